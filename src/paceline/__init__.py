@@ -1,0 +1,31 @@
+"""Paceline trains vision models from one recipe, on one device or many, exactly."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.core.registry import register
+    from paceline.engine.evaluate import evaluate
+    from paceline.engine.loop import train
+    from paceline.engine.step import train_step
+    from paceline.recipe.build import build
+
+__version__ = "0.1.0"
+__all__ = ["build", "evaluate", "register", "train", "train_step"]
+
+# Imported on first use: `import paceline` stays free of torch.
+_HOMES = {
+    "build": "paceline.recipe.build",
+    "evaluate": "paceline.engine.evaluate",
+    "register": "paceline.core.registry",
+    "train": "paceline.engine.loop",
+    "train_step": "paceline.engine.step",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,1 @@
+"""State on disk: written atomically, verified when read, never pickled."""

@@ -1,0 +1,98 @@
+"""Weights from a file of any origin, told apart by content; nothing in the file is ever executed."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.checkpoint.files import read_tensors
+from paceline.checkpoint.store import open_checkpoint
+from paceline.core.errors import CheckpointError
+
+_CONTAINERS = ("state_dict", "model", "model_state_dict")
+_WRAPPER = "module."
+_LONGEST_HEADER = 100_000_000
+_ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Tensors by name from safetensors, a torch file, or a run directory or checkpoint folder of ours."""
+    if not path.exists():
+        raise CheckpointError(f"{path}: there is no such file or directory")
+    if path.is_dir():
+        return open_checkpoint(path).model
+    try:
+        with path.open("rb") as file:
+            start = file.read(9)
+        size = path.stat().st_size
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    if size == 0:
+        raise CheckpointError(f"{path}: is empty; expected weights")
+    return _without_wrapper(_tensors(path, _read(path, start, size)))
+
+
+def _read(path: Path, start: bytes, size: int) -> Any:
+    header = int.from_bytes(start[:8], "little")
+    if start[8:] == b"{" and header <= _LONGEST_HEADER:
+        if size < 8 + header:
+            raise CheckpointError(f"{path}: is truncated: its header alone needs {8 + header} bytes, found {size}")
+        return read_tensors(path)
+    if start.startswith(_ZIP):
+        if not zipfile.is_zipfile(path):
+            raise CheckpointError(f"{path}: is truncated: a torch file whose end is missing ({size} bytes)")
+        return _read_torch(path)
+    if start.startswith(_PICKLE):
+        return _read_torch(path)
+    raise CheckpointError(
+        f"{path}: is neither a safetensors nor a torch file: it begins with {start!r} and has {size} bytes"
+    )
+
+
+def _read_torch(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        code = re.findall(r"GLOBAL ([\w.]+)", str(error))
+        if not code:
+            raise CheckpointError(f"{path}: is damaged or not made of plain tensors: {_first_line(error)}") from error
+        raise CheckpointError(
+            f"{path}: refused: reading it would need the code {code[0]}, and a file that brings code can do "
+            "anything on your machine. Weights are read with weights_only, which protects you from that. "
+            "Expected tensors alone: where the file can be trusted, save its state dict as safetensors"
+        ) from error
+    except Exception as error:  # damaged files raise almost any type
+        raise CheckpointError(f"{path}: is damaged or truncated: torch cannot read it: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _tensors(path: Path, content: Any) -> dict[str, Tensor]:
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: expected tensors by name, found a {type(content).__name__}")
+    for container in _CONTAINERS:
+        if isinstance(content.get(container), dict):
+            return _tensors(path, content[container])
+    if not content:
+        raise CheckpointError(f"{path}: holds no tensors")
+    others = [repr(key) for key, value in content.items() if not (isinstance(key, str) and isinstance(value, Tensor))]
+    if others:
+        raise CheckpointError(
+            f"{path}: expected tensors by name, alone or under {', '.join(_CONTAINERS)}; "
+            f"found other things, such as {', '.join(others[:5])}"
+        )
+    return {name: tensor.detach() for name, tensor in content.items()}
+
+
+def _without_wrapper(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    if all(name.startswith(_WRAPPER) for name in weights):
+        return {name.removeprefix(_WRAPPER): tensor for name, tensor in weights.items()}
+    return weights

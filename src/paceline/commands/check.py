@@ -1,0 +1,102 @@
+"""`paceline check`: everything a run needs, tried once in a temporary folder; nothing is left behind."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.commands.opening import print_json, read_recipe
+from paceline.core.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from paceline.engine.run import Run
+
+
+def main(options: argparse.Namespace) -> int:
+    """Try each part; the first that fails ends it with its own exit code."""
+    checked = read_recipe(options)
+    from paceline.recipe.build import Builder
+
+    report: dict[str, Any] = {"recipe": "valid"}
+    with tempfile.TemporaryDirectory(prefix="paceline-check-") as folder:
+        started = time.perf_counter()
+        run = Builder(checked).run(Path(folder))
+        report["build_seconds"] = round(time.perf_counter() - started, 3)
+        report["data"] = _try_data(run)
+        report["step"] = _try_step(run)
+        report["checkpoint"] = _try_checkpoint(run)
+    if options.json:
+        print_json({"ok": True, **report})
+        return 0
+    _print(report)
+    return 0
+
+
+def _try_data(run: Run) -> dict[str, Any]:
+    """One batch of each split, read and made ready."""
+    import numpy as np
+
+    sources = {"train": run.source} | {split: each.source for split, each in run.evaluations.items()}
+    found = {}
+    for split, source in sources.items():
+        ids = np.arange(min(8, len(source.dataset)))
+        batch = source.finish(source.fetch(0, ids), 0, run.mesh.device)
+        found[split] = {"samples": len(source.dataset), "image": list(batch["image"].shape[1:])}
+    return found
+
+
+def _try_step(run: Run) -> dict[str, Any]:
+    """One real update and one evaluation batch."""
+    import torch
+
+    from paceline.engine.step import train_step
+
+    run.model.train()
+    started = time.perf_counter()
+    result = train_step(run, next(iter(run.batches)))
+    seconds = time.perf_counter() - started
+    run.progress.step = 1
+    run.model.eval()
+    with torch.inference_mode():
+        for examined in run.evaluations.values():
+            batch = examined.source.finish(examined.source.fetch(0, _first(examined.source)), 0, run.mesh.device)
+            predictions = run.task.predict(run.model, batch)
+            for metric in run.task.metrics():
+                metric.measure(predictions, batch)
+    losses = {name: round(value.item(), 6) for name, value in result.losses.items()}
+    return {"seconds": round(seconds, 3), "grad_norm": round(result.grad_norm.item(), 6), **losses}
+
+
+def _first(source: Any) -> Any:
+    import numpy as np
+
+    return np.arange(min(8, len(source.dataset)))
+
+
+def _try_checkpoint(run: Run) -> dict[str, Any]:
+    """A checkpoint written, read back and compared to the bit."""
+    import torch
+
+    state = run.model.state_dict()
+    saved = run.store.save(1, state, run.state(), {})
+    read = run.store.open(saved.path)
+    for name, tensor in state.items():
+        if not torch.equal(tensor.cpu(), read.model[name]):
+            raise CheckpointError(f"{name} came back from a checkpoint changed")
+    num_bytes = sum(path.stat().st_size for path in saved.path.iterdir())
+    run.restore(read)
+    return {"bytes": num_bytes}
+
+
+def _print(report: dict[str, Any]) -> None:
+    print(f"recipe      {report['recipe']}")
+    for split, found in report["data"].items():
+        shape = "×".join(str(length) for length in found["image"])
+        print(f"data        {split}: {found['samples']:,} samples, images {shape}")
+    step = report["step"]
+    print(f"step        loss {step['loss']:.4f}, gradient norm {step['grad_norm']:.4f}, {step['seconds']:.2f} s")
+    print(f"checkpoint  {report['checkpoint']['bytes'] / 2**20:.1f} MB, read back to the bit")
+    print("all good")

@@ -1,0 +1,68 @@
+"""`paceline eval`: the figures of a checkpoint, the same on any number of processes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from paceline.commands.opening import print_json, use_modules
+from paceline.core.errors import CheckpointError, UsageError
+from paceline.recipe.load import load
+from paceline.recipe.validate import validate
+
+
+def main(options: argparse.Namespace) -> int:
+    """Measure, and print the figures."""
+    use_modules(options.use)
+    place = Path(options.recipe)
+    is_run = place.is_dir()
+    if is_run and not (place / "recipe.yaml").is_file():
+        raise UsageError(f"{place} is not a run directory: it has no recipe.yaml")
+    checked = validate(load(str(place / "recipe.yaml") if is_run else options.recipe, options.overrides))
+    run_folder = place if is_run else Path("runs") / checked.recipe.name
+    checkpoint_path = options.checkpoint or _default_checkpoint(run_folder)
+    split = options.split or ("test" if checked.recipe.data.test else "val")
+    if getattr(checked.recipe.data, split) is None:
+        raise UsageError(f"{checked.locate('data')}: there is no data.{split} to measure on")
+
+    from paceline.checkpoint.store import open_checkpoint
+    from paceline.engine.evaluate import evaluate
+    from paceline.engine.run import load_model
+    from paceline.recipe.build import Builder
+
+    checkpoint = open_checkpoint(checkpoint_path)
+    run = Builder(checked).run(run_folder)
+    load_model(run.model, checkpoint)
+    evaluation = evaluate(run, split)
+    if run.mesh.is_main:
+        answer = {
+            "checkpoint": str(checkpoint.path),
+            "step": checkpoint.step,
+            "split": split,
+            "num_samples": evaluation.num_samples,
+            "metrics": evaluation.figures,
+        }
+        _print(answer, options.json)
+    run.mesh.leave()
+    return 0
+
+
+def _default_checkpoint(run_folder: Path) -> Path:
+    best = run_folder / "best"
+    if best.exists():
+        return best
+    if not (run_folder / "checkpoints").is_dir():
+        raise CheckpointError(f"{run_folder} holds no checkpoint: train first, or name one with --checkpoint")
+    return run_folder
+
+
+def _print(answer: dict[str, object], as_json: bool) -> None:
+    if as_json:
+        print_json(answer)
+        return
+    print(f"{answer['split']}, {answer['num_samples']:,} samples, {answer['checkpoint']}", file=sys.stderr)
+    metrics = answer["metrics"]
+    assert isinstance(metrics, dict)
+    for name, value in metrics.items():
+        print(f"{name:<16} {value:.4f}")

@@ -1,0 +1,52 @@
+"""What most commands begin with: the user's modules, the recipe, and where it came from."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from paceline.core.errors import UsageError
+from paceline.recipe.load import load
+from paceline.recipe.validate import CheckedRecipe, validate
+
+
+def read_recipe(options: argparse.Namespace) -> CheckedRecipe:
+    """The checked recipe of a command line, after importing what `--use` names."""
+    use_modules(options.use)
+    return validate(load(options.recipe, options.overrides))
+
+
+def use_modules(names: list[str]) -> None:
+    """Import the user's modules, so that what they register can be named."""
+    if names:
+        sys.path.insert(0, str(Path.cwd()))
+    for name in names:
+        try:
+            importlib.import_module(name.removesuffix(".py").replace("/", "."))
+        except ModuleNotFoundError as error:
+            raise UsageError(
+                f"--use {name}: {error}; it is looked for in {Path.cwd()} and among installed packages"
+            ) from error
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse, before any work, a folder in which nothing can be made."""
+    existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not existing.is_dir():
+        raise UsageError(f"{folder} cannot be a run directory: {existing} is a file; choose another with --out")
+    if not os.access(existing, os.W_OK | os.X_OK) or _is_read_only(existing):
+        raise UsageError(f"{folder} cannot be written: {existing} is read-only; choose another with --out")
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """One JSON object on standard output."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _is_read_only(folder: Path) -> bool:
+    return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)

@@ -1,0 +1,32 @@
+"""`paceline recipes`: what ships with the package."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from paceline.commands.opening import print_json
+from paceline.recipe.load import load, shipped_recipes
+from paceline.recipe.validate import validate
+
+
+def main(options: argparse.Namespace) -> int:
+    """List every recipe with its task, what it is known to reach, and what its first line says."""
+    recipes = {name: validate(load(name)).recipe for name in shipped_recipes()}
+    about = {name: _about(path) for name, path in shipped_recipes().items()}
+    if options.json:
+        rows = [
+            {"name": name, "task": recipe.task.name, "expect": recipe.expect, "about": about[name]}
+            for name, recipe in recipes.items()
+        ]
+        print_json({"recipes": rows})
+        return 0
+    width = max(len(name) for name in recipes)
+    for name, recipe in recipes.items():
+        expect = ", ".join(f"{figure} {value:g}" for figure, value in recipe.expect.items())
+        print(f"{name:<{width}}  {recipe.task.name}  {expect:<12}  {about[name]}")
+    return 0
+
+
+def _about(path: Path) -> str:
+    return path.read_text(encoding="utf-8").split("\n", 1)[0].removeprefix("#").strip()

@@ -1,0 +1,14 @@
+"""`paceline schema`: the JSON Schema of a recipe."""
+
+from __future__ import annotations
+
+import argparse
+
+from paceline.commands.opening import print_json
+from paceline.recipe.json_schema import json_schema
+
+
+def main(options: argparse.Namespace) -> int:
+    """Print the schema."""
+    print_json(json_schema())
+    return 0

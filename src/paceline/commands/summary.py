@@ -1,0 +1,77 @@
+"""What a run says of itself at its beginning and at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from paceline.engine.run import Run
+from paceline.observe.wording import duration
+from paceline.recipe.build import Builder
+
+
+def opening_lines(builder: Builder, run: Run) -> list[str]:
+    """The model, the data and the derivation of the batch, before the first step."""
+    recipe = builder.recipe
+    num_parameters = sum(parameter.numel() for parameter in run.model.parameters())
+    splits = ", ".join(f"{len(each.source.dataset):,} {split}" for split, each in run.evaluations.items())
+    data = f"{len(run.source.dataset):,} train" + (f", {splits}" if splits else "")
+    workers = f"{run.batches.workers} worker processes" if run.batches.workers else "read in this process"
+    return [
+        f"model    {recipe.model.name}, {num_parameters:,} parameters",
+        f"data     {data}; {workers}",
+        *derivation(builder, run),
+    ]
+
+
+def derivation(builder: Builder, run: Run) -> list[str]:
+    """How an update is put together and where the learning rate comes from (the batch contract)."""
+    recipe, updates, progress = builder.recipe, run.batches.updates, run.progress
+    cuts = updates.cuts(0)
+    samples = cuts[-1].stop - cuts[0].start
+    sizes = sorted({cut.stop - cut.start for cut in cuts}, reverse=True)
+    micro = " or ".join(str(size) for size in sizes)
+    last = updates.size - (updates.steps_per_epoch - 1) * updates.batch
+    ends = f"; the last of an epoch has {last}" if 0 < last < updates.batch and not updates.drop_last else ""
+    processes = f"{run.mesh.world} process" + ("es" if run.mesh.world > 1 else "")
+    lr = f"{builder.lr():g}"
+    if recipe.optimizer.reference_batch:
+        lr += f" = {recipe.optimizer.lr:g} × {recipe.data.batch} / {recipe.optimizer.reference_batch} (reference_batch)"
+    return [
+        f"batch    an update of {samples} samples = {len(cuts)} micro-batches of {micro}, on {processes}{ends}",
+        f"steps    {progress.steps_per_epoch} an epoch, {progress.total_steps} in all",
+        f"lr       {lr}",
+    ]
+
+
+def closing_lines(run: Run, expect: Mapping[str, float], seconds: float) -> list[str]:
+    """What came out, and where everything is."""
+    lines = [f"{run.progress.step} steps, {run.progress.epoch:g} epochs, {duration(seconds)}"]
+    for split, figures in run.figures.items():
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in figures.items())
+        lines.append(f"{split:<12} {shown}")
+    lines += expectations(run, expect)
+    places = {
+        "checkpoints": run.out / "checkpoints",
+        "best": run.out / "best",
+        "metrics": run.out / "metrics.jsonl",
+        "tensorboard": run.out / "tensorboard",
+        "pictures": run.out / "pictures",
+        "recipe": run.out / "recipe.yaml",
+    }
+    lines += [f"{name:<12} {path}" for name, path in places.items() if path.exists()]
+    return [*lines, f"measure it again with: paceline eval {run.out}"]
+
+
+def expectations(run: Run, expect: Mapping[str, float]) -> list[str]:
+    """Each figure that the recipe expects beside the one that was reached."""
+    reached = run.figures.get("test") or run.figures.get("val") or {}
+    lines = []
+    for name, value in expect.items():
+        if name not in reached:
+            lines.append(f"expected     {name} {value:g}: no such figure; there are {', '.join(reached)}")
+            continue
+        is_met = reached[name] <= value if name.endswith("loss") else reached[name] >= value
+        lines.append(
+            f"expected     {name} {value:g}: {'reached' if is_met else 'NOT reached'} with {reached[name]:.4f}"
+        )
+    return lines

@@ -1,0 +1,145 @@
+"""`paceline train`: from a recipe to a trained model, or on from where it stopped."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.commands.directory import move_aside, recipe_differences, write_recipe
+from paceline.commands.opening import check_writable, read_recipe
+from paceline.core.errors import CheckpointError, Stopped, UsageError
+
+if TYPE_CHECKING:
+    from paceline.engine.run import Run
+    from paceline.recipe.build import Builder
+
+
+def main(options: argparse.Namespace) -> int:
+    """Train; 0 when the run is finished."""
+    checked = read_recipe(options)
+    out: Path = options.out or Path("runs") / checked.recipe.name
+    if options.fresh and options.start:
+        raise UsageError("--fresh and --from exclude each other: --from continues a checkpoint, --fresh starts over")
+    check_writable(out)
+
+    # The recipe is known to be right: from here on torch is needed.
+    from paceline.recipe.build import Builder
+
+    builder = Builder(checked)
+    run = builder.run(out)
+    notes = _find_place(run, options)
+    if run.progress.step and run.progress.is_done:
+        print(
+            f"{out} is finished: {run.progress.step} of {run.progress.total_steps} steps are done",
+            file=sys.stderr,
+        )
+        print(
+            f"measure it with: paceline eval {out}; start over with --fresh; or raise train.epochs",
+            file=sys.stderr,
+        )
+        return 0
+    _open_directory(run, builder)
+    _train(run, builder, notes)
+    return 0
+
+
+def _find_place(run: Run, options: argparse.Namespace) -> list[str]:
+    """Start from the named checkpoint, else the newest valid one, else the beginning; say which."""
+    if options.fresh:
+        return [f"the earlier run is kept as {move_aside(run.out)}"] if run.out.exists() else []
+    newest = run.store.newest()
+    notes = [f"not used: {reason}" for reason in (newest.rejected if newest else run.store.rejected)]
+    checkpoint = newest
+    if options.start:
+        checkpoint = run.store.open(options.start)
+        if newest and newest.step > checkpoint.step:
+            raise CheckpointError(
+                f"{run.out} holds step {newest.step}, newer than step {checkpoint.step} of {options.start};"
+                " nothing newer is overwritten: choose another directory with --out"
+            )
+    if checkpoint is None:
+        return [*notes, "starting at step 0"]
+    differences = recipe_differences(checkpoint.state["recipe"], run.recipe)
+    if differences:
+        listed = "\n  ".join(differences)
+        raise CheckpointError(
+            f"{checkpoint.path} was made with another recipe:\n  {listed}\n"
+            "change the recipe back, start over with --fresh, or choose another directory with --out"
+        )
+    run.restore(checkpoint)
+    return [*notes, f"continuing from {checkpoint.path}"]
+
+
+def _open_directory(run: Run, builder: Builder) -> None:
+    """Make the run directory, cut its records back to where the run stands, and attach what writes them."""
+    from paceline.observe.console import Console
+    from paceline.observe.events import Observer, Sink
+    from paceline.observe.jsonl import MetricsFile, read_records, truncate_after
+    from paceline.observe.status import StatusFile
+    from paceline.observe.tensorboard import TensorBoardSink, rebuild
+
+    if not run.mesh.is_main:
+        return
+    (run.out / "logs").mkdir(parents=True, exist_ok=True)
+    write_recipe(run.out / "recipe.yaml", run.recipe, builder.checked)
+    metrics, tensorboard = run.out / "metrics.jsonl", run.out / "tensorboard"
+    sinks: list[Sink] = [Console(), StatusFile(run.out / "status.json", run.progress.total_steps), MetricsFile(metrics)]
+    if metrics.exists():
+        truncate_after(metrics, run.progress.step)
+    if builder.recipe.observe.tensorboard:
+        if tensorboard.exists():
+            rebuild(tensorboard, read_records(metrics), _pictures(run))
+        sinks.append(TensorBoardSink(tensorboard))
+    run.observer = Observer(sinks)
+
+
+def _pictures(run: Run) -> list[tuple[int, str, Path]]:
+    """The pictures drawn so far as (step, tag, file); those of steps that will be done again are removed."""
+    found = []
+    for path in sorted((run.out / "pictures").glob("*-*-*.png")):
+        split, name, step = path.stem.split("-")
+        if int(step) > run.progress.step:
+            path.unlink()
+        else:
+            found.append((int(step), f"{split}/{name}", path))
+    return found
+
+
+def _train(run: Run, builder: Builder, notes: list[str]) -> None:
+    from paceline.commands.summary import closing_lines, opening_lines
+    from paceline.engine.evaluate import evaluate
+    from paceline.engine.loop import publish, train
+    from paceline.observe.events import Ended, Started
+
+    progress, observer = run.progress, run.observer
+    started = time.monotonic()
+    observer.emit(
+        Started(
+            name=run.name,
+            out=run.out,
+            device=str(run.mesh.device),
+            world=run.mesh.world,
+            total_steps=progress.total_steps,
+            steps_per_epoch=progress.steps_per_epoch,
+            resumed_step=progress.step,
+            lines=[*opening_lines(builder, run), *notes],
+        )
+    )
+    try:
+        train(run)
+        if "test" in run.evaluations:
+            publish(run, evaluate(run, "test"))
+        lines = closing_lines(run, builder.recipe.expect, time.monotonic() - started)
+        observer.emit(Ended("finished", progress.step, progress.epoch, lines))
+    except BaseException as error:
+        state = "stopped" if isinstance(error, Stopped) else "failed"
+        reason = str(error) or type(error).__name__
+        lines = [reason, f"state is in {run.out}; the same command continues it"]
+        observer.emit(Ended(state, progress.step, progress.epoch, lines))
+        raise
+    finally:
+        observer.close()
+        run.mesh.leave()

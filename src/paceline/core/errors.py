@@ -1,0 +1,49 @@
+"""What can go wrong for a user, each with the exit code it ends in."""
+
+from __future__ import annotations
+
+
+class PacelineError(Exception):
+    """A failure that is explained to the user in a sentence, without a traceback."""
+
+    exit_code = 1
+
+
+class UsageError(PacelineError):
+    """The command line asks for something that does not exist or cannot be combined."""
+
+    exit_code = 2
+
+
+class RecipeError(PacelineError):
+    """A recipe is wrong; `problems` holds one finished line per mistake, all of them."""
+
+    exit_code = 2
+
+    def __init__(self, problems: list[str] | str) -> None:
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class DataError(PacelineError):
+    """Data is missing, unreadable or does not fit the recipe."""
+
+    exit_code = 3
+
+
+class CheckpointError(PacelineError):
+    """A checkpoint or a weights file is missing, damaged or does not fit."""
+
+    exit_code = 4
+
+
+class TrainingError(PacelineError):
+    """Training cannot go on: a loss that is not finite, for instance."""
+
+    exit_code = 1
+
+
+class Stopped(PacelineError):  # noqa: N818 - being asked to stop is no error
+    """The run was asked to stop; it saved its state and can be continued."""
+
+    exit_code = 75

@@ -1,0 +1,95 @@
+"""The IDX files of the MNIST family: one file of images and one of labels for each split."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import torch
+from torch import Tensor
+
+from paceline.core.errors import DataError
+from paceline.data.datasets.memory import MemoryImages
+
+Split = Literal["train", "test"]
+
+DIGITS = tuple("0123456789")
+_PREFIXES: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("t10k", "test")}
+_BYTES = 0x08  # the type code of unsigned bytes, the only one that images and labels have
+_MAX_DEFLATE_RATIO = 1032  # no gzip file unpacks to more than this many times its size
+
+
+def idx(root: Path, split: Split, classes: Sequence[str] | None = None) -> MemoryImages:
+    """The grey images and labels of one split of a folder of IDX files, packed with gzip or not.
+
+    Label k means classes[k]; without `classes` there are ten, named by their digits.
+    """
+    names = list(DIGITS if classes is None else classes)
+    images_path = _find(Path(root), split, "images-idx3-ubyte")
+    labels_path = _find(Path(root), split, "labels-idx1-ubyte")
+    images, labels = _read(images_path, dimensions=3), _read(labels_path, dimensions=1)
+    if len(images) != len(labels):
+        raise DataError(
+            f"{images_path} holds {len(images)} images but {labels_path} holds {len(labels)} labels: "
+            "each image needs one label, so the two files do not belong together"
+        )
+    if images.numel() == 0:
+        raise DataError(f"{images_path}: holds no images (its header says {_by(images.shape)})")
+    if int(labels.max()) >= len(names):
+        raise DataError(
+            f"{labels_path}: the largest label is {int(labels.max())} but there are {len(names)} classes "
+            f"(labels 0 to {len(names) - 1}): give the names of all classes as `classes`"
+        )
+    return MemoryImages(images.unsqueeze(1), {"label": labels.long()}, names)
+
+
+def _find(root: Path, split: Split, ending: str) -> Path:
+    candidates = [root / f"{prefix}-{ending}{packed}" for prefix in _PREFIXES[split] for packed in ("", ".gz")]
+    for path in candidates:
+        if path.is_file():
+            return path
+    if not root.is_dir():
+        raise DataError(f"{root}: no such folder; expected one with IDX files such as {candidates[0].name}")
+    expected = " or ".join(path.name for path in candidates)
+    raise DataError(f"{root}: the {split} split is not there; expected {expected}")
+
+
+def _read(path: Path, dimensions: int) -> Tensor:
+    """All of an IDX file of bytes as a uint8 tensor, if the file is exactly as long as its header says."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+            shape = _read_header(stream, path, dimensions)
+            size = math.prod(shape)
+            longest = path.stat().st_size * (_MAX_DEFLATE_RATIO if path.suffix == ".gz" else 1)
+            # Compared first, so that a wrong header cannot ask for more memory than the file can fill.
+            data = bytearray(stream.read(size + 1)) if size <= longest else bytearray()
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read, the file is damaged or truncated ({error})") from error
+    if len(data) != size:
+        found = "more" if len(data) > size else f"only {len(data)}" if size <= longest else "fewer"
+        raise DataError(f"{path}: the header says {_by(shape)} = {size} bytes, but the file holds {found}")
+    if size == 0:
+        return torch.empty(shape, dtype=torch.uint8)
+    return torch.frombuffer(data, dtype=torch.uint8).view(shape)
+
+
+def _read_header(stream: BinaryIO | gzip.GzipFile, path: Path, dimensions: int) -> tuple[int, ...]:
+    header = stream.read(4 + 4 * dimensions)
+    magic = bytes((0, 0, _BYTES, dimensions))
+    if header[:4] != magic:
+        raise DataError(
+            f"{path}: not an IDX file of bytes in {dimensions} dimensions: "
+            f"starts with {header[:4].hex(' ') or 'nothing'}, expected {magic.hex(' ')}"
+        )
+    if len(header) < 4 + 4 * dimensions:
+        raise DataError(f"{path}: the file ends within its header, after {len(header)} bytes")
+    return struct.unpack(f">{dimensions}I", header[4:])
+
+
+def _by(shape: Sequence[int]) -> str:
+    return " × ".join(map(str, shape))

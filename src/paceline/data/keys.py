@@ -1,0 +1,75 @@
+"""Keyed randomness: every random number is computed from what it is for, and none depends on an earlier one.
+
+A key is a row of whole numbers, such as (seed, epoch, transform, sample, draw). It is folded into 64 bits by
+the arithmetic below, which is part of what makes runs repeatable: changing it changes every run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Words = NDArray[np.uint64]
+
+_MASK = 0xFFFF_FFFF_FFFF_FFFF
+# 2^64 / golden ratio, odd, and the two multipliers of splitmix64.
+_STRIDE, _FIRST, _SECOND = 0x9E37_79B9_7F4A_7C15, 0xBF58_476D_1CE4_E5B9, 0x94D0_49BB_1331_11EB
+_STRIDE_WORD, _FIRST_WORD, _SECOND_WORD = np.uint64(_STRIDE), np.uint64(_FIRST), np.uint64(_SECOND)
+_11, _27, _30, _31 = (np.uint64(shift) for shift in (11, 27, 30, 31))
+
+
+def mix(*parts: int | NDArray[np.integer[Any]]) -> Words:
+    """Hash whole numbers and arrays of them, which broadcast against each other, to 64 well-mixed bits each.
+
+    Parts count modulo 2^64 and their order matters. Plain numbers alone give an array of one word.
+    """
+    words: Words = np.zeros(1, np.uint64)
+    for part in parts:
+        array = part if isinstance(part, np.ndarray) else np.array([int(part) & _MASK], np.uint64)
+        words = _fold(words, array)
+    return words
+
+
+def uniforms(seed: int, epoch: int, ids: NDArray[np.int64], stream: int, draws: int) -> NDArray[np.float64]:
+    """Numbers in [0, 1), [N, draws]: row i is a pure function of the seed, the epoch, ids[i] and the stream.
+
+    `stream` keeps apart what draws for the same sample in the same epoch: the transforms of a recipe.
+    """
+    if draws == 0:
+        return np.empty((len(ids), 0))
+    of_samples = _fold(np.uint64(_fold_numbers(seed, epoch, stream)), ids)
+    words = _fold(of_samples[:, None], np.arange(draws))
+    numbers: NDArray[np.float64] = (words >> _11).astype(np.float64)
+    numbers *= 2.0**-53
+    return numbers
+
+
+def derive(seed: int, *parts: int) -> int:
+    """One number in [0, 2^63) from a seed and what it is wanted for, to seed a generator with."""
+    return _fold_numbers(seed, *parts) >> 1
+
+
+def _fold_numbers(*parts: int) -> int:
+    word = 0
+    for part in parts:
+        word = (word + (int(part) + 1) * _STRIDE) & _MASK
+        word = (word ^ (word >> 30)) * _FIRST & _MASK
+        word = (word ^ (word >> 27)) * _SECOND & _MASK
+        word ^= word >> 31
+    return word
+
+
+def _fold(words: Words | np.uint64, part: NDArray[np.integer[Any]]) -> Words:
+    """One more step of `_fold_numbers`, for arrays: these wrap around silently, which is what is wanted."""
+    steps: Words = part.astype(np.uint64)
+    steps += np.uint64(1)
+    steps *= _STRIDE_WORD
+    folded: Words = steps + words
+    folded ^= folded >> _30
+    folded *= _FIRST_WORD
+    folded ^= folded >> _27
+    folded *= _SECOND_WORD
+    folded ^= folded >> _31
+    return folded

@@ -1,0 +1,133 @@
+"""Batches in the order of the run: one stream of requests, answered in this process or by workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
+
+from paceline.core.errors import DataError, PacelineError
+from paceline.core.mesh import Mesh
+from paceline.core.progress import Progress
+from paceline.data.batch import Batch
+from paceline.data.sampler import Order, Updates
+from paceline.data.source import Ids, Source
+
+
+class Request(NamedTuple):
+    """Samples that are wanted together."""
+
+    epoch: int
+    ids: Ids
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Micro-batch `index` of update `step`, as this process holds it before its forward pass."""
+
+    step: int
+    index: int
+    epoch: int
+    batch: Batch
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one optimizer update is made of: all micro-batches are counted, this process's own are held."""
+
+    step: int
+    num_samples: int
+    num_microbatches: int
+    microbatches: list[MicroBatch]
+
+
+def load(source: Source, requests: Iterable[Request], workers: int) -> Iterator[Batch]:
+    """A batch for each request, in order; with workers, read ahead by that many processes."""
+    if workers == 0:
+        return (source.fetch(request.epoch, request.ids) for request in requests)
+    return _load_by_workers(source, requests, workers)
+
+
+def automatic_workers(source: Source, device: torch.device) -> int:
+    """None for what lies in memory, else a process for each core that this process may use."""
+    return 0 if source.in_memory else len(os.sched_getaffinity(0))
+
+
+@dataclass
+class TrainBatches:
+    """The updates of a run from where its progress stands; iterating again goes on from there."""
+
+    source: Source
+    updates: Updates
+    order: Order
+    mesh: Mesh
+    progress: Progress
+    workers: int
+
+    def __iter__(self) -> Iterator[Update]:
+        steps = range(self.progress.step, self.progress.total_steps)
+        batches = load(self.source, self._requests(steps), self.workers)
+        for step in steps:
+            cuts = self.updates.cuts(step)
+            own = self.updates.owned(step, self.mesh.rank, self.mesh.world)
+            epoch = self.updates.epoch(step)
+            held = [MicroBatch(step, cut.index, epoch, next(batches)) for cut in own]
+            yield Update(step, cuts[-1].stop - cuts[0].start, len(cuts), held)
+
+    def _requests(self, steps: range) -> Iterator[Request]:
+        for step in steps:
+            epoch = self.updates.epoch(step)
+            for cut in self.updates.owned(step, self.mesh.rank, self.mesh.world):
+                yield Request(epoch, self.order.at(epoch, cut.start, cut.stop))
+
+
+class _Failure(NamedTuple):
+    """A user's error on its way out of a worker, without the worker's traceback."""
+
+    error: type[PacelineError]
+    message: str
+
+
+class _Answers(TorchDataset[Batch | _Failure]):
+    """Answers requests inside a worker."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def __getitem__(self, request: Request) -> Batch | _Failure:
+        try:
+            return self.source.fetch(request.epoch, request.ids)
+        except PacelineError as error:
+            return _Failure(type(error), str(error))
+
+
+def _load_by_workers(source: Source, requests: Iterable[Request], workers: int) -> Iterator[Batch]:
+    loader = DataLoader(
+        _Answers(source),
+        sampler=requests,
+        batch_size=None,
+        num_workers=workers,
+        collate_fn=_as_it_is,
+        prefetch_factor=4,
+        pin_memory=torch.cuda.is_available(),
+    )
+    try:
+        for answer in loader:
+            if isinstance(answer, _Failure):
+                raise answer.error(answer.message)
+            yield answer
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise DataError(
+            f"a loader worker died ({error}); the system's log may say why, often lack of memory"
+        ) from error
+
+
+def _as_it_is(answer: Any) -> Any:
+    return answer

@@ -1,0 +1,94 @@
+"""Samples of one split as batches: read, changed by their transforms, stacked, and made ready on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from paceline.core.errors import DataError
+from paceline.data.batch import Batch, Sample
+from paceline.data.keys import uniforms
+from paceline.data.transforms import BatchTransform, SampleTransform, split
+
+Ids = npt.NDArray[np.int64]
+
+
+class Dataset(Protocol):
+    """Samples by number, and what a model must know of them."""
+
+    classes: list[str]
+    channels: int
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> Sample:
+        """Sample `index`, unchanged."""
+        ...
+
+
+class Source:
+    """A data set with its transforms. What is random about a sample depends on (seed, epoch, sample) alone."""
+
+    def __init__(self, dataset: Dataset, transforms: Sequence[SampleTransform | BatchTransform], seed: int) -> None:
+        self.dataset = dataset
+        self.seed = seed
+        self.sample_transforms, self.batch_transforms = split(transforms)
+        self.in_memory = hasattr(dataset, "gather") and not self.sample_transforms
+        """Whether batches are indexed as tensors, with no Python per sample."""
+
+    def fetch(self, epoch: int, ids: Ids) -> Batch:
+        """The samples `ids` as a batch on the host, before the transforms of whole batches."""
+        if self.in_memory:
+            gather: Callable[[Tensor], dict[str, Any]] = self.dataset.gather  # type: ignore[attr-defined]
+            numbers = torch.from_numpy(ids)
+            return Batch(id=numbers, **gather(numbers))
+        return stack(ids, [self._read(epoch, int(index)) for index in ids])
+
+    def finish(self, batch: Batch, epoch: int, device: torch.device) -> Batch:
+        """The batch on the device, with the transforms of whole batches applied there."""
+        ids = batch.ids.numpy()
+        ready = batch.to(device)
+        for stream, transform in enumerate(self.batch_transforms, start=len(self.sample_transforms)):
+            draws = torch.from_numpy(uniforms(self.seed, epoch, ids, stream, transform.draws)).to(device)
+            ready["image"] = transform(ready["image"], draws)
+        return ready
+
+    def _read(self, epoch: int, index: int) -> Sample:
+        sample = self.dataset.read(index)
+        for stream, transform in enumerate(self.sample_transforms):
+            draws = uniforms(self.seed, epoch, np.array([index]), stream, transform.draws)[0]
+            sample = transform(sample, draws)
+        return sample
+
+
+def stack(ids: Ids, samples: Sequence[Sample]) -> Batch:
+    """Samples of one size as a batch: images [N, C, H, W], numbers as int64 [N], arrays stacked."""
+    fields: dict[str, Any] = {"id": torch.from_numpy(ids)}
+    for name in samples[0]:
+        values = [sample[name] for sample in samples]
+        if name == "image":
+            fields[name] = _stack_images(ids, values)
+        elif isinstance(values[0], int):
+            fields[name] = torch.tensor(values)
+        else:
+            fields[name] = torch.from_numpy(np.stack(values))
+    return Batch(fields)
+
+
+def _stack_images(ids: Ids, images: list[npt.NDArray[np.uint8]]) -> Tensor:
+    for index, image in zip(ids, images, strict=True):
+        if image.shape != images[0].shape:
+            raise DataError(
+                f"samples {ids[0]} and {index} differ in size ({_size(images[0])} and {_size(image)}), so they cannot"
+                " be stacked; add a transform that gives one size, such as {name: resize, size: [224, 224]}"
+            )
+    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
+
+
+def _size(image: npt.NDArray[np.uint8]) -> str:
+    return f"{image.shape[1]}×{image.shape[0]}"

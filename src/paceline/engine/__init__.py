@@ -1,0 +1,1 @@
+"""The run, the train step, the loop and the evaluation."""

@@ -1,0 +1,125 @@
+"""Measuring a model on a whole split: each sample exactly once, the same bits on any number of processes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from paceline.core.errors import DataError
+from paceline.core.mesh import Mesh
+from paceline.data.batch import Batch
+from paceline.data.loader import Request, load
+from paceline.data.sampler import Cut, evaluation_cuts, owned
+from paceline.engine.run import EvaluationSet, Run
+from paceline.metrics.state import Folding, Metric, State, fold, pack, unpack
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The figures of one split, and its first batch with predictions to draw on the process that saw it."""
+
+    split: str
+    figures: dict[str, float]
+    tables: dict[str, Any]
+    num_samples: int
+    seconds: float
+    first: tuple[Batch, Any] | None
+
+
+class _Measured(NamedTuple):
+    ids: Tensor
+    states: list[State]
+    kept: tuple[Batch, Any] | None
+
+
+def evaluate(run: Run, split: str) -> Evaluation:
+    """The figures of the model on `split`."""
+    started = time.perf_counter()
+    examined, metrics = run.evaluations[split], run.task.metrics()
+    size = len(examined.source.dataset)
+    cuts = owned(evaluation_cuts(size, examined.batch), run.mesh.rank, run.mesh.world)
+    foldings, ids, first = [Folding() for _ in metrics], [], None
+    with measuring(run.model, examined.threads):
+        for measured in _measure_all(run, examined, metrics, cuts):
+            ids.append(measured.ids)
+            first = first or measured.kept
+            for folding, state in zip(foldings, measured.states, strict=True):
+                folding.add(state)
+    check_ledger(run.mesh, ids, size)
+    figures: dict[str, Any] = {}
+    for metric, folding in zip(metrics, foldings, strict=True):
+        figures |= metric.figures(_of_all_processes(run.mesh, folding.result()))
+    return Evaluation(
+        split,
+        {name: float(value) for name, value in figures.items() if not isinstance(value, Tensor)},
+        {name: value for name, value in figures.items() if isinstance(value, Tensor)},
+        size,
+        time.perf_counter() - started,
+        first,
+    )
+
+
+def _measure_all(run: Run, examined: EvaluationSet, metrics: Sequence[Metric], cuts: list[Cut]) -> Iterator[_Measured]:
+    """Measure each batch, in order: on a CPU several at once, each in a thread that also reads its samples."""
+
+    def measure(cut: Cut, fetched: Batch) -> _Measured:
+        batch = examined.source.finish(fetched, 0, run.mesh.device)
+        with torch.inference_mode(), run.precision.compute():
+            predictions = run.task.predict(run.model, batch)
+            states = [metric.measure(predictions, batch) for metric in metrics]
+        return _Measured(fetched.ids, states, (batch, predictions) if cut.index == 0 else None)
+
+    requests = [Request(0, np.arange(cut.start, cut.stop)) for cut in cuts]
+    lanes = _lanes(run.mesh.device, examined)
+    if lanes == 1:
+        yield from map(measure, cuts, load(examined.source, requests, examined.workers))
+        return
+    with ThreadPoolExecutor(lanes) as pool:
+        yield from pool.map(lambda cut, request: measure(cut, examined.source.fetch(*request)), cuts, requests)
+
+
+def _lanes(device: torch.device, examined: EvaluationSet) -> int:
+    """How many batches are measured at once; operations keep their own number of threads, so results do not change."""
+    if device.type != "cpu" or examined.workers:
+        return 1
+    return max(1, len(os.sched_getaffinity(0)) // examined.threads)
+
+
+def check_ledger(mesh: Mesh, ids: Sequence[Tensor], size: int) -> None:
+    """Raise unless all processes together saw each of `size` samples exactly once."""
+    own = torch.cat(list(ids)) if ids else torch.empty(0, dtype=torch.int64)
+    seen = torch.bincount(torch.cat(mesh.gather(own)), minlength=size)
+    if len(seen) == size and bool((seen == 1).all()):
+        return
+    missing, doubled = (seen == 0).nonzero().flatten().tolist(), (seen > 1).nonzero().flatten().tolist()
+    raise DataError(
+        f"evaluation did not see each of {size} samples once: {len(missing)} missing {missing[:5]},"
+        f" {len(doubled)} seen more than once {doubled[:5]}"
+    )
+
+
+def _of_all_processes(mesh: Mesh, own: State) -> State:
+    """Fold the states of the processes; ranks hold batches in their order, so this keeps it."""
+    return fold(unpack(part) for part in mesh.gather(pack(own)))
+
+
+@contextmanager
+def measuring(model: nn.Module, threads: int) -> Iterator[None]:
+    """Evaluation mode and a fixed number of threads per operation; both are put back afterwards."""
+    was_training, before = model.training, torch.get_num_threads()
+    model.eval()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        model.train(was_training)

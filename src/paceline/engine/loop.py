@@ -1,0 +1,133 @@
+"""Training from where a run stands to its end."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from paceline.core.errors import Stopped
+from paceline.core.picture import save_png
+from paceline.core.progress import Agenda
+from paceline.data.loader import Update
+from paceline.engine.evaluate import Evaluation, evaluate
+from paceline.engine.run import Run
+from paceline.engine.step import StepResult, train_step
+from paceline.observe.events import Evaluated, Logged, Saved, Snapshot
+
+
+def train(run: Run) -> None:
+    """Do all updates that are left, and after each what is due: evaluate, record, save, in this order.
+
+    Raises Stopped, with everything saved, when some process was asked to stop.
+    """
+    agenda = Agenda(run.progress.total_steps)
+    agenda.add(run.periods.evaluate, lambda: evaluate_all(run))
+    agenda.add(run.periods.log, lambda: record(run))
+    agenda.add(run.periods.save, lambda: save(run))
+    run.model.train()
+    with run.stop.on_signals():
+        for update, waited in timed(run.batches):
+            started = time.perf_counter()
+            result = train_step(run, update)
+            run.progress.step = update.step + 1
+            observe(run, update, result, waited, time.perf_counter() - started)
+            for action in agenda.due(run.progress.step):
+                action()
+            if result.should_stop and not run.progress.is_done:
+                save(run)
+                raise Stopped(f"stopped after step {run.progress.step} on request ({run.stop.reason}); state is saved")
+
+
+def timed(batches: Iterable[Update]) -> Iterator[tuple[Update, float]]:
+    """Each update with the seconds that were spent waiting for it."""
+    iterator = iter(batches)
+    while True:
+        started = time.perf_counter()
+        update = next(iterator, None)
+        if update is None:
+            return
+        yield update, time.perf_counter() - started
+
+
+def observe(run: Run, update: Update, result: StepResult, waited: float, seconds: float) -> None:
+    """Take note of an update without reading any tensor."""
+    run.meters.add({**result.losses, "grad_norm": result.grad_norm, "lr": result.lr})
+    run.clock.add({"step_time": seconds + waited, "data_time": waited, "samples": update.num_samples})
+    progress = run.progress
+    share = waited / (waited + seconds)
+    run.observer.tick(Snapshot(progress.step, progress.total_steps, progress.epoch, share))
+
+
+def record(run: Run) -> None:
+    """Log the figures of training."""
+    smoothed = run.meters.summaries()
+    figures = {name: summary["latest"] for name, summary in smoothed.items()}
+    run.observer.emit(Logged(run.progress.step, run.progress.epoch, figures, smoothed, clock_figures(run)))
+
+
+def clock_figures(run: Run) -> dict[str, object]:
+    """Speed, time left and memory: what depends on the machine."""
+    summaries = run.clock.summaries()
+    step_time, data_time = summaries["step_time"], summaries["data_time"]
+    steps_left = run.progress.total_steps - run.progress.step
+    return {
+        "time": time.time(),
+        "step_time": step_time,
+        "data_time": data_time,
+        "samples_per_second": summaries["samples"]["mean"] / step_time["mean"],
+        "data_wait": data_time["mean"] / step_time["mean"],
+        "memory_mb": peak_memory(run.mesh.device) / 2**20,
+        "eta_seconds": steps_left * step_time["median"],
+    }
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most memory used so far, in bytes: of the device, or of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def evaluate_all(run: Run) -> None:
+    """Measure on the split that guides training."""
+    for split in run.evaluations:
+        if split != "test":
+            publish(run, evaluate(run, split))
+
+
+def publish(run: Run, evaluation: Evaluation) -> None:
+    """Record an evaluation's figures and draw its pictures."""
+    run.figures[evaluation.split] = evaluation.figures
+    pictures = {}
+    if run.pictures and run.mesh.is_main:
+        drawn = run.task.tables(evaluation.tables)
+        if evaluation.first and (picture := run.task.picture(*evaluation.first)) is not None:
+            drawn["predictions"] = picture
+        for name, picture in drawn.items():
+            pictures[name] = run.out / "pictures" / f"{evaluation.split}-{name}-{run.progress.step:08d}.png"
+            save_png(picture, pictures[name])
+    confusion = evaluation.tables.get("confusion")
+    run.observer.emit(
+        Evaluated(
+            run.progress.step,
+            run.progress.epoch,
+            evaluation.split,
+            evaluation.figures,
+            evaluation.num_samples,
+            clock={"seconds": evaluation.seconds, "time": time.time()},
+            pictures=pictures,
+            confusion=None if confusion is None else confusion.tolist(),
+        )
+    )
+
+
+def save(run: Run) -> None:
+    """Write a checkpoint, unless this step has one."""
+    if not run.mesh.is_main or run.store.last_step == run.progress.step:
+        return
+    figures = run.figures.get("val", {})
+    saved = run.store.save(run.progress.step, run.model.state_dict(), run.state(), figures)
+    run.observer.emit(Saved(run.progress.step, saved.path, saved.is_best))

@@ -1,0 +1,136 @@
+"""The loss contract: every loss is divided by its denominator over the whole update.
+
+So neither the number of processes nor accumulation changes what is minimised, in the last, smaller update neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from paceline.data.keys import derive
+from paceline.data.loader import MicroBatch, Update
+from paceline.losses.term import Term
+
+if TYPE_CHECKING:
+    from paceline.engine.run import Run
+
+
+class Total(Protocol):
+    """How one loss of a micro-batch becomes its part of the loss of the whole update."""
+
+    def objective(self, term: Term) -> Tensor:
+        """The part to be differentiated; the parts of an update add up to its gradient."""
+        ...
+
+    def reported(self, term: Term) -> Tensor:
+        """The part's value; the parts of an update add up to its loss."""
+        ...
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The denominator of the update was known before its forward passes."""
+
+    denominator: float
+
+    def objective(self, term: Term) -> Tensor:
+        """Numerator over the denominator of the update."""
+        return term.numerator / self.denominator
+
+    def reported(self, term: Term) -> Tensor:
+        """The same without gradient."""
+        return term.numerator.detach() / self.denominator
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The denominator contains predictions; loss and denominator of the update come from a first pass.
+
+    d(N/D) = (dN − L·dD)/D with L = N/D, and N and D are sums over micro-batches.
+    """
+
+    loss: Tensor
+    denominator: Tensor
+
+    def objective(self, term: Term) -> Tensor:
+        """(n − L·d)/D, with L and D constant."""
+        return (term.numerator - self.loss * term.denominator) / self.denominator
+
+    def reported(self, term: Term) -> Tensor:
+        """n/D."""
+        return term.numerator.detach() / self.denominator
+
+
+class WholeRatio:
+    """The denominator contains predictions, and the update is a single micro-batch."""
+
+    def objective(self, term: Term) -> Tensor:
+        """n/d."""
+        return term.numerator / term.denominator
+
+    def reported(self, term: Term) -> Tensor:
+        """The same without gradient."""
+        return self.objective(term).detach()
+
+
+def totals(run: Run, update: Update) -> tuple[dict[str, Total], bool]:
+    """The denominators of all losses over the update, and whether any process was asked to stop.
+
+    Both travel in the one small reduction that each update has.
+    """
+    counts = [run.task.counts(micro.batch) for micro in update.microbatches]
+    names = list(run.task.weights)
+    known = [sum(count[name] or 0.0 for count in counts) for name in names]
+    ratios = [name for name in names if counts and counts[0][name] is None]
+    *sums, stop = run.mesh.sum_numbers([*known, float(run.stop.requested)])
+    found: dict[str, Total] = {name: Counted(total or 1.0) for name, total in zip(names, sums, strict=True)}
+    if ratios and update.num_microbatches == 1:
+        found |= {name: WholeRatio() for name in ratios}
+    elif ratios:
+        found |= _ratio_totals(run, update, ratios)
+    return found, stop > 0
+
+
+def add_up(parts: Sequence[Tensor]) -> Tensor:
+    """The sum of a few scalars, without adding to zero first."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def _ratio_totals(run: Run, update: Update, names: list[str]) -> dict[str, Ratio]:
+    """N/D and D of the whole update from a first pass without gradient: same seeds, buffers untouched."""
+    with torch.no_grad(), unchanged_buffers(run.model):
+        passes = [forward(run, micro) for micro in update.microbatches]
+    found = {}
+    for name in names:
+        numerator = run.mesh.sum(add_up([terms[name].numerator for terms in passes]))
+        denominator = run.mesh.sum(add_up([torch.as_tensor(terms[name].denominator) for terms in passes]))
+        found[name] = Ratio(numerator / denominator, denominator)
+    return found
+
+
+def forward(run: Run, micro: MicroBatch) -> dict[str, Term]:
+    """The losses of one micro-batch, with generators seeded from (seed, step, micro-batch)."""
+    run.mesh.seed(derive(run.seed, micro.step, micro.index))
+    batch = run.source.finish(micro.batch, micro.epoch, run.mesh.device)
+    with run.precision.compute():
+        return run.task.losses(run.model, batch)
+
+
+@contextmanager
+def unchanged_buffers(model: nn.Module) -> Iterator[None]:
+    """Put the buffers (BatchNorm's running statistics) back afterwards."""
+    saved = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, value in saved:
+            buffer.copy_(value)

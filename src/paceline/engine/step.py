@@ -1,0 +1,51 @@
+"""One optimizer update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from paceline.data.loader import Update
+from paceline.engine.objective import add_up, forward, totals
+from paceline.engine.run import Run
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What an update did. Losses and norm are tensors that nobody has read yet."""
+
+    losses: dict[str, Tensor]
+    """The weighted sum as "loss", then each loss by its name."""
+    grad_norm: Tensor
+    lr: float
+    should_stop: bool
+    """Whether any process was asked to stop; all processes agree."""
+
+
+def train_step(run: Run, update: Update) -> StepResult:
+    """Forward, backward, clip, step: the same update however it is divided into micro-batches and processes."""
+    denominators, should_stop = totals(run, update)
+    weights = run.task.weights
+    parts: dict[str, list[Tensor]] = {name: [] for name in weights}
+
+    for micro in update.microbatches:
+        with run.parallel.accumulate(is_last=micro is update.microbatches[-1]):
+            terms = forward(run, micro)
+            objectives = [weights[name] * denominators[name].objective(term) for name, term in terms.items()]
+            run.precision.backward(add_up(objectives))
+        for name, term in terms.items():
+            parts[name].append(denominators[name].reported(term))
+
+    losses = {name: add_up(values) for name, values in parts.items()}
+    losses = {"loss": add_up([weights[name] * value for name, value in losses.items()]), **losses}
+    grad_norm = run.clip(run.learning)
+    run.health.judge(update, grad_norm, losses)
+
+    lr = run.schedule(update.step)
+    for group in run.optimizer.param_groups:
+        group["lr"] = lr
+    run.optimizer.step()
+    run.optimizer.zero_grad(set_to_none=True)
+    run.averaging.update(run.model)
+    return StepResult(losses, grad_norm, lr, should_stop)

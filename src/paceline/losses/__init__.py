@@ -1,0 +1,1 @@
+"""Losses as numerators and denominators."""

@@ -1,0 +1,135 @@
+"""Losses for images with one label or several: batch["label"] against logits [N, C]."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.core.errors import DataError, RecipeError
+from paceline.data.batch import Batch
+from paceline.losses.term import Term
+
+
+class CrossEntropy:
+    """Softmax cross-entropy with class numbers int64 [N] or with soft targets, float [N, C].
+
+    The fraction is torch's mean: over samples, or with class weights over the weights of the samples' classes
+    (soft targets have no class to weigh by, so there it stays the number of samples).
+    """
+
+    def __init__(self, label_smoothing: float = 0.0, class_weights: list[float] | None = None) -> None:
+        self.label_smoothing = label_smoothing
+        self.weights = None if class_weights is None else _ClassNumbers("class_weights", class_weights)
+
+    def count(self, batch: Batch) -> float:
+        """The number of samples, or the sum of the weights of their classes."""
+        labels = batch["label"]
+        if self.weights is None or labels.ndim == 2:
+            return float(len(labels))
+        return self.weights.total(labels)
+
+    def __call__(self, outputs: Tensor, batch: Batch) -> Term:
+        """The loss, summed over samples, and what to divide it by."""
+        logits, labels = _full_precision(outputs), batch["label"]
+        weights = None if self.weights is None else self.weights.beside(logits)
+        soft = labels.ndim == 2
+        if soft:
+            if not labels.is_floating_point():
+                raise DataError(
+                    f"cross_entropy takes one label per sample, got labels of shape {list(labels.shape)}; "
+                    "use the loss bce for several labels per sample"
+                )
+            labels = _dense_targets("cross_entropy", labels, logits)
+        numerator = F.cross_entropy(
+            logits, labels, weight=weights, reduction="sum", label_smoothing=self.label_smoothing
+        )
+        return Term(numerator, float(len(labels)) if weights is None or soft else weights[labels].sum())
+
+
+class BinaryCrossEntropy:
+    """Sigmoid cross-entropy, where each class is a yes or no of its own: the mean over samples and classes.
+
+    Targets are [N, C] (bool, integer or float), or class numbers [N]: yes for that class, no for all others.
+    Label smoothing draws targets [N, C] towards 1/2; class numbers have its share spread over all classes.
+    """
+
+    def __init__(self, label_smoothing: float = 0.0, positive_weights: list[float] | None = None) -> None:
+        self.label_smoothing = label_smoothing
+        self.weights = None if positive_weights is None else _ClassNumbers("positive_weights", positive_weights)
+
+    def count(self, batch: Batch) -> float:
+        """The number of samples."""
+        return float(len(batch["label"]))
+
+    def __call__(self, outputs: Tensor, batch: Batch) -> Term:
+        """The loss, averaged over classes and summed over samples, and the number of samples."""
+        logits, labels = _full_precision(outputs), batch["label"]
+        weights = None if self.weights is None else self.weights.beside(logits)
+        total = F.binary_cross_entropy_with_logits(
+            logits, self._targets(labels, logits), pos_weight=weights, reduction="sum"
+        )
+        # Before the forward pass class numbers do not tell C, so the numerator is divided by it here:
+        # the result is the mean over N * C all the same.
+        return Term(total / logits.shape[1], float(len(labels)))
+
+    def _targets(self, labels: Tensor, logits: Tensor) -> Tensor:
+        smoothing = self.label_smoothing
+        if labels.ndim == 1:
+            off = smoothing / logits.shape[1]
+            return torch.full_like(logits, off).scatter_(1, labels.unsqueeze(1), 1 - smoothing + off)
+        targets = _dense_targets("bce", labels, logits)
+        return targets if smoothing == 0 else targets * (1 - smoothing) + smoothing / 2
+
+
+class _ClassNumbers:
+    """One number for each class, kept on the devices where outputs were seen."""
+
+    def __init__(self, argument: str, values: list[float]) -> None:
+        self.argument = argument
+        self.values = values
+        self._placed: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+
+    def beside(self, logits: Tensor) -> Tensor:
+        """The numbers as a tensor like `logits`; that there is one for each class is checked once."""
+        place = (logits.device, logits.dtype)
+        placed = self._placed.get(place)
+        if placed is not None:
+            return placed
+        if len(self.values) != logits.shape[1]:
+            raise self._misfit(f"the model tells {logits.shape[1]} classes apart")
+        # Made in an evaluation it has to serve training too, which refuses tensors of the inference mode.
+        with torch.inference_mode(False):
+            placed = torch.tensor(self.values, device=logits.device, dtype=logits.dtype)
+        # A dry run has fake logits, and what is made there is fake too: never to be met by a real step.
+        if type(logits) is Tensor:
+            self._placed[place] = placed
+        return placed
+
+    def total(self, labels: Tensor) -> float:
+        """The sum of the numbers of the classes `labels`."""
+        try:
+            return math.fsum(map(self.values.__getitem__, labels.tolist()))
+        except IndexError:
+            raise self._misfit(f"there is a sample of class {int(labels.max())}, counted from 0") from None
+
+    def _misfit(self, found: str) -> RecipeError:
+        return RecipeError(
+            f"{self.argument}: got {len(self.values)} numbers, but {found}; give one number for each class"
+        )
+
+
+def _full_precision(outputs: Tensor) -> Tensor:
+    # A sum of many half-precision losses would keep two or three digits.
+    return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+
+
+def _dense_targets(loss: str, labels: Tensor, logits: Tensor) -> Tensor:
+    if labels.shape != logits.shape:
+        raise DataError(
+            f"{loss}: labels of shape {list(labels.shape)} do not fit outputs of shape {list(logits.shape)}; "
+            "samples need one target for each class of the model"
+        )
+    return labels.to(logits.dtype)

@@ -1,0 +1,152 @@
+"""What happens in a run that somebody may want to see, and how it reaches those who show or record it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+
+@dataclass(frozen=True)
+class Started:
+    """A run begins, or continues after `resumed_step`; `lines` say how it was set up."""
+
+    name: str
+    out: Path
+    device: str
+    world: int
+    total_steps: int
+    steps_per_epoch: int
+    resumed_step: int = 0
+    lines: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Logged:
+    """Figures of training at a step: latest values, windows in `smoothed`, wall-clock figures in `clock`."""
+
+    step: int
+    epoch: float
+    figures: dict[str, float]
+    smoothed: dict[str, dict[str, float]] = field(default_factory=dict)
+    clock: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Figures of a whole split at a step, with the pictures drawn of it as PNG files by name."""
+
+    step: int
+    epoch: float
+    split: str
+    figures: dict[str, float]
+    num_samples: int
+    num_skipped: int = 0
+    clock: dict[str, Any] = field(default_factory=dict)
+    pictures: dict[str, Path] = field(default_factory=dict)
+    confusion: list[list[int]] | None = None
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint was committed."""
+
+    step: int
+    path: Path
+    is_best: bool = False
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something a person should know."""
+
+    text: str
+    level: Literal["info", "warning"] = "info"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The run is over: "finished", "stopped" or "failed"; `lines` say what came out, and where it all is."""
+
+    state: str
+    step: int
+    epoch: float
+    lines: list[str] = field(default_factory=list)
+
+
+Event = Started | Logged | Evaluated | Saved | Note | Ended
+
+
+class Snapshot(NamedTuple):
+    """How far the run is, at every step; `data_wait` is the share of time spent waiting for data."""
+
+    step: int
+    total_steps: int
+    epoch: float
+    data_wait: float
+
+
+class Sink(Protocol):
+    """Shows or records events. `tick` is called at every step: it returns at once unless something is due."""
+
+    def handle(self, event: Event) -> None:
+        """Show or record one event; kinds it has no use for are passed over."""
+        ...
+
+    def tick(self, snapshot: Snapshot) -> None:
+        """Take note of the progress."""
+        ...
+
+    def close(self) -> None:
+        """Finish writing; called once, last."""
+        ...
+
+
+class Observer:
+    """Hands events to all sinks; without sinks it does nothing, as on every process but the first.
+
+    A sink that cannot write (a full disk, a closed terminal) does not stop training: the others tell about it
+    once, and it is given the next events all the same.
+    """
+
+    def __init__(self, sinks: Iterable[Sink] = ()) -> None:
+        self._sinks = list(sinks)
+        self._failed: list[Sink] = []
+
+    def emit(self, event: Event) -> None:
+        """Hand `event` to every sink."""
+        for sink in self._sinks:
+            try:
+                sink.handle(event)
+            except OSError as error:
+                self._report(sink, error)
+
+    def tick(self, snapshot: Snapshot) -> None:
+        """Tell every sink how far the run is."""
+        for sink in self._sinks:
+            try:
+                sink.tick(snapshot)
+            except OSError as error:
+                self._report(sink, error)
+
+    def close(self) -> None:
+        """Close every sink."""
+        for sink in self._sinks:
+            try:
+                sink.close()
+            except OSError as error:
+                self._report(sink, error)
+
+    def _report(self, sink: Sink, error: OSError) -> None:
+        if any(sink is failed for failed in self._failed):
+            return
+        self._failed.append(sink)
+        where = error.filename or type(sink).__name__
+        note = Note(f"cannot write to {where}: {error.strerror or error}; training goes on", "warning")
+        for other in self._sinks:
+            if other is not sink:
+                try:
+                    other.handle(note)
+                except OSError as another:
+                    self._report(other, another)

@@ -1,0 +1,45 @@
+"""`status.json`: what a run is doing, for scripts and for people."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from paceline.observe.events import Ended, Evaluated, Event, Logged, Snapshot, Started
+
+
+class StatusFile:
+    """Keeps the file up to date; it is replaced as a whole, so that readers never see half of it."""
+
+    def __init__(self, path: Path, total_steps: int) -> None:
+        self.path = path
+        self.total_steps = total_steps
+
+    def handle(self, event: Event) -> None:
+        """Write what the event says about the state of the run."""
+        if isinstance(event, Started):
+            self._write("running", event.resumed_step, event.resumed_step / event.steps_per_epoch, None)
+        elif isinstance(event, Logged | Evaluated):
+            self._write("running", event.step, event.epoch, None)
+        elif isinstance(event, Ended):
+            reason = None if event.state == "finished" else next(iter(event.lines), None)
+            self._write(event.state, event.step, event.epoch, reason)
+
+    def tick(self, snapshot: Snapshot) -> None:
+        """Nothing: the file follows events, not steps."""
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    def _write(self, state: str, step: int, epoch: float, reason: str | None) -> None:
+        status = {
+            "state": state,
+            "step": step,
+            "total_steps": self.total_steps,
+            "epoch": epoch,
+            "reason": reason,
+        }
+        aside = self.path.with_name(f".{self.path.name}.partial")
+        aside.write_text(json.dumps({**status, "pid": os.getpid()}) + "\n", encoding="utf-8")
+        aside.replace(self.path)

@@ -1,0 +1,38 @@
+"""The optimizers and schedules that recipes can name."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from paceline.core.arguments import Arguments, PartialShare, Positive
+from paceline.core.registry import register
+
+optimizers = register.kind("optimizer")
+schedules = register.kind("schedule")
+
+
+class SgdArguments(Arguments):
+    """Arguments of `sgd`."""
+
+    momentum: PartialShare = 0.9
+    nesterov: bool = False
+
+
+class AdamArguments(Arguments):
+    """Arguments of `adam` and `adamw`."""
+
+    betas: Annotated[list[PartialShare], Field(min_length=2, max_length=2)] = [0.9, 0.999]
+    eps: Positive = 1e-8
+
+
+optimizers.add("sgd", "torch.optim:SGD", SgdArguments, "stochastic gradient descent with momentum")
+optimizers.add("adam", "torch.optim:Adam", AdamArguments, "Adam; weight decay is part of the gradient")
+optimizers.add("adamw", "torch.optim:AdamW", AdamArguments, "Adam with decoupled weight decay")
+
+schedules.add("constant", "paceline.optim.schedules:constant", summary="the learning rate stays")
+schedules.add("cosine", "paceline.optim.schedules:cosine", summary="half a cosine from the learning rate to the floor")
+schedules.add(
+    "linear", "paceline.optim.schedules:linear", summary="a straight line from the learning rate to the floor"
+)

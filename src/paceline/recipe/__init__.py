@@ -1,0 +1,1 @@
+"""From a recipe file to live objects; no other room knows recipes."""

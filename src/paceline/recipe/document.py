@@ -1,0 +1,201 @@
+"""A recipe as a plain tree that remembers where each of its keys and values was said."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.core.arguments import Arguments
+from paceline.core.errors import RecipeError
+from paceline.recipe.composer import (
+    MAX_DEPTH,
+    Composed,
+    KeyPath,
+    Place,
+    Unreadable,
+    compose,
+    dotted,
+    place_after,
+)
+
+__all__ = [
+    "COMMAND_LINE",
+    "Document",
+    "KeyPath",
+    "Origin",
+    "PartSpec",
+    "dotted",
+    "parse_value",
+    "read_document",
+]
+
+COMMAND_LINE = "command line"
+SUFFIXES = (".yaml", ".yml", ".json")
+MAX_BYTES = 1_000_000
+
+_SURROGATE_PAIR = re.compile(r"\\(u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|.)")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where something was said; `layer` is that of the file or override which settled it, higher ones prevail."""
+
+    source: str
+    line: int | None = None
+    column: int | None = None
+    layer: int = 0
+
+    def __str__(self) -> str:
+        return self.source if self.line is None else f"{self.source}:{self.line}:{self.column}"
+
+
+@dataclass
+class Document:
+    """A tree, and the origin of each mapping key and of each value in it; () is the whole."""
+
+    tree: Any
+    keys: dict[KeyPath, Origin] = field(default_factory=dict)
+    values: dict[KeyPath, Origin] = field(default_factory=dict)
+
+    def forget(self, path: KeyPath) -> None:
+        """Drop the origins of what stands at a place and below it."""
+        for place in places(lookup(self.tree, path), path):
+            self.keys.pop(place, None)
+            self.values.pop(place, None)
+
+
+@dataclass(frozen=True)
+class PartSpec:
+    """A place of a recipe that holds something chosen by name from the registry of `kind`.
+
+    In `pattern`, "*" stands for each item of a list; `section` describes the keys that all names have in common.
+    """
+
+    pattern: tuple[str, ...]
+    kind: str
+    name_key: str
+    section: type[Arguments]
+
+    def places(self, tree: Any) -> list[KeyPath]:
+        """Where a tree holds such a part."""
+        found: list[KeyPath] = [()]
+        for entry in self.pattern:
+            found = [
+                (*path, segment)
+                for path in found
+                for segment, _ in children(lookup(tree, path))
+                if segment == entry or (entry == "*" and isinstance(segment, int))
+            ]
+        return found
+
+
+def children(value: Any) -> list[tuple[str | int, Any]]:
+    """The members of a mapping or the items of a list, each with the segment that leads to it."""
+    if isinstance(value, dict):
+        return list(value.items())
+    return list(enumerate(value)) if isinstance(value, list) else []
+
+
+def lookup(tree: Any, path: KeyPath) -> Any:
+    """The value at a place that exists."""
+    for segment in path:
+        tree = tree[segment]
+    return tree
+
+
+def places(value: Any, path: KeyPath) -> Iterator[KeyPath]:
+    """The place of a value and of everything inside it."""
+    yield path
+    for segment, inner in children(value):
+        yield from places(inner, (*path, segment))
+
+
+def read_document(path: Path, display: str | None = None) -> Document:
+    """Read a YAML or JSON file, or raise every problem it has; `display` is what the problems call it."""
+    source = display or str(path)
+    text = _read_text(path, source)
+    is_json = path.suffix.lower() == ".json"
+    try:
+        composed = compose(_as_yaml(text) if is_json else text, is_json)
+    except Unreadable as error:
+        raise RecipeError([f"{_origin(source, place)}: {message}" for place, message in error.problems]) from None
+    if composed.tree is None:
+        raise RecipeError(f"{source}: the file is empty; a recipe is a mapping of keys to values")
+    if not isinstance(composed.tree, dict):
+        found = "a list" if isinstance(composed.tree, list) else "a single value"
+        raise RecipeError(
+            f"{_origin(source, composed.values[()])}: a recipe is a mapping of keys to values, got {found}"
+        )
+    composed.values[()] = (1, 1)
+    return _document(composed, source)
+
+
+def parse_value(text: str, label: str) -> Document:
+    """Read a value typed on the command line; its problems begin with `label`."""
+    try:
+        composed = compose(text)
+    except Unreadable as error:
+        raise RecipeError([f"{label}: {message}" for _, message in error.problems]) from None
+    origin = Origin(COMMAND_LINE)
+    return Document(
+        composed.tree,
+        dict.fromkeys(composed.keys, origin),
+        {(): origin} | dict.fromkeys(composed.values, origin),
+    )
+
+
+def _document(composed: Composed, source: str) -> Document:
+    return Document(
+        composed.tree,
+        {path: _origin(source, place) for path, place in composed.keys.items()},
+        {path: _origin(source, place) for path, place in composed.values.items()},
+    )
+
+
+def _origin(source: str, place: Place) -> Origin:
+    return Origin(source, *place)
+
+
+def _read_text(path: Path, source: str) -> str:
+    try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise RecipeError(f"{source}: is a directory; expected a .yaml or .json file")
+        if not stat.S_ISREG(status.st_mode):
+            raise RecipeError(f"{source}: is not a regular file")
+        if status.st_size > MAX_BYTES:
+            raise RecipeError(f"{source}: {status.st_size:,} bytes; a recipe has at most {MAX_BYTES:,}")
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise RecipeError(f"{source}: no such file") from None
+    except OSError as error:
+        raise RecipeError(f"{source}: cannot be read: {error.strerror}") from None
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        place = place_after(error.object[: error.start].decode("utf-8-sig"))
+        problem = f"not UTF-8 text (byte 0x{error.object[error.start]:02x})"
+        raise RecipeError(f"{_origin(source, place)}: {problem}") from None
+
+
+def _as_yaml(text: str) -> str:
+    """Hold JSON to its own grammar; what passes is YAML, but for tabs and escaped pairs."""
+    try:
+        json.loads(text, parse_int=float)
+    except json.JSONDecodeError as error:
+        problem = f"not valid JSON: {error.msg[0].lower()}{error.msg[1:]}"
+        raise Unreadable([((error.lineno, error.colno), problem)]) from None
+    except RecursionError:
+        raise Unreadable([((1, 1), f"nested more than {MAX_DEPTH} deep")]) from None
+    return _SURROGATE_PAIR.sub(_join_pair, text.replace("\t", " "))
+
+
+def _join_pair(escape: re.Match[str]) -> str:
+    if len(escape[0]) == 2:
+        return escape[0]
+    return f"\\U{ord(json.loads(chr(34) + escape[0] + chr(34))):08X}"

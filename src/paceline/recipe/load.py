@@ -1,0 +1,255 @@
+"""A recipe, the recipes it extends and what the command line overrides, as one document."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paceline.core.errors import RecipeError, UsageError
+from paceline.recipe.composer import MAX_DEPTH, KeyPath, dotted
+from paceline.recipe.document import (
+    COMMAND_LINE,
+    SUFFIXES,
+    Document,
+    Origin,
+    PartSpec,
+    lookup,
+    parse_value,
+    places,
+    read_document,
+)
+from paceline.recipe.schema import PARTS
+from paceline.recipe.words import near
+
+MAX_EXTENDS = 8
+MAX_FILES = 64
+_SHIPPED = Path(__file__).parent.parent / "recipes"
+
+
+def load(reference: str, overrides: Sequence[str] = (), parts: Sequence[PartSpec] = PARTS) -> Document:
+    """The merged document of a recipe: a file, or the name of a recipe that ships with the package."""
+    path, display = _find(reference, Path(), "")
+    assigned = [_split_override(override) for override in overrides]
+    files = _Files(parts)
+    document = files.read(path, display, ())
+    if files.problems:
+        raise RecipeError(files.problems)
+    return _override(document, assigned, files.count, parts)
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """The recipes inside the package by name: the file's, with its folder's before it where two are alike."""
+    found = sorted(path for suffix in SUFFIXES for path in _SHIPPED.glob(f"*/*{suffix}"))
+    stems = [path.stem for path in found]
+    named = {path.stem if stems.count(path.stem) == 1 else _folder_name(path): path for path in found}
+    return dict(sorted(named.items()))
+
+
+def expand_shorthand(document: Document, parts: Sequence[PartSpec]) -> None:
+    """Write parts given as just a name (`task: classification`) in full, in place."""
+    for part in parts:
+        for path in part.places(document.tree):
+            name = lookup(document.tree, path)
+            if isinstance(name, str):
+                lookup(document.tree, path[:-1])[path[-1]] = {part.name_key: name}
+                inner = (*path, part.name_key)
+                document.keys[inner] = document.values[inner] = document.values[path]
+
+
+def merge(below: Document, above: Document) -> Document:
+    """What `above` says over what `below` says: mappings member by member, anything else as a whole."""
+    merged = Document(below.tree, dict(below.keys), dict(below.values))
+    merged.tree = _merged(below.tree, above.tree, (), merged, above)
+    return merged
+
+
+def _merged(old: Any, new: Any, path: KeyPath, merged: Document, above: Document) -> Any:
+    if not _goes_into(new, old):
+        _replace_origins(old, new, path, merged, above)
+        return new
+    # A mapping keeps its place in the file when the command line only adds to it.
+    if above.values[path].line is not None:
+        _copy_origins(path, merged, above)
+    result = old.copy()
+    for segment, value in new.items():
+        inner = (*path, segment)
+        if isinstance(old, list) or segment in old:
+            result[segment] = _merged(old[segment], value, inner, merged, above)
+        else:
+            result[segment] = value
+            for place in places(value, inner):
+                _copy_origins(place, merged, above)
+    return result
+
+
+def _goes_into(new: Any, old: Any) -> bool:
+    if not isinstance(new, dict):
+        return False
+    # Only overrides hold mappings with numbers for keys: they address the items of a list.
+    return isinstance(old, dict) or (isinstance(old, list) and any(isinstance(key, int) for key in new))
+
+
+def _replace_origins(old: Any, new: Any, path: KeyPath, merged: Document, above: Document) -> None:
+    settled = merged.values[path]
+    for place in places(old, path):
+        merged.keys.pop(place, None)
+        merged.values.pop(place, None)
+    for place in places(new, path):
+        _copy_origins(place, merged, above)
+    if type(old) is type(new) and old == new:  # said again, but not changed
+        merged.values[path] = replace(merged.values[path], layer=settled.layer)
+
+
+def _copy_origins(path: KeyPath, merged: Document, above: Document) -> None:
+    merged.values[path] = above.values[path]
+    if path in above.keys:
+        merged.keys[path] = above.keys[path]
+
+
+class _Files:
+    """Reads files and what they extend, gathering what is wrong in any of them."""
+
+    def __init__(self, parts: Sequence[PartSpec]) -> None:
+        self.problems: list[str] = []
+        self.count = 0
+        self._parts = parts
+
+    def read(self, path: Path, display: str, above: tuple[Path, ...]) -> Document:
+        """The document of a file merged over those it extends; `above` are the files that led here."""
+        try:
+            document = read_document(path, display)
+        except RecipeError as error:
+            self.problems += error.problems
+            return Document({}, {}, {(): Origin(display, 1, 1)})
+        bases = self._bases(document, path, display, (*above, path.resolve()))
+        expand_shorthand(document, self._parts)
+        merged: Document | None = None
+        for layer in (*bases, _at_layer(document, self.count)):
+            merged = layer if merged is None else merge(merged, layer)
+        self.count += 1
+        assert merged is not None
+        return merged
+
+    def _bases(self, document: Document, path: Path, display: str, above: tuple[Path, ...]) -> list[Document]:
+        if "extends" not in document.tree:
+            return []
+        extends = document.tree["extends"]
+        wanted = list(enumerate(extends)) if isinstance(extends, list) else [(None, extends)]
+        bases = []
+        for index, reference in wanted:
+            origin = document.values[("extends",) if index is None else ("extends", index)]
+            try:
+                base, shown = self._base(reference, path, display, above)
+            except UsageError as error:
+                self.problems.append(f"{origin}: extends: {error}")
+                continue
+            bases.append(self.read(base, shown, above))
+        document.forget(("extends",))
+        del document.tree["extends"]
+        return bases
+
+    def _base(self, reference: Any, path: Path, display: str, above: tuple[Path, ...]) -> tuple[Path, str]:
+        if not isinstance(reference, str):
+            raise UsageError("expected the name of a recipe or a list of such names")
+        base, shown = _find(reference, path.parent, os.path.dirname(display))  # noqa: PTH120 - keeps it as shown
+        if base.resolve() in above:
+            raise UsageError(f"{shown} extends itself, directly or through others")
+        if len(above) > MAX_EXTENDS:
+            raise UsageError(f"more than {MAX_EXTENDS} recipes extend one another")
+        if self.count + len(above) >= MAX_FILES:
+            raise UsageError(f"more than {MAX_FILES} files are read for one recipe")
+        return base, shown
+
+
+def _at_layer(document: Document, layer: int) -> Document:
+    keys = {path: replace(origin, layer=layer) for path, origin in document.keys.items()}
+    values = {path: replace(origin, layer=layer) for path, origin in document.values.items()}
+    return Document(document.tree, keys, values)
+
+
+def _find(reference: str, directory: Path, shown_directory: str) -> tuple[Path, str]:
+    """A file's path and what to call it; a file comes before a shipped recipe of the same name."""
+    path = directory / reference
+    if path.suffix.lower() in SUFFIXES and os.path.exists(path):  # noqa: PTH110 - False for impossible names too
+        return path, os.path.normpath(os.path.join(shown_directory, reference))  # noqa: PTH118
+    shipped = shipped_recipes()
+    named = shipped | {_folder_name(path): path for path in shipped.values()}
+    if reference in named:
+        return named[reference], f"paceline/recipes/{named[reference].relative_to(_SHIPPED).as_posix()}"
+    if os.path.isfile(path):  # noqa: PTH113
+        raise UsageError(f"{reference}: expected a .yaml, .yml or .json file")
+    meant = near(reference, list(named))
+    hint = f'did you mean "{meant[0]}"?' if meant else "`paceline recipes` lists those"
+    raise UsageError(f'"{reference}" is neither a file nor a recipe that ships with paceline; {hint}')
+
+
+def _folder_name(path: Path) -> str:
+    return f"{path.parent.name}/{path.stem}"
+
+
+def _split_override(override: str) -> tuple[list[str], str, str]:
+    key, equals, value = override.partition("=")
+    segments = key.strip().split(".")
+    if not equals:
+        raise UsageError(f'"{override}": expected key=value, such as train.epochs=3')
+    if not all(segments):
+        raise UsageError(f'"{override}": the key before = is empty or has an empty part')
+    if len(segments) > MAX_DEPTH:
+        raise UsageError(f'"{override}": the key has more than {MAX_DEPTH} parts')
+    return segments, value, override
+
+
+def _override(
+    document: Document, overrides: list[tuple[list[str], str, str]], layer: int, parts: Sequence[PartSpec]
+) -> Document:
+    problems: list[str] = []
+    for number, (segments, text, override) in enumerate(overrides):
+        label = f"{COMMAND_LINE}: {override}"
+        try:
+            value = parse_value(text, label)
+            path = _address(document.tree, segments, label)
+        except RecipeError as error:
+            problems += error.problems
+            continue
+        layered = _at_layer(_nested(path, value), layer + number)
+        expand_shorthand(layered, parts)
+        document = merge(document, layered)
+    if problems:
+        raise RecipeError(problems)
+    return document
+
+
+def _address(tree: Any, segments: list[str], label: str) -> KeyPath:
+    """The place that a dotted key means in this tree; numbers are indices where the tree has a list."""
+    if segments[0] == "extends":
+        raise RecipeError(f"{label}: extends can only be given in a file")
+    path: KeyPath = ()
+    for segment in segments:
+        if isinstance(tree, list):
+            if not segment.isdecimal() or int(segment) >= len(tree):
+                held = f"{len(tree)} item{'s' * (len(tree) != 1)}, counted from 0"
+                raise RecipeError(f"{label}: {dotted(path)} has {held}; {segment} is none of them")
+            path = (*path, int(segment))
+            tree = tree[int(segment)]
+        else:
+            path = (*path, segment)
+            tree = tree.get(segment) if isinstance(tree, dict) else None
+    return path
+
+
+def _nested(path: KeyPath, value: Document) -> Document:
+    """The value inside mappings that lead to it from the top."""
+    nested = Document(value.tree)
+    origin = value.values[()]
+    for segment in reversed(path):
+        nested.tree = {segment: nested.tree}
+    for end in range(len(path) + 1):
+        nested.values[path[:end]] = origin
+        if end and isinstance(path[end - 1], str):
+            nested.keys[path[:end]] = origin
+    nested.keys |= {(*path, *inner): origin for inner in value.keys}
+    nested.values |= {(*path, *inner): origin for inner in value.values}
+    return nested

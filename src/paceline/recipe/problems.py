@@ -1,0 +1,160 @@
+"""What pydantic refuses, one problem for each place in the tree, in our words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ValidationError
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+
+from paceline.recipe.composer import KeyPath
+from paceline.recipe.words import Node, describe, hint, join_or, near, show
+
+MAX_LISTED = 12
+"""Names or keys that a message lists when none of them is near."""
+
+Errors = Sequence[Mapping[str, Any]]
+
+# Errors that say no more than the schema does, and less well; so does every type that ends in "_type".
+_IN_SCHEMA = {
+    "literal_error", "enum", "greater_than", "greater_than_equal", "less_than", "less_than_equal", "missing",
+    "string_pattern_mismatch", "string_too_short", "string_too_long", "too_short", "too_long", "int_from_float",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A message about the value at a place, about its key, or about its absence."""
+
+    path: KeyPath
+    message: str
+    about: Literal["value", "key", "absence"] = "value"
+
+
+class LenientJsonSchema(GenerateJsonSchema):
+    """A JSON Schema in which types that JSON does not know accept anything."""
+
+    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}
+
+    def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> JsonSchemaValue:
+        """Describe a type of the user's own as anything."""
+        return {}
+
+
+def problems_of(
+    error: ValidationError, model: type[BaseModel], tree: Any, also_known: Iterable[str] = ()
+) -> list[Problem]:
+    """All problems of a tree that a model refused, one for each place; `also_known` are valid keys at the top."""
+    errors: dict[KeyPath, list[Mapping[str, Any]]] = {}
+    branches: set[KeyPath] = set()
+    for detail in error.errors(include_url=False):
+        path, is_branch = _place(detail, tree)
+        errors.setdefault(path, []).append(detail)
+        if is_branch:
+            branches.add(path)
+    # Where one branch of a union got further inside, what the others say about the whole value is noise.
+    noise = {path for path in branches if any(other[: len(path)] == path and other != path for other in errors)}
+    words = _Words(model.model_json_schema(schema_generator=LenientJsonSchema), tree, list(also_known))
+    return [words.problem(path, details) for path, details in errors.items() if path not in noise]
+
+
+def unknown_key(key: str, known: Sequence[str], elsewhere: Sequence[str] = ()) -> str:
+    """The message for a key that does not exist beside `known`, but perhaps as one of `elsewhere`."""
+    meant = near(key, known) or list(elsewhere)
+    if meant:
+        return f'unknown key; did you mean "{meant[0]}"?'
+    return f"unknown key; known here: {', '.join(known)}" if 0 < len(known) <= MAX_LISTED else "unknown key"
+
+
+def unknown_name(kind: str, name: str, known: Sequence[str]) -> str:
+    """The message for a name that is not registered."""
+    message = f"unknown {kind} {show(name)}"
+    if meant := near(name, known):
+        return f"{message}; did you mean {join_or([show(each) for each in meant])}?"
+    return f"{message}; expected {expected_names(known)}" if 0 < len(known) <= MAX_LISTED else message
+
+
+def expected_names(known: Sequence[str]) -> str:
+    """The names to choose from, if they are few."""
+    if len(known) == 1:
+        return known[0]
+    return f"one of {', '.join(known)}" if 0 < len(known) <= MAX_LISTED else "a name"
+
+
+def _place(detail: Mapping[str, Any], tree: Any) -> tuple[KeyPath, bool]:
+    """Where an error is in the tree, and whether one branch of a union says so; pydantic puts branches into places."""
+    path: KeyPath = ()
+    is_branch = False
+    for segment in detail["loc"]:
+        has_members = isinstance(tree, dict) and segment in tree
+        is_branch = not has_members and not (isinstance(tree, list) and segment in range(len(tree)))
+        if not is_branch:
+            path = (*path, segment)
+            tree = tree[segment]
+    if detail["type"] == "missing" and isinstance(detail["loc"][-1], str):
+        return (*path, detail["loc"][-1]), False
+    return path, is_branch
+
+
+class _Words:
+    """Words a problem by the schema and by what was found."""
+
+    def __init__(self, schema: Node, tree: Any, also_known: list[str]) -> None:
+        self._schema = schema
+        self._tree = tree
+        self._also_known = also_known
+
+    def problem(self, path: KeyPath, errors: Errors) -> Problem:
+        types = {error["type"] for error in errors}
+        if "extra_forbidden" in types:
+            return Problem(path, self._unknown_key(path), "key")
+        value: Any = self._tree
+        for segment in path:
+            if isinstance(value, dict) and segment not in value:
+                return Problem(path, "required, but missing", "absence")
+            value = value[segment]
+        return Problem(path, self._message(path, value, errors, types))
+
+    def _message(self, path: KeyPath, value: Any, errors: Errors, types: set[str]) -> str:
+        for error in errors:
+            if error["type"] in ("value_error", "assertion_error"):
+                return str(error["ctx"]["error"])
+        if "finite_number" in types:
+            return f"expected a finite number, got {show(value)}"
+        nodes = self._nodes(path)
+        if nodes and all(kind in _IN_SCHEMA or kind.endswith("_type") for kind in types):
+            return f"expected {describe(nodes)}, got {show(value)}{hint(value, nodes)}"
+        return f"{errors[0]['msg'].replace('Input should be', 'expected')}, got {show(value)}"
+
+    def _unknown_key(self, path: KeyPath) -> str:
+        key = str(path[-1])
+        beside = [known for node in self._nodes(path[:-1]) for known in node.get("properties", {})]
+        sections = self._schema.get("properties", {})
+        elsewhere = [f"{section}.{key}" for section in sections if self._nodes((section, key), exactly=True)]
+        return unknown_key(key, [*(self._also_known if len(path) == 1 else []), *beside], elsewhere)
+
+    def _nodes(self, path: KeyPath, exactly: bool = False) -> list[Node]:
+        """What the schema allows at a place, one node for each alternative; `exactly`: as a key it lists."""
+        nodes = self._alternatives(self._schema)
+        for segment in path:
+            inner = [found for node in nodes for found in _inside(node, segment, exactly)]
+            nodes = [end for node in inner for end in self._alternatives(node)]
+        return nodes
+
+    def _alternatives(self, node: Node) -> list[Node]:
+        if "$ref" in node:
+            return self._alternatives(self._schema["$defs"][node["$ref"].removeprefix("#/$defs/")])
+        branches = node.get("anyOf") or node.get("oneOf") or node.get("allOf")
+        return [end for branch in branches for end in self._alternatives(branch)] if branches else [node]
+
+
+def _inside(node: Node, segment: str | int, exactly: bool) -> list[Node]:
+    if isinstance(segment, str):
+        members = node.get("properties", {})
+        found = members.get(segment) if exactly else members.get(segment, node.get("additionalProperties"))
+    else:
+        first = node.get("prefixItems", [])
+        found = first[segment] if segment < len(first) else node.get("items")
+    return [found] if isinstance(found, dict) else []

@@ -1,0 +1,203 @@
+"""A document held against the schema and the registries; every mistake is found before torch is imported."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from paceline.core.arguments import Arguments
+from paceline.core.errors import RecipeError
+from paceline.core.registry import Entry, register
+from paceline.recipe.composer import KeyPath, dotted
+from paceline.recipe.document import COMMAND_LINE, Document, Origin, PartSpec, children, lookup, places
+from paceline.recipe.problems import Problem, expected_names, problems_of, unknown_name
+from paceline.recipe.schema import PARTS, Recipe, cross_checks
+from paceline.recipe.words import show
+
+DEFAULT = Origin("default")
+
+
+@dataclass(frozen=True)
+class CheckedRecipe:
+    """A valid recipe; each part's `model_extra` holds all arguments of its name, defaults included."""
+
+    recipe: Recipe
+    document: Document
+
+    def _path(self, key: str) -> KeyPath:
+        return _path_of(key, self.document.tree)
+
+    def origin(self, key: str) -> Origin:
+        """Where the value of a dotted key was said, or the origin "default"."""
+        return self.document.values.get(self._path(key), DEFAULT)
+
+    def locate(self, key: str) -> str:
+        """A dotted key behind its place, for messages: `recipe.yaml:14:7: optimizer.lr`."""
+        return f"{_nearest_origin(self.document, self._path(key))}: {key}"
+
+    def resolved(self) -> dict[str, Any]:
+        """The whole recipe as plain values that JSON can hold, with all defaults, in the schema's order."""
+        resolved: dict[str, Any] = self.recipe.model_dump(mode="json", fallback=str)
+        return resolved
+
+
+def validate(document: Document) -> CheckedRecipe:
+    """Check everything that can be checked without building; raise all mistakes at once."""
+    document = Document(copy.deepcopy(document.tree), dict(document.keys), dict(document.values))
+    problems = _not_finite(document)
+    arguments: dict[KeyPath, dict[str, Any]] = {}
+    for part in PARTS:
+        for path in part.places(document.tree):
+            problems += _check_part(part, path, document, arguments)
+    try:
+        recipe = Recipe.model_validate_json(_text(document.tree))
+    except ValidationError as error:
+        problems += problems_of(error, Recipe, document.tree, also_known=["extends"])
+    if problems:
+        raise _error(problems, document)
+    _fill_arguments(recipe, arguments)
+    problems = [Problem(_path_of(keys[0], document.tree), message) for keys, message in cross_checks(recipe)]
+    if problems:
+        raise _error(problems, document)
+    return CheckedRecipe(recipe, document)
+
+
+def _not_finite(document: Document) -> list[Problem]:
+    numbers = ((path, lookup(document.tree, path)) for path in places(document.tree, ()))
+    return [
+        Problem(path, f"expected a finite number, got {show(value)}")
+        for path, value in numbers
+        if isinstance(value, float) and not math.isfinite(value)
+    ]
+
+
+def _check_part(
+    part: PartSpec, path: KeyPath, document: Document, arguments: dict[KeyPath, dict[str, Any]]
+) -> list[Problem]:
+    """The problems of a part's name and of the arguments beside it; valid arguments are added to `arguments`."""
+    tree = lookup(document.tree, path)
+    if not isinstance(tree, dict):
+        return []
+    entry = _entry(part, path, tree)
+    if isinstance(entry, Problem):
+        return [entry]
+    given = {key: value for key, value in tree.items() if key not in part.section.model_fields}
+    for key in [key for key in given if key not in entry.arguments.model_fields]:
+        if _is_left_over(part, path, key, document):
+            document.forget((*path, key))
+            del tree[key], given[key]
+    try:
+        checked = _validated(entry.arguments, given)
+    except ValidationError as error:
+        found = problems_of(error, entry.arguments, given, also_known=part.section.model_fields)
+        return [Problem((*path, *each.path), each.message, each.about) for each in found]
+    arguments[path] = checked
+    return []
+
+
+def _entry(part: PartSpec, path: KeyPath, tree: dict[str, Any]) -> Entry | Problem:
+    registry = register.kind(part.kind)
+    inner = (*path, part.name_key)
+    field = part.section.model_fields[part.name_key]
+    if part.name_key not in tree and field.is_required():
+        return Problem(inner, f"required, but missing; expected {expected_names(registry.names())}", "absence")
+    name = tree.get(part.name_key, field.default)
+    if not isinstance(name, str):
+        return Problem(inner, f"expected {expected_names(registry.names())}, got {show(name)}")
+    return registry.find(name) or Problem(inner, unknown_name(part.kind, name, registry.names()))
+
+
+def _is_left_over(part: PartSpec, path: KeyPath, key: str, document: Document) -> bool:
+    """Whether an argument was meant for another name, which a recipe further up or the command line replaced."""
+    name = document.values.get((*path, part.name_key))
+    inside = list(places(lookup(document.tree, (*path, key)), (*path, key)))
+    origins = [table[place] for table in (document.keys, document.values) for place in inside if place in table]
+    return name is not None and name.layer > max(origin.layer for origin in origins)
+
+
+def _fill_arguments(recipe: Recipe, arguments: dict[KeyPath, dict[str, Any]]) -> None:
+    """Put validated arguments into the parts, those of parts that the recipe leaves out as well."""
+    for part in PARTS:
+        for path, section in _instances(recipe, part.pattern):
+            extra = section.model_extra
+            assert extra is not None
+            if path not in arguments:
+                entry = register.kind(part.kind).find(getattr(section, part.name_key))
+                assert entry is not None
+                arguments[path] = _validated(entry.arguments, extra)
+            extra.clear()
+            extra.update(arguments[path])
+
+
+def _instances(recipe: Recipe, pattern: tuple[str, ...]) -> list[tuple[KeyPath, Arguments]]:
+    found: list[tuple[KeyPath, Any]] = [((), recipe)]
+    for segment in pattern:
+        if segment == "*":
+            found = [((*path, index), item) for path, items in found for index, item in enumerate(items)]
+        else:
+            found = [((*path, segment), getattr(section, segment)) for path, section in found]
+        found = [(path, value) for path, value in found if value is not None]
+    return found
+
+
+def _validated(model: type[Arguments], given: dict[str, Any]) -> dict[str, Any]:
+    return dict(model.model_validate_json(_text(given)))
+
+
+def _text(tree: Any) -> str:
+    # Strict validation of JSON text, unlike that of Python objects, takes a list where a tuple is declared.
+    return json.dumps(tree)
+
+
+def _error(problems: Sequence[Problem], document: Document) -> RecipeError:
+    """One line for each place, the first problem found there, in the order of files, lines and columns."""
+    first: dict[KeyPath, Problem] = {}
+    for problem in problems:
+        first.setdefault(problem.path, problem)
+    located = [(_origin(problem, document), problem) for problem in first.values()]
+    located.sort(key=lambda pair: _order(pair[0]))
+    return RecipeError([_line(origin, problem) for origin, problem in located])
+
+
+def _order(origin: Origin) -> tuple[bool, str, int, int]:
+    if origin.source == COMMAND_LINE:
+        return True, "", origin.layer, 0
+    return False, origin.source, origin.line or 0, origin.column or 0
+
+
+def _line(origin: Origin, problem: Problem) -> str:
+    key = f"{dotted(problem.path)}: " if problem.path else ""
+    return f"{origin}: {key}{problem.message}"
+
+
+def _origin(problem: Problem, document: Document) -> Origin:
+    if problem.about == "key":
+        return document.keys.get(problem.path) or _nearest_origin(document, problem.path)
+    return _nearest_origin(document, problem.path)
+
+
+def _nearest_origin(document: Document, path: KeyPath) -> Origin:
+    """The origin of a value; of what is absent, the key of the mapping that lacks it."""
+    if path in document.values:
+        return document.values[path]
+    for end in range(len(path) - 1, -1, -1):
+        found = document.keys.get(path[:end]) or document.values.get(path[:end])
+        if found:
+            return found
+    return DEFAULT
+
+
+def _path_of(key: str, tree: Any) -> KeyPath:
+    """The place of a dotted key, whether or not the tree has it; numbers are indices where the tree has a list."""
+    path: KeyPath = ()
+    for segment in key.split("."):
+        is_index = isinstance(tree, list) and segment.isdecimal()
+        path = (*path, int(segment) if is_index else segment)
+        tree = dict(children(tree)).get(path[-1])
+    return path

@@ -1,0 +1,1 @@
+"""All that differs between vision problems, one file a task."""

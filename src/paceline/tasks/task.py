@@ -1,0 +1,50 @@
+"""What a task is: all that differs between vision problems, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from paceline.data.batch import Batch
+from paceline.losses.term import Term
+from paceline.metrics.state import Metric
+
+Picture = npt.NDArray[np.uint8]
+"""Something a person can look at, [H, W, 3]."""
+
+
+class Task(Protocol):
+    """A vision problem. The engine calls these methods and knows nothing else about it."""
+
+    weights: dict[str, float]
+    """The weight of each loss in the sum that is minimised."""
+    main_figure: str
+    """The figure by which one model is better than another."""
+
+    def counts(self, batch: Batch) -> dict[str, float | None]:
+        """The denominator of each loss, or None where it contains predictions."""
+        ...
+
+    def losses(self, model: nn.Module, batch: Batch) -> dict[str, Term]:
+        """Each loss of a micro-batch as a numerator and a denominator."""
+        ...
+
+    def predict(self, model: nn.Module, batch: Batch) -> Any:
+        """What the metrics and the picture are made from."""
+        ...
+
+    def metrics(self) -> Sequence[Metric]:
+        """How predictions are measured."""
+        ...
+
+    def picture(self, batch: Batch, predictions: Any) -> Picture | None:
+        """The batch with its predictions drawn, if there is something to draw."""
+        ...
+
+    def tables(self, figures: dict[str, Any]) -> dict[str, Picture]:
+        """Figures that are better looked at than read, drawn; by name."""
+        ...

@@ -1,0 +1,20 @@
+"""What tests share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder of real data sets: PACELINE_DATA, or `shared/data` beside the project."""
+    named = os.environ.get("PACELINE_DATA")
+    for folder in (Path(named) if named else None, ROOT.parent / "shared" / "data"):
+        if folder is not None and folder.is_dir():
+            return folder
+    pytest.skip("no real data: neither PACELINE_DATA nor ../shared/data is there")
