@@ -101,24 +101,6 @@ def test_after_a_resume_each_step_is_there_once(tmp_path: Path) -> None:
     assert images_in(folder) == images_in(tmp_path / "whole")
 
 
-def test_a_running_tensorboard_sees_no_step_twice(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
-
-    sink = TensorBoardSink(tmp_path)
-    for step in (10, 20, 30):
-        sink.handle(logged(step, 0.5))
-    watching = EventAccumulator(str(tmp_path))
-    watching.Reload()
-    records = [
-        {"step": 10, "epoch": 1.0, "split": "train", "loss": 0.5},
-        {"step": 20, "epoch": 2.0, "split": "train", "loss": 0.5},
-    ]
-    rebuild(tmp_path, records)
-    TensorBoardSink(tmp_path).handle(logged(30, 0.5))
-    watching.Reload()
-    assert [event.step for event in watching.Tensors("train/loss")] == [10, 20, 30]
-
-
 def test_rebuild_leaves_what_others_wrote(tmp_path: Path) -> None:
     foreign = tmp_path / "events.out.tfevents.1234567890.host.1.0"
     foreign.write_bytes(b"")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from paceline.core.errors import CheckpointError
 _CONTAINERS = ("state_dict", "model", "model_state_dict")
 _WRAPPER = "module."
 _LONGEST_HEADER = 100_000_000
-_ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
+_ZIP = b"PK\x03\x04"
+_PICKLES = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -48,7 +50,7 @@ def _read(path: Path, start: bytes, size: int) -> Any:
         if not zipfile.is_zipfile(path):
             raise CheckpointError(f"{path}: is truncated: a torch file whose end is missing ({size} bytes)")
         return _read_torch(path)
-    if start.startswith(_PICKLE):
+    if start.startswith(_PICKLES):
         return _read_torch(path)
     raise CheckpointError(
         f"{path}: is neither a safetensors nor a torch file: it begins with {start!r} and has {size} bytes"
@@ -57,22 +59,30 @@ def _read(path: Path, start: bytes, size: int) -> Any:
 
 def _read_torch(path: Path) -> Any:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        code = re.findall(r"GLOBAL ([\w.]+)", str(error))
-        if not code:
-            raise CheckpointError(f"{path}: is damaged or not made of plain tensors: {_first_line(error)}") from error
-        raise CheckpointError(
-            f"{path}: refused: reading it would need the code {code[0]}, and a file that brings code can do "
-            "anything on your machine. Weights are read with weights_only, which protects you from that. "
-            "Expected tensors alone: where the file can be trusted, save its state dict as safetensors"
-        ) from error
+        with path.open("rb") as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what they say is said by the errors below
+            # Given a path instead of a file, torch would go by its extension.
+            return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged files raise almost any type
-        raise CheckpointError(f"{path}: is damaged or truncated: torch cannot read it: {_first_line(error)}") from error
+        raise CheckpointError(f"{path}: {_explained(error)}") from error
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+def _explained(error: Exception) -> str:
+    """Torch's reason in other words: its own advise to switch the protection off."""
+    text = str(error)
+    if code := re.search(r"GLOBAL (\w[\w.]*\w) ", text):
+        return (
+            f"refused: reading it would need the code {code[1]}, and a file that brings code can do anything "
+            "on your machine. Weights are read with weights_only, which protects you from that. "
+            "Expected tensors alone: where the file can be trusted, save its state dict as safetensors"
+        )
+    if "TorchScript" in text:
+        return "is a TorchScript program; expected tensors alone: save its state dict as safetensors"
+    if isinstance(error, pickle.UnpicklingError):
+        reason = re.search(r"WeightsUnpickler error:\s*(\S.*)", text)
+        text = reason[1] if reason else "it holds more than plain data"
+    first_line = (text or type(error).__name__).splitlines()[0]
+    return f"is damaged, truncated or not made by torch.save: {first_line}"
 
 
 def _tensors(path: Path, content: Any) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -101,23 +101,17 @@ class Normalize:
     std: Sequence[float]
     draws: ClassVar[int] = 0
     is_batch: ClassVar[bool] = True
-    _factors: dict[torch.device, tuple[Tensor, Tensor]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
         """The images, normalised."""
-        scale, shift = self._on(images.device)
-        if len(scale) not in (1, images.shape[1]):
+        if len(self.mean) not in (1, images.shape[1]):
             raise DataError(
-                f"normalize has {len(scale)} means but the images have {images.shape[1]} channels: "
+                f"normalize has {len(self.mean)} means but the images have {images.shape[1]} channels: "
                 "give one mean and one std for each channel"
             )
-        return images.to(torch.float32, copy=True).mul_(scale).add_(shift)
-
-    def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        if device not in self._factors:
-            mean = torch.tensor(self.mean, dtype=torch.float64).view(-1, 1, 1)
-            std = torch.tensor(self.std, dtype=torch.float64).view(-1, 1, 1)
-            self._factors[device] = (1 / (255 * std)).float().to(device), (-mean / std).float().to(device)
-        return self._factors[device]
+        scale = [1 / (255 * std) for std in self.std]
+        shift = [-mean / std for mean, std in zip(self.mean, self.std, strict=True)]
+        # Made anew each time, which costs little: kept tensors would tie the transform to a device or a mode.
+        scales = torch.tensor(scale, dtype=torch.float32, device=images.device).view(-1, 1, 1)
+        shifts = torch.tensor(shift, dtype=torch.float32, device=images.device).view(-1, 1, 1)
+        return images.to(torch.float32, copy=True).mul_(scales).add_(shifts)

@@ -71,7 +71,7 @@ def rebuild(folder: Path, records: Iterable[Record], pictures: Iterable[tuple[in
         path.unlink()
     if frames:
         file = GrowingFile(folder / _file_name())
-        file.append(b"".join([_header_frame(time.time()), _forget_frame(), *frames]))
+        file.append(b"".join([_header_frame(time.time()), *frames]))
         file.close()
 
 
@@ -109,14 +109,6 @@ def _file_name() -> str:
 
 def _header_frame(moment: float) -> bytes:
     return _frame(wall_time=moment, file_version="brain.Event:2")
-
-
-def _forget_frame() -> bytes:
-    """Makes a TensorBoard that is running now drop the points it has of files that were replaced."""
-    from tensorboard.compat.proto import event_pb2
-
-    start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-    return _frame(wall_time=time.time(), step=0, session_log=start)
 
 
 def _scalars_frame(record: Record) -> bytes:

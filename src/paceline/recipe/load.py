@@ -206,7 +206,7 @@ def _override(
     document: Document, overrides: list[tuple[list[str], str, str]], layer: int, parts: Sequence[PartSpec]
 ) -> Document:
     problems: list[str] = []
-    for number, (segments, text, override) in enumerate(overrides):
+    for segments, text, override in overrides:
         label = f"{COMMAND_LINE}: {override}"
         try:
             value = parse_value(text, label)
@@ -214,7 +214,7 @@ def _override(
         except RecipeError as error:
             problems += error.problems
             continue
-        layered = _at_layer(_nested(path, value), layer + number)
+        layered = _at_layer(_nested(path, value), layer)
         expand_shorthand(layered, parts)
         document = merge(document, layered)
     if problems:

@@ -123,6 +123,8 @@ class _Words:
                 return str(error["ctx"]["error"])
         if "finite_number" in types:
             return f"expected a finite number, got {show(value)}"
+        if "needs_python_object" in types:
+            return "cannot be given in a recipe: it takes an object of Python"
         nodes = self._nodes(path)
         if nodes and all(kind in _IN_SCHEMA or kind.endswith("_type") for kind in types):
             return f"expected {describe(nodes)}, got {show(value)}{hint(value, nodes)}"

@@ -61,7 +61,7 @@ def validate(document: Document) -> CheckedRecipe:
         problems += problems_of(error, Recipe, document.tree, also_known=["extends"])
     if problems:
         raise _error(problems, document)
-    _fill_arguments(recipe, arguments)
+    recipe = _with_arguments(recipe, arguments)
     problems = [Problem(_path_of(keys[0], document.tree), message) for keys, message in cross_checks(recipe)]
     if problems:
         raise _error(problems, document)
@@ -121,8 +121,9 @@ def _is_left_over(part: PartSpec, path: KeyPath, key: str, document: Document) -
     return name is not None and name.layer > max(origin.layer for origin in origins)
 
 
-def _fill_arguments(recipe: Recipe, arguments: dict[KeyPath, dict[str, Any]]) -> None:
-    """Put validated arguments into the parts, those of parts that the recipe leaves out as well."""
+def _with_arguments(recipe: Recipe, arguments: dict[KeyPath, dict[str, Any]]) -> Recipe:
+    """The recipe with validated arguments in its parts, those of parts that it leaves out as well."""
+    recipe = recipe.model_copy(deep=True)  # default sections are shared between recipes
     for part in PARTS:
         for path, section in _instances(recipe, part.pattern):
             extra = section.model_extra
@@ -133,6 +134,7 @@ def _fill_arguments(recipe: Recipe, arguments: dict[KeyPath, dict[str, Any]]) ->
                 arguments[path] = _validated(entry.arguments, extra)
             extra.clear()
             extra.update(arguments[path])
+    return recipe
 
 
 def _instances(recipe: Recipe, pattern: tuple[str, ...]) -> list[tuple[KeyPath, Arguments]]:
@@ -161,14 +163,15 @@ def _error(problems: Sequence[Problem], document: Document) -> RecipeError:
     for problem in problems:
         first.setdefault(problem.path, problem)
     located = [(_origin(problem, document), problem) for problem in first.values()]
-    located.sort(key=lambda pair: _order(pair[0]))
+    located.sort(key=_order)
     return RecipeError([_line(origin, problem) for origin, problem in located])
 
 
-def _order(origin: Origin) -> tuple[bool, str, int, int]:
+def _order(located: tuple[Origin, Problem]) -> tuple[bool, str, int, int, str]:
+    origin, problem = located
     if origin.source == COMMAND_LINE:
-        return True, "", origin.layer, 0
-    return False, origin.source, origin.line or 0, origin.column or 0
+        return True, "", 0, 0, dotted(problem.path)
+    return False, origin.source, origin.line or 0, origin.column or 0, ""
 
 
 def _line(origin: Origin, problem: Problem) -> str:

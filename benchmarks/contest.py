@@ -1,0 +1,76 @@
+"""The training that every contestant of the step benchmark does, and what they share to do it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from benchmarks.nets import Mlp, SmallConvNet
+from paceline.data.datasets.embedded import fashion_small
+
+MEAN, STD = 0.286, 0.353
+LR, WEIGHT_DECAY = 1e-3, 0.01
+Pair = tuple[Tensor, Tensor]
+
+_MODELS: dict[str, Callable[[int, int], nn.Module]] = {"benchmark_mlp": Mlp, "benchmark_convnet": SmallConvNet}
+
+
+@dataclass(frozen=True)
+class Contest:
+    """So many steps of one network on the embedded data set, which lies in memory; `folder` is for what is written."""
+
+    model: str
+    batch: int
+    steps: int
+    folder: Path
+
+    def make_model(self) -> nn.Module:
+        """The network, ready to train."""
+        torch.manual_seed(0)
+        return _MODELS[self.model](10, 1).train()
+
+    def lr(self, step: int) -> float:
+        """Half a cosine."""
+        return LR * 0.5 * (1 + math.cos(math.pi * step / self.steps))
+
+
+def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    """The fastest AdamW that torch has for this device, as Paceline chooses it."""
+    return torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=WEIGHT_DECAY, fused=True)
+
+
+def normalize(images: Tensor) -> Tensor:
+    """The pixels as the network wants them, in the fewest passes."""
+    return images.float().mul_(1 / (255 * STD)).add_(-MEAN / STD)
+
+
+class Batches(IterableDataset[Pair]):
+    """Whole batches, shuffled anew in each epoch and indexed out of one tensor; the last, smaller one is left out."""
+
+    def __init__(self, contest: Contest) -> None:
+        data = fashion_small("train")
+        self.images, self.labels = data.images, data.fields["label"]
+        self.contest = contest
+
+    def __len__(self) -> int:
+        return self.contest.steps
+
+    def __iter__(self) -> Iterator[Pair]:
+        batch, left = self.contest.batch, self.contest.steps
+        per_epoch = len(self.images) // batch
+        while left:
+            order = torch.randperm(len(self.images))
+            for ids in order.split(batch)[: min(per_epoch, left)]:
+                yield self.images.index_select(0, ids), self.labels.index_select(0, ids)
+            left -= min(per_epoch, left)
+
+
+def make_loader(contest: Contest) -> DataLoader[Pair]:
+    """The same batches through torch's loader, which the frameworks expect."""
+    return DataLoader(Batches(contest), batch_size=None)

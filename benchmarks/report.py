@@ -1,0 +1,88 @@
+"""Results as tables: on the terminal while they come in, and as a page of the documentation."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+_PACKAGES = ("paceline", "torch", "torchvision", "numpy", "lightning", "accelerate")
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What was aimed at, and what came out."""
+
+    text: str
+    value: str
+    is_met: bool
+
+
+@dataclass(frozen=True)
+class Section:
+    """One benchmark: what was compared and how, the figures, and the goals."""
+
+    title: str
+    method: str
+    header: Sequence[str]
+    rows: list[list[str]]
+    goals: list[Goal] = field(default_factory=list)
+
+
+def show(section: Section) -> None:
+    """Print a section for a person at a terminal."""
+    print(f"\n{section.title}")
+    widths = [max(map(len, column)) for column in zip(section.header, *section.rows, strict=True)]
+    for row in (section.header, *section.rows):
+        first, *others = (cell.ljust(width) if not i else cell.rjust(width) for i, (cell, width) in _aligned(row, widths))
+        print("  " + "  ".join([first, *others]))
+    for line in map(_verdict, section.goals):
+        print(f"  {line}")
+
+
+def write_page(sections: Iterable[Section], command: str) -> None:
+    """Replace the page of results."""
+    text = [
+        "# Benchmarks",
+        f"Written by `{command}` on {time.strftime('%Y-%m-%d')}; the same command on an idle machine writes it anew.",
+        machine(),
+        "Contestants take short turns in rotation within one run. A ratio is the median over rounds of"
+        " (cost of one / cost of the reference in the same round), with the middle half of the rounds behind it.",
+    ]
+    for section in sections:
+        text += [f"## {section.title}", section.method, _table(section)]
+        text += ["\n".join(f"- {_verdict(goal)}" for goal in section.goals)] if section.goals else []
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text("\n\n".join(text) + "\n", encoding="utf-8")
+
+
+def machine() -> str:
+    """The processor, its cores and the versions, in one line."""
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES)
+    cores = len(os.sched_getaffinity(0))
+    return f"{_processor()}, {cores} cores; {platform.system()}, Python {platform.python_version()}, {versions}."
+
+
+def _processor() -> str:
+    described = Path("/proc/cpuinfo")
+    lines = described.read_text(encoding="utf-8").splitlines() if described.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _table(section: Section) -> str:
+    rule = ["---", *["---:"] * (len(section.header) - 1)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (section.header, rule, *section.rows))
+
+
+def _verdict(goal: Goal) -> str:
+    return f"goal: {goal.text}; measured: {goal.value}: {'reached' if goal.is_met else 'NOT reached'}"
+
+
+def _aligned(row: Sequence[str], widths: Sequence[int]) -> Iterable[tuple[int, tuple[str, int]]]:
+    return enumerate(zip(row, widths, strict=True))

@@ -1,0 +1,195 @@
+"""What pydantic says, in our words and at the right place of the tree."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, Self
+
+import pytest
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from paceline.core.arguments import Arguments, Count, NonNegative, PartialShare, Positive, Share
+from paceline.recipe.problems import Problem, expected_names, problems_of, unknown_key, unknown_name
+
+
+def _odd(number: int) -> int:
+    if number % 2 == 0:
+        raise ValueError(f"expected an odd number, got {number}")
+    return number
+
+
+class Inner(Arguments):
+    size: Count
+    mode: Literal["fast", "slow"] = "fast"
+
+
+class Named(Arguments):
+    model_config = ConfigDict(extra="allow")
+    name: str
+
+
+class Model(Arguments):
+    count: Count = 1
+    lr: Positive = 1.0
+    decay: NonNegative = 0.0
+    share: Share = 0.0
+    partial: PartialShare = 0.0
+    auto: Count | Literal["auto"] = "auto"
+    maybe: Positive | None = None
+    flag: bool = False
+    text: str = ""
+    word: Annotated[str, Field(pattern="^a+$")] = "a"
+    filled: Annotated[str, Field(min_length=1)] = "a"
+    pair: tuple[int, int] = (0, 0)
+    names: Annotated[list[str], Field(min_length=1, max_length=3)] = ["a"]
+    inner: Inner | None = None
+    inners: list[Inner] = []
+    either: Inner | str = ""
+    named: Named | None = None
+    size: Count | Annotated[list[Count], Field(min_length=2, max_length=2)] = 1
+    free: dict[str, bool | int | float | str | list[int] | None] = {}
+    odd: Annotated[int, AfterValidator(_odd)] = 1
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.count > 100 and self.flag:
+            raise ValueError("count and flag do not go together")
+        return self
+
+
+def problems(tree: Any, model: type[BaseModel] = Model, **options: Any) -> list[Problem]:
+    with pytest.raises(ValidationError) as refusal:
+        model.model_validate_json(json.dumps(tree))
+    return problems_of(refusal.value, model, tree, **options)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("count", 0, "expected a whole number ≥ 1, got 0"),
+        ("count", 2.5, "expected a whole number ≥ 1, got 2.5"),
+        ("count", 2.0, "expected a whole number ≥ 1, got 2.0; write 2"),
+        ("count", True, "expected a whole number ≥ 1, got true"),
+        ("count", "3", 'expected a whole number ≥ 1, got "3"; remove the quotes'),
+        ("count", None, "expected a whole number ≥ 1, got null"),
+        ("count", [1], "expected a whole number ≥ 1, got [1]"),
+        ("lr", "fast", 'expected a number > 0, got "fast"'),
+        ("lr", 0, "expected a number > 0, got 0"),
+        ("lr", float("nan"), "expected a finite number, got nan"),
+        ("lr", float("inf"), "expected a finite number, got inf"),
+        ("decay", -1, "expected a number ≥ 0, got -1"),
+        ("share", 1.5, "expected a number from 0 to 1, got 1.5"),
+        ("partial", 1, "expected a number ≥ 0 and < 1, got 1"),
+        ("auto", "fast", 'expected a whole number ≥ 1 or auto, got "fast"'),
+        ("auto", 0, "expected a whole number ≥ 1 or auto, got 0"),
+        ("auto", "atuo", 'expected a whole number ≥ 1 or auto, got "atuo"; did you mean "auto"?'),
+        ("maybe", -1, "expected a number > 0 or null, got -1"),
+        ("flag", "yes", 'expected true or false, got "yes"'),
+        ("flag", 1, "expected true or false, got 1"),
+        ("text", 5, "expected a string, got 5; quote it"),
+        ("text", True, "expected a string, got true; quote it"),
+        ("text", ["x"], 'expected a string, got ["x"]'),
+        ("word", "b", 'expected a string matching ^a+$, got "b"'),
+        ("filled", "", 'expected a string that is not empty, got ""'),
+        ("pair", [1], "expected a list of 2 items, got [1]"),
+        ("pair", [1, 2, 3], "expected a list of 2 items, got [1, 2, 3]"),
+        ("pair", 1, "expected a list of 2 items, got 1; write [1]"),
+        ("names", [], "expected a list of at least 1 item and at most 3 items, got []"),
+        ("names", "x", 'expected a list of at least 1 item and at most 3 items, got "x"; write ["x"]'),
+        ("inner", 5, "expected a mapping or null, got 5"),
+        ("inners", {"size": 1}, 'expected a list, got {"size": 1}'),
+        ("either", 5, "expected a mapping or a string, got 5; quote it"),
+        ("named", 5, "expected a name, a mapping or null, got 5"),
+        ("size", "x", 'expected a whole number ≥ 1 or a list of 2 items, got "x"'),
+        ("size", [1, 2, 3], "expected a whole number ≥ 1 or a list of 2 items, got [1, 2, 3]"),
+        ("odd", 4, "expected an odd number, got 4"),
+    ],
+)
+def test_values(key: str, value: Any, message: str) -> None:
+    assert problems({key: value}) == [Problem((key,), message)]
+
+
+@pytest.mark.parametrize(
+    ("tree", "expected"),
+    [
+        ({"inner": {}}, Problem(("inner", "size"), "required, but missing", "absence")),
+        (
+            {"inner": {"size": 1, "mode": "fats"}},
+            Problem(("inner", "mode"), 'expected one of fast, slow, got "fats"; did you mean "fast"?'),
+        ),
+        ({"inners": [{"size": 1}, {"size": 0}]}, Problem(("inners", 1, "size"), "expected a whole number ≥ 1, got 0")),
+        ({"either": {"size": 0}}, Problem(("either", "size"), "expected a whole number ≥ 1, got 0")),
+        ({"either": {}}, Problem(("either", "size"), "required, but missing", "absence")),
+        ({"size": [1, 0]}, Problem(("size", 1), "expected a whole number ≥ 1, got 0")),
+        ({"pair": [1, "x"]}, Problem(("pair", 1), 'expected a whole number, got "x"')),
+        ({"free": {"a": [1, "x"]}}, Problem(("free", "a", 1), 'expected a whole number, got "x"')),
+        (
+            {"free": {"a": {}}},
+            Problem(("free", "a"), "expected true, false, a number, a string, a list or null, got {}"),
+        ),
+        ({"names": ["a", 3]}, Problem(("names", 1), "expected a string, got 3; quote it")),
+        ({"coutn": 1}, Problem(("coutn",), 'unknown key; did you mean "count"?', "key")),
+        (
+            {"inner": {"size": 1, "x": 2}},
+            Problem(("inner", "x"), "unknown key; known here: size, mode", "key"),
+        ),
+        (
+            {"either": {"size": 1, "sise": 2}},
+            Problem(("either", "sise"), 'unknown key; did you mean "size"?', "key"),
+        ),
+        ({"mode": "fast"}, Problem(("mode",), 'unknown key; did you mean "inner.mode"?', "key")),
+        ({"count": 101, "flag": True}, Problem((), "count and flag do not go together")),
+    ],
+)
+def test_places(tree: Any, expected: Problem) -> None:
+    assert problems(tree) == [expected]
+
+
+def test_all_problems_at_once_in_the_order_of_the_schema() -> None:
+    found = problems({"lr": "x", "zzz": 1, "count": 0, "inner": {}})
+    assert [problem.path for problem in found] == [("count",), ("lr",), ("inner", "size"), ("zzz",)]
+
+
+def test_keys_of_the_section_around_are_known_too() -> None:
+    (problem,) = problems({"size": 1, "wieght": 1}, Inner, also_known=["name", "weight"])
+    assert problem.message == 'unknown key; did you mean "weight"?'
+    (problem,) = problems({"size": 1, "zzz": 1}, Inner, also_known=["name"])
+    assert problem.message == "unknown key; known here: name, size, mode"
+
+
+class Device:
+    """A type that JSON does not know."""
+
+
+class Own(Arguments):
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+    device: Device = Device()
+    size: Count = 1
+
+
+def test_types_of_the_users_own_do_not_stand_in_the_way() -> None:
+    assert problems({"size": 0, "device": "x"}, Own) == [
+        Problem(("device",), "cannot be given in a recipe: it takes an object of Python"),
+        Problem(("size",), "expected a whole number ≥ 1, got 0"),
+    ]
+
+
+def test_unknown_names() -> None:
+    assert unknown_name("loss", "bec", ["cross_entropy", "bce"]) == 'unknown loss "bec"; did you mean "bce"?'
+    assert unknown_name("loss", "x", ["cross_entropy", "bce"]) == 'unknown loss "x"; expected one of cross_entropy, bce'
+    assert unknown_name("task", "x", ["classification"]) == 'unknown task "x"; expected classification'
+    assert unknown_name("loss", "x", []) == 'unknown loss "x"'
+    assert unknown_name("loss", "x", [f"long{n}" for n in range(13)]) == 'unknown loss "x"'
+
+
+def test_unknown_keys() -> None:
+    assert unknown_key("epoch", ["epochs", "steps"]) == 'unknown key; did you mean "epochs"?'
+    assert unknown_key("x", ["epochs", "steps"]) == "unknown key; known here: epochs, steps"
+    assert unknown_key("x", [f"long{n}" for n in range(13)]) == "unknown key"
+    assert unknown_key("lr", ["epochs"], ["optimizer.lr"]) == 'unknown key; did you mean "optimizer.lr"?'
+
+
+def test_names_to_choose_from() -> None:
+    assert expected_names(["a"]) == "a"
+    assert expected_names(["a", "b"]) == "one of a, b"
+    assert expected_names([]) == expected_names([str(n) for n in range(13)]) == "a name"

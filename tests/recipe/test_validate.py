@@ -1,0 +1,195 @@
+"""A valid recipe, resolved and located; parts and what they inherit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import RecipeError
+from paceline.core.registry import Registry, register
+from paceline.recipe.document import Origin
+from paceline.recipe.load import load, shipped_recipes
+from paceline.recipe.validate import CheckedRecipe, validate
+
+RECIPE = """\
+name: fashion
+task: classification
+model: {name: convnet, depth: 2}
+data:
+  batch: 128
+  train: {dataset: fashion_small, split: train, transforms: [flip, {name: random_crop, padding: 2}]}
+  val: {dataset: fashion_small, split: test}
+losses:
+  - cross_entropy
+optimizer: {name: sgd, lr: 0.1, momentum: 0.8}
+train: {epochs: 20}
+"""
+
+Check = Callable[..., CheckedRecipe]
+
+
+@pytest.fixture
+def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
+    """Validates r.yaml, written from a text, with overrides; further files by name."""
+    monkeypatch.chdir(tmp_path)
+
+    def check(text: str, *overrides: str, **files: str) -> CheckedRecipe:
+        for name, content in {"r": text, **files}.items():
+            Path(f"{name}.yaml").write_text(content)
+        return validate(load("r.yaml", overrides))
+
+    return check
+
+
+@pytest.fixture
+def losses(monkeypatch: pytest.MonkeyPatch) -> Registry:
+    """The registry of losses, whose additions are forgotten after the test."""
+    registry = register.kind("loss")
+    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    return registry
+
+
+def lines(check: Check, *arguments: str, **files: str) -> list[str]:
+    with pytest.raises(RecipeError) as refusal:
+        check(*arguments, **files)
+    return refusal.value.problems
+
+
+def extra(section: Any) -> dict[str, Any]:
+    found: dict[str, Any] = section.model_extra
+    return found
+
+
+def test_parts_hold_all_their_arguments(check: Check) -> None:
+    recipe = check(RECIPE).recipe
+    assert recipe.optimizer.lr == 0.1
+    assert extra(recipe.optimizer) == {"momentum": 0.8, "nesterov": False}
+    assert extra(recipe.model) == {"widths": [32, 64, 128], "depth": 2, "dropout": 0.0}
+    assert recipe.data.val is not None
+    assert extra(recipe.data.val) == {"split": "test"}
+    assert [(each.name, extra(each)) for each in recipe.data.train.transforms] == [
+        ("flip", {"chance": 0.5}),
+        ("random_crop", {"padding": 2}),
+    ]
+
+
+def test_parts_left_out_hold_their_arguments_too(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    schedules = register.kind("schedule")
+    with monkeypatch.context() as patch:
+        patch.setattr(schedules, "_entries", {})
+
+        def constant(*, power: float = 0.9) -> None:
+            """A schedule with an argument."""
+
+        register.schedule("constant")(constant)
+        assert extra(check(RECIPE).recipe.schedule) == {"power": 0.9}
+    assert extra(check(RECIPE).recipe.schedule) == {}
+
+
+def test_resolved_is_plain_whole_and_valid_again(check: Check) -> None:
+    resolved = check(RECIPE).resolved()
+    assert list(resolved)[:4] == ["name", "task", "model", "data"]
+    assert resolved["losses"] == [
+        {"name": "cross_entropy", "weight": 1.0, "label_smoothing": 0.0, "class_weights": None}
+    ]
+    assert resolved["evaluate"]["batch"] == 256
+    Path("again.json").write_text(json.dumps(resolved))
+    assert validate(load("again.json")).resolved() == resolved
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_shipped_recipes_are_valid(name: str) -> None:
+    validate(load(name))
+
+
+def test_places_for_later_messages(check: Check) -> None:
+    checked = check(RECIPE, "train.seed=3")
+    assert checked.locate("optimizer.lr") == "r.yaml:10:28: optimizer.lr"
+    assert checked.locate("data.train.transforms.1.padding") == "r.yaml:6:92: data.train.transforms.1.padding"
+    assert checked.locate("train.seed") == "command line: train.seed"
+    assert checked.locate("optimizer.nesterov") == "r.yaml:10:1: optimizer.nesterov"
+    assert checked.locate("losses.0.weight") == "r.yaml:9:5: losses.0.weight"
+    assert checked.locate("schedule.decay") == "r.yaml:1:1: schedule.decay"
+    assert checked.origin("optimizer.lr") == Origin("r.yaml", 10, 28)
+    assert str(checked.origin("schedule.decay")) == "default"
+
+
+def test_the_document_given_is_left_as_it_was(check: Check) -> None:
+    check(RECIPE)
+    document = load("r.yaml", ["optimizer=adamw"])
+    before = json.dumps(document.tree)
+    validate(document)
+    assert json.dumps(document.tree) == before
+    assert ("optimizer", "momentum") in document.values
+
+
+def test_a_new_name_drops_the_arguments_of_the_old(check: Check) -> None:
+    by_override = check(RECIPE, "optimizer=adamw")
+    assert extra(by_override.recipe.optimizer) == {"betas": [0.9, 0.999], "eps": 1e-8}
+    assert by_override.recipe.optimizer.lr == 0.1
+    assert ("optimizer", "momentum") not in by_override.document.values
+    by_file = check("extends: base.yaml\noptimizer: {name: adam, eps: 0.1}\n", base=RECIPE)
+    assert extra(by_file.recipe.optimizer) == {"betas": [0.9, 0.999], "eps": 0.1}
+
+
+def test_an_argument_given_along_with_the_new_name_is_not_dropped(check: Check) -> None:
+    known = "known here: name, lr, weight_decay, reference_batch, betas, eps"
+    expected = [f"command line: optimizer.momentum: unknown key; {known}"]
+    assert lines(check, RECIPE, "optimizer={name: adamw, momentum: 0.8}") == expected
+    assert lines(check, RECIPE, "optimizer.name=adamw", "optimizer.momentum=0.8") == expected
+    assert lines(check, RECIPE, "optimizer.momentum=0.8", "optimizer.name=adamw") == expected
+
+
+def test_a_name_said_again_does_not_hide_mistakes_below(check: Check) -> None:
+    base = RECIPE.replace("momentum", "momentun")
+    assert lines(check, "extends: base.yaml\noptimizer: {name: sgd}\n", base=base) == [
+        'base.yaml:10:33: optimizer.momentun: unknown key; did you mean "momentum"?'
+    ]
+
+
+def test_names_registered_by_a_user_are_checked_by_their_signature(check: Check, losses: Registry) -> None:
+    @register.loss("mine")
+    class Mine:
+        def __init__(self, margin: float, *, pair: tuple[int, int] = (1, 2), anything=None) -> None:  # type: ignore[no-untyped-def]
+            pass
+
+    text = RECIPE.replace("- cross_entropy", "- {name: mine, margin: 1, pair: [3, 4], anything: {a: [1]}}")
+    (loss,) = check(text).recipe.losses
+    assert extra(loss) == {"margin": 1.0, "pair": (3, 4), "anything": {"a": [1]}}
+    assert check(text).resolved()["losses"][0]["pair"] == [3, 4]
+    wrong = RECIPE.replace("- cross_entropy", "- {name: mine, pair: [3], anything: .nan}")
+    assert lines(check, wrong) == [
+        "r.yaml:9:5: losses.0.margin: required, but missing",
+        "r.yaml:9:24: losses.0.pair: expected a list of 2 items, got [3]",
+        "r.yaml:9:39: losses.0.anything: expected a finite number, got nan",
+    ]
+
+
+def test_problems_of_files_come_in_order_and_those_of_the_command_line_last(check: Check) -> None:
+    base = RECIPE.replace("lr: 0.1", "lr: fast").replace("batch: 128", "batch: 0")
+    found = lines(check, "extends: z.yaml\ntrain: {epochs: 0}\n", "name=-", "data.workers=x", z=base)
+    assert [line.split(": ")[:2] for line in found] == [
+        ["r.yaml:2:17", "train.epochs"],
+        ["z.yaml:5:10", "data.batch"],
+        ["z.yaml:10:28", "optimizer.lr"],
+        ["command line", "data.workers"],
+        ["command line", "name"],
+    ]
+
+
+def test_checking_needs_neither_torch_nor_numpy() -> None:
+    code = (
+        "import sys\n"
+        "from paceline.recipe.load import load\n"
+        "from paceline.recipe.validate import validate\n"
+        "from paceline.recipe.json_schema import json_schema\n"
+        "validate(load('quickstart')), json_schema()\n"
+        "sys.exit(bool({'torch', 'numpy', 'timm', 'torchvision'} & set(sys.modules)))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
