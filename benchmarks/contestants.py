@@ -14,9 +14,21 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import paceline
-from benchmarks.contest import LR, MEAN, STD, WEIGHT_DECAY, Batches, Contest, Pair, make_loader, make_optimizer, normalize
+from benchmarks.contest import (
+    LR,
+    MEAN,
+    STD,
+    WEIGHT_DECAY,
+    Batches,
+    Contest,
+    Pair,
+    make_loader,
+    make_optimizer,
+    normalize,
+)
 from benchmarks.terminal import on_terminal
 from paceline.cli import main as paceline_main
+from paceline.models.torchvision_ops import import_torchvision
 
 LOG_EVERY_STEPS = 20
 
@@ -63,12 +75,12 @@ def lightning_bare(contest: Contest) -> None:
         enable_progress_bar=False,
         enable_checkpointing=False,
         enable_model_summary=False,
-        barebones=False,
     )
 
 
 def lightning_fabric(contest: Contest) -> None:
     """A loop of one's own with Lightning Fabric."""
+    import_torchvision()
     from lightning.fabric import Fabric
 
     fabric = Fabric(accelerator="cpu", devices=1)
@@ -129,6 +141,7 @@ def _recipe(contest: Contest) -> Any:
 
 
 def _fit(contest: Contest, **options: Any) -> None:
+    import_torchvision()  # Lightning imports it too, and fails where its compiled part does not fit torch
     from lightning.pytorch import LightningModule, Trainer
 
     class Module(LightningModule):  # type: ignore[misc]

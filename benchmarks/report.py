@@ -39,7 +39,9 @@ def show(section: Section) -> None:
     print(f"\n{section.title}")
     widths = [max(map(len, column)) for column in zip(section.header, *section.rows, strict=True)]
     for row in (section.header, *section.rows):
-        first, *others = (cell.ljust(width) if not i else cell.rjust(width) for i, (cell, width) in _aligned(row, widths))
+        first, *others = (
+            cell.ljust(width) if not i else cell.rjust(width) for i, (cell, width) in _aligned(row, widths)
+        )
         print("  " + "  ".join([first, *others]))
     for line in map(_verdict, section.goals):
         print(f"  {line}")

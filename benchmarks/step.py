@@ -34,7 +34,10 @@ def measure(is_quick: bool) -> Section:
     torch.use_deterministic_algorithms(True)
     rounds = 5 if is_quick else 31
     rows, goals = [], []
-    nets_and_steps = (("784-128-10 MLP, batch 128", "benchmark_mlp", 400), ("conv net, batch 64", "benchmark_convnet", 40))
+    nets_and_steps = (
+        ("784-128-10 MLP, batch 128", "benchmark_mlp", 400),
+        ("conv net, batch 64", "benchmark_convnet", 40),
+    )
     for name, model, steps in nets_and_steps:
         print(f"step: {name}")
         with tempfile.TemporaryDirectory() as folder:

@@ -230,6 +230,11 @@ def test_normalize_equals_its_formula(dtype: torch.dtype) -> None:
     assert torch.equal(images, before)
 
 
+def test_one_mean_serves_all_channels() -> None:
+    images, draws = batch(2, 3, 4, 5), torch.empty(2, 0)
+    assert torch.equal(Normalize([0.2861], [0.353])(images, draws), Normalize([0.2861] * 3, [0.353] * 3)(images, draws))
+
+
 def test_normalize_names_both_numbers_of_channels() -> None:
     with pytest.raises(DataError, match="2 means but the images have 3 channels"):
         Normalize([0.5, 0.5], [1, 1])(batch(1, 3, 2, 2), torch.empty(1, 0))

@@ -74,9 +74,7 @@ def test_unweighted_denominators_are_plain_numbers() -> None:
 @settings(max_examples=40, deadline=None)
 @given(
     cuts=st.sets(st.integers(1, 8)),
-    loss=st.sampled_from(
-        [CrossEntropy(0.1), CrossEntropy(class_weights=WEIGHTS), BinaryCrossEntropy(0.1, WEIGHTS)]
-    ),
+    loss=st.sampled_from([CrossEntropy(0.1), CrossEntropy(class_weights=WEIGHTS), BinaryCrossEntropy(0.1, WEIGHTS)]),
 )
 def test_the_gradient_of_an_update_does_not_depend_on_its_cuts(cuts: set[int], loss: Loss) -> None:
     labels, weight = some_labels(), some_logits(4, seed=5).double().requires_grad_()
@@ -87,9 +85,7 @@ def test_the_gradient_of_an_update_does_not_depend_on_its_cuts(cuts: set[int], l
     def gradient(slices: list[slice]) -> Tensor:
         batches = [batch_of(labels[part]) for part in slices]
         total = sum(count for batch in batches if (count := loss.count(batch)) is not None)
-        terms = [
-            loss(inputs[part] @ weight, batch).numerator for part, batch in zip(slices, batches, strict=True)
-        ]
+        terms = [loss(inputs[part] @ weight, batch).numerator for part, batch in zip(slices, batches, strict=True)]
         return torch.autograd.grad(torch.stack(terms).sum() / total, weight)[0]
 
     torch.testing.assert_close(gradient(parts), gradient([slice(0, 9)]), rtol=1e-12, atol=1e-14)

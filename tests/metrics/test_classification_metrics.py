@@ -103,9 +103,7 @@ def test_logits_that_are_not_numbers_are_never_right() -> None:
 
 
 def macro(truth: Any, predicted: Any, **options: Any) -> dict[str, float]:
-    scores = oracle.precision_recall_fscore_support(
-        truth, predicted, average="macro", zero_division=0, **options
-    )
+    scores = oracle.precision_recall_fscore_support(truth, predicted, average="macro", zero_division=0, **options)
     return dict(zip(("precision", "recall", "f1"), scores[:3], strict=True))
 
 
@@ -116,9 +114,7 @@ def test_the_confusion_matrix_is_scikit_learns(seed: int) -> None:
     logits[:, 2] = -9  # and class 2 is never predicted
     predicted = logits.argmax(dim=1)
     found = figures(ConfusionMatrix(5), logits, labels)
-    assert found.pop("confusion").tolist() == (
-        oracle.confusion_matrix(labels, predicted, labels=range(5)).tolist()
-    )
+    assert found.pop("confusion").tolist() == (oracle.confusion_matrix(labels, predicted, labels=range(5)).tolist())
     assert found == pytest.approx(macro(labels, predicted, labels=range(5)))
 
 
@@ -249,9 +245,7 @@ def test_losses_are_the_means_over_all_samples() -> None:
     binary = torch.nn.functional.binary_cross_entropy_with_logits(
         logits, torch.nn.functional.one_hot(labels, 4).float()
     ).item()
-    assert found == pytest.approx(
-        {"cross_entropy": entropy, "bce": binary, "loss": entropy + 0.5 * binary}, rel=1e-6
-    )
+    assert found == pytest.approx({"cross_entropy": entropy, "bce": binary, "loss": entropy + 0.5 * binary}, rel=1e-6)
 
 
 def test_loss_states_are_rows_in_double_precision_without_gradient() -> None:
@@ -286,9 +280,7 @@ def same_bits(one: Figures, other: Figures) -> bool:
     seed=st.integers(0, 1000),
     several=st.booleans(),
 )
-def test_no_division_into_batches_changes_a_bit(
-    sizes: list[int], num_classes: int, seed: int, several: bool
-) -> None:
+def test_no_division_into_batches_changes_a_bit(sizes: list[int], num_classes: int, seed: int, several: bool) -> None:
     total = sum(sizes)
     logits, labels = (drawn_several if several else drawn)(total, num_classes, seed)
     noise = torch.randn(logits.shape, generator=torch.Generator().manual_seed(seed))

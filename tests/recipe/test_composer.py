@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.recipe import composer
@@ -105,6 +105,7 @@ _TREES = st.recursive(
 
 
 @given(_TREES, st.sampled_from([None, 2]))
+@settings(deadline=None, max_examples=50)
 def test_json_text_reads_back_and_every_place_holds_what_it_should(tree: Any, indent: int | None) -> None:
     text = json.dumps(tree, indent=indent, ensure_ascii=False)
     composed = compose(text)
@@ -230,6 +231,7 @@ def test_problems_before_a_syntax_error_are_kept() -> None:
 
 
 @given(st.text(alphabet="ab:-[]{}&*!?|>'\"#%@,~<1.\n \t"))
+@settings(deadline=None)
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
         outcome: object = compose(text)

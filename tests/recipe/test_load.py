@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.errors import RecipeError, UsageError
@@ -109,7 +109,7 @@ def test_the_same_value_said_again_keeps_its_layer(write: Write) -> None:
         ),
         (
             {"r": 'extends: "a\\0.yaml"\n'},
-            [f'r.yaml:1:10: extends: "a\0.yaml" {NEITHER}; `paceline recipes` lists those'],
+            [f'r.yaml:1:10: extends: "a\\u0000.yaml" {NEITHER}; `paceline recipes` lists those'],
         ),
     ],
 )
@@ -288,6 +288,7 @@ def _plainly_merged(old: Any, new: Any) -> Any:
 
 
 @given(_TREES, _TREES)
+@settings(deadline=None)
 def test_merging_keeps_one_origin_for_each_value(below: Any, above: Any) -> None:
     merged = merge(_document(below, "below", 0), _document(above, "above", 1))
     assert merged.tree == _plainly_merged(below, above)

@@ -111,7 +111,7 @@ def test_shipped_recipes_are_valid(name: str) -> None:
 def test_places_for_later_messages(check: Check) -> None:
     checked = check(RECIPE, "train.seed=3")
     assert checked.locate("optimizer.lr") == "r.yaml:10:28: optimizer.lr"
-    assert checked.locate("data.train.transforms.1.padding") == "r.yaml:6:92: data.train.transforms.1.padding"
+    assert checked.locate("data.train.transforms.1.padding") == "r.yaml:6:97: data.train.transforms.1.padding"
     assert checked.locate("train.seed") == "command line: train.seed"
     assert checked.locate("optimizer.nesterov") == "r.yaml:10:1: optimizer.nesterov"
     assert checked.locate("losses.0.weight") == "r.yaml:9:5: losses.0.weight"

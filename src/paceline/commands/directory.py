@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ _MAY_CHANGE = (
     "evaluate.every_epochs", "evaluate.every_steps", "evaluate.workers",
     "data.train.root", "data.val.root", "data.test.root", "model.weights",
 )  # fmt: skip
+
+_PLAIN = re.compile(r"[A-Za-z/][\w./-]*")
+_NOT_STRINGS = {"true", "false", "null", "True", "False", "Null", "TRUE", "FALSE", "NULL"}
 
 
 def recipe_differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -51,21 +55,34 @@ def recipe_lines(resolved: dict[str, Any], checked: CheckedRecipe) -> list[str]:
 
 
 def _written(value: Any, key: str, depth: int) -> Iterator[tuple[str, str | None]]:
-    """Lines of block YAML, each with the key whose value stands on it, if any. Scalars are written as JSON."""
+    """Lines of block YAML, each with the key whose value stands on it, if any."""
     indent = "  " * depth
-    members = value.items() if isinstance(value, dict) else enumerate(value)
-    for name, inner in members:
+    for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
         inner_key = f"{key}.{name}" if key else str(name)
         head = f"{indent}{name}:" if isinstance(value, dict) else f"{indent}-"
-        if isinstance(inner, dict | list) and inner and not _is_flat(inner):
+        if not inner or _is_flat(inner):
+            yield f"{head} {_scalar(inner)}", inner_key
+        elif isinstance(value, dict):
             yield head, None
             yield from _written(inner, inner_key, depth + 1)
         else:
-            yield f"{head} {json.dumps(inner, ensure_ascii=False)}", inner_key
+            lines = list(_written(inner, inner_key, depth + 1))
+            yield f"{head} {lines[0][0].lstrip()}", lines[0][1]
+            yield from lines[1:]
 
 
 def _is_flat(value: Any) -> bool:
-    return isinstance(value, list) and not any(isinstance(item, dict | list) for item in value)
+    """Whether a value is written on one line."""
+    return not isinstance(value, dict | list) or not (
+        isinstance(value, dict) or any(isinstance(item, dict | list) for item in value)
+    )
+
+
+def _scalar(value: Any) -> str:
+    """A value as YAML: JSON, without quotes around words that cannot be taken for anything else."""
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and value not in _NOT_STRINGS:
+        return value
+    return json.dumps(value, ensure_ascii=False)
 
 
 def move_aside(out: Path) -> Path:

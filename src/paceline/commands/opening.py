@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +36,18 @@ def use_modules(names: list[str]) -> None:
 
 def check_writable(folder: Path) -> None:
     """Refuse, before any work, a folder in which nothing can be made."""
-    existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     if not existing.is_dir():
         raise UsageError(f"{folder} cannot be a run directory: {existing} is a file; choose another with --out")
-    if not os.access(existing, os.W_OK | os.X_OK) or _is_read_only(existing):
-        raise UsageError(f"{folder} cannot be written: {existing} is read-only; choose another with --out")
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"{folder} cannot be written: {existing}: {error.strerror}; choose another with --out"
+        ) from error
 
 
 def print_json(value: dict[str, Any]) -> None:
     """One JSON object on standard output."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
-
-
-def _is_read_only(folder: Path) -> bool:
-    return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)

@@ -89,9 +89,10 @@ def _open_directory(run: Run, builder: Builder) -> None:
     sinks: list[Sink] = [Console(), StatusFile(run.out / "status.json", run.progress.total_steps), MetricsFile(metrics)]
     if metrics.exists():
         truncate_after(metrics, run.progress.step)
+    pictures = _pictures(run)
     if builder.recipe.observe.tensorboard:
         if tensorboard.exists():
-            rebuild(tensorboard, read_records(metrics), _pictures(run))
+            rebuild(tensorboard, read_records(metrics), pictures)
         sinks.append(TensorBoardSink(tensorboard))
     run.observer = Observer(sinks)
 
@@ -100,7 +101,8 @@ def _pictures(run: Run) -> list[tuple[int, str, Path]]:
     """The pictures drawn so far as (step, tag, file); those of steps that will be done again are removed."""
     found = []
     for path in sorted((run.out / "pictures").glob("*-*-*.png")):
-        split, name, step = path.stem.split("-")
+        split, name = path.stem.split("-", 1)
+        name, step = name.rsplit("-", 1)
         if int(step) > run.progress.step:
             path.unlink()
         else:

@@ -109,9 +109,13 @@ class Normalize:
                 f"normalize has {len(self.mean)} means but the images have {images.shape[1]} channels: "
                 "give one mean and one std for each channel"
             )
-        scale = [1 / (255 * std) for std in self.std]
-        shift = [-mean / std for mean, std in zip(self.mean, self.std, strict=True)]
-        # Made anew each time, which costs little: kept tensors would tie the transform to a device or a mode.
-        scales = torch.tensor(scale, dtype=torch.float32, device=images.device).view(-1, 1, 1)
-        shifts = torch.tensor(shift, dtype=torch.float32, device=images.device).view(-1, 1, 1)
-        return images.to(torch.float32, copy=True).mul_(scales).add_(shifts)
+        scale = _by_channel([1 / (255 * std) for std in self.std], images.device)
+        shift = _by_channel([-mean / std for mean, std in zip(self.mean, self.std, strict=True)], images.device)
+        return images.to(torch.float32, copy=True).mul_(scale).add_(shift)
+
+
+def _by_channel(values: list[float], device: torch.device) -> Tensor | float:
+    # Made anew for each batch, which costs little: kept tensors would tie the transform to a device or a mode.
+    if len(values) == 1:
+        return values[0]
+    return torch.tensor(values, dtype=torch.float32, device=device).view(-1, 1, 1)

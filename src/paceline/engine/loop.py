@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import torch
 
@@ -15,7 +16,8 @@ from paceline.data.loader import Update
 from paceline.engine.evaluate import Evaluation, evaluate
 from paceline.engine.run import Run
 from paceline.engine.step import StepResult, train_step
-from paceline.observe.events import Evaluated, Logged, Saved, Snapshot
+from paceline.observe.events import Evaluated, Logged, Note, Saved, Snapshot
+from paceline.tasks.task import Picture
 
 
 def train(run: Run) -> None:
@@ -101,14 +103,12 @@ def evaluate_all(run: Run) -> None:
 def publish(run: Run, evaluation: Evaluation) -> None:
     """Record an evaluation's figures and draw its pictures."""
     run.figures[evaluation.split] = evaluation.figures
-    pictures = {}
+    pictures: dict[str, Path] = {}
     if run.pictures and run.mesh.is_main:
         drawn = run.task.tables(evaluation.tables)
         if evaluation.first and (picture := run.task.picture(*evaluation.first)) is not None:
             drawn["predictions"] = picture
-        for name, picture in drawn.items():
-            pictures[name] = run.out / "pictures" / f"{evaluation.split}-{name}-{run.progress.step:08d}.png"
-            save_png(picture, pictures[name])
+        pictures = _save_pictures(run, evaluation.split, drawn)
     confusion = evaluation.tables.get("confusion")
     run.observer.emit(
         Evaluated(
@@ -122,6 +122,18 @@ def publish(run: Run, evaluation: Evaluation) -> None:
             confusion=None if confusion is None else confusion.tolist(),
         )
     )
+
+
+def _save_pictures(run: Run, split: str, drawn: dict[str, Picture]) -> dict[str, Path]:
+    """Write pictures into the run directory; where that fails the run goes on without them."""
+    paths = {name: run.out / "pictures" / f"{split}-{name}-{run.progress.step:08d}.png" for name in drawn}
+    try:
+        for name, path in paths.items():
+            save_png(drawn[name], path)
+    except OSError as error:
+        run.observer.emit(Note(f"cannot write pictures: {error}; training goes on", "warning"))
+        return {}
+    return paths
 
 
 def save(run: Run) -> None:

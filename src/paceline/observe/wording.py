@@ -102,6 +102,8 @@ def _logged_status(snapshot: Snapshot, logged: Logged) -> dict[str, Words]:
             parts[name] = [(f"{name} ", "dim"), (number(_shown(logged, name)), "")]
     if _known(clock, "samples_per_second"):
         parts["speed"] = [(_speed(clock), ""), ("/s", "dim")]
+    if _known(clock, "data_wait"):  # over the window, so that it does not flicker
+        parts["wait"] = [("data-wait ", "dim"), (f"{clock['data_wait']:.0%}", "")]
     steps_then = snapshot.total_steps - logged.step
     if _known(clock, "eta_seconds") and steps_then > 0:
         steps_now = snapshot.total_steps - snapshot.step

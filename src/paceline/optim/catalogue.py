@@ -1,4 +1,4 @@
-"""The optimizers and schedules that recipes can name."""
+"""The optimizers that recipes can name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from paceline.core.arguments import Arguments, PartialShare, Positive
 from paceline.core.registry import register
 
 optimizers = register.kind("optimizer")
-schedules = register.kind("schedule")
 
 
 class SgdArguments(Arguments):
@@ -30,9 +29,3 @@ class AdamArguments(Arguments):
 optimizers.add("sgd", "torch.optim:SGD", SgdArguments, "stochastic gradient descent with momentum")
 optimizers.add("adam", "torch.optim:Adam", AdamArguments, "Adam; weight decay is part of the gradient")
 optimizers.add("adamw", "torch.optim:AdamW", AdamArguments, "Adam with decoupled weight decay")
-
-schedules.add("constant", "paceline.optim.schedules:constant", summary="the learning rate stays")
-schedules.add("cosine", "paceline.optim.schedules:cosine", summary="half a cosine from the learning rate to the floor")
-schedules.add(
-    "linear", "paceline.optim.schedules:linear", summary="a straight line from the learning rate to the floor"
-)

@@ -52,8 +52,9 @@ class Unreadable(Exception):  # noqa: N818 - always turned into a RecipeError
 
 
 def dotted(path: KeyPath) -> str:
-    """A place as a user writes it: `losses.0.weight`."""
-    return ".".join(str(segment) for segment in path)
+    """A place as a user writes it, in one line: `losses.0.weight`."""
+    text = ".".join(str(segment) for segment in path)
+    return text if text.isprintable() else ascii(text)[1:-1]
 
 
 def place_after(before: str) -> Place:

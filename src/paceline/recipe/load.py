@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -183,7 +184,8 @@ def _find(reference: str, directory: Path, shown_directory: str) -> tuple[Path, 
         raise UsageError(f"{reference}: expected a .yaml, .yml or .json file")
     meant = near(reference, list(named))
     hint = f'did you mean "{meant[0]}"?' if meant else "`paceline recipes` lists those"
-    raise UsageError(f'"{reference}" is neither a file nor a recipe that ships with paceline; {hint}')
+    shown = json.dumps(reference, ensure_ascii=False)
+    raise UsageError(f"{shown} is neither a file nor a recipe that ships with paceline; {hint}")
 
 
 def _folder_name(path: Path) -> str:

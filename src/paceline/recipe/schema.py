@@ -12,6 +12,7 @@ import paceline.losses.catalogue
 import paceline.metrics.catalogue
 import paceline.models.catalogue
 import paceline.optim.catalogue
+import paceline.optim.schedule_catalogue
 import paceline.tasks.catalogue  # noqa: F401
 from paceline.core.arguments import Arguments, Count, CountOrZero, NonNegative, PartialShare, Positive, Share
 from paceline.recipe.document import PartSpec

@@ -176,7 +176,8 @@ def _order(located: tuple[Origin, Problem]) -> tuple[bool, str, int, int, str]:
 
 def _line(origin: Origin, problem: Problem) -> str:
     key = f"{dotted(problem.path)}: " if problem.path else ""
-    return f"{origin}: {key}{problem.message}"
+    message = " ".join(problem.message.splitlines())  # a user's own check may raise anything
+    return f"{origin}: {key}{message}"
 
 
 def _origin(problem: Problem, document: Document) -> Origin:

@@ -1,0 +1,336 @@
+"""The commands as a user runs them: real processes, real files, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+SMALL = [
+    "model.widths=[4]",
+    "train.epochs=null",
+    "train.steps=4",
+    "evaluate.every_steps=2",
+    "checkpoint.every_steps=2",
+    "schedule.warmup=none",
+    "schedule.warmup_epochs=null",
+    "expect.top1=0",
+]
+
+
+def paceline(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "paceline", *arguments]
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=120, env={**os.environ, **environment}
+    )
+
+
+def pictures(folder: Path, classes: dict[str, int], size: tuple[int, int] = (40, 48)) -> None:
+    generator = np.random.default_rng(0)
+    for name, number in classes.items():
+        (folder / name).mkdir(parents=True)
+        for index in range(number):
+            image = generator.integers(0, 255, (*size, 3), dtype=np.uint8)
+            cv2.imwrite(str(folder / name / f"{index}.jpg"), image)
+
+
+def folder_recipe(folder: Path, **changes: object) -> Path:
+    recipe: dict[str, object] = {
+        "name": "own",
+        "task": "classification",
+        "model": {"name": "convnet", "widths": [4]},
+        "data": {
+            "batch": 4,
+            "workers": 0,
+            "train": {
+                "dataset": "image_folder",
+                "root": "train",
+                "transforms": [
+                    {"name": "random_resized_crop", "size": 16},
+                    {"name": "normalize", "mean": [0.5], "std": [0.25]},
+                ],
+            },
+            "val": {
+                "dataset": "image_folder",
+                "root": "val",
+                "transforms": [
+                    {"name": "resize", "size": [16, 16]},
+                    {"name": "normalize", "mean": [0.5], "std": [0.25]},
+                ],
+            },
+        },
+        "losses": ["cross_entropy"],
+        "optimizer": {"name": "sgd", "lr": 0.1},
+        "train": {"steps": 3},
+        **changes,
+    }
+    path = folder / "own.json"
+    path.write_text(json.dumps(recipe))
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished small run."""
+    folder = tmp_path_factory.mktemp("finished")
+    done = paceline(folder, "train", "quickstart", *SMALL)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_train_fills_the_run_directory(finished: Path) -> None:
+    run = finished / "runs" / "quickstart"
+    status = json.loads((run / "status.json").read_text())
+    assert (status["state"], status["step"]) == ("finished", 4)
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [(r["step"], r["split"]) for r in records] == [(2, "val"), (4, "val"), (4, "train")]
+    assert {"top1", "precision", "recall", "f1", "auroc", "loss"} <= records[1].keys()
+    assert set(records[2]["smoothed"]["loss"]) == {"median", "mean", "global_mean", "max", "latest"}
+    assert set(records[2]["clock"]["step_time"]) == {"median", "mean", "global_mean", "max", "latest"}
+    assert (run / "best").resolve().name in {"step-00000002", "step-00000004"}
+    assert sorted(path.name for path in (run / "pictures").iterdir())[0] == "val-confusion-00000002.png"
+    assert list((run / "tensorboard").iterdir())
+
+
+def test_train_again_says_that_it_is_finished(finished: Path) -> None:
+    again = paceline(finished, "train", "quickstart", *SMALL)
+    assert again.returncode == 0
+    assert "is finished" in again.stderr
+
+
+def test_a_changed_recipe_is_refused_with_both_values(finished: Path) -> None:
+    refused = paceline(finished, "train", "quickstart", *SMALL, "optimizer.lr=0.5")
+    assert refused.returncode == 4
+    assert "optimizer.lr: was 0.003, is 0.5" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_more_steps_continue_and_fresh_keeps_the_earlier_run(tmp_path: Path) -> None:
+    assert paceline(tmp_path, "train", "quickstart", *SMALL).returncode == 0
+    longer = paceline(tmp_path, "train", "quickstart", *SMALL, "train.steps=6")
+    assert longer.returncode == 0, longer.stderr
+    assert "step-00000004" in longer.stderr
+    fresh = paceline(tmp_path, "train", "quickstart", *SMALL, "--fresh", "optimizer.lr=0.5")
+    assert fresh.returncode == 0, fresh.stderr
+    assert json.loads((tmp_path / "runs/quickstart~1/status.json").read_text())["step"] == 6
+    assert json.loads((tmp_path / "runs/quickstart/status.json").read_text())["step"] == 4
+
+
+def test_from_starts_a_new_directory_at_a_checkpoint(finished: Path, tmp_path: Path) -> None:
+    start = finished / "runs/quickstart/checkpoints/step-00000002"
+    done = paceline(tmp_path, "train", "quickstart", *SMALL, "--from", str(start), "--out", "second")
+    assert done.returncode == 0, done.stderr
+    first = (finished / "runs/quickstart/checkpoints/step-00000004/model.safetensors").read_bytes()
+    second = (tmp_path / "second/checkpoints/step-00000004/model.safetensors").read_bytes()
+    assert first == second
+
+
+def test_from_never_overwrites_newer_steps(finished: Path) -> None:
+    start = finished / "runs/quickstart/checkpoints/step-00000002"
+    refused = paceline(finished, "train", "quickstart", *SMALL, "--from", str(start))
+    assert refused.returncode == 4
+    assert "--out" in refused.stderr
+
+
+def test_eval_of_a_run_gives_the_figures_of_training(finished: Path) -> None:
+    answer = paceline(finished, "eval", "runs/quickstart", "--checkpoint", "runs/quickstart", "--json")
+    assert answer.returncode == 0, answer.stderr
+    found = json.loads(answer.stdout)
+    records = [json.loads(line) for line in (finished / "runs/quickstart/metrics.jsonl").read_text().splitlines()]
+    assert found["step"] == 4
+    assert found["num_samples"] == 2000
+    assert found["metrics"] == {name: records[1][name] for name in found["metrics"]}
+
+
+def test_eval_reads_a_recipe_or_a_run_the_same(finished: Path) -> None:
+    by_run = paceline(finished, "eval", "runs/quickstart", "--json")
+    by_recipe = paceline(finished, "eval", "quickstart", *SMALL, "--json")
+    assert json.loads(by_run.stdout)["metrics"] == json.loads(by_recipe.stdout)["metrics"]
+
+
+def test_eval_without_a_checkpoint(tmp_path: Path) -> None:
+    answer = paceline(tmp_path, "eval", "quickstart")
+    assert answer.returncode == 4
+    assert "holds no checkpoint" in answer.stderr
+
+
+def test_check_tries_everything_and_leaves_nothing(tmp_path: Path) -> None:
+    answer = paceline(tmp_path, "check", "quickstart", *SMALL, "--json")
+    assert answer.returncode == 0, answer.stderr
+    found = json.loads(answer.stdout)
+    assert found["ok"] is True
+    assert found["data"]["train"] == {"samples": 6000, "image": [1, 28, 28]}
+    assert found["checkpoint"]["bytes"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_show_tells_origins_model_and_batch(tmp_path: Path) -> None:
+    answer = paceline(tmp_path, "show", "quickstart", "data.batch=100", "train.micro_batch=50", "--json")
+    assert answer.returncode == 0, answer.stderr
+    found = json.loads(answer.stdout)
+    assert found["origins"]["data.batch"] == "command line"
+    assert found["origins"]["train.seed"] == "default"
+    assert found["origins"]["optimizer.lr"].startswith("paceline/recipes/classification/quickstart.yaml:")
+    assert found["batch"]["micro_batches"] == 2
+    assert found["batch"]["steps_per_epoch"] == 60
+    # one 3×3 convolution 1→32 at 28×28 is 2·9·32·784 FLOPs; the table's stages must add up to the whole
+    layers = {row["name"]: row for row in found["model"]["layers"]}
+    assert layers["stages"]["flops"] + layers["head"]["flops"] == found["model"]["flops_per_sample"]
+    assert layers["head"]["flops"] == 2 * 128 * 10
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_resolved_recipe_can_be_used_again(finished: Path) -> None:
+    again = paceline(finished, "show", "runs/quickstart/recipe.yaml", "--json")
+    assert again.returncode == 0, again.stderr
+    before = paceline(finished, "show", "quickstart", *SMALL, "--json")
+    assert json.loads(again.stdout)["recipe"] == json.loads(before.stdout)["recipe"]
+
+
+def test_an_image_folder_trains(tmp_path: Path) -> None:
+    pictures(tmp_path / "train", {"ant": 5, "bee": 6})
+    pictures(tmp_path / "val", {"ant": 2, "bee": 3})
+    done = paceline(tmp_path, "train", str(folder_recipe(tmp_path)))
+    assert done.returncode == 0, done.stderr
+    assert "the last of an epoch has 3" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("prepare", "code", "words"),
+    [
+        (lambda f: None, 3, ["own.json:1:", "data.train.root", "train does not exist"]),
+        (lambda f: (f / "train").mkdir(), 3, ["data.train", "train"]),
+        (
+            lambda f: (pictures(f / "train", {"ant": 2, "bee": 2}), pictures(f / "val", {"ant": 2})),
+            3,
+            ["data.val has 1 classes and data.train has 2", "bee"],
+        ),
+        (
+            lambda f: (
+                pictures(f / "train", {"ant": 2, "bee": 2}),
+                pictures(f / "val", {"ant": 2, "bee": 2}),
+                [(f / "train" / "ant" / f"{i}.jpg").write_bytes(b"\xff\xd8\xffnot a picture") for i in range(2)],
+            ),
+            3,
+            ["train/ant/"],
+        ),
+    ],
+    ids=["missing", "empty", "classes", "unreadable"],
+)
+def test_bad_data_is_named(tmp_path: Path, prepare: object, code: int, words: list[str]) -> None:
+    assert callable(prepare)
+    prepare(tmp_path)
+    done = paceline(tmp_path, "train", "own.json" if folder_recipe(tmp_path) else "")
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr
+
+
+def test_a_class_count_that_does_not_match(tmp_path: Path) -> None:
+    done = paceline(tmp_path, "train", "quickstart", "model.num_classes=7")
+    assert done.returncode == 2
+    assert "model.num_classes: expected 10, the number of classes in data.train, got 7" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    done = paceline(tmp_path, "train", "quickstart", "--out", "/proc/runs")
+    assert done.returncode == 2
+    assert "/proc" in done.stderr
+    assert "--out" in done.stderr
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    done = paceline(tmp_path, "train", "quickstart", "--out", str(blocked / "run"))
+    assert done.returncode == 2
+    assert str(blocked) in done.stderr
+
+
+def test_multi_label_with_a_data_set_and_a_metric_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        """
+import numpy as np
+import torch
+from paceline import register
+from paceline.metrics.state import State
+
+
+@register.dataset("dots")
+class Dots:
+    classes = ["left", "right"]
+    channels = 1
+
+    def __init__(self, size: int = 40) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def read(self, index: int) -> dict[str, object]:
+        image = np.zeros((8, 8, 1), np.uint8)
+        label = np.array([index % 2, index // 2 % 2], np.float32)
+        image[:, :4] += np.uint8(200 * label[0])
+        image[:, 4:] += np.uint8(200 * label[1])
+        return {"image": image, "label": label}
+
+
+@register.metric("seen")
+class Seen:
+    def measure(self, predictions, batch) -> State:
+        return {"seen": torch.tensor(len(predictions))}
+
+    def figures(self, state: State) -> dict[str, float]:
+        return {"seen": float(state["seen"])}
+"""
+    )
+    recipe = {
+        "name": "dots",
+        "task": {"name": "classification", "multi_label": True},
+        "model": {"name": "convnet", "widths": [8]},
+        "data": {
+            "batch": 8,
+            "workers": 0,
+            "train": {
+                "dataset": "dots",
+                "size": 64,
+                "transforms": [{"name": "normalize", "mean": [0.5], "std": [0.25]}],
+            },
+            "val": {"dataset": "dots", "transforms": [{"name": "normalize", "mean": [0.5], "std": [0.25]}]},
+        },
+        "losses": ["bce"],
+        "optimizer": {"name": "adamw", "lr": 0.02},
+        "train": {"epochs": 8},
+        "evaluate": {"metrics": ["seen"], "batch": 16},
+    }
+    (tmp_path / "dots.json").write_text(json.dumps(recipe))
+    done = paceline(tmp_path, "train", "dots.json", "--use", "mine")
+    assert done.returncode == 0, done.stderr
+    last = json.loads((tmp_path / "runs/dots/metrics.jsonl").read_text().splitlines()[-2])
+    assert last["seen"] == 40
+    assert last["f1"] == 1.0
+    unknown = paceline(tmp_path, "check", "dots.json")
+    assert unknown.returncode == 2
+    assert "data.train.dataset" in unknown.stderr
+
+
+def test_losses_that_are_not_finite_stop_the_run(tmp_path: Path) -> None:
+    done = paceline(
+        tmp_path, "train", "quickstart", *SMALL, "optimizer.name=sgd", "optimizer.lr=1e30", "train.steps=20"
+    )
+    assert done.returncode == 1
+    assert "not finite" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert json.loads((tmp_path / "runs/quickstart/status.json").read_text())["state"] == "failed"
+
+
+def test_recipes_and_schema(tmp_path: Path) -> None:
+    names = [row["name"] for row in json.loads(paceline(tmp_path, "recipes", "--json").stdout)["recipes"]]
+    assert {"quickstart", "fashion", "hymenoptera", "image_folder"} <= set(names)
+    schema = json.loads(paceline(tmp_path, "schema").stdout)
+    assert schema["$schema"].startswith("https://json-schema.org/")

@@ -1,0 +1,47 @@
+"""One of several processes: uses every collective of the mesh and writes what it got. Argument: a folder."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.core.mesh import Mesh, join
+
+
+def results(mesh: Mesh) -> dict[str, Any]:
+    rank = mesh.rank
+    summed = mesh.sum(torch.tensor([rank + 1.0, 10.0 * rank], dtype=torch.float64))
+    rows = torch.arange(rank * 6, dtype=torch.float32).view(rank * 3, 2)  # none on rank 0, three on rank 1
+    return {
+        "place": [mesh.rank, mesh.world, mesh.local_rank, mesh.device.type, mesh.is_main],
+        "numbers": mesh.sum_numbers([0.1 + rank, 2.0**60 * rank, 1e-30]),
+        "no_numbers": mesh.sum_numbers([]),
+        "sum": summed.tolist(),
+        "rows": [part.tolist() for part in mesh.gather(rows)],
+        "row_shapes": [list(part.shape) for part in mesh.gather(rows)],
+        "last_empty": [part.tolist() for part in mesh.gather(torch.arange(2 - 2 * rank))],
+        "all_empty": [list(part.shape) for part in mesh.gather(torch.empty(0, 3))],
+        "bytes": [part.tolist() for part in mesh.gather(torch.tensor([255, rank], dtype=torch.uint8))],
+        "strided": [part.tolist() for part in mesh.gather(torch.arange(8 + 8 * rank).view(-1, 4)[:, ::2])],
+    }
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    mesh = join("cpu")
+    try:
+        found = results(mesh)
+        (folder / f"before-{mesh.rank}").touch()
+        mesh.barrier()
+        found["waited"] = all((folder / f"before-{rank}").exists() for rank in range(mesh.world))
+        (folder / f"rank-{mesh.rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    finally:
+        mesh.leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Runs made by hand from plain objects, small enough to be checked against whole-batch arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.checkpoint.store import Store
+from paceline.core.mesh import Mesh
+from paceline.core.progress import Progress
+from paceline.data.batch import Batch
+from paceline.data.datasets.memory import MemoryImages
+from paceline.data.loader import TrainBatches
+from paceline.data.sampler import Order, Updates
+from paceline.data.source import Source
+from paceline.data.transforms import BatchTransform
+from paceline.engine.run import EvaluationSet, Periods, Run
+from paceline.losses.classification import CrossEntropy
+from paceline.losses.term import Loss, Term
+from paceline.tasks.classification import Classification
+
+CPU = torch.device("cpu")
+ALONE = Mesh(0, 1, 0, CPU)
+NUM_CLASSES = 3
+CLASSES = [f"class {number}" for number in range(NUM_CLASSES)]
+
+
+class SoftDice:
+    """1 − 2·Σ p·y / Σ (p + y), over all pairs of sample and class: its denominator contains predictions."""
+
+    def count(self, batch: Batch) -> None:
+        return None
+
+    def __call__(self, outputs: Tensor, batch: Batch) -> Term:
+        truth = nn.functional.one_hot(batch["label"], outputs.shape[1]).to(outputs.dtype)
+        shares = outputs.sigmoid()
+        overlap, both = (shares * truth).sum(), (shares + truth).sum()
+        return Term(both - 2 * overlap, both)
+
+
+class PlainNet(nn.Sequential):
+    """No normalisation over samples: a whole batch and its parts have the same gradients."""
+
+    def __init__(self, channels: int = 2, side: int = 6) -> None:
+        super().__init__(
+            nn.Conv2d(channels, 5, 3),
+            nn.Tanh(),
+            nn.Flatten(),
+            nn.Linear(5 * (side - 2) ** 2, NUM_CLASSES),
+        )
+
+
+class NormedNet(nn.Sequential):
+    """With BatchNorm, whose unit is the micro-batch, and dropout, whose seed is that of the micro-batch."""
+
+    def __init__(self, channels: int = 2, side: int = 6) -> None:
+        super().__init__(
+            nn.Conv2d(channels, 5, 3),
+            nn.BatchNorm2d(5),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Dropout(0.3),
+            nn.Linear(5 * (side - 2) ** 2, NUM_CLASSES),
+        )
+
+
+def images(size: int, dtype: torch.dtype = torch.float64, channels: int = 2, side: int = 6) -> MemoryImages:
+    """Noise with labels that a net can learn something about."""
+    generator = torch.Generator().manual_seed(size)
+    labels = torch.randint(0, NUM_CLASSES, (size,), generator=generator)
+    pixels = torch.randn(size, channels, side, side, generator=generator, dtype=torch.float64)
+    pixels[:, 0] += labels.view(-1, 1, 1) * 0.7
+    return MemoryImages(pixels.to(dtype), {"label": labels}, CLASSES)
+
+
+@dataclass(frozen=True)
+class Small:
+    """What a small run is made of; `run` makes it live."""
+
+    out: Path
+    size: int = 64
+    batch: int = 64
+    micro_batch: int = 64
+    steps: int = 4
+    losses: Mapping[str, tuple[Loss, float]] | None = None
+    net: type[nn.Module] = PlainNet
+    dtype: torch.dtype = torch.float64
+    lr: float = 0.1
+    transforms: Sequence[BatchTransform] = ()
+    evaluation_size: int = 0
+    evaluation_batch: int = 16
+    evaluation_workers: int = 0
+    every: tuple[float, float, float] = (2, 1, 2)
+    world: int = 1
+    rank: int = 0
+
+    def run(self, **parts: Any) -> Run:
+        """The run; `parts` replace fields of it."""
+        torch.manual_seed(0)
+        model = self.net().to(self.dtype)
+        losses = self.losses or {"cross_entropy": (CrossEntropy(), 1.0)}
+        source = Source(images(self.size, self.dtype), list(self.transforms), seed=7)
+        updates = Updates(self.size, self.batch, self.micro_batch)
+        progress = Progress(self.steps, updates.steps_per_epoch)
+        mesh = Mesh(self.rank, self.world, self.rank, CPU)
+        fields: dict[str, Any] = {
+            "name": "small",
+            "out": self.out,
+            "seed": 7,
+            "mesh": mesh,
+            "task": Classification(
+                {name: loss for name, (loss, _) in losses.items()},
+                {name: weight for name, (_, weight) in losses.items()},
+                CLASSES,
+                top_k=(1,),
+            ),
+            "model": model,
+            "optimizer": torch.optim.SGD(model.parameters(), lr=self.lr),
+            "schedule": self.rate,
+            "source": source,
+            "batches": TrainBatches(source, updates, Order(self.size, 7), mesh, progress, workers=0),
+            "evaluations": self.evaluations(),
+            "progress": progress,
+            "periods": Periods(*self.every),
+            "store": Store(self.out / "checkpoints"),
+            "recipe": {},
+            "threads": torch.get_num_threads(),
+            "pictures": False,
+        }
+        return Run(**{**fields, **parts})
+
+    def rate(self, step: int) -> float:
+        """The learning rate: constant."""
+        return self.lr
+
+    def evaluations(self) -> dict[str, EvaluationSet]:
+        """A validation split, if it has a size."""
+        if not self.evaluation_size:
+            return {}
+        source = Source(images(self.evaluation_size, self.dtype), [], seed=7)
+        return {"val": EvaluationSet(source, self.evaluation_batch, self.evaluation_workers, threads=1)}
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Have operations use so many threads, and put the number back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,227 @@
+"""The loss contract: however an update is cut, gradients and losses are those of the whole batch."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from small_runs import NUM_CLASSES, NormedNet, PlainNet, Small, SoftDice
+from torch import Tensor, nn
+
+from paceline.data.keys import derive
+from paceline.data.loader import Update
+from paceline.engine.objective import Counted, Ratio, WholeRatio, forward, totals, unchanged_buffers
+from paceline.engine.run import Run
+from paceline.engine.step import train_step
+from paceline.losses.classification import BinaryCrossEntropy, CrossEntropy
+from paceline.losses.term import Loss, Term
+
+CUTS = {"1 × 64": 64, "2 × 32": 32, "4 × 16": 16, "5 uneven": 13, "64 × 1": 1}
+WEIGHTS = [0.2, 1.0, 3.0]
+
+
+def one_hot(labels: Tensor) -> Tensor:
+    return nn.functional.one_hot(labels, NUM_CLASSES).double()
+
+
+def weighted_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    factors = torch.tensor(WEIGHTS, dtype=torch.float64)[labels]
+    return -(factors * logits.log_softmax(1).gather(1, labels[:, None])[:, 0]).sum() / factors.sum()
+
+
+def dice(logits: Tensor, labels: Tensor) -> Tensor:
+    shares, truth = logits.sigmoid(), one_hot(labels)
+    return 1 - 2 * (shares * truth).sum() / (shares.sum() + truth.sum())
+
+
+Whole = Callable[[Tensor, Tensor], Tensor]
+LOSSES: dict[str, dict[str, tuple[Loss, float, Whole]]] = {
+    "cross entropy": {"cross_entropy": (CrossEntropy(), 1.0, nn.functional.cross_entropy)},
+    "class weights": {"cross_entropy": (CrossEntropy(class_weights=WEIGHTS), 1.0, weighted_cross_entropy)},
+    "bce": {
+        "bce": (
+            BinaryCrossEntropy(),
+            1.0,
+            lambda logits, labels: nn.functional.binary_cross_entropy_with_logits(logits, one_hot(labels)),
+        )
+    },
+    "two, weighted": {
+        "cross_entropy": (CrossEntropy(label_smoothing=0.1), 0.3, nn.CrossEntropyLoss(label_smoothing=0.1)),
+        "bce": (
+            BinaryCrossEntropy(),
+            2.5,
+            lambda logits, labels: nn.functional.binary_cross_entropy_with_logits(logits, one_hot(labels)),
+        ),
+    },
+    "dice": {"dice": (SoftDice(), 1.0, dice)},
+    "dice and cross entropy": {
+        "dice": (SoftDice(), 0.7, dice),
+        "cross_entropy": (CrossEntropy(), 1.3, nn.functional.cross_entropy),
+    },
+}
+
+
+def small(out: Path, losses: str, micro_batch: int, size: int = 64) -> Small:
+    chosen = {name: (loss, weight) for name, (loss, weight, _) in LOSSES[losses].items()}
+    return Small(out, size=size, micro_batch=micro_batch, losses=chosen)
+
+
+def gradients(run: Run, update: Update) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """What reaches the optimizer in one step, caught by a hook, and the losses it reports."""
+    caught: list[Tensor] = []
+
+    def catch(*_: object) -> None:
+        caught.extend(parameter.grad.clone() for parameter in run.learning if parameter.grad is not None)
+
+    run.optimizer.register_step_pre_hook(catch)
+    result = train_step(run, update)
+    return caught, result.losses
+
+
+def whole_batch(run: Run, update: Update, losses: str) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """The same by autograd over all samples of the update at once."""
+    ids = torch.cat([micro.batch.ids for micro in update.microbatches])
+    dataset = run.source.dataset
+    batch = run.source.fetch(0, ids.numpy())
+    logits = run.model(batch["image"])
+    assert len(dataset) >= len(ids)
+    named = {name: whole(logits, batch["label"]) for name, (_, _, whole) in LOSSES[losses].items()}
+    total = torch.stack([weight * named[name] for name, (_, weight, _) in LOSSES[losses].items()]).sum()
+    found = torch.autograd.grad(total, list(run.model.parameters()))
+    return list(found), {"loss": total.detach(), **{name: value.detach() for name, value in named.items()}}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("losses", LOSSES)
+def test_a_cut_update_equals_the_whole_batch(losses: str, cut: str, tmp_path: Path) -> None:
+    run = small(tmp_path, losses, CUTS[cut]).run()
+    update = next(iter(run.batches))
+    assert update.num_microbatches == len(update.microbatches) == -(-64 // CUTS[cut])
+    expected, expected_losses = whole_batch(run, update, losses)
+    found, found_losses = gradients(run, update)
+    assert list(found_losses) == list(expected_losses)
+    torch.testing.assert_close(found_losses, expected_losses, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("losses", LOSSES)
+def test_the_last_smaller_update_of_an_epoch_is_its_own_whole(losses: str, tmp_path: Path) -> None:
+    run = small(tmp_path, losses, micro_batch=13, size=64 + 29).run()
+    update = list(run.batches)[1]
+    assert [micro.batch.size for micro in update.microbatches] == [9, 10, 10]
+    expected, expected_losses = whole_batch(run, update, losses)
+    found, found_losses = gradients(run, update)
+    torch.testing.assert_close(found_losses, expected_losses, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_the_kind_of_total_fits_the_loss(tmp_path: Path) -> None:
+    mixed = small(tmp_path, "dice and cross entropy", micro_batch=32)
+    run = mixed.run()
+    found, stop = totals(run, next(iter(run.batches)))
+    assert isinstance(found["dice"], Ratio)
+    assert found["cross_entropy"] == Counted(64.0)
+    assert stop is False
+    single = replace(mixed, micro_batch=64).run()
+    assert isinstance(totals(single, next(iter(single.batches)))[0]["dice"], WholeRatio)
+
+
+def test_a_request_to_stop_travels_with_the_counts(tmp_path: Path) -> None:
+    run = small(tmp_path, "cross entropy", 64).run()
+    run.stop.requested = True
+    assert totals(run, next(iter(run.batches)))[1] is True
+
+
+def test_an_update_in_which_nothing_counts_has_no_gradient(tmp_path: Path) -> None:
+    """All its samples are of classes with weight 0: the loss is 0, and not 0 / 0."""
+    run = Small(tmp_path, losses={"cross_entropy": (CrossEntropy(class_weights=[0.0, 0.0, 0.0]), 1.0)}).run()
+    found, losses = gradients(run, next(iter(run.batches)))
+    assert losses["loss"].item() == 0
+    assert all(gradient.abs().max() == 0 for gradient in found)
+
+
+def test_generators_start_from_seed_step_and_micro_batch(tmp_path: Path) -> None:
+    run = Small(tmp_path, micro_batch=16, net=NormedNet, steps=3).run()
+    update = list(run.batches)[2]
+    micro = update.microbatches[3]
+    torch.rand(5)
+    terms = forward(run, micro)
+    torch.default_generator.manual_seed(derive(7, 2, 3))
+    logits = run.model(micro.batch["image"])
+    expected = nn.functional.cross_entropy(logits, micro.batch["label"], reduction="sum")
+    assert terms["cross_entropy"].numerator.item() == expected.item()
+
+
+@pytest.mark.parametrize("losses", ["dice", "dice and cross entropy"])
+def test_the_first_pass_of_a_ratio_leaves_buffers_alone(losses: str, tmp_path: Path) -> None:
+    """BatchNorm sees every micro-batch once, in order, although a ratio loss takes two passes."""
+    run = replace(small(tmp_path, losses, micro_batch=16), net=NormedNet).run()
+    update = next(iter(run.batches))
+    norm = run.model[1]
+    assert isinstance(norm, nn.BatchNorm2d)
+    reference = nn.BatchNorm2d(5).double()
+    with torch.no_grad():
+        for micro in update.microbatches:
+            reference(run.model[0](micro.batch["image"]))
+    train_step(run, update)
+    assert norm.num_batches_tracked is not None
+    assert norm.num_batches_tracked.item() == 4
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    assert torch.equal(norm.running_mean, reference.running_mean)  # type: ignore[arg-type]
+    assert torch.equal(norm.running_var, reference.running_var)  # type: ignore[arg-type]
+
+
+def test_the_first_pass_of_a_ratio_sees_the_same_noise(tmp_path: Path) -> None:
+    """With dropout, N and D of the first pass are those of the second: the reported parts add up to N / D."""
+    run = replace(small(tmp_path, "dice", micro_batch=16), net=NormedNet).run()
+    update = next(iter(run.batches))
+    with torch.no_grad(), unchanged_buffers(run.model):
+        terms = [forward(run, micro)["dice"] for micro in update.microbatches]
+    numerator = torch.stack([term.numerator for term in terms]).sum()
+    denominator = torch.stack([torch.as_tensor(term.denominator) for term in terms]).sum()
+    result = train_step(run, update)
+    assert result.losses["dice"].item() == pytest.approx((numerator / denominator).item(), rel=1e-14)
+
+
+class Counter(PlainNet):
+    """Counts its calls in a buffer that it replaces instead of changing it."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.calls = self.calls + 1
+        logits: Tensor = super().forward(images)
+        return logits
+
+
+def test_buffers_that_are_replaced_come_back_too() -> None:
+    model = Counter()
+    with torch.no_grad(), unchanged_buffers(model):
+        model(torch.zeros(1, 2, 6, 6))
+        assert model.calls == 1
+    assert model.calls == 0
+
+
+class PlainRatio:
+    """A mean over samples that says its denominator late, and as a plain number."""
+
+    def count(self, batch: dict[str, Tensor]) -> None:
+        return None
+
+    def __call__(self, outputs: Tensor, batch: dict[str, Tensor]) -> Term:
+        numerator = nn.functional.cross_entropy(outputs, batch["label"], reduction="sum")
+        return Term(numerator / 3, len(outputs) / 3)
+
+
+def test_a_ratio_whose_denominator_is_a_plain_number_keeps_its_digits(tmp_path: Path) -> None:
+    run = Small(tmp_path, micro_batch=13, losses={"late": (PlainRatio(), 1.0)}).run()
+    update = next(iter(run.batches))
+    expected, _ = whole_batch(run, update, "cross entropy")
+    found, _ = gradients(run, update)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

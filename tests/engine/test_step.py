@@ -1,0 +1,196 @@
+"""One update: the numbers of a run computed by hand, clipping, and what happens to gradients that are not finite."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_runs import CPU, NormedNet, Small, SoftDice
+from torch import Tensor, nn
+
+from paceline.core.errors import TrainingError
+from paceline.core.mesh import Mesh
+from paceline.data.datasets.memory import MemoryImages
+from paceline.data.loader import MicroBatch, TrainBatches, Update
+from paceline.data.sampler import Order, Updates
+from paceline.data.source import Source
+from paceline.engine.run import Run
+from paceline.engine.step import train_step
+from paceline.losses.classification import CrossEntropy
+from paceline.optim.clipping import NormClip
+from paceline.optim.schedules import Schedule, cosine
+
+GOLDEN: dict[str, Any] = json.loads(
+    (Path(__file__).parent.parent / "golden" / "curve.json").read_text(encoding="utf-8")
+)
+
+
+def golden_run(out: Path, micro_batch: int) -> Run:
+    """The run of tests/golden/make_curve.py."""
+    pixels = [[math.sin(1 + 4 * sample + place) for place in range(4)] for sample in range(21)]
+    images = torch.tensor(pixels, dtype=torch.float64).view(21, 1, 2, 2)
+    labels = torch.tensor([sample * sample % 3 for sample in range(21)])
+    source = Source(MemoryImages(images, {"label": labels}, ["a", "b", "c"]), [], seed=7)
+    linear = nn.Linear(4, 3).double()
+    with torch.no_grad():
+        linear.weight.copy_(torch.tensor([[0.1 * (c + 1) * (j - 1.5) for j in range(4)] for c in range(3)]))
+        linear.weight.copy_(
+            torch.tensor([[0.1 * (c + 1) * (j - 1.5) for j in range(4)] for c in range(3)], dtype=torch.float64)
+        )
+        linear.bias.zero_()
+    model = nn.Sequential(nn.Flatten(), linear)
+    small = Small(out, size=21, steps=9, losses={"cross_entropy": (CrossEntropy(label_smoothing=0.1), 1.0)})
+    run = small.run(
+        model=model,
+        source=source,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9, weight_decay=0.01),
+        schedule=Schedule(0.5, cosine, total_steps=9, steps_per_epoch=3, warmup_steps=2, warmup_from=0.1, floor=0.05),
+    )
+    run.batches = TrainBatches(source, Updates(21, 8, micro_batch), Order(21, 7), run.mesh, run.progress, workers=0)
+    return run
+
+
+@pytest.mark.parametrize("micro_batch", [8, 3, 1])
+def test_a_whole_run_has_the_numbers_computed_by_hand(micro_batch: int, tmp_path: Path) -> None:
+    run = golden_run(tmp_path, micro_batch)
+    results = [train_step(run, update) for update in run.batches]
+    found = [
+        {"loss": result.losses["loss"].item(), "grad_norm": result.grad_norm.item(), "lr": result.lr}
+        for result in results
+    ]
+    for one, other in zip(found, GOLDEN["steps"], strict=True):
+        assert one == pytest.approx(other, rel=1e-10)
+    linear = run.model[1]
+    assert isinstance(linear, nn.Linear)
+    expected = torch.tensor(GOLDEN["weight"], dtype=torch.float64), torch.tensor(GOLDEN["bias"], dtype=torch.float64)
+    torch.testing.assert_close((linear.weight.detach(), linear.bias.detach()), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_a_step_tells_its_rate_and_leaves_no_gradient(tmp_path: Path) -> None:
+    run = Small(tmp_path, lr=0.25, micro_batch=20).run()
+    result = train_step(run, next(iter(run.batches)))
+    assert result.lr == 0.25
+    assert [group["lr"] for group in run.optimizer.param_groups] == [0.25]
+    assert all(parameter.grad is None for parameter in run.model.parameters())
+    assert result.should_stop is False
+
+
+def test_reported_tensors_hold_no_graph(tmp_path: Path) -> None:
+    run = Small(tmp_path, micro_batch=20, losses={"dice": (SoftDice(), 1.0)}).run()
+    result = train_step(run, next(iter(run.batches)))
+    assert not any(value.requires_grad for value in [*result.losses.values(), result.grad_norm])
+
+
+@pytest.mark.parametrize("limit", [1e-3, 1e3])
+def test_clipping_is_that_of_the_whole_update(limit: float, tmp_path: Path) -> None:
+    small = Small(tmp_path, micro_batch=13, lr=1.0)
+    plain, clipped = small.run(), small.run(clip=NormClip(limit))
+    before = [parameter.detach().clone() for parameter in plain.model.parameters()]
+    results = [train_step(run, next(iter(run.batches))) for run in (plain, clipped)]
+    norm = results[0].grad_norm
+    assert torch.equal(results[1].grad_norm, norm)
+    scale = min(1.0, limit / (norm.item() + 1e-6))
+    for start, free, held in zip(before, plain.model.parameters(), clipped.model.parameters(), strict=True):
+        torch.testing.assert_close(held - start, (free - start) * scale, rtol=1e-9, atol=1e-15)
+
+
+class Poisoned(nn.Module):
+    """A net whose gradient, but not its output, is not finite for one sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = NormedNet()
+        self.scale = nn.Parameter(torch.zeros(1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.inner(images)
+        # The derivative of the square root at 0 is infinite.
+        return logits + (self.scale * (images[:, :1, :1, :1] > 2.5).flatten(1)).abs().sqrt()
+
+
+@pytest.mark.parametrize("clip", [None, NormClip(1.0)])
+def test_gradients_that_are_not_finite_end_the_run_before_the_weights_change(
+    clip: NormClip | None, tmp_path: Path
+) -> None:
+    run = Small(tmp_path, micro_batch=16, net=Poisoned, lr=0.01).run(**({"clip": clip} if clip else {}))
+    update = next(iter(run.batches))
+    before = {name: value.detach().clone() for name, value in run.model.named_parameters()}
+    with pytest.raises(TrainingError, match=r"gradient of update 1 is not finite.*cross_entropy.*optimizer\.lr"):
+        train_step(run, update)
+    assert all(torch.equal(value, before[name]) for name, value in run.model.named_parameters())
+    assert not run.optimizer.state
+
+
+def test_a_loss_that_is_not_a_number_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    run = Small(tmp_path).run()
+    with torch.no_grad():
+        next(run.model.parameters()).fill_(math.nan)
+    update = next(iter(run.batches))
+    with pytest.raises(TrainingError) as caught:
+        train_step(run, update)
+    assert "cross_entropy nan" in str(caught.value)
+    assert str(update.microbatches[0].batch.ids[:8].tolist()) in str(caught.value)
+
+
+def test_parameters_that_do_not_learn_stay(tmp_path: Path) -> None:
+    run = Small(tmp_path).run()
+    frozen = run.model[0]
+    for parameter in frozen.parameters():
+        parameter.requires_grad_(False)
+    optimizer = torch.optim.SGD([p for p in run.model.parameters() if p.requires_grad], lr=0.1)
+    run = replace(run, optimizer=optimizer)
+    before = [parameter.clone() for parameter in frozen.parameters()]
+    result = train_step(run, next(iter(run.batches)))
+    assert all(torch.equal(one, other) for one, other in zip(frozen.parameters(), before, strict=True))
+    assert result.grad_norm > 0
+
+
+def test_owning_the_loop_is_the_same_as_training(tmp_path: Path) -> None:
+    """`for update in run.batches: train_step(run, update)` advances the run as `train` does."""
+    run = Small(tmp_path, size=40, batch=16, steps=6).run()
+    for done, update in enumerate(run.batches, start=1):
+        train_step(run, update)
+        assert run.progress.step == done
+    assert run.progress.is_done
+    assert list(run.batches) == []
+
+
+class Counting(Mesh):
+    """One of several processes, as far as it can tell; its collectives are only noted."""
+
+    calls: list[str] = []
+
+    def sum_numbers(self, numbers: Any) -> list[float]:
+        self.calls.append(f"{len(numbers)} numbers")
+        return list(numbers)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        self.calls.append(f"{list(tensor.shape)} {tensor.dtype}")
+        return tensor
+
+
+@pytest.mark.parametrize("loss", [CrossEntropy(), SoftDice()])
+def test_an_empty_rank_joins_every_collective(loss: CrossEntropy | SoftDice, tmp_path: Path) -> None:
+    small = Small(tmp_path, micro_batch=32, losses={"one": (loss, 1.0)})
+    full = list(small.run().batches)[0]
+    empty = Update(full.step, full.num_samples, full.num_microbatches, [])
+    calls = []
+    for update in (full, empty):
+        mesh = Counting(0, 3, 0, CPU)
+        Counting.calls = []
+        train_step(small.run(mesh=mesh), update)
+        calls.append(Counting.calls)
+    assert calls[0] == calls[1]
+
+
+def test_micro_batches_may_be_handed_in_by_hand(tmp_path: Path) -> None:
+    run = Small(tmp_path, micro_batch=32).run()
+    other = Small(tmp_path, micro_batch=32).run()
+    update = next(iter(run.batches))
+    copied = [MicroBatch(micro.step, micro.index, micro.epoch, micro.batch) for micro in update.microbatches]
+    one = train_step(run, update)
+    two = train_step(other, Update(0, 64, 2, copied))
+    assert torch.equal(one.losses["loss"], two.losses["loss"])

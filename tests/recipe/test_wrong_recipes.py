@@ -1,0 +1,310 @@
+"""Wrong recipes, each with the exact lines a user sees."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.core.errors import RecipeError
+from paceline.recipe.load import load
+from paceline.recipe.validate import validate
+
+RECIPE = """\
+name: fashion
+task: classification
+model:
+  name: timm/resnet18
+  weights: null
+data:
+  batch: 128
+  train: {dataset: idx, root: data, split: train, transforms: [flip]}
+  val:   {dataset: idx, root: data, split: test}
+losses:
+  - {name: cross_entropy, label_smoothing: 0.1}
+optimizer: {name: sgd, lr: 0.1, momentum: 0.9}
+schedule:
+  decay: cosine
+  warmup: linear
+  warmup_epochs: 1
+train:
+  epochs: 20
+  micro_batch: 32
+"""
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """The recipe above with some text replaced, or with overrides, and what is said about it."""
+
+    lines: list[str]
+    change: tuple[str, str] = ("", "")
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        assert self.change[0] in RECIPE
+        return RECIPE.replace(*self.change, 1) if self.change[0] else self.change[1] + RECIPE
+
+
+def edit(old: str, new: str, *lines: str) -> Wrong:
+    return Wrong([f"recipe.yaml:{line}" for line in lines], change=(old, new))
+
+
+def typed(override: str, *lines: str) -> Wrong:
+    return Wrong([f"command line: {line}" for line in lines], overrides=(override,))
+
+
+MODELS = '"timm/resnet18", "timm/resnet18d" or "timm/skresnet18"?'
+WRONG = {
+    # numbers
+    "number as word": edit("lr: 0.1", "lr: fast", '12:28: optimizer.lr: expected a number > 0, got "fast"'),
+    "number quoted": edit("0.1,", '"0.1",', '12:28: optimizer.lr: expected a number > 0, got "0.1"; remove the quotes'),
+    "number zero": edit("lr: 0.1", "lr: 0", "12:28: optimizer.lr: expected a number > 0, got 0"),
+    "number negative": edit("lr: 0.1", "lr: -0.1", "12:28: optimizer.lr: expected a number > 0, got -0.1"),
+    "number nan": edit("lr: 0.1", "lr: .nan", "12:28: optimizer.lr: expected a finite number, got nan"),
+    "number infinite": edit("lr: 0.1", "lr: 1e999", "12:28: optimizer.lr: expected a finite number, got inf"),
+    "number boolean": edit("lr: 0.1", "lr: true", "12:28: optimizer.lr: expected a number > 0, got true"),
+    "number null": edit("lr: 0.1", "lr: null", "12:28: optimizer.lr: expected a number > 0, got null"),
+    "number empty": edit("batch: 128", "batch:", "7:9: data.batch: expected a whole number ≥ 1, got null"),
+    "number list": edit("lr: 0.1", "lr: [0.1]", "12:28: optimizer.lr: expected a number > 0, got [0.1]"),
+    "whole number as fraction": edit("128", "12.5", "7:10: data.batch: expected a whole number ≥ 1, got 12.5"),
+    "whole number as float": edit("128", "1e2", "7:10: data.batch: expected a whole number ≥ 1, got 100.0; write 100"),
+    "whole number zero": edit("128", "0", "7:10: data.batch: expected a whole number ≥ 1, got 0"),
+    "whole number or word": edit(
+        "micro_batch: 32",
+        "micro_batch: fast",
+        '19:16: train.micro_batch: expected a whole number ≥ 1 or auto, got "fast"',
+    ),
+    "whole number or null": edit(
+        "epochs: 20", "epochs: many", '18:11: train.epochs: expected a whole number ≥ 1 or null, got "many"'
+    ),
+    "share above": edit(
+        "momentum: 0.9", "momentum: 1.5", "12:43: optimizer.momentum: expected a number ≥ 0 and < 1, got 1.5"
+    ),
+    "share of another": edit(
+        "decay: cosine",
+        "decay: cosine\n  warmup_from: 2",
+        "15:16: schedule.warmup_from: expected a number from 0 to 1, got 2",
+    ),
+    # words
+    "choice": edit(
+        "warmup: linear",
+        "warmup: linaer",
+        '15:11: schedule.warmup: expected one of none, linear, got "linaer"; did you mean "linear"?',
+    ),
+    "choice far off": edit(
+        "warmup: linear", "warmup: 5", "15:11: schedule.warmup: expected one of none, linear, got 5"
+    ),
+    "choice in a part": edit(
+        "split: test", "split: val", '9:44: data.val.split: expected one of train, test, got "val"'
+    ),
+    "string number": edit(
+        "weights: null", "weights: 3", "5:12: model.weights: expected a string or null, got 3; quote it"
+    ),
+    "string boolean": edit(
+        "weights: null", "weights: true", "5:12: model.weights: expected a string or null, got true; quote it"
+    ),
+    "string empty": edit(
+        "root: data", 'root: ""', '8:31: data.train.root: expected a string that is not empty, got ""'
+    ),
+    "string pattern": edit(
+        "name: fashion",
+        "name: a/b",
+        '1:7: name: expected a string matching ^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$, got "a/b"',
+    ),
+    "boolean word": typed("data.drop_last=yes", 'data.drop_last: expected true or false, got "yes"'),
+    "boolean number": typed("data.drop_last=1", "data.drop_last: expected true or false, got 1"),
+    # lists and mappings
+    "list as name": edit(
+        "losses:\n  - {name: cross_entropy, label_smoothing: 0.1}",
+        "losses: cross_entropy",
+        '10:9: losses: expected a list of at least 1 item, got "cross_entropy"; write ["cross_entropy"]',
+    ),
+    "list empty": typed("losses=[]", "losses: expected a list of at least 1 item, got []"),
+    "list length": typed(
+        "optimizer={name: adamw, betas: [0.9]}", "optimizer.betas: expected a list of 2 items, got [0.9]"
+    ),
+    "list item": typed("task.top_k=[1, 0]", "task.top_k.1: expected a whole number ≥ 1, got 0"),
+    "mapping as list": edit(
+        "train:\n  epochs: 20\n  micro_batch: 32", "train: [20]", "17:8: train: expected a mapping, got [20]"
+    ),
+    "section empty": edit(
+        "train:\n  epochs: 20\n  micro_batch: 32", "train:", "17:7: train: expected a mapping, got null"
+    ),
+    "part as number": edit("task: classification", "task: 1", "2:7: task: expected a name or a mapping, got 1"),
+    "optional part as list": typed("data.test=[1]", "data.test: expected a name, a mapping or null, got [1]"),
+    "figure as word": typed("expect.top1=high", 'expect.top1: expected a number, got "high"'),
+    # keys
+    "key misspelt": edit("  epochs: 20", "  epoch: 20", '18:3: train.epoch: unknown key; did you mean "epochs"?'),
+    "section misspelt": edit(
+        "optimizer:",
+        "optimiser:",
+        "1:1: optimizer: required, but missing",
+        '12:1: optimiser: unknown key; did you mean "optimizer"?',
+    ),
+    "key in the wrong section": edit("", "lr: 0.1\n", '1:1: lr: unknown key; did you mean "optimizer.lr"?'),
+    "extends misspelt": edit("", "extend: base\n", '1:1: extend: unknown key; did you mean "extends"?'),
+    "key of another name": edit(
+        "momentum: 0.9",
+        "betas: [0.9, 0.99]",
+        "12:33: optimizer.betas: unknown key; known here: name, lr, weight_decay, reference_batch, momentum, nesterov",
+    ),
+    "key of a part misspelt": edit(
+        "label_smoothing",
+        "label_smooting",
+        '11:27: losses.0.label_smooting: unknown key; did you mean "label_smoothing"?',
+    ),
+    "common key of a part misspelt": typed("losses.0.wieght=2", 'losses.0.wieght: unknown key; did you mean "weight"?'),
+    "key missing": edit("lr: 0.1, ", "", "12:1: optimizer.lr: required, but missing"),
+    "argument missing": edit("root: data, split: train", "root: data", "8:3: data.train.split: required, but missing"),
+    "argument missing in a list": typed(
+        "data.train.transforms=[resize]", "data.train.transforms.0.size: required, but missing"
+    ),
+    "section missing": edit("task: classification\n", "", "1:1: task: required, but missing"),
+    "name missing": edit(
+        "name: sgd, ", "", "12:1: optimizer.name: required, but missing; expected one of sgd, adam, adamw"
+    ),
+    # names
+    "name misspelt": edit(
+        "decay: cosine", "decay: cosin", '14:10: schedule.decay: unknown schedule "cosin"; did you mean "cosine"?'
+    ),
+    "name in capitals": edit(
+        "name: sgd", "name: SGD", '12:19: optimizer.name: unknown optimizer "SGD"; did you mean "sgd"?'
+    ),
+    "name unknown": edit(
+        "name: cross_entropy",
+        "name: zzz",
+        '11:12: losses.0.name: unknown loss "zzz"; expected one of cross_entropy, bce',
+    ),
+    "name of a library misspelt": edit(
+        "timm/resnet18", "timm/resnet18x", f'4:9: model.name: unknown model "timm/resnet18x"; did you mean {MODELS}'
+    ),
+    "name without its library": edit(
+        "timm/resnet18",
+        "resnet18",
+        '4:9: model.name: unknown model "resnet18"; did you mean "timm/resnet18" or "torchvision/resnet18"?',
+    ),
+    "name as number": edit("name: sgd", "name: 5", "12:19: optimizer.name: expected one of sgd, adam, adamw, got 5"),
+    "short name unknown": edit(
+        "[flip]", "[flop]", '8:64: data.train.transforms.0.name: unknown transform "flop"; did you mean "flip"?'
+    ),
+    # what does not go together
+    "epochs and steps": typed(
+        "train.steps=9", "train.steps: cannot be given together with train.epochs; keep one of them"
+    ),
+    "neither epochs nor steps": edit(
+        "  epochs: 20\n", "", "17:1: train.epochs: expected train.epochs or train.steps, got neither"
+    ),
+    "micro-batch above batch": edit("128", "16", "19:16: train.micro_batch: expected at most data.batch (16), got 32"),
+    "own rule of an argument": edit(
+        "[flip]",
+        "[{name: normalize, mean: [0.5], std: [1, 1]}]",
+        "8:64: data.train.transforms.0: one std for each mean, got 1 means and 2 stds",
+    ),
+    # the text itself
+    "odd key": edit("", '"a\\nb": 1\n', r"1:1: a\nb: unknown key"),
+    "duplicate key": edit("  batch: 128", "  batch: 128\n  batch: 64", "8:3: data.batch: given twice; first at 7:3"),
+    "tag": edit("lr: 0.1", "lr: !!float 0.1", "12:28: tag !!float is not allowed; a recipe holds plain values only"),
+    "merge key": edit(
+        "lr: 0.1", "<<: {lr: 0.1}", "12:24: merge keys (<<) are not supported; use extends, or repeat the values"
+    ),
+    "tab": edit(
+        "  epochs: 20",
+        "\tepochs: 20",
+        "18:1: not valid YAML: found character that cannot start any token, "
+        "while scanning for the next token from line 18; indent with spaces, not tabs",
+    ),
+    # the command line
+    "index": typed("losses.1.weight=2", "losses.1.weight=2: losses has 1 item, counted from 0; 1 is none of them"),
+    "tagged override": typed(
+        "train.seed=!x 1", "train.seed=!x 1: tag !x is not allowed; a recipe holds plain values only"
+    ),
+    "unknown key override": typed("train.sed=1", 'train.sed: unknown key; did you mean "seed"?'),
+    "below a number": typed("optimizer.lr.x=1", 'optimizer.lr: expected a number > 0, got {"x": 1}'),
+    "several": Wrong(
+        [
+            'recipe.yaml:12:28: optimizer.lr: expected a number > 0, got "fast"',
+            'recipe.yaml:12:34: optimizer.momentun: unknown key; did you mean "momentum"?',
+            'command line: optimizr: unknown key; did you mean "optimizer"?',
+            "command line: train.seed: expected a whole number ≥ 0 and < 9223372036854775808, got -1",
+        ],
+        ("lr: 0.1, momentum", "lr: fast, momentun"),
+        ("train.seed=-1", "optimizr.lr=1"),
+    ),
+}
+
+
+def test_the_recipe_itself_is_right(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    validate(load(str(tmp_path / "recipe.yaml")))
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_the_lines_said(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("recipe.yaml").write_text(WRONG[case].text)
+    with pytest.raises(RecipeError) as refusal:
+        validate(load("recipe.yaml", WRONG[case].overrides))
+    assert refusal.value.problems == WRONG[case].lines
+
+
+def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("command", "case"),
+    [("check", "several"), ("train", "index"), ("show", "tag"), ("eval", "name misspelt")],
+)
+def test_the_command_says_the_same_and_does_nothing(command: str, case: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(WRONG[case].text)
+    result = run(tmp_path, "-m", "paceline", command, "recipe.yaml", *WRONG[case].overrides)
+    assert result.stderr.splitlines() == WRONG[case].lines
+    assert result.stdout == ""
+    assert result.returncode == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_no_command_imports_torch_for_a_wrong_recipe(command: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(WRONG["several"].text)
+    code = (
+        "import sys\n"
+        "from paceline.cli import main\n"
+        f"assert main(['{command}', 'recipe.yaml']) == 2\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
+    )
+    result = run(tmp_path, "-c", code)
+    assert (result.returncode, result.stderr.splitlines()) == (0, WRONG["several"].lines[:2])
+
+
+def test_a_recipe_that_does_not_exist(tmp_path: Path) -> None:
+    result = run(tmp_path, "-m", "paceline", "train", "quikstart")
+    expected = '"quikstart" is neither a file nor a recipe that ships with paceline; did you mean "quickstart"?\n'
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", expected)
+    assert list(tmp_path.iterdir()) == []
+
+
+_KEYS = ["name", "task", "model", "data", "data.train", "data.train.transforms", "data.train.transforms.0", "losses"]
+_KEYS += ["losses.0", "losses.0.name", "optimizer", "optimizer.name", "schedule.decay", "train", "expect", "evaluate"]
+_VALUES = ["null", "[]", "{}", "[[1]]", "{name: {}}", "{dataset: [x]}", ".inf", "true", "flip", "{decay: sgd}", "[{}]"]
+_VALUES += ["{extends: x}", "{name: sgd, '': 1}", "[flip, {name: resize, size: [1, x]}]", "{args: {a: {b: .nan}}}"]
+_BELOW = ["", ".0", ".x", ".name"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(_KEYS), st.sampled_from(_BELOW), st.sampled_from(_VALUES))))
+@settings(deadline=None, max_examples=40)
+def test_any_change_is_accepted_or_refused_in_lines(changes: list[tuple[str, str, str]]) -> None:
+    overrides = [f"{key}{below}={value}" for key, below, value in changes]
+    try:
+        outcome = list(validate(load("quickstart", overrides)).resolved())
+    except RecipeError as refusal:
+        outcome = refusal.problems
+    assert outcome
+    assert all(line and "\n" not in line for line in outcome)

@@ -1,0 +1,95 @@
+"""Every command and every file in the README works as it stands there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from paceline.recipe.load import load
+from paceline.recipe.validate import validate
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def commands() -> list[str]:
+    return [line[2:] for block in blocks("console") for line in block.splitlines() if line.startswith("$ ")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a reader has made by following the README: flowers, their recipe, a module."""
+    folder = tmp_path_factory.mktemp("readme")
+    generator = np.random.default_rng(0)
+    for split, number in (("train", 3), ("val", 1)):
+        for name in ("daisy", "rose"):
+            (folder / "flowers" / split / name).mkdir(parents=True)
+            for index in range(number):
+                image = generator.integers(0, 255, (60, 70, 3), dtype=np.uint8)
+                cv2.imwrite(str(folder / "flowers" / split / name / f"{index}.jpg"), image)
+    whole, short = blocks("yaml")
+    (folder / "whole.yaml").write_text(whole)
+    (folder / "flowers.yaml").write_text(short)
+    (folder / "my_module.py").write_text(blocks("python")[0])
+    (folder / "loop.py").write_text(
+        blocks("python")[1].replace('"train.epochs": 1', '"train.epochs": 1, "model.widths": [2]')
+    )
+    return folder
+
+
+def run(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    return subprocess.run(command.split(), cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_commands_run_in_order(folder: Path) -> None:
+    assert len(commands()) >= 10
+    for command in commands():
+        done = run(folder, command)
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
+
+
+def test_the_recipe_line_by_line_is_valid(folder: Path) -> None:
+    recipe = validate(load(str(folder / "whole.yaml"))).recipe
+    assert recipe.optimizer.weight_decay == 1e-4
+
+
+def test_the_loop_of_ones_own_runs(folder: Path) -> None:
+    done = run(folder, f"{sys.executable} loop.py")
+    assert done.returncode == 0, done.stderr
+    assert 0.1 < float(done.stdout) <= 1
+
+
+def test_the_errors_shown_are_the_errors_given(folder: Path) -> None:
+    whole = blocks("yaml")[0].splitlines()
+    shown = [line for block in blocks("") for line in block.splitlines() if line.startswith("flowers.yaml:")]
+    assert len(shown) == 2
+    wrong = "\n".join(whole).replace("lr: 0.01", "lr: fast").replace("epochs: 10", "epoch: 10")
+    (folder / "wrong.yaml").write_text(wrong)
+    done = run(folder, "paceline check wrong.yaml")
+    assert done.returncode == 2
+    given = [line.split(": ", 1)[1] for line in done.stderr.splitlines()]
+    assert all(line.split(": ", 1)[1] in given for line in shown)
+
+
+def test_the_two_commands_exist() -> None:
+    for target, expected in (("train", "paceline train quickstart"), ("test", "pytest")):
+        shown = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True)
+        assert shown.returncode == 0
+        assert expected in shown.stdout
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target

@@ -1,0 +1,53 @@
+"""Every recipe that ships is valid, and the default one reaches what it says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.recipe.load import load, shipped_recipes
+from paceline.recipe.validate import validate
+
+
+@pytest.mark.parametrize("name", sorted(shipped_recipes()))
+def test_recipe_validates(name: str) -> None:
+    checked = validate(load(name))
+    assert checked.recipe.name == name
+    assert shipped_recipes()[name].read_text(encoding="utf-8").startswith("# "), "the first line says what it is"
+
+
+def test_every_file_under_recipes_ships() -> None:
+    folder = Path(next(iter(shipped_recipes().values()))).parent.parent
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert sorted(files) == sorted(shipped_recipes().values())
+
+
+def test_quickstart_reaches_what_it_expects(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline", "train", "quickstart"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    status = json.loads((tmp_path / "runs/quickstart/status.json").read_text())
+    assert status["state"] == "finished"
+    records = [json.loads(line) for line in (tmp_path / "runs/quickstart/metrics.jsonl").read_text().splitlines()]
+    last = [record for record in records if record["split"] == "val"][-1]
+    assert last["top1"] >= validate(load("quickstart")).recipe.expect["top1"]
+    assert last["num_samples"] == 2000
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize("name", ["fashion", "hymenoptera"])
+def test_recipes_for_real_data_pass_their_check(name: str, real_data: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline", "check", name],
+        cwd=tmp_path,
+        env={"PACELINE_DATA": str(real_data), "PATH": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "all good" in done.stdout
