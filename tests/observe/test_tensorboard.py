@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.picture import save_png
-from paceline.observe.events import Evaluated, Event, Logged
+from paceline.observe.events import Drawn, Evaluated, Event, Logged
 from paceline.observe.jsonl import MetricsFile, read_records
 from paceline.observe.tensorboard import TensorBoardSink, _checksum, rebuild
 
@@ -23,9 +23,8 @@ def logged(step: int, loss: float) -> Logged:
     return Logged(step, step / 10, {"loss": loss, "lr": 0.25}, smoothed, clock)
 
 
-def evaluated(step: int, top1: float, pictures: dict[str, Path] | None = None) -> Evaluated:
-    clock = {"time": 1000.5 + step}
-    return Evaluated(step, step / 10, "val", {"top1": top1}, 200, 0, clock, pictures or {})
+def evaluated(step: int, top1: float) -> Evaluated:
+    return Evaluated(step, step / 10, "val", {"top1": top1}, 200, 0, {"time": 1000.5 + step})
 
 
 def events_in(folder: Path) -> list[Any]:
@@ -65,7 +64,8 @@ def test_figures_and_pictures_are_read_back_by_tensorboard(tmp_path: Path) -> No
     png = picture_file(tmp_path / "confusion.png")
     sink = TensorBoardSink(tmp_path / "tensorboard")
     sink.handle(logged(10, 0.5))
-    sink.handle(evaluated(10, 0.75, {"confusion": png}))
+    sink.handle(evaluated(10, 0.75))
+    sink.handle(Drawn(10, "val", {"confusion": png}))
     assert scalars_in(tmp_path / "tensorboard") == {  # there before the file is closed
         "train/loss": [(10, 0.5, 1010.0)],
         "train/lr": [(10, 0.25, 1010.0)],
@@ -88,11 +88,12 @@ def test_after_a_resume_each_step_is_there_once(tmp_path: Path) -> None:
     early = picture_file(tmp_path / "early.png")
     whole, interrupted, kept = TensorBoardSink(tmp_path / "whole"), TensorBoardSink(folder), MetricsFile(metrics)
     events: list[Event]
-    events = [logged(10, 0.5), evaluated(10, 0.75, {"confusion": early}), logged(20, 0.25), logged(30, 0.125)]
+    drawn = Drawn(10, "val", {"confusion": early})
+    events = [logged(10, 0.5), evaluated(10, 0.75), drawn, logged(20, 0.25), logged(30, 0.125)]
     for event in events:
         whole.handle(event)
         interrupted.handle(event)
-    for event in events[:3]:  # the checkpoint was at 20: what followed was recorded, but is done again
+    for event in events[:4]:  # the checkpoint was at 20: what followed was recorded, but is done again
         kept.handle(event)
     rebuild(folder, read_records(metrics), [(10, "val/confusion", early), (20, "val/gone", tmp_path / "no.png")])
     resumed = TensorBoardSink(folder)
@@ -112,8 +113,9 @@ def test_rebuild_leaves_what_others_wrote(tmp_path: Path) -> None:
 
 def test_a_picture_that_is_gone_does_not_take_the_figures_with_it(tmp_path: Path) -> None:
     sink = TensorBoardSink(tmp_path)
+    sink.handle(evaluated(1, 0.5))
     with pytest.raises(FileNotFoundError):
-        sink.handle(evaluated(1, 0.5, {"confusion": tmp_path / "gone.png"}))
+        sink.handle(Drawn(1, "val", {"confusion": tmp_path / "gone.png"}))
     assert scalars_in(tmp_path)["val/top1"][0][:2] == (1, 0.5)
 
 

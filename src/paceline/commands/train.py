@@ -113,6 +113,7 @@ def _pictures(run: Run) -> list[tuple[int, str, Path]]:
 def _train(run: Run, builder: Builder, notes: list[str]) -> None:
     from paceline.commands.summary import closing_lines, opening_lines
     from paceline.engine.evaluate import evaluate
+    from paceline.engine.gallery import draw_samples
     from paceline.engine.loop import publish, train
     from paceline.observe.events import Ended, Started
 
@@ -131,6 +132,8 @@ def _train(run: Run, builder: Builder, notes: list[str]) -> None:
         )
     )
     try:
+        if progress.step == 0:
+            draw_samples(run)
         train(run)
         if "test" in run.evaluations:
             publish(run, evaluate(run, "test"))

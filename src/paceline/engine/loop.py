@@ -5,19 +5,17 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import torch
 
 from paceline.core.errors import Stopped
-from paceline.core.picture import save_png
 from paceline.core.progress import Agenda
 from paceline.data.loader import Update
 from paceline.engine.evaluate import Evaluation, evaluate
+from paceline.engine.gallery import draw_evaluation
 from paceline.engine.run import Run
 from paceline.engine.step import StepResult, train_step
-from paceline.observe.events import Evaluated, Logged, Note, Saved, Snapshot
-from paceline.tasks.task import Picture
+from paceline.observe.events import Evaluated, Logged, Saved, Snapshot
 
 
 def train(run: Run) -> None:
@@ -103,12 +101,6 @@ def evaluate_all(run: Run) -> None:
 def publish(run: Run, evaluation: Evaluation) -> None:
     """Record an evaluation's figures and draw its pictures."""
     run.figures[evaluation.split] = evaluation.figures
-    pictures: dict[str, Path] = {}
-    if run.pictures and run.mesh.is_main:
-        drawn = run.task.tables(evaluation.tables)
-        if evaluation.first and (picture := run.task.picture(*evaluation.first)) is not None:
-            drawn["predictions"] = picture
-        pictures = _save_pictures(run, evaluation.split, drawn)
     confusion = evaluation.tables.get("confusion")
     run.observer.emit(
         Evaluated(
@@ -118,22 +110,10 @@ def publish(run: Run, evaluation: Evaluation) -> None:
             evaluation.figures,
             evaluation.num_samples,
             clock={"seconds": evaluation.seconds, "time": time.time()},
-            pictures=pictures,
             confusion=None if confusion is None else confusion.tolist(),
         )
     )
-
-
-def _save_pictures(run: Run, split: str, drawn: dict[str, Picture]) -> dict[str, Path]:
-    """Write pictures into the run directory; where that fails the run goes on without them."""
-    paths = {name: run.out / "pictures" / f"{split}-{name}-{run.progress.step:08d}.png" for name in drawn}
-    try:
-        for name, path in paths.items():
-            save_png(drawn[name], path)
-    except OSError as error:
-        run.observer.emit(Note(f"cannot write pictures: {error}; training goes on", "warning"))
-        return {}
-    return paths
+    draw_evaluation(run, evaluation)
 
 
 def save(run: Run) -> None:

@@ -35,7 +35,7 @@ class Logged:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Figures of a whole split at a step, with the pictures drawn of it as PNG files by name."""
+    """Figures of a whole split at a step."""
 
     step: int
     epoch: float
@@ -44,8 +44,16 @@ class Evaluated:
     num_samples: int
     num_skipped: int = 0
     clock: dict[str, Any] = field(default_factory=dict)
-    pictures: dict[str, Path] = field(default_factory=dict)
     confusion: list[list[int]] | None = None
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Pictures of a split at a step were written as PNG files, by name."""
+
+    step: int
+    split: str
+    pictures: dict[str, Path]
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,7 @@ class Ended:
     lines: list[str] = field(default_factory=list)
 
 
-Event = Started | Logged | Evaluated | Saved | Note | Ended
+Event = Started | Logged | Evaluated | Drawn | Saved | Note | Ended
 
 
 class Snapshot(NamedTuple):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.observe.appending import GrowingFile
-from paceline.observe.events import Evaluated, Event, Logged, Snapshot
+from paceline.observe.events import Drawn, Evaluated, Event, Logged, Snapshot
 from paceline.observe.jsonl import Record, record_of
 
 _OURS = "events.out.tfevents.*.paceline"
@@ -36,13 +36,11 @@ class TensorBoardSink:
 
     def handle(self, event: Event) -> None:
         """Write the figures and pictures of the event, if it has any; the first of them makes the file."""
-        if not isinstance(event, Logged | Evaluated):
-            return
-        record = record_of(event)
-        self._append(_scalars_frame(record))
-        if isinstance(event, Evaluated):
+        if isinstance(event, Logged | Evaluated):
+            self._append(_scalars_frame(record_of(event)))
+        elif isinstance(event, Drawn):
             for name, path in event.pictures.items():
-                self._append(_picture_frame(event.step, f"{event.split}/{name}", path, _time_of(record)))
+                self._append(_picture_frame(event.step, f"{event.split}/{name}", path, path.stat().st_mtime))
 
     def tick(self, snapshot: Snapshot) -> None:
         """Nothing to do between events."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from paceline.observe.events import Ended, Evaluated, Event, Logged, Note, Saved, Snapshot, Started
+from paceline.observe.events import Drawn, Ended, Evaluated, Event, Logged, Note, Saved, Snapshot, Started
 
 Words = list[tuple[str, str]]
 """A line in pieces: each a text and its style, which plain output leaves out."""
@@ -25,6 +25,8 @@ def lines_of(event: Event, total_steps: int) -> list[Words]:
         case Saved():
             best = [(", the best so far", "green")] if event.is_best else []
             return [[("saved ", "dim"), (str(event.path), ""), *best]]
+        case Drawn():
+            return []
         case Note():
             label = [("warning: ", "yellow")] if event.level == "warning" else []
             return [[*label, (event.text, "")]]

@@ -62,12 +62,14 @@ class Classification:
         """Losses, accuracy, precision, recall, F1 and the area under the ROC curve."""
         return self._metrics
 
-    def picture(self, batch: Batch, predictions: Tensor) -> Picture | None:
-        """The first images, framed by whether the prediction is right."""
+    def picture(self, batch: Batch, predictions: Tensor | None) -> Picture | None:
+        """The first images, framed by whether the prediction is right; without predictions, with their labels."""
         if self._multi_label:
             return None
-        images = viewable(batch["image"][:_PICTURED])
-        predicted, truth = predictions[:_PICTURED].argmax(1).tolist(), batch["label"][:_PICTURED].tolist()
+        images, truth = viewable(batch["image"][:_PICTURED]), batch["label"][:_PICTURED].tolist()
+        if predictions is None:
+            return image_grid(images, [self.classes[label] for label in truth], [None] * len(truth), columns=8)
+        predicted = predictions[:_PICTURED].argmax(1).tolist()
         captions = [self._caption(guess, label) for guess, label in zip(predicted, truth, strict=True)]
         marks = ["good" if guess == label else "bad" for guess, label in zip(predicted, truth, strict=True)]
         return image_grid(images, captions, marks, columns=8)
@@ -77,7 +79,7 @@ class Classification:
         if "confusion" not in figures:
             return {}
         matrix = np.asarray(figures["confusion"])
-        return {"confusion": heat_map(matrix, self.classes, self.classes, "true (rows) and predicted (columns)")}
+        return {"confusion": heat_map(matrix, self.classes, self.classes, "Confusion matrix")}
 
     def _own_metrics(self, top_k: Sequence[int]) -> list[Metric]:
         num_classes = len(self.classes)

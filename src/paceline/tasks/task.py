@@ -41,8 +41,8 @@ class Task(Protocol):
         """How predictions are measured."""
         ...
 
-    def picture(self, batch: Batch, predictions: Any) -> Picture | None:
-        """The batch with its predictions drawn, if there is something to draw."""
+    def picture(self, batch: Batch, predictions: Any | None) -> Picture | None:
+        """The batch with its predictions drawn, or alone, if there is something to draw."""
         ...
 
     def tables(self, figures: dict[str, Any]) -> dict[str, Picture]:

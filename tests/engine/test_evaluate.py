@@ -1,0 +1,179 @@
+"""The evaluation contract: each sample once, and the same bits for any number of processes, lanes and workers."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scripts import evaluation as script
+from small_runs import ALONE, NUM_CLASSES, NormedNet, Small, images, threads
+from torch import Tensor
+
+from paceline.core.errors import DataError
+from paceline.data.batch import Batch
+from paceline.data.source import Ids, Source
+from paceline.engine.evaluate import Evaluation, check_ledger, evaluate, measuring
+from paceline.engine.run import EvaluationSet, Run
+
+SCRIPT = Path(script.__file__)
+SIZE = 1003
+
+
+def small(out: Path, **changes: Any) -> Small:
+    common = Small(out, dtype=torch.float32, net=NormedNet, evaluation_size=SIZE, evaluation_batch=64)
+    return replace(common, **changes)
+
+
+def bits(evaluation: Evaluation) -> dict[str, Any]:
+    return {name: value.hex() for name, value in evaluation.figures.items()} | {
+        name: table.tolist() for name, table in evaluation.tables.items()
+    }
+
+
+def with_cores(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(number)))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The figures of one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    return [script.measure(ALONE, folder, size, batch) for size, batch in script.SPLITS]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_processes_agree_with_one_to_the_bit(world: int, alone: list[dict[str, Any]], tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+    done = subprocess.run(
+        [*launch, SCRIPT, tmp_path], env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    for rank in range(world):
+        assert json.loads((tmp_path / f"rank-{rank}.json").read_text()) == alone
+
+
+@pytest.mark.parametrize("batch", [1003, 256, 64, 7])
+def test_lanes_change_no_bit(batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = small(tmp_path, evaluation_batch=batch).run()
+    found = []
+    for cores in (1, 2, 5):
+        with_cores(monkeypatch, cores)
+        found.append(bits(evaluate(run, "val")))
+    assert found[1:] == found[:1] * 2
+
+
+def test_the_threads_of_training_change_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = small(tmp_path).run()
+    found = []
+    for cores in (1, 2):
+        with_cores(monkeypatch, cores)
+        for number in (1, 2):
+            with threads(number):
+                found.append(bits(evaluate(run, "val")))
+    assert found[1:] == found[:1] * 3
+
+
+def test_workers_change_no_bit(tmp_path: Path) -> None:
+    assert bits(evaluate(small(tmp_path, evaluation_workers=2).run(), "val")) == bits(
+        evaluate(small(tmp_path).run(), "val")
+    )
+
+
+def test_figures_are_those_of_a_plain_loop(tmp_path: Path) -> None:
+    run = small(tmp_path, dtype=torch.float64).run()
+    evaluation = evaluate(run, "val")
+    data = images(SIZE)
+    run.model.eval()
+    with torch.no_grad():
+        logits = run.model(data.images)
+    labels, predicted = data.fields["label"], logits.argmax(1)
+    confusion = [
+        [int(((labels == t) & (predicted == p)).sum()) for p in range(NUM_CLASSES)] for t in range(NUM_CLASSES)
+    ]
+    chosen = logits.log_softmax(1)[torch.arange(SIZE), labels]
+    assert evaluation.tables["confusion"].tolist() == confusion
+    assert evaluation.figures["top1"] == int((predicted == labels).sum()) / SIZE
+    assert evaluation.figures["cross_entropy"] == pytest.approx(-chosen.mean().item(), rel=1e-12)
+    assert evaluation.num_samples == SIZE
+
+
+def test_evaluation_leaves_the_run_as_it_was(tmp_path: Path) -> None:
+    run = small(tmp_path).run()
+    run.model.train()
+    before = {name: value.clone() for name, value in run.model.state_dict().items()}
+    with threads(2):
+        evaluate(run, "val")
+        assert torch.get_num_threads() == 2
+    assert run.model.training
+    assert all(torch.equal(value, before[name]) for name, value in run.model.state_dict().items())
+    assert all(parameter.grad is None for parameter in run.model.parameters())
+
+
+def test_mode_and_threads_come_back_after_an_error() -> None:
+    model = torch.nn.Linear(1, 1)
+    with threads(2):
+        with pytest.raises(ZeroDivisionError), measuring(model, 1):
+            assert (model.training, torch.get_num_threads()) == (False, 1)
+            raise ZeroDivisionError
+        assert (model.training, torch.get_num_threads()) == (True, 2)
+
+
+def test_the_first_batch_is_kept_to_be_drawn(tmp_path: Path) -> None:
+    evaluation = evaluate(small(tmp_path, evaluation_batch=10).run(), "val")
+    assert evaluation.first is not None
+    batch, predictions = evaluation.first
+    assert batch.ids.tolist() == list(range(10))
+    assert predictions.shape == (10, NUM_CLASSES)
+
+
+class Changed(Source):
+    """Gives other ids than it was asked for."""
+
+    def __init__(self, wanted: int, given: int) -> None:
+        super().__init__(images(SIZE, torch.float32), [], seed=0)
+        self.wanted, self.given = wanted, given
+
+    def fetch(self, epoch: int, ids: Ids) -> Batch:
+        batch = super().fetch(epoch, ids)
+        numbers: Tensor = batch.ids.clone()
+        numbers[numbers == self.wanted] = self.given
+        return Batch({**batch, "id": numbers})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (17, r"1 missing \[500\], 1 seen more than once \[17\]"),
+        (SIZE, r"each of 1003 samples once: 1 missing \[500\], 0 seen"),
+    ],
+)
+def test_a_missing_or_doubled_sample_is_an_error(given: int, message: str, tmp_path: Path) -> None:
+    run: Run = small(tmp_path).run(evaluations={"val": EvaluationSet(Changed(500, given), 64, 0, 1)})
+    with pytest.raises(DataError, match=message):
+        evaluate(run, "val")
+
+
+@pytest.mark.parametrize(
+    ("ids", "is_right"),
+    [
+        ([[0, 1], [2]], True),
+        ([[2, 0, 1]], True),
+        ([[0, 1]], False),
+        ([[0, 1], [1, 2]], False),
+        ([[0, 1, 1]], False),
+        ([[0, 1, 2, 3]], False),
+        ([], False),
+    ],
+)
+def test_the_ledger_balances_only_if_each_id_comes_once(ids: list[list[int]], is_right: bool) -> None:
+    tensors = [torch.tensor(part) for part in ids]
+    if is_right:
+        check_ledger(ALONE, tensors, 3)
+    else:
+        with pytest.raises(DataError, match="did not see each of 3 samples once"):
+            check_ledger(ALONE, tensors, 3)
