@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import os
 import pickle
@@ -122,6 +123,15 @@ def test_a_file_that_brings_code_is_refused_and_not_run(tmp_path: Path, form: st
         assert "protects" in str(caught.value)
     torch.load(torch_file(tmp_path / "trap.pth", trap), weights_only=False)
     assert sprung.exists(), "the trap itself must work"
+
+
+def test_parsed_flags_beside_the_weights_are_plain_data(tmp_path: Path) -> None:
+    flags = argparse.Namespace(lr=0.1, model="vit")
+    assert same(read_weights(torch_file(tmp_path / "weights.pth", {"model": WEIGHTS, "args": flags})))
+    flags.hook = Trap(tmp_path / "sprung")
+    with pytest.raises(CheckpointError, match=r"refused: .* posix\.mkdir"):
+        read_weights(torch_file(tmp_path / "weights.pth", {"model": WEIGHTS, "args": flags}))
+    assert not (tmp_path / "sprung").exists()
 
 
 def test_a_whole_pickled_model_is_refused(tmp_path: Path) -> None:

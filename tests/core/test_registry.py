@@ -1,16 +1,21 @@
 """Names, what they stand for, and the arguments that are known before anything is imported."""
 
-import json
-import subprocess
-import sys
-from collections.abc import Sequence
+import runpy
+from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 
 import pytest
+import torch
 from pydantic import ValidationError
 
 from paceline.core.arguments import Arguments
-from paceline.core.registry import Family, Register, Registry, arguments_of
+from paceline.core.mesh import Mesh
+from paceline.core.registry import Family, Register, Registry, arguments_of, register
+from paceline.engine.step import train_step
+from paceline.recipe.build import Builder
+from paceline.recipe.load import load
+from paceline.recipe.validate import validate
 
 
 class Small(Arguments):
@@ -42,7 +47,8 @@ def test_a_target_may_be_an_object_or_its_address() -> None:
     registry = Registry("thing")
     registry.add("object", len)
     registry.add("address", "math:hypot")
-    assert [entry.resolve()(*given) for entry, given in zip(registry, ([[1, 2]], [3, 4]), strict=True)] == [2, 5.0]
+    counting, measuring = (entry.resolve() for entry in registry)
+    assert (counting([1, 2]), measuring(3, 4)) == (2, 5.0)
 
 
 def test_unknown_names_are_not_found() -> None:
@@ -225,42 +231,25 @@ PARTS: dict[str, tuple[str, list[str]]] = {
     "task": (TASK, ["task=users_task", "model.widths=[2]"]),
 }
 
-USE = """
-import json, sys, traceback
-import torch
-import paceline
-from paceline.recipe.build import Builder
-from paceline.recipe.load import load
-from paceline.recipe.validate import validate
 
-outcomes = {}
-for part, (code, overrides) in json.loads(sys.argv[1]).items():
-    try:
-        exec(code)
-        run = Builder(validate(load("quickstart", overrides))).run()
-        paceline.train_step(run, next(iter(run.batches)))
-        outcomes[part] = "stepped"
-    except Exception as error:
-        outcomes[part] = traceback.format_exc()
-print(json.dumps(outcomes))
-"""
+@pytest.fixture
+def users_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Names that are registered meanwhile are forgotten, and torch's settings, which building changes, put back."""
+    for registry in register.kinds.values():
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What became of each part, in an interpreter of its own since names cannot be taken back."""
-    done = subprocess.run(
-        [sys.executable, "-c", USE, json.dumps(PARTS)],
-        cwd=tmp_path_factory.mktemp("use"),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
-
-
+@pytest.mark.usefixtures("users_names")
 @pytest.mark.parametrize("part", PARTS)
-def test_what_a_user_registers_builds_and_takes_a_step(part: str, outcomes: dict[str, str]) -> None:
-    assert outcomes[part] == "stepped"
+def test_what_a_user_registers_builds_and_takes_a_step(part: str, tmp_path: Path) -> None:
+    code, overrides = PARTS[part]
+    module = tmp_path / f"users_{part}.py"
+    module.write_text(IMPORTS + code, encoding="utf-8")
+    runpy.run_path(str(module))
+    checked = validate(load("quickstart", ["train.threads=1", *overrides]))
+    run = Builder(checked, Mesh(0, 1, 0, torch.device("cpu"))).run(tmp_path)
+    train_step(run, next(iter(run.batches)))

@@ -1,6 +1,6 @@
 """The order contract for single samples: what is random about a sample depends on (seed, epoch, sample) alone."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,6 +15,7 @@ from paceline.data.batch_transforms import Flip, Normalize, RandomCrop
 from paceline.data.datasets.memory import MemoryImages
 from paceline.data.keys import uniforms
 from paceline.data.source import Source, stack
+from paceline.data.transforms import BatchTransform
 
 CPU = torch.device("cpu")
 
@@ -25,8 +26,8 @@ class Drawn:
 
     size: int = 20
     odd: int | None = None
-    classes: ClassVar[list[str]] = ["even", "odd"]
-    channels: ClassVar[int] = 1
+    classes: list[str] = field(default_factory=lambda: ["even", "odd"])
+    channels: int = 1
 
     def __len__(self) -> int:
         return self.size
@@ -137,7 +138,7 @@ def test_epochs_and_seeds_draw_differently() -> None:
 
 
 def test_pixels_do_not_depend_on_the_company() -> None:
-    transforms = [RandomCrop(2), Flip(), Normalize([0.5] * 3, [0.25] * 3)]
+    transforms: list[BatchTransform] = [RandomCrop(2), Flip(), Normalize([0.5] * 3, [0.25] * 3)]
     source = Source(memory(), transforms, seed=0)
     whole = source.finish(source.fetch(1, np.arange(30)), 1, CPU)
     for numbers in (ids(17), ids(3, 29, 17), np.arange(29, -1, -1)):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -44,37 +45,40 @@ class SoftDice:
         return Term(both - 2 * overlap, both)
 
 
-class PlainNet(nn.Sequential):
+class Net(nn.Module):
+    """Layers, one after the other."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits [N, classes] of images [N, 2, 6, 6]."""
+        logits: Tensor = self.layers(images)
+        return logits
+
+
+class PlainNet(Net):
     """No normalisation over samples: a whole batch and its parts have the same gradients."""
 
-    def __init__(self, channels: int = 2, side: int = 6) -> None:
-        super().__init__(
-            nn.Conv2d(channels, 5, 3),
-            nn.Tanh(),
-            nn.Flatten(),
-            nn.Linear(5 * (side - 2) ** 2, NUM_CLASSES),
-        )
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(2, 5, 3), nn.Tanh(), nn.Flatten(), nn.Linear(80, NUM_CLASSES))
 
 
-class NormedNet(nn.Sequential):
+class NormedNet(Net):
     """With BatchNorm, whose unit is the micro-batch, and dropout, whose seed is that of the micro-batch."""
 
-    def __init__(self, channels: int = 2, side: int = 6) -> None:
-        super().__init__(
-            nn.Conv2d(channels, 5, 3),
-            nn.BatchNorm2d(5),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Dropout(0.3),
-            nn.Linear(5 * (side - 2) ** 2, NUM_CLASSES),
-        )
+    def __init__(self) -> None:
+        convolution, norm = nn.Conv2d(2, 5, 3), nn.BatchNorm2d(5)
+        head = nn.Dropout(0.3), nn.Linear(80, NUM_CLASSES)
+        super().__init__(convolution, norm, nn.ReLU(), nn.Flatten(), *head)
 
 
-def images(size: int, dtype: torch.dtype = torch.float64, channels: int = 2, side: int = 6) -> MemoryImages:
+def images(size: int, dtype: torch.dtype = torch.float64) -> MemoryImages:
     """Noise with labels that a net can learn something about."""
     generator = torch.Generator().manual_seed(size)
     labels = torch.randint(0, NUM_CLASSES, (size,), generator=generator)
-    pixels = torch.randn(size, channels, side, side, generator=generator, dtype=torch.float64)
+    pixels = torch.randn(size, 2, 6, 6, generator=generator, dtype=torch.float64)
     pixels[:, 0] += labels.view(-1, 1, 1) * 0.7
     return MemoryImages(pixels.to(dtype), {"label": labels}, CLASSES)
 
@@ -145,6 +149,13 @@ class Small:
             return {}
         source = Source(images(self.evaluation_size, self.dtype), [], seed=7)
         return {"val": EvaluationSet(source, self.evaluation_batch, self.evaluation_workers, threads=1)}
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Operations use one thread: for such small ones more only wait for each other."""
+    with threads(1):
+        yield
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from scripts import evaluation as script
+from evaluated_splits import measure_all
 from small_runs import ALONE, NUM_CLASSES, NormedNet, Small, images, threads
 from torch import Tensor
 
@@ -20,7 +20,7 @@ from paceline.data.source import Ids, Source
 from paceline.engine.evaluate import Evaluation, check_ledger, evaluate, measuring
 from paceline.engine.run import EvaluationSet, Run
 
-SCRIPT = Path(script.__file__)
+SCRIPT = Path(__file__).resolve().parent / "scripts" / "evaluation.py"
 SIZE = 1003
 
 
@@ -42,8 +42,7 @@ def with_cores(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The figures of one process."""
-    folder = tmp_path_factory.mktemp("alone")
-    return [script.measure(ALONE, folder, size, batch) for size, batch in script.SPLITS]
+    return measure_all(ALONE, tmp_path_factory.mktemp("alone"))
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -67,8 +66,15 @@ def test_lanes_change_no_bit(batch: int, tmp_path: Path, monkeypatch: pytest.Mon
     assert found[1:] == found[:1] * 2
 
 
+class Summing(NormedNet):
+    """Adds a sum over the whole batch, which torch adds up in another order with other numbers of threads."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images) * (1 + images.sum() * 1e-3)
+
+
 def test_the_threads_of_training_change_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = small(tmp_path).run()
+    run = small(tmp_path, net=Summing, evaluation_batch=SIZE).run()
     found = []
     for cores in (1, 2):
         with_cores(monkeypatch, cores)
@@ -76,6 +82,16 @@ def test_the_threads_of_training_change_no_bit(tmp_path: Path, monkeypatch: pyte
             with threads(number):
                 found.append(bits(evaluate(run, "val")))
     assert found[1:] == found[:1] * 3
+
+
+def test_lanes_have_the_threads_of_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new thread starts with torch's default number unless it is told."""
+    run = small(tmp_path, net=Summing, evaluation_batch=502).run()
+    with threads(2):
+        with_cores(monkeypatch, 2)
+        in_lanes = bits(evaluate(run, "val"))
+        with_cores(monkeypatch, 1)
+        assert bits(evaluate(run, "val")) == in_lanes
 
 
 def test_workers_change_no_bit(tmp_path: Path) -> None:
@@ -116,10 +132,17 @@ def test_evaluation_leaves_the_run_as_it_was(tmp_path: Path) -> None:
 
 def test_mode_and_threads_come_back_after_an_error() -> None:
     model = torch.nn.Linear(1, 1)
-    with threads(2):
-        with pytest.raises(ZeroDivisionError), measuring(model, 1):
-            assert (model.training, torch.get_num_threads()) == (False, 1)
+    inside = []
+
+    def fail() -> None:
+        with measuring(model, 1):
+            inside.append((model.training, torch.get_num_threads()))
             raise ZeroDivisionError
+
+    with threads(2):
+        with pytest.raises(ZeroDivisionError):
+            fail()
+        assert inside == [(False, 1)]
         assert (model.training, torch.get_num_threads()) == (True, 2)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_runs import NUM_CLASSES, NormedNet, PlainNet, Small, SoftDice
+from small_runs import NUM_CLASSES, NormedNet, PlainNet, Small, SoftDice, one_thread  # noqa: F401
 from torch import Tensor, nn
 
 from paceline.data.keys import derive
@@ -17,7 +17,9 @@ from paceline.engine.step import train_step
 from paceline.losses.classification import BinaryCrossEntropy, CrossEntropy
 from paceline.losses.term import Loss, Term
 
-CUTS = {"1 × 64": 64, "2 × 32": 32, "4 × 16": 16, "5 uneven": 13, "64 × 1": 1}
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CUTS = {"1 × 64": 64, "2 × 32": 32, "4 × 16": 16, "5 uneven": 13}
 WEIGHTS = [0.2, 1.0, 3.0]
 
 
@@ -158,12 +160,13 @@ def test_the_first_pass_of_a_ratio_leaves_buffers_alone(losses: str, tmp_path: P
     """BatchNorm sees every micro-batch once, in order, although a ratio loss takes two passes."""
     run = replace(small(tmp_path, losses, micro_batch=16), net=NormedNet).run()
     update = next(iter(run.batches))
-    norm = run.model[1]
+    assert isinstance(run.model, NormedNet)
+    convolution, norm = run.model.layers[0], run.model.layers[1]
     assert isinstance(norm, nn.BatchNorm2d)
     reference = nn.BatchNorm2d(5).double()
     with torch.no_grad():
         for micro in update.microbatches:
-            reference(run.model[0](micro.batch["image"]))
+            reference(convolution(micro.batch["image"]))
     train_step(run, update)
     assert norm.num_batches_tracked is not None
     assert norm.num_batches_tracked.item() == 4
@@ -196,8 +199,7 @@ class Counter(PlainNet):
 
     def forward(self, images: Tensor) -> Tensor:
         self.calls = self.calls + 1
-        logits: Tensor = super().forward(images)
-        return logits
+        return super().forward(images)
 
 
 def test_buffers_that_are_replaced_come_back_too() -> None:

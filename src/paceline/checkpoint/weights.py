@@ -1,7 +1,8 @@
-"""Weights from a file of any origin, told apart by content; nothing in the file is ever executed."""
+"""Weights of any origin, files told apart by content; nothing in a file is ever executed."""
 
 from __future__ import annotations
 
+import argparse
 import pickle
 import re
 import warnings
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoint.files import read_tensors
+from paceline.checkpoint.pretrained import find_published, is_published_name
 from paceline.checkpoint.store import open_checkpoint
 from paceline.core.errors import CheckpointError
 
@@ -23,8 +25,19 @@ _ZIP = b"PK\x03\x04"
 _PICKLES = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """Tensors by name from safetensors, a torch file, or a run directory or checkpoint folder of ours."""
+def read_weights(source: Path | str) -> dict[str, Tensor]:
+    """Tensors by name from safetensors, a torch file, a run directory or checkpoint folder of ours, or a library.
+
+    A library's are named `timm/<model>[.<tag>]` or `torchvision/<model>[.<WEIGHTS>]`; they come from its cache if
+    it has them, else over the network.
+    """
+    if isinstance(source, str) and is_published_name(source):
+        published = find_published(source)
+        return published.convert(_read_path(published.file))
+    return _read_path(Path(source))
+
+
+def _read_path(path: Path) -> dict[str, Tensor]:
     if not path.exists():
         raise CheckpointError(f"{path}: there is no such file or directory")
     if path.is_dir():
@@ -59,7 +72,9 @@ def _read(path: Path, start: bytes, size: int) -> Any:
 
 def _read_torch(path: Path) -> Any:
     try:
-        with path.open("rb") as file, warnings.catch_warnings():
+        # Many training programs save their parsed flags beside the weights: plain data, though of a named class.
+        flags = torch.serialization.safe_globals([argparse.Namespace])
+        with path.open("rb") as file, warnings.catch_warnings(), flags:
             warnings.simplefilter("ignore")  # what they say is said by the errors below
             # Given a path instead of a file, torch would go by its extension.
             return torch.load(file, map_location="cpu", weights_only=True)

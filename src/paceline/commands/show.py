@@ -46,15 +46,9 @@ def _as_json(run: Run, checked: Any, rows: list[dict[str, Any]], flops: int) -> 
             "micro_batches": len(updates.cuts(0)),
             "steps_per_epoch": progress.steps_per_epoch,
             "total_steps": progress.total_steps,
-            "lr": run.schedule(0) if not progress.total_steps else builder_lr(run),
+            "lr": run.plan.schedules.lr.lr,
         },
     }
-
-
-def builder_lr(run: Run) -> float:
-    """The learning rate before warm-up and decay."""
-    lr: float = run.schedule.lr  # type: ignore[attr-defined]
-    return lr
 
 
 def model_table(run: Run) -> tuple[list[dict[str, Any]], int]:

@@ -144,5 +144,5 @@ class Register:
         return named
 
 
-KINDS = ("model", "dataset", "transform", "loss", "optimizer", "schedule", "metric", "task")
+KINDS = ("model", "dataset", "transform", "loss", "optimizer", "schedule", "layer_map", "metric", "task")
 register = Register()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.core.errors import DataError
 from paceline.core.mesh import Mesh
@@ -48,7 +48,7 @@ def evaluate(run: Run, split: str) -> Evaluation:
     size = len(examined.source.dataset)
     cuts = owned(evaluation_cuts(size, examined.batch), run.mesh.rank, run.mesh.world)
     foldings, ids, first = [Folding() for _ in metrics], [], None
-    with measuring(run.model, examined.threads):
+    with measuring(run, examined.threads):
         for measured in _measure_all(run, examined, metrics, cuts):
             ids.append(measured.ids)
             first = first or measured.kept
@@ -113,13 +113,14 @@ def _of_all_processes(mesh: Mesh, own: State) -> State:
 
 
 @contextmanager
-def measuring(model: nn.Module, threads: int) -> Iterator[None]:
+def measuring(run: Run, threads: int) -> Iterator[None]:
     """Evaluation mode and a fixed number of threads per operation; both are put back afterwards."""
-    was_training, before = model.training, torch.get_num_threads()
-    model.eval()
+    was_training, before = run.model.training, torch.get_num_threads()
+    run.model.eval()
     torch.set_num_threads(threads)
     try:
         yield
     finally:
         torch.set_num_threads(before)
-        model.train(was_training)
+        if was_training:
+            run.freezing.train_mode(run.model)

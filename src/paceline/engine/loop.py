@@ -27,10 +27,12 @@ def train(run: Run) -> None:
     agenda.add(run.periods.evaluate, lambda: evaluate_all(run))
     agenda.add(run.periods.log, lambda: record(run))
     agenda.add(run.periods.save, lambda: save(run))
-    run.model.train()
+    run.freezing.train_mode(run.model)
     with run.stop.on_signals():
         for update, waited in timed(run.batches):
             started = time.perf_counter()
+            if update.step in run.freezing.unfreeze_steps:
+                run.freezing.apply(update.step)
             result = train_step(run, update)
             run.progress.step = update.step + 1
             observe(run, update, result, waited, time.perf_counter() - started)

@@ -22,10 +22,12 @@ from paceline.engine.health import FiniteCheck
 from paceline.engine.parallel import SingleProcess
 from paceline.engine.precision import FullPrecision
 from paceline.engine.stop import StopRequest
+from paceline.models.freezing import Freezing, NoFreezing
 from paceline.observe.events import Observer
 from paceline.observe.meters import Meters
 from paceline.optim.averaging import NoAveraging
 from paceline.optim.clipping import Unclipped
+from paceline.optim.plan import Plan
 from paceline.tasks.task import Task
 
 
@@ -59,7 +61,7 @@ class Run:
     task: Task
     model: nn.Module
     optimizer: Optimizer
-    schedule: Callable[[int], float]
+    plan: Plan
     source: Source
     batches: TrainBatches
     evaluations: dict[str, EvaluationSet]
@@ -72,6 +74,7 @@ class Run:
     clip: Callable[[Sequence[nn.Parameter]], Tensor] = field(default_factory=Unclipped)
     precision: FullPrecision = field(default_factory=FullPrecision)
     parallel: SingleProcess = field(default_factory=SingleProcess)
+    freezing: Freezing | NoFreezing = field(default_factory=NoFreezing)
     averaging: NoAveraging = field(default_factory=NoAveraging)
     health: FiniteCheck = field(default_factory=FiniteCheck)
     observer: Observer = field(default_factory=Observer)
@@ -85,7 +88,7 @@ class Run:
     """The figures of the last evaluation of each split."""
 
     def __post_init__(self) -> None:
-        self.learning = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.learning = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def state(self) -> Tree:
         """All that a resumed run needs beside the model."""
@@ -107,6 +110,7 @@ class Run:
         self.progress.load_state_dict(checkpoint.state["progress"])
         self.meters.load_state_dict(checkpoint.state["meters"])
         self.figures = checkpoint.state["figures"]
+        self.freezing.apply(self.progress.step)
         # What was chosen automatically at the first start stays, whatever this machine would choose.
         self.threads = checkpoint.state["threads"]
         torch.set_num_threads(self.threads)

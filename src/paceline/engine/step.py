@@ -42,9 +42,7 @@ def train_step(run: Run, update: Update) -> StepResult:
     grad_norm = run.clip(run.learning)
     run.health.judge(update, grad_norm, losses)
 
-    lr = run.schedule(update.step)
-    for group in run.optimizer.param_groups:
-        group["lr"] = lr
+    lr = run.plan.apply(update.step)
     run.optimizer.step()
     run.optimizer.zero_grad(set_to_none=True)
     run.averaging.update(run.model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from torch import nn
@@ -21,7 +22,9 @@ def build_timm(name: str, num_classes: int, in_channels: int, args: dict[str, An
 def build_torchvision(name: str, num_classes: int, in_channels: int, args: dict[str, Any]) -> nn.Module:
     """A torchvision model with its own initialisation; weights are never downloaded here."""
     torchvision = import_torchvision()
-    model: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=num_classes, **args)
+    builder = torchvision.models.get_model_builder(name)
+    no_weights = {key: None for key in ("weights", "weights_backbone") if key in inspect.signature(builder).parameters}
+    model: nn.Module = builder(**no_weights, num_classes=num_classes, **args)
     if in_channels != 3:
         _replace_first_convolution(model, in_channels)
     return model

@@ -1,12 +1,236 @@
-"""Averages of the weights over the run."""
+"""Averages of the weights over the run, to be evaluated beside the weights themselves."""
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from paceline.core.errors import CheckpointError
+
+T = TypeVar("T")
+
+
+class Averaging(Protocol):
+    """What a run asks of an average."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is an average by now."""
+
+    @property
+    def needs_statistics(self) -> bool:
+        """Whether `update_bn` should run before the averaged weights are used."""
+
+    def update(self, model: nn.Module) -> None:
+        """Take in the weights after an update."""
+
+    def applied(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Have the model hold the averaged weights inside; its own weights and buffers come back afterwards."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs; tensors are not copied."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state, to the bit."""
 
 
 class NoAveraging:
     """Keeps no average."""
 
+    is_ready = False
+    needs_statistics = False
+
     def update(self, model: nn.Module) -> None:
-        """Take in the weights after an update."""
+        """Leave the weights alone."""
+
+    def applied(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Leave the model as it is."""
+        return nullcontext()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take nothing."""
+
+
+class WeightAverage:
+    """A running average of all parameters, frozen ones included, so that they may begin to learn at any time.
+
+    It begins as a copy of the weights. Of half-precision weights it is kept in float32. Buffers are not averaged: the
+    averaged weights are used with the model's buffers as they are then.
+    """
+
+    needs_statistics = False
+
+    def __init__(self, start_step: int, every_steps: int) -> None:
+        self.start_step = start_step
+        self.every_steps = every_steps
+        self.steps = 0
+        """Updates seen."""
+        self.count = 0
+        """Weights that are in the average."""
+        self._average: dict[str, Tensor] = {}
+        self._bound: nn.Module | None = None
+
+    def share(self, count: int) -> float:
+        """What the next weights count for in the average, `count` having gone into it."""
+        raise NotImplementedError
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is an average by now."""
+        return self.count > 0
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """Take in the weights after an update, if one is due."""
+        self.steps += 1
+        since_start = self.steps - self.start_step
+        if since_start <= 0 or since_start % self.every_steps:
+            return
+        if not self.count:
+            self._average = {name: _kept(parameter) for name, parameter in _weights(model).items()}
+        self._bind(model)
+        if self.count:
+            weights = self._parameters
+            if self._is_mixed:
+                weights = [weight.to(mean.dtype) for weight, mean in zip(weights, self._means, strict=True)]
+            torch._foreach_lerp_(self._means, weights, self.share(self.count))
+        self.count += 1
+
+    @contextmanager
+    def applied(self, model: nn.Module) -> Iterator[None]:
+        """Have the model hold the averaged weights inside; its own weights and buffers come back afterwards."""
+        if not self.is_ready:
+            yield
+            return
+        self._bind(model)
+        held: list[Tensor] = [*self._parameters, *model.buffers()]
+        own = [tensor.detach().clone() for tensor in held]
+        try:
+            with torch.no_grad():
+                torch._foreach_copy_(self._parameters, self._means)
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(held, own)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs; tensors are not copied."""
+        return {"steps": self.steps, "count": self.count, "average": dict(self._average)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state, to the bit; whether it fits the model shows when it is used next."""
+        self.steps, self.count = state["steps"], state["count"]
+        self._average = {name: tensor.clone() for name, tensor in state["average"].items()}
+        self._bound = None
+
+    def _bind(self, model: nn.Module) -> None:
+        """Find the model's parameters, once: looking them up takes longer than averaging them."""
+        if self._bound is model:
+            return
+        named = _weights(model)
+        here = {name: tuple(parameter.shape) for name, parameter in named.items()}
+        saved = {name: tuple(tensor.shape) for name, tensor in self._average.items()}
+        if here != saved:
+            different = sorted(name for name in here | saved if here.get(name) != saved.get(name))
+            raise CheckpointError(
+                f"the saved average of the weights does not fit the model: {', '.join(different[:5])}"
+            )
+        self._average = {name: self._average[name].to(parameter.device) for name, parameter in named.items()}
+        self._parameters = list(named.values())
+        self._means = list(self._average.values())
+        self._is_mixed = any(
+            mean.dtype != weight.dtype for mean, weight in zip(self._means, self._parameters, strict=True)
+        )
+        self._bound = model
+
+
+class Ema(WeightAverage):
+    """An exponential moving average: of the weights before, `decay` is kept each time.
+
+    With `warmup`, less is kept at first: (1 + n) / (10 + n), n weights being in the average, until `decay` is reached.
+    """
+
+    def __init__(self, decay: float = 0.9999, warmup: bool = True, every_steps: int = 1, start_step: int = 0) -> None:
+        super().__init__(start_step, every_steps)
+        self.decay = decay
+        self.warmup = warmup
+
+    def share(self, count: int) -> float:
+        """What the next weights count for in the average, `count` having gone into it."""
+        return 1 - (min(self.decay, (1 + count) / (10 + count)) if self.warmup else self.decay)
+
+
+class Swa(WeightAverage):
+    """The plain mean of the weights from `start` on: a share of the run if below 1, else a number of steps.
+
+    Weights are taken in every `every_steps`, by default once an epoch. No BatchNorm has seen their mean, so `update_bn`
+    is needed before it is used.
+    """
+
+    needs_statistics = True
+
+    def __init__(
+        self, total_steps: int, steps_per_epoch: int, start: float = 0.75, every_steps: int | None = None
+    ) -> None:
+        start_step = round(start * total_steps) if start < 1 else int(start)
+        every_steps = every_steps or steps_per_epoch
+        if start_step + every_steps > total_steps:
+            raise ValueError(
+                f"averaging would never begin: from step {start_step}, every {every_steps} steps,"
+                f" in a run of {total_steps}; lower start or every_steps"
+            )
+        super().__init__(start_step, every_steps)
+
+    def share(self, count: int) -> float:
+        """What the next weights count for in the average, `count` having gone into it."""
+        return 1 / (count + 1)
+
+
+@torch.no_grad()
+def update_bn(model: nn.Module, inputs: Iterable[T], forward: Callable[[T], object] | None = None) -> None:
+    """Measure the BatchNorm statistics of the present weights anew, each input counting alike.
+
+    `forward` runs an input through the model, by default by calling the model with it. All but the BatchNorm layers is
+    in evaluation mode meanwhile, so the result depends on the inputs alone; frozen layers keep their statistics.
+    """
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and _learns_statistics(module)]
+    if not norms:
+        return
+    modes = {module: module.training for module in model.modules()}
+    momenta = [norm.momentum for norm in norms]
+    try:
+        model.eval()
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.train()
+            norm.momentum = None  # the plain mean over all inputs
+        for each in inputs:
+            (forward or model)(each)
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.is_floating_point()}
+
+
+def _kept(weight: Tensor) -> Tensor:
+    is_half = weight.dtype in (torch.float16, torch.bfloat16)
+    return weight.detach().to(torch.float32 if is_half else weight.dtype, copy=True)
+
+
+def _learns_statistics(norm: _BatchNorm) -> bool:
+    parameters = list(norm.parameters(recurse=False))
+    return norm.track_running_stats and (not parameters or any(each.requires_grad for each in parameters))

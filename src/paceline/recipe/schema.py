@@ -14,11 +14,16 @@ import paceline.models.catalogue
 import paceline.optim.catalogue
 import paceline.optim.schedule_catalogue
 import paceline.tasks.catalogue  # noqa: F401
-from paceline.core.arguments import Arguments, Count, CountOrZero, NonNegative, PartialShare, Positive, Share
+from paceline.core.arguments import Arguments, Count, CountOrZero, NonNegative, Positive, Share
 from paceline.recipe.document import PartSpec
 
 Auto = Literal["auto"]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
+PresetName = Literal["pet", "bias_double", "no_decay_bias_norm", "backbone_tenth", "no_decay_1d"]
+KindName = Literal[
+    "weight", "bias", "norm", "embedding",
+    "batch_norm", "group_norm", "layer_norm", "instance_norm", "rms_norm", "other_norm",
+]  # fmt: skip
 RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
 
@@ -38,14 +43,46 @@ class TaskPart(Part):
     name: str
 
 
+class Weights(Section):
+    """Weights to start from, and how they may differ from the model; what is not declared here must match."""
+
+    file: str
+    """A .safetensors or .pth file, a run directory, or a library's own: timm/NAME, torchvision/NAME."""
+    strip: list[str] = []
+    """Prefixes that are taken off the names."""
+    rename: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = []
+    """Patterns and what takes their place."""
+    exclude: list[str] = []
+    """Patterns of tensors that are not loaded."""
+    head: Literal["auto", "keep", "drop"] | list[str] = "auto"
+    """auto replaces the head when its shapes differ, drop always, keep never; or the modules that make it up."""
+    head_init: Literal["default", "zeros", "trunc_normal", "normal"] = "default"
+    first_conv: Literal["auto", "strict"] = "auto"
+    channels: Literal["rgb", "bgr"] = "rgb"
+    """The order of channels that the weights were made for."""
+    position_embedding: Literal["interpolate", "strict"] = "interpolate"
+
+
+class Unfreeze(Section):
+    """Parts that begin to learn later."""
+
+    match: Annotated[list[str], Field(min_length=1)]
+    at_epochs: Positive | None = None
+    at_steps: Count | None = None
+
+
 class ModelPart(Part):
     """The network and what it starts from."""
 
     name: str
     num_classes: Count | None = None
     """Normally read off the data; if given, the data must agree."""
-    weights: str | None = None
-    """A file of weights to start from (.safetensors, .pth); the classifier is replaced when its shape differs."""
+    weights: str | Weights | None = None
+    """A file of weights to start from; the classifier is replaced when its shape differs."""
+    freeze: list[str] = []
+    """Patterns of parameters that do not learn; all_but_head freezes everything else than the classifier."""
+    unfreeze: list[Unfreeze] = []
+    """What begins to learn later, and when."""
     checkpointing: Literal["none"] = "none"
 
 
@@ -83,6 +120,31 @@ class LossPart(Part):
     weight: NonNegative = 1.0
 
 
+class Kind(Section):
+    """What one kind of parameter gets."""
+
+    lr_scale: NonNegative | None = None
+    weight_decay: NonNegative | None = None
+
+
+class GroupRule(Section):
+    """What parameters found by name get."""
+
+    match: str
+    """A name (of a module, with all below it), a glob, or a regular expression after `re:`."""
+    kind: KindName | None = None
+    lr_scale: NonNegative = 1.0
+    weight_decay: NonNegative | None = None
+
+
+class TrustRatio(Section):
+    """LARC, or LARS without clip: no layer's step is large beside its weights."""
+
+    coefficient: Positive = 0.02
+    clip: bool = True
+    eps: NonNegative = 1e-8
+
+
 class OptimizerPart(Part):
     """How gradients change the parameters."""
 
@@ -90,21 +152,56 @@ class OptimizerPart(Part):
     lr: Positive
     weight_decay: NonNegative = 0.0
     reference_batch: Count | None = None
-    """`lr` is meant for this batch and scaled linearly to `data.batch`."""
+    """`lr` is meant for this batch and scaled to `data.batch` by `lr_rule`."""
+    lr_rule: Literal["linear", "sqrt"] = "linear"
+    """linear: lr × batch / reference_batch; sqrt: lr × its square root."""
+    presets: list[PresetName] = []
+    """Settings that are known by name; kinds and rules come on top."""
+    kinds: dict[KindName, Kind] = {}
+    rules: list[GroupRule] = []
+    layer_decay: Annotated[float, Field(gt=0, le=1)] | None = None
+    """The factor from each layer to the one before it."""
+    layer_map: str | None = None
+    """A registered map from parameters to layers, where the model's structure does not tell."""
+    trust_ratio: TrustRatio | None = None
+
+
+class TransitionPart(Part):
+    """A value that goes from `start` to `end` over the run as a decay goes from 1 to 0."""
+
+    decay: str = "cosine"
+    start: NonNegative
+    end: NonNegative
+    per: Literal["step", "epoch", "fraction"] = "step"
 
 
 class SchedulePart(Part):
-    """How the learning rate changes over the run."""
+    """How the learning rate, and perhaps momentum and weight decay, change over the run."""
 
     decay: str = "constant"
-    warmup: Literal["none", "linear"] = "none"
+    per: Literal["step", "epoch", "fraction"] = "step"
+    """epoch holds a value for a whole epoch; fraction counts epochs as real numbers."""
+    warmup: Literal["none", "constant", "linear"] = "none"
     warmup_epochs: NonNegative | None = None
     warmup_steps: CountOrZero | None = None
     warmup_from: Share = 0.0
-    """The share of the learning rate that warm-up starts from."""
-    floor: PartialShare = 0.0
+    """The share of the learning rate that warm-up starts from, or that constant warm-up uses."""
+    count_from: Literal[0, 1] = 0
+    """The number of the first update in warm-up: with 1 its last update has the whole learning rate."""
+    decay_from: Literal["auto", "start", "warmup"] = "auto"
+    """Where decay begins to count; auto leaves it to the decay."""
+    floor: Share = 0.0
     """The share of the learning rate that decay ends at."""
-    per: Literal["step", "epoch"] = "step"
+    floor_lr: NonNegative | None = None
+    """The learning rate that decay ends at."""
+    momentum: TransitionPart | None = None
+    weight_decay: TransitionPart | None = None
+
+
+class AveragingPart(Part):
+    """An average of the weights, measured beside them."""
+
+    name: str
 
 
 class Train(Section):
@@ -119,7 +216,10 @@ class Train(Section):
     micro_batch: Count | Auto = "auto"
     """Samples per forward and backward pass; an update accumulates as many as `data.batch` needs."""
     clip_norm: Positive | None = None
-    averaging: Literal["none"] = "none"
+    clip_value: Positive | None = None
+    clip_adaptive: Positive | None = None
+    """Each unit's gradient at most this share of the unit's weights; 0.01 is usual."""
+    averaging: AveragingPart = AveragingPart(name="none")
     reproducible: Literal["off", "run"] = "run"
     threads: Count | Auto = "auto"
     """Threads inside one operation; auto: the cores of the machine."""
@@ -190,10 +290,17 @@ PARTS = [
     PartSpec(("losses", "*"), "loss", "name", LossPart),
     PartSpec(("optimizer",), "optimizer", "name", OptimizerPart),
     PartSpec(("schedule",), "schedule", "decay", SchedulePart),
+    PartSpec(("schedule", "momentum"), "schedule", "decay", TransitionPart),
+    PartSpec(("schedule", "weight_decay"), "schedule", "decay", TransitionPart),
+    PartSpec(("train", "averaging"), "averaging", "name", AveragingPart),
     PartSpec(("evaluate", "metrics", "*"), "metric", "name", MetricPart),
 ]
 
 _EITHER = [
+    ("schedule.floor_lr", "schedule.floor"),
+    ("train.clip_norm", "train.clip_value"),
+    ("train.clip_norm", "train.clip_adaptive"),
+    ("train.clip_value", "train.clip_adaptive"),
     ("train.epochs", "train.steps"),
     ("evaluate.every_epochs", "evaluate.every_steps"),
     ("checkpoint.every_epochs", "checkpoint.every_steps"),
@@ -204,16 +311,34 @@ _EITHER = [
 
 def cross_checks(recipe: Recipe) -> list[tuple[list[str], str]]:
     """Combinations that cannot work: the keys involved, and a sentence."""
-    return [*_either_or(recipe), *_batch(recipe), *_schedule(recipe), *_figures(recipe), *_names(recipe)]
+    return [
+        *_either_or(recipe),
+        *_model(recipe),
+        *_batch(recipe),
+        *_schedule(recipe),
+        *_figures(recipe),
+        *_names(recipe),
+    ]
 
 
 def _either_or(recipe: Recipe) -> list[tuple[list[str], str]]:
     found = []
     for epochs, steps in _EITHER:
-        if _value(recipe, epochs) is not None and _value(recipe, steps) is not None:
+        if _value(recipe, epochs) and _value(recipe, steps):
             found.append(([steps, epochs], f"cannot be given together with {epochs}; keep one of them"))
     if recipe.train.epochs is None and recipe.train.steps is None:
         found.append((["train.epochs"], "expected train.epochs or train.steps, got neither"))
+    return found
+
+
+def _model(recipe: Recipe) -> list[tuple[list[str], str]]:
+    model = recipe.model
+    found = []
+    if model.unfreeze and not model.freeze:
+        found.append((["model.unfreeze", "model.freeze"], "given, but model.freeze is empty; nothing is frozen"))
+    for index, stage in enumerate(model.unfreeze):
+        if (stage.at_epochs is None) == (stage.at_steps is None):
+            found.append(([f"model.unfreeze.{index}"], "expected one of at_epochs and at_steps"))
     return found
 
 
@@ -229,11 +354,11 @@ def _schedule(recipe: Recipe) -> list[tuple[list[str], str]]:
     schedule, train = recipe.schedule, recipe.train
     keys = [key for key in ("warmup_epochs", "warmup_steps") if getattr(schedule, key)]
     if schedule.warmup == "none" and keys:
+        message = "given, but schedule.warmup is none; set it to linear or constant"
+        return [([f"schedule.{keys[0]}", "schedule.warmup"], message)]
+    if schedule.warmup == "constant" and not schedule.warmup_from:
         return [
-            (
-                [f"schedule.{keys[0]}", "schedule.warmup"],
-                "given, but schedule.warmup is none; set it to linear",
-            )
+            (["schedule.warmup_from", "schedule.warmup"], "expected a share > 0, since schedule.warmup is constant")
         ]
     if schedule.warmup != "none" and not keys:
         return [(["schedule.warmup"], "needs schedule.warmup_epochs or schedule.warmup_steps greater than 0")]

@@ -1,0 +1,110 @@
+"""Patterns over the names of tensors: `backbone`, `backbone.*.bias`, `re:.*norm\\d`.
+
+A pattern without `re:` is a glob that stands for a tensor or for a module with all that is below it; `*` crosses dots.
+One with `re:` is a regular expression that the whole name must match, as in the rules of parameter groups.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
+from functools import lru_cache
+
+_REGEX = "re:"
+
+
+def matcher(pattern: str) -> Callable[[str], bool]:
+    """Whether a name is one that the pattern stands for."""
+    expression = _compile(pattern)
+    return lambda name: expression.fullmatch(name) is not None
+
+
+def select(pattern: str, names: Iterable[str]) -> list[str]:
+    """The names that the pattern stands for, in their order."""
+    expression = _compile(pattern)
+    return [name for name in names if expression.fullmatch(name)]
+
+
+def rename(pattern: str, replacement: str, names: Iterable[str]) -> dict[str, str]:
+    """New names for those that the pattern stands for; each wildcard of a glob's replacement takes what it matched."""
+    change = _change_by_regex(pattern, replacement) if _is_regex(pattern) else _change_by_glob(pattern, replacement)
+    return {name: new for name in names if (new := change(name)) is not None}
+
+
+def unmatched(what: str, pattern: str, names: Iterable[str]) -> ValueError:
+    """The error of a pattern that stands for nothing; it shows the names that may have been meant."""
+    known = list(names)
+    candidates = list(dict.fromkeys(part for name in known for part in (*_parents(name), name)))
+    written = pattern.removeprefix(_REGEX).strip("^$*.\\")
+    near = get_close_matches(written, candidates, n=3, cutoff=0.5)
+    if near:
+        return ValueError(f"{what} {pattern!r} matches no name; near names are {', '.join(near)}")
+    tops = list(dict.fromkeys(name.partition(".")[0] for name in known))
+    shown = ", ".join(tops[:8]) + (", …" if len(tops) > 8 else "")
+    return ValueError(f"{what} {pattern!r} matches no name; the names begin with {shown or 'nothing: there are none'}")
+
+
+def is_under(name: str, modules: Iterable[str]) -> bool:
+    """Whether the tensor or module is one of the modules or lies within one."""
+    return any(not module or name == module or name.startswith(module + ".") for module in modules)
+
+
+def _parents(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts))]
+
+
+def _is_regex(pattern: str) -> bool:
+    return pattern.startswith(_REGEX)
+
+
+@lru_cache(maxsize=256)
+def _compile(pattern: str) -> re.Pattern[str]:
+    if not _is_regex(pattern):
+        # The module's own name, or anything below it.
+        return re.compile(_body(fnmatch.translate(pattern)) + r"(?:\..*)?", re.DOTALL)
+    try:
+        return re.compile(pattern.removeprefix(_REGEX))
+    except re.error as error:
+        raise ValueError(f'"{pattern}" is not a regular expression: {error}') from error
+
+
+def _body(translated: str) -> str:
+    # fnmatch anchors what it translates at the end; what is below a module must be able to follow.
+    return translated.removesuffix(r"\Z").removesuffix(r"\z")
+
+
+def _change_by_regex(pattern: str, replacement: str) -> Callable[[str], str | None]:
+    expression = _compile(pattern)
+
+    def change(name: str) -> str | None:
+        try:
+            found = expression.fullmatch(name)
+            return found.expand(replacement) if found else None
+        except (re.error, IndexError) as error:
+            raise ValueError(f"replacement {replacement!r} of {pattern!r}: {error}") from error
+
+    return change
+
+
+def _change_by_glob(pattern: str, replacement: str) -> Callable[[str], str | None]:
+    pieces = pattern.split("*")
+    new_pieces = replacement.split("*")
+    if len(new_pieces) > len(pieces):
+        raise ValueError(f"replacement {replacement!r} of {pattern!r}: has more * than the pattern")
+    expression = re.compile("(.*?)".join(map(re.escape, pieces)) + r"(\..*)?", re.DOTALL)
+
+    def change(name: str) -> str | None:
+        found = expression.fullmatch(name)
+        if not found:
+            return None
+        *texts, below = found.groups(default="")
+        return _interleave(new_pieces, texts) + below
+
+    return change
+
+
+def _interleave(pieces: Sequence[str], texts: Sequence[str]) -> str:
+    return pieces[0] + "".join(text + piece for piece, text in zip(pieces[1:], texts, strict=False))

@@ -1,0 +1,56 @@
+"""Trust ratios: no layer's step is large beside its weights, whichever optimizer takes it (LARS, LARC)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+def add_trust_ratio(optimizer: Optimizer, coefficient: float = 0.02, clip: bool = True, eps: float = 1e-8) -> None:
+    """Have each `step` first scale every tensor's gradient by coefficient·‖w‖ / (‖g‖ + decay·‖w‖ + eps).
+
+    With `clip` (LARC) that is an upper limit of the learning rate: the gradient is scaled by min(ratio / lr, 1).
+    Without (LARS), the learning rate is multiplied by it. Weight decay becomes part of the gradient before it is
+    scaled, for optimizers that would decouple it too. Keeps no state, so checkpoints do not change.
+    """
+    trust = _TrustRatio(coefficient, clip, eps)
+    optimizer.register_step_pre_hook(trust.before)
+    optimizer.register_step_post_hook(trust.after)
+
+
+class _TrustRatio:
+    def __init__(self, coefficient: float, clip: bool, eps: float) -> None:
+        self.coefficient = coefficient
+        self.clip = clip
+        self.eps = eps
+        self._decays: list[float] = []
+
+    @torch.no_grad()
+    def before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._decays = [group.get("weight_decay", 0.0) for group in optimizer.param_groups]
+        for group, decay in zip(optimizer.param_groups, self._decays, strict=True):
+            weights = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if weights:
+                self._scale(weights, [parameter.grad for parameter in weights], group["lr"], decay)
+            if "weight_decay" in group:
+                group["weight_decay"] = 0.0  # it is in the gradient now
+
+    def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for group, decay in zip(optimizer.param_groups, self._decays, strict=True):
+            if "weight_decay" in group:
+                group["weight_decay"] = decay
+
+    def _scale(self, weights: list[Tensor], gradients: list[Tensor], lr: float, decay: float) -> None:
+        weight_norms = torch.stack(torch._foreach_norm(weights))
+        gradient_norms = torch.stack(torch._foreach_norm(gradients))
+        ratios = self.coefficient * weight_norms / (gradient_norms + decay * weight_norms + self.eps)
+        if self.clip:
+            ratios = (ratios / lr).clamp_(max=1)
+        # Where there are no weights yet, the gradient counts as it is; where there is no gradient, nothing moves.
+        ratios = torch.where(weight_norms == 0, 1.0, torch.where(gradient_norms == 0, 0.0, ratios))
+        if decay:
+            torch._foreach_add_(gradients, weights, alpha=decay)
+        torch._foreach_mul_(gradients, list(ratios.unbind()))

@@ -1,0 +1,104 @@
+"""The data of a run from its recipe."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from paceline.core.errors import DataError, RecipeError
+from paceline.core.progress import Progress
+from paceline.data.loader import TrainBatches, automatic_workers
+from paceline.data.sampler import Order, Updates
+from paceline.data.source import Dataset, Source
+from paceline.engine.run import EvaluationSet
+from paceline.recipe.schema import DatasetPart
+from paceline.recipe.workshop import Workshop
+
+_SPLITS = ("train", "val", "test")
+
+
+def make_sources(shop: Workshop) -> dict[str, Source]:
+    """Each split with its transforms."""
+    parts = {split: getattr(shop.recipe.data, split) for split in _SPLITS}
+    return {split: _source(shop, split, part) for split, part in parts.items() if part is not None}
+
+
+def find_classes(shop: Workshop, sources: Mapping[str, Source]) -> list[str]:
+    """The class names, the same in every split and as many as the recipe says."""
+    names = list(getattr(sources["train"].dataset, "classes", []))
+    for split, source in sources.items():
+        with shop.speaking_of(f"data.{split}"):
+            _check_classes(split, list(getattr(source.dataset, "classes", [])), names)
+    asked = shop.recipe.model.num_classes
+    if asked is not None and names and asked != len(names):
+        found = f"expected {len(names)}, the number of classes in data.train, got {asked}"
+        raise RecipeError(f"{shop.checked.locate('model.num_classes')}: {found}")
+    return names or [str(number) for number in range(asked or 0)]
+
+
+def make_updates(shop: Workshop, size: int) -> Updates:
+    """How updates are cut (the batch contract)."""
+    data, micro = shop.recipe.data, shop.recipe.train.micro_batch
+    if data.drop_last and size < data.batch:
+        message = f"expected at most {size}, the number of samples in data.train, since data.drop_last is true"
+        raise RecipeError(f"{shop.checked.locate('data.batch')}: {message}, got {data.batch}")
+    share = math.ceil(min(data.batch, size) / shop.mesh.world)
+    return Updates(size, data.batch, share if micro == "auto" else micro, data.drop_last)
+
+
+def make_batches(shop: Workshop, source: Source, updates: Updates, progress: Progress) -> TrainBatches:
+    """The stream of updates."""
+    data = shop.recipe.data
+    workers = automatic_workers(source, shop.mesh.device) if data.workers == "auto" else data.workers
+    if data.loader == "memory" and not source.in_memory:
+        message = "memory needs a data set that lies in memory and transforms of whole batches; use auto or process"
+        raise RecipeError(f"{shop.checked.locate('data.loader')}: {message}")
+    order = Order(updates.size, shop.recipe.train.seed)
+    return TrainBatches(source, updates, order, shop.mesh, progress, 0 if source.in_memory else workers)
+
+
+def make_evaluations(shop: Workshop, sources: Mapping[str, Source]) -> dict[str, EvaluationSet]:
+    """The splits to measure on."""
+    evaluate = shop.recipe.evaluate
+    sets = {}
+    for split in ("val", "test"):
+        if split in sources:
+            # On a CPU, the threads that measure also read: worker processes would only compete with them.
+            automatic = 0 if shop.mesh.device.type == "cpu" else automatic_workers(sources[split], shop.mesh.device)
+            workers = automatic if evaluate.workers == "auto" else evaluate.workers
+            sets[split] = EvaluationSet(sources[split], evaluate.batch, workers, evaluate.threads)
+    return sets
+
+
+def num_channels(source: Source) -> int:
+    """The number of channels of a split's images."""
+    known: int | None = getattr(source.dataset, "channels", None)
+    return known if known is not None else int(source.dataset.read(0)["image"].shape[2])
+
+
+def _source(shop: Workshop, split: str, part: DatasetPart) -> Source:
+    arguments = dict(part.model_extra or {})
+    key = f"data.{split}"
+    if isinstance(arguments.get("root"), str):
+        with shop.speaking_of(f"{key}.root"):
+            arguments["root"] = shop.path(f"{key}.root", arguments["root"])
+    with shop.speaking_of(key):
+        dataset: Dataset = shop.call("dataset", part.dataset, arguments)
+        if not len(dataset):
+            raise DataError(f"the data set {part.dataset} is empty: expected at least one sample, found 0")
+    transforms = []
+    for index, transform in enumerate(part.transforms):
+        with shop.speaking_of(f"{key}.transforms.{index}"):
+            transforms.append(shop.make("transform", transform.name, transform))
+    with shop.speaking_of(f"{key}.transforms"):
+        return Source(dataset, transforms, shop.recipe.train.seed)
+
+
+def _check_classes(split: str, found: list[str], expected: list[str]) -> None:
+    if found == expected:
+        return
+    different = sorted(set(found) ^ set(expected))[:5]
+    raise DataError(
+        f"data.{split} has {len(found)} classes and data.train has {len(expected)}; they must be the same"
+        f" (different: {', '.join(different) or 'their order'})"
+    )

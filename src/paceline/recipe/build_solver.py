@@ -1,0 +1,143 @@
+"""How the model learns, from a recipe: what is frozen, parameter groups, optimizer, clipping, schedules, averaging."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from paceline.core.errors import RecipeError
+from paceline.core.progress import Progress, to_steps
+from paceline.models.freezing import Freezing, NoFreezing
+from paceline.models.surgery import find_heads
+from paceline.optim.clipping import AdaptiveClip, NormClip, Unclipped, ValueClip
+from paceline.optim.groups import Group, RulesError, build_groups
+from paceline.optim.layers import find_layers
+from paceline.optim.optimizers import make_optimizer
+from paceline.optim.plan import Plan
+from paceline.optim.presets import PRESETS, Preset, Rule, Settings, combine
+from paceline.optim.schedules import Schedule, Schedules, Transition
+from paceline.optim.trust_ratio import add_trust_ratio
+from paceline.recipe.schema import TransitionPart
+from paceline.recipe.workshop import Workshop, resolve
+
+
+def effective_lr(shop: Workshop) -> float:
+    """The learning rate at `data.batch`: the recipe's, scaled by its rule from its reference batch."""
+    optimizer, batch = shop.recipe.optimizer, shop.recipe.data.batch
+    ratio = batch / (optimizer.reference_batch or batch)
+    return optimizer.lr * (ratio if optimizer.lr_rule == "linear" else math.sqrt(ratio))
+
+
+def make_freezing(shop: Workshop, model: nn.Module, progress: Progress) -> Freezing | NoFreezing:
+    """What does not learn, and until when."""
+    part = shop.recipe.model
+    if not part.freeze:
+        return NoFreezing()
+    stages = [
+        (round(to_steps(stage.at_epochs, stage.at_steps, progress.steps_per_epoch, 0)), stage.match)
+        for stage in part.unfreeze
+    ]
+    for index, (step, _) in enumerate(stages):
+        if step >= progress.total_steps:
+            message = f"expected a point before the end of the run (step {progress.total_steps}), got step {step}"
+            raise RecipeError(f"{shop.checked.locate(f'model.unfreeze.{index}')}: {message}")
+    with shop.speaking_of("model.freeze"):
+        return Freezing(model, part.freeze, stages)
+
+
+def make_groups(shop: Workshop, model: nn.Module) -> list[Group]:
+    """The parameters that learn, sorted by what they get: kinds, then rules, then layer-wise decay."""
+    part = shop.recipe.optimizer
+    own = Preset(
+        kinds={kind: Settings(each.lr_scale, each.weight_decay) for kind, each in part.kinds.items()},
+        rules=tuple(Rule(rule.match, rule.kind, rule.lr_scale, rule.weight_decay) for rule in part.rules),
+    )
+    wanted = combine(*(PRESETS[name] for name in part.presets), own)
+    try:
+        return build_groups(
+            model,
+            part.weight_decay,
+            wanted.kinds,
+            wanted.rules,
+            find_layers(model, part.layer_map) if part.layer_decay is not None else None,
+            part.layer_decay,
+            wanted.no_decay_1d,
+            wanted.honour_no_weight_decay,
+        )
+    except RulesError as error:
+        before = len(wanted.rules) - len(own.rules)
+        keys = [f"optimizer.rules.{i - before}" if i >= before else "optimizer.presets" for i, _ in error.problems]
+        texts = [text for _, text in error.problems]
+        lines = [f"{shop.checked.locate(key)}: {text}" for key, text in zip(keys, texts, strict=True)]
+        raise RecipeError(lines) from error
+
+
+def build_optimizer(shop: Workshop, model: nn.Module, freezing: Freezing | NoFreezing, progress: Progress) -> Optimizer:
+    """The optimizer over all that ever learns; what is frozen until later gets no state until then."""
+    part, lr = shop.recipe.optimizer, effective_lr(shop)
+    freezing.apply(progress.total_steps)
+    with shop.speaking_of("optimizer"):
+        groups = [group.as_optimizer_group(lr) for group in make_groups(shop, model)]
+        arguments = dict(part.model_extra or {})
+        optimizer = make_optimizer(resolve("optimizer", part.name), groups, lr, part.weight_decay, arguments)
+    freezing.apply(0)
+    if part.trust_ratio is not None:
+        add_trust_ratio(optimizer, **part.trust_ratio.model_dump())
+    return optimizer
+
+
+def make_clip(shop: Workshop, model: nn.Module) -> Callable[[Sequence[nn.Parameter]], Tensor]:
+    """How gradients are kept within bounds."""
+    train = shop.recipe.train
+    if train.clip_norm is not None:
+        return NormClip(train.clip_norm)
+    if train.clip_value is not None:
+        return ValueClip(train.clip_value)
+    if train.clip_adaptive is not None:
+        heads = [parameter for name in find_heads(model) for parameter in model.get_submodule(name).parameters()]
+        return AdaptiveClip(train.clip_adaptive, skip=heads)
+    return Unclipped()
+
+
+def make_plan(shop: Workshop, optimizer: Optimizer, progress: Progress) -> Plan:
+    """What changes over the run: learning rate, momentum, weight decay."""
+    part = shop.recipe.schedule
+    with shop.speaking_of("schedule"):
+        lr = Schedule(
+            effective_lr(shop),
+            resolve("schedule", part.decay),
+            dict(part.model_extra or {}),
+            total_steps=progress.total_steps,
+            steps_per_epoch=progress.steps_per_epoch,
+            per=part.per,
+            count_from=part.count_from,
+            decay_from=part.decay_from,
+            warmup=part.warmup,
+            warmup_epochs=part.warmup_epochs,
+            warmup_steps=part.warmup_steps,
+            warmup_from=part.warmup_from,
+            floor=part.floor,
+            floor_lr=part.floor_lr,
+        )
+    momentum = _transition(shop, "momentum", part.momentum, progress)
+    weight_decay = _transition(shop, "weight_decay", part.weight_decay, progress)
+    with shop.speaking_of("schedule"):
+        return Plan(optimizer, Schedules(lr, momentum, weight_decay))
+
+
+def _transition(shop: Workshop, key: str, part: TransitionPart | None, progress: Progress) -> Transition | None:
+    if part is None:
+        return None
+    with shop.speaking_of(f"schedule.{key}"):
+        return Transition(
+            part.start,
+            part.end,
+            resolve("schedule", part.decay),
+            dict(part.model_extra or {}),
+            total_steps=progress.total_steps,
+            steps_per_epoch=progress.steps_per_epoch,
+            per=part.per,
+        )

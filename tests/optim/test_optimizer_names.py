@@ -1,0 +1,129 @@
+"""The table of optimizers beside the libraries it was taken from, and the arguments that recipes may write."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from paceline.core.registry import register
+from paceline.optim import third_party
+from paceline.optim.catalogue import averages, optimizers
+from paceline.optim.third_party import LEFT_OUT, UnlistedArguments, collect
+
+OWN_DEFAULTS = {("sgd", "momentum"): 0.9, ("muon", "momentum"): 0.95}
+PLAIN = "sgd adam adamw rmsprop adadelta adagrad adamax nadam radam asgd rprop adafactor".split()
+FROM_TIMM = "lamb lars lion muon".split()
+
+
+def table() -> dict[str, Any]:
+    read: dict[str, Any] = json.loads(third_party.TABLE.read_text(encoding="utf-8"))
+    return read
+
+
+def checked(name: str, **arguments: Any) -> dict[str, Any]:
+    entry = optimizers.find(name)
+    assert entry is not None
+    return dict(entry.arguments.model_validate_json(json.dumps(arguments)))
+
+
+def test_the_table_is_that_of_the_pinned_versions() -> None:
+    assert collect() == table()
+
+
+def test_everything_of_torch_has_a_name_or_a_reason_not_to() -> None:
+    import torch
+
+    kinds = [getattr(torch.optim, name) for name in torch.optim.__all__]
+    classes = [kind.__name__.lower() for kind in kinds if isinstance(kind, type) and kind is not torch.optim.Optimizer]
+    missing = [name for name in classes if name not in optimizers.names() and name not in LEFT_OUT["torch"]]
+    assert missing == []
+
+
+def test_naming_optimizers_imports_neither_torch_nor_timm() -> None:
+    code = (
+        "import sys; from paceline.optim.catalogue import optimizers; optimizers.find('timm/adopt');"
+        "sys.exit(bool({'torch', 'timm', 'torchvision'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("name", [*PLAIN, *FROM_TIMM])
+def test_defaults_are_those_of_the_library(name: str) -> None:
+    listed = table()["timm" if name in FROM_TIMM else "torch"]["names"][name]
+    for argument, value in checked(name).items():
+        if (name, argument) != ("muon", "adamw"):
+            assert value == OWN_DEFAULTS.get((name, argument), listed[argument][1]), argument
+
+
+def test_momentum_of_rmsprop_is_a_recipe_value() -> None:
+    assert checked("rmsprop")["momentum"] == 0
+    assert checked("rmsprop", momentum=0.9)["momentum"] == 0.9
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("sgd", {"beta": 0.9}),
+        ("sgd", {"momentum": 1.0}),
+        ("adamw", {"betas": [0.9]}),
+        ("adamw", {"betas": [0.9, 1.5]}),
+        ("adamw", {"fused": True}),
+        ("muon", {"adjust_lr_fn": "other"}),
+        ("muon", {"ns_steps": 0}),
+        ("nadam", {"lr_decay": 0.1}),
+        ("nadam", {"decoupled_weight_decay": 1}),
+        ("adafactor", {"eps": [None]}),
+        ("rprop", {"etas": "0.5, 1.2"}),
+        ("timm/adopt", {"decoupled": "yes"}),
+        ("timm/adopt", {"clip_exponent": 0.3}),
+        ("timm/adan", {"betas": [0.9, 0.99]}),
+        ("timm/nmuon", {"ns_steps": 5.5}),
+    ],
+)
+def test_wrong_arguments_are_refused(name: str, arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        checked(name, **arguments)
+
+
+def test_right_arguments_are_taken() -> None:
+    assert checked("timm/adan", betas=[0.9, 0.8, 0.7])["betas"] == [0.9, 0.8, 0.7]
+    assert checked("timm/adopt", clip_exp=None)["clip_exp"] is None
+    assert checked("timm/lars", momentum=0.8)["momentum"] == 0.8
+    assert checked("adafactor", eps=[None, 0.1])["eps"] == [None, 0.1]
+    assert checked("timm/nmuon", ns_coefficients="original")["ns_coefficients"] == "original"
+
+
+def test_timm_defaults_are_those_of_its_factory() -> None:
+    assert checked("timm/sgd") == {"momentum": 0.9, "dampening": 0, "nesterov": True}
+    assert checked("timm/larc")["trust_clip"] is True
+
+
+@pytest.mark.parametrize("name", ["timm/kron", "timm/bnbadam", "timm/none", "timm/", "lbfgs", "adopt"])
+def test_unknown_and_unusable_names_are_not_found(name: str) -> None:
+    assert optimizers.find(name) is None
+    assert name not in optimizers.names()
+
+
+def test_another_version_of_timm_may_know_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(third_party, "_installed", lambda library: "9.9")
+    found = optimizers.find("timm/novel")
+    assert found is not None
+    assert found.arguments is UnlistedArguments
+    assert dict(found.arguments.model_validate_json('{"anything": [1]}')) == {"anything": [1]}
+    assert optimizers.find("timm/lamb").arguments is not UnlistedArguments  # type: ignore[union-attr]
+
+
+def test_averages_have_names() -> None:
+    assert averages is register.kind("averaging")
+    assert averages.names() == ["none", "ema", "swa"]
+    swa = averages.find("swa")
+    assert swa is not None
+    assert dict(swa.arguments.model_validate_json('{"start": 500}'))["start"] == 500
+    for wrong in ('{"start": 1.5}', '{"start": -1}', '{"every_steps": 0}'):
+        with pytest.raises(ValidationError):
+            swa.arguments.model_validate_json(wrong)

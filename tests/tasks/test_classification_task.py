@@ -1,0 +1,173 @@
+"""Classification as the engine sees it: counts, losses, predictions, figures and pictures."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.data.batch import Batch
+from paceline.losses.classification import BinaryCrossEntropy, CrossEntropy
+from paceline.losses.term import Loss
+from paceline.metrics.classification import ConfusionMatrix
+from paceline.metrics.state import Figures, State, fold
+from paceline.tasks.classification import Classification, viewable
+
+CLASSES = ["cat", "dog", "eel"]
+
+
+def task(
+    losses: dict[str, Loss] | None = None,
+    classes: list[str] = CLASSES,
+    top_k: tuple[int, ...] = (1, 2),
+    multi_label: bool = False,
+) -> Classification:
+    chosen = losses or {"cross_entropy": CrossEntropy()}
+    return Classification(chosen, dict.fromkeys(chosen, 1.0), classes, top_k=top_k, multi_label=multi_label)
+
+
+def batch(size: int = 6, channels: int = 3) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(size, channels, 4, 5, generator=generator)
+    return Batch(id=torch.arange(size), image=images, label=torch.arange(size) % 3)
+
+
+def figures_of(chosen: Classification, predictions: Tensor, samples: Batch) -> Figures:
+    """The figures, with the samples measured in two batches."""
+    found: Figures = {}
+    for metric in chosen.metrics():
+        states: list[State] = []
+        for part in (slice(0, 4), slice(4, None)):
+            cut = Batch({name: value[part] for name, value in samples.items()})
+            states.append(metric.measure(predictions[part], cut))
+        found |= metric.figures(fold(states))
+    return found
+
+
+def test_counts_are_known_before_the_model_is_asked() -> None:
+    both = task({"cross_entropy": CrossEntropy(class_weights=[1.0, 0.5, 0.25]), "bce": BinaryCrossEntropy()})
+    assert both.counts(batch(6)) == {"cross_entropy": 3.5, "bce": 6.0}
+
+
+def test_losses_are_fractions_of_the_logits() -> None:
+    both = task({"cross_entropy": CrossEntropy(), "bce": BinaryCrossEntropy()})
+    model, samples = nn.Sequential(nn.Flatten(), nn.Linear(60, 3)), batch(6)
+    logits, labels = model(samples["image"]), samples["label"]
+    terms = both.losses(model, samples)
+    means = {name: (term.numerator / term.denominator).item() for name, term in terms.items()}
+    truth = nn.functional.one_hot(labels, 3).float()
+    assert means == pytest.approx(
+        {
+            "cross_entropy": nn.functional.cross_entropy(logits, labels).item(),
+            "bce": nn.functional.binary_cross_entropy_with_logits(logits, truth).item(),
+        },
+        rel=1e-6,
+    )
+    assert both.counts(samples) == {name: term.denominator for name, term in terms.items()}
+    assert torch.equal(both.predict(model, samples), logits)
+
+
+def test_the_model_is_asked_once_for_all_losses() -> None:
+    calls = []
+
+    class Model(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            calls.append(len(images))
+            return images.flatten(1)[:, :3]
+
+    task({"cross_entropy": CrossEntropy(), "bce": BinaryCrossEntropy()}).losses(Model(), batch(6))
+    assert calls == [6]
+
+
+def test_figures_of_one_label_per_image() -> None:
+    # Right, wrong but second, right, right, wrong and last, wrong but second.
+    logits = torch.tensor([[3.0, 1, 0], [2, 1, 0], [0, 1, 2], [1, 0, 0], [1, -1, 0], [2, 0, 1]])
+    found = figures_of(task(), logits, batch(6))
+    assert found["top1"] == 3 / 6
+    assert found["top2"] == 5 / 6
+    assert found["confusion"].tolist() == [[2, 0, 0], [2, 0, 0], [1, 0, 1]]
+    assert found["recall"] == pytest.approx((1 + 0 + 0.5) / 3)
+    assert found["precision"] == pytest.approx((2 / 5 + 0 + 1) / 3)
+    expected = nn.functional.cross_entropy(logits.double(), batch(6)["label"]).item()
+    assert found["cross_entropy"] == found["loss"] == pytest.approx(expected, rel=1e-6)
+    assert 0 <= found["auroc"] <= 1
+
+
+def test_figures_of_several_labels_per_image() -> None:
+    samples = batch(6)
+    samples["label"] = torch.tensor([[1, 0, 1], [0, 1, 0], [0, 0, 0], [1, 1, 1], [1, 0, 0], [0, 0, 1]])
+    chosen = task({"bce": BinaryCrossEntropy()}, multi_label=True)
+    logits = (samples["label"] * 2.0 - 1.0).clone()
+    perfect = figures_of(chosen, logits, samples)
+    assert perfect["f1"] == perfect["exact_match"] == perfect["auroc"] == 1
+    logits[0, 0] *= -1
+    assert figures_of(chosen, logits, samples)["exact_match"] == 5 / 6
+
+
+@pytest.mark.parametrize(("top_k", "multi_label"), [((1, 2), False), ((2,), False), ((1,), True)])
+def test_the_main_figure_is_among_the_figures(top_k: tuple[int, ...], multi_label: bool) -> None:
+    samples = batch(6)
+    losses: dict[str, Loss] = {"cross_entropy": CrossEntropy()}
+    if multi_label:
+        losses = {"bce": BinaryCrossEntropy()}
+        samples["label"] = nn.functional.one_hot(samples["label"], 3)
+    chosen = task(losses, top_k=top_k, multi_label=multi_label)
+    assert chosen.main_figure in figures_of(chosen, torch.randn(6, 3), samples)
+
+
+def test_further_metrics_come_last() -> None:
+    extra = ConfusionMatrix(3)
+    chosen = Classification({"cross_entropy": CrossEntropy()}, {"cross_entropy": 1.0}, CLASSES, [extra])
+    assert chosen.metrics()[-1] is extra
+
+
+def test_with_many_classes_the_scores_of_all_samples_are_not_kept() -> None:
+    names = {len(found.metrics()) for found in (task(classes=[str(n) for n in range(count)]) for count in (100, 101))}
+    assert names == {3, 4}
+
+
+def test_pictures_are_of_the_first_images() -> None:
+    chosen, samples = task(), batch(30)
+    picture = chosen.picture(samples, torch.randn(30, 3))
+    alone = chosen.picture(samples, None)
+    for drawn in (picture, alone):
+        assert drawn is not None
+        assert drawn.dtype.name == "uint8"
+        assert drawn.shape[2] == 3
+    fewer = chosen.picture(batch(3), torch.randn(3, 3))
+    assert fewer is not None
+    assert picture is not None
+    assert fewer.shape[0] < picture.shape[0]
+
+
+def test_right_and_wrong_predictions_look_different() -> None:
+    samples = batch(3)
+    right = nn.functional.one_hot(samples["label"], 3).float()
+    good, bad = (task().picture(samples, logits) for logits in (right, -right))
+    assert good is not None
+    assert bad is not None
+    assert good.tobytes() != bad.tobytes()
+
+
+def test_several_labels_are_not_drawn() -> None:
+    assert task({"bce": BinaryCrossEntropy()}, multi_label=True).picture(batch(3), torch.randn(3, 3)) is None
+
+
+def test_tables_show_the_confusion_matrix_if_there_is_one() -> None:
+    tables = task().tables({"confusion": torch.tensor([[2, 0, 0], [2, 0, 0], [1, 0, 1]])})
+    assert list(tables) == ["confusion"]
+    assert tables["confusion"].shape[2] == 3
+    assert task().tables({}) == {}
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_images_of_any_range_and_channels_can_be_looked_at(channels: int) -> None:
+    images = torch.randn(2, channels, 4, 5) * 7 - 3
+    first = viewable(images)[0]
+    assert first.shape == (4, 5, 3)
+    shown = images[0, :3] if channels >= 3 else images[0, :1].expand(3, -1, -1)
+    scaled = (shown - images[0].min()) / (images[0].max() - images[0].min()) * 255
+    assert torch.from_numpy(first).permute(2, 0, 1).float().sub(scaled).abs().max() <= 0.51
+
+
+def test_an_image_of_one_colour_is_black_and_not_an_error() -> None:
+    assert viewable(torch.full((1, 3, 2, 2), 5.0))[0].max() == 0
+    assert viewable(torch.full((1, 1, 2, 2), 200, dtype=torch.uint8))[0].shape == (2, 2, 3)

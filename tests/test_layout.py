@@ -1,0 +1,141 @@
+"""Imports point one way, names stand for something, and what needs no torch does not import it."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parent.parent / "src" / "paceline"
+ROOMS = [
+    "core", "data", "models", "losses", "optim", "metrics", "tasks", "checkpoint", "observe", "engine", "recipe",
+    "plan", "launch", "commands", "cli",
+]  # fmt: skip
+FACADE = {"__init__", "__main__"}  # the package's front door gives out what the rooms make
+FILES = sorted(SOURCE.rglob("*.py"))
+# The catalogues of registered names, which recipes are checked against.
+CATALOGUES = sorted(path for path in FILES if path.stem.endswith("catalogue"))
+
+
+def module_name(path: Path) -> str:
+    return ".".join(["paceline", *path.relative_to(SOURCE).with_suffix("").parts]).removesuffix(".__init__")
+
+
+def room_of(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def imported(path: Path) -> Iterator[tuple[int, str]]:
+    """Every module of ours that a file imports, wherever it does: in functions and for type checkers too."""
+    package = module_name(path).split(".")
+    package = package if path.stem == "__init__" else package[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names if alias.name.startswith("paceline"))
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            if module == "paceline":
+                yield from ((node.lineno, f"paceline.{alias.name}") for alias in node.names)
+            elif module.startswith("paceline."):
+                yield node.lineno, module
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(FILES) > 50
+    assert len(CATALOGUES) >= 6
+    assert sum(len(list(imported(path))) for path in FILES) > 100
+
+
+def test_every_file_is_in_a_known_room() -> None:
+    assert {room_of(module_name(path)) for path in FILES} <= {*ROOMS, *FACADE}
+    assert not [path for path in SOURCE.rglob("*") if "util" in path.name.lower()]
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_imports_point_one_way(path: Path) -> None:
+    room = room_of(module_name(path))
+    if room in FACADE:
+        return
+    allowed = {*ROOMS[: ROOMS.index(room) + 1], "__version__"}
+    wrong = [f"{path}:{line}: {module}" for line, module in imported(path) if room_of(module) not in allowed]
+    assert wrong == []
+
+
+def test_rooms_do_not_import_in_circles() -> None:
+    """Within a room too; what is imported for type checkers or late does not count there."""
+    graph: dict[str, set[str]] = {}
+    for path in FILES:
+        found = set()
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("paceline."):
+                found.add(node.module)
+        graph[module_name(path)] = found
+    finished: set[str] = set()
+
+    def visit(module: str, trail: tuple[str, ...]) -> None:
+        assert module not in trail, " → ".join([*trail, module])
+        if module not in finished:
+            for inner in graph.get(module, ()):
+                visit(inner, (*trail, module))
+            finished.add(module)
+
+    for module in graph:
+        visit(module, ())
+
+
+@pytest.mark.parametrize("path", CATALOGUES, ids=module_name)
+def test_names_in_a_catalogue_stand_for_something_of_their_room(path: Path) -> None:
+    room = room_of(module_name(path))
+    text = path.read_text(encoding="utf-8")
+    for module, attribute in re.findall(r'"(paceline\.[\w.]+):(\w+)"', text):
+        assert room_of(module) == room
+        target = SOURCE / Path(*module.split(".")[1:]).with_suffix(".py")
+        defined = {name for node in ast.parse(target.read_text(encoding="utf-8")).body for name in _defined(node)}
+        assert attribute in defined, f"{target} does not define {attribute}"
+
+
+def _defined(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.ClassDef | ast.FunctionDef):
+        return [node.name]
+    if isinstance(node, ast.Assign):
+        return [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return []
+
+
+def test_recipes_are_checked_without_torch() -> None:
+    """Each step in turn, in one fresh interpreter; the first that brings torch in is named."""
+    modules = ["paceline", *map(module_name, CATALOGUES), "paceline.recipe.validate", "paceline.recipe.load"]
+    code = (
+        "import contextlib, importlib, io, sys\n"
+        f"for name in {modules!r}:\n"
+        "    importlib.import_module(name)\n"
+        "    assert 'torch' not in sys.modules, name\n"
+        "from paceline.cli import main\n"
+        "for words in (['--help'], ['train', '--help'], ['--version']):\n"
+        "    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as out:\n"
+        "        main(words)\n"
+        "    assert 'paceline' in out.getvalue(), words\n"
+        "    assert 'torch' not in sys.modules, words\n"
+        "with contextlib.redirect_stderr(io.StringIO()) as out:\n"
+        "    assert main(['train', 'quickstart', 'optimizer.lr=fast']) == 2\n"
+        "assert 'optimizer.lr' in out.getvalue(), out.getvalue()\n"
+        "assert 'torch' not in sys.modules\n"
+        "print('free')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "free\n", done.stderr
+
+
+def test_the_front_door_gives_out_what_it_names() -> None:
+    import paceline
+
+    assert {
+        name: callable(getattr(paceline, name)) for name in paceline.__all__ if name != "register"
+    } == dict.fromkeys([name for name in paceline.__all__ if name != "register"], True)
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        _ = paceline.no_such_thing
