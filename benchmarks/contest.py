@@ -66,7 +66,8 @@ class Batches(IterableDataset[Pair]):
         per_epoch = len(self.images) // batch
         while left:
             order = torch.randperm(len(self.images))
-            for ids in order.split(batch)[: min(per_epoch, left)]:
+            for start in range(0, min(per_epoch, left) * batch, batch):
+                ids = order[start : start + batch]
                 yield self.images.index_select(0, ids), self.labels.index_select(0, ids)
             left -= min(per_epoch, left)
 

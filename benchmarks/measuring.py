@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -30,14 +31,20 @@ class Measured:
 def interleave(turns: Mapping[str, Turn], rounds: int) -> dict[str, Measured]:
     """Give every contestant one turn a round, each time in another order; a first round is thrown away."""
     measured = {name: Measured(name, []) for name in turns}
-    for number in range(-1, rounds):
+    for number in range(rounds + 1):
         for name in rotated(list(turns), number):
+            _say(f"round {number} of {rounds}: {name}" if number else f"warming up: {name}")
             cost = turns[name]()
-            if number >= 0:
+            if number:
                 measured[name].costs.append(cost)
-                print(f"\r  round {number + 1} of {rounds}: {name:<40}", end="", flush=True)
-    print("\r" + " " * 70 + "\r", end="", flush=True)
+    _say("")
     return measured
+
+
+def _say(text: str) -> None:
+    """Show on a terminal, in place, what is being measured."""
+    if sys.stdout.isatty():
+        print(f"\r{text:<100.100}\r", end="", flush=True)
 
 
 def rotated(names: Sequence[str], number: int) -> list[str]:

@@ -34,7 +34,7 @@ class Mlp(nn.Module):
 class SmallConvNet(ConvNet):
     """The quickstart's network, narrower."""
 
-    def __init__(self, num_classes: int, in_channels: int, widths: Sequence[int] = (16, 32)) -> None:
+    def __init__(self, num_classes: int, in_channels: int, widths: Sequence[int] = (8, 16)) -> None:
         super().__init__(num_classes, in_channels, widths)
 
     def forward(self, images: Tensor) -> Tensor:

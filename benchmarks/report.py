@@ -38,36 +38,38 @@ def show(section: Section) -> None:
     """Print a section for a person at a terminal."""
     print(f"\n{section.title}")
     widths = [max(map(len, column)) for column in zip(section.header, *section.rows, strict=True)]
-    for row in (section.header, *section.rows):
-        first, *others = (
-            cell.ljust(width) if not i else cell.rjust(width) for i, (cell, width) in _aligned(row, widths)
-        )
-        print("  " + "  ".join([first, *others]))
-    for line in map(_verdict, section.goals):
-        print(f"  {line}")
+    for name, *figures in (section.header, *section.rows):
+        aligned = [figure.rjust(width) for figure, width in zip(figures, widths[1:], strict=True)]
+        print("  " + "  ".join([name.ljust(widths[0]), *aligned]))
+    for goal in section.goals:
+        print(f"  {_verdict(goal)}")
 
 
-def write_page(sections: Iterable[Section], command: str) -> None:
+def write_page(sections: Iterable[Section]) -> None:
     """Replace the page of results."""
     text = [
         "# Benchmarks",
-        f"Written by `{command}` on {time.strftime('%Y-%m-%d')}; the same command on an idle machine writes it anew.",
+        f"Written by `make bench` on {time.strftime('%Y-%m-%d')}; the same command writes it anew.",
         machine(),
         "Contestants take short turns in rotation within one run. A ratio is the median over rounds of"
         " (cost of one / cost of the reference in the same round), with the middle half of the rounds behind it.",
     ]
     for section in sections:
         text += [f"## {section.title}", section.method, _table(section)]
-        text += ["\n".join(f"- {_verdict(goal)}" for goal in section.goals)] if section.goals else []
+        if section.goals:
+            text.append("\n".join(f"- {_verdict(goal)}" for goal in section.goals))
     PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text("\n\n".join(text) + "\n", encoding="utf-8")
 
 
 def machine() -> str:
-    """The processor, its cores and the versions, in one line."""
+    """The processor, its cores, how busy they were just now, and the versions."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES)
     cores = len(os.sched_getaffinity(0))
-    return f"{_processor()}, {cores} cores; {platform.system()}, Python {platform.python_version()}, {versions}."
+    load = f"load average {os.getloadavg()[2]:.1f} over the last 15 minutes"
+    return (
+        f"{_processor()}, {cores} cores, {load}; {platform.system()}, Python {platform.python_version()}, {versions}."
+    )
 
 
 def _processor() -> str:
@@ -84,7 +86,3 @@ def _table(section: Section) -> str:
 
 def _verdict(goal: Goal) -> str:
     return f"goal: {goal.text}; measured: {goal.value}: {'reached' if goal.is_met else 'NOT reached'}"
-
-
-def _aligned(row: Sequence[str], widths: Sequence[int]) -> Iterable[tuple[int, tuple[str, int]]]:
-    return enumerate(zip(row, widths, strict=True))

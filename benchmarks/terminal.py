@@ -22,7 +22,7 @@ def on_terminal() -> Iterator[None]:
     os.environ["TERM"] = "xterm-256color"
     with (
         subprocess.Popen(["cat"], stdin=reading, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL),
-        open(writing, "w", encoding="utf-8") as stream,
+        os.fdopen(writing, "w", encoding="utf-8") as stream,
         redirect_stdout(stream),
         redirect_stderr(stream),
     ):

@@ -15,7 +15,8 @@ _COMMANDS = {
     "train": "train from a recipe, or continue a run that was stopped",
     "eval": "measure a run's checkpoint",
     "check": "try everything a run needs, without training: data, one step, a checkpoint",
-    "show": "the resolved recipe, where each value comes from, the model and the batch",
+    "show": "the resolved recipe, the model, parameter groups, the batch and the learning rate",
+    "find-lr": "train while the learning rate grows, and suggest one",
     "recipes": "list the recipes that ship with the package",
     "schema": "print the JSON Schema of a recipe, for editors",
 }
@@ -25,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the result is the exit code."""
     try:
         options = _parse(list(sys.argv[1:] if arguments is None else arguments))
-        command = importlib.import_module(f"paceline.commands.{options.command}")
+        command = importlib.import_module(f"paceline.commands.{options.command.replace('-', '_')}")
         code: int = command.main(options)
     except PacelineError as error:
         sys.stdout.flush()
@@ -61,9 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"paceline {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     made = {name: commands.add_parser(name, help=text, description=text) for name, text in _COMMANDS.items()}
-    for name in ("train", "eval", "check", "show"):
+    for name in ("train", "eval", "check", "show", "find-lr"):
         _add_recipe(made[name], "RECIPE or RUN" if name == "eval" else "RECIPE")
-    for name in ("eval", "check", "show"):
+    for name in ("eval", "check", "show", "find-lr", "recipes"):
         made[name].add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     made["train"].add_argument("--out", type=Path, help="run directory (default: runs/NAME)")
     made["train"].add_argument(
@@ -72,7 +73,11 @@ def _parser() -> argparse.ArgumentParser:
     made["train"].add_argument("--fresh", action="store_true", help="start over; an earlier run is kept beside it")
     made["eval"].add_argument("--checkpoint", type=Path, help="a checkpoint (default: the run's best, else newest)")
     made["eval"].add_argument("--split", choices=("val", "test"), help="default: test if the recipe has it, else val")
-    made["recipes"].add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    for name in ("show", "find-lr"):
+        made[name].add_argument("--plot", type=Path, metavar="FILE", help="draw the curve into a PNG file")
+    made["find-lr"].add_argument("--low", type=float, default=1e-6, help="the first learning rate (default: 1e-6)")
+    made["find-lr"].add_argument("--high", type=float, default=10.0, help="the last (default: 10)")
+    made["find-lr"].add_argument("--steps", type=int, default=100, help="updates in between (default: 100)")
     return parser
 
 

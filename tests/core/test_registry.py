@@ -139,9 +139,14 @@ def test_an_unknown_kind_is_refused_with_the_known_ones() -> None:
         register.modle("mine")
 
 
-COMPONENTS = """
+IMPORTS = """
+import torch
 from torch import Tensor
 
+import paceline
+"""
+
+COMPONENTS = """
 from paceline.data.batch import Batch
 from paceline.data.datasets.embedded import fashion_small
 from paceline.losses.term import Term

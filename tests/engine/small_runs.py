@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from paceline.checkpoint.store import Store
 from paceline.core.mesh import Mesh
@@ -24,6 +25,8 @@ from paceline.data.transforms import BatchTransform
 from paceline.engine.run import EvaluationSet, Periods, Run
 from paceline.losses.classification import CrossEntropy
 from paceline.losses.term import Loss, Term
+from paceline.optim.plan import Plan
+from paceline.optim.schedules import Schedule, Schedules
 from paceline.tasks.classification import Classification
 
 CPU = torch.device("cpu")
@@ -83,6 +86,17 @@ def images(size: int, dtype: torch.dtype = torch.float64) -> MemoryImages:
     return MemoryImages(pixels.to(dtype), {"label": labels}, CLASSES)
 
 
+def grouped(model: nn.Module) -> list[dict[str, Any]]:
+    """All parameters that learn as one group, as a plan wants it."""
+    return [{"params": [parameter for parameter in model.parameters() if parameter.requires_grad], "lr_scale": 1.0}]
+
+
+def solver(optimizer: Optimizer, lr: float, steps: int) -> dict[str, Any]:
+    """The parts of a run that learn, at a learning rate that stays."""
+    schedule = Schedule(lr, lambda done: 1.0, total_steps=steps, steps_per_epoch=1)
+    return {"optimizer": optimizer, "plan": Plan(optimizer, Schedules(schedule))}
+
+
 @dataclass(frozen=True)
 class Small:
     """What a small run is made of; `run` makes it live."""
@@ -125,8 +139,7 @@ class Small:
                 top_k=(1,),
             ),
             "model": model,
-            "optimizer": torch.optim.SGD(model.parameters(), lr=self.lr),
-            "schedule": self.rate,
+            **solver(torch.optim.SGD(grouped(model), lr=self.lr), self.lr, self.steps),
             "source": source,
             "batches": TrainBatches(source, updates, Order(self.size, 7), mesh, progress, workers=0),
             "evaluations": self.evaluations(),
@@ -139,10 +152,6 @@ class Small:
         }
         return Run(**{**fields, **parts})
 
-    def rate(self, step: int) -> float:
-        """The learning rate: constant."""
-        return self.lr
-
     def evaluations(self) -> dict[str, EvaluationSet]:
         """A validation split, if it has a size."""
         if not self.evaluation_size:
@@ -151,7 +160,7 @@ class Small:
         return {"val": EvaluationSet(source, self.evaluation_batch, self.evaluation_workers, threads=1)}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """Operations use one thread: for such small ones more only wait for each other."""
     with threads(1):

@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.core.errors import DataError
 from paceline.data.batch import Batch
 from paceline.data.source import Ids, Source
-from paceline.engine.evaluate import Evaluation, check_ledger, evaluate, measuring
+from paceline.engine.evaluate import Evaluation, check_ledger, evaluate
 from paceline.engine.run import EvaluationSet, Run
 
 SCRIPT = Path(__file__).resolve().parent / "scripts" / "evaluation.py"
@@ -130,20 +130,24 @@ def test_evaluation_leaves_the_run_as_it_was(tmp_path: Path) -> None:
     assert all(parameter.grad is None for parameter in run.model.parameters())
 
 
-def test_mode_and_threads_come_back_after_an_error() -> None:
-    model = torch.nn.Linear(1, 1)
-    inside = []
+class Failing(NormedNet):
+    """Cannot be evaluated."""
 
-    def fail() -> None:
-        with measuring(model, 1):
-            inside.append((model.training, torch.get_num_threads()))
-            raise ZeroDivisionError
+    seen: tuple[bool, int] | None = None
 
+    def forward(self, images: Tensor) -> Tensor:
+        self.seen = self.training, torch.get_num_threads()
+        raise ZeroDivisionError
+
+
+def test_mode_and_threads_come_back_after_an_error(tmp_path: Path) -> None:
+    run = small(tmp_path, net=Failing).run()
+    assert isinstance(run.model, Failing)
     with threads(2):
         with pytest.raises(ZeroDivisionError):
-            fail()
-        assert inside == [(False, 1)]
-        assert (model.training, torch.get_num_threads()) == (True, 2)
+            evaluate(run, "val")
+        assert run.model.seen == (False, 1)
+        assert (run.model.training, torch.get_num_threads()) == (True, 2)
 
 
 def test_the_first_batch_is_kept_to_be_drawn(tmp_path: Path) -> None:

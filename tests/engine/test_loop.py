@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_runs import CLASSES, NormedNet, PlainNet, Small, one_thread  # noqa: F401
+from small_runs import CLASSES, NormedNet, PlainNet, Small, grouped, one_thread, solver  # noqa: F401
 from torch import Tensor
 
 from paceline.checkpoint.store import Store
@@ -23,7 +23,10 @@ from paceline.data.loader import TrainBatches
 from paceline.data.source import Source
 from paceline.engine.loop import train
 from paceline.engine.run import Run
+from paceline.models.freezing import Freezing
 from paceline.observe.events import Evaluated, Event, Logged, Observer, Saved, Snapshot
+from paceline.optim.plan import Plan
+from paceline.optim.schedules import Schedule, Schedules
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -57,7 +60,7 @@ def small(out: Path, **changes: Any) -> Small:
 
 
 def adam(run: Run) -> Run:
-    return replace(run, optimizer=torch.optim.AdamW(run.model.parameters(), lr=0.01))
+    return replace(run, **solver(torch.optim.AdamW(grouped(run.model), lr=0.01), 0.01, 6))
 
 
 def final(run: Run) -> dict[str, Any]:
@@ -154,32 +157,41 @@ def test_a_request_in_the_last_step_lets_the_run_finish(tmp_path: Path) -> None:
     assert run.progress.is_done
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    run = adam(small(tmp_path_factory.mktemp("whole")).run())
+def learning(out: Path, is_thawing: bool) -> Run:
+    """A run with Adam, the first layers of which begin to learn with the fourth update, if wanted."""
+    run = adam(small(out).run())
+    if is_thawing:
+        run.freezing = Freezing(run.model, ["layers.0", "layers.1"], [(3, ["layers.0", "layers.1"])])
+    return run
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["all learn", "some learn later"])
+def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[bool, Any]:
+    """Whether some layers learn later, and what the run ends with."""
+    run = learning(tmp_path_factory.mktemp("whole"), request.param)
     train(run)
-    return final(run)
+    return request.param, final(run)
 
 
 @pytest.mark.parametrize("stop", range(1, 6))
 def test_stopped_anywhere_and_continued_a_run_ends_with_the_same_bits(
-    stop: int, uninterrupted: dict[str, Any], tmp_path: Path
+    stop: int, uninterrupted: tuple[bool, Any], tmp_path: Path
 ) -> None:
-    first = adam(small(tmp_path).run())
-    diary = Diary()
-    first.observer = Observer([StopAt(first, stop - 1), diary])
+    is_thawing, expected = uninterrupted
+    first = learning(tmp_path, is_thawing)
+    first.observer = Observer([StopAt(first, stop - 1)])
     if stop == 1:
         first.stop.requested = True
     with pytest.raises(Stopped):
         train(first)
     assert first.progress.step == stop
-    second = adam(small(tmp_path).run())
+    second = learning(tmp_path, is_thawing)
     torch.manual_seed(stop)  # no state of a generator is kept, and none is needed
     checkpoint = second.store.newest()
     assert checkpoint is not None
     second.restore(checkpoint)
     train(second)
-    assert final(second) == uninterrupted
+    assert final(second) == expected
 
 
 class StopAt(Diary):
@@ -211,7 +223,9 @@ def test_a_checkpoint_brings_back_what_was_chosen_automatically(tmp_path: Path) 
 
 
 def test_a_failing_run_keeps_its_last_good_checkpoint(tmp_path: Path) -> None:
-    run = small(tmp_path, every=(100, 100, 2)).run(schedule=lambda step: math.inf if step == 2 else 0.1)
+    run = small(tmp_path, every=(100, 100, 2)).run()
+    schedule = Schedule(1.0, lambda step: math.inf if step == 2 else 0.1, total_steps=6, steps_per_epoch=2)
+    run.plan = Plan(run.optimizer, Schedules(schedule))
     with pytest.raises(TrainingError, match="update 4"):
         train(run)
     saved = run.store.newest()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import CPU, Net, NormedNet, Small, SoftDice, one_thread  # noqa: F401
+from small_runs import CPU, Net, NormedNet, Small, SoftDice, grouped, one_thread, solver  # noqa: F401
 from torch import Tensor, nn
 
 from paceline.core.errors import TrainingError
@@ -22,8 +22,11 @@ from paceline.engine.run import Run
 from paceline.engine.step import train_step
 from paceline.losses.classification import CrossEntropy
 from paceline.losses.term import Loss
+from paceline.models.freezing import Freezing
 from paceline.optim.clipping import NormClip
-from paceline.optim.schedules import Schedule, cosine
+from paceline.optim.decays import cosine
+from paceline.optim.plan import Plan
+from paceline.optim.schedules import Schedule, Schedules
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -45,12 +48,9 @@ def golden_run(out: Path, micro_batch: int) -> Run:
         linear.bias.zero_()
     model = Net(nn.Flatten(), linear)
     small = Small(out, size=21, steps=9, losses={"cross_entropy": (CrossEntropy(label_smoothing=0.1), 1.0)})
-    run = small.run(
-        model=model,
-        source=source,
-        optimizer=torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9, weight_decay=0.01),
-        schedule=Schedule(0.5, cosine, total_steps=9, steps_per_epoch=3, warmup_steps=2, warmup_from=0.1, floor=0.05),
-    )
+    optimizer = torch.optim.SGD(grouped(model), lr=1.0, momentum=0.9, weight_decay=0.01)
+    schedule = Schedule(0.5, cosine, total_steps=9, steps_per_epoch=3, warmup_steps=2, warmup_from=0.1, floor=0.05)
+    run = small.run(model=model, source=source, optimizer=optimizer, plan=Plan(optimizer, Schedules(schedule)))
     run.batches = TrainBatches(source, Updates(21, 8, micro_batch), Order(21, 7), run.mesh, run.progress, workers=0)
     return run
 
@@ -142,8 +142,7 @@ def test_parameters_that_do_not_learn_stay(tmp_path: Path) -> None:
     frozen = run.model.layers[0]
     for parameter in frozen.parameters():
         parameter.requires_grad_(False)
-    optimizer = torch.optim.SGD([p for p in run.model.parameters() if p.requires_grad], lr=0.1)
-    run = replace(run, optimizer=optimizer)
+    run = replace(run, **solver(torch.optim.SGD(grouped(run.model), lr=0.1), 0.1, 4))
     before = [parameter.clone() for parameter in frozen.parameters()]
     result = train_step(run, next(iter(run.batches)))
     assert all(torch.equal(one, other) for one, other in zip(frozen.parameters(), before, strict=True))
@@ -153,9 +152,14 @@ def test_parameters_that_do_not_learn_stay(tmp_path: Path) -> None:
 def test_owning_the_loop_is_the_same_as_training(tmp_path: Path) -> None:
     """`for update in run.batches: train_step(run, update)` advances the run as `train` does."""
     run = Small(tmp_path, size=40, batch=16, steps=6).run()
+    run.freezing = Freezing(run.model, ["layers.0"], [(2, ["layers.0"])])
+    learned = []
     for done, update in enumerate(run.batches, start=1):
+        before = next(run.model.parameters()).detach().clone()
         train_step(run, update)
+        learned.append(not torch.equal(before, next(run.model.parameters())))
         assert run.progress.step == done
+    assert learned == [False, False, True, True, True, True]
     assert run.progress.is_done
     assert list(run.batches) == []
 

@@ -1,13 +1,18 @@
-"""Measuring and clipping gradients, held against torch's own function."""
+"""Measuring and clipping gradients, held against torch's and timm's own functions."""
 
-import copy
+from __future__ import annotations
+
 import math
 
 import pytest
 import torch
 from torch import nn
 
-from paceline.optim.clipping import NormClip, Unclipped
+from paceline.models.torchvision_ops import import_torchvision
+from paceline.optim.clipping import AdaptiveClip, NormClip, Unclipped, ValueClip
+
+Clip = Unclipped | NormClip | ValueClip | AdaptiveClip
+EVERY = [Unclipped(), NormClip(1.0), ValueClip(1.0), AdaptiveClip()]
 
 
 def model(scale: float = 1.0, dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -22,17 +27,57 @@ def model(scale: float = 1.0, dtype: torch.dtype = torch.float32) -> nn.Module:
 @pytest.mark.parametrize("limit", [1e-4, 0.5, 1e4])
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 def test_clipping_is_that_of_torch(limit: float, scale: float) -> None:
-    ours = model(scale)
-    reference = copy.deepcopy(ours)
-    for one, other in zip(ours.parameters(), reference.parameters(), strict=True):
-        other.grad = None if one.grad is None else one.grad.clone()
+    ours, reference = model(scale), model(scale)
     norm = NormClip(limit)(list(ours.parameters()))
     expected = torch.nn.utils.clip_grad_norm_(reference.parameters(), limit)
     assert torch.equal(norm, expected)
+    assert_same_gradients(ours, reference)
+
+
+@pytest.mark.parametrize("limit", [1e-4, 0.01, 1e4])
+def test_clipping_values_is_that_of_torch(limit: float) -> None:
+    ours, reference = model(), model()
+    before = Unclipped()(list(ours.parameters()))
+    assert torch.equal(ValueClip(limit)(list(ours.parameters())), before)
+    torch.nn.utils.clip_grad_value_(reference.parameters(), limit)
+    assert_same_gradients(ours, reference)
+
+
+@pytest.mark.parametrize("factor", [1e-4, 0.01, 10.0])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_adaptive_clipping_is_that_of_timm(factor: float, scale: float) -> None:
+    import_torchvision()
+    from timm.utils.agc import adaptive_clip_grad
+
+    ours, reference = model(scale, torch.float64), model(scale, torch.float64)
+    before = Unclipped()(list(ours.parameters()))
+    assert torch.equal(AdaptiveClip(factor)(list(ours.parameters())), before)
+    adaptive_clip_grad(list(reference.parameters()), factor)
+    assert_same_gradients(ours, reference, tolerance=1e-15)
+
+
+def test_adaptive_clipping_by_hand() -> None:
+    weight = nn.Parameter(torch.tensor([[3.0, 4.0], [0.0, 0.0], [3.0, 4.0]]))
+    weight.grad = torch.tensor([[0.6, 0.8], [0.6, 0.8], [0.006, 0.008]])
+    AdaptiveClip(factor=0.1, eps=0.5)([weight])
+    # Rows may be as long as 0.1·5, 0.1·0.5 and 0.1·5; they are 1, 1 and 0.01 long.
+    torch.testing.assert_close(weight.grad, torch.tensor([[0.3, 0.4], [0.03, 0.04], [0.006, 0.008]]))
+
+
+def test_adaptive_clipping_leaves_out_what_is_skipped() -> None:
+    net, untouched = model(1e3), model(1e3)
+    AdaptiveClip(skip=[net.get_parameter("3.weight"), net.get_parameter("3.bias")])(list(net.parameters()))
+    changed = []
+    for name, parameter in net.named_parameters():
+        before = untouched.get_parameter(name).grad
+        if parameter.grad is not None and before is not None and not torch.equal(parameter.grad, before):
+            changed.append(name)
+    assert changed == ["0.weight", "1.weight", "1.bias"]  # the bias before a BatchNorm has no gradient
+
+
+def assert_same_gradients(ours: nn.Module, reference: nn.Module, tolerance: float = 0.0) -> None:
     for one, other in zip(ours.parameters(), reference.parameters(), strict=True):
-        assert (one.grad is None) == (other.grad is None)
-        if one.grad is not None and other.grad is not None:
-            assert torch.equal(one.grad, other.grad)
+        torch.testing.assert_close(one.grad, other.grad, rtol=tolerance, atol=tolerance)
 
 
 def test_the_norm_is_the_root_of_all_squares_together() -> None:
@@ -50,14 +95,14 @@ def test_measuring_changes_nothing() -> None:
         assert gradient is None or torch.equal(gradient, parameter.grad)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("measure", [Unclipped(), NormClip(1.0)])
-def test_without_gradients_the_norm_is_zero(measure: Unclipped | NormClip) -> None:
+@pytest.mark.parametrize("measure", EVERY)
+def test_without_gradients_the_norm_is_zero(measure: Clip) -> None:
     assert measure(list(nn.Linear(2, 2).parameters())).item() == 0
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("measure", [Unclipped(), NormClip(1.0)])
-def test_what_is_not_finite_shows_in_the_norm(measure: Unclipped | NormClip, value: float) -> None:
+@pytest.mark.parametrize("measure", EVERY)
+def test_what_is_not_finite_shows_in_the_norm(measure: Clip, value: float) -> None:
     net = model()
     gradient = next(net.parameters()).grad
     assert gradient is not None

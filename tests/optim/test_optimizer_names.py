@@ -16,8 +16,8 @@ from paceline.optim.catalogue import averages, optimizers
 from paceline.optim.third_party import LEFT_OUT, UnlistedArguments, collect
 
 OWN_DEFAULTS = {("sgd", "momentum"): 0.9, ("muon", "momentum"): 0.95}
-PLAIN = "sgd adam adamw rmsprop adadelta adagrad adamax nadam radam asgd rprop adafactor".split()
-FROM_TIMM = "lamb lars lion muon".split()
+FROM_TIMM = ["lamb", "lars", "lion", "muon"]
+PLAIN = [entry.name for entry in optimizers if entry.name not in FROM_TIMM]
 
 
 def table() -> dict[str, Any]:

@@ -179,17 +179,18 @@ def test_unknown_names() -> None:
     assert unknown_name("loss", "x", ["cross_entropy", "bce"]) == 'unknown loss "x"; expected one of cross_entropy, bce'
     assert unknown_name("task", "x", ["classification"]) == 'unknown task "x"; expected classification'
     assert unknown_name("loss", "x", []) == 'unknown loss "x"'
-    assert unknown_name("loss", "x", [f"long{n}" for n in range(13)]) == 'unknown loss "x"'
+    assert unknown_name("loss", "x", [f"long{n}" for n in range(21)]).endswith("long18, long19, …")
 
 
 def test_unknown_keys() -> None:
     assert unknown_key("epoch", ["epochs", "steps"]) == 'unknown key; did you mean "epochs"?'
     assert unknown_key("x", ["epochs", "steps"]) == "unknown key; known here: epochs, steps"
-    assert unknown_key("x", [f"long{n}" for n in range(13)]) == "unknown key"
+    assert unknown_key("x", [f"long{n}" for n in range(21)]).endswith("long18, long19, …")
     assert unknown_key("lr", ["epochs"], ["optimizer.lr"]) == 'unknown key; did you mean "optimizer.lr"?'
 
 
 def test_names_to_choose_from() -> None:
     assert expected_names(["a"]) == "a"
     assert expected_names(["a", "b"]) == "one of a, b"
-    assert expected_names([]) == expected_names([str(n) for n in range(13)]) == "a name"
+    assert expected_names([]) == "a name"
+    assert expected_names([str(n) for n in range(21)]).endswith("18, 19, …")

@@ -69,7 +69,7 @@ def extra(section: Any) -> dict[str, Any]:
 def test_parts_hold_all_their_arguments(check: Check) -> None:
     recipe = check(RECIPE).recipe
     assert recipe.optimizer.lr == 0.1
-    assert extra(recipe.optimizer) == {"momentum": 0.8, "nesterov": False}
+    assert extra(recipe.optimizer) == {"momentum": 0.8, "dampening": 0.0, "nesterov": False}
     assert extra(recipe.model) == {"widths": [32, 64, 128], "depth": 2, "dropout": 0.0}
     assert recipe.data.val is not None
     assert extra(recipe.data.val) == {"split": "test"}
@@ -131,15 +131,18 @@ def test_the_document_given_is_left_as_it_was(check: Check) -> None:
 
 def test_a_new_name_drops_the_arguments_of_the_old(check: Check) -> None:
     by_override = check(RECIPE, "optimizer=adamw")
-    assert extra(by_override.recipe.optimizer) == {"betas": [0.9, 0.999], "eps": 1e-8}
+    assert extra(by_override.recipe.optimizer) == {"betas": [0.9, 0.999], "eps": 1e-8, "amsgrad": False}
     assert by_override.recipe.optimizer.lr == 0.1
     assert ("optimizer", "momentum") not in by_override.document.values
     by_file = check("extends: base.yaml\noptimizer: {name: adam, eps: 0.1}\n", base=RECIPE)
-    assert extra(by_file.recipe.optimizer) == {"betas": [0.9, 0.999], "eps": 0.1}
+    assert extra(by_file.recipe.optimizer) == {"betas": [0.9, 0.999], "eps": 0.1, "amsgrad": False}
 
 
 def test_an_argument_given_along_with_the_new_name_is_not_dropped(check: Check) -> None:
-    known = "known here: name, lr, weight_decay, reference_batch, betas, eps"
+    common = (
+        "name, lr, weight_decay, reference_batch, lr_rule, presets, kinds, rules, layer_decay, layer_map, trust_ratio"
+    )
+    known = f"known here: {common}, betas, eps, amsgrad"
     expected = [f"command line: optimizer.momentum: unknown key; {known}"]
     assert lines(check, RECIPE, "optimizer={name: adamw, momentum: 0.8}") == expected
     assert lines(check, RECIPE, "optimizer.name=adamw", "optimizer.momentum=0.8") == expected

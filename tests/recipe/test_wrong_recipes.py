@@ -36,6 +36,14 @@ train:
   epochs: 20
   micro_batch: 32
 """
+OPTIMIZER_KEYS = (
+    "name, lr, weight_decay, reference_batch, lr_rule, presets, kinds, rules, layer_decay, layer_map, trust_ratio, "
+)
+OPTIMIZERS = (
+    "sgd, adam, adamw, rmsprop, adadelta, adagrad, lamb, lars, lion, muon, adamax, nadam, radam, asgd, rprop,"
+    " adafactor, timm/adabelief, timm/adadelta, timm/adafactor, timm/adafactorbv, …"
+)
+SECTIONS = "extends, name, task, model, data, losses, optimizer, schedule, train, evaluate, checkpoint, observe, expect"
 
 
 @dataclass(frozen=True)
@@ -96,19 +104,21 @@ WRONG = {
     "choice": edit(
         "warmup: linear",
         "warmup: linaer",
-        '15:11: schedule.warmup: expected one of none, linear, got "linaer"; did you mean "linear"?',
+        '15:11: schedule.warmup: expected one of none, constant, linear, got "linaer"; did you mean "linear"?',
     ),
     "choice far off": edit(
-        "warmup: linear", "warmup: 5", "15:11: schedule.warmup: expected one of none, linear, got 5"
+        "warmup: linear", "warmup: 5", "15:11: schedule.warmup: expected one of none, constant, linear, got 5"
     ),
     "choice in a part": edit(
         "split: test", "split: val", '9:44: data.val.split: expected one of train, test, got "val"'
     ),
     "string number": edit(
-        "weights: null", "weights: 3", "5:12: model.weights: expected a string or null, got 3; quote it"
+        "weights: null", "weights: 3", "5:12: model.weights: expected a string, a mapping or null, got 3; quote it"
     ),
     "string boolean": edit(
-        "weights: null", "weights: true", "5:12: model.weights: expected a string or null, got true; quote it"
+        "weights: null",
+        "weights: true",
+        "5:12: model.weights: expected a string, a mapping or null, got true; quote it",
     ),
     "string empty": edit(
         "root: data", 'root: ""', '8:31: data.train.root: expected a string that is not empty, got ""'
@@ -153,7 +163,7 @@ WRONG = {
     "key of another name": edit(
         "momentum: 0.9",
         "betas: [0.9, 0.99]",
-        "12:33: optimizer.betas: unknown key; known here: name, lr, weight_decay, reference_batch, momentum, nesterov",
+        "12:33: optimizer.betas: unknown key; known here: " + OPTIMIZER_KEYS + "momentum, dampening, nesterov",
     ),
     "key of a part misspelt": edit(
         "label_smoothing",
@@ -168,11 +178,13 @@ WRONG = {
     ),
     "section missing": edit("task: classification\n", "", "1:1: task: required, but missing"),
     "name missing": edit(
-        "name: sgd, ", "", "12:1: optimizer.name: required, but missing; expected one of sgd, adam, adamw"
+        "name: sgd, ", "", "12:1: optimizer.name: required, but missing; expected one of " + OPTIMIZERS
     ),
     # names
     "name misspelt": edit(
-        "decay: cosine", "decay: cosin", '14:10: schedule.decay: unknown schedule "cosin"; did you mean "cosine"?'
+        "decay: cosine",
+        "decay: cosin",
+        '14:10: schedule.decay: unknown schedule "cosin"; did you mean "cosine", "step_cosine" or "half_cosine"?',
     ),
     "name in capitals": edit(
         "name: sgd", "name: SGD", '12:19: optimizer.name: unknown optimizer "SGD"; did you mean "sgd"?'
@@ -190,7 +202,7 @@ WRONG = {
         "resnet18",
         '4:9: model.name: unknown model "resnet18"; did you mean "timm/resnet18" or "torchvision/resnet18"?',
     ),
-    "name as number": edit("name: sgd", "name: 5", "12:19: optimizer.name: expected one of sgd, adam, adamw, got 5"),
+    "name as number": edit("name: sgd", "name: 5", "12:19: optimizer.name: expected one of " + OPTIMIZERS + ", got 5"),
     "short name unknown": edit(
         "[flip]", "[flop]", '8:64: data.train.transforms.0.name: unknown transform "flop"; did you mean "flip"?'
     ),
@@ -208,7 +220,7 @@ WRONG = {
         "8:64: data.train.transforms.0: one std for each mean, got 1 means and 2 stds",
     ),
     # the text itself
-    "odd key": edit("", '"a\\nb": 1\n', r"1:1: a\nb: unknown key"),
+    "odd key": edit("", '"a\\nb": 1\n', r"1:1: a\nb: unknown key; known here: " + SECTIONS),
     "duplicate key": edit("  batch: 128", "  batch: 128\n  batch: 64", "8:3: data.batch: given twice; first at 7:3"),
     "tag": edit("lr: 0.1", "lr: !!float 0.1", "12:28: tag !!float is not allowed; a recipe holds plain values only"),
     "merge key": edit(

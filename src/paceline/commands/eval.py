@@ -27,14 +27,15 @@ def main(options: argparse.Namespace) -> int:
         raise UsageError(f"{checked.locate('data')}: there is no data.{split} to measure on")
 
     from paceline.checkpoint.store import open_checkpoint
-    from paceline.engine.evaluate import evaluate
+    from paceline.engine.evaluate import evaluate_with_average
     from paceline.engine.run import load_model
     from paceline.recipe.build import Builder
 
     checkpoint = open_checkpoint(checkpoint_path)
     run = Builder(checked).run(run_folder)
     load_model(run.model, checkpoint)
-    evaluation = evaluate(run, split)
+    run.averaging.load_state_dict(checkpoint.state["averaging"])
+    evaluation = evaluate_with_average(run, split)
     if run.mesh.is_main:
         answer = {
             "checkpoint": str(checkpoint.path),

@@ -11,34 +11,43 @@ from paceline.commands.opening import print_json, read_recipe
 
 if TYPE_CHECKING:
     from paceline.engine.run import Run
+    from paceline.recipe.build import Builder
+
+_PLOTTED = 2000  # points of a curve; more cannot be seen
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print the resolved recipe, the model and the batch."""
+    """Print the resolved recipe, the model, the parameter groups, the batch and the learning rate."""
     checked = read_recipe(options)
-    from paceline.commands.summary import derivation
     from paceline.recipe.build import Builder
 
     builder = Builder(checked)
     run = builder.run(Path("runs") / checked.recipe.name)
-    rows, flops = model_table(run)
+    if options.plot:
+        _plot(run, options.plot)
     if options.json:
-        print_json(_as_json(run, checked, rows, flops))
-        return 0
-    print("\n".join(recipe_lines(run.recipe, checked)))
-    print()
-    _print_table(rows, flops)
-    print()
-    print("\n".join(derivation(builder, run)))
+        print_json(_as_json(run, builder))
+    else:
+        _print(run, builder)
     return 0
 
 
-def _as_json(run: Run, checked: Any, rows: list[dict[str, Any]], flops: int) -> dict[str, Any]:
+def _as_json(run: Run, builder: Builder) -> dict[str, Any]:
+    from paceline.commands.model_table import model_table
+
+    rows, flops = model_table(run)
     updates, progress = run.batches.updates, run.progress
+    lr = run.plan.schedules.lr
+    base = [lr(step) for step in range(progress.total_steps)]
+    groups = _groups(run)
     return {
         "recipe": run.recipe,
-        "origins": {key: str(checked.origin(key)) for key, _ in leaves(run.recipe)},
+        "origins": {key: str(builder.checked.origin(key)) for key, _ in leaves(run.recipe)},
         "model": {"parameters": rows[0]["parameters"], "flops_per_sample": flops, "layers": rows},
+        "weights": builder.fitted.as_dict() if builder.fitted else None,
+        "frozen": run.freezing.frozen_at(0),
+        "groups": groups,
+        "schedule": {group["label"]: [value * group["lr_scale"] for value in base] for group in groups},
         "batch": {
             "global": updates.batch,
             "processes": run.mesh.world,
@@ -46,49 +55,83 @@ def _as_json(run: Run, checked: Any, rows: list[dict[str, Any]], flops: int) -> 
             "micro_batches": len(updates.cuts(0)),
             "steps_per_epoch": progress.steps_per_epoch,
             "total_steps": progress.total_steps,
-            "lr": run.plan.schedules.lr.lr,
+            "lr": lr.lr,
         },
     }
 
 
-def model_table(run: Run) -> tuple[list[dict[str, Any]], int]:
-    """Parameters and FLOPs of the model and of its parts down to the second level, for one sample."""
-    import numpy as np
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-
-    counter = FlopCounterMode(display=False, depth=2)
-    batch = run.source.finish(run.source.fetch(0, np.arange(1)), 0, run.mesh.device)
-    run.model.eval()
-    with torch.inference_mode(), counter:
-        run.task.predict(run.model, batch)
-    counts = {name: sum(by_kind.values()) for name, by_kind in counter.get_flop_counts().items()}
-    root = type(run.model).__name__
+def _groups(run: Run) -> list[dict[str, Any]]:
+    """The parameter groups; labels that several share are numbered."""
+    names = {id(parameter): name for name, parameter in run.model.named_parameters()}
+    labels = [group["label"] for group in run.optimizer.param_groups]
     rows = []
-    for name, module in run.model.named_modules():
-        if name.count(".") <= 1:
-            parameters = sum(parameter.numel() for parameter in module.parameters())
-            key = f"{root}.{name}" if name else "Global"
-            rows.append(
-                {
-                    "name": name,
-                    "type": type(module).__name__,
-                    "parameters": parameters,
-                    "flops": counts.get(key, 0),
-                }
-            )
-    return rows, counter.get_total_flops()
+    for number, group in enumerate(run.optimizer.param_groups):
+        label = group["label"] if labels.count(group["label"]) == 1 else f"{group['label']} #{number}"
+        rows.append(
+            {
+                "label": label,
+                "lr_scale": group["lr_scale"],
+                "weight_decay": group.get("weight_decay", 0.0),
+                "tensors": len(group["params"]),
+                "parameters": sum(parameter.numel() for parameter in group["params"]),
+                "names": [names[id(parameter)] for parameter in group["params"]],
+            }
+        )
+    return rows
 
 
-def _print_table(rows: list[dict[str, Any]], flops: int) -> None:
+def _print(run: Run, builder: Builder) -> None:
+    from paceline.commands.model_table import model_table
+    from paceline.commands.summary import derivation
+    from paceline.core.chart import text_chart
+
+    rows, _ = model_table(run)
+    print("\n".join(recipe_lines(run.recipe, builder.checked)))
+    print()
+    shown = [row for row in rows if row["parameters"] or row["flops"]]
+    _print_table(
+        ("module", "type", "parameters", "MFLOPs/sample"),
+        [(r["name"] or "(all)", r["type"], f"{r['parameters']:,}", f"{r['flops'] / 1e6:,.2f}") for r in shown],
+    )
+    for lines in (builder.fitted.summary() if builder.fitted else [], run.freezing.describe()):
+        if lines:
+            print("", *lines, sep="\n")
+    print()
+    _print_table(
+        ("group", "lr ×", "weight decay", "tensors", "parameters"),
+        [
+            (g["label"], f"{g['lr_scale']:g}", f"{g['weight_decay']:g}", str(g["tensors"]), f"{g['parameters']:,}")
+            for g in _groups(run)
+        ],
+        num_words=1,
+    )
+    print("", *derivation(builder, run), "", sep="\n")
+    lr = run.plan.schedules.lr
+    values = [lr(step) for step in range(run.progress.total_steps)]
+    print("learning rate before group factors, over the run")
+    print("\n".join(text_chart(values)))
+
+
+def _plot(run: Run, path: Path) -> None:
+    """The learning rate of each group over the run, as a PNG file."""
+    from paceline.core.chart import save_line_chart
+
+    total = run.progress.total_steps
+    steps = sorted({total * k // _PLOTTED for k in range(_PLOTTED)} | {total - 1})
+    base = [run.plan.schedules.lr(step) for step in steps]
+    epochs = [step / run.progress.steps_per_epoch for step in steps]
+    curves = {group["label"]: (epochs, [value * group["lr_scale"] for value in base]) for group in _groups(run)}
+    save_line_chart(curves, path, f"{run.name}: learning rate", "epoch", "learning rate")
+
+
+def _print_table(header: tuple[str, ...], rows: list[tuple[str, ...]], num_words: int = 2) -> None:
+    """Rows under a header: the first columns are words, the others numbers."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("module", "type", box=None, header_style="bold", pad_edge=False)
-    table.add_column("parameters", justify="right")
-    table.add_column("MFLOPs/sample", justify="right")
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for index, title in enumerate(header):
+        table.add_column(title, justify="left" if index < num_words else "right", no_wrap=True)
     for row in rows:
-        if row["parameters"] or row["flops"]:
-            table.add_row(row["name"] or "(all)", row["type"], f"{row['parameters']:,}", f"{row['flops'] / 1e6:,.2f}")
-    console = Console(width=max(100, Console().width), highlight=False)
-    console.print(table)
+        table.add_row(*row)
+    Console(width=max(120, Console().width), highlight=False).print(table)

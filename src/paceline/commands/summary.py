@@ -29,6 +29,7 @@ def derivation(builder: Builder, run: Run) -> list[str]:
     cuts = updates.cuts(0)
     samples = cuts[-1].stop - cuts[0].start
     sizes = sorted({cut.stop - cut.start for cut in cuts}, reverse=True)
+    number = f"{len(cuts)} micro-batch" + ("es" if len(cuts) > 1 else "")
     micro = " or ".join(str(size) for size in sizes)
     last = updates.size - (updates.steps_per_epoch - 1) * updates.batch
     ends = f"; the last of an epoch has {last}" if 0 < last < updates.batch and not updates.drop_last else ""
@@ -37,7 +38,7 @@ def derivation(builder: Builder, run: Run) -> list[str]:
     if recipe.optimizer.reference_batch:
         lr += f" = {recipe.optimizer.lr:g} × {recipe.data.batch} / {recipe.optimizer.reference_batch} (reference_batch)"
     return [
-        f"batch    an update of {samples} samples = {len(cuts)} micro-batches of {micro}, on {processes}{ends}",
+        f"batch    an update of {samples} samples = {number} of {micro}, on {processes}{ends}",
         f"steps    {progress.steps_per_epoch} an epoch, {progress.total_steps} in all",
         f"lr       {lr}",
     ]

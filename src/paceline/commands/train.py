@@ -78,6 +78,7 @@ def _open_directory(run: Run, builder: Builder) -> None:
     from paceline.observe.console import Console
     from paceline.observe.events import Observer, Sink
     from paceline.observe.jsonl import MetricsFile, read_records, truncate_after
+    from paceline.observe.logfile import LogFile
     from paceline.observe.status import StatusFile
     from paceline.observe.tensorboard import TensorBoardSink, rebuild
 
@@ -87,6 +88,7 @@ def _open_directory(run: Run, builder: Builder) -> None:
     write_recipe(run.out / "recipe.yaml", run.recipe, builder.checked)
     metrics, tensorboard = run.out / "metrics.jsonl", run.out / "tensorboard"
     sinks: list[Sink] = [Console(), StatusFile(run.out / "status.json", run.progress.total_steps), MetricsFile(metrics)]
+    sinks.append(LogFile(run.out / "logs" / f"rank-{run.mesh.rank}.log"))
     if metrics.exists():
         truncate_after(metrics, run.progress.step)
     pictures = _pictures(run)
@@ -112,7 +114,7 @@ def _pictures(run: Run) -> list[tuple[int, str, Path]]:
 
 def _train(run: Run, builder: Builder, notes: list[str]) -> None:
     from paceline.commands.summary import closing_lines, opening_lines
-    from paceline.engine.evaluate import evaluate
+    from paceline.engine.evaluate import evaluate_with_average
     from paceline.engine.gallery import draw_samples
     from paceline.engine.loop import publish, train
     from paceline.observe.events import Ended, Started
@@ -136,7 +138,7 @@ def _train(run: Run, builder: Builder, notes: list[str]) -> None:
             draw_samples(run)
         train(run)
         if "test" in run.evaluations:
-            publish(run, evaluate(run, "test"))
+            publish(run, evaluate_with_average(run, "test"))
         lines = closing_lines(run, builder.recipe.expect, time.monotonic() - started)
         observer.emit(Ended("finished", progress.step, progress.epoch, lines))
     except BaseException as error:

@@ -103,16 +103,25 @@ class _AnyArguments(Arguments):
     model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
 
 
-# What a component is given by the builder, not by the recipe: left out of the arguments read off a signature.
-_SUPPLIED = {"self", "num_classes", "in_channels", "model", "params"}
+# What the builder gives to a component, not the recipe: left out of the arguments read off a signature.
+_SUPPLIED = {
+    "model": {"num_classes", "in_channels"},
+    "loss": {"num_classes"},
+    "metric": {"num_classes"},
+    "optimizer": {"params", "lr", "weight_decay"},
+    "schedule": {"span", "done", "step", "epoch", "total_steps", "total_epochs"},
+    "layer_map": {"model"},
+    "task": {"losses", "weights", "classes", "extra_metrics"},
+}
 
 
-def arguments_of(target: Callable[..., Any]) -> type[Arguments]:
+def arguments_of(target: Callable[..., Any], kind: str = "") -> type[Arguments]:
     """Read the arguments of a user's class or function off its signature; unannotated ones take anything."""
+    supplied = {"self"} | _SUPPLIED.get(kind, set())
     hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(target).parameters.items():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or name in _SUPPLIED:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or name in supplied:
             continue
         default = FieldInfo() if parameter.default is parameter.empty else parameter.default
         fields[name] = (hints.get(name, Any), default)
@@ -136,7 +145,7 @@ class Register:
         def named(name: str) -> Callable[[T], T]:
             def decorate(target: T) -> T:
                 summary = (inspect.getdoc(target) or "").split("\n")[0]
-                self.kind(kind).add(name, target, arguments_of(target), summary)
+                self.kind(kind).add(name, target, arguments_of(target, kind), summary)
                 return target
 
             return decorate

@@ -56,6 +56,8 @@ class Source:
         for stream, transform in enumerate(self.batch_transforms, start=len(self.sample_transforms)):
             draws = torch.from_numpy(uniforms(self.seed, epoch, ids, stream, transform.draws)).to(device)
             ready["image"] = transform(ready["image"], draws)
+        if ready["image"].dtype == torch.uint8:  # nothing normalised it: models take numbers from 0 to 1
+            ready["image"] = ready["image"].float().div_(255)
         return ready
 
     def _read(self, epoch: int, index: int) -> Sample:

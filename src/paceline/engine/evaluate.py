@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,9 @@ from paceline.data.loader import Request, load
 from paceline.data.sampler import Cut, evaluation_cuts, owned
 from paceline.engine.run import EvaluationSet, Run
 from paceline.metrics.state import Folding, Metric, State, fold, pack, unpack
+from paceline.optim.averaging import update_bn
+
+_STATISTICS_UPDATES = 50
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,34 @@ def evaluate(run: Run, split: str) -> Evaluation:
         time.perf_counter() - started,
         first,
     )
+
+
+def evaluate_with_average(run: Run, split: str) -> Evaluation:
+    """The figures of the model and, if there is an average of its weights, beside them those of it as `averaged_…`."""
+    own = evaluate(run, split)
+    if not run.averaging.is_ready:
+        return own
+    with averaged(run):
+        average = evaluate(run, split)
+    figures = own.figures | {f"averaged_{name}": value for name, value in average.figures.items()}
+    return replace(own, figures=figures, seconds=own.seconds + average.seconds)
+
+
+@contextmanager
+def averaged(run: Run) -> Iterator[None]:
+    """Have the model hold the average of its weights, with BatchNorm statistics that belong to it."""
+    with run.averaging.applied(run.model):
+        if run.averaging.needs_statistics:
+            update_bn(run.model, _first_updates(run), lambda batch: run.task.predict(run.model, batch))
+        yield
+
+
+def _first_updates(run: Run) -> Iterator[Batch]:
+    """Some training samples, always the same ones: the first of epoch 0."""
+    for step in range(min(_STATISTICS_UPDATES, run.progress.steps_per_epoch)):
+        for cut in run.batches.updates.cuts(step):
+            fetched = run.source.fetch(0, run.batches.order.at(0, cut.start, cut.stop))
+            yield run.source.finish(fetched, 0, run.mesh.device)
 
 
 def _measure_all(run: Run, examined: EvaluationSet, metrics: Sequence[Metric], cuts: list[Cut]) -> Iterator[_Measured]:

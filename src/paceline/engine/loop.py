@@ -11,11 +11,11 @@ import torch
 from paceline.core.errors import Stopped
 from paceline.core.progress import Agenda
 from paceline.data.loader import Update
-from paceline.engine.evaluate import Evaluation, evaluate
+from paceline.engine.evaluate import Evaluation, evaluate_with_average
 from paceline.engine.gallery import draw_evaluation
 from paceline.engine.run import Run
 from paceline.engine.step import StepResult, train_step
-from paceline.observe.events import Evaluated, Logged, Saved, Snapshot
+from paceline.observe.events import Evaluated, Logged, Note, Saved, Snapshot
 
 
 def train(run: Run) -> None:
@@ -34,7 +34,6 @@ def train(run: Run) -> None:
             if update.step in run.freezing.unfreeze_steps:
                 run.freezing.apply(update.step)
             result = train_step(run, update)
-            run.progress.step = update.step + 1
             observe(run, update, result, waited, time.perf_counter() - started)
             for action in agenda.due(run.progress.step):
                 action()
@@ -58,6 +57,8 @@ def observe(run: Run, update: Update, result: StepResult, waited: float, seconds
     """Take note of an update without reading any tensor."""
     run.meters.add({**result.losses, "grad_norm": result.grad_norm, "lr": result.lr})
     run.clock.add({"step_time": seconds + waited, "data_time": waited, "samples": update.num_samples})
+    if change := run.lr_changes(result.lr):
+        run.observer.emit(Note("learning rate {:g} → {:g} at step {}".format(*change, update.step), "detail"))
     progress = run.progress
     share = waited / (waited + seconds)
     run.observer.tick(Snapshot(progress.step, progress.total_steps, progress.epoch, share))
@@ -95,9 +96,8 @@ def peak_memory(device: torch.device) -> int:
 
 def evaluate_all(run: Run) -> None:
     """Measure on the split that guides training."""
-    for split in run.evaluations:
-        if split != "test":
-            publish(run, evaluate(run, split))
+    if "val" in run.evaluations:
+        publish(run, evaluate_with_average(run, "val"))
 
 
 def publish(run: Run, evaluation: Evaluation) -> None:

@@ -87,9 +87,10 @@ def totals(run: Run, update: Update) -> tuple[dict[str, Total], bool]:
     counts = [run.task.counts(micro.batch) for micro in update.microbatches]
     names = list(run.task.weights)
     known = [sum(count[name] or 0.0 for count in counts) for name in names]
-    ratios = [name for name in names if counts and counts[0][name] is None]
-    *sums, stop = run.mesh.sum_numbers([*known, float(run.stop.requested)])
-    found: dict[str, Total] = {name: Counted(total or 1.0) for name, total in zip(names, sums, strict=True)}
+    unknown = [float(sum(count[name] is None for count in counts)) for name in names]
+    *sums, stop = run.mesh.sum_numbers([*known, *unknown, float(run.stop.requested)])
+    found: dict[str, Total] = {name: Counted(total or 1.0) for name, total in zip(names, sums, strict=False)}
+    ratios = [name for name, number in zip(names, sums[len(names) :], strict=True) if number]
     if ratios and update.num_microbatches == 1:
         found |= {name: WholeRatio() for name in ratios}
     elif ratios:
@@ -98,7 +99,9 @@ def totals(run: Run, update: Update) -> tuple[dict[str, Total], bool]:
 
 
 def add_up(parts: Sequence[Tensor]) -> Tensor:
-    """The sum of a few scalars, without adding to zero first."""
+    """The sum of a few scalars, without adding to zero first; zero for none, as on a process without a part."""
+    if not parts:
+        return torch.zeros(())
     total = parts[0]
     for part in parts[1:]:
         total = total + part

@@ -25,9 +25,10 @@ from paceline.engine.stop import StopRequest
 from paceline.models.freezing import Freezing, NoFreezing
 from paceline.observe.events import Observer
 from paceline.observe.meters import Meters
-from paceline.optim.averaging import NoAveraging
+from paceline.optim.averaging import Averaging, NoAveraging
 from paceline.optim.clipping import Unclipped
 from paceline.optim.plan import Plan
+from paceline.optim.schedules import ChangeLog
 from paceline.tasks.task import Task
 
 
@@ -75,7 +76,7 @@ class Run:
     precision: FullPrecision = field(default_factory=FullPrecision)
     parallel: SingleProcess = field(default_factory=SingleProcess)
     freezing: Freezing | NoFreezing = field(default_factory=NoFreezing)
-    averaging: NoAveraging = field(default_factory=NoAveraging)
+    averaging: Averaging = field(default_factory=NoAveraging)
     health: FiniteCheck = field(default_factory=FiniteCheck)
     observer: Observer = field(default_factory=Observer)
     stop: StopRequest = field(default_factory=StopRequest)
@@ -83,6 +84,7 @@ class Run:
     """Figures that resume to the bit."""
     clock: Meters = field(default_factory=Meters)
     """Figures that depend on the machine's speed, outside that promise."""
+    lr_changes: ChangeLog = field(default_factory=ChangeLog)
     pictures: bool = True
     figures: dict[str, dict[str, float]] = field(default_factory=dict)
     """The figures of the last evaluation of each split."""
@@ -95,6 +97,7 @@ class Run:
         return {
             "progress": self.progress.state_dict(),
             "optimizer": optimizer_tree(self.optimizer, self.model),
+            "averaging": self.averaging.state_dict(),
             "meters": self.meters.state_dict(),
             "figures": self.figures,
             "threads": self.threads,
@@ -108,6 +111,7 @@ class Run:
         load_model(self.model, checkpoint)
         load_optimizer(self.optimizer, self.model, checkpoint.state["optimizer"])
         self.progress.load_state_dict(checkpoint.state["progress"])
+        self.averaging.load_state_dict(checkpoint.state["averaging"])
         self.meters.load_state_dict(checkpoint.state["meters"])
         self.figures = checkpoint.state["figures"]
         self.freezing.apply(self.progress.step)

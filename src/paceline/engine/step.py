@@ -46,4 +46,5 @@ def train_step(run: Run, update: Update) -> StepResult:
     run.optimizer.step()
     run.optimizer.zero_grad(set_to_none=True)
     run.averaging.update(run.model)
+    run.progress.step = update.step + 1
     return StepResult(losses, grad_norm, lr, should_stop)

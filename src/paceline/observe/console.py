@@ -9,7 +9,7 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from paceline.observe.events import Ended, Event, Logged, Snapshot, Started
+from paceline.observe.events import Ended, Event, Logged, Note, Snapshot, Started
 from paceline.observe.wording import Words, lines_of, plain, status
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ class Console:
             self._logged = event
         elif isinstance(event, Ended):
             self.close()
+        if isinstance(event, Note) and event.level == "detail":
+            return
         for words in lines_of(event, self._total_steps):
             self._page.print(words)
 

@@ -67,10 +67,10 @@ class Saved:
 
 @dataclass(frozen=True)
 class Note:
-    """Something a person should know."""
+    """Something a person should know; details go to the log alone."""
 
     text: str
-    level: Literal["info", "warning"] = "info"
+    level: Literal["detail", "info", "warning"] = "info"
 
 
 @dataclass(frozen=True)

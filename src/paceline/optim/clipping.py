@@ -44,7 +44,9 @@ class ValueClip:
     def __call__(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """The 2-norm of all gradients together, before clipping."""
         norm = self._measure(parameters)
-        nn.utils.clip_grad_value_(parameters, self.limit)
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.clamp_(-self.limit, self.limit)
         return norm
 
 

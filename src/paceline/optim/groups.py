@@ -57,6 +57,7 @@ class Group:
             "lr": lr * self.lr_scale,
             "weight_decay": self.weight_decay,
             "lr_scale": self.lr_scale,
+            "param_names": self.names,
             "label": self.label,
         }
 

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from paceline.models.patterns import matcher
 from paceline.models.torchvision_ops import import_torchvision
+from paceline.optim.third_party import timm_defaults
 
 MakesOptimizer = Callable[..., Optimizer]
 Group = dict[str, Any]
@@ -51,8 +52,9 @@ def make_optimizer(
 def timm_optimizer(name: str, params: Sequence[Group], **options: Any) -> Optimizer:
     """An optimizer of timm by its name there."""
     import_torchvision()  # timm imports it, so it must come in through our door
-    from timm.optim import get_optimizer_class
+    from timm.optim import get_optimizer_class, get_optimizer_info
 
+    options = timm_defaults(get_optimizer_info(name)) | options
     optimizer = _construct(get_optimizer_class(name, bind_defaults=False), params, options)
     _make_savable(optimizer)
     return optimizer

@@ -12,10 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from paceline.optim.decays import cosine
 from paceline.optim.span import ArgumentError, Span, either, snapped
-
-__all__ = ["ChangeLog", "Schedule", "Schedules", "Transition", "cosine"]
 
 Per = Literal["step", "epoch", "fraction"]
 SUPPLIED = ("done", "step", "epoch", "total_steps", "total_epochs")
@@ -51,9 +48,7 @@ class Schedule:
         warmup_from: float = 0.0,
         floor: float = 0.0,
         floor_lr: float | None = None,
-        per_epoch: bool = False,
     ) -> None:
-        per = "epoch" if per_epoch else per
         length = _warmup_length(warmup, warmup_epochs, warmup_steps, warmup_from, total_steps, steps_per_epoch)
         whole_run = getattr(decay, "whole_run", False) if decay_from == "auto" else decay_from == "start"
         span = Span(

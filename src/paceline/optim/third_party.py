@@ -96,6 +96,12 @@ def any_arguments(library: str) -> type[Arguments]:
     return create_model(f"{library.title()}OptimizerArguments", __base__=Arguments, **fields)
 
 
+def timm_defaults(info: Any) -> dict[str, Any]:
+    """What timm gives an optimizer under one of its names, from timm's description of it."""
+    momentum = {"momentum": _MOMENTUM} if info.has_momentum else {}
+    return momentum | (info.defaults or {})
+
+
 def collect() -> dict[str, Any]:
     """The table as the installed libraries give it."""
     return {
@@ -127,8 +133,7 @@ def _collect_timm() -> dict[str, Any]:
         info = get_optimizer_info(name)
         if isinstance(info.opt_class, str) or name in LEFT_OUT["timm"]:
             continue
-        defaults = ({"momentum": _MOMENTUM} if info.has_momentum else {}) | (info.defaults or {})
-        found[name] = _signature(info.opt_class, defaults)
+        found[name] = _signature(info.opt_class, timm_defaults(info))
     return found
 
 

@@ -33,7 +33,14 @@ from paceline.recipe.build_data import (
     make_updates,
     num_channels,
 )
-from paceline.recipe.build_solver import build_optimizer, effective_lr, make_clip, make_freezing, make_plan
+from paceline.recipe.build_solver import (
+    build_optimizer,
+    effective_lr,
+    make_averaging,
+    make_clip,
+    make_freezing,
+    make_plan,
+)
 from paceline.recipe.load import load
 from paceline.recipe.schema import Weights
 from paceline.recipe.validate import CheckedRecipe, validate
@@ -88,6 +95,7 @@ class Builder(Workshop):
             recipe=self.resolved(),
             threads=threads,
             clip=make_clip(self, model),
+            averaging=make_averaging(self, progress),
             freezing=freezing,
             pictures=self.recipe.observe.pictures,
         )

@@ -12,6 +12,7 @@ from paceline.core.errors import RecipeError
 from paceline.core.progress import Progress, to_steps
 from paceline.models.freezing import Freezing, NoFreezing
 from paceline.models.surgery import find_heads
+from paceline.optim.averaging import Averaging
 from paceline.optim.clipping import AdaptiveClip, NormClip, Unclipped, ValueClip
 from paceline.optim.groups import Group, RulesError, build_groups
 from paceline.optim.layers import find_layers
@@ -82,6 +83,8 @@ def build_optimizer(shop: Workshop, model: nn.Module, freezing: Freezing | NoFre
     with shop.speaking_of("optimizer"):
         groups = [group.as_optimizer_group(lr) for group in make_groups(shop, model)]
         arguments = dict(part.model_extra or {})
+        if part.name == "muon":  # meant for hidden layers
+            arguments["adamw"] = [*arguments["adamw"], *find_heads(model)]
         optimizer = make_optimizer(resolve("optimizer", part.name), groups, lr, part.weight_decay, arguments)
     freezing.apply(0)
     if part.trust_ratio is not None:
@@ -100,6 +103,15 @@ def make_clip(shop: Workshop, model: nn.Module) -> Callable[[Sequence[nn.Paramet
         heads = [parameter for name in find_heads(model) for parameter in model.get_submodule(name).parameters()]
         return AdaptiveClip(train.clip_adaptive, skip=heads)
     return Unclipped()
+
+
+def make_averaging(shop: Workshop, progress: Progress) -> Averaging:
+    """The average of the weights that is kept beside them."""
+    part = shop.recipe.train.averaging
+    supplied = {"total_steps": progress.total_steps, "steps_per_epoch": progress.steps_per_epoch}
+    with shop.speaking_of("train.averaging"):
+        averaging: Averaging = shop.make("averaging", part.name, part, **supplied)
+    return averaging
 
 
 def make_plan(shop: Workshop, optimizer: Optimizer, progress: Progress) -> Plan:

@@ -12,7 +12,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from paceline.recipe.composer import KeyPath
 from paceline.recipe.words import Node, describe, hint, join_or, near, show
 
-MAX_LISTED = 12
+MAX_LISTED = 20
 """Names or keys that a message lists when none of them is near."""
 
 Errors = Sequence[Mapping[str, Any]]
@@ -65,7 +65,7 @@ def unknown_key(key: str, known: Sequence[str], elsewhere: Sequence[str] = ()) -
     meant = near(key, known) or list(elsewhere)
     if meant:
         return f'unknown key; did you mean "{meant[0]}"?'
-    return f"unknown key; known here: {', '.join(known)}" if 0 < len(known) <= MAX_LISTED else "unknown key"
+    return f"unknown key; known here: {_listed(known)}" if known else "unknown key"
 
 
 def unknown_name(kind: str, name: str, known: Sequence[str]) -> str:
@@ -73,14 +73,18 @@ def unknown_name(kind: str, name: str, known: Sequence[str]) -> str:
     message = f"unknown {kind} {show(name)}"
     if meant := near(name, known):
         return f"{message}; did you mean {join_or([show(each) for each in meant])}?"
-    return f"{message}; expected {expected_names(known)}" if 0 < len(known) <= MAX_LISTED else message
+    return f"{message}; expected {expected_names(known)}" if known else message
 
 
 def expected_names(known: Sequence[str]) -> str:
-    """The names to choose from, if they are few."""
+    """The names to choose from, or the first of them."""
     if len(known) == 1:
         return known[0]
-    return f"one of {', '.join(known)}" if 0 < len(known) <= MAX_LISTED else "a name"
+    return f"one of {_listed(known)}" if known else "a name"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:MAX_LISTED]) + (", …" if len(names) > MAX_LISTED else "")
 
 
 def _place(detail: Mapping[str, Any], tree: Any) -> tuple[KeyPath, bool]:

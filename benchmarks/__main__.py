@@ -1,0 +1,34 @@
+"""`python -m benchmarks [NAME …] [--quick]`: measure, print tables, and after a full run write the page of results."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+
+from benchmarks.report import PAGE, show, write_page
+
+NAMES = ("step", "loader", "startup", "sampler", "validation", "optimizers")
+
+
+def main() -> None:
+    """Run the benchmarks that are asked for, or all of them."""
+    parser = argparse.ArgumentParser("benchmarks", description="How fast Paceline is.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)} (default: all)")
+    parser.add_argument("--quick", action="store_true", help="few repeats: to see that it works, not to quote")
+    options = parser.parse_args()
+    unknown = sorted(set(options.names) - set(NAMES))
+    if unknown:
+        parser.error(f"no benchmark is called {unknown[0]}; there are {', '.join(NAMES)}")
+    sections = []
+    for name in options.names or NAMES:
+        print(f"\n{name}")
+        sections.append(importlib.import_module(f"benchmarks.{name}").measure(options.quick))
+        show(sections[-1])
+    if options.names or options.quick:
+        print(f"\n{PAGE} is written by a full run only")
+    else:
+        write_page(sections)
+
+
+if __name__ == "__main__":
+    main()

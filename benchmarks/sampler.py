@@ -1,0 +1,64 @@
+"""What it takes to know which sample comes next among a billion."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import tracemalloc
+from time import perf_counter
+
+from benchmarks.report import Goal, Section
+from paceline.data.sampler import Order
+
+SIZE, BATCH = 10**9, 128
+MEGABYTES, MILLISECONDS = 1.0, 1.0
+
+
+def measure(is_quick: bool) -> Section:
+    """Memory, the time to resume at any place, and speed."""
+    resumes, batches = (50, 1_000) if is_quick else (500, 20_000)
+    resume = [_resume(random.Random(number)) for number in range(resumes)]
+    median, slowest = statistics.median(resume) * 1e3, max(resume) * 1e3
+    memory, speed = _peak_megabytes(), _samples_per_second(batches)
+    return Section(
+        "The order of a billion samples",
+        f"`Order` for {SIZE:,} samples: the most memory that making it and reading batches takes, the time of"
+        f" making it and reading a batch at a random place of a random epoch ({resumes} times), and batches of {BATCH}"
+        " read in order.",
+        ["figure", "value"],
+        [
+            ["peak memory", f"{memory:.2f} MB"],
+            ["resume, median", f"{median:.2f} ms"],
+            ["resume, slowest", f"{slowest:.2f} ms"],
+            ["samples/s in order", f"{speed:,.0f}"],
+        ],
+        [
+            Goal(f"less than {MEGABYTES:g} MB", f"{memory:.2f} MB", memory < MEGABYTES),
+            Goal(f"resume anywhere in less than {MILLISECONDS:g} ms", f"{median:.2f} ms", median < MILLISECONDS),
+        ],
+    )
+
+
+def _resume(chance: random.Random) -> float:
+    epoch, start = chance.randrange(1000), chance.randrange(SIZE - BATCH)
+    begin = perf_counter()
+    Order(SIZE, seed=0).at(epoch, start, start + BATCH)
+    return perf_counter() - begin
+
+
+def _peak_megabytes() -> float:
+    tracemalloc.start()
+    order = Order(SIZE, seed=0)
+    for start in range(0, 100 * BATCH, BATCH):
+        order.at(3, start, start + BATCH)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak / 2**20
+
+
+def _samples_per_second(batches: int) -> float:
+    order = Order(SIZE, seed=0)
+    begin = perf_counter()
+    for start in range(0, batches * BATCH, BATCH):
+        order.at(0, start, start + BATCH)
+    return batches * BATCH / (perf_counter() - begin)
