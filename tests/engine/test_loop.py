@@ -25,6 +25,7 @@ from paceline.engine.loop import train
 from paceline.engine.run import Run
 from paceline.models.freezing import Freezing
 from paceline.observe.events import Evaluated, Event, Logged, Observer, Saved, Snapshot
+from paceline.optim.averaging import Ema, Swa
 from paceline.optim.plan import Plan
 from paceline.optim.schedules import Schedule, Schedules
 
@@ -157,17 +158,21 @@ def test_a_request_in_the_last_step_lets_the_run_finish(tmp_path: Path) -> None:
     assert run.progress.is_done
 
 
-def learning(out: Path, is_thawing: bool) -> Run:
-    """A run with Adam, the first layers of which begin to learn with the fourth update, if wanted."""
+def learning(out: Path, kind: str) -> Run:
+    """A run with Adam; its first layers may begin to learn with the fourth update, or its weights be averaged."""
     run = adam(small(out).run())
-    if is_thawing:
+    if kind == "thawing":
         run.freezing = Freezing(run.model, ["layers.0", "layers.1"], [(3, ["layers.0", "layers.1"])])
+    if kind == "ema":
+        run.averaging = Ema(decay=0.8)
+    if kind == "swa":
+        run.averaging = Swa(total_steps=6, steps_per_epoch=2, start=0.3, every_steps=1)
     return run
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["all learn", "some learn later"])
-def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[bool, Any]:
-    """Whether some layers learn later, and what the run ends with."""
+@pytest.fixture(scope="module", params=["plain", "thawing", "ema", "swa"])
+def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
+    """A kind of run, and what it ends with."""
     run = learning(tmp_path_factory.mktemp("whole"), request.param)
     train(run)
     return request.param, final(run)
@@ -175,17 +180,17 @@ def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
 @pytest.mark.parametrize("stop", range(1, 6))
 def test_stopped_anywhere_and_continued_a_run_ends_with_the_same_bits(
-    stop: int, uninterrupted: tuple[bool, Any], tmp_path: Path
+    stop: int, uninterrupted: tuple[str, Any], tmp_path: Path
 ) -> None:
-    is_thawing, expected = uninterrupted
-    first = learning(tmp_path, is_thawing)
+    kind, expected = uninterrupted
+    first = learning(tmp_path, kind)
     first.observer = Observer([StopAt(first, stop - 1)])
     if stop == 1:
         first.stop.requested = True
     with pytest.raises(Stopped):
         train(first)
     assert first.progress.step == stop
-    second = learning(tmp_path, is_thawing)
+    second = learning(tmp_path, kind)
     torch.manual_seed(stop)  # no state of a generator is kept, and none is needed
     checkpoint = second.store.newest()
     assert checkpoint is not None

@@ -43,24 +43,27 @@ def folded(*parts: int) -> int:
 
 
 def hashed(value: int, key: int) -> int:
-    """What a half is scrambled with in one round."""
+    """What a row or column is shifted by in one round."""
     value = (value + key) * 0x9E3779B97F4A7C15 % WORD
-    value = (value ^ value // 2**32) * 0xD6E8FEB86659FD93 % WORD
-    return value ^ value // 2**32
+    return (value ^ value // 2**32) * 0xD6E8FEB86659FD93 % WORD // 2**32
 
 
 def sample_at(size: int, seed: int, epoch: int, position: int) -> int:
-    """Feistel rounds over the smallest range of 4^k numbers (k at least 1) that holds `size`, until inside."""
-    half = 2
-    while half * half < size:
-        half *= 2
+    """Feistel rounds over the rows and columns of the most nearly square rectangle that holds `size`, until inside."""
+    rows = 1
+    while rows * rows < size:
+        rows += 1
+    columns = -(-size // rows)
     keys = [folded(seed, epoch, number) // 4 for number in range(ROUNDS)]
     value = position
     while True:
-        left, right = divmod(value, half)
-        for key in keys:
-            left, right = right, left ^ hashed(right, key) % half
-        value = left * half + right
+        row, column = divmod(value, columns)
+        for number, key in enumerate(keys):
+            if number % 2 == 0:
+                row = (row + hashed(column, key)) % rows
+            else:
+                column = (column + hashed(row, key)) % columns
+        value = row * columns + column
         if value < size:
             return value
 

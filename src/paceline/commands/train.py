@@ -30,7 +30,7 @@ def main(options: argparse.Namespace) -> int:
 
     builder = Builder(checked)
     run = builder.run(out)
-    notes = _find_place(run, options)
+    notes = _find_place(run, options, builder)
     if run.progress.step and run.progress.is_done:
         print(
             f"{out} is finished: {run.progress.step} of {run.progress.total_steps} steps are done",
@@ -46,10 +46,11 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def _find_place(run: Run, options: argparse.Namespace) -> list[str]:
-    """Start from the named checkpoint, else the newest valid one, else the beginning; say which."""
+def _find_place(run: Run, options: argparse.Namespace, builder: Builder) -> list[str]:
+    """Start from the named checkpoint, else the newest valid one, else the recipe's weights, else random; say which."""
     if options.fresh:
-        return [f"the earlier run is kept as {move_aside(run.out)}"] if run.out.exists() else []
+        kept = [f"the earlier run is kept as {move_aside(run.out)}"] if run.out.exists() else []
+        return [*kept, *builder.origin_of_weights()]
     newest = run.store.newest()
     notes = [f"not used: {reason}" for reason in (newest.rejected if newest else run.store.rejected)]
     checkpoint = newest
@@ -61,7 +62,7 @@ def _find_place(run: Run, options: argparse.Namespace) -> list[str]:
                 " nothing newer is overwritten: choose another directory with --out"
             )
     if checkpoint is None:
-        return [*notes, "starting at step 0"]
+        return [*notes, *builder.origin_of_weights()]
     differences = recipe_differences(checkpoint.state["recipe"], run.recipe)
     if differences:
         listed = "\n  ".join(differences)
@@ -70,7 +71,7 @@ def _find_place(run: Run, options: argparse.Namespace) -> list[str]:
             "change the recipe back, start over with --fresh, or choose another directory with --out"
         )
     run.restore(checkpoint)
-    return [*notes, f"continuing from {checkpoint.path}"]
+    return [*notes, f"weights  from {checkpoint.path}, step {checkpoint.step}"]
 
 
 def _open_directory(run: Run, builder: Builder) -> None:

@@ -58,5 +58,5 @@ class Agenda:
 
     def _is_due(self, period: float, step: int) -> bool:
         # Counting whole periods keeps fractions from drifting; the tolerance forgives their rounding.
-        done, before = (math.floor(count / period + 1e-9) for count in (step, step - 1))
-        return done > before or step == self.total_steps
+        done = math.floor(step / period + 1e-9)
+        return done > math.floor((step - 1) / period + 1e-9) or step == self.total_steps

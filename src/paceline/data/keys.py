@@ -6,6 +6,7 @@ the arithmetic below, which is part of what makes runs repeatable: changing it c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,19 @@ def uniforms(seed: int, epoch: int, ids: NDArray[np.int64], stream: int, draws: 
         return np.empty((len(ids), 0))
     of_samples = _fold(np.uint64(_fold_numbers(seed, epoch, stream)), ids)
     words = _fold(of_samples[:, None], np.arange(draws))
+    numbers: NDArray[np.float64] = (words >> _11).astype(np.float64)
+    numbers *= 2.0**-53
+    return numbers
+
+
+def uniforms_of_streams(
+    seed: int, epoch: int, ids: NDArray[np.int64], first: int, draws: Sequence[int]
+) -> NDArray[np.float64]:
+    """The `uniforms` of several streams, counted from `first`, side by side: [N, sum of draws]."""
+    streams = [_fold_numbers(seed, epoch, stream) for stream in range(first, first + len(draws))]
+    of_columns = np.repeat(np.array(streams, np.uint64), draws)
+    numbers_in_stream = np.concatenate([np.arange(count) for count in draws])
+    words = _fold(_fold(of_columns, ids[:, None]), numbers_in_stream)
     numbers: NDArray[np.float64] = (words >> _11).astype(np.float64)
     numbers *= 2.0**-53
     return numbers

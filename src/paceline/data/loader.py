@@ -15,7 +15,7 @@ from paceline.core.errors import DataError, PacelineError
 from paceline.core.mesh import Mesh
 from paceline.core.progress import Progress
 from paceline.data.batch import Batch
-from paceline.data.sampler import Order, Updates
+from paceline.data.sampler import Order, Updates, owned
 from paceline.data.source import Ids, Source
 
 
@@ -74,7 +74,7 @@ class TrainBatches:
         batches = load(self.source, self._requests(steps), self.workers)
         for step in steps:
             cuts = self.updates.cuts(step)
-            own = self.updates.owned(step, self.mesh.rank, self.mesh.world)
+            own = owned(cuts, self.mesh.rank, self.mesh.world)
             epoch = self.updates.epoch(step)
             held = [MicroBatch(step, cut.index, epoch, next(batches)) for cut in own]
             yield Update(step, cuts[-1].stop - cuts[0].start, len(cuts), held)

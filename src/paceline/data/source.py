@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.core.errors import DataError
 from paceline.data.batch import Batch, Sample
-from paceline.data.keys import uniforms
+from paceline.data.keys import uniforms, uniforms_of_streams
 from paceline.data.transforms import BatchTransform, SampleTransform, split
 
 Ids = npt.NDArray[np.int64]
@@ -51,14 +51,22 @@ class Source:
 
     def finish(self, batch: Batch, epoch: int, device: torch.device) -> Batch:
         """The batch on the device, with the transforms of whole batches applied there."""
-        ids = batch.ids.numpy()
         ready = batch.to(device)
-        for stream, transform in enumerate(self.batch_transforms, start=len(self.sample_transforms)):
-            draws = torch.from_numpy(uniforms(self.seed, epoch, ids, stream, transform.draws)).to(device)
+        drawn = self._draw(batch, epoch, device)
+        for transform, draws in zip(self.batch_transforms, drawn, strict=True):
             ready["image"] = transform(ready["image"], draws)
         if ready["image"].dtype == torch.uint8:  # nothing normalised it: models take numbers from 0 to 1
             ready["image"] = ready["image"].float().div_(255)
         return ready
+
+    def _draw(self, batch: Batch, epoch: int, device: torch.device) -> Sequence[Tensor]:
+        """The random numbers of each transform of whole batches, all drawn at once."""
+        wanted = [transform.draws for transform in self.batch_transforms]
+        if not any(wanted):
+            return [torch.empty(batch.size, 0)] * len(wanted)
+        first = len(self.sample_transforms)
+        drawn = uniforms_of_streams(self.seed, epoch, batch.ids.numpy(), first, wanted)
+        return torch.from_numpy(drawn).to(device).split_with_sizes(wanted, 1)
 
     def _read(self, epoch: int, index: int) -> Sample:
         sample = self.dataset.read(index)

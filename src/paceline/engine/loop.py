@@ -123,5 +123,6 @@ def save(run: Run) -> None:
     if not run.mesh.is_main or run.store.last_step == run.progress.step:
         return
     figures = run.figures.get("val", {})
+    run.observer.flush()  # a checkpoint means that all that was due at its step is done
     saved = run.store.save(run.progress.step, run.model.state_dict(), run.state(), figures)
     run.observer.emit(Saved(run.progress.step, saved.path, saved.is_best))

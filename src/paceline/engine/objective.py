@@ -5,10 +5,10 @@ So neither the number of processes nor accumulation changes what is minimised, i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +21,17 @@ if TYPE_CHECKING:
     from paceline.engine.run import Run
 
 
+class Objective(NamedTuple):
+    """A scalar to be differentiated, and what its gradient is to be multiplied by."""
+
+    value: Tensor
+    factor: float
+
+
 class Total(Protocol):
     """How one loss of a micro-batch becomes its part of the loss of the whole update."""
 
-    def objective(self, term: Term) -> Tensor:
+    def objective(self, term: Term, weight: float) -> Objective:
         """The part to be differentiated; the parts of an update add up to its gradient."""
         ...
 
@@ -39,9 +46,9 @@ class Counted:
 
     denominator: float
 
-    def objective(self, term: Term) -> Tensor:
+    def objective(self, term: Term, weight: float) -> Objective:
         """Numerator over the denominator of the update."""
-        return term.numerator / self.denominator
+        return Objective(term.numerator, weight / self.denominator)
 
     def reported(self, term: Term) -> Tensor:
         """The same without gradient."""
@@ -58,9 +65,9 @@ class Ratio:
     loss: Tensor
     denominator: Tensor
 
-    def objective(self, term: Term) -> Tensor:
+    def objective(self, term: Term, weight: float) -> Objective:
         """(n − L·d)/D, with L and D constant."""
-        return (term.numerator - self.loss * term.denominator) / self.denominator
+        return Objective((term.numerator - self.loss * term.denominator) / self.denominator, weight)
 
     def reported(self, term: Term) -> Tensor:
         """n/D."""
@@ -70,13 +77,13 @@ class Ratio:
 class WholeRatio:
     """The denominator contains predictions, and the update is a single micro-batch."""
 
-    def objective(self, term: Term) -> Tensor:
+    def objective(self, term: Term, weight: float) -> Objective:
         """n/d."""
-        return term.numerator / term.denominator
+        return Objective(term.numerator / term.denominator, weight)
 
     def reported(self, term: Term) -> Tensor:
         """The same without gradient."""
-        return self.objective(term).detach()
+        return self.objective(term, 1.0).value.detach()
 
 
 def totals(run: Run, update: Update) -> tuple[dict[str, Total], bool]:
@@ -106,6 +113,11 @@ def add_up(parts: Sequence[Tensor]) -> Tensor:
     for part in parts[1:]:
         total = total + part
     return total
+
+
+def weighted_sum(losses: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
+    """The losses added up, each with its weight."""
+    return add_up([value if weights[name] == 1 else weights[name] * value for name, value in losses.items()])
 
 
 def _ratio_totals(run: Run, update: Update, names: list[str]) -> dict[str, Ratio]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from paceline.data.loader import Update
-from paceline.engine.objective import add_up, forward, totals
+from paceline.engine.objective import add_up, forward, totals, weighted_sum
 from paceline.engine.run import Run
 
 
@@ -32,13 +32,12 @@ def train_step(run: Run, update: Update) -> StepResult:
     for micro in update.microbatches:
         with run.parallel.accumulate(is_last=micro is update.microbatches[-1]):
             terms = forward(run, micro)
-            objectives = [weights[name] * denominators[name].objective(term) for name, term in terms.items()]
-            run.precision.backward(add_up(objectives))
+            run.precision.backward([denominators[name].objective(term, weights[name]) for name, term in terms.items()])
         for name, term in terms.items():
             parts[name].append(denominators[name].reported(term))
 
     losses = {name: add_up(values) for name, values in parts.items()}
-    losses = {"loss": add_up([weights[name] * value for name, value in losses.items()]), **losses}
+    losses = {"loss": weighted_sum(losses, weights), **losses}
     grad_norm = run.clip(run.learning)
     run.health.judge(update, grad_norm, losses)
 

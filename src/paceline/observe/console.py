@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 SECONDS_BETWEEN_DRAWS = 0.1  # a draw takes about 0.2 ms: ten a second stay below one percent of a core
+SECONDS_BETWEEN_LINES = 1.0
 _BAR_WIDTHS = (40, 30, 20, 10)  # few, so that the bar does not jump whenever a figure grows by a digit
 
 
@@ -29,6 +30,7 @@ class Console:
         on_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
         self._page: _Page = _TerminalPage(stream) if on_terminal else _PlainPage(stream)
         self._next_draw = 0.0 if on_terminal else inf
+        self._next_line = 0.0
         self._total_steps = 0
         self._logged: Logged | None = None
 
@@ -38,6 +40,9 @@ class Console:
             self._total_steps = event.total_steps
         elif isinstance(event, Logged):
             self._logged = event
+            if monotonic() < self._next_line:
+                return  # on a terminal the bar shows them; a line for each would only run past
+            self._next_line = monotonic() + SECONDS_BETWEEN_LINES if self._next_draw != inf else 0.0
         elif isinstance(event, Ended):
             self.close()
         if isinstance(event, Note) and event.level == "detail":

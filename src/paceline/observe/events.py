@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 from typing import Any, Literal, NamedTuple, Protocol
 
 
@@ -83,6 +84,8 @@ class Ended:
     lines: list[str] = field(default_factory=list)
 
 
+SECONDS_BETWEEN_FIGURES = 0.5
+
 Event = Started | Logged | Evaluated | Drawn | Saved | Note | Ended
 
 
@@ -121,17 +124,30 @@ class Observer:
     def __init__(self, sinks: Iterable[Sink] = ()) -> None:
         self._sinks = list(sinks)
         self._failed: list[Sink] = []
+        self._waiting: list[Event] = []
+        self._next_figures = 0.0
 
     def emit(self, event: Event) -> None:
-        """Hand `event` to every sink."""
+        """Hand `event` to every sink, at once unless it has figures and others have just been handed over."""
+        self._waiting.append(event)
+        if not isinstance(event, Logged) or monotonic() >= self._next_figures:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand over what waits: many figures together take a fraction of the time that they take one by one."""
+        events, self._waiting = self._waiting, []
+        self._next_figures = monotonic() + SECONDS_BETWEEN_FIGURES
         for sink in self._sinks:
-            try:
-                sink.handle(event)
-            except OSError as error:
-                self._report(sink, error)
+            for event in events:
+                try:
+                    sink.handle(event)
+                except OSError as error:
+                    self._report(sink, error)
 
     def tick(self, snapshot: Snapshot) -> None:
         """Tell every sink how far the run is."""
+        if self._waiting and monotonic() >= self._next_figures:
+            self.flush()
         for sink in self._sinks:
             try:
                 sink.tick(snapshot)
@@ -140,6 +156,7 @@ class Observer:
 
     def close(self) -> None:
         """Close every sink."""
+        self.flush()
         for sink in self._sinks:
             try:
                 sink.close()

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from time import monotonic
 
 from paceline.observe.events import Ended, Evaluated, Event, Logged, Snapshot, Started
+
+_SECONDS_BETWEEN_STEPS = 1.0
 
 
 class StatusFile:
@@ -15,12 +18,13 @@ class StatusFile:
     def __init__(self, path: Path, total_steps: int) -> None:
         self.path = path
         self.total_steps = total_steps
+        self._next_write = 0.0
 
     def handle(self, event: Event) -> None:
         """Write what the event says about the state of the run."""
         if isinstance(event, Started):
             self._write("running", event.resumed_step, event.resumed_step / event.steps_per_epoch, None)
-        elif isinstance(event, Logged | Evaluated):
+        elif isinstance(event, Evaluated) or (isinstance(event, Logged) and monotonic() >= self._next_write):
             self._write("running", event.step, event.epoch, None)
         elif isinstance(event, Ended):
             reason = None if event.state == "finished" else next(iter(event.lines), None)
@@ -43,3 +47,4 @@ class StatusFile:
         aside = self.path.with_name(f".{self.path.name}.partial")
         aside.write_text(json.dumps({**status, "pid": os.getpid()}) + "\n", encoding="utf-8")
         aside.replace(self.path)
+        self._next_write = monotonic() + _SECONDS_BETWEEN_STEPS

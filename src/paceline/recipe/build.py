@@ -122,6 +122,14 @@ class Builder(Workshop):
                 self.fitted = self._load_weights(model, part.weights)
         return model.to(self.mesh.device)
 
+    def origin_of_weights(self) -> list[str]:
+        """Where a fresh run's weights come from, and what became of each tensor of a file."""
+        weights = self.recipe.model.weights
+        if self.fitted is None or weights is None:
+            return ["weights  random"]
+        file = weights if isinstance(weights, str) else weights.file
+        return [f"weights  from {file}", *(f"         {line}" for line in self.fitted.summary())]
+
     def task(self, classes: list[str]) -> Task:
         """The task with its losses and metrics."""
         supplied = {"num_classes": len(classes)}

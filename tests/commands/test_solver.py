@@ -1,0 +1,185 @@
+"""The solver section as a user writes it: groups, schedules, weights, freezing, averages, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import paceline
+from paceline.engine.run import Run
+
+SMALL = {
+    "model.widths": [4],
+    "train.epochs": None,
+    "train.steps": 6,
+    "schedule.warmup": "none",
+    "schedule.warmup_epochs": None,
+    "observe.pictures": False,
+}
+
+
+def build(tmp_path: Path, **changes: object) -> Run:
+    return paceline.build(
+        "quickstart", {**SMALL, **{key.replace("__", "."): v for key, v in changes.items()}}, tmp_path
+    )
+
+
+def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    overrides = [f"{key}={json.dumps(value)}" for key, value in SMALL.items()]
+    return subprocess.run(
+        [sys.executable, "-m", "paceline", *arguments[:2], *overrides, *arguments[2:]],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=dict(os.environ),
+    )
+
+
+def test_how_a_batch_is_split_changes_neither_rate_nor_weights(tmp_path: Path) -> None:
+    """1×64, 2×32 and 4×16, in float64 and without BatchNorm: the same after 20 updates to 1e-6."""
+    finals, rates = [], []
+    for micro in (64, 32, 16):
+        run = build(tmp_path, train__steps=20, train__micro_batch=micro, schedule__decay="cosine")
+        without_batch_norm(run.model)
+        run.model.double()
+        rates.append([paceline.train_step(run, update).lr for update in _in_double(run)])
+        finals.append(torch.cat([parameter.detach().flatten() for parameter in run.model.parameters()]))
+    assert rates[0] == rates[1] == rates[2]
+    assert torch.allclose(finals[0], finals[1], rtol=0, atol=1e-6)
+    assert torch.allclose(finals[0], finals[2], rtol=0, atol=1e-6)
+
+
+def without_batch_norm(model: torch.nn.Module) -> None:
+    for module in model.modules():
+        for name, child in module.named_children():
+            if isinstance(child, torch.nn.BatchNorm2d):
+                setattr(module, name, torch.nn.Identity())
+
+
+def _in_double(run: Run):  # type: ignore[no-untyped-def]
+    finish = run.source.finish
+
+    def in_double(*arguments):  # type: ignore[no-untyped-def]
+        batch = finish(*arguments)
+        batch["image"] = batch["image"].double()
+        return batch
+
+    run.source.finish = in_double  # type: ignore[method-assign]
+    return run.batches
+
+
+def test_the_rules_of_the_batch(tmp_path: Path) -> None:
+    common = {"optimizer__lr": 0.1, "optimizer__reference_batch": 256}
+    assert build(tmp_path, **common).plan.schedules.lr.lr == pytest.approx(0.1 * 64 / 256)
+    square = build(tmp_path, **common, optimizer__lr_rule="sqrt")
+    assert square.plan.schedules.lr.lr == pytest.approx(0.1 * (64 / 256) ** 0.5)
+    assert build(tmp_path, optimizer__lr=0.1).plan.schedules.lr.lr == 0.1
+
+
+def test_frozen_parts_neither_move_nor_get_state_until_they_learn(tmp_path: Path) -> None:
+    stages = [{"match": ["stages"], "at_steps": 3}]
+    run = build(tmp_path, model__freeze=["all_but_head"], model__unfreeze=stages)
+    first = run.model.get_parameter("stages.0.0.0.weight")
+    before = first.detach().clone()
+    statistics = run.model.get_buffer("stages.0.0.1.running_mean").clone()
+    run.freezing.train_mode(run.model)
+    for update in run.batches:
+        if update.step in run.freezing.unfreeze_steps:
+            assert torch.equal(first, before)
+            assert first not in run.optimizer.state
+            assert torch.equal(run.model.get_buffer("stages.0.0.1.running_mean"), statistics)
+            run.freezing.apply(update.step)
+        paceline.train_step(run, update)
+    assert not torch.equal(first, before)
+    assert first in run.optimizer.state
+    assert not torch.equal(run.model.get_buffer("stages.0.0.1.running_mean"), statistics)
+
+
+def test_a_run_with_everything_resumes_to_the_bit(tmp_path: Path) -> None:
+    everything = [
+        "optimizer.name=sgd", "optimizer.momentum=0.9", "optimizer.presets=[bias_double]", "optimizer.layer_decay=0.8",
+        "optimizer.trust_ratio={clip: true}", "schedule.decay=one_cycle",
+        "schedule.momentum={decay: inverse_one_cycle, start: 0.95, end: 0.85}",
+        "train.averaging={name: ema, decay: 0.9}", "train.clip_norm=1", "model.freeze=[stages.0]",
+        "model.unfreeze=[{match: [stages.0], at_steps: 3}]", "checkpoint.every_steps=2", "checkpoint.keep_last=9",
+    ]  # fmt: skip
+    whole = command(tmp_path, "train", "quickstart", *everything, "--out", "whole")
+    assert whole.returncode == 0, whole.stderr
+    start = tmp_path / "whole/checkpoints/step-00000002"
+    resumed = command(tmp_path, "train", "quickstart", *everything, "--out", "resumed", "--from", str(start))
+    assert resumed.returncode == 0, resumed.stderr
+    for name in ("model.safetensors", "state.safetensors"):
+        files = [tmp_path / run / "checkpoints/step-00000006" / name for run in ("whole", "resumed")]
+        assert files[0].read_bytes() == files[1].read_bytes(), name
+
+
+def test_show_gives_groups_and_the_rate_of_each_at_every_step(tmp_path: Path) -> None:
+    plot = tmp_path / "lr.png"
+    kinds = "optimizer.kinds={bias: {lr_scale: 2, weight_decay: 0}, norm: {weight_decay: 0}}"
+    done = command(tmp_path, "show", "quickstart", kinds, "schedule.decay=linear", "--json", "--plot", str(plot))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    groups = {group["label"]: group for group in found["groups"]}
+    assert {label: (g["lr_scale"], g["weight_decay"]) for label, g in groups.items()} == {
+        "weight": (1.0, 0.05),
+        "norm": (1.0, 0.0),
+        "bias": (2.0, 0.0),
+    }
+    assert groups["bias"]["names"] == ["head.bias"]
+    assert found["schedule"]["bias"] == pytest.approx([0.006 * (6 - step) / 6 for step in range(6)])
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_find_lr_suggests_a_rate_and_writes_nothing_else(tmp_path: Path) -> None:
+    done = command(tmp_path, "find-lr", "quickstart", "--steps", "40", "--json", "--plot", str(tmp_path / "range.png"))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["lr"][0] == pytest.approx(1e-6)
+    assert all(later > earlier for earlier, later in zip(found["lr"], found["lr"][1:], strict=False))
+    assert 1e-5 < found["suggested"] < 3
+    assert [path.name for path in tmp_path.iterdir()] == ["range.png"]
+
+
+class Trap:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (os.system, ("touch executed",))
+
+
+def bad_files(folder: Path) -> None:
+    torch.save({"weights": Trap()}, folder / "trap.pth")
+    torch.save({"stages.0.0.0.weight": torch.zeros(4, 1, 5, 5)}, folder / "shapes.pth")
+
+
+@pytest.mark.parametrize(
+    ("override", "code", "words"),
+    [
+        ("optimizer.name=sdg", 2, ['optimizer.name: unknown optimizer "sdg"', '"sgd"']),
+        ("optimizer.beta=0.9", 2, ["optimizer.beta: unknown key", '"betas"']),
+        ("optimizer.rules=[{match: backbone}]", 2, ["optimizer.rules.0", "backbone", "matches"]),
+        ("optimizer.kinds={nrom: {}}", 2, ["optimizer.kinds.nrom", "norm"]),
+        ("model.freeze=[stagse]", 2, ["model.freeze", "stagse", "stages"]),
+        ("model.freeze=[stages, head]", 2, ["model.freeze", "nothing to train"]),
+        ("model.weights=trap.pth", 4, ["model.weights", "trap.pth"]),
+        ("model.weights=shapes.pth", 4, ["model.weights", "[4, 1, 5, 5]", "[4, 1, 3, 3]"]),
+        ("model.weights=missing.pth", 3, ["model.weights", "missing.pth does not exist"]),
+        ("schedule={decay: multi_step, milestone_steps: [3, 99]}", 2, ["schedule.milestone_steps", "99"]),
+        ("schedule={warmup: linear, warmup_steps: 6}", 2, ["schedule.warmup_steps", "train.steps (6)"]),
+        ("train.averaging=emma", 2, ["train.averaging.name", '"ema"']),
+        ("optimizer={name: rprop, weight_decay: 0.1}", 2, ["optimizer", "no weight decay"]),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(tmp_path: Path, override: str, code: int, words: list[str]) -> None:
+    bad_files(tmp_path)
+    done = command(tmp_path, "train", "quickstart", override)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["shapes.pth", "trap.pth"]
