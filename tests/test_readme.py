@@ -73,7 +73,7 @@ def test_the_loop_of_ones_own_runs(folder: Path) -> None:
 
 def test_the_errors_shown_are_the_errors_given(folder: Path) -> None:
     whole = blocks("yaml")[0].splitlines()
-    shown = [line for block in blocks("") for line in block.splitlines() if line.startswith("flowers.yaml:")]
+    shown = [line for line in README.splitlines() if line.startswith("flowers.yaml:")]
     assert len(shown) == 2
     wrong = "\n".join(whole).replace("lr: 0.01", "lr: fast").replace("epochs: 10", "epoch: 10")
     (folder / "wrong.yaml").write_text(wrong)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from paceline.core.errors import TrainingError
 from paceline.core.mesh import Mesh
+from paceline.data.batch import Batch
 from paceline.data.datasets.memory import MemoryImages
 from paceline.data.loader import MicroBatch, TrainBatches, Update
 from paceline.data.sampler import Order, Updates
@@ -21,7 +22,7 @@ from paceline.data.source import Source
 from paceline.engine.run import Run
 from paceline.engine.step import train_step
 from paceline.losses.classification import CrossEntropy
-from paceline.losses.term import Loss
+from paceline.losses.term import Loss, Term
 from paceline.models.freezing import Freezing
 from paceline.optim.clipping import NormClip
 from paceline.optim.decays import cosine
@@ -134,6 +135,24 @@ def test_a_loss_that_is_not_a_number_ends_the_run_and_is_named(tmp_path: Path) -
         train_step(run, update)
     assert "cross_entropy nan" in str(caught.value)
     assert str(update.microbatches[0].batch.ids[:8].tolist()) in str(caught.value)
+
+
+class Nothing:
+    """A loss for which this micro-batch has nothing: no boxes, no pixels. Its term is a plain zero."""
+
+    def count(self, batch: Batch) -> float:
+        return 0.0
+
+    def __call__(self, outputs: Tensor, batch: Batch) -> Term:
+        return Term(torch.zeros(()), 0.0)
+
+
+def test_a_loss_without_a_gradient_beside_one_with_is_no_obstacle(tmp_path: Path) -> None:
+    with_it = Small(tmp_path, losses={"cross_entropy": (CrossEntropy(), 1.0), "nothing": (Nothing(), 1.0)}).run()
+    without = Small(tmp_path).run()
+    results = [train_step(run, next(iter(run.batches))) for run in (with_it, without)]
+    assert torch.equal(results[0].grad_norm, results[1].grad_norm)
+    assert results[0].losses["nothing"] == 0
 
 
 def test_parameters_that_do_not_learn_stay(tmp_path: Path) -> None:

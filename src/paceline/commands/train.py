@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -15,6 +17,8 @@ from paceline.core.errors import CheckpointError, Stopped, UsageError
 if TYPE_CHECKING:
     from paceline.engine.run import Run
     from paceline.recipe.build import Builder
+
+_PICTURE = re.compile(r"(?P<split>train|val|test)-(?P<name>.+)-(?P<step>\d{8,})")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -31,7 +35,7 @@ def main(options: argparse.Namespace) -> int:
     builder = Builder(checked)
     run = builder.run(out)
     notes = _find_place(run, options, builder)
-    if run.progress.step and run.progress.is_done:
+    if run.progress.step and run.progress.is_done and _was_finished(out):
         print(
             f"{out} is finished: {run.progress.step} of {run.progress.total_steps} steps are done",
             file=sys.stderr,
@@ -44,6 +48,15 @@ def main(options: argparse.Namespace) -> int:
     _open_directory(run, builder)
     _train(run, builder, notes)
     return 0
+
+
+def _was_finished(out: Path) -> bool:
+    """Whether nothing was left to do: after the last step there may still be a split to measure."""
+    try:
+        status = json.loads((out / "status.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(status, dict) and status.get("state") == "finished"
 
 
 def _find_place(run: Run, options: argparse.Namespace, builder: Builder) -> list[str]:
@@ -104,12 +117,14 @@ def _pictures(run: Run) -> list[tuple[int, str, Path]]:
     """The pictures drawn so far as (step, tag, file); those of steps that will be done again are removed."""
     found = []
     for path in sorted((run.out / "pictures").glob("*-*-*.png")):
-        split, name = path.stem.split("-", 1)
-        name, step = name.rsplit("-", 1)
-        if int(step) > run.progress.step:
+        ours = _PICTURE.fullmatch(path.stem)
+        if ours is None:
+            continue
+        split, name, step = ours["split"], ours["name"], int(ours["step"])
+        if step > run.progress.step:
             path.unlink()
         else:
-            found.append((int(step), f"{split}/{name}", path))
+            found.append((step, f"{split}/{name}", path))
     return found
 
 

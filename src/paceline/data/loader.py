@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -116,17 +117,23 @@ def _load_by_workers(source: Source, requests: Iterable[Request], workers: int) 
         prefetch_factor=4,
         pin_memory=torch.cuda.is_available(),
     )
-    try:
+    with naming_dead_workers():
         for answer in loader:
             if isinstance(answer, _Failure):
                 raise answer.error(answer.message)
             yield answer
+
+
+@contextmanager
+def naming_dead_workers() -> Iterator[None]:
+    """Turn torch's word of a dead worker, which may come at any moment of a step, into a DataError."""
+    try:
+        yield
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise
-        raise DataError(
-            f"a loader worker died ({error}); the system's log may say why, often lack of memory"
-        ) from error
+        hint = "the system's log may say why, often lack of memory"
+        raise DataError(f"a loader worker died ({error}); {hint}") from error
 
 
 def _as_it_is(answer: Any) -> Any:

@@ -10,7 +10,7 @@ import torch
 
 from paceline.core.errors import Stopped
 from paceline.core.progress import Agenda
-from paceline.data.loader import Update
+from paceline.data.loader import Update, naming_dead_workers
 from paceline.engine.evaluate import Evaluation, evaluate_with_average
 from paceline.engine.gallery import draw_evaluation
 from paceline.engine.run import Run
@@ -28,11 +28,9 @@ def train(run: Run) -> None:
     agenda.add(run.periods.log, lambda: record(run))
     agenda.add(run.periods.save, lambda: save(run))
     run.freezing.train_mode(run.model)
-    with run.stop.on_signals():
+    with run.stop.on_signals(), naming_dead_workers():
         for update, waited in timed(run.batches):
             started = time.perf_counter()
-            if update.step in run.freezing.unfreeze_steps:
-                run.freezing.apply(update.step)
             result = train_step(run, update)
             observe(run, update, result, waited, time.perf_counter() - started)
             for action in agenda.due(run.progress.step):
@@ -103,6 +101,7 @@ def evaluate_all(run: Run) -> None:
 def publish(run: Run, evaluation: Evaluation) -> None:
     """Record an evaluation's figures and draw its pictures."""
     run.figures[evaluation.split] = evaluation.figures
+    run.evaluated_step = run.progress.step
     confusion = evaluation.tables.get("confusion")
     run.observer.emit(
         Evaluated(
@@ -122,7 +121,7 @@ def save(run: Run) -> None:
     """Write a checkpoint, unless this step has one."""
     if not run.mesh.is_main or run.store.last_step == run.progress.step:
         return
-    figures = run.figures.get("val", {})
+    figures = run.figures.get("val", {}) if run.evaluated_step == run.progress.step else {}
     run.observer.flush()  # a checkpoint means that all that was due at its step is done
     saved = run.store.save(run.progress.step, run.model.state_dict(), run.state(), figures)
     run.observer.emit(Saved(run.progress.step, saved.path, saved.is_best))

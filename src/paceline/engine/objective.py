@@ -108,7 +108,7 @@ def totals(run: Run, update: Update) -> tuple[dict[str, Total], bool]:
 def add_up(parts: Sequence[Tensor]) -> Tensor:
     """The sum of a few scalars, without adding to zero first; zero for none, as on a process without a part."""
     if not parts:
-        return torch.zeros(())
+        return torch.zeros((), dtype=torch.float64)
     total = parts[0]
     for part in parts[1:]:
         total = total + part
@@ -126,8 +126,10 @@ def _ratio_totals(run: Run, update: Update, names: list[str]) -> dict[str, Ratio
         passes = [forward(run, micro) for micro in update.microbatches]
     found = {}
     for name in names:
-        numerator = run.mesh.sum(add_up([terms[name].numerator for terms in passes]))
-        denominator = run.mesh.sum(add_up([torch.as_tensor(terms[name].denominator) for terms in passes]))
+        # In float64 whatever the model computes in, so that a process without a part adds the same kind of zero.
+        numerator = run.mesh.sum(add_up([terms[name].numerator.double() for terms in passes]))
+        denominators = [torch.as_tensor(terms[name].denominator, dtype=torch.float64) for terms in passes]
+        denominator = run.mesh.sum(add_up(denominators).to(run.mesh.device))
         found[name] = Ratio(numerator / denominator, denominator)
     return found
 
@@ -143,9 +145,14 @@ def forward(run: Run, micro: MicroBatch) -> dict[str, Term]:
 @contextmanager
 def unchanged_buffers(model: nn.Module) -> Iterator[None]:
     """Put the buffers (BatchNorm's running statistics) back afterwards."""
-    saved = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    saved = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
     try:
         yield
     finally:
-        for buffer, value in saved:
+        for module, name, buffer, value in saved:
             buffer.copy_(value)
+            setattr(module, name, buffer)  # a forward pass may have put another tensor in its place

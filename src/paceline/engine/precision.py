@@ -20,5 +20,6 @@ class FullPrecision:
     def backward(self, objectives: Sequence[Objective]) -> None:
         """Add the gradients of the objectives to those of the update."""
         # The factors enter where the chain rule starts: a multiplication in the graph would cost several times more.
-        roots = [objective.value for objective in objectives]
-        torch.autograd.backward(roots, [objective.value.new_full((), objective.factor) for objective in objectives])
+        roots = [objective for objective in objectives if objective.value.requires_grad]
+        factors = [objective.value.new_full((), objective.factor) for objective in roots]
+        torch.autograd.backward([objective.value for objective in roots], factors)

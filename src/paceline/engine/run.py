@@ -88,6 +88,8 @@ class Run:
     pictures: bool = True
     figures: dict[str, dict[str, float]] = field(default_factory=dict)
     """The figures of the last evaluation of each split."""
+    evaluated_step: int | None = None
+    """The step at which they were measured; those of other weights do not count for a checkpoint."""
 
     def __post_init__(self) -> None:
         self.learning = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]

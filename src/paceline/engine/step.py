@@ -25,6 +25,8 @@ class StepResult:
 
 def train_step(run: Run, update: Update) -> StepResult:
     """Forward, backward, clip, step: the same update however it is divided into micro-batches and processes."""
+    if update.step in run.freezing.unfreeze_steps:
+        run.freezing.apply(update.step)
     denominators, should_stop = totals(run, update)
     weights = run.task.weights
     parts: dict[str, list[Tensor]] = {name: [] for name in weights}

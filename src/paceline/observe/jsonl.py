@@ -58,10 +58,13 @@ def read_records(path: Path) -> list[Record]:
 
 
 def truncate_after(path: Path, step: int) -> None:
-    """Take out what was recorded after `step`, and a last line that was never finished; all or nothing."""
+    """Take out what was recorded after `step`, and a last line that was never finished; all or nothing.
+
+    The test split is measured after the checkpoint of its step, so its record of `step` itself is taken out too.
+    """
     if not path.exists():
         return
-    kept = b"".join(line + b"\n" for line, record in _read_lines(path) if record["step"] <= step)
+    kept = b"".join(line + b"\n" for line, record in _read_lines(path) if _is_covered(record, step))
     if kept == path.read_bytes():
         return
     aside = path.with_name(f".{path.name}.partial")
@@ -71,6 +74,11 @@ def truncate_after(path: Path, step: int) -> None:
         os.fsync(file.fileno())
     aside.replace(path)
     _sync_folder(path.parent)
+
+
+def _is_covered(record: Record, step: int) -> bool:
+    last = step - 1 if record.get("split") == "test" else step
+    return bool(record["step"] <= last)
 
 
 def _read_lines(path: Path) -> Iterator[tuple[bytes, Record]]:

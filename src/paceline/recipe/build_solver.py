@@ -53,7 +53,7 @@ def make_groups(shop: Workshop, model: nn.Module) -> list[Group]:
     """The parameters that learn, sorted by what they get: kinds, then rules, then layer-wise decay."""
     part = shop.recipe.optimizer
     own = Preset(
-        kinds={kind: Settings(each.lr_scale, each.weight_decay) for kind, each in part.kinds.items()},
+        kinds={kind: Settings(each.lr_scale, each.weight_decay) for kind, each in part.kinds if each is not None},
         rules=tuple(Rule(rule.match, rule.kind, rule.lr_scale, rule.weight_decay) for rule in part.rules),
     )
     wanted = combine(*(PRESETS[name] for name in part.presets), own)

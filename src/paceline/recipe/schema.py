@@ -127,6 +127,21 @@ class Kind(Section):
     weight_decay: NonNegative | None = None
 
 
+class Kinds(Section):
+    """Settings by kind of parameter; those of a norm kind win over those of norm."""
+
+    weight: Kind | None = None
+    bias: Kind | None = None
+    norm: Kind | None = None
+    embedding: Kind | None = None
+    batch_norm: Kind | None = None
+    group_norm: Kind | None = None
+    layer_norm: Kind | None = None
+    instance_norm: Kind | None = None
+    rms_norm: Kind | None = None
+    other_norm: Kind | None = None
+
+
 class GroupRule(Section):
     """What parameters found by name get."""
 
@@ -157,7 +172,7 @@ class OptimizerPart(Part):
     """linear: lr × batch / reference_batch; sqrt: lr × its square root."""
     presets: list[PresetName] = []
     """Settings that are known by name; kinds and rules come on top."""
-    kinds: dict[KindName, Kind] = {}
+    kinds: Kinds = Kinds()
     rules: list[GroupRule] = []
     layer_decay: Annotated[float, Field(gt=0, le=1)] | None = None
     """The factor from each layer to the one before it."""

@@ -84,7 +84,11 @@ class Classification:
     def _own_metrics(self, top_k: Sequence[int]) -> list[Metric]:
         num_classes = len(self.classes)
         own: list[Metric]
-        own = [MultiLabel(num_classes)] if self._multi_label else [TopK(list(top_k)), ConfusionMatrix(num_classes)]
+        own = (
+            [MultiLabel(num_classes)]
+            if self._multi_label
+            else [TopK(sorted({1, *top_k})), ConfusionMatrix(num_classes)]
+        )
         return [*own, Auroc(num_classes)] if num_classes <= _AUROC_CLASSES else own
 
     def _caption(self, guess: int, label: int) -> str:
