@@ -33,6 +33,8 @@ def main(options: argparse.Namespace) -> int:
     from paceline.recipe.build import Builder
 
     builder = Builder(checked)
+    if builder.mesh.world > 1:
+        raise UsageError(f"training in {builder.mesh.world} processes is not supported yet; start one process")
     run = builder.run(out)
     notes = _find_place(run, options, builder)
     if run.progress.step and run.progress.is_done and _was_finished(out):

@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.core.errors import DataError
 from paceline.core.mesh import Mesh
 from paceline.data.batch import Batch
-from paceline.data.loader import Request, load
+from paceline.data.loader import Request, load, naming_dead_workers
 from paceline.data.sampler import Cut, evaluation_cuts, owned
 from paceline.engine.run import EvaluationSet, Run
 from paceline.metrics.state import Folding, Metric, State, fold, pack, unpack
@@ -51,7 +51,7 @@ def evaluate(run: Run, split: str) -> Evaluation:
     size = len(examined.source.dataset)
     cuts = owned(evaluation_cuts(size, examined.batch), run.mesh.rank, run.mesh.world)
     foldings, ids, first = [Folding() for _ in metrics], [], None
-    with measuring(run, examined.threads):
+    with measuring(run, examined.threads), naming_dead_workers():
         for measured in _measure_all(run, examined, metrics, cuts):
             ids.append(measured.ids)
             first = first or measured.kept
@@ -76,27 +76,29 @@ def evaluate_with_average(run: Run, split: str) -> Evaluation:
     own = evaluate(run, split)
     if not run.averaging.is_ready:
         return own
-    with averaged(run):
+    with averaged(run, run.evaluations[split]):
         average = evaluate(run, split)
     figures = own.figures | {f"averaged_{name}": value for name, value in average.figures.items()}
     return replace(own, figures=figures, seconds=own.seconds + average.seconds)
 
 
 @contextmanager
-def averaged(run: Run) -> Iterator[None]:
+def averaged(run: Run, examined: EvaluationSet) -> Iterator[None]:
     """Have the model hold the average of its weights, with BatchNorm statistics that belong to it."""
     with run.averaging.applied(run.model):
         if run.averaging.needs_statistics:
-            update_bn(run.model, _first_updates(run), lambda batch: run.task.predict(run.model, batch))
+            samples = _first_samples(run, examined.batch)
+            with measuring(run, examined.threads), run.precision.compute():
+                update_bn(run.model, samples, lambda batch: run.task.predict(run.model, batch))
         yield
 
 
-def _first_updates(run: Run) -> Iterator[Batch]:
-    """Some training samples, always the same ones: the first of epoch 0."""
-    for step in range(min(_STATISTICS_UPDATES, run.progress.steps_per_epoch)):
-        for cut in run.batches.updates.cuts(step):
-            fetched = run.source.fetch(0, run.batches.order.at(0, cut.start, cut.stop))
-            yield run.source.finish(fetched, 0, run.mesh.device)
+def _first_samples(run: Run, batch: int) -> Iterator[Batch]:
+    """Some training samples, always the same ones, cut without regard to processes."""
+    updates = run.batches.updates
+    for cut in evaluation_cuts(min(updates.size, _STATISTICS_UPDATES * updates.batch), batch):
+        fetched = run.source.fetch(0, run.batches.order.at(0, cut.start, cut.stop))
+        yield run.source.finish(fetched, 0, run.mesh.device)
 
 
 def _measure_all(run: Run, examined: EvaluationSet, metrics: Sequence[Metric], cuts: list[Cut]) -> Iterator[_Measured]:

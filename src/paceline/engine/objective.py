@@ -127,7 +127,7 @@ def _ratio_totals(run: Run, update: Update, names: list[str]) -> dict[str, Ratio
     found = {}
     for name in names:
         # In float64 whatever the model computes in, so that a process without a part adds the same kind of zero.
-        numerator = run.mesh.sum(add_up([terms[name].numerator.double() for terms in passes]))
+        numerator = run.mesh.sum(add_up([terms[name].numerator.double() for terms in passes]).to(run.mesh.device))
         denominators = [torch.as_tensor(terms[name].denominator, dtype=torch.float64) for terms in passes]
         denominator = run.mesh.sum(add_up(denominators).to(run.mesh.device))
         found[name] = Ratio(numerator / denominator, denominator)

@@ -45,3 +45,4 @@ def _replace_first_convolution(model: nn.Module, in_channels: int) -> None:
             )
             setattr(parent, name.rpartition(".")[2], fresh)
             return
+    raise ValueError(f"{type(model).__name__} takes images of 3 channels, the data has {in_channels}")

@@ -53,8 +53,9 @@ def make_batches(shop: Workshop, source: Source, updates: Updates, progress: Pro
     if data.loader == "memory" and not source.in_memory:
         message = "memory needs a data set that lies in memory and transforms of whole batches; use auto or process"
         raise RecipeError(f"{shop.checked.locate('data.loader')}: {message}")
-    order = Order(updates.size, shop.recipe.train.seed)
-    return TrainBatches(source, updates, order, shop.mesh, progress, 0 if source.in_memory else workers)
+    if source.in_memory and data.loader != "process":
+        workers = 0
+    return TrainBatches(source, updates, Order(updates.size, shop.recipe.train.seed), shop.mesh, progress, workers)
 
 
 def make_evaluations(shop: Workshop, sources: Mapping[str, Source]) -> dict[str, EvaluationSet]:

@@ -377,6 +377,9 @@ def _schedule(recipe: Recipe) -> list[tuple[list[str], str]]:
         ]
     if schedule.warmup != "none" and not keys:
         return [(["schedule.warmup"], "needs schedule.warmup_epochs or schedule.warmup_steps greater than 0")]
+    if schedule.per == "epoch" and schedule.warmup == "linear" and not (schedule.warmup_from or schedule.count_from):
+        message = "counts the first epoch as 0 with schedule.per epoch, so nothing would be learned in it; set it to 1"
+        return [(["schedule.count_from", "schedule.per"], message)]
     for key, unit in (("warmup_epochs", "epochs"), ("warmup_steps", "steps")):
         warmup, total = getattr(schedule, key), getattr(train, unit)
         if warmup and total and warmup >= total:
