@@ -12,7 +12,11 @@ from paceline.commands.opening import print_json, read_recipe
 from paceline.core.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from paceline.data.batch import Batch
+    from paceline.data.source import Source
     from paceline.engine.run import Run
+
+_TRIED = 8
 
 
 def main(options: argparse.Namespace) -> int:
@@ -36,33 +40,29 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _try_data(run: Run) -> dict[str, Any]:
-    """One batch of each split, read and made ready."""
-    import numpy as np
-
+    """The first samples of each split, read and made ready."""
     sources = {"train": run.source} | {split: each.source for split, each in run.evaluations.items()}
     found = {}
     for split, source in sources.items():
-        ids = np.arange(min(8, len(source.dataset)))
-        batch = source.finish(source.fetch(0, ids), 0, run.mesh.device)
+        batch = _first_batch(run, source)
         found[split] = {"samples": len(source.dataset), "image": list(batch["image"].shape[1:])}
     return found
 
 
 def _try_step(run: Run) -> dict[str, Any]:
-    """One real update and one evaluation batch."""
+    """One real update, and the first samples of each split measured."""
     import torch
 
     from paceline.engine.step import train_step
 
-    run.model.train()
+    run.freezing.train_mode(run.model)
     started = time.perf_counter()
     result = train_step(run, next(iter(run.batches)))
     seconds = time.perf_counter() - started
-    run.progress.step = 1
     run.model.eval()
     with torch.inference_mode():
         for examined in run.evaluations.values():
-            batch = examined.source.finish(examined.source.fetch(0, _first(examined.source)), 0, run.mesh.device)
+            batch = _first_batch(run, examined.source)
             predictions = run.task.predict(run.model, batch)
             for metric in run.task.metrics():
                 metric.measure(predictions, batch)
@@ -70,10 +70,11 @@ def _try_step(run: Run) -> dict[str, Any]:
     return {"seconds": round(seconds, 3), "grad_norm": round(result.grad_norm.item(), 6), **losses}
 
 
-def _first(source: Any) -> Any:
+def _first_batch(run: Run, source: Source) -> Batch:
     import numpy as np
 
-    return np.arange(min(8, len(source.dataset)))
+    ids = np.arange(min(_TRIED, len(source.dataset)))
+    return source.finish(source.fetch(0, ids), 0, run.mesh.device)
 
 
 def _try_checkpoint(run: Run) -> dict[str, Any]:
