@@ -37,8 +37,7 @@ class MicroBatch:
     batch: Batch
 
 
-@dataclass(frozen=True)
-class Update:
+class Update(NamedTuple):
     """What one optimizer update is made of: all micro-batches are counted, this process's own are held."""
 
     step: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -11,8 +11,7 @@ from paceline.engine.objective import add_up, forward, totals, weighted_sum
 from paceline.engine.run import Run
 
 
-@dataclass(frozen=True)
-class StepResult:
+class StepResult(NamedTuple):
     """What an update did. Losses and norm are tensors that nobody has read yet."""
 
     losses: dict[str, Tensor]
