@@ -1,0 +1,108 @@
+"""Combinations of keys that cannot work, refused by naming both."""
+
+from __future__ import annotations
+
+from paceline.recipe.schema import Recipe
+
+Check = tuple[list[str], str]
+"""The keys involved, and a sentence."""
+
+_EITHER = [
+    ("schedule.floor_lr", "schedule.floor"),
+    ("train.clip_norm", "train.clip_value"),
+    ("train.clip_norm", "train.clip_adaptive"),
+    ("train.clip_value", "train.clip_adaptive"),
+    ("train.epochs", "train.steps"),
+    ("evaluate.every_epochs", "evaluate.every_steps"),
+    ("checkpoint.every_epochs", "checkpoint.every_steps"),
+    ("observe.log_every_epochs", "observe.log_every_steps"),
+    ("schedule.warmup_epochs", "schedule.warmup_steps"),
+]
+
+
+def cross_checks(recipe: Recipe) -> list[Check]:
+    """All combinations in a recipe that cannot work."""
+    return [
+        *_either_or(recipe),
+        *_model(recipe),
+        *_batch(recipe),
+        *_schedule(recipe),
+        *_figures(recipe),
+        *_names(recipe),
+    ]
+
+
+def _either_or(recipe: Recipe) -> list[Check]:
+    found = []
+    for epochs, steps in _EITHER:
+        if _value(recipe, epochs) and _value(recipe, steps):
+            found.append(([steps, epochs], f"cannot be given together with {epochs}; keep one of them"))
+    if recipe.train.epochs is None and recipe.train.steps is None:
+        found.append((["train.epochs"], "expected train.epochs or train.steps, got neither"))
+    return found
+
+
+def _model(recipe: Recipe) -> list[Check]:
+    model = recipe.model
+    found = []
+    if model.unfreeze and not model.freeze:
+        found.append((["model.unfreeze", "model.freeze"], "given, but model.freeze is empty; nothing is frozen"))
+    for index, stage in enumerate(model.unfreeze):
+        if (stage.at_epochs is None) == (stage.at_steps is None):
+            found.append(([f"model.unfreeze.{index}"], "expected one of at_epochs and at_steps"))
+    return found
+
+
+def _batch(recipe: Recipe) -> list[Check]:
+    micro, batch = recipe.train.micro_batch, recipe.data.batch
+    if micro != "auto" and micro > batch:
+        message = f"expected at most data.batch ({batch}), got {micro}"
+        return [(["train.micro_batch", "data.batch"], message)]
+    return []
+
+
+def _schedule(recipe: Recipe) -> list[Check]:
+    schedule, train = recipe.schedule, recipe.train
+    keys = [key for key in ("warmup_epochs", "warmup_steps") if getattr(schedule, key)]
+    if schedule.warmup == "none" and keys:
+        message = "given, but schedule.warmup is none; set it to linear or constant"
+        return [([f"schedule.{keys[0]}", "schedule.warmup"], message)]
+    if schedule.warmup == "constant" and not schedule.warmup_from:
+        return [
+            (["schedule.warmup_from", "schedule.warmup"], "expected a share > 0, since schedule.warmup is constant")
+        ]
+    if schedule.warmup != "none" and not keys:
+        return [(["schedule.warmup"], "needs schedule.warmup_epochs or schedule.warmup_steps greater than 0")]
+    if schedule.per == "epoch" and schedule.warmup == "linear" and not (schedule.warmup_from or schedule.count_from):
+        message = "counts the first epoch as 0 with schedule.per epoch, so nothing would be learned in it; set it to 1"
+        return [(["schedule.count_from", "schedule.per"], message)]
+    for key, unit in (("warmup_epochs", "epochs"), ("warmup_steps", "steps")):
+        warmup, total = getattr(schedule, key), getattr(train, unit)
+        if warmup and total and warmup >= total:
+            message = f"expected less than train.{unit} ({total}), got {warmup:g}"
+            return [([f"schedule.{key}", f"train.{unit}"], message)]
+    return []
+
+
+def _figures(recipe: Recipe) -> list[Check]:
+    found = []
+    if recipe.data.val is None and recipe.data.test is None:
+        if recipe.expect:
+            found.append((["expect", "data.val"], "given, but there is neither data.val nor data.test to measure on"))
+        if recipe.checkpoint.best not in (None, "auto"):
+            message = "given, but there is no data.val to measure it on; add data.val or set it to null"
+            found.append((["checkpoint.best", "data.val"], message))
+    return found
+
+
+def _names(recipe: Recipe) -> list[Check]:
+    names = [loss.name for loss in recipe.losses]
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    return [(["losses"], f"{name} is listed more than once; list each loss once") for name in doubled]
+
+
+def _value(recipe: Recipe, key: str) -> object:
+    value: object = recipe
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
