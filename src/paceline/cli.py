@@ -49,9 +49,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     if wrong and not hasattr(options, "overrides"):
         parser.error(f"unrecognised: {' '.join(wrong)}")
     if wrong:
-        raise UsageError(
-            f"paceline {options.command}: expected key=value, got {wrong[0]}; see paceline {options.command} --help"
-        )
+        what = "unknown option" if wrong[0].startswith("-") else "expected key=value, got"
+        raise UsageError(f"paceline {options.command}: {what} {wrong[0]}; see paceline {options.command} --help")
     if rest:
         options.overrides = [*options.overrides, *rest]
     return options

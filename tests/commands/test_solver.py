@@ -147,6 +147,21 @@ def test_find_lr_suggests_a_rate_and_writes_nothing_else(tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["range.png"]
 
 
+def test_lazy_layers_take_their_shapes_from_the_data(tmp_path: Path) -> None:
+    if paceline.register.kind("model").find("lazy") is None:
+
+        @paceline.register.model("lazy")
+        def lazy(num_classes: int) -> torch.nn.Module:
+            return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(num_classes))
+
+    no_warmup = {"schedule.warmup": "none", "schedule.warmup_epochs": None}
+    run = paceline.build("quickstart", {"model.name": "lazy", **no_warmup}, tmp_path)
+    assert run.model.get_parameter("1.weight").shape == (10, 784)
+    before = run.model.get_parameter("1.weight").detach().clone()
+    paceline.train_step(run, next(iter(run.batches)))
+    assert not torch.equal(run.model.get_parameter("1.weight"), before)
+
+
 class Trap:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return (os.system, ("touch executed",))

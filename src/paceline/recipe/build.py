@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from paceline.checkpoint.pretrained import is_published_name
 from paceline.checkpoint.store import Store
@@ -117,6 +119,8 @@ class Builder(Workshop):
         self.mesh.seed(derive(self.recipe.train.seed, _MODEL_STREAM))
         with self.speaking_of("model"):
             model: nn.Module = self.make("model", part.name, part, **supplied)
+            if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
+                _meet_first_samples(model, source)
         if part.weights is not None:
             with self.speaking_of("model.weights"):
                 self.fitted = self._load_weights(model, part.weights)
@@ -184,3 +188,13 @@ class Builder(Workshop):
             return apply(model, read_weights(source), Surgery(**options))
         except ValueError as error:
             raise CheckpointError(str(error)) from error
+
+
+def _meet_first_samples(model: nn.Module, source: Source) -> None:
+    """Lazy layers take their shapes from the first images they see."""
+    device = torch.device("cpu")
+    batch = source.finish(source.fetch(0, np.arange(min(2, len(source.dataset)))), 0, device)
+    model.eval()
+    with torch.no_grad():
+        model(batch["image"])
+    model.train()
