@@ -113,15 +113,23 @@ def _print(run: Run, builder: Builder) -> None:
 
 
 def _plot(run: Run, path: Path) -> None:
-    """The learning rate of each group over the run, as a PNG file."""
+    """The learning rate of each group over the run as a PNG file; groups of the same rate share a curve."""
     from paceline.core.chart import save_line_chart
 
     total = run.progress.total_steps
     steps = sorted({total * k // _PLOTTED for k in range(_PLOTTED)} | {total - 1})
     base = [run.plan.schedules.lr(step) for step in steps]
     epochs = [step / run.progress.steps_per_epoch for step in steps]
-    curves = {group["label"]: (epochs, [value * group["lr_scale"] for value in base]) for group in _groups(run)}
+    labels: dict[float, list[str]] = {}
+    for group in _groups(run):
+        labels.setdefault(group["lr_scale"], []).append(group["label"])
+    curves = {_together(names): (epochs, [value * scale for value in base]) for scale, names in labels.items()}
     save_line_chart(curves, path, f"{run.name}: learning rate", "epoch", "learning rate")
+
+
+def _together(names: list[str]) -> str:
+    """Groups that share a curve, the first few by name."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _print_table(header: tuple[str, ...], rows: list[tuple[str, ...]], num_words: int = 2) -> None:
