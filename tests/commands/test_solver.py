@@ -12,7 +12,11 @@ import pytest
 import torch
 
 import paceline
+from paceline.commands.summary import derivation
 from paceline.engine.run import Run
+from paceline.recipe.build import Builder
+from paceline.recipe.load import load
+from paceline.recipe.validate import validate
 
 SMALL = {
     "model.widths": [4],
@@ -81,6 +85,19 @@ def test_the_rules_of_the_batch(tmp_path: Path) -> None:
     square = build(tmp_path, **common, optimizer__lr_rule="sqrt")
     assert square.plan.schedules.lr.lr == pytest.approx(0.1 * (64 / 256) ** 0.5)
     assert build(tmp_path, optimizer__lr=0.1).plan.schedules.lr.lr == 0.1
+
+
+def test_the_derivation_that_is_printed(tmp_path: Path) -> None:
+    overrides = ["data.batch=100", "train.micro_batch=50", "optimizer.lr=0.1", "optimizer.reference_batch=25"]
+    builder = Builder(validate(load("quickstart", overrides)))
+    lines = derivation(builder, builder.run(tmp_path))
+    assert lines == [
+        "batch    an update of 100 samples = 2 micro-batches of 50, on 1 process",
+        "steps    60 an epoch, 540 in all",
+        "lr       0.4 = 0.1 × 100 / 25 (reference_batch)",
+    ]
+    square = Builder(validate(load("quickstart", [*overrides, "optimizer.lr_rule=sqrt"])))
+    assert derivation(square, square.run(tmp_path))[2] == "lr       0.2 = 0.1 × √(100 / 25) (reference_batch)"
 
 
 def test_frozen_parts_neither_move_nor_get_state_until_they_learn(tmp_path: Path) -> None:

@@ -36,7 +36,9 @@ def derivation(builder: Builder, run: Run) -> list[str]:
     processes = f"{run.mesh.world} process" + ("es" if run.mesh.world > 1 else "")
     lr = f"{builder.lr():g}"
     if recipe.optimizer.reference_batch:
-        lr += f" = {recipe.optimizer.lr:g} × {recipe.data.batch} / {recipe.optimizer.reference_batch} (reference_batch)"
+        ratio = f"{recipe.data.batch} / {recipe.optimizer.reference_batch}"
+        ratio = ratio if recipe.optimizer.lr_rule == "linear" else f"√({ratio})"
+        lr += f" = {recipe.optimizer.lr:g} × {ratio} (reference_batch)"
     return [
         f"batch    an update of {samples} samples = {number} of {micro}, on {processes}{ends}",
         f"steps    {progress.steps_per_epoch} an epoch, {progress.total_steps} in all",
