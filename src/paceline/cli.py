@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from paceline import __version__
 from paceline.core.errors import PacelineError, UsageError
+from paceline.launch.environment import LAUNCHER
 
 _COMMANDS = {
     "train": "train from a recipe, or continue a run that was stopped",
@@ -18,16 +20,20 @@ _COMMANDS = {
     "show": "the resolved recipe, the model, parameter groups, the batch and the learning rate",
     "find-lr": "train while the learning rate grows, and suggest one",
     "recipes": "list the recipes that ship with the package",
+    "slurm": "write a job script for Slurm that goes on after the time limit",
     "schema": "print the JSON Schema of a recipe, for editors",
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the result is the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if LAUNCHER in os.environ:
+        from paceline.launch.worker import run_as_worker
+
+        return run_as_worker(lambda: _run(words))
     try:
-        options = _parse(list(sys.argv[1:] if arguments is None else arguments))
-        command = importlib.import_module(f"paceline.commands.{options.command.replace('-', '_')}")
-        code: int = command.main(options)
+        return _run(words)
     except PacelineError as error:
         sys.stdout.flush()
         print(error, file=sys.stderr)
@@ -38,6 +44,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 1
+
+
+def _run(words: list[str]) -> int:
+    options = _parse(words)
+    options.arguments = words
+    command = importlib.import_module(f"paceline.commands.{options.command.replace('-', '_')}")
+    code: int = command.main(options)
     return code
 
 
@@ -59,9 +72,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("paceline", description="Train vision models from one recipe file, exactly.")
     parser.add_argument("--version", action="version", version=f"paceline {__version__}")
+    # What torch.distributed.launch adds; the environment says the same.
+    parser.add_argument("--local-rank", "--local_rank", type=int, help=argparse.SUPPRESS)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     made = {name: commands.add_parser(name, help=text, description=text) for name, text in _COMMANDS.items()}
-    for name in ("train", "eval", "check", "show", "find-lr"):
+    for name in ("train", "eval", "check", "show", "find-lr", "slurm"):
         _add_recipe(made[name], "RECIPE or RUN" if name == "eval" else "RECIPE")
     for name in ("eval", "check", "show", "find-lr", "recipes"):
         made[name].add_argument("--json", action="store_true", help="print one JSON object and nothing else")
@@ -72,6 +87,9 @@ def _parser() -> argparse.ArgumentParser:
     made["train"].add_argument("--fresh", action="store_true", help="start over; an earlier run is kept beside it")
     made["eval"].add_argument("--checkpoint", type=Path, help="a checkpoint (default: the run's best, else newest)")
     made["eval"].add_argument("--split", choices=("val", "test"), help="default: test if the recipe has it, else val")
+    for name in ("train", "eval"):
+        _add_processes(made[name])
+    _add_slurm(made["slurm"])
     for name in ("show", "find-lr"):
         made[name].add_argument("--plot", type=Path, metavar="FILE", help="draw the curve into a PNG file")
     made["find-lr"].add_argument("--low", type=float, default=1e-6, help="the first learning rate (default: 1e-6)")
@@ -84,3 +102,30 @@ def _add_recipe(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("recipe", metavar=what, help="a .yaml or .json file, or the name of a recipe that ships")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="change values, as in optimizer.lr=0.01")
     parser.add_argument("--use", action="append", default=[], metavar="MODULE", help="import a module of yours first")
+
+
+def _add_processes(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("processes")
+    group.add_argument(
+        "--procs", type=int, metavar="N", help="processes on this machine (default: one per GPU, else 1)"
+    )
+    group.add_argument("--nodes", metavar="MIN[:MAX]", help="machines; the same command is started on each")
+    group.add_argument("--rendezvous", metavar="HOST:PORT", help="where the machines meet: the address of one of them")
+    group.add_argument(
+        "--rendezvous-timeout",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="how long to wait for them (default: 60)",
+    )
+    group.add_argument(
+        "--restarts", type=int, default=3, metavar="N", help="how often to start again after a crash (default: 3)"
+    )
+
+
+def _add_slurm(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="machines (default: 1)")
+    parser.add_argument("--procs", type=int, default=1, metavar="N", help="processes on each machine (default: 1)")
+    parser.add_argument("--time", metavar="HH:MM:SS", help="time limit of one part of the run")
+    parser.add_argument("--partition", metavar="NAME", help="where to run")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the script here (default: standard output)")

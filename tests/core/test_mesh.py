@@ -54,7 +54,7 @@ def test_both_of_two_processes_get_the_same(what: str, expected: object, pair: l
 
 def test_alone_everything_is_ones_own() -> None:
     tensor = torch.arange(6.0).view(3, 2)
-    assert ALONE.sum_numbers([1.5, 2.5]) == [1.5, 2.5]
+    assert ALONE.start_sum([1.5, 2.5])() == [1.5, 2.5]
     assert torch.equal(ALONE.sum(tensor.clone()), tensor)
     assert [part.tolist() for part in ALONE.gather(tensor)] == [tensor.tolist()]
     ALONE.barrier()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from paceline.data.keys import derive
 from paceline.data.loader import Update
-from paceline.engine.objective import Counted, Ratio, WholeRatio, forward, totals, unchanged_buffers
+from paceline.engine.objective import Agreement, Counted, Ratio, WholeRatio, forward, unchanged_buffers
 from paceline.engine.run import Run
 from paceline.engine.step import train_step
 from paceline.losses.classification import BinaryCrossEntropy, CrossEntropy
@@ -121,18 +121,21 @@ def test_the_last_smaller_update_of_an_epoch_is_its_own_whole(losses: str, tmp_p
 def test_the_kind_of_total_fits_the_loss(tmp_path: Path) -> None:
     mixed = small(tmp_path, "dice and cross entropy", micro_batch=32)
     run = mixed.run()
-    found, stop = totals(run, next(iter(run.batches)))
+    agreement = Agreement(run, next(iter(run.batches)))
+    found = agreement.totals()
     assert isinstance(found["dice"], Ratio)
     assert found["cross_entropy"] == Counted(64.0)
-    assert stop is False
+    assert agreement.should_stop is False
     single = replace(mixed, micro_batch=64).run()
-    assert isinstance(totals(single, next(iter(single.batches)))[0]["dice"], WholeRatio)
+    assert isinstance(Agreement(single, next(iter(single.batches))).totals()["dice"], WholeRatio)
 
 
 def test_a_request_to_stop_travels_with_the_counts(tmp_path: Path) -> None:
     run = small(tmp_path, "cross entropy", 64).run()
     run.stop.requested = True
-    assert totals(run, next(iter(run.batches)))[1] is True
+    agreement = Agreement(run, next(iter(run.batches)))
+    agreement.totals()
+    assert agreement.should_stop is True
 
 
 def test_an_update_in_which_nothing_counts_has_no_gradient(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -191,8 +191,9 @@ class Recorded(Mesh):
         object.__setattr__(self, "others", iter(others))
         object.__setattr__(self, "added", [])
 
-    def sum_numbers(self, numbers: Sequence[float]) -> list[float]:
-        return self.sum(torch.tensor(numbers, dtype=torch.float64)).tolist()
+    def start_sum(self, numbers: list[float]) -> Callable[[], list[float]]:
+        sums: list[float] = self.sum(torch.tensor(numbers, dtype=torch.float64)).tolist()
+        return lambda: sums
 
     def sum(self, tensor: Tensor) -> Tensor:
         added: list[Tensor] = self.__dict__["added"]

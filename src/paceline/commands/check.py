@@ -60,7 +60,7 @@ def _try_step(run: Run) -> dict[str, Any]:
     result = train_step(run, next(iter(run.batches)))
     seconds = time.perf_counter() - started
     run.model.eval()
-    with torch.inference_mode():
+    with torch.inference_mode(), run.precision.compute():
         for examined in run.evaluations.values():
             batch = _first_batch(run, examined.source)
             predictions = run.task.predict(run.model, batch)
@@ -81,7 +81,7 @@ def _try_checkpoint(run: Run) -> dict[str, Any]:
     """A checkpoint written, read back and compared to the bit."""
     import torch
 
-    state = run.model.state_dict()
+    state = run.model_state()
     saved = run.store.save(1, state, run.state(), {})
     read = run.store.open(saved.path)
     for name, tensor in state.items():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paceline.commands.opening import print_json, use_modules
 from paceline.core.errors import CheckpointError, UsageError
+from paceline.launch.start import share_out
 from paceline.recipe.load import load
 from paceline.recipe.validate import validate
 
@@ -26,16 +27,21 @@ def main(options: argparse.Namespace) -> int:
     if getattr(checked.recipe.data, split) is None:
         raise UsageError(f"{checked.locate('data')}: there is no data.{split} to measure on")
 
+    code = share_out(options, checked.recipe.train.device, checked.recipe.train.devices)
+    if code is not None:
+        return code
+
     from paceline.checkpoint.store import open_checkpoint
     from paceline.engine.evaluate import evaluate_with_average
-    from paceline.engine.run import load_model
     from paceline.recipe.build import Builder
 
     checkpoint = open_checkpoint(checkpoint_path)
-    run = Builder(checked).run(run_folder)
-    load_model(run.model, checkpoint)
-    run.averaging.load_state_dict(checkpoint.state["averaging"])
-    evaluation = evaluate_with_average(run, split)
+    builder = Builder(checked)
+    with builder.mesh.together():
+        run = builder.run(run_folder)
+        run.load_model(checkpoint)
+        run.load_average(checkpoint)
+        evaluation = evaluate_with_average(run, split)
     if run.mesh.is_main:
         answer = {
             "checkpoint": str(checkpoint.path),
@@ -45,7 +51,6 @@ def main(options: argparse.Namespace) -> int:
             "metrics": evaluation.figures,
         }
         _print(answer, options.json)
-    run.mesh.leave()
     return 0
 
 

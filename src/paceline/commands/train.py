@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from paceline.commands.directory import move_aside, recipe_differences, write_recipe
 from paceline.commands.opening import check_writable, read_recipe
 from paceline.core.errors import CheckpointError, Stopped, UsageError
+from paceline.launch.environment import restart_count
+from paceline.launch.start import share_out
 
 if TYPE_CHECKING:
     from paceline.engine.run import Run
@@ -28,28 +30,31 @@ def main(options: argparse.Namespace) -> int:
     if options.fresh and options.start:
         raise UsageError("--fresh and --from exclude each other: --from continues a checkpoint, --fresh starts over")
     check_writable(out)
+    code = share_out(options, checked.recipe.train.device, checked.recipe.train.devices)
+    if code is not None:
+        return code
 
     # The recipe is known to be right: from here on torch is needed.
     from paceline.recipe.build import Builder
 
     builder = Builder(checked)
-    if builder.mesh.world > 1:
-        raise UsageError(f"training in {builder.mesh.world} processes is not supported yet; start one process")
-    run = builder.run(out)
-    notes = _find_place(run, options, builder)
-    if run.progress.step and run.progress.is_done and _was_finished(out):
-        print(
-            f"{out} is finished: {run.progress.step} of {run.progress.total_steps} steps are done",
-            file=sys.stderr,
-        )
-        print(
-            f"measure it with: paceline eval {out}; start over with --fresh; or raise train.epochs",
-            file=sys.stderr,
-        )
-        return 0
-    _open_directory(run, builder)
-    _train(run, builder, notes)
+    with builder.mesh.together():
+        run = builder.run(out)
+        notes = _find_place(run, options, builder)
+        if run.progress.step and run.progress.is_done and _was_finished(out):
+            _say_finished(run)
+            return 0
+        _open_directory(run, builder)
+        _train(run, builder, notes)
     return 0
+
+
+def _say_finished(run: Run) -> None:
+    if run.mesh.is_main:
+        done = f"{run.progress.step} of {run.progress.total_steps} steps are done"
+        print(f"{run.out} is finished: {done}", file=sys.stderr)
+        hint = f"measure it with: paceline eval {run.out}; start over with --fresh; or raise train.epochs"
+        print(hint, file=sys.stderr)
 
 
 def _was_finished(out: Path) -> bool:
@@ -63,13 +68,17 @@ def _was_finished(out: Path) -> bool:
 
 def _find_place(run: Run, options: argparse.Namespace, builder: Builder) -> list[str]:
     """Start from the named checkpoint, else the newest valid one, else the recipe's weights, else random; say which."""
-    if options.fresh:
-        kept = [f"the earlier run is kept as {move_aside(run.out)}"] if run.out.exists() else []
+    is_first_start = restart_count() == 0  # what comes back after a crash goes on from where it was
+    if options.fresh and is_first_start:
+        kept = []
+        if run.mesh.is_main and run.out.exists():
+            kept = [f"the earlier run is kept as {move_aside(run.out)}"]
+        run.mesh.barrier()
         return [*kept, *builder.origin_of_weights()]
     newest = run.store.newest()
     notes = [f"not used: {reason}" for reason in (newest.rejected if newest else run.store.rejected)]
     checkpoint = newest
-    if options.start:
+    if options.start and (is_first_start or newest is None):
         checkpoint = run.store.open(options.start)
         if newest and newest.step > checkpoint.step:
             raise CheckpointError(
@@ -98,9 +107,12 @@ def _open_directory(run: Run, builder: Builder) -> None:
     from paceline.observe.status import StatusFile
     from paceline.observe.tensorboard import TensorBoardSink, rebuild
 
+    if run.mesh.is_main:
+        (run.out / "logs").mkdir(parents=True, exist_ok=True)
+    run.mesh.barrier()
     if not run.mesh.is_main:
+        run.observer = Observer([LogFile(run.out / "logs" / f"rank-{run.mesh.rank}.log")])
         return
-    (run.out / "logs").mkdir(parents=True, exist_ok=True)
     write_recipe(run.out / "recipe.yaml", run.recipe, builder.checked)
     metrics, tensorboard = run.out / "metrics.jsonl", run.out / "tensorboard"
     sinks: list[Sink] = [Console(), StatusFile(run.out / "status.json", run.progress.total_steps), MetricsFile(metrics)]
@@ -167,4 +179,3 @@ def _train(run: Run, builder: Builder, notes: list[str]) -> None:
         raise
     finally:
         observer.close()
-        run.mesh.leave()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -24,19 +25,31 @@ class Mesh:
     world: int
     local_rank: int
     device: torch.device
+    local_world: int = 1
+    """How many of the processes share this machine."""
+
+    @property
+    def backend(self) -> str:
+        """What carries tensors between processes; small numbers of the host's go beside those of a device."""
+        return "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
 
     @property
     def is_main(self) -> bool:
         """Whether this process writes files and speaks to the user."""
         return self.rank == 0
 
-    def sum_numbers(self, numbers: Sequence[float]) -> list[float]:
-        """Each number added over all processes, in float64."""
+    def start_sum(self, numbers: list[float]) -> Callable[[], list[float]]:
+        """Begin to add each number over all processes, in float64; the result waits for the sums and gives them."""
         if self.world == 1:
-            return list(numbers)
-        tensor = torch.tensor(numbers, dtype=torch.float64, device=self.device)
-        dist.all_reduce(tensor)
-        return tensor.tolist()
+            return lambda: numbers
+        tensor = torch.tensor(numbers, dtype=torch.float64)  # on the host: reading it must not wait for a device
+        work = dist.all_reduce(tensor, async_op=True)
+
+        def finish() -> list[float]:
+            work.wait()
+            return tensor.tolist()
+
+        return finish
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The tensor added over all processes."""
@@ -65,9 +78,16 @@ class Mesh:
         if self.device.type == "cuda":
             torch.cuda.manual_seed(key)
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Surrounds what processes do together: they part when all are done, or at once if this one fails."""
+        yield
+        self.barrier()
+        self.leave()
+
     def leave(self) -> None:
         """Part from the other processes."""
-        if self.world > 1 and dist.is_initialized():
+        if dist.is_initialized():
             dist.destroy_process_group()
 
     def _gather_equal(self, tensor: Tensor) -> list[Tensor]:
@@ -82,12 +102,12 @@ def join(device: str = "auto") -> Mesh:
     rank = int(os.environ.get("RANK", "0"))
     world = int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    mesh = Mesh(rank, world, local_rank, choose_device(device, local_rank))
+    local_world = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
+    mesh = Mesh(rank, world, local_rank, choose_device(device, local_rank), local_world)
     if mesh.device.type == "cuda":
         torch.cuda.set_device(mesh.device)
     if world > 1 and not dist.is_initialized():
-        backend = "nccl" if mesh.device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=_TIMEOUT)
+        dist.init_process_group(mesh.backend, timeout=_TIMEOUT)
     return mesh
 
 

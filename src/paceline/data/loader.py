@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader
@@ -16,7 +16,7 @@ from paceline.core.errors import DataError, PacelineError
 from paceline.core.mesh import Mesh
 from paceline.core.progress import Progress
 from paceline.data.batch import Batch
-from paceline.data.sampler import Order, Updates, owned
+from paceline.data.sampler import Cut, Order, Updates, owned
 from paceline.data.source import Ids, Source
 
 
@@ -27,14 +27,15 @@ class Request(NamedTuple):
     ids: Ids
 
 
-@dataclass(frozen=True)
-class MicroBatch:
+class MicroBatch(NamedTuple):
     """Micro-batch `index` of update `step`, as this process holds it before its forward pass."""
 
     step: int
     index: int
     epoch: int
     batch: Batch
+    is_ghost: bool = False
+    """Whether it belongs to another process, and is only computed to keep step with the others: it counts nothing."""
 
 
 class Update(NamedTuple):
@@ -53,9 +54,20 @@ def load(source: Source, requests: Iterable[Request], workers: int) -> Iterator[
     return _load_by_workers(source, requests, workers)
 
 
-def automatic_workers(source: Source, device: torch.device) -> int:
-    """None for what lies in memory, else a process for each core that this process may use."""
-    return 0 if source.in_memory else len(os.sched_getaffinity(0))
+def automatic_workers(source: Source, mesh: Mesh) -> int:
+    """None for what lies in memory, else a process for each core of this process's share of the machine."""
+    return 0 if source.in_memory else max(1, len(os.sched_getaffinity(0)) // mesh.local_world)
+
+
+Passes = Literal["own", "some", "even"]
+"""How many micro-batches a process computes: its own, at least one, or as many as every other."""
+
+
+class _Planned(NamedTuple):
+    epoch: int
+    cuts: list[Cut]
+    own: list[Cut]
+    ghosts: list[Cut]
 
 
 @dataclass
@@ -68,22 +80,35 @@ class TrainBatches:
     mesh: Mesh
     progress: Progress
     workers: int
+    passes: Passes = "own"
+
+    _last: tuple[int, _Planned | None] = (-1, None)
 
     def __iter__(self) -> Iterator[Update]:
         steps = range(self.progress.step, self.progress.total_steps)
         batches = load(self.source, self._requests(steps), self.workers)
         for step in steps:
-            cuts = self.updates.cuts(step)
-            own = owned(cuts, self.mesh.rank, self.mesh.world)
-            epoch = self.updates.epoch(step)
+            epoch, cuts, own, ghosts = self._plan(step)
             held = [MicroBatch(step, cut.index, epoch, next(batches)) for cut in own]
+            held += [MicroBatch(step, cut.index, epoch, next(batches), is_ghost=True) for cut in ghosts]
             yield Update(step, cuts[-1].stop - cuts[0].start, len(cuts), held)
 
     def _requests(self, steps: range) -> Iterator[Request]:
         for step in steps:
-            epoch = self.updates.epoch(step)
-            for cut in self.updates.owned(step, self.mesh.rank, self.mesh.world):
+            epoch, _, own, ghosts = self._plan(step)
+            for cut in (*own, *ghosts):
                 yield Request(epoch, self.order.at(epoch, cut.start, cut.stop))
+
+    def _plan(self, step: int) -> _Planned:
+        """What this process does in a step; requests without workers ask for the same one right afterwards."""
+        number, plan = self._last
+        if plan is None or number != step:
+            cuts = self.updates.cuts(step)
+            own = owned(cuts, self.mesh.rank, self.mesh.world)
+            wanted = {"own": 0, "some": 1, "even": -(-len(cuts) // self.mesh.world)}[self.passes]
+            plan = _Planned(self.updates.epoch(step), cuts, own, cuts[-1:] * (wanted - len(own)))
+            self._last = (step, plan)
+        return plan
 
 
 class _Failure(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isqrt
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -89,8 +90,7 @@ def _remainder(values: Words, divisor: np.uint64, out: Words) -> None:
     np.subtract(values, out, out=out)
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(NamedTuple):
     """Micro-batch `index` of an update: positions [start, stop) of its epoch."""
 
     index: int
@@ -103,13 +103,15 @@ class Updates:
     """How the samples of a run are cut into updates and micro-batches (the batch contract).
 
     Every sample comes once an epoch: the last update of an epoch is smaller unless `drop_last`. The micro-batches of an
-    update differ in size by at most one, so that none is too small for BatchNorm.
+    update differ in size by at most one, so that none is too small for BatchNorm. Their number is a multiple of
+    `multiple`, for what needs as many on every process.
     """
 
     size: int
     batch: int
     micro_batch: int
     drop_last: bool = False
+    multiple: int = 1
 
     @property
     def steps_per_epoch(self) -> int:
@@ -125,6 +127,7 @@ class Updates:
         start = step % self.steps_per_epoch * self.batch
         samples = min(self.batch, self.size - start)
         number = -(-samples // self.micro_batch)
+        number += -number % self.multiple
         edges = [start + samples * k // number for k in range(number + 1)]
         return [Cut(k, edges[k], edges[k + 1]) for k in range(number)]
 
@@ -134,8 +137,16 @@ class Updates:
 
 
 def owned(items: list[Cut], rank: int, world: int) -> list[Cut]:
-    """The contiguous share of `items` that belongs to `rank`; shares differ by at most one."""
-    return items[len(items) * rank // world : len(items) * (rank + 1) // world]
+    """The contiguous share of `items` that belongs to `rank`."""
+    start, stop = share(len(items), rank, world)
+    return items[start:stop]
+
+
+def share(number: int, rank: int, world: int) -> tuple[int, int]:
+    """Which of `number` things belong to `rank`, from and to; shares differ by at most one, the first are larger."""
+    each, more = divmod(number, world)
+    start = rank * each + min(rank, more)
+    return start, start + each + (rank < more)
 
 
 def evaluation_cuts(size: int, batch: int) -> list[Cut]:

@@ -49,10 +49,15 @@ def evaluate(run: Run, split: str) -> Evaluation:
     started = time.perf_counter()
     examined, metrics = run.evaluations[split], run.task.metrics()
     size = len(examined.source.dataset)
-    cuts = owned(evaluation_cuts(size, examined.batch), run.mesh.rank, run.mesh.world)
+    cuts = evaluation_cuts(size, examined.batch)
+    own = owned(cuts, run.mesh.rank, run.mesh.world)
+    ghosts = -(-len(cuts) // run.mesh.world) - len(own) if run.parallel.passes == "even" else 0
     foldings, ids, first = [Folding() for _ in metrics], [], None
+    run.parallel.share_buffers()
     with measuring(run, examined.threads), naming_dead_workers():
-        for measured in _measure_all(run, examined, metrics, cuts):
+        for number, measured in enumerate(_measure_all(run, examined, metrics, own + cuts[:1] * ghosts)):
+            if number >= len(own):  # computed for the sake of processes that have more
+                continue
             ids.append(measured.ids)
             first = first or measured.kept
             for folding, state in zip(foldings, measured.states, strict=True):
@@ -85,12 +90,22 @@ def evaluate_with_average(run: Run, split: str) -> Evaluation:
 @contextmanager
 def averaged(run: Run, examined: EvaluationSet) -> Iterator[None]:
     """Have the model hold the average of its weights, with BatchNorm statistics that belong to it."""
-    with run.averaging.applied(run.model):
+    with _in_place(run):
         if run.averaging.needs_statistics:
             samples = _first_samples(run, examined.batch)
             with measuring(run, examined.threads), run.precision.compute():
                 update_bn(run.model, samples, lambda batch: run.task.predict(run.model, batch))
         yield
+
+
+@contextmanager
+def _in_place(run: Run) -> Iterator[None]:
+    try:
+        with run.averaging.applied(run.masters):
+            run.precision.publish()
+            yield
+    finally:
+        run.precision.publish()
 
 
 def _first_samples(run: Run, batch: int) -> Iterator[Batch]:
@@ -112,7 +127,7 @@ def _measure_all(run: Run, examined: EvaluationSet, metrics: Sequence[Metric], c
         return _Measured(fetched.ids, states, (batch, predictions) if cut.index == 0 else None)
 
     requests = [Request(0, np.arange(cut.start, cut.stop)) for cut in cuts]
-    lanes = _lanes(run.mesh.device, examined)
+    lanes = _lanes(run, examined)
     if lanes == 1:
         yield from map(measure, cuts, load(examined.source, requests, examined.workers))
         return
@@ -120,11 +135,11 @@ def _measure_all(run: Run, examined: EvaluationSet, metrics: Sequence[Metric], c
         yield from pool.map(lambda cut, request: measure(cut, examined.source.fetch(*request)), cuts, requests)
 
 
-def _lanes(device: torch.device, examined: EvaluationSet) -> int:
+def _lanes(run: Run, examined: EvaluationSet) -> int:
     """How many batches are measured at once; operations keep their own number of threads, so results do not change."""
-    if device.type != "cpu" or examined.workers:
+    if run.mesh.device.type != "cpu" or examined.workers or run.parallel.passes == "even":
         return 1
-    return max(1, len(os.sched_getaffinity(0)) // examined.threads)
+    return max(1, len(os.sched_getaffinity(0)) // run.mesh.local_world // examined.threads)
 
 
 def check_ledger(mesh: Mesh, ids: Sequence[Tensor], size: int) -> None:

@@ -15,7 +15,10 @@ from paceline.engine.evaluate import Evaluation, evaluate_with_average
 from paceline.engine.gallery import draw_evaluation
 from paceline.engine.run import Run
 from paceline.engine.step import StepResult, train_step
+from paceline.engine.tally import read
 from paceline.observe.events import Evaluated, Logged, Note, Saved, Snapshot
+
+_UNREAD = 500  # updates whose losses may wait to be read
 
 
 def train(run: Run) -> None:
@@ -53,7 +56,9 @@ def timed(batches: Iterable[Update]) -> Iterator[tuple[Update, float]]:
 
 def observe(run: Run, update: Update, result: StepResult, waited: float, seconds: float) -> None:
     """Take note of an update without reading any tensor."""
-    run.meters.add({**result.losses, "grad_norm": result.grad_norm, "lr": result.lr})
+    run.unread.append(result)
+    if len(run.unread) >= _UNREAD:
+        take_readings(run)
     run.clock.add({"step_time": seconds + waited, "data_time": waited, "samples": update.num_samples})
     if change := run.lr_changes(result.lr):
         run.observer.emit(Note("learning rate {:g} → {:g} at step {}".format(*change, update.step), "detail"))
@@ -62,8 +67,17 @@ def observe(run: Run, update: Update, result: StepResult, waited: float, seconds
     run.observer.tick(Snapshot(progress.step, progress.total_steps, progress.epoch, share))
 
 
+def take_readings(run: Run) -> None:
+    """Bring the losses and norms of the last updates, which wait unread, among the meters."""
+    results, run.unread = run.unread, []
+    losses = read([result.tally for result in results], run.mesh)
+    for figures, result in zip(losses, results, strict=True):
+        run.meters.add({**figures, "grad_norm": result.grad_norm, "lr": result.lr})
+
+
 def record(run: Run) -> None:
     """Log the figures of training."""
+    take_readings(run)
     smoothed = run.meters.summaries()
     figures = {name: summary["latest"] for name, summary in smoothed.items()}
     run.observer.emit(Logged(run.progress.step, run.progress.epoch, figures, smoothed, clock_figures(run)))
@@ -118,10 +132,15 @@ def publish(run: Run, evaluation: Evaluation) -> None:
 
 
 def save(run: Run) -> None:
-    """Write a checkpoint, unless this step has one."""
-    if not run.mesh.is_main or run.store.last_step == run.progress.step:
+    """Write a checkpoint, unless this step has one; all processes bring their part, the first one writes."""
+    if run.store.last_step == run.progress.step:
+        return
+    take_readings(run)
+    model, state = run.model_state(), run.state()
+    if not run.mesh.is_main:
+        run.store.last_step = run.progress.step
         return
     figures = run.figures.get("val", {}) if run.evaluated_step == run.progress.step else {}
     run.observer.flush()  # a checkpoint means that all that was due at its step is done
-    saved = run.store.save(run.progress.step, run.model.state_dict(), run.state(), figures)
+    saved = run.store.save(run.progress.step, model, state, figures)
     run.observer.emit(Saved(run.progress.step, saved.path, saved.is_best))

@@ -5,7 +5,7 @@ So neither the number of processes nor accumulation changes what is minimised, i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -31,12 +31,17 @@ class Objective(NamedTuple):
 class Total(Protocol):
     """How one loss of a micro-batch becomes its part of the loss of the whole update."""
 
+    @property
+    def divisor(self) -> float:
+        """What the sum of the reported parts is divided by."""
+        ...
+
     def objective(self, term: Term, weight: float) -> Objective:
         """The part to be differentiated; the parts of an update add up to its gradient."""
         ...
 
     def reported(self, term: Term) -> Tensor:
-        """The part's value; the parts of an update add up to its loss."""
+        """The part's value; the parts of an update add up to its loss times `divisor`."""
         ...
 
 
@@ -44,15 +49,15 @@ class Total(Protocol):
 class Counted:
     """The denominator of the update was known before its forward passes."""
 
-    denominator: float
+    divisor: float
 
     def objective(self, term: Term, weight: float) -> Objective:
         """Numerator over the denominator of the update."""
-        return Objective(term.numerator, weight / self.denominator)
+        return Objective(term.numerator, weight / self.divisor)
 
     def reported(self, term: Term) -> Tensor:
-        """The same without gradient."""
-        return term.numerator.detach() / self.denominator
+        """The numerator without gradient: dividing can wait until somebody looks."""
+        return term.numerator.detach()
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,7 @@ class Ratio:
 
     loss: Tensor
     denominator: Tensor
+    divisor: float = 1.0
 
     def objective(self, term: Term, weight: float) -> Objective:
         """(n − L·d)/D, with L and D constant."""
@@ -77,6 +83,8 @@ class Ratio:
 class WholeRatio:
     """The denominator contains predictions, and the update is a single micro-batch."""
 
+    divisor = 1.0
+
     def objective(self, term: Term, weight: float) -> Objective:
         """n/d."""
         return Objective(term.numerator / term.denominator, weight)
@@ -86,52 +94,59 @@ class WholeRatio:
         return self.objective(term, 1.0).value.detach()
 
 
-def totals(run: Run, update: Update) -> tuple[dict[str, Total], bool]:
-    """The denominators of all losses over the update, and whether any process was asked to stop.
+class Agreement:
+    """What all processes know about an update: each loss's denominator, and whether any was asked to stop.
 
-    Both travel in the one small reduction that each update has.
+    Both travel in the one small reduction that an update has; forward passes run while it is under way.
     """
-    counts = [run.task.counts(micro.batch) for micro in update.microbatches]
+
+    def __init__(self, run: Run, update: Update) -> None:
+        self._run = run
+        self._update = update
+        self._totals: dict[str, Total] | None = None
+        self.should_stop = False
+        counts = [run.task.counts(micro.batch) for micro in update.microbatches if not micro.is_ghost]
+        names = run.task.weights
+        known = [sum(count[name] or 0.0 for count in counts) for name in names]
+        unknown = [float(sum(count[name] is None for count in counts)) for name in names]
+        self._sums = run.mesh.start_sum([*known, *unknown, float(run.stop.requested)])
+        if any(unknown):  # what a first pass finds out is needed before the others begin
+            self.totals()
+
+    def totals(self) -> dict[str, Total]:
+        """How each loss becomes its part of the update's; waits for the other processes when first asked."""
+        if self._totals is None:
+            *sums, stop = self._sums()
+            self.should_stop = stop > 0
+            self._totals = _totals(self._run, self._update, sums)
+        return self._totals
+
+
+def _totals(run: Run, update: Update, sums: Sequence[float]) -> dict[str, Total]:
     names = list(run.task.weights)
-    known = [sum(count[name] or 0.0 for count in counts) for name in names]
-    unknown = [float(sum(count[name] is None for count in counts)) for name in names]
-    *sums, stop = run.mesh.sum_numbers([*known, *unknown, float(run.stop.requested)])
     found: dict[str, Total] = {name: Counted(total or 1.0) for name, total in zip(names, sums, strict=False)}
     ratios = [name for name, number in zip(names, sums[len(names) :], strict=True) if number]
     if ratios and update.num_microbatches == 1:
         found |= {name: WholeRatio() for name in ratios}
     elif ratios:
         found |= _ratio_totals(run, update, ratios)
-    return found, stop > 0
-
-
-def add_up(parts: Sequence[Tensor]) -> Tensor:
-    """The sum of a few scalars, without adding to zero first; zero for none, as on a process without a part."""
-    if not parts:
-        return torch.zeros((), dtype=torch.float64)
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
-
-
-def weighted_sum(losses: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
-    """The losses added up, each with its weight."""
-    return add_up([value if weights[name] == 1 else weights[name] * value for name, value in losses.items()])
+    return found
 
 
 def _ratio_totals(run: Run, update: Update, names: list[str]) -> dict[str, Ratio]:
     """N/D and D of the whole update from a first pass without gradient: same seeds, buffers untouched."""
+    # Each micro-batch has its own row, so that adding up does not depend on which process computed it.
+    rows = torch.zeros(update.num_microbatches, 2 * len(names), dtype=torch.float64, device=run.mesh.device)
     with torch.no_grad(), unchanged_buffers(run.model):
-        passes = [forward(run, micro) for micro in update.microbatches]
-    found = {}
-    for name in names:
-        # In float64 whatever the model computes in, so that a process without a part adds the same kind of zero.
-        numerator = run.mesh.sum(add_up([terms[name].numerator.double() for terms in passes]).to(run.mesh.device))
-        denominators = [torch.as_tensor(terms[name].denominator, dtype=torch.float64) for terms in passes]
-        denominator = run.mesh.sum(add_up(denominators).to(run.mesh.device))
-        found[name] = Ratio(numerator / denominator, denominator)
-    return found
+        for micro in update.microbatches:
+            terms = forward(run, micro)
+            if not micro.is_ghost:
+                parts = [part for name in names for part in (terms[name].numerator, terms[name].denominator)]
+                rows[micro.index] = torch.stack([torch.as_tensor(part, dtype=rows.dtype).to(rows.device) for part in parts])
+    sums = rows.new_zeros(2 * len(names))
+    for row in run.mesh.sum(rows):
+        sums += row
+    return {name: Ratio(sums[2 * i] / sums[2 * i + 1], sums[2 * i + 1]) for i, name in enumerate(names)}
 
 
 def forward(run: Run, micro: MicroBatch) -> dict[str, Term]:
@@ -139,7 +154,13 @@ def forward(run: Run, micro: MicroBatch) -> dict[str, Term]:
     run.mesh.seed(derive(run.seed, micro.step, micro.index))
     batch = run.source.finish(micro.batch, micro.epoch, run.mesh.device)
     with run.precision.compute():
-        return run.task.losses(run.model, batch)
+        return run.task.losses(run.parallel.network, batch)
+
+
+def discarded_pass(run: Run, update: Update) -> None:
+    """A forward and a backward pass whose gradients nobody wants."""
+    terms = forward(run, update.microbatches[-1])
+    run.precision.backward([Objective(term.numerator, 0.0) for term in terms.values()])
 
 
 @contextmanager

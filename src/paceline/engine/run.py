@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from paceline.data.loader import TrainBatches
 from paceline.data.source import Source
 from paceline.engine.health import FiniteCheck
 from paceline.engine.parallel import SingleProcess
-from paceline.engine.precision import FullPrecision
+from paceline.engine.precision import FullPrecision, Precision
 from paceline.engine.stop import StopRequest
 from paceline.models.freezing import Freezing, NoFreezing
 from paceline.observe.events import Observer
@@ -30,6 +30,9 @@ from paceline.optim.clipping import Unclipped
 from paceline.optim.plan import Plan
 from paceline.optim.schedules import ChangeLog
 from paceline.tasks.task import Task
+
+if TYPE_CHECKING:
+    from paceline.engine.step import StepResult
 
 
 @dataclass(frozen=True)
@@ -73,8 +76,10 @@ class Run:
     """The resolved recipe, kept with every checkpoint."""
     threads: int
     clip: Callable[[Sequence[nn.Parameter]], Tensor] = field(default_factory=Unclipped)
-    precision: FullPrecision = field(default_factory=FullPrecision)
-    parallel: SingleProcess = field(default_factory=SingleProcess)
+    precision: Precision = field(default_factory=FullPrecision)
+    parallel: SingleProcess = None  # type: ignore[assignment]  # of this model alone, unless another is given
+    masters: nn.Module = None  # type: ignore[assignment]
+    """The model with the weights that the optimizer holds; itself, unless it computes with rounded copies."""
     freezing: Freezing | NoFreezing = field(default_factory=NoFreezing)
     averaging: Averaging = field(default_factory=NoAveraging)
     health: FiniteCheck = field(default_factory=FiniteCheck)
@@ -91,42 +96,99 @@ class Run:
     evaluated_step: int | None = None
     """The step at which they were measured; those of other weights do not count for a checkpoint."""
 
+    unread: list[StepResult] = field(default_factory=list)
+    """Updates whose figures are not among the meters yet."""
+
     def __post_init__(self) -> None:
+        self.parallel = self.parallel or SingleProcess(self.model)
+        self.masters = self.masters or self.model
         self.learning = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
+    def unfreeze(self, step: int) -> None:
+        """Have those parameters learn that begin to with this step."""
+        self.freezing.apply(step)
+        self.parallel.rewrap()
+
+    def model_state(self) -> dict[str, Tensor]:
+        """The model's weights and buffers, all of them; every process asks for them at the same time."""
+        self.parallel.share_buffers()
+        return {name: self.parallel.whole(tensor) for name, tensor in self.masters.state_dict().items()}
+
     def state(self) -> Tree:
-        """All that a resumed run needs beside the model."""
+        """All that a resumed run needs beside the model; every process asks for it at the same time."""
+        optimizer = optimizer_tree(self.optimizer, self.masters)
+        averaging = self.averaging.state_dict()
         return {
             "progress": self.progress.state_dict(),
-            "optimizer": optimizer_tree(self.optimizer, self.model),
-            "averaging": self.averaging.state_dict(),
+            "optimizer": {**optimizer, "state": _mapped(optimizer["state"], self.parallel.whole)},
+            "averaging": _mapped(averaging, self.parallel.whole),
+            "precision": self.precision.state_dict(),
             "meters": self.meters.state_dict(),
             "figures": self.figures,
             "threads": self.threads,
             "micro_batch": self.batches.updates.micro_batch,
+            "world": self.mesh.world,
             "recipe": self.recipe,
             "versions": {"torch": torch.__version__},
         }
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint of the same recipe, to the bit."""
-        load_model(self.model, checkpoint)
-        load_optimizer(self.optimizer, self.model, checkpoint.state["optimizer"])
-        self.progress.load_state_dict(checkpoint.state["progress"])
-        self.averaging.load_state_dict(checkpoint.state["averaging"])
-        self.meters.load_state_dict(checkpoint.state["meters"])
-        self.figures = checkpoint.state["figures"]
+        state, place = checkpoint.state, self.parallel.place
+        shapes = dict(self.masters.named_parameters())
+        self.load_model(checkpoint)
+        optimizer = state["optimizer"]
+        parts = {
+            name: {key: place(value, shapes[name]) if isinstance(value, Tensor) else value for key, value in of.items()}
+            for name, of in optimizer["state"].items()
+            if name in shapes
+        }
+        load_optimizer(self.optimizer, self.masters, {**optimizer, "state": parts})
+        self.progress.load_state_dict(state["progress"])
+        self.load_average(checkpoint)
+        self.precision.load_state_dict(state["precision"])
+        self.meters.load_state_dict(state["meters"])
+        self.figures = state["figures"]
         self.freezing.apply(self.progress.step)
-        # What was chosen automatically at the first start stays, whatever this machine would choose.
-        self.threads = checkpoint.state["threads"]
-        torch.set_num_threads(self.threads)
-        micro_batch = checkpoint.state["micro_batch"]
-        self.batches.updates = replace(self.batches.updates, micro_batch=micro_batch)
+        self.parallel.rewrap()
+        self._keep_choices(state)
+
+    def load_model(self, checkpoint: Checkpoint) -> None:
+        """Put a checkpoint's weights into the model it was taken from."""
+        own = self.masters.state_dict()
+        given = {
+            name: self.parallel.place(tensor, own[name]) if name in own else tensor
+            for name, tensor in checkpoint.model.items()
+        }
+        try:
+            self.masters.load_state_dict(given)
+        except RuntimeError as error:
+            raise CheckpointError(f"{checkpoint.path} does not fit the model of this recipe: {error}") from error
+        self.precision.publish()
+
+    def load_average(self, checkpoint: Checkpoint) -> None:
+        """Take over the average of the weights, if there is one."""
+        state, shapes = checkpoint.state["averaging"], dict(self.masters.named_parameters())
+        average = {
+            name: self.parallel.place(tensor, shapes[name]) if name in shapes else tensor
+            for name, tensor in state.get("average", {}).items()
+        }
+        self.averaging.load_state_dict({**state, "average": average} if average else state)
+
+    def _keep_choices(self, state: Tree) -> None:
+        """What was chosen automatically at the first start stays, whatever this machine would choose."""
+        if state["world"] == self.mesh.world or self.parallel.name == "ordered":
+            self.threads = state["threads"]
+            torch.set_num_threads(self.threads)
+            self.batches.updates = replace(self.batches.updates, micro_batch=state["micro_batch"])
 
 
-def load_model(model: nn.Module, checkpoint: Checkpoint) -> None:
-    """Put a checkpoint's weights into the model it was taken from."""
-    try:
-        model.load_state_dict(checkpoint.model)
-    except RuntimeError as error:
-        raise CheckpointError(f"{checkpoint.path} does not fit the model of this recipe: {error}") from error
+def _mapped(tree: Tree, function: Callable[[Tensor], Tensor]) -> Tree:
+    """The tree with every tensor replaced."""
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, dict):
+        return {key: _mapped(value, function) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_mapped(value, function) for value in tree]
+    return tree

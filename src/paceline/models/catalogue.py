@@ -33,6 +33,12 @@ models.add(
     ConvNetArguments,
     "small residual convolutional net; trains on a CPU",
 )
+for _name, _summary in {
+    "minet_resnet50": "MINet for salient objects on a ResNet-50",
+    "minet_vgg16": "MINet for salient objects on a VGG16 with BatchNorm",
+    "minet_light": "MINet on a ResNet-50 with 1×1 convolutions where the others mix levels",
+}.items():
+    models.add(_name, f"paceline.models.minet:{_name}", summary=_summary)
 for _library in ("timm", "torchvision"):
     models.families.append(
         Family(

@@ -128,9 +128,10 @@ class Observer:
         self._next_figures = 0.0
 
     def emit(self, event: Event) -> None:
-        """Hand `event` to every sink, at once unless it has figures and others have just been handed over."""
+        """Hand `event` to every sink, at once unless it can wait and others have just been handed over."""
         self._waiting.append(event)
-        if not isinstance(event, Logged) or monotonic() >= self._next_figures:
+        can_wait = isinstance(event, Logged) or (isinstance(event, Note) and event.level == "detail")
+        if not can_wait or monotonic() >= self._next_figures:
             self.flush()
 
     def flush(self) -> None:

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 
+Measure = Callable[[Sequence[nn.Parameter]], Tensor]
+
+
 class Unclipped:
-    """Measures the gradient and leaves it."""
+    """Measures the gradient and leaves it. `across` makes the norm of a part that of the whole."""
+
+    def __init__(self, across: Callable[[Tensor], Tensor] | None = None) -> None:
+        self.across = across
 
     def __call__(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """The 2-norm of all gradients together."""
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        if not gradients:
-            return torch.zeros(())
-        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-        return norm
+        norm = torch.zeros(())
+        if gradients:
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        return norm if self.across is None else self.across(norm)
 
 
 class NormClip:
     """Scales the gradient down to `limit` if its norm is larger."""
 
-    def __init__(self, limit: float) -> None:
+    def __init__(self, limit: float, measure: Measure | None = None) -> None:
         self.limit = limit
-        self._measure = Unclipped()
+        self._measure = measure or Unclipped()
 
     def __call__(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """The 2-norm of all gradients together, before clipping."""
@@ -37,9 +43,9 @@ class NormClip:
 class ValueClip:
     """Brings each number of the gradient into [-limit, limit]."""
 
-    def __init__(self, limit: float) -> None:
+    def __init__(self, limit: float, measure: Measure | None = None) -> None:
         self.limit = limit
-        self._measure = Unclipped()
+        self._measure = measure or Unclipped()
 
     def __call__(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """The 2-norm of all gradients together, before clipping."""

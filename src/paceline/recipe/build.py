@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from paceline.recipe.build_data import (
     make_updates,
     num_channels,
 )
+from paceline.recipe.build_engine import choose_precision, prepare_model, settle_process, shard, wrap
 from paceline.recipe.build_solver import (
     build_optimizer,
     effective_lr,
@@ -69,14 +69,21 @@ class Builder(Workshop):
 
     def run(self, out: Path | None = None) -> Run:
         """The whole run."""
-        threads = self.settle_process()
+        threads = settle_process(self)
         sources = make_sources(self)
         classes = find_classes(self, sources)
         updates = make_updates(self, len(sources["train"].dataset))
         progress = Progress(self.total_steps(updates.steps_per_epoch), updates.steps_per_epoch)
         model = self.model(sources["train"], classes)
+        prepare_model(self, model)
         freezing = make_freezing(self, model, progress)
+        parallel = shard(self, model)
         optimizer = build_optimizer(self, model, freezing, progress)
+        precision = choose_precision(self)
+        masters = precision.attach(model)
+        parallel = parallel or wrap(self, model)
+        batches = make_batches(self, sources["train"], updates, progress)
+        batches.passes = parallel.passes
         task = self.task(classes)
         out = out or Path("runs") / self.recipe.name
         return Run(
@@ -89,28 +96,21 @@ class Builder(Workshop):
             optimizer=optimizer,
             plan=make_plan(self, optimizer, progress),
             source=sources["train"],
-            batches=make_batches(self, sources["train"], updates, progress),
+            batches=batches,
             evaluations=make_evaluations(self, sources),
             progress=progress,
             periods=self.periods(progress),
             store=self.store(out, task),
             recipe=self.resolved(),
             threads=threads,
-            clip=make_clip(self, model),
+            clip=make_clip(self, model, parallel),
             averaging=make_averaging(self, progress),
             freezing=freezing,
+            precision=precision,
+            parallel=parallel,
+            masters=masters,
             pictures=self.recipe.observe.pictures,
         )
-
-    def settle_process(self) -> int:
-        """Fix what torch does in this process: threads, and deterministic algorithms if asked for."""
-        train = self.recipe.train
-        threads = len(os.sched_getaffinity(0)) if train.threads == "auto" else train.threads
-        torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(train.reproducible != "off")
-        torch.backends.cudnn.benchmark = train.reproducible == "off"
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        return threads
 
     def model(self, source: Source, classes: list[str]) -> nn.Module:
         """The network on its device, initialised from the seed alone, with the weights the recipe names."""

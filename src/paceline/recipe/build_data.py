@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from paceline.core.errors import DataError, RecipeError
+from paceline.core.errors import DataError, RecipeError, UsageError
 from paceline.core.progress import Progress
 from paceline.data.loader import TrainBatches, automatic_workers
 from paceline.data.sampler import Order, Updates
@@ -15,6 +15,7 @@ from paceline.recipe.schema import DatasetPart
 from paceline.recipe.workshop import Workshop
 
 _SPLITS = ("train", "val", "test")
+_WORLD_PARTS, _WORLD_LEAST = 8, 16  # micro-batches of an update that any number of processes share, and their least size
 
 
 def make_sources(shop: Workshop) -> dict[str, Source]:
@@ -42,14 +43,42 @@ def make_updates(shop: Workshop, size: int) -> Updates:
     if data.drop_last and size < data.batch:
         message = f"expected at most {size}, the number of samples in data.train, since data.drop_last is true"
         raise RecipeError(f"{shop.checked.locate('data.batch')}: {message}, got {data.batch}")
-    share = math.ceil(min(data.batch, size) / shop.mesh.world)
-    return Updates(size, data.batch, share if micro == "auto" else micro, data.drop_last)
+    multiple = shop.mesh.world if shop.recipe.train.sync_bn else 1
+    size_of_micro = automatic_micro_batch(shop, min(data.batch, size)) if micro == "auto" else micro
+    updates = Updates(size, data.batch, size_of_micro, data.drop_last, multiple)
+    _check_processes(shop, updates)
+    return updates
+
+
+def automatic_micro_batch(shop: Workshop, samples: int) -> int:
+    """An equal share of an update for each process; for bits that do not depend on processes, a share for each of 8."""
+    if shop.recipe.train.reproducible == "world":
+        return max(math.ceil(samples / _WORLD_PARTS), min(samples, _WORLD_LEAST))
+    world = shop.mesh.world
+    share = math.ceil(samples / world)
+    return share if math.ceil(samples / share) >= world else max(1, samples // world)
+
+
+def _check_processes(shop: Workshop, updates: Updates) -> None:
+    """Every process must have something to do."""
+    world, number = shop.mesh.world, len(updates.cuts(0))
+    samples = min(updates.batch, updates.size)
+    if number < world or samples < world:
+        raise UsageError(
+            f"{world} processes are too many: an update of {samples} samples is cut into {min(number, samples)}"
+            f" micro-batches of at most {updates.micro_batch}, one of which each process needs; start at most"
+            f" {min(number, samples)} processes with --procs, or change data.batch ({updates.batch}) or train.micro_batch"
+        )
+    last = updates.size % updates.batch
+    if updates.multiple > 1 and 0 < last < world and not updates.drop_last:
+        message = f"the last update of an epoch has {last} samples, fewer than the {world} processes that sync_bn joins"
+        raise RecipeError(f"{shop.checked.locate('train.sync_bn')}: {message}; set data.drop_last to true")
 
 
 def make_batches(shop: Workshop, source: Source, updates: Updates, progress: Progress) -> TrainBatches:
     """The stream of updates."""
     data = shop.recipe.data
-    workers = automatic_workers(source, shop.mesh.device) if data.workers == "auto" else data.workers
+    workers = automatic_workers(source, shop.mesh) if data.workers == "auto" else data.workers
     if data.loader == "memory" and not source.in_memory:
         message = "memory needs a data set that lies in memory and transforms of whole batches; use auto or process"
         raise RecipeError(f"{shop.checked.locate('data.loader')}: {message}")
@@ -65,7 +94,7 @@ def make_evaluations(shop: Workshop, sources: Mapping[str, Source]) -> dict[str,
     for split in ("val", "test"):
         if split in sources:
             # On a CPU, the threads that measure also read: worker processes would only compete with them.
-            automatic = 0 if shop.mesh.device.type == "cpu" else automatic_workers(sources[split], shop.mesh.device)
+            automatic = 0 if shop.mesh.device.type == "cpu" else automatic_workers(sources[split], shop.mesh)
             workers = automatic if evaluate.workers == "auto" else evaluate.workers
             sets[split] = EvaluationSet(sources[split], evaluate.batch, workers, evaluate.threads)
     return sets

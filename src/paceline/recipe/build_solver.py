@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from paceline.core.errors import RecipeError
 from paceline.core.progress import Progress, to_steps
+from paceline.engine.parallel import SingleProcess
 from paceline.models.freezing import Freezing, NoFreezing
 from paceline.models.surgery import find_heads
 from paceline.optim.averaging import Averaging
-from paceline.optim.clipping import AdaptiveClip, NormClip, Unclipped, ValueClip
+from paceline.optim.clipping import AdaptiveClip, Measure, NormClip, Unclipped, ValueClip
 from paceline.optim.groups import Group, RulesError, build_groups
 from paceline.optim.layers import find_layers
 from paceline.optim.optimizers import make_optimizer
@@ -92,17 +91,18 @@ def build_optimizer(shop: Workshop, model: nn.Module, freezing: Freezing | NoFre
     return optimizer
 
 
-def make_clip(shop: Workshop, model: nn.Module) -> Callable[[Sequence[nn.Parameter]], Tensor]:
+def make_clip(shop: Workshop, model: nn.Module, parallel: SingleProcess) -> Measure:
     """How gradients are kept within bounds."""
     train = shop.recipe.train
+    measure = Unclipped(parallel.norm_across)
     if train.clip_norm is not None:
-        return NormClip(train.clip_norm)
+        return NormClip(train.clip_norm, measure)
     if train.clip_value is not None:
-        return ValueClip(train.clip_value)
+        return ValueClip(train.clip_value, measure)
     if train.clip_adaptive is not None:
         heads = [parameter for name in find_heads(model) for parameter in model.get_submodule(name).parameters()]
         return AdaptiveClip(train.clip_adaptive, skip=heads)
-    return Unclipped()
+    return measure
 
 
 def make_averaging(shop: Workshop, progress: Progress) -> Averaging:

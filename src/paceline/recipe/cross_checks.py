@@ -27,6 +27,7 @@ def cross_checks(recipe: Recipe) -> list[Check]:
         *_model(recipe),
         *_batch(recipe),
         *_schedule(recipe),
+        *_processes(recipe),
         *_figures(recipe),
         *_names(recipe),
     ]
@@ -82,6 +83,43 @@ def _schedule(recipe: Recipe) -> list[Check]:
             message = f"expected less than train.{unit} ({total}), got {warmup:g}"
             return [([f"schedule.{key}", f"train.{unit}"], message)]
     return []
+
+
+def _processes(recipe: Recipe) -> list[Check]:
+    """What cannot be had together with a strategy."""
+    train = recipe.train
+    strategy, options = train.strategy.name, train.strategy.model_extra or {}
+    compression = options.get("compression", "none")
+    found: list[Check] = []
+    if train.reproducible == "world":
+        here = ["train.reproducible", "train.strategy"]
+        if strategy not in ("auto", "single", "ddp"):
+            found.append((here, f"world cannot be had with train.strategy {strategy}; use auto"))
+        if compression != "none":
+            found.append((here, f"world cannot be had with gradients compressed to {compression}; use none"))
+        if train.sync_bn:
+            message = "world cannot be had with train.sync_bn: statistics would depend on the processes"
+            found.append((["train.reproducible", "train.sync_bn"], message))
+    if train.reproducible != "off" and compression == "powersgd":
+        message = "powersgd keeps what it left out, which no checkpoint holds; set train.reproducible to off"
+        found.append((["train.strategy", "train.reproducible"], message))
+    if strategy in ("fsdp", "zero"):
+        if train.precision in ("O2", "O3"):
+            message = f"expected fp32, tf32, bf16, fp16, O0 or O1 with train.strategy {strategy}, got {train.precision}"
+            found.append((["train.precision", "train.strategy"], message))
+        if train.clip_adaptive is not None:
+            message = f"cannot be had with train.strategy {strategy}, which cuts units into parts; use train.clip_norm"
+            found.append((["train.clip_adaptive", "train.strategy"], message))
+        if train.compile:
+            message = f"cannot be had with train.strategy {strategy}; choose one of them"
+            found.append((["train.compile", "train.strategy"], message))
+    if train.keep_norms_fp32 is not None and train.precision not in ("O2", "O3"):
+        message = f"given, but train.precision {train.precision} keeps all weights in float32; remove it or use O2"
+        found.append((["train.keep_norms_fp32", "train.precision"], message))
+    if train.loss_scale is not None and train.precision not in ("fp16", "O1", "O2", "O3"):
+        message = f"given, but train.precision {train.precision} needs no loss scale; remove it or use fp16"
+        found.append((["train.loss_scale", "train.precision"], message))
+    return found
 
 
 def _figures(recipe: Recipe) -> list[Check]:

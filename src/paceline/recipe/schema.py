@@ -8,6 +8,8 @@ from pydantic import ConfigDict, Field
 
 # Importing the catalogues makes their names known.
 import paceline.data.catalogue
+import paceline.engine.catalogue
+import paceline.engine.strategy_catalogue
 import paceline.losses.catalogue
 import paceline.metrics.catalogue
 import paceline.models.catalogue
@@ -71,6 +73,12 @@ class Unfreeze(Section):
     at_steps: Count | None = None
 
 
+class CheckpointingPart(Part):
+    """Which activations are computed again in the backward pass instead of being kept."""
+
+    name: str
+
+
 class ModelPart(Part):
     """The network and what it starts from."""
 
@@ -83,7 +91,7 @@ class ModelPart(Part):
     """Patterns of parameters that do not learn; all_but_head freezes everything else than the classifier."""
     unfreeze: list[Unfreeze] = []
     """What begins to learn later, and when."""
-    checkpointing: Literal["none"] = "none"
+    checkpointing: CheckpointingPart = CheckpointingPart(name="none")
 
 
 class TransformPart(Part):
@@ -219,6 +227,12 @@ class AveragingPart(Part):
     name: str
 
 
+class StrategyPart(Part):
+    """How the model is shared among processes."""
+
+    name: str
+
+
 class Train(Section):
     """How long, where and how exactly."""
 
@@ -226,8 +240,21 @@ class Train(Section):
     steps: Count | None = None
     seed: Seed = 0
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]+)?|mps)$")] = "auto"
-    precision: Literal["fp32"] = "fp32"
-    strategy: Literal["auto", "single"] = "auto"
+    devices: Annotated[list[CountOrZero], Field(min_length=1)] | None = None
+    """Which CUDA devices, by their numbers among the visible ones; null: all."""
+    precision: Literal["fp32", "tf32", "bf16", "fp16", "O0", "O1", "O2", "O3"] = "fp32"
+    """bf16 and fp16 compute with autocast; O0 to O3 are Apex's levels."""
+    loss_scale: Positive | Literal["dynamic"] | None = None
+    """What losses are multiplied by where gradients are float16; null: what the precision's name stands for."""
+    keep_norms_fp32: bool | None = None
+    """Whether O2 and O3 leave norm layers in float32; null: O2 does, O3 does not."""
+    strategy: StrategyPart = StrategyPart(name="auto")
+    sync_bn: bool = False
+    """Takes BatchNorm's statistics over the micro-batches that all processes compute at the same time."""
+    channels_last: bool = False
+    """Lays images out pixel by pixel, which many convolutions are faster with."""
+    compile: bool = False
+    """Has torch.compile translate the model: slow to start, faster afterwards."""
     micro_batch: Count | Auto = "auto"
     """Samples per forward and backward pass; an update accumulates as many as `data.batch` needs."""
     clip_norm: Positive | None = None
@@ -235,9 +262,10 @@ class Train(Section):
     clip_adaptive: Positive | None = None
     """Each unit's gradient at most this share of the unit's weights; 0.01 is usual."""
     averaging: AveragingPart = AveragingPart(name="none")
-    reproducible: Literal["off", "run"] = "run"
+    reproducible: Literal["off", "run", "world"] = "run"
+    """run: the same command gives the same bits; world: on any number of processes too."""
     threads: Count | Auto = "auto"
-    """Threads inside one operation; auto: the cores of the machine."""
+    """Threads inside one operation; auto: the machine's cores by the processes on it, with reproducible world: 1."""
 
 
 class MetricPart(Part):
@@ -308,5 +336,7 @@ PARTS = [
     PartSpec(("schedule", "momentum"), "schedule", "decay", TransitionPart),
     PartSpec(("schedule", "weight_decay"), "schedule", "decay", TransitionPart),
     PartSpec(("train", "averaging"), "averaging", "name", AveragingPart),
+    PartSpec(("train", "strategy"), "strategy", "name", StrategyPart),
+    PartSpec(("model", "checkpointing"), "checkpointing", "name", CheckpointingPart),
     PartSpec(("evaluate", "metrics", "*"), "metric", "name", MetricPart),
 ]

@@ -19,8 +19,8 @@ def results(mesh: Mesh) -> dict[str, Any]:
     rows = torch.arange(rank * 6, dtype=torch.float32).view(rank * 3, 2)  # none on rank 0, three on rank 1
     return {
         "place": [mesh.rank, mesh.world, mesh.local_rank, mesh.device.type, mesh.is_main],
-        "numbers": mesh.sum_numbers([0.1 + rank, 2.0**60 * rank, 1e-30]),
-        "no_numbers": mesh.sum_numbers([]),
+        "numbers": mesh.start_sum([0.1 + rank, 2.0**60 * rank, 1e-30])(),
+        "no_numbers": mesh.start_sum([])(),
         "sum": summed.tolist(),
         "rows": [part.tolist() for part in mesh.gather(rows)],
         "row_shapes": [list(part.shape) for part in mesh.gather(rows)],

@@ -1,0 +1,97 @@
+"""Which CUDA devices the processes of a machine use, and how many there are, without touching any of them."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.core.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A value for CUDA_VISIBLE_DEVICES, and a sentence that says which process uses which device."""
+
+    visible: str
+    text: str
+
+
+def choose(devices: Sequence[int], visible: str | None, num_processes: int) -> Chosen:
+    """Devices by their ids among those in CUDA_VISIBLE_DEVICES (None: not set); process k uses the k-th of them."""
+    if len(set(devices)) < len(devices):
+        raise UsageError(f"train.devices: {list(devices)} names a device twice; each process needs its own")
+    names = None if visible is None else visible_names(visible)
+    beyond = [device for device in devices if device < 0 or (names is not None and device >= len(names))]
+    if beyond:
+        within = "ids count from 0" if names is None else f"CUDA_VISIBLE_DEVICES={visible} has {len(names)} devices"
+        raise UsageError(f"train.devices: there is no device {beyond[0]}: {within}")
+    if num_processes > len(devices):
+        raise UsageError(
+            f"train.devices: {num_processes} processes for {len(devices)} devices; "
+            f"name {num_processes} devices or start with --procs {len(devices)}"
+        )
+    chosen = [str(device) if names is None else names[device] for device in devices]
+    pairs = [f"process {number} on device {name}" for number, name in enumerate(chosen[:num_processes])]
+    return Chosen(",".join(chosen), ", ".join(pairs))
+
+
+def use_devices(devices: Sequence[int] | None, num_processes: int) -> str | None:
+    """Let this process see only the chosen devices, before anything of CUDA is loaded; gives the mapping in words."""
+    if not devices:
+        return None
+    chosen = choose(devices, os.environ.get("CUDA_VISIBLE_DEVICES"), num_processes)
+    os.environ["CUDA_VISIBLE_DEVICES"] = chosen.visible
+    return chosen.text
+
+
+def default_processes(device: str, devices: Sequence[int] | None) -> int:
+    """One process for each CUDA device that training may use, else one."""
+    if device not in ("auto", "cuda"):
+        return 1
+    return len(devices) if devices else max(1, count_devices())
+
+
+def count_devices() -> int:
+    """The CUDA devices that this process may use; the driver is asked, no device is opened."""
+    installed = _installed_devices() if _torch_has_cuda() else 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return installed if visible is None else min(installed, len(visible_names(visible)))
+
+
+def visible_names(visible: str) -> list[str]:
+    """The devices of CUDA_VISIBLE_DEVICES; as for CUDA, the list ends at the first that cannot be one."""
+    names = []
+    for name in (part.strip() for part in visible.split(",")):
+        if not re.fullmatch(r"\d+|(GPU|MIG)-\S+", name):
+            break
+        names.append(name)
+    return names
+
+
+def _installed_devices() -> int:
+    """What the management library of the driver counts; 0 where there is no such library."""
+    count = ctypes.c_uint(0)
+    with suppress(OSError, AttributeError):
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+        if library.nvmlInit_v2() == 0:
+            library.nvmlDeviceGetCount_v2(ctypes.byref(count))
+            library.nvmlShutdown()
+    return count.value
+
+
+def _torch_has_cuda() -> bool:
+    """Whether the installed torch was built for CUDA, read from its files: importing it takes a second or more."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return False
+    try:
+        text = (Path(found.origin).parent / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return True
+    return re.search(r"^cuda\b.*=\s*None\s*$", text, re.MULTILINE) is None

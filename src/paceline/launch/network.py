@@ -1,0 +1,109 @@
+"""Addresses and interfaces of this machine, as seen from another. Needs no torch."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+
+from paceline.core.errors import UsageError
+
+_GET_ADDRESS = 0x8915  # SIOCGIFADDR of <linux/sockios.h>
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A machine and a port on it."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> Endpoint:
+        """From `HOST:PORT`; an IPv6 address stands in brackets."""
+        host, _, port = text.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise UsageError(f"--rendezvous: expected HOST:PORT with a port from 1 to 65535, got {text!r}")
+        return cls(host.strip("[]"), int(port))
+
+
+def is_here(endpoint: Endpoint) -> bool:
+    """Whether the endpoint's address is one of this machine: only then can a socket be bound to it."""
+    for family, kind, protocol, _, address in _resolve(endpoint):
+        with closing(socket.socket(family, kind, protocol)) as trial:
+            try:
+                trial.bind((address[0], 0))
+            except OSError:
+                continue
+            return True
+    return False
+
+
+def can_connect(endpoint: Endpoint, timeout: float) -> bool:
+    """Whether somebody listens at the endpoint."""
+    try:
+        socket.create_connection((endpoint.host, endpoint.port), timeout).close()
+    except OSError:
+        return False
+    return True
+
+
+def watch(endpoint: Endpoint, seconds: float, on_loss: Callable[[], None]) -> None:
+    """Call `on_loss`, from a thread, once nobody could be reached at the endpoint for so many seconds."""
+
+    def look() -> None:
+        heard = time.monotonic()
+        while time.monotonic() - heard < seconds:
+            if can_connect(endpoint, timeout=min(5.0, seconds)):
+                heard = time.monotonic()
+            time.sleep(min(5.0, seconds / 4))
+        on_loss()
+
+    threading.Thread(target=look, name="rendezvous-watch", daemon=True).start()
+
+
+def address_towards(endpoint: Endpoint) -> str:
+    """The address of this machine that the machine of the endpoint can reach; nothing is sent to find it."""
+    for family, _, _, _, address in _resolve(endpoint):
+        with closing(socket.socket(family, socket.SOCK_DGRAM)) as trial:
+            try:
+                trial.connect(address)
+            except OSError:
+                continue
+            return str(trial.getsockname()[0])
+    return socket.gethostname()
+
+
+def interface_of(address: str) -> str | None:
+    """The name of the network interface that has this IPv4 address; None where that cannot be found out."""
+    try:
+        import fcntl
+
+        names = [name for _, name in socket.if_nameindex()]
+    except (ImportError, OSError):
+        return None
+    with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as any_socket:
+        for name in names:
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(any_socket.fileno(), _GET_ADDRESS, request)
+            except OSError:
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None
+
+
+def _resolve(endpoint: Endpoint) -> list[tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[str, int]]]:
+    try:
+        found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise UsageError(f"--rendezvous {endpoint}: no machine of this name is known ({error.strerror})") from error
+    return found  # type: ignore[return-value]

@@ -1,0 +1,45 @@
+"""What a process tells its launcher when it ends otherwise than well: a small file, in a folder that both know."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Record:
+    """Why a process ended: `explained` if the message is for the user, else it is the traceback of a crash."""
+
+    rank: int
+    code: int
+    message: str
+    explained: bool
+    time: float
+
+    @property
+    def summary(self) -> str:
+        """The line that names the error; a traceback ends with it."""
+        lines = [line for line in self.message.splitlines() if line and not line.startswith(" ")]
+        return lines[-1] if lines else f"exit code {self.code}"
+
+    def as_text(self) -> str:
+        """JSON, as `from_text` reads it."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> Record:
+        """The record that `as_text` wrote."""
+        return cls(**json.loads(text))
+
+    def write(self, folder: Path) -> None:
+        """Put the record into the folder; readers see all of it or nothing."""
+        aside = folder / f".rank-{self.rank}.partial"
+        aside.write_text(self.as_text(), encoding="utf-8")
+        aside.replace(folder / f"rank-{self.rank}.json")
+
+
+def read_records(folder: Path) -> list[Record]:
+    """All records of a folder, the earliest first."""
+    found = [Record.from_text(path.read_text(encoding="utf-8")) for path in folder.glob("rank-*.json")]
+    return sorted(found, key=lambda record: record.time)

@@ -1,0 +1,57 @@
+"""Being asked to stop, on the launcher's side: noted, and obeyed when the launcher next looks."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+
+
+class Interrupted(Exception):  # noqa: N818 - being asked to stop is no error
+    """A request to stop came while no process was there to save anything, or had to be obeyed at once."""
+
+
+class StopSignals:
+    """The first signal that asked this launcher to stop; `at_once` after a second SIGINT."""
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self.at_once = False
+        self.is_waiting = True  # nothing is lost if the launcher is interrupted where it stands
+        self._interrupts = 0
+
+    @property
+    def to_forward(self) -> signal.Signals:
+        """What to send to the processes: they know nothing of a terminal that hangs up."""
+        return signal.SIGTERM if self.received in (None, signal.SIGHUP) else self.received
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Take the signals as requests; one that is ignored, as under nohup, stays ignored."""
+        wanted = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        previous = {number: signal.signal(number, self._note) for number in wanted}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Be interrupted by the first request, here or before."""
+        if self.received:
+            raise Interrupted
+        self.is_waiting = True
+        yield
+        self.is_waiting = False
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        is_first = self.received is None
+        self.received = self.received or signal.Signals(number)
+        self._interrupts += number == signal.SIGINT
+        self.at_once = self._interrupts > 1
+        if (is_first and self.is_waiting) or (number == signal.SIGINT and self._interrupts == 2):
+            raise Interrupted

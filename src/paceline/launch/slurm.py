@@ -1,0 +1,78 @@
+"""A job script for Slurm that puts itself back into the queue when its time is over and the run is not."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.core.errors import Stopped
+
+_WARNING_SECONDS = 120  # before the time limit, for the run to save its state
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a script asks Slurm for, and the arguments of the command that it runs in every task."""
+
+    name: str
+    arguments: Sequence[str]
+    nodes: int = 1
+    processes: int = 1
+    time: str | None = None
+    partition: str | None = None
+    needs_gpus: bool = False
+    programs: Path | None = None  # the folder of the paceline command, if it may not be on the path
+
+
+def job_script(job: Job) -> str:
+    """The text of the script, for `sbatch`."""
+    wanted = {
+        "job-name": job.name,
+        "nodes": job.nodes,
+        "ntasks-per-node": job.processes,
+        "gpus-per-node": job.processes if job.needs_gpus else None,
+        "time": job.time,
+        "partition": job.partition,
+        "signal": f"B:USR1@{_WARNING_SECONDS}",
+        "open-mode": "append",
+        "output": "%x-%j.log",
+    }
+    lines = [f"#SBATCH --{name}={value}" for name, value in wanted.items() if value is not None]
+    path = [f"export PATH={shlex.quote(str(job.programs))}:$PATH"] if job.programs else []
+    command = shlex.join(["paceline", *job.arguments])
+    return "\n".join(["#!/bin/bash", *lines, "#SBATCH --requeue", "", *path, _BODY.format(**_words(), command=command)])
+
+
+def _words() -> dict[str, int]:
+    return {"seconds": _WARNING_SECONDS, "stopped": Stopped.exit_code}
+
+
+_BODY = """\
+# Each task is one process of the run. When one has ended, the others get time to write what they have to.
+srun --kill-on-bad-exit=0 --wait={seconds} {command} &
+step=$!
+
+# {seconds} s before the time limit this script gets SIGUSR1; srun passes it on, and the run saves its state.
+trap 'kill -USR1 "$step"' USR1
+trap 'kill -TERM "$step"' TERM
+
+# A signal cuts `wait` short, with a code above 128, while the step goes on.
+wait "$step"
+code=$?
+while [ "$code" -gt 128 ] && kill -0 "$step" 2>/dev/null; do
+    wait "$step"
+    code=$?
+done
+if [ "$code" -gt 128 ]; then
+    wait "$step"
+    code=$?
+fi
+
+if [ "$code" -eq {stopped} ]; then
+    echo "stopped before the end: back into the queue, to go on from the newest checkpoint"
+    scontrol requeue "$SLURM_JOB_ID" && exit 0
+fi
+exit "$code"
+"""

@@ -1,0 +1,134 @@
+"""The place of a process, from the variables of those who start processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core.errors import UsageError
+from paceline.launch.environment import Place, find_place, first_host, restart_count, threads_of_each
+
+SLURM = {
+    "SLURM_JOB_ID": "1234567",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "2",
+    "SLURM_NTASKS": "7",
+    "SLURM_STEP_NUM_TASKS": "7",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2),3",
+    "SLURM_JOB_NODELIST": "gpu[07-08,12]",
+}
+
+
+def test_a_process_that_nobody_started_has_no_place() -> None:
+    assert find_place({}) is None
+    assert find_place({"RANK": "", "WORLD_SIZE": ""}) is None
+
+
+def test_torchrun_and_our_own_launcher() -> None:
+    names = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    found = find_place(names | {"MASTER_ADDR": "host", "MASTER_PORT": "29500"})
+    assert found == Place(3, 8, 1, 2, "host", 29500)
+    assert found.variables() == names | {"MASTER_ADDR": "host", "MASTER_PORT": "29500"}
+    assert find_place({"RANK": "0", "WORLD_SIZE": "1"}) == Place(0, 1, 0, 1, "127.0.0.1", 20000)
+    with pytest.raises(UsageError, match="MASTER_ADDR"):
+        find_place(names)
+
+
+def test_slurm_over_several_machines() -> None:
+    assert find_place(SLURM) == Place(5, 7, 1, 3, "gpu07", 20000 + 1234567 % 12000)
+    assert find_place({**SLURM, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "7"}) == Place(5, 7, 1, 3, "10.0.0.1", 7)
+    listed = {name: value for name, value in SLURM.items() if name != "SLURM_STEP_TASKS_PER_NODE"}
+    place = find_place({**listed, "SLURM_NNODES": "3"})
+    assert place is not None
+    assert place.local_world == 2
+
+
+def test_slurm_on_one_machine_needs_no_name() -> None:
+    place = find_place({"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "12"})
+    assert place == Place(1, 2, 1, 2, "127.0.0.1", 20012)
+
+
+def test_the_shell_of_a_slurm_job_is_no_task() -> None:
+    shell = {name: value for name, value in SLURM.items() if "STEP" not in name}
+    assert find_place({**shell, "SLURM_PROCID": "0", "ENVIRONMENT": "BATCH"}) is None
+    assert find_place({**SLURM, "ENVIRONMENT": "BATCH"}) is not None
+    assert find_place({**SLURM, "SLURM_STEP_NUM_TASKS": "1"}) is None
+
+
+def test_open_mpi() -> None:
+    names = {"RANK": "3", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
+    variables = {f"OMPI_COMM_WORLD_{name}": value for name, value in names.items()}
+    with pytest.raises(UsageError, match="-x MASTER_ADDR"):
+        find_place(variables)
+    found = find_place({**variables, "MASTER_ADDR": "host"})
+    assert found is not None
+    assert (found.rank, found.world, found.local_rank, found.local_world, found.address) == (3, 4, 1, 2, "host")
+    assert 20000 <= found.port < 32000
+    alone = find_place({**variables, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"})
+    assert alone is not None
+    assert alone.address == "127.0.0.1"
+
+
+def test_a_variable_that_is_no_number_is_named() -> None:
+    with pytest.raises(UsageError, match="WORLD_SIZE: expected a whole number, got 'two'"):
+        find_place({"RANK": "0", "WORLD_SIZE": "two"})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("gpu1", "gpu1"),
+        ("gpu1,gpu2", "gpu1"),
+        ("gpu[07-09,12],login1", "gpu07"),
+        ("gpu[3,7-9]", "gpu3"),
+        ("rack-a[1-2]n[003-004]", "rack-a1n003"),
+        ("a[1-2].cluster.org", "a1.cluster.org"),
+    ],
+)
+def test_first_host(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first
+
+
+@given(
+    st.from_regex(r"[a-z][a-z0-9-]{0,8}", fullmatch=True), st.integers(0, 999), st.integers(0, 999), st.integers(1, 4)
+)
+def test_first_host_of_any_range(name: str, low: int, more: int, width: int) -> None:
+    start = f"{low:0{width}d}"
+    assert first_host(f"{name}[{start}-{low + more},{low}]x,other[1-2]") == f"{name}{start}x"
+
+
+def test_no_machine_at_all_is_refused() -> None:
+    with pytest.raises(UsageError, match="MASTER_ADDR"):
+        first_host("")
+
+
+def test_restarts_of_whoever_keeps_the_run_alive() -> None:
+    assert restart_count({}) == 0
+    assert restart_count({"PACELINE_RESTARTS": "2", "TORCHELASTIC_RESTART_COUNT": "1"}) == 2
+    assert restart_count({"PACELINE_RESTARTS": "0", "TORCHELASTIC_RESTART_COUNT": "0"}) == 0
+    assert restart_count({"TORCHELASTIC_RESTART_COUNT": "1"}) == 1
+    assert restart_count({"SLURM_RESTART_COUNT": "4"}) == 4
+
+
+def test_cores_are_divided_and_never_run_out() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert [threads_of_each(processes) for processes in (1, cores, cores + 1)] == [cores, 1, 1]
+    assert threads_of_each(2, {"SLURM_CPUS_PER_TASK": "6"}) == 6
+
+
+def test_a_place_is_taken_without_torch() -> None:
+    code = (
+        "import os, sys; from paceline.launch.environment import take_place; place = take_place();"
+        "import paceline.launch.start, paceline.launch.local, paceline.launch.worker;"
+        "print(place.rank, os.environ['RANK'], os.environ['MASTER_PORT'], 'torch' in sys.modules)"
+    )
+    variables = {"PATH": os.environ["PATH"], "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "7"}
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("1 1 20007 False\n", "")

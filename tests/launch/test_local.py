@@ -1,0 +1,257 @@
+"""The launcher with real processes: exit codes, restarts, signals, and nobody left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launching import TIMEOUT, begin, environment, free_port, is_alive, launcher, notes, run, wait_until, write_worker
+
+from paceline.launch.local import Launch, worker_command
+from paceline.launch.network import Endpoint
+
+
+def test_every_process_has_its_place_and_its_share_of_the_cores(tmp_path: Path) -> None:
+    body = """
+    def body():
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS")
+        note(" ".join(os.environ[name] for name in names))
+        print(f"from {rank}")
+        return 0
+    """
+    done = run(tmp_path, body, Launch(3))
+    share = max(1, len(os.sched_getaffinity(0)) // 3)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "from 0\n", "")
+    assert [notes(tmp_path, rank) for rank in range(3)] == [
+        [f"{rank} 3 {rank} 3 127.0.0.1 {share}"] for rank in range(3)
+    ]
+
+
+def test_threads_that_the_user_has_set_are_kept(tmp_path: Path) -> None:
+    done = run(tmp_path, "def body(): return note(os.environ['OMP_NUM_THREADS']) or 0", OMP_NUM_THREADS="7")
+    assert done.returncode == 0
+    assert notes(tmp_path, 1) == ["7"]
+
+
+def test_words_reach_the_processes_as_they_are(tmp_path: Path) -> None:
+    write_worker(tmp_path, "def body(): return note(sys.argv[1:]) or 0")
+    words = ["a b", "$HOME", "$$", "${local_rank}", "x=*"]
+    command = launcher(Launch(2), [sys.executable, "worker.py", *words])
+    subprocess.run(command, cwd=tmp_path, env=environment(), timeout=TIMEOUT, check=True)
+    assert notes(tmp_path, 1) == [str(words)]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [("RecipeError", 2), ("DataError", 3), ("CheckpointError", 4), ("Stopped", 75), ("TrainingError", 1)],
+)
+def test_an_error_that_all_find_is_said_once_and_not_tried_again(tmp_path: Path, error: str, code: int) -> None:
+    done = run(tmp_path, f"def body():\n    note(start)\n    raise {error}('data/cats: no such folder')", Launch(3))
+    assert (done.returncode, done.stderr) == (code, "data/cats: no such folder\n")
+    assert [notes(tmp_path, rank) for rank in range(3)] == [["0"]] * 3
+
+
+def test_what_others_die_of_in_consequence_is_not_shown(tmp_path: Path) -> None:
+    body = """
+    def body():
+        note(start)
+        if rank == 1:
+            raise DataError("cat.jpg: cannot be read")
+        wait_for(lambda: list(Path(os.environ["PACELINE_RECORDS"]).glob("rank-1.json")))
+        raise RuntimeError("Connection closed by peer")
+    """
+    done = run(tmp_path, body)
+    assert (done.returncode, done.stderr) == (3, "cat.jpg: cannot be read\n")
+    assert notes(tmp_path, 0) == ["0"]
+
+
+def test_the_command_itself_is_a_worker(tmp_path: Path) -> None:
+    """Process 0 answers, the other is silent; a mistake that both find is said once."""
+    commands = [worker_command(["schema"]), worker_command(["check", "no-such-recipe"])]
+    good, bad = (
+        subprocess.run(launcher(Launch(2), words), cwd=tmp_path, env=environment(), capture_output=True, text=True)
+        for words in commands
+    )
+    assert (good.returncode, good.stderr) == (0, "")
+    assert json.loads(good.stdout)["title"] == "Paceline recipe"
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert bad.stderr.count("no-such-recipe") == 1
+    assert "Traceback" not in bad.stderr
+
+
+@pytest.mark.parametrize("code", [3, 75])
+def test_such_a_code_is_final_without_words_too(tmp_path: Path, code: int) -> None:
+    body = f"""
+    def body():
+        note(start)
+        if rank == 1:
+            print("last words", file=sys.stderr)
+            return {code}
+        return 0
+    """
+    done = run(tmp_path, body)
+    assert done.returncode == code
+    assert done.stderr == f"last words\nprocess 1 ended with exit code {code}\n"
+    assert notes(tmp_path, 1) == ["0"]
+
+
+def test_a_crash_is_tried_again_and_then_shown_with_the_last_lines(tmp_path: Path) -> None:
+    body = """
+    def body():
+        note(start)
+        if rank == 1:
+            print("a hint", file=sys.stderr)
+            raise ValueError("out of luck")
+        wait_for(lambda: list(Path(os.environ["PACELINE_RECORDS"]).glob("rank-1.json")))
+        raise RuntimeError("Connection closed by peer")
+    """
+    done = run(tmp_path, body, Launch(2, restarts=1))
+    assert done.returncode == 1
+    assert notes(tmp_path, 1) == ["0", "1"]
+    lines = done.stderr.splitlines()
+    assert lines[0] == "process 1 failed: ValueError: out of luck; starting again (1 of 1 restarts)"
+    assert lines[1:3] == ["a hint", "Traceback (most recent call last):"]
+    assert lines[-1] == "process 1 failed: ValueError: out of luck; all 1 restarts are used up"
+    assert len([line for line in lines if line.startswith("Traceback")]) == 1
+
+
+def test_a_killed_process_comes_back_with_all_others(tmp_path: Path) -> None:
+    body = """
+    def body():
+        note(start)
+        if start == 0:
+            if rank == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(1000)
+        return 0
+    """
+    done = run(tmp_path, body, Launch(3))
+    assert done.returncode == 0
+    assert done.stderr == "process 2 was killed by SIGKILL; starting again (1 of 3 restarts)\n"
+    assert [notes(tmp_path, rank) for rank in range(3)] == [["0", "1"]] * 3
+
+
+_PATIENT = """
+def body():
+    caught = []
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda number, frame: caught.append(number))
+    note(os.getpid())
+    wait_for(lambda: caught)
+    time.sleep(0.3 * rank)
+    note(f"{len(caught)} {signal.Signals(caught[0]).name}")
+    raise Stopped("saved at step 7")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_request_to_stop_is_passed_on_once_and_waited_for(tmp_path: Path, number: signal.Signals) -> None:
+    going = begin(tmp_path, _PATIENT)
+    wait_until(lambda: all(notes(tmp_path, rank) for rank in (0, 1)), "both are there")
+    going.send_signal(number)
+    done = going.wait()
+    assert (done.returncode, done.stderr) == (75, "saved at step 7\n")
+    assert [notes(tmp_path, rank)[1:] for rank in (0, 1)] == [[f"1 {number.name}"]] * 2
+
+
+_DEAF = """
+def body():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    note(os.getpid())
+    time.sleep(1000)
+"""
+
+
+def test_who_does_not_end_in_time_is_killed(tmp_path: Path) -> None:
+    going = begin(tmp_path, _DEAF, Launch(2, patience=0.5))
+    wait_until(lambda: all(notes(tmp_path, rank) for rank in (0, 1)), "both are there")
+    going.send_signal(signal.SIGTERM)
+    done = going.wait()
+    assert done.returncode == 75
+    assert done.stderr == "stopped by SIGTERM; the same command goes on from the newest checkpoint\n"
+    assert not any(is_alive(int(notes(tmp_path, rank)[0])) for rank in (0, 1))
+
+
+def test_a_second_interrupt_ends_all_at_once(tmp_path: Path) -> None:
+    going = begin(tmp_path, _DEAF)
+    wait_until(lambda: all(notes(tmp_path, rank) for rank in (0, 1)), "both are there")
+    going.send_signal(signal.SIGINT)
+    assert not going.ends_within(0.5)
+    going.send_signal(signal.SIGINT)
+    done = going.wait()
+    assert (done.returncode, done.stderr) == (130, "ended at once\n")
+    assert not any(is_alive(int(notes(tmp_path, rank)[0])) for rank in (0, 1))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGQUIT])
+def test_processes_end_with_their_launcher_however_it_ends(tmp_path: Path, number: signal.Signals) -> None:
+    going = begin(tmp_path, _DEAF, Launch(3))
+    wait_until(lambda: all(notes(tmp_path, rank) for rank in range(3)), "all are there")
+    going.send_signal(number)
+    going.wait()
+    processes = [int(notes(tmp_path, rank)[0]) for rank in range(3)]
+    wait_until(lambda: not any(map(is_alive, processes)), "all have ended")
+
+
+def test_what_a_killed_process_has_started_ends_too(tmp_path: Path) -> None:
+    body = """
+    import subprocess
+    def body():
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+        note(child.pid)
+        raise DataError("no")
+    """
+    done = run(tmp_path, body)
+    assert done.returncode == 3
+    assert not any(is_alive(int(notes(tmp_path, rank)[0])) for rank in (0, 1))
+
+
+def test_process_0_sees_the_terminal(tmp_path: Path) -> None:
+    write_worker(tmp_path, "def body(): return note(f'{sys.stdout.isatty()} {sys.stderr.isatty()}') or 0")
+    ours, theirs = pty.openpty()
+    subprocess.run(
+        launcher(Launch(2)),
+        cwd=tmp_path,
+        env=environment(),
+        stdout=theirs,
+        stderr=theirs,
+        timeout=TIMEOUT,
+        check=True,
+    )
+    os.close(theirs)
+    os.close(ours)
+    assert [notes(tmp_path, rank) for rank in (0, 1)] == [["True True"], ["False False"]]
+
+
+def test_nothing_is_left_in_the_temporary_folder(tmp_path: Path) -> None:
+    place = tmp_path / "temporary"
+    place.mkdir()
+    done = run(tmp_path, "def body(): return print('x', file=sys.stderr) or 0", TMPDIR=str(place))
+    assert (done.returncode, list(place.iterdir())) == (0, [])
+
+
+def test_a_rendezvous_that_nobody_serves_is_given_up(tmp_path: Path) -> None:
+    # An address kept for documentation: no machine has it.
+    plan = Launch(1, 2, 2, Endpoint("192.0.2.1", 29400), rendezvous_timeout=1)
+    done = run(tmp_path, "def body(): return note('started') or 0", plan)
+    assert done.returncode == 1
+    waiting, problem = done.stderr.splitlines()
+    assert waiting == "waiting for 2 machines at 192.0.2.1:29400"
+    assert problem.startswith("--rendezvous 192.0.2.1:29400: nobody answers after 1 s;")
+    assert notes(tmp_path, 0) == []
+
+
+def test_machines_that_do_not_come_are_given_up(tmp_path: Path) -> None:
+    plan = Launch(1, 2, 2, Endpoint("127.0.0.1", free_port()), rendezvous_timeout=1)
+    done = run(tmp_path, "def body(): return note('started') or 0", plan)
+    assert done.returncode == 1
+    assert "fewer than 2 machines came within 1 s" in done.stderr
+    assert len(done.stderr.splitlines()) == 2
+    assert notes(tmp_path, 0) == []

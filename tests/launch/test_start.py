@@ -1,0 +1,64 @@
+"""From the options of a command to a launch."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import UsageError
+from paceline.launch.local import Launch
+from paceline.launch.network import Endpoint, address_towards, can_connect, interface_of, is_here
+from paceline.launch.start import read_plan
+
+
+def options(**given: Any) -> argparse.Namespace:
+    default = {"procs": None, "nodes": None, "rendezvous": None, "rendezvous_timeout": 60.0, "restarts": 3}
+    return argparse.Namespace(**(default | given))
+
+
+def test_plans() -> None:
+    assert read_plan(options(), 1) == Launch(1)
+    assert read_plan(options(), 4) == Launch(4)
+    assert read_plan(options(procs=2, restarts=0), 4) == Launch(2, restarts=0)
+    endpoint = Endpoint("host", 29400)
+    assert read_plan(options(nodes="2", rendezvous="host:29400"), 1) == Launch(1, 2, 2, endpoint)
+    assert read_plan(options(nodes="1:3", rendezvous="host:29400", rendezvous_timeout=5), 1) == Launch(
+        1, 1, 3, endpoint, 5
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"procs": 0}, "--procs: expected a number from 1 up"),
+        ({"restarts": -1}, "--restarts"),
+        ({"nodes": "2"}, "belong together"),
+        ({"rendezvous": "host:1"}, "belong together"),
+        ({"nodes": "2:1", "rendezvous": "host:1"}, "--nodes: expected"),
+        ({"nodes": "0", "rendezvous": "host:1"}, "--nodes: expected"),
+        ({"nodes": "two", "rendezvous": "host:1"}, "--nodes: expected"),
+        ({"nodes": "2", "rendezvous": "host"}, "HOST:PORT"),
+        ({"nodes": "2", "rendezvous": "host:99999"}, "HOST:PORT"),
+        ({"nodes": "2", "rendezvous": "host:1", "rendezvous_timeout": 0.0}, "--rendezvous-timeout"),
+    ],
+)
+def test_wrong_options(given: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        read_plan(options(**given), 1)
+
+
+def test_addresses_of_this_machine() -> None:
+    assert is_here(Endpoint("127.0.0.1", 1))
+    assert not is_here(Endpoint("192.0.2.1", 1))
+    assert address_towards(Endpoint("127.0.0.1", 1)) == "127.0.0.1"
+    assert interface_of("127.0.0.1") in ("lo", "lo0", None)
+    assert interface_of("192.0.2.1") is None
+    assert not can_connect(Endpoint("127.0.0.1", 1), timeout=1.0)
+
+
+def test_endpoints_in_words() -> None:
+    assert str(Endpoint.parse("host:29400")) == "host:29400"
+    assert Endpoint.parse("[::1]:29400") == Endpoint("::1", 29400)
+    assert str(Endpoint.parse("[::1]:29400")) == "[::1]:29400"
