@@ -22,6 +22,7 @@ from paceline.data.loader import TrainBatches
 from paceline.data.sampler import Order, Updates
 from paceline.data.source import Source
 from paceline.data.transforms import BatchTransform
+from paceline.engine.parallel import SingleProcess
 from paceline.engine.run import EvaluationSet, Periods, Run
 from paceline.losses.classification import CrossEntropy
 from paceline.losses.term import Loss, Term
@@ -150,7 +151,8 @@ class Small:
             "threads": torch.get_num_threads(),
             "pictures": False,
         }
-        return Run(**{**fields, **parts})
+        chosen = {**fields, **parts}
+        return Run(**{"masters": chosen["model"], "parallel": SingleProcess(chosen["model"]), **chosen})
 
     def evaluations(self) -> dict[str, EvaluationSet]:
         """A validation split, if it has a size."""

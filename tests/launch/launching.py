@@ -111,7 +111,7 @@ def _launch(folder: Path, plan: Launch, variables: dict[str, str]) -> None:
 def begin(folder: Path, body: str, plan: Launch | None = None, **more: str) -> Going:
     """Launch two processes, or what the plan says, and come back while they go on."""
     write_worker(folder, body)
-    return Going(folder, plan or Launch(2), environment(**more))
+    return Going(folder, plan or Launch(2), environment(**{"TMPDIR": str(folder)} | more))
 
 
 def run(folder: Path, body: str, plan: Launch | None = None, **more: str) -> Done:

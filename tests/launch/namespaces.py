@@ -26,7 +26,7 @@ class Machine:
         with (folder / log).open("ab") as output:
             return subprocess.Popen(
                 ["ip", "netns", "exec", self.name, *command],
-                cwd=folder, env=environment(), stdout=output, stderr=output,
+                cwd=folder, env=environment(TMPDIR=str(folder)), stdout=output, stderr=output,
             )  # fmt: skip
 
     def set_cable(self, state: str) -> None:

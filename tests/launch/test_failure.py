@@ -33,6 +33,7 @@ def test_an_explained_error_counts_before_all_else() -> None:
 def test_a_killed_process_counts_before_crashes_that_came_of_it() -> None:
     assert blame([1, -9], crash(0)).summary == "process 1 was killed by SIGKILL"
     assert not blame([1, -9], crash(0)).is_final
+    assert blame([-6, -9], crash(0)).summary == "process 1 was killed by SIGKILL"
     assert blame([-63]).summary == "process 0 was killed by signal 63"
 
 

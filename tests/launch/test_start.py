@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 from typing import Any
 
 import pytest
+from launching import TIMEOUT, environment
 
+from paceline import __version__
 from paceline.core.errors import UsageError
 from paceline.launch.local import Launch
 from paceline.launch.network import Endpoint, address_towards, can_connect, interface_of, is_here
@@ -27,6 +31,29 @@ def test_plans() -> None:
     assert read_plan(options(nodes="1:3", rendezvous="host:29400", rendezvous_timeout=5), 1) == Launch(
         1, 1, 3, endpoint, 5
     )
+
+
+_SHARE = """
+import argparse, sys
+from paceline.launch.start import share_out
+options = argparse.Namespace(arguments=["--version"], procs=PROCS, nodes=None, rendezvous=None, restarts=0)
+print("answer", share_out(options, "cuda", [1]), "torch" in sys.modules, getattr(options, "device_mapping", "none"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("processes", "variables", "answer"),
+    [
+        (2, {}, f"paceline {__version__}\nanswer 0 True none\n"),
+        (1, {}, "answer None False process 0 on device 5\n"),
+        (2, {"RANK": "0", "WORLD_SIZE": "1"}, "answer None False process 0 on device 5\n"),
+    ],
+)
+def test_work_here_or_start_processes_that_do(processes: int, variables: dict[str, str], answer: str) -> None:
+    code = _SHARE.replace("PROCS", str(processes))
+    given = environment(CUDA_VISIBLE_DEVICES="4,5", **variables)
+    done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True, timeout=TIMEOUT)
+    assert (done.stdout, done.stderr) == (answer, "")
 
 
 @pytest.mark.parametrize(

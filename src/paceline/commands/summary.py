@@ -19,8 +19,25 @@ def opening_lines(builder: Builder, run: Run) -> list[str]:
     return [
         f"model    {recipe.model.name}, {num_parameters:,} parameters",
         f"data     {data}; {workers}",
+        *_computing(builder, run),
         *derivation(builder, run),
     ]
+
+
+def _computing(builder: Builder, run: Run) -> list[str]:
+    """How processes share the work and in which numbers it is done, as far as that is not the plainest way."""
+    train, lines = builder.recipe.train, []
+    if run.mesh.world > 1 or run.parallel.name != "single":
+        threads = f"{run.threads} thread" + ("s" if run.threads > 1 else "")
+        lines.append(f"sharing  {run.parallel.describe()}; {threads} each")
+    if train.precision != "fp32":
+        lines.append(f"numbers  {run.precision.describe()}")
+    if run.precision.warning:
+        lines.append(f"warning: {run.precision.warning}")
+    if builder.recomputed:
+        blocks = f"{len(builder.recomputed)} block" + ("s" if len(builder.recomputed) > 1 else "")
+        lines.append(f"memory   activations of {blocks} are computed again in the backward pass")
+    return lines
 
 
 def derivation(builder: Builder, run: Run) -> list[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from paceline.commands.directory import move_aside, recipe_differences, write_recipe
 from paceline.commands.opening import check_writable, read_recipe
 from paceline.core.errors import CheckpointError, Stopped, UsageError
-from paceline.launch.environment import restart_count
+from paceline.launch.environment import is_supervised, restart_count
 from paceline.launch.start import share_out
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ def main(options: argparse.Namespace) -> int:
     builder = Builder(checked)
     with builder.mesh.together():
         run = builder.run(out)
-        notes = _find_place(run, options, builder)
+        mapping = getattr(options, "device_mapping", None)
+        notes = [*([mapping] if mapping else []), *_find_place(run, options, builder)]
         if run.progress.step and run.progress.is_done and _was_finished(out):
             _say_finished(run)
             return 0
@@ -175,7 +176,9 @@ def _train(run: Run, builder: Builder, notes: list[str]) -> None:
         state = "stopped" if isinstance(error, Stopped) else "failed"
         reason = str(error) or type(error).__name__
         lines = [reason, f"state is in {run.out}; the same command continues it"]
-        observer.emit(Ended(state, progress.step, progress.epoch, lines))
+        # Of several processes the launcher knows which one failed first, and says so.
+        is_told = is_supervised() and not isinstance(error, Stopped)
+        observer.emit(Ended(state, progress.step, progress.epoch, lines, is_told))
         raise
     finally:
         observer.close()

@@ -118,8 +118,9 @@ def choose_device(name: str, local_rank: int) -> torch.device:
     device = torch.device(name)
     if device.type == "cuda":
         index: int | None = device.index
-        device = torch.device("cuda", local_rank if index is None else index)
         found = torch.cuda.device_count()
+        own = 0 if found == 1 else local_rank  # a launcher may show each process its own device only
+        device = torch.device("cuda", own if index is None else index)
         if device.index >= found:
             raise UsageError(f"{device} does not exist: this machine has {found} CUDA devices; use auto or cpu")
     if device.type == "mps" and not torch.backends.mps.is_available():

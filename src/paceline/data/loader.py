@@ -27,7 +27,8 @@ class Request(NamedTuple):
     ids: Ids
 
 
-class MicroBatch(NamedTuple):
+@dataclass(slots=True)
+class MicroBatch:
     """Micro-batch `index` of update `step`, as this process holds it before its forward pass."""
 
     step: int

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isqrt
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -90,7 +89,8 @@ def _remainder(values: Words, divisor: np.uint64, out: Words) -> None:
     np.subtract(values, out, out=out)
 
 
-class Cut(NamedTuple):
+@dataclass(slots=True)
+class Cut:
     """Micro-batch `index` of an update: positions [start, stop) of its epoch."""
 
     index: int

@@ -13,6 +13,7 @@ from paceline.core.progress import Agenda
 from paceline.data.loader import Update, naming_dead_workers
 from paceline.engine.evaluate import Evaluation, evaluate_with_average
 from paceline.engine.gallery import draw_evaluation
+from paceline.engine.probe import compare, is_due
 from paceline.engine.run import Run
 from paceline.engine.step import StepResult, train_step
 from paceline.engine.tally import read
@@ -36,6 +37,8 @@ def train(run: Run) -> None:
             started = time.perf_counter()
             result = train_step(run, update)
             observe(run, update, result, waited, time.perf_counter() - started)
+            if is_due(run) and (advice := compare(run, update)):
+                run.observer.emit(Note(advice, "warning"))
             for action in agenda.due(run.progress.step):
                 action()
             if result.should_stop and not run.progress.is_done:
@@ -59,7 +62,8 @@ def observe(run: Run, update: Update, result: StepResult, waited: float, seconds
     run.unread.append(result)
     if len(run.unread) >= _UNREAD:
         take_readings(run)
-    run.clock.add({"step_time": seconds + waited, "data_time": waited, "samples": update.num_samples})
+    own, run.forward_seconds = run.forward_seconds + waited, 0.0
+    run.clock.add({"step_time": seconds + waited, "data_time": waited, "own_time": own, "samples": update.num_samples})
     if change := run.lr_changes(result.lr):
         run.observer.emit(Note("learning rate {:g} → {:g} at step {}".format(*change, update.step), "detail"))
     progress = run.progress
@@ -84,19 +88,28 @@ def record(run: Run) -> None:
 
 
 def clock_figures(run: Run) -> dict[str, object]:
-    """Speed, time left and memory: what depends on the machine."""
+    """Speed, time left and memory: what depends on the machine; shares and memory are those of the worst process.
+
+    The slowest process is the one that needs longest for its data and its forward passes, which wait for no other.
+    """
     summaries = run.clock.summaries()
     step_time, data_time = summaries["step_time"], summaries["data_time"]
     steps_left = run.progress.total_steps - run.progress.step
-    return {
+    own = [data_time["mean"] / step_time["mean"], peak_memory(run.mesh.device) / 2**20, summaries["own_time"]["mean"]]
+    ranks = torch.stack(run.mesh.gather(torch.tensor(own, dtype=torch.float64)))
+    data_wait, memory, busy = ranks.max(0).values.tolist()
+    figures = {
         "time": time.time(),
         "step_time": step_time,
         "data_time": data_time,
         "samples_per_second": summaries["samples"]["mean"] / step_time["mean"],
-        "data_wait": data_time["mean"] / step_time["mean"],
-        "memory_mb": peak_memory(run.mesh.device) / 2**20,
+        "data_wait": data_wait,
+        "memory_mb": memory,
         "eta_seconds": steps_left * step_time["median"],
     }
+    if run.mesh.world > 1:
+        figures |= {"slowest_rank": int(ranks[:, 2].argmax()), "slowest_by": busy / ranks[:, 2].mean().item()}
+    return figures
 
 
 def peak_memory(device: torch.device) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
@@ -105,10 +106,10 @@ class Agreement:
         self._update = update
         self._totals: dict[str, Total] | None = None
         self.should_stop = False
-        counts = [run.task.counts(micro.batch) for micro in update.microbatches if not micro.is_ghost]
+        counts = [(run.task.counts(micro.batch), micro.is_ghost) for micro in update.microbatches]
         names = run.task.weights
-        known = [sum(count[name] or 0.0 for count in counts) for name in names]
-        unknown = [float(sum(count[name] is None for count in counts)) for name in names]
+        known = [sum(count[name] or 0.0 for count, is_ghost in counts if not is_ghost) for name in names]
+        unknown = [float(sum(count[name] is None for count, _ in counts)) for name in names]
         self._sums = run.mesh.start_sum([*known, *unknown, float(run.stop.requested)])
         if any(unknown):  # what a first pass finds out is needed before the others begin
             self.totals()
@@ -142,7 +143,9 @@ def _ratio_totals(run: Run, update: Update, names: list[str]) -> dict[str, Ratio
             terms = forward(run, micro)
             if not micro.is_ghost:
                 parts = [part for name in names for part in (terms[name].numerator, terms[name].denominator)]
-                rows[micro.index] = torch.stack([torch.as_tensor(part, dtype=rows.dtype).to(rows.device) for part in parts])
+                rows[micro.index] = torch.stack(
+                    [torch.as_tensor(part, dtype=rows.dtype).to(rows.device) for part in parts]
+                )
     sums = rows.new_zeros(2 * len(names))
     for row in run.mesh.sum(rows):
         sums += row
@@ -151,10 +154,13 @@ def _ratio_totals(run: Run, update: Update, names: list[str]) -> dict[str, Ratio
 
 def forward(run: Run, micro: MicroBatch) -> dict[str, Term]:
     """The losses of one micro-batch, with generators seeded from (seed, step, micro-batch)."""
+    started = perf_counter()
     run.mesh.seed(derive(run.seed, micro.step, micro.index))
     batch = run.source.finish(micro.batch, micro.epoch, run.mesh.device)
     with run.precision.compute():
-        return run.task.losses(run.parallel.network, batch)
+        terms = run.task.losses(run.parallel.network, batch)
+    run.forward_seconds += perf_counter() - started
+    return terms
 
 
 def discarded_pass(run: Run, update: Update) -> None:

@@ -49,7 +49,7 @@ class OrderedTree(SingleProcess):
         total = self._exchange_nodes(size) if self._mesh.world > 1 else root(self._nodes, size)
         self._nodes = {}
         learning = self._learning()
-        for parameter, part in zip(learning, total.split([each.numel() for each in learning]), strict=True):
+        for parameter, part in zip(learning, torch.split(total, [each.numel() for each in learning]), strict=True):
             parameter.grad = part.view_as(parameter).to(parameter.dtype)
         self._statistics.fold()
 

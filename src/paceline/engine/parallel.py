@@ -59,6 +59,10 @@ class SingleProcess:
     def settle(self, discarded_pass: Callable[[], None]) -> None:
         """Before an update: whatever must have happened once before gradients count."""
 
+    def alone(self) -> AbstractContextManager[None]:
+        """Surrounds passes of this process that no other takes part in."""
+        return nullcontext()
+
     def rewrap(self) -> None:
         """Some parameters begin to learn."""
 
@@ -113,13 +117,14 @@ class Replicated(SingleProcess):
         self.factor = float(mesh.world)  # the reducer takes the mean over processes
         self._mesh = mesh
         self._compression = compression
-        self._options = {
+        self._options: dict[str, Any] = {
             "static_graph": static_graph,
             "find_unused_parameters": find_unused,
             "bucket_cap_mb": bucket_mb,
         }
         # The sum of two numbers has no order: what buckets they travel in shows with a third process only.
-        self._settles = is_exact and mesh.world > 2
+        # A static graph is learned from a pass that exchanges gradients, and the first of an update may not.
+        self._settles = static_graph or (is_exact and mesh.world > 2)
         self._buffers = [buffer for module in model.modules() for buffer in module.buffers(recurse=False)]
         self._read_in_training = [
             buffer
@@ -150,6 +155,11 @@ class Replicated(SingleProcess):
             if micro.is_ghost:
                 stack.enter_context(unchanged_buffers(self.model))
             yield
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Surrounds passes of this process that no other takes part in."""
+        assert isinstance(self.network, DistributedDataParallel)
+        return self.network.no_sync()
 
     def exchange(self, update: Update) -> None:
         """Gradients are exchanged by now; see that the reducer knew all of them."""
@@ -187,7 +197,7 @@ class Replicated(SingleProcess):
             for group in _by_type(buffers):
                 flat = torch.cat([buffer.reshape(-1) for buffer in group])
                 dist.broadcast(flat, 0)
-                for buffer, value in zip(group, flat.split([each.numel() for each in group]), strict=True):
+                for buffer, value in zip(group, torch.split(flat, [each.numel() for each in group]), strict=True):
                     buffer.copy_(value.view_as(buffer))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from paceline.engine.blocks import Block
 from paceline.engine.buffers import ChangedBuffers
@@ -101,8 +101,8 @@ def _recomputed(
     kwargs: dict[str, Any],
 ) -> Any:
     if torch.compiler.is_compiling():  # the compiler sets buffers once, whatever it computes twice
-        contexts = _keeping_products if keeps_products else noop_context_fn
-        return checkpoint(function, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+        selective: dict[str, Any] = {"context_fn": _keeping_products} if keeps_products else {}
+        return checkpoint(function, *args, use_reentrant=False, **selective, **kwargs)
     buffers = ChangedBuffers(modules)
     # Lists and dicts are copied: their owner may put more into them before the backward pass.
     args, kwargs = tree_map(lambda each: each, (args, kwargs))

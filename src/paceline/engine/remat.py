@@ -30,7 +30,7 @@ class Blocks:
     """Every block is computed again, or every n-th, beginning with the first.
 
     Blocks are found from the model's structure, or are the modules that the patterns of `match` name. Without either,
-    neighbouring blocks that hold little inside go together, which takes less memory and no more time.
+    neighbouring blocks that hold little inside go together, so that fewer inputs are kept between them.
     """
 
     every: int = 1
@@ -41,7 +41,7 @@ class Blocks:
 class Selective:
     """Every block is computed again, but for its convolutions, matrix products and attention, which are kept.
 
-    It takes little time and frees about half. A convolution whose output is changed in place by something else than an
+    It takes less time than `Blocks` and frees much less. A convolution whose output is changed in place by something else than an
     activation module cannot be kept; torch says so in the first backward pass.
     """
 

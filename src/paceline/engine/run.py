@@ -64,6 +64,9 @@ class Run:
     mesh: Mesh
     task: Task
     model: nn.Module
+    masters: nn.Module
+    """The model with the weights that the optimizer holds; itself, unless it computes with rounded copies."""
+    parallel: SingleProcess
     optimizer: Optimizer
     plan: Plan
     source: Source
@@ -77,9 +80,6 @@ class Run:
     threads: int
     clip: Callable[[Sequence[nn.Parameter]], Tensor] = field(default_factory=Unclipped)
     precision: Precision = field(default_factory=FullPrecision)
-    parallel: SingleProcess = None  # type: ignore[assignment]  # of this model alone, unless another is given
-    masters: nn.Module = None  # type: ignore[assignment]
-    """The model with the weights that the optimizer holds; itself, unless it computes with rounded copies."""
     freezing: Freezing | NoFreezing = field(default_factory=NoFreezing)
     averaging: Averaging = field(default_factory=NoAveraging)
     health: FiniteCheck = field(default_factory=FiniteCheck)
@@ -96,12 +96,12 @@ class Run:
     evaluated_step: int | None = None
     """The step at which they were measured; those of other weights do not count for a checkpoint."""
 
+    forward_seconds: float = 0.0
+    """What this process took for the forward passes of the update so far."""
     unread: list[StepResult] = field(default_factory=list)
     """Updates whose figures are not among the meters yet."""
 
     def __post_init__(self) -> None:
-        self.parallel = self.parallel or SingleProcess(self.model)
-        self.masters = self.masters or self.model
         self.learning = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def unfreeze(self, step: int) -> None:

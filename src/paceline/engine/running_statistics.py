@@ -54,7 +54,7 @@ class RunningStatistics:
 
     def _advance(self, rows: Tensor) -> None:
         """Have each layer take in the statistics of all micro-batches, one after another."""
-        columns = iter(rows.split([each.numel() for each in self._statistics()], 1))
+        columns = iter(torch.split(rows, [each.numel() for each in self._statistics()], 1))
         for name, norm in self._training():
             shares = _shares(norm, len(rows))
             for statistic in _STATISTICS:

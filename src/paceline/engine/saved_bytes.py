@@ -47,9 +47,10 @@ class SavedBytes:
 
 def measure_saved(model: nn.Module, blocks: Sequence[Block], trial: Callable[[], object]) -> SavedBytes:
     """Run `trial` once and note what each block keeps; nothing is really kept, so it needs little memory itself."""
-    ledger = _Ledger(model, len(blocks))
     cuda = sorted({each.device.index for each in model.parameters() if each.device.type == "cuda"})
     with ExitStack() as stack:
+        stack.enter_context(copies_of_buffers(model))
+        ledger = _Ledger(model, len(blocks))  # made here, so that it knows the copies for what they are
         for number, block in enumerate(blocks):
             first, last = block.modules()[0], block.modules()[-1]
             for handle in (
@@ -58,7 +59,6 @@ def measure_saved(model: nn.Module, blocks: Sequence[Block], trial: Callable[[],
             ):
                 stack.callback(handle.remove)
         stack.enter_context(torch.random.fork_rng(devices=cuda))
-        stack.enter_context(copies_of_buffers(model))
         stack.enter_context(saved_tensors_hooks(ledger.save, _refuse))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(ledger)

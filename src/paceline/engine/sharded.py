@@ -9,6 +9,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -113,4 +114,4 @@ class Sharded(SingleProcess):
 def _join_alone(mesh: Mesh) -> None:
     """A world of one has no process group, which sharding wants all the same."""
     if not dist.is_initialized():
-        dist.init_process_group(mesh.backend, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(mesh.backend, store=HashStore(), rank=0, world_size=1)

@@ -27,7 +27,7 @@ class ShardedArguments(Arguments):
     """Arguments of `fsdp` and `zero`."""
 
     match: list[str] = []
-    """Patterns of the modules that are put together one at a time; found from the model's structure if there are none."""
+    """Patterns of the modules that are put together one at a time; none: found from the model's structure."""
     parameters: Literal["fp32", "bf16", "fp16"] = "fp32"
     """The form in which parameters travel and blocks compute."""
     gradients: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -39,4 +39,6 @@ strategies.add("single", "paceline.engine.strategies:single", summary="one proce
 strategies.add("dp", "paceline.engine.strategies:data_parallel", summary="one process, several devices")
 strategies.add("ddp", "paceline.engine.strategies:ddp", DdpArguments, "a replica in every process")
 strategies.add("fsdp", "paceline.engine.strategies:fsdp", ShardedArguments, "everything in parts (FSDP2)")
-strategies.add("zero", "paceline.engine.strategies:zero", ShardedArguments, "parts, put together once an update (ZeRO-2)")
+strategies.add(
+    "zero", "paceline.engine.strategies:zero", ShardedArguments, "parts, put together once an update (ZeRO-2)"
+)

@@ -44,8 +44,8 @@ class Tally:
 def read(tallies: Sequence[Tally], mesh: Mesh) -> list[dict[str, float]]:
     """The losses of whole updates: the weighted sum as "loss", then each by its name.
 
-    Every micro-batch has its own place in one table to which each process adds zeros or its own numbers, so the sum over
-    processes is exact, and micro-batches are then added in their order: the same bits on any number of processes.
+    Every micro-batch has its own place in one table to which each process adds zeros or its own numbers, so the sum
+    over processes is exact, and micro-batches are then added in their order: the same bits on any number of processes.
     """
     if not tallies:
         return []

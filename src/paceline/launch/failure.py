@@ -50,7 +50,9 @@ def judge(
     final = next((one for one in ended if one.code in _FINAL_CODES), None)
     if final and final.code:
         return Failure(f"process {final.rank} ended with exit code {final.code}", _tail(final), final.code, True)
-    killed = [one for one in ended if one.code is not None and one.code < 0]
+    # One that has told of a crash was alive when the reason came; what killed it later is a consequence.
+    crashed = {record.rank for record in records}
+    killed = [one for one in ended if one.code is not None and one.code < 0 and one.rank not in crashed]
     if stopped_by and (killed or not records):
         summary = f"stopped by {stopped_by.name}; the same command goes on from the newest checkpoint"
         return Failure(summary, code=Stopped.exit_code, is_final=True)

@@ -52,6 +52,8 @@ def launch(command: Sequence[str], plan: Launch) -> int:
             assert stop.received
             _say("ended at once" if stop.at_once else f"stopped by {stop.received.name} before training began")
             return _KILLED if stop.at_once else Stopped.exit_code
+        finally:
+            os.environ.pop(LAUNCHER, None)
 
 
 def _prepare_environment(plan: Launch) -> None:

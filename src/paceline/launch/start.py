@@ -16,15 +16,16 @@ from paceline.launch.network import Endpoint
 def share_out(options: argparse.Namespace, device: str, devices: Sequence[int] | None) -> int | None:
     """The exit code, once the processes that the options ask for have done the command; None: do it in this process.
 
-    In a process that somebody else started, the options are not asked: it takes its place and its devices.
+    In a process that somebody else started, the options are not asked: it takes its place among the others.
+    `options.device_mapping` tells then in words which devices are used, if the recipe names any.
     """
     place = take_place()
     if place is None:
         plan = read_plan(options, default_processes(device, devices))
         if plan.processes > 1 or plan.rendezvous:
             return launch(worker_command(options.arguments), plan)
-    if device != "cpu":
-        options.device_mapping = use_devices(devices, place.local_world if place else 1)
+    num_processes = place.local_world if place else 1
+    options.device_mapping = None if device == "cpu" else use_devices(devices, num_processes)
     return None
 
 

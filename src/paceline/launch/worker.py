@@ -33,10 +33,11 @@ def run_as_worker(body: Callable[[], int]) -> int:
         return 130
     except Exception:  # noqa: BLE001 - whatever it is, the launcher shows it
         _tell(1, traceback.format_exc(), explained=False)
-        return 1
+        _flush()
+        # Taking a broken process group apart may abort the process, with noise and another exit code.
+        os._exit(1)
     finally:
-        with suppress(OSError, ValueError):
-            sys.stdout.flush()
+        _flush()
 
 
 def live_with(launcher: int) -> None:
@@ -57,6 +58,12 @@ def _watch(launcher: int) -> None:
     while os.getppid() == launcher:
         time.sleep(_SECONDS_BETWEEN_LOOKS)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
 
 
 def _tell(code: int, message: str, explained: bool) -> None:

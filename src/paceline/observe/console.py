@@ -45,6 +45,8 @@ class Console:
             self._next_line = monotonic() + SECONDS_BETWEEN_LINES if self._next_draw != inf else 0.0
         elif isinstance(event, Ended):
             self.close()
+            if event.is_told:
+                return
         if isinstance(event, Note) and event.level == "detail":
             return
         for words in lines_of(event, self._total_steps):

@@ -82,6 +82,8 @@ class Ended:
     step: int
     epoch: float
     lines: list[str] = field(default_factory=list)
+    is_told: bool = False
+    """Whether somebody else, who knows more, tells the user."""
 
 
 SECONDS_BETWEEN_FIGURES = 0.5

@@ -12,6 +12,8 @@ Words = list[tuple[str, str]]
 _STATE_STYLES = {"finished": "bold green", "stopped": "bold yellow", "failed": "bold red"}
 _LEAST_NEEDED = ("memory", "wait", "lr", "speed", "epoch", "loss", "eta")
 
+_WORTH_SAYING = 1.1  # times the mean that the slowest process needs
+
 
 def lines_of(event: Event, total_steps: int) -> list[Words]:
     """What is said of an event, line by line."""
@@ -89,6 +91,8 @@ def _logged(event: Logged, total_steps: int) -> list[tuple[str, str]]:
         pairs.append(("samples/s", _speed(clock)))
     if _known(clock, "data_wait"):
         pairs.append(("data-wait", f"{clock['data_wait']:.0%}"))
+    if _known(clock, "slowest_rank") and clock["slowest_by"] >= _WORTH_SAYING:
+        pairs.append(("slowest", f"rank {clock['slowest_rank']}, {clock['slowest_by']:.2f} × the mean"))
     if _known(clock, "eta_seconds"):
         pairs.append(("eta", duration(clock["eta_seconds"])))
     if _known(clock, "memory_mb"):

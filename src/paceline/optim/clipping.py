@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-
 Measure = Callable[[Sequence[nn.Parameter]], Tensor]
 
 

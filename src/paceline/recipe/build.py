@@ -22,7 +22,9 @@ from paceline.core.errors import CheckpointError
 from paceline.core.mesh import Mesh, join
 from paceline.core.progress import Progress, to_steps
 from paceline.data.keys import derive
+from paceline.data.sampler import Updates
 from paceline.data.source import Source
+from paceline.engine.precision import Precision
 from paceline.engine.run import Periods, Run
 from paceline.models.fitted import Fitted
 from paceline.models.surgery import Surgery, apply
@@ -34,7 +36,7 @@ from paceline.recipe.build_data import (
     make_updates,
     num_channels,
 )
-from paceline.recipe.build_engine import choose_precision, prepare_model, settle_process, shard, wrap
+from paceline.recipe.build_engine import choose_precision, prepare_model, recompute, settle_process, shard, wrap
 from paceline.recipe.build_solver import (
     build_optimizer,
     effective_lr,
@@ -66,6 +68,8 @@ class Builder(Workshop):
         super().__init__(checked, mesh or join(checked.recipe.train.device))
         self.fitted: Fitted | None = None
         """What became of the weights that the recipe names."""
+        self.recomputed: list[str] = []
+        """Names of the blocks whose activations are computed again."""
 
     def run(self, out: Path | None = None) -> Run:
         """The whole run."""
@@ -76,15 +80,15 @@ class Builder(Workshop):
         progress = Progress(self.total_steps(updates.steps_per_epoch), updates.steps_per_epoch)
         model = self.model(sources["train"], classes)
         prepare_model(self, model)
+        task, precision = self.task(classes), choose_precision(self)
+        self.recomputed = recompute(self, model, lambda: self._try_pass(model, task, precision, sources, updates))
         freezing = make_freezing(self, model, progress)
         parallel = shard(self, model)
         optimizer = build_optimizer(self, model, freezing, progress)
-        precision = choose_precision(self)
         masters = precision.attach(model)
         parallel = parallel or wrap(self, model)
         batches = make_batches(self, sources["train"], updates, progress)
         batches.passes = parallel.passes
-        task = self.task(classes)
         out = out or Path("runs") / self.recipe.name
         return Run(
             name=self.recipe.name,
@@ -125,6 +129,15 @@ class Builder(Workshop):
             with self.speaking_of("model.weights"):
                 self.fitted = self._load_weights(model, part.weights)
         return model.to(self.mesh.device)
+
+    def _try_pass(
+        self, model: nn.Module, task: Task, precision: Precision, sources: dict[str, Source], updates: Updates
+    ) -> None:
+        """A forward pass of the largest micro-batch, as in training."""
+        source, size = sources["train"], max(cut.stop - cut.start for cut in updates.cuts(0))
+        batch = source.finish(source.fetch(0, np.arange(size)), 0, self.mesh.device)
+        with precision.compute():
+            task.losses(model.train(), batch)
 
     def origin_of_weights(self) -> list[str]:
         """Where a fresh run's weights come from, and what became of each tensor of a file."""

@@ -15,7 +15,10 @@ from paceline.recipe.schema import DatasetPart
 from paceline.recipe.workshop import Workshop
 
 _SPLITS = ("train", "val", "test")
-_WORLD_PARTS, _WORLD_LEAST = 8, 16  # micro-batches of an update that any number of processes share, and their least size
+_WORLD_PARTS, _WORLD_LEAST = (
+    8,
+    16,
+)  # micro-batches of an update that any number of processes share, and their least size
 
 
 def make_sources(shop: Workshop) -> dict[str, Source]:
@@ -67,7 +70,7 @@ def _check_processes(shop: Workshop, updates: Updates) -> None:
         raise UsageError(
             f"{world} processes are too many: an update of {samples} samples is cut into {min(number, samples)}"
             f" micro-batches of at most {updates.micro_batch}, one of which each process needs; start at most"
-            f" {min(number, samples)} processes with --procs, or change data.batch ({updates.batch}) or train.micro_batch"
+            f" {min(number, samples)} with --procs, or change data.batch ({updates.batch}) or train.micro_batch"
         )
     last = updates.size % updates.batch
     if updates.multiple > 1 and 0 < last < world and not updates.drop_last:

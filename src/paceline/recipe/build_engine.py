@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from paceline.engine.mixed_precision import make_precision
 from paceline.engine.ordered import OrderedTree
 from paceline.engine.parallel import SingleProcess
 from paceline.engine.precision import Precision
+from paceline.engine.remat import apply_remat
 from paceline.models.layout import use_channels_last
 from paceline.models.sync_norm import convert_sync_batchnorm
 from paceline.recipe.workshop import Workshop
@@ -38,8 +40,8 @@ def automatic_threads(shop: Workshop) -> int:
     return max(1, len(os.sched_getaffinity(0)) // shop.mesh.local_world)
 
 
-def prepare_model(shop: Workshop, model: nn.Module) -> nn.Module:
-    """The model as the recipe wants it to compute, before anything holds its parameters."""
+def prepare_model(shop: Workshop, model: nn.Module) -> None:
+    """Make the model compute as the recipe wants, before anything holds its parameters."""
     train = shop.recipe.train
     if train.sync_bn:
         with shop.speaking_of("train.sync_bn"):
@@ -47,10 +49,13 @@ def prepare_model(shop: Workshop, model: nn.Module) -> nn.Module:
                 raise RecipeError(f"{shop.checked.locate('train.sync_bn')}: the model has no BatchNorm layers to join")
     if train.channels_last:
         use_channels_last(model)
+
+
+def recompute(shop: Workshop, model: nn.Module, trial: Callable[[], object]) -> list[str]:
+    """Have activations computed again as the recipe wants; the names of the blocks that are."""
+    part = shop.recipe.model.checkpointing
     with shop.speaking_of("model.checkpointing"):
-        part = shop.recipe.model.checkpointing
-        shop.make("checkpointing", part.name, part, model=model)
-    return model
+        return apply_remat(model, shop.make("checkpointing", part.name, part), trial)
 
 
 def choose_precision(shop: Workshop) -> Precision:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+
 from torch import nn
 from torch.optim import Optimizer
 

@@ -27,7 +27,9 @@ def cross_checks(recipe: Recipe) -> list[Check]:
         *_model(recipe),
         *_batch(recipe),
         *_schedule(recipe),
-        *_processes(recipe),
+        *_exactness(recipe),
+        *_sharding(recipe),
+        *_precision(recipe),
         *_figures(recipe),
         *_names(recipe),
     ]
@@ -85,11 +87,11 @@ def _schedule(recipe: Recipe) -> list[Check]:
     return []
 
 
-def _processes(recipe: Recipe) -> list[Check]:
-    """What cannot be had together with a strategy."""
+def _exactness(recipe: Recipe) -> list[Check]:
+    """What gives other bits on other numbers of processes, or after a restart."""
     train = recipe.train
-    strategy, options = train.strategy.name, train.strategy.model_extra or {}
-    compression = options.get("compression", "none")
+    strategy = train.strategy.name
+    compression = (train.strategy.model_extra or {}).get("compression", "none")
     found: list[Check] = []
     if train.reproducible == "world":
         here = ["train.reproducible", "train.strategy"]
@@ -100,19 +102,35 @@ def _processes(recipe: Recipe) -> list[Check]:
         if train.sync_bn:
             message = "world cannot be had with train.sync_bn: statistics would depend on the processes"
             found.append((["train.reproducible", "train.sync_bn"], message))
-    if train.reproducible != "off" and compression == "powersgd":
+    if train.reproducible == "run" and compression == "powersgd":
         message = "powersgd keeps what it left out, which no checkpoint holds; set train.reproducible to off"
         found.append((["train.strategy", "train.reproducible"], message))
-    if strategy in ("fsdp", "zero"):
-        if train.precision in ("O2", "O3"):
-            message = f"expected fp32, tf32, bf16, fp16, O0 or O1 with train.strategy {strategy}, got {train.precision}"
-            found.append((["train.precision", "train.strategy"], message))
-        if train.clip_adaptive is not None:
-            message = f"cannot be had with train.strategy {strategy}, which cuts units into parts; use train.clip_norm"
-            found.append((["train.clip_adaptive", "train.strategy"], message))
-        if train.compile:
-            message = f"cannot be had with train.strategy {strategy}; choose one of them"
-            found.append((["train.compile", "train.strategy"], message))
+    return found
+
+
+def _sharding(recipe: Recipe) -> list[Check]:
+    """What needs whole parameters in every process."""
+    train = recipe.train
+    strategy = train.strategy.name
+    if strategy not in ("fsdp", "zero"):
+        return []
+    found: list[Check] = []
+    if train.precision in ("O2", "O3"):
+        message = f"expected fp32, tf32, bf16, fp16, O0 or O1 with train.strategy {strategy}, got {train.precision}"
+        found.append((["train.precision", "train.strategy"], message))
+    if train.clip_adaptive is not None:
+        message = f"cannot be had with train.strategy {strategy}, which cuts units into parts; use train.clip_norm"
+        found.append((["train.clip_adaptive", "train.strategy"], message))
+    if train.compile:
+        message = f"cannot be had with train.strategy {strategy}; choose one of them"
+        found.append((["train.compile", "train.strategy"], message))
+    return found
+
+
+def _precision(recipe: Recipe) -> list[Check]:
+    """What belongs to other precisions."""
+    train = recipe.train
+    found: list[Check] = []
     if train.keep_norms_fp32 is not None and train.precision not in ("O2", "O3"):
         message = f"given, but train.precision {train.precision} keeps all weights in float32; remove it or use O2"
         found.append((["train.keep_norms_fp32", "train.precision"], message))

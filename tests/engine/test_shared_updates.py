@@ -1,0 +1,49 @@
+"""However processes share an update, it is the same update: real processes, started by our launcher."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parent / "scripts" / "shared_updates.py"
+LAUNCH = """
+import sys
+from paceline.launch.local import Launch, launch
+sys.exit(launch([sys.executable, *sys.argv[2:]], Launch(int(sys.argv[1]), restarts=0)))
+"""
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two, then of three processes found."""
+    world, out = request.param, tmp_path_factory.mktemp("shared")
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCH, str(world), SCRIPT, out],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return [json.loads((out / f"rank-{rank}.json").read_text()) for rank in range(world)]
+
+
+def test_gradients_norms_losses_and_weights_are_those_of_one_process(found: list[dict[str, Any]]) -> None:
+    cases = {name: max(each["cases"][name] for each in found) for name in found[0]["cases"]}
+    assert len(cases) == 7 * 4 * 2 + 1
+    assert {name: value for name, value in cases.items() if not value < 1e-9} == {}
+
+
+def test_processes_share_the_samples_of_every_update(found: list[dict[str, Any]]) -> None:
+    world = len(found)
+    for epoch in range(2):
+        seen = []
+        for step in range(3):
+            of_step = [each["ids"][3 * epoch + step] for each in found]
+            assert sum(map(len, of_step)) == [17, 17, 16][step]
+            assert all(of_step[rank] for rank in range(world))
+            seen += [number for ids in of_step for number in ids]
+        assert sorted(seen) == list(range(50))
