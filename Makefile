@@ -8,7 +8,7 @@ PIP_INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c constrai
 .PHONY: train test lint format types bench clean
 
 train: $(VENV)/.installed
-	$(BIN)/paceline train quickstart
+	$(BIN)/paceline train quickstart --procs 2
 
 test: lint types $(VENV)/.installed-dev
 	$(BIN)/pytest

@@ -83,7 +83,7 @@ def record(run: Run) -> None:
     """Log the figures of training."""
     take_readings(run)
     smoothed = run.meters.summaries()
-    figures = {name: summary["latest"] for name, summary in smoothed.items()}
+    figures = {name: summary["latest"] for name, summary in smoothed.items()} | run.precision.figures()
     run.observer.emit(Logged(run.progress.step, run.progress.epoch, figures, smoothed, clock_figures(run)))
 
 

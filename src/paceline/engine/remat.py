@@ -41,8 +41,8 @@ class Blocks:
 class Selective:
     """Every block is computed again, but for its convolutions, matrix products and attention, which are kept.
 
-    It takes less time than `Blocks` and frees much less. A convolution whose output is changed in place by something else than an
-    activation module cannot be kept; torch says so in the first backward pass.
+    It takes less time than `Blocks` and frees much less. A convolution whose output is changed in place by
+    something else than an activation module cannot be kept; torch says so in the first backward pass.
     """
 
     match: Sequence[str] = ()

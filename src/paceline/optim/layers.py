@@ -174,7 +174,7 @@ def _sequence(model: nn.Module) -> LayerMap | None:
 def _is_stage(part: nn.Module) -> bool:
     """Whether it is a plain sequence of blocks, not one of single layers."""
     blocks = _learning("", part).values()
-    return type(part) is nn.Sequential and bool(blocks) and all(list(block.children()) for block in blocks)
+    return isinstance(part, nn.Sequential) and bool(blocks) and all(list(block.children()) for block in blocks)
 
 
 def _learning(prefix: str, module: nn.Module) -> dict[str, nn.Module]:
