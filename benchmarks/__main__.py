@@ -7,7 +7,7 @@ import importlib
 
 from benchmarks.report import PAGE, show, write_page
 
-NAMES = ("step", "loader", "startup", "sampler", "validation", "optimizers", "memory")
+NAMES = ("step", "loader", "startup", "sampler", "validation", "optimizers", "memory", "sharing", "precisions")
 
 
 def main() -> None:

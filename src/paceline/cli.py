@@ -19,6 +19,7 @@ _COMMANDS = {
     "check": "try everything a run needs, without training: data, one step, a checkpoint",
     "show": "the resolved recipe, the model, parameter groups, the batch and the learning rate",
     "find-lr": "train while the learning rate grows, and suggest one",
+    "replay": "do an update again that was not finite, from the bundle that the run left",
     "recipes": "list the recipes that ship with the package",
     "slurm": "write a job script for Slurm that goes on after the time limit",
     "schema": "print the JSON Schema of a recipe, for editors",
@@ -78,7 +79,10 @@ def _parser() -> argparse.ArgumentParser:
     made = {name: commands.add_parser(name, help=text, description=text) for name, text in _COMMANDS.items()}
     for name in ("train", "eval", "check", "show", "find-lr", "slurm"):
         _add_recipe(made[name], "RECIPE or RUN" if name == "eval" else "RECIPE")
-    for name in ("eval", "check", "show", "find-lr", "recipes"):
+    made["replay"].add_argument("bundle", type=Path, metavar="BUNDLE", help="a folder runs/NAME/replay/step-…")
+    made["replay"].add_argument("--rank", type=int, default=0, help="whose part of the update (default: 0)")
+    made["replay"].add_argument("--use", action="append", default=[], metavar="MODULE", help="import a module first")
+    for name in ("eval", "check", "show", "find-lr", "recipes", "replay"):
         made[name].add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     made["train"].add_argument("--out", type=Path, help="run directory (default: runs/NAME)")
     made["train"].add_argument(

@@ -1,4 +1,4 @@
-"""The files of one checkpoint folder: written once and hashed on the way, verified before they are used."""
+"""Bytes on the disk: tensors as safetensors, files hashed on their way through, JSON that carries its checksum."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,10 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from paceline import __version__
-from paceline.checkpoint.state import JSON, Tree, flatten, unflatten
+from paceline.checkpoint.state import JSON
 from paceline.core.errors import CheckpointError
 
 FORMAT = 1
-MODEL, STATE, SKELETON, MANIFEST = "model.safetensors", "state.safetensors", "state.json", "manifest.json"
-OUR_NAMES = frozenset({MODEL, STATE, SKELETON, MANIFEST})
 _CHUNK = 1 << 20
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -58,61 +54,26 @@ class TensorFile:
             yield tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """What a folder says of itself: its step, its figures, and the size and SHA-256 of each of its files."""
-
-    step: int
-    figures: dict[str, float]
-    files: dict[str, dict[str, Any]]
-
-
-class Folder:
-    """The content of one checkpoint, ready to be written; whatever cannot be saved is refused here."""
-
-    def __init__(self, step: int, model: Mapping[str, Tensor], state: Tree, figures: Mapping[str, float]) -> None:
-        tensors, skeleton = flatten(state)
-        strays, self.figures = flatten(figures)
-        if strays:
-            raise TypeError(f"figures must be numbers, found tensors: {', '.join(strays)}")
-        self.step = step
-        self.model, self.state = TensorFile(model), TensorFile(tensors)
-        self.skeleton = json.dumps(skeleton, allow_nan=False).encode()
-        self.size = self.model.size + self.state.size + len(self.skeleton)
-
-    def write(self, path: Path) -> None:
-        """Make the folder at `path`; the manifest comes last, and everything is on the disk on return."""
-        path.mkdir()
-        parts: dict[str, Iterable[memoryview]] = {
-            MODEL: self.model,
-            STATE: self.state,
-            SKELETON: [memoryview(self.skeleton)],
-        }
-        manifest = {
-            "format": FORMAT,
-            "paceline": __version__,
-            "torch": torch.__version__,
-            "step": self.step,
-            "figures": self.figures,
-            "files": {name: write_file(path / name, pieces) for name, pieces in parts.items()},
-        }
-        write_file(path / MANIFEST, [memoryview(seal(manifest))])
-        sync_folder(path)
-
-
 def write_file(path: Path, pieces: Iterable[memoryview]) -> dict[str, Any]:
     """Write a file through to the disk; its size and SHA-256."""
     digest, size = hashlib.sha256(), 0
-    with path.open("wb") as file:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
         for piece in pieces:
             for start in range(0, len(piece), _CHUNK):
                 chunk = piece[start : start + _CHUNK]
-                file.write(chunk)
                 digest.update(chunk)
+                _write_all(descriptor, chunk)
             size += len(piece)
-        file.flush()
-        os.fsync(file.fileno())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
     return {"size": size, "sha256": digest.hexdigest()}
+
+
+def _write_all(descriptor: int, chunk: memoryview) -> None:
+    while chunk:
+        chunk = chunk[os.write(descriptor, chunk) :]
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -165,71 +126,9 @@ def _dump(content: dict[str, JSON]) -> bytes:
     return json.dumps(content, indent=1).encode() + b"\n"
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint folder, checked in itself but not yet against the files."""
-    path = folder / MANIFEST
-    content = unseal(path)
-    try:
-        files = {name: {"size": int(f["size"]), "sha256": str(f["sha256"])} for name, f in content["files"].items()}
-        manifest = Manifest(int(content["step"]), dict(unflatten({}, content["figures"])), files)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{path}: is not the manifest of a checkpoint") from error
-    if set(files) != OUR_NAMES - {MANIFEST}:
-        expected = ", ".join(sorted(OUR_NAMES - {MANIFEST}))
-        raise CheckpointError(f"{path}: expected to list {expected}; found {', '.join(sorted(files))}")
-    return manifest
-
-
-def verify(folder: Path) -> Manifest:
-    """The manifest of a checkpoint folder after every file was found to be what it says."""
-    manifest = read_manifest(folder)
-    for name, expected in manifest.files.items():
-        path = folder / name
-        try:
-            size = path.stat().st_size
-            if size != expected["size"]:
-                raise CheckpointError(f"{path}: damaged: expected {expected['size']} bytes, found {size}")
-            with path.open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-        if found != expected["sha256"]:
-            raise CheckpointError(f"{path}: damaged: expected SHA-256 {expected['sha256']}, found {found}")
-    return manifest
-
-
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file, in memory of their own rather than mapped from it."""
     try:
         return {name: tensor.clone() for name, tensor in safetensors.torch.load_file(path).items()}
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: is not a whole safetensors file: {error}") from error
-
-
-def read_state(folder: Path) -> Tree:
-    """The state tree of a verified checkpoint folder."""
-    skeleton = json.loads((folder / SKELETON).read_bytes())
-    return unflatten(read_tensors(folder / STATE), skeleton)
-
-
-def holds_only_ours(path: Path) -> bool:
-    """Whether a folder is real and holds nothing but files with the names that a checkpoint has."""
-    if path.is_symlink() or not path.is_dir():
-        return False
-    return all(item.name in OUR_NAMES and item.is_file() and not item.is_symlink() for item in path.iterdir())
-
-
-def remove(path: Path) -> None:
-    """Delete a folder of ours; one that holds anything else stays as it is."""
-    if holds_only_ours(path):
-        for name in OUR_NAMES:
-            (path / name).unlink(missing_ok=True)
-        path.rmdir()
-
-
-def retire(replaced: Path, successor: Path) -> None:
-    """Delete a folder that was replaced; what others put into it moves to its successor."""
-    for item in list(replaced.iterdir()):
-        if item.name not in OUR_NAMES and not (successor / item.name).exists():
-            item.rename(successor / item.name)
-    remove(replaced)

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.commands.attempts import watch_over
 from paceline.commands.directory import move_aside, recipe_differences, write_recipe
 from paceline.commands.opening import check_writable, read_recipe
 from paceline.core.errors import CheckpointError, Stopped, UsageError
@@ -46,6 +47,7 @@ def main(options: argparse.Namespace) -> int:
             _say_finished(run)
             return 0
         _open_directory(run, builder)
+        watch_over(run, builder.recipe.train.hang_seconds)
         _train(run, builder, notes)
     return 0
 

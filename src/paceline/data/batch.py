@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from paceline.data.skipping import Skipped
 
 Sample = dict[str, Any]
 """One example as a data set reads it: "image" as uint8 [H, W, C], and what the task needs ("label", ...)."""
@@ -13,6 +16,11 @@ Sample = dict[str, Any]
 
 class Batch(dict[str, Any]):
     """Samples stacked by field: "id" [N] always, "image" [N, C, H, W], and what the task needs ("label", ...)."""
+
+    skipped: Sequence[Skipped] = ()
+    """Samples that belong here but could not be read; they are not among those it holds."""
+    is_stand_in: bool = False
+    """Whether none could be read: it holds another sample, repeated, which counts for nothing."""
 
     @property
     def ids(self) -> Tensor:
@@ -27,7 +35,10 @@ class Batch(dict[str, Any]):
 
     def to(self, device: torch.device) -> Batch:
         """The same batch with its tensors on `device`."""
-        return Batch({name: _move(value, device) for name, value in self.items()})
+        moved = Batch({name: _move(value, device) for name, value in self.items()})
+        if self.skipped:
+            moved.skipped, moved.is_stand_in = self.skipped, self.is_stand_in
+        return moved
 
 
 def _move(value: Any, device: torch.device) -> Any:

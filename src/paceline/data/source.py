@@ -13,6 +13,7 @@ from torch import Tensor
 from paceline.core.errors import DataError
 from paceline.data.batch import Batch, Sample
 from paceline.data.keys import uniforms, uniforms_of_streams
+from paceline.data.skipping import UNREADABLE, SkipList, Skipped
 from paceline.data.transforms import BatchTransform, SampleTransform, split
 
 Ids = npt.NDArray[np.int64]
@@ -32,11 +33,21 @@ class Dataset(Protocol):
 
 
 class Source:
-    """A data set with its transforms. What is random about a sample depends on (seed, epoch, sample) alone."""
+    """A data set with its transforms. What is random about a sample depends on (seed, epoch, sample) alone.
 
-    def __init__(self, dataset: Dataset, transforms: Sequence[SampleTransform | BatchTransform], seed: int) -> None:
+    With `skips`, samples that cannot be read are left out and listed there; without, the first one is a DataError.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        transforms: Sequence[SampleTransform | BatchTransform],
+        seed: int,
+        skips: SkipList | None = None,
+    ) -> None:
         self.dataset = dataset
         self.seed = seed
+        self.skips = skips
         self.sample_transforms, self.batch_transforms = split(transforms)
         self.in_memory = hasattr(dataset, "gather") and not self.sample_transforms
         """Whether batches are indexed as tensors, with no Python per sample."""
@@ -47,10 +58,17 @@ class Source:
             gather: Callable[[Tensor], dict[str, Any]] = self.dataset.gather  # type: ignore[attr-defined]
             numbers = torch.from_numpy(ids)
             return Batch(id=numbers, **gather(numbers))
+        if self.skips is not None:
+            return self._fetch_readable(epoch, ids, self.skips.limit)
         return stack(ids, [self._read(epoch, int(index)) for index in ids])
 
     def finish(self, batch: Batch, epoch: int, device: torch.device) -> Batch:
-        """The batch on the device, with the transforms of whole batches applied there."""
+        """The batch on the device, with the transforms of whole batches applied there; notes what it had to leave out.
+
+        Raises DataError once more was left out than may be.
+        """
+        if batch.skipped and self.skips is not None:
+            self.skips.note(batch.skipped)
         ready = batch.to(device)
         drawn = self._draw(batch, epoch, device)
         for transform, draws in zip(self.batch_transforms, drawn, strict=True):
@@ -74,6 +92,48 @@ class Source:
             draws = uniforms(self.seed, epoch, np.array([index]), stream, transform.draws)[0]
             sample = transform(sample, draws)
         return sample
+
+    def _fetch_readable(self, epoch: int, ids: Ids, limit: int) -> Batch:
+        """Those of the samples that can be read; if there are none, the next one that can, as often as wanted.
+
+        So a batch is never empty: a process can compute one that stands in for it, and keep step with the others.
+        """
+        tried = [self._try(epoch, int(index)) for index in ids]
+        skipped = [each for each in tried if isinstance(each, Skipped)]
+        samples = [each for each in tried if not isinstance(each, Skipped)]
+        if not skipped:
+            return stack(ids, samples)
+        if samples:
+            batch = stack(np.array([i for i, each in zip(ids, tried, strict=True) if each not in skipped]), samples)
+        else:
+            batch = self._stand_in(epoch, ids, limit)
+        batch.skipped, batch.is_stand_in = skipped, not samples
+        return batch
+
+    def _try(self, epoch: int, index: int) -> Sample | Skipped:
+        try:
+            return self._read(epoch, index)
+        except UNREADABLE as error:
+            return Skipped(index, *self._described(index, error))
+
+    def _described(self, index: int, error: Exception) -> tuple[str | None, str]:
+        """The file of a sample, if the data set says so, and a line on what is wrong with it."""
+        find: Callable[[int], Any] | None = getattr(self.dataset, "path", None)
+        path = str(find(index)) if find else None
+        reason = " ".join(str(error).split()) or "no reason given"
+        told = reason if isinstance(error, DataError) else f"{type(error).__name__}: {reason}"
+        return path, told.removeprefix(f"{path}: ")
+
+    def _stand_in(self, epoch: int, ids: Ids, limit: int) -> Batch:
+        last: Sample | Skipped | None = None
+        for further in range(1, limit + 2):
+            index = (int(ids[-1]) + further) % len(self.dataset)
+            last = self._try(epoch, index)
+            if not isinstance(last, Skipped):
+                return stack(np.full(len(ids), index), [last] * len(ids))
+        raise DataError(
+            f"more than {limit} samples in a row cannot be read, which is what data.max_skipped allows in all; {last}"
+        )
 
 
 def stack(ids: Ids, samples: Sequence[Sample]) -> Batch:

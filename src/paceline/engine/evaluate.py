@@ -56,6 +56,7 @@ def evaluate(run: Run, split: str) -> Evaluation:
     run.parallel.share_buffers()
     with measuring(run, examined.threads), naming_dead_workers():
         for number, measured in enumerate(_measure_all(run, examined, metrics, own + cuts[:1] * ghosts)):
+            run.heartbeat.beat(run.progress.step, "evaluating")
             if number >= len(own):  # computed for the sake of processes that have more
                 continue
             ids.append(measured.ids)
@@ -169,6 +170,7 @@ def measuring(run: Run, threads: int) -> Iterator[None]:
     try:
         yield
     finally:
+        run.parallel.release()
         torch.set_num_threads(before)
         if was_training:
             run.freezing.train_mode(run.model)

@@ -3,24 +3,48 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
 from paceline.core.errors import TrainingError
 from paceline.data.loader import Update
-from paceline.engine.tally import Tally
+from paceline.engine.diagnosis import diagnose
+from paceline.observe.events import Note
+
+if TYPE_CHECKING:
+    from paceline.engine.run import Run
+
+OnNonFinite = Literal["stop", "skip"]
+Explain = Callable[["Run", Update], str]
 
 
 class FiniteCheck:
-    """Ends the run before an update whose gradient is not finite reaches the weights or a checkpoint."""
+    """Keeps an update whose gradient is not finite from the weights and from every checkpoint.
 
-    def judge(self, update: Update, norm: Tensor, tally: Tally) -> None:
-        """Raise TrainingError naming the losses and the samples unless the norm of the gradient is finite."""
+    It is judged on the norm that all processes share, so all decide alike. The policy is to stop, or to leave such
+    updates out, at most `limit` in a row.
+    """
+
+    def __init__(self, policy: OnNonFinite = "stop", limit: int = 10, explain: Explain = diagnose) -> None:
+        self.policy = policy
+        self.limit = limit
+        self.explain = explain
+        self.in_a_row = 0
+
+    def accepts(self, run: Run, update: Update, norm: Tensor) -> bool:
+        """Whether the update may reach the weights; raises TrainingError if the run has to end."""
         if math.isfinite(norm.item()):
-            return
-        figures = ", ".join(f"{name} {value.item():g}" for name, value in tally.own().items())
-        ids = [int(i) for micro in update.microbatches for i in micro.batch.ids[:8]]
+            self.in_a_row = 0
+            return True
+        finding = self.explain(run, update)
+        self.in_a_row += 1
+        what = f"the gradient of update {update.step + 1} is not finite (norm {norm.item():g}): {finding}"
+        if self.policy == "skip" and self.in_a_row <= self.limit:
+            run.observer.emit(Note(f"{what}; the update is left out", "warning"))
+            return False
+        row = f" {self.in_a_row} times in a row" if self.in_a_row > 1 else ""
         raise TrainingError(
-            f"the gradient of update {update.step + 1} is not finite (norm {norm.item():g}; {figures}; first samples"
-            f" {ids[:8]}); the weights before it are kept. Try a lower optimizer.lr, warm-up, or train.clip_norm"
+            f"{what}{row}; the weights before it are kept. Try a lower optimizer.lr, warm-up, or train.clip_norm"
         )

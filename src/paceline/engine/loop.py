@@ -32,15 +32,17 @@ def train(run: Run) -> None:
     agenda.add(run.periods.log, lambda: record(run))
     agenda.add(run.periods.save, lambda: save(run))
     run.freezing.train_mode(run.model)
-    with run.stop.on_signals(), naming_dead_workers():
+    with run.stop.on_signals(), run.heartbeat.watched(), naming_dead_workers():
         for update, waited in timed(run.batches):
             started = time.perf_counter()
+            run.heartbeat.beat(update.step, "agreeing on an update")
             result = train_step(run, update)
             observe(run, update, result, waited, time.perf_counter() - started)
             if is_due(run) and (advice := compare(run, update)):
                 run.observer.emit(Note(advice, "warning"))
             for action in agenda.due(run.progress.step):
                 action()
+            run.heartbeat.beat(run.progress.step, "waiting for data")
             if result.should_stop and not run.progress.is_done:
                 save(run)
                 raise Stopped(f"stopped after step {run.progress.step} on request ({run.stop.reason}); state is saved")
@@ -148,6 +150,7 @@ def save(run: Run) -> None:
     """Write a checkpoint, unless this step has one; all processes bring their part, the first one writes."""
     if run.store.last_step == run.progress.step:
         return
+    run.heartbeat.beat(run.progress.step, "saving")
     take_readings(run)
     model, state = run.model_state(), run.state()
     if not run.mesh.is_main:

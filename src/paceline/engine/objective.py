@@ -154,12 +154,14 @@ def _ratio_totals(run: Run, update: Update, names: list[str]) -> dict[str, Ratio
 
 def forward(run: Run, micro: MicroBatch) -> dict[str, Term]:
     """The losses of one micro-batch, with generators seeded from (seed, step, micro-batch)."""
+    run.heartbeat.beat(micro.step, "in a forward pass")
     started = perf_counter()
     run.mesh.seed(derive(run.seed, micro.step, micro.index))
     batch = run.source.finish(micro.batch, micro.epoch, run.mesh.device)
     with run.precision.compute():
         terms = run.task.losses(run.parallel.network, batch)
     run.forward_seconds += perf_counter() - started
+    run.heartbeat.beat(micro.step, "in a backward pass or exchanging gradients")
     return terms
 
 

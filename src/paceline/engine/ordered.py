@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from paceline.core.errors import TrainingError
 from paceline.core.mesh import Mesh
 from paceline.data.loader import MicroBatch, Update
 from paceline.data.sampler import share
-from paceline.engine.parallel import SingleProcess
+from paceline.engine.parallel import CHANGED_PARAMETERS, SingleProcess, parameter_ids
 from paceline.engine.running_statistics import RunningStatistics
 
 Node = tuple[int, int]
@@ -30,6 +31,7 @@ class OrderedTree(SingleProcess):
         self._mesh = mesh
         self._statistics = RunningStatistics(model, mesh)
         self._nodes: dict[Node, Tensor] = {}
+        self._known = parameter_ids(model)
         self._dtype = reduce(torch.promote_types, {parameter.dtype for parameter in model.parameters()})
 
     @contextmanager
@@ -37,6 +39,8 @@ class OrderedTree(SingleProcess):
         """Surrounds the passes of a micro-batch; its gradient becomes a leaf of the tree."""
         with self._statistics.of_one():
             yield
+        if parameter_ids(self.model) != self._known:
+            raise TrainingError(CHANGED_PARAMETERS)
         learning = self._learning()
         leaf = torch.cat([_gradient(parameter).reshape(-1).to(self._dtype) for parameter in learning])
         for parameter in learning:

@@ -19,6 +19,10 @@ from paceline.engine.objective import Objective, unchanged_buffers
 from paceline.engine.tally import Tally
 from paceline.losses.term import Term
 
+CHANGED_PARAMETERS = (
+    "the model's parameters are not those that it had when the run began: parameters that are added, removed or"
+    " replaced during training would not be exchanged among processes; make all of them when the model is built"
+)
 _SETTLING_PASSES = 2
 Compression = Literal["none", "bf16", "fp16", "powersgd"]
 
@@ -68,6 +72,9 @@ class SingleProcess:
 
     def share_buffers(self) -> None:
         """Have every process hold the same buffers, before they are used or saved."""
+
+    def release(self) -> None:
+        """After passes without a backward one: let go of what was put together for them."""
 
     def whole(self, tensor: Tensor) -> Tensor:
         """A parameter, or what is shaped like one, all of it; every process asks for it at the same time."""
@@ -143,7 +150,7 @@ class Replicated(SingleProcess):
         )
         _compress(self.network, self._compression)
         self._is_settled = not self._settles
-        self._known = _parameter_ids(self.model)
+        self._known = parameter_ids(self.model)
 
     @contextmanager
     def accumulate(self, micro: MicroBatch, is_last: bool) -> Iterator[None]:
@@ -163,12 +170,8 @@ class Replicated(SingleProcess):
 
     def exchange(self, update: Update) -> None:
         """Gradients are exchanged by now; see that the reducer knew all of them."""
-        if _parameter_ids(self.model) != self._known:
-            raise TrainingError(
-                "the model's parameters are not those that it had when the run began: parameters that are added,"
-                " removed or replaced during training would not be exchanged among processes; make all of them when"
-                " the model is built"
-            )
+        if parameter_ids(self.model) != self._known:
+            raise TrainingError(CHANGED_PARAMETERS)
         if self._read_in_training:
             self._broadcast(self._read_in_training)
 
@@ -201,7 +204,8 @@ class Replicated(SingleProcess):
                     buffer.copy_(value.view_as(buffer))
 
 
-def _parameter_ids(model: nn.Module) -> list[int]:
+def parameter_ids(model: nn.Module) -> list[int]:
+    """What tells whether a model still has the parameters that it had."""
     return [id(parameter) for module in model.modules() for parameter in module._parameters.values()]
 
 

@@ -19,6 +19,8 @@ from paceline.core.progress import Progress
 from paceline.data.loader import TrainBatches
 from paceline.data.source import Source
 from paceline.engine.health import FiniteCheck
+from paceline.engine.heartbeat import Heartbeat, NoHeartbeat
+from paceline.engine.kept_buffers import KeptBuffers, NotKept
 from paceline.engine.parallel import SingleProcess
 from paceline.engine.precision import FullPrecision, Precision
 from paceline.engine.stop import StopRequest
@@ -83,6 +85,8 @@ class Run:
     freezing: Freezing | NoFreezing = field(default_factory=NoFreezing)
     averaging: Averaging = field(default_factory=NoAveraging)
     health: FiniteCheck = field(default_factory=FiniteCheck)
+    buffers: KeptBuffers | NotKept = field(default_factory=NotKept)
+    heartbeat: Heartbeat | NoHeartbeat = field(default_factory=NoHeartbeat)
     observer: Observer = field(default_factory=Observer)
     stop: StopRequest = field(default_factory=StopRequest)
     meters: Meters = field(default_factory=Meters)

@@ -18,7 +18,7 @@ from paceline.core.errors import TrainingError
 from paceline.core.mesh import Mesh
 from paceline.data.loader import MicroBatch, Passes, Update
 from paceline.engine.objective import unchanged_buffers
-from paceline.engine.parallel import SingleProcess
+from paceline.engine.parallel import CHANGED_PARAMETERS, SingleProcess
 
 
 class _Part(NamedTuple):
@@ -53,6 +53,8 @@ class Sharded(SingleProcess):
         policy = MixedPrecisionPolicy()
         if (parameter_dtype, gradient_dtype) != (torch.float32, torch.float32):
             policy = MixedPrecisionPolicy(parameter_dtype, gradient_dtype, output_dtype=torch.float32)
+        for parameter in model.parameters():
+            parameter.data = parameter.data.contiguous()  # all that can be cut; images alone choose channels_last
         for block in blocks:
             fully_shard(block, mesh=devices, mp_policy=policy, reshard_after_forward=not keeps_parameters)
         fully_shard(model, mesh=devices, mp_policy=policy, reshard_after_forward=False)
@@ -75,11 +77,7 @@ class Sharded(SingleProcess):
         if {name for name, _ in self.model.named_parameters()} != self._known or any(
             not isinstance(parameter, DTensor) for parameter in self.model.parameters()
         ):
-            raise TrainingError(
-                "the model's parameters are not those that it had when the run began: parameters that are added,"
-                " removed or replaced during training would not be exchanged among processes; make all of them when"
-                " the model is built"
-            )
+            raise TrainingError(CHANGED_PARAMETERS)
 
     def norm_across(self, norm: Tensor) -> Tensor:
         """The norm of the whole gradient from that of this process's part."""
@@ -95,6 +93,12 @@ class Sharded(SingleProcess):
             for buffer in self.model.buffers():
                 dist.broadcast(buffer, 0)
 
+    def release(self) -> None:
+        """Keep the parts alone: what is put together would not follow when parts change, as to an average."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
     def whole(self, tensor: Tensor) -> Tensor:
         """All of a tensor that is kept in parts; every process asks for it at the same time."""
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -107,8 +111,11 @@ class Sharded(SingleProcess):
 
     def describe(self) -> str:
         """One line for the start of a run."""
-        number = f"{self._mesh.world} process" + ("es" if self._mesh.world > 1 else "; one process saves no memory")
-        return f"{self.name}: {number}, parameters and optimizer state in parts, {self._blocks} blocks"
+        blocks = f"{self._blocks} block" + ("" if self._blocks == 1 else "s")
+        parts = f"parameters and optimizer state in parts, {blocks}"
+        if self._mesh.world == 1:
+            return f"{self.name}: {parts}; note: one process saves no memory by it"
+        return f"{self.name}: {self._mesh.world} processes, {parts}"
 
 
 def _join_alone(mesh: Mesh) -> None:

@@ -21,7 +21,7 @@ class StepResult(NamedTuple):
     should_stop: bool
     """Whether any process was asked to stop; all processes agree."""
     skipped: bool = False
-    """Whether the weights were left alone, since numbers overflowed."""
+    """Whether the weights were left alone, since numbers were not finite."""
 
     @property
     def losses(self) -> dict[str, Tensor]:
@@ -34,6 +34,7 @@ def train_step(run: Run, update: Update) -> StepResult:
     if update.step in run.freezing.unfreeze_steps:
         run.unfreeze(update.step)
     run.parallel.settle(lambda: discarded_pass(run, update))
+    run.buffers.keep()
     agreement = Agreement(run, update)
     tally = Tally(run.task.weights, update.num_microbatches)
 
@@ -50,12 +51,13 @@ def train_step(run: Run, update: Update) -> StepResult:
     run.precision.collect(run.learning)
     grad_norm = run.clip(run.parallel.local(run.learning))
     lr = run.plan.apply(update.step)
-    skipped = run.precision.overflowed(grad_norm)
+    skipped = run.precision.overflowed(grad_norm) or not run.health.accepts(run, update, grad_norm)
     if not skipped:
-        run.health.judge(update, grad_norm, tally)
         run.optimizer.step()
         run.precision.publish()
         run.averaging.update(run.masters)
+    else:
+        run.buffers.put_back()
     for parameter in run.learning:  # what optimizer.zero_grad does, without its hooks
         parameter.grad = None
     run.progress.step = update.step + 1

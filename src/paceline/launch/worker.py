@@ -27,12 +27,12 @@ def run_as_worker(body: Callable[[], int]) -> int:
     try:
         return body()
     except PacelineError as error:
-        _tell(error.exit_code, str(error), explained=True)
+        tell(error.exit_code, str(error), explained=True)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
     except Exception:  # noqa: BLE001 - whatever it is, the launcher shows it
-        _tell(1, traceback.format_exc(), explained=False)
+        tell(1, traceback.format_exc(), explained=False)
         _flush()
         # Taking a broken process group apart may abort the process, with noise and another exit code.
         os._exit(1)
@@ -66,7 +66,8 @@ def _flush() -> None:
             stream.flush()
 
 
-def _tell(code: int, message: str, explained: bool) -> None:
+def tell(code: int, message: str, explained: bool) -> None:
+    """Tell the launcher why this process ends; `explained` if the message is for the user."""
     # The folder is gone if the launcher is: then nobody is left to be told.
     with suppress(OSError):
         record = Record(int(os.environ["RANK"]), code, message, explained, time.time())

@@ -24,7 +24,10 @@ from paceline.core.progress import Progress, to_steps
 from paceline.data.keys import derive
 from paceline.data.sampler import Updates
 from paceline.data.source import Source
+from paceline.engine.health import FiniteCheck
+from paceline.engine.kept_buffers import KeptBuffers, NotKept
 from paceline.engine.precision import Precision
+from paceline.engine.replay import explain_and_keep
 from paceline.engine.run import Periods, Run
 from paceline.models.fitted import Fitted
 from paceline.models.surgery import Surgery, apply
@@ -36,7 +39,7 @@ from paceline.recipe.build_data import (
     make_updates,
     num_channels,
 )
-from paceline.recipe.build_engine import choose_precision, prepare_model, recompute, settle_process, shard, wrap
+from paceline.recipe.build_engine import choose_precision, may_skip, prepare_model, recompute, settle_process, shard, wrap
 from paceline.recipe.build_solver import (
     build_optimizer,
     effective_lr,
@@ -110,6 +113,8 @@ class Builder(Workshop):
             clip=make_clip(self, model, parallel),
             averaging=make_averaging(self, progress),
             freezing=freezing,
+            buffers=KeptBuffers(model) if may_skip(self) else NotKept(),
+            health=FiniteCheck(self.recipe.train.on_nonfinite, explain=explain_and_keep),
             precision=precision,
             parallel=parallel,
             masters=masters,

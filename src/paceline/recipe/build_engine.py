@@ -65,6 +65,12 @@ def choose_precision(shop: Workshop) -> Precision:
         return make_precision(train.precision, shop.mesh.device, train.loss_scale, train.keep_norms_fp32)
 
 
+def may_skip(shop: Workshop) -> bool:
+    """Whether updates may be left out, so that what they changed has to be put back."""
+    train = shop.recipe.train
+    return train.on_nonfinite == "skip" or train.precision in ("fp16", "O1", "O2", "O3")
+
+
 def shard(shop: Workshop, model: nn.Module) -> SingleProcess | None:
     """For strategies that cut parameters into parts, before an optimizer is made over them."""
     return _strategy(shop, model) if shop.recipe.train.strategy.name in _SHARDED else None

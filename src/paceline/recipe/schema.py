@@ -264,6 +264,10 @@ class Train(Section):
     averaging: AveragingPart = AveragingPart(name="none")
     reproducible: Literal["off", "run", "world"] = "run"
     """run: the same command gives the same bits; world: on any number of processes too."""
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    """What to do about an update whose gradient is not finite: end the run, or leave it out (at most 10 in a row)."""
+    hang_seconds: Positive = 600.0
+    """How long several processes may make no progress before they are started again."""
     threads: Count | Auto = "auto"
     """Threads inside one operation; auto: the machine's cores by the processes on it, with reproducible world: 1."""
 

@@ -1,0 +1,187 @@
+"""Two processes: how fast they train and start, and what sharding saves in each of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import perf_counter
+
+from torch.distributed.elastic.utils.distributed import get_free_port
+
+from benchmarks.contest import LR, MEAN, STD, WEIGHT_DECAY
+from benchmarks.measuring import Measured, Turn, interleave, spread
+from benchmarks.processes import PACELINE
+from benchmarks.report import Goal, Section
+
+LEAST_SPEED, MOST_START, MOST_BYTES = 0.98, 1.20, 0.55
+_WARM_UP, _STEPS, _LOG_EVERY_STEPS = 20, 40, 20  # so that each turn logs equally often
+_WIDTHS, _BATCH = [32, 64, 128], 64
+_CASE = {
+    "widths": _WIDTHS,
+    "batch": _BATCH,
+    "steps": _WARM_UP + _STEPS,
+    "lr": LR,
+    "weight_decay": WEIGHT_DECAY,
+    "mean": MEAN,
+    "std": STD,
+}
+_SCRIPTS = Path(__file__).parent / "two_processes"
+_OURS, _BY_HAND = "paceline train --procs 2", "torchrun, hand-written DDP"
+
+
+def measure(is_quick: bool) -> Section:
+    """Seconds a step and to the end of the first, and bytes of parameters and optimizer state in a process."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        recipe = _write_recipe(folder)
+        start = interleave(_turns(recipe, 1, lambda begin, ends: ends[0] - begin), 2 if is_quick else 11)
+        speed = interleave(_turns(recipe, _WARM_UP + _STEPS, _seconds_a_step), 2 if is_quick else 9)
+        held = {strategy: _weigh(recipe, strategy) for strategy in ("ddp", "fsdp", "zero")}
+    return Section(
+        "Two processes",
+        "`paceline train --procs 2` against a script for torchrun, in fresh processes with one thread each: the"
+        f" quickstart's network, {_BATCH} samples an update indexed out of memory and normalised, fused AdamW,"
+        " a cosine schedule, deterministic algorithms in both; buffers are not broadcast in either. Ours logs every"
+        f" {_LOG_EVERY_STEPS} steps to files and TensorBoard and checks every gradient, the script does neither."
+        f" Samples a second are over {_STEPS} steps after {_WARM_UP} that are left out ({len(speed[_OURS].costs)}"
+        " rounds); the start is from before the command to the end of process 0's first optimizer step"
+        f" ({len(start[_OURS].costs)} rounds). Bytes are those of the process that holds more: parameters and AdamW's"
+        " state; all floating-point tensors alive between two updates; and at the peak within an update.",
+        ["what", "contestant", "figure", "ratio", "middle half"],
+        [*_speed_rows(speed), *_start_rows(start), *_byte_rows(held)],
+        _goals(speed, start, held),
+    )
+
+
+def _write_recipe(folder: Path) -> Path:
+    normalize = {"name": "normalize", "mean": [MEAN], "std": [STD]}
+    splits = {"train": "train", "val": "test"}
+    recipe = {
+        "name": "two_processes",
+        "task": "classification",
+        "model": {"name": "convnet", "widths": _WIDTHS},
+        "data": {
+            "batch": _BATCH,
+            "drop_last": True,
+            **{
+                name: {"dataset": "fashion_small", "split": split, "transforms": [normalize]}
+                for name, split in splits.items()
+            },
+        },
+        "losses": [{"name": "cross_entropy"}],
+        "optimizer": {"name": "adamw", "lr": LR, "weight_decay": WEIGHT_DECAY},
+        "schedule": {"decay": "cosine"},
+        "train": {"steps": _CASE["steps"]},
+        "observe": {"log_every_steps": _LOG_EVERY_STEPS},
+    }
+    path = folder / "recipe.json"
+    path.write_text(json.dumps(recipe), encoding="utf-8")
+    return path
+
+
+def _turns(recipe: Path, num_steps: int, cost: Callable[[float, list[float]], float]) -> dict[str, Turn]:
+    """Each contestant does so many steps; `cost` makes a figure of when it was begun and when its steps ended."""
+    out, notes = recipe.with_name("run"), recipe.with_name("notes.json")
+
+    def ours() -> list[str]:
+        options = ["--procs", "2", "--out", str(out), "--use", "noting", "--restarts", "0"]
+        return [str(PACELINE), "train", str(recipe), *options]
+
+    def by_hand() -> list[str]:
+        port: int = get_free_port()  # type: ignore[no-untyped-call]
+        torchrun = [str(PACELINE.with_name("torchrun")), "--nproc-per-node", "2", "--master-port", str(port)]
+        return [*torchrun, "ddp_by_hand.py", json.dumps(_CASE)]
+
+    def turn(command: Callable[[], list[str]]) -> Turn:
+        def take() -> float:
+            notes.unlink(missing_ok=True)
+            shutil.rmtree(out, ignore_errors=True)
+            words = command()
+            begin = perf_counter()
+            _run(words, {"NOTES": str(notes), "NOTED_STEPS": str(num_steps)})
+            return cost(begin, json.loads(notes.read_text(encoding="utf-8")))
+
+        return take
+
+    return {_BY_HAND: turn(by_hand), _OURS: turn(ours)}
+
+
+def _seconds_a_step(_: float, ends: list[float]) -> float:
+    return (ends[-1] - ends[_WARM_UP - 1]) / (len(ends) - _WARM_UP)
+
+
+def _weigh(recipe: Path, strategy: str) -> dict[str, int]:
+    printed = _run([sys.executable, "weigh.py", str(recipe), strategy], {})
+    figures: dict[str, int] = json.loads(printed.splitlines()[-1])
+    return figures
+
+
+def _run(command: list[str], variables: Mapping[str, str]) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    done = subprocess.run(command, cwd=_SCRIPTS, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr}")
+    return done.stdout
+
+
+def _speed_rows(measured: Mapping[str, Measured]) -> list[list[str]]:
+    by_hand, ours = measured[_BY_HAND], measured[_OURS]
+    ratios = by_hand.ratios(ours)  # of seconds, so the reverse is that of samples a second
+    figures = {each.name: f"{_BATCH / each.median:.0f}" for each in (by_hand, ours)}
+    return [
+        ["samples a second", _BY_HAND, figures[_BY_HAND], "1.00", ""],
+        ["samples a second", _OURS, figures[_OURS], f"{statistics.median(ratios):.3f}", spread(ratios)],
+    ]
+
+
+def _start_rows(measured: Mapping[str, Measured]) -> list[list[str]]:
+    by_hand, ours = measured[_BY_HAND], measured[_OURS]
+    ratios = ours.ratios(by_hand)
+    return [
+        ["seconds to the first step", _BY_HAND, f"{by_hand.median:.2f}", "1.00", ""],
+        ["seconds to the first step", _OURS, f"{ours.median:.2f}", f"{statistics.median(ratios):.2f}", spread(ratios)],
+    ]
+
+
+def _byte_rows(held: Mapping[str, dict[str, int]]) -> list[list[str]]:
+    titles = {
+        "held": "parameters + optimizer, kB",
+        "at_rest": "alive between updates, kB",
+        "peak": "peak of an update, kB",
+    }
+    return [
+        [title, strategy, f"{figures[key] / 1e3:.0f}", f"{figures[key] / held['ddp'][key]:.3f}", ""]
+        for key, title in titles.items()
+        for strategy, figures in held.items()
+    ]
+
+
+def _goals(
+    speed: Mapping[str, Measured], start: Mapping[str, Measured], held: Mapping[str, dict[str, int]]
+) -> list[Goal]:
+    faster = statistics.median(speed[_BY_HAND].ratios(speed[_OURS]))
+    slower = statistics.median(start[_OURS].ratios(start[_BY_HAND]))
+    parts = {strategy: held[strategy]["held"] / held["ddp"]["held"] for strategy in ("fsdp", "zero")}
+    return [
+        Goal(
+            f"at least {LEAST_SPEED:.2f} of hand-written DDP's samples a second", f"{faster:.3f}", faster >= LEAST_SPEED
+        ),
+        Goal(
+            f"first step within {MOST_START:.2f} × torchrun with a bare script", f"{slower:.2f} ×", slower <= MOST_START
+        ),
+        *(
+            Goal(
+                f"parameters and optimizer state of {strategy} at most {MOST_BYTES:.2f} of ddp's",
+                f"{part:.3f}",
+                part <= MOST_BYTES,
+            )
+            for strategy, part in parts.items()
+        ),
+    ]

@@ -1,0 +1,80 @@
+"""Where a number that is not finite came from: the first module whose output has one, and the samples it had."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from paceline.data.loader import MicroBatch, Update
+from paceline.engine.objective import forward, unchanged_buffers
+
+if TYPE_CHECKING:
+    from paceline.engine.run import Run
+
+_SHOWN = 8
+
+
+def diagnose(run: Run, update: Update) -> str:
+    """A sentence on what this process's part of the update has to say; the forward passes are done once more."""
+    bad_gradients = [
+        name
+        for name, parameter in run.model.named_parameters()
+        if parameter.grad is not None and not _is_finite(parameter.grad)
+    ]
+    with torch.no_grad(), unchanged_buffers(run.model):
+        # All of them, whatever the first says: processes may have to keep step with each other.
+        found = [_first_bad_module(run, micro) for micro in update.microbatches]
+    for micro, sentence in zip(update.microbatches, found, strict=True):
+        if sentence is not None and not micro.is_ghost:
+            return sentence
+    if bad_gradients:
+        more = f" and {len(bad_gradients) - 3} more" if len(bad_gradients) > 3 else ""
+        return f"outputs are finite, the gradients of {', '.join(bad_gradients[-3:])}{more} are not"
+    return "nothing that is not finite was found in this process's part"
+
+
+def _first_bad_module(run: Run, micro: MicroBatch) -> str | None:
+    inputs = [(name, value) for name, value in micro.batch.items() if isinstance(value, Tensor)]
+    for name, value in inputs:
+        if value.is_floating_point() and not _is_finite(value):
+            return f"{name} of {_samples(value, micro)} is not finite before the model sees it"
+    first: list[str] = []
+
+    def look(module: nn.Module, args: Any, output: Any, name: str) -> None:
+        if not first:
+            for value in tree_leaves(output):
+                if isinstance(value, Tensor) and value.is_floating_point() and not _is_finite(value):
+                    kind = type(module).__name__
+                    first.append(
+                        f"{name or 'the model'} ({kind}) gives what is not finite for {_samples(value, micro)}"
+                    )
+                    return
+
+    with ExitStack() as stack:
+        for name, module in run.model.named_modules():
+            handle = module.register_forward_hook(lambda m, a, o, name=name: look(m, a, o, name))
+            stack.callback(handle.remove)
+        terms = forward(run, micro)
+    if first:
+        return first[0]
+    bad = [name for name, term in terms.items() if not _is_finite(term.numerator)]
+    return f"the model's outputs are finite, the loss {bad[0]} is not, for {_samples(None, micro)}" if bad else None
+
+
+def _samples(value: Tensor | None, micro: MicroBatch) -> str:
+    """The samples whose rows are not finite, or else all of the micro-batch."""
+    ids = micro.batch.ids
+    if value is not None and value.ndim and len(value) == len(ids):
+        rows = ~torch.isfinite(value.reshape(len(value), -1)).all(1).cpu()
+        ids = ids[rows]
+    listed = ", ".join(str(int(number)) for number in ids[:_SHOWN])
+    more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
+    return f"sample{'s' if len(ids) > 1 else ''} {listed}{more}"
+
+
+def _is_finite(value: Tensor) -> bool:
+    return bool(torch.isfinite(getattr(value, "to_local", lambda: value)()).all())

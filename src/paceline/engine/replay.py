@@ -1,0 +1,79 @@
+"""A bundle that reproduces one update: the weights before it, this process's micro-batches, and the recipe."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from paceline.checkpoint.files import TensorFile, read_tensors, write_file
+from paceline.core.errors import CheckpointError
+from paceline.data.batch import Batch
+from paceline.data.loader import MicroBatch, Update
+from paceline.engine.diagnosis import diagnose
+
+if TYPE_CHECKING:
+    from paceline.engine.run import Run
+
+_MODEL, _RECIPE = "model.safetensors", "recipe.json"
+
+
+def explain_and_keep(run: Run, update: Update) -> str:
+    """What is wrong with an update, and where it is kept; every process keeps its own micro-batches."""
+    finding = diagnose(run, update)
+    folder = run.out / "replay" / f"step-{update.step:08d}"
+    model = run.model_state()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if run.mesh.is_main:
+            write_file(folder / _MODEL, TensorFile(model))
+            write_file(folder / _RECIPE, [memoryview(json.dumps(run.recipe).encode())])
+        _write_batches(folder / f"rank-{run.mesh.rank}", update)
+    except (OSError, TypeError) as error:
+        return f"{finding} (it could not be kept for a replay: {error})"
+    return f"{finding}; paceline replay {folder} does it again"
+
+
+def read_update(folder: Path, rank: int) -> Update:
+    """The update of a bundle, as one process had it."""
+    path = folder / f"rank-{rank}.json"
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        tensors = read_tensors(path.with_suffix(".safetensors"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder} is not a replay bundle: {error}") from error
+    held = [
+        MicroBatch(about["step"], micro["index"], micro["epoch"], _batch(tensors, number), micro["is_ghost"])
+        for number, micro in enumerate(about["micro_batches"])
+    ]
+    return Update(about["step"], about["num_samples"], about["num_microbatches"], held)
+
+
+def read_model(folder: Path) -> dict[str, Tensor]:
+    """The weights and buffers before the update."""
+    return read_tensors(folder / _MODEL)
+
+
+def _write_batches(path: Path, update: Update) -> None:
+    tensors: dict[str, Tensor] = {}
+    for number, micro in enumerate(update.microbatches):
+        for name, value in micro.batch.items():
+            if isinstance(value, Tensor):
+                tensors[f"{number}/{name}"] = value
+    about = {
+        "step": update.step,
+        "num_samples": update.num_samples,
+        "num_microbatches": update.num_microbatches,
+        "micro_batches": [
+            {"index": micro.index, "epoch": micro.epoch, "is_ghost": micro.is_ghost} for micro in update.microbatches
+        ],
+    }
+    write_file(path.with_suffix(".safetensors"), TensorFile(tensors))
+    write_file(path.with_suffix(".json"), [memoryview(json.dumps(about).encode())])
+
+
+def _batch(tensors: dict[str, Tensor], number: int) -> Batch:
+    prefix = f"{number}/"
+    return Batch({name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)})

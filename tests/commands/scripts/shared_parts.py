@@ -1,0 +1,94 @@
+"""A user's module: small data, small nets, and some that misbehave at a known moment."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+import paceline
+from paceline.data.datasets.embedded import fashion_small
+from paceline.data.datasets.memory import MemoryImages
+
+MARKED = 7  # the number of the sample that `fragile` cannot bear
+
+
+@paceline.register.model("flat")
+def flat(num_classes: int, in_channels: int, width: int = 8) -> nn.Sequential:
+    """No convolutions, which float16 makes very slow on a CPU."""
+    layers = [nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(16 * in_channels, width, bias=False), nn.BatchNorm1d(width)]
+    return nn.Sequential(*layers, nn.ReLU(), nn.Dropout(0.2), nn.Linear(width, num_classes))
+
+
+@paceline.register.model("normless")
+def normless(num_classes: int, in_channels: int) -> nn.Sequential:
+    """No BatchNorm."""
+    return nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(16 * in_channels, num_classes))
+
+
+class Growing(nn.Module):
+    """Adds a parameter to itself in its third pass of training."""
+
+    def __init__(self, num_classes: int, in_channels: int) -> None:
+        super().__init__()
+        self.body = normless(num_classes, in_channels)
+        self.passes = 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits, with an offset as soon as it is there."""
+        self.passes += self.training
+        if self.passes == 3 and self.training:
+            self.offset = nn.Parameter(torch.zeros(1))
+        logits: Tensor = self.body(images)
+        return logits + self.offset if hasattr(self, "offset") else logits
+
+
+class Fragile(nn.Module):
+    """Gradients overflow in whichever process computes an image of one colour; losses stay what they are."""
+
+    def __init__(self, num_classes: int, in_channels: int) -> None:
+        super().__init__()
+        self.body = flat(num_classes, in_channels)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits."""
+        logits: Tensor = self.body(images)
+        if self.training and bool((images.flatten(1).amax(1) == images.flatten(1).amin(1)).any()):
+            logits.register_hook(lambda gradient: gradient * math.inf)
+        return logits
+
+
+paceline.register.model("growing")(Growing)
+paceline.register.model("fragile")(Fragile)
+
+
+class Pausing(MemoryImages):
+    """At the read of number PAUSE_AT a process writes its id into `paused-RANK` and waits for the file `go`."""
+
+    asked = 0
+
+    def gather(self, ids: Tensor) -> dict[str, Tensor]:
+        self.asked += 1
+        if self.asked == int(os.environ.get("PAUSE_AT", "0")):
+            aside = Path(f"pausing-{os.environ['RANK']}")
+            aside.write_text(str(os.getpid()))
+            aside.replace(f"paused-{os.environ['RANK']}")
+            deadline = time.monotonic() + 60
+            while not Path("go").exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+        return super().gather(ids)
+
+
+@paceline.register.dataset("few")
+def few(split: Literal["train", "test"], count: int = 200, pausing: bool = False, marked: bool = False) -> MemoryImages:
+    """The first images of the embedded data set; one of them is without contrast if wanted."""
+    base = fashion_small(split)
+    images = base.images[:count].clone()
+    if marked:
+        images[MARKED] = 100
+    return (Pausing if pausing else MemoryImages)(images, {"label": base.fields["label"][:count]}, base.classes)
