@@ -7,7 +7,18 @@ import importlib
 
 from benchmarks.report import PAGE, show, write_page
 
-NAMES = ("step", "loader", "startup", "sampler", "validation", "optimizers", "memory", "sharing", "precisions")
+NAMES = (
+    "step",
+    "loader",
+    "startup",
+    "sampler",
+    "validation",
+    "optimizers",
+    "memory",
+    "saving",
+    "sharing",
+    "precisions",
+)
 
 
 def main() -> None:

@@ -124,7 +124,8 @@ def _weigh(recipe: Path, strategy: str) -> dict[str, int]:
 
 
 def _run(command: list[str], variables: Mapping[str, str]) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    # An installed package has its bytecode beside it; this one has from the first round on, which is thrown away.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "", **variables}
     done = subprocess.run(command, cwd=_SCRIPTS, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr}")

@@ -20,6 +20,7 @@ _COMMANDS = {
     "show": "the resolved recipe, the model, parameter groups, the batch and the learning rate",
     "find-lr": "train while the learning rate grows, and suggest one",
     "replay": "do an update again that was not finite, from the bundle that the run left",
+    "convert": "rewrite a .pth, .pt or .bin file of weights as safetensors",
     "recipes": "list the recipes that ship with the package",
     "slurm": "write a job script for Slurm that goes on after the time limit",
     "schema": "print the JSON Schema of a recipe, for editors",
@@ -93,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     made["eval"].add_argument("--split", choices=("val", "test"), help="default: test if the recipe has it, else val")
     for name in ("train", "eval"):
         _add_processes(made[name])
+    _add_convert(made["convert"])
     _add_slurm(made["slurm"])
     for name in ("show", "find-lr"):
         made[name].add_argument("--plot", type=Path, metavar="FILE", help="draw the curve into a PNG file")
@@ -125,6 +127,13 @@ def _add_processes(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--restarts", type=int, default=3, metavar="N", help="how often to start again after a crash (default: 3)"
     )
+
+
+def _add_convert(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, metavar="FILE", help="the file to read; nothing in it is executed")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="default: FILE with the ending .safetensors")
+    parser.add_argument("--max-gb", type=float, default=20.0, metavar="N", help="refuse larger ones (default: 20)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
 
 def _add_slurm(parser: argparse.ArgumentParser) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from damage import unnoticed
 from torch import Tensor, nn
 
 from paceline.checkpoint.store import Checkpoint, Store, open_checkpoint
@@ -136,10 +137,18 @@ def test_what_is_no_checkpoint_is_told_apart(tmp_path: Path, what: str, words: s
         open_checkpoint(tmp_path / what)
 
 
-def test_every_changed_byte_is_noticed(root: Path) -> None:
+def test_every_mutation_is_noticed(root: Path) -> None:
+    path = save(Store(root), 7, top1=0.25)
+    before = content_of(path)
+    assert unnoticed(path, 600, seed=0) == []
+    assert content_of(path) == before
+    assert is_of_step(open_checkpoint(path), 7)
+
+
+def test_a_changed_byte_is_told_with_what_was_expected(root: Path) -> None:
     path = save(Store(root), 7, top1=0.25)
     chance = random.Random(0)
-    for _ in range(200):
+    for _ in range(40):
         name = chance.choice(FILES)
         original = (path / name).read_bytes()
         changed = bytearray(original)
@@ -220,6 +229,15 @@ def test_rotation_keeps_the_newest_and_the_best(run: Path, root: Path) -> None:
         {"step": 6, "figures": {"loss": 0.7}, "best": False},
     ]
     assert json.loads((root / "index.json").read_text())["steps"] == store.index()
+
+
+def test_every_nth_step_is_kept(root: Path) -> None:
+    store = Store(root, keep_last=1, keep_every=10, best="top1")
+    for step in (4, 10, 14, 20, 25, 33):
+        save(store, step, top1=1 / step)
+    assert step_folders(root) == [f"step-000000{step}" for step in ("04", "10", "20", "33")]
+    with pytest.raises(ValueError, match="keep_every must be at least 1, found 0"):
+        Store(root, keep_every=0)
 
 
 def test_without_the_figure_there_is_no_best_and_the_link_stays(run: Path, root: Path) -> None:

@@ -24,7 +24,9 @@ sys.exit(launch([sys.executable, *sys.argv[1:]], Launch(2, restarts=0)))
 def environment(**more: str) -> dict[str, str]:
     """Ours, with the user's modules of the tests in reach, and without what a launcher decides."""
     path = os.pathsep.join([str(SCRIPTS), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | {"PYTHONPATH": path} | more
+    return (
+        {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | {"PYTHONPATH": path} | more
+    )
 
 
 @cache
@@ -32,7 +34,7 @@ def shared_runs() -> tuple[Path, list[dict[str, Any]]]:
     """The folder of the runs, and what each of the two processes found."""
     out = Path(tempfile.mkdtemp(prefix="shared-runs-"))
     atexit.register(shutil.rmtree, out, ignore_errors=True)
-    command = [sys.executable, "-c", _LAUNCH, SCRIPTS / "shared_runs.py", out]
+    command = [sys.executable, "-c", _LAUNCH, str(SCRIPTS / "shared_runs.py"), str(out)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return out, [json.loads((out / f"rank-{rank}.json").read_text()) for rank in (0, 1)]

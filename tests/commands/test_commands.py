@@ -96,7 +96,7 @@ def test_train_fills_the_run_directory(finished: Path) -> None:
     assert set(records[2]["clock"]["step_time"]) == {"median", "mean", "global_mean", "max", "latest"}
     assert (run / "best").resolve().name in {"step-00000002", "step-00000004"}
     names = {path.name for path in (run / "pictures").iterdir()}
-    assert {"train-samples-00000000.png", "val-confusion-00000002.png", "val-predictions-00000004.png"} <= names
+    assert {"train-samples-00000001.png", "val-confusion-00000002.png", "val-predictions-00000004.png"} <= names
     assert list((run / "tensorboard").iterdir())
 
 

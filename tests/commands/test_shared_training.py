@@ -61,7 +61,7 @@ def test_recomputed_activations_change_no_bit_under_any_strategy(found: dict[str
 
 def test_sharing_a_run_gives_what_one_process_gives(found: dict[str, Any]) -> None:
     distances = found["equal_to_one_process"]
-    assert len(distances) == 4 * 4
+    assert len(distances) == 4 * 3
     assert {name: distance for name, distance in distances.items() if not distance < 1e-5} == {}
 
 
@@ -75,8 +75,8 @@ def test_an_overflow_in_one_process_skips_the_same_update_in_all(found: dict[str
     assert len(found["overflows"]) == 3
     for strategy, run in found["overflows"].items():
         updates = run["updates"]
-        assert len(updates) == 3
-        skipped = [sum(update <= step for update in updates) for step in range(9)]
+        assert len(updates) == 2
+        skipped = [sum(update <= step for update in updates) for step in range(6)]
         assert run["skipped"] == skipped, strategy
         assert run["scale"] == [2.0**16 / 2**number for number in skipped], strategy
         assert run["resumed"] == run["scale"][3:], strategy
@@ -87,10 +87,10 @@ def test_a_checkpoint_of_parts_is_measured_alike_on_one_process_and_on_two(found
     out, _ = shared_runs()
     expected = found["resuming"]["fsdp"]["evaluated"]
     assert expected["averaged_loss"] != expected["loss"]
-    start = ["eval", out / "recipe.json", "train.averaging={name: ema, decay: 0.8}", "--json"]
-    start += ["--checkpoint", out / "fsdp" / "checkpoints" / "step-00000006"]
+    checkpoint = out / "fsdp" / "checkpoints" / "step-00000006"
+    words = ["train.averaging={name: ema, decay: 0.8}", "--json"]
     for more in ([], ["--procs", "2", "train.strategy=fsdp"]):
-        command = paceline(*start, *more)
+        command = paceline("eval", out / "recipe.json", "--checkpoint", checkpoint, *words, *more)
         done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["metrics"] == expected, more
@@ -104,7 +104,7 @@ class Project:
         (folder / "recipe.json").write_text(json.dumps(RECIPE))
 
     def start(self, *options: str, pause_at: int = 0) -> subprocess.Popen[str]:
-        """Begin; each process waits at its read of that number until it is let go."""
+        """Begin; each process waits at its read of that number until it is let go or gets a signal."""
         self.forget()
         return subprocess.Popen(
             paceline("train", "recipe.json", "--out", "run", "--procs", "2", *options),
@@ -130,7 +130,6 @@ class Project:
 
     def end(self, launcher: subprocess.Popen[str], code: int) -> list[str]:
         """Wait for the end; the lines that were printed."""
-        self.go()
         _, printed = launcher.communicate(timeout=120)
         assert launcher.returncode == code, printed
         return printed.splitlines()

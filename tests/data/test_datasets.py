@@ -255,6 +255,47 @@ def test_image_folder_names_the_file_that_is_broken(tmp_path: Path) -> None:
         dataset.read(1)
 
 
+def test_image_folder_follows_links_within_its_root_only(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    paint(root / "train/a/1.png", (1, 0, 0))
+    paint(root / "pool/2.png", (2, 0, 0))
+    paint(tmp_path / "elsewhere/deep/3.png", (3, 0, 0))
+    (root / "train/a/2.png").symlink_to(root / "pool/2.png")
+    (root / "train/b").symlink_to("../pool")
+    dataset = ImageFolder(root, "train")
+    assert [dataset.read(index)["image"][0, 0, 0] for index in range(3)] == [1, 2, 2]
+    outside = {
+        "train/a/3.png": tmp_path / "elsewhere/deep/3.png",
+        "train/c": tmp_path / "elsewhere",
+        "train/a/deeper": Path("../../../elsewhere"),
+    }
+    for name, target in outside.items():
+        (root / name).symlink_to(target)
+        with pytest.raises(DataError, match=rf"{name}: leads out of {root}, to {tmp_path}/elsewhere.*follow_links"):
+            ImageFolder(root, "train")
+        assert len(ImageFolder(root, "train", follow_links=True)) == 4
+        (root / name).unlink()
+    (root / "link").symlink_to(tmp_path / "elsewhere")
+    for split in ("link", "../elsewhere", str(tmp_path / "elsewhere")):
+        with pytest.raises(DataError, match="leads out of"):
+            ImageFolder(root, split)
+    (tmp_path / "named").symlink_to(root)
+    assert len(ImageFolder(tmp_path / "named", "train")) == 3
+
+
+def test_image_folder_whose_links_go_in_circles(tmp_path: Path) -> None:
+    paint(tmp_path / "a/1.png", (1, 0, 0))
+    (tmp_path / "a/again").symlink_to(".")
+    with pytest.raises(DataError, match="a/again: a link that leads back to a folder it is in"):
+        ImageFolder(tmp_path)
+
+
+def test_image_folder_bounds_pixels(tmp_path: Path) -> None:
+    paint(tmp_path / "a/1.png", (1, 0, 0))
+    with pytest.raises(DataError, match="6×4 is more than 23 pixels"):
+        ImageFolder(tmp_path, max_pixels=23).read(0)
+
+
 # --- what comes with the package ----------------------------------------------------------------------------
 
 

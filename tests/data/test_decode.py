@@ -1,4 +1,5 @@
 import io
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -215,7 +216,69 @@ def test_a_small_file_that_claims_to_be_huge(tmp_path: Path, photo: Image.Image)
     data = bytearray(path.read_bytes())
     data[18:26] = struct.pack("<ii", 60_000, 60_000)
     path.write_bytes(data)
-    assert "more than 178,956,970 pixels" in refused(path)
+    assert "more than 100,000,000 pixels" in refused(path)
+
+
+def test_a_scan_for_every_coefficient_is_too_much_only_for_large_images(tmp_path: Path, photo: Image.Image) -> None:
+    path = saved(photo, tmp_path / "image.jpg", "JPEG", progressive=True)
+    data = path.read_bytes()
+    scan = data[data.index(b"\xff\xda") : data.index(b"\xff", data.index(b"\xff\xda") + 16)]
+    huge = bytearray(data.replace(scan, scan * 40))
+    start = huge.index(b"\xff\xc2") + 5
+    huge[start : start + 4] = struct.pack(">HH", 9_000, 9_000)
+    path.write_bytes(huge)
+    assert "scans would take too long" in refused(path)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "P", "I;16"])
+def test_large_images_are_converted_band_by_band(
+    tmp_path: Path, photo: Image.Image, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = Image.fromarray(np.asarray(photo)[:, :, 0].astype(np.uint16) * 257) if mode == "I;16" else photo
+    options = {"transparency": 3} if mode == "P" else {}
+    path = saved(image if mode == "I;16" else image.convert(mode), tmp_path / "image.png", "PNG", **options)
+    whole = decode_image(path)
+    monkeypatch.setattr("paceline.data.decode._BAND", 3 * WIDTH)
+    assert difference(decode_image(path), whole) == 0
+
+
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path, photo: Image.Image) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    assert refused(tmp_path / "pipe.png") == "cannot be read (a pipe, not a file)"
+    assert refused(Path("/dev/zero")) == "cannot be read (a device, not a file)"
+    path = saved(photo, tmp_path / "image.png", "PNG")
+    os.truncate(path, (1 << 29) + 1)
+    assert refused(path) == "536,870,913 bytes; an image file has at most 536,870,912"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"lossless": True}, {"lossless": False}, {"lossless": True, "exif": b"Exif\0\0II*\0\x08\0\0\0" + bytes(6)}],
+)
+def test_webp_is_measured_before_it_is_opened(tmp_path: Path, options: dict[str, Any]) -> None:
+    """In each of the three forms of its header."""
+    path = saved(Image.new("RGB", (301, 203)), tmp_path / "image", "WEBP", **options)
+    assert refused(path, max_pixels=301 * 203 - 1) == "301×203 is more than 61,102 pixels"
+    assert decode_image(path).shape == (203, 301, 3)
+
+
+def test_tiles_of_a_tiff_are_bounded_too(tmp_path: Path) -> None:
+    tags = [
+        (256, 8),
+        (257, 8),
+        (258, 8),
+        (259, 8),
+        (262, 1),
+        (277, 1),
+        (322, 20_000),
+        (323, 20_000),
+        (324, 8),
+        (325, 9),
+    ]
+    listed = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    path = tmp_path / "image.tif"
+    path.write_bytes(b"II*\0" + struct.pack("<IH", 8, len(tags)) + listed + bytes(4))
+    assert refused(path) == "20000×20000 is more than 100,000,000 pixels"
 
 
 def test_pixels_without_a_fixed_range(tmp_path: Path, photo: Image.Image) -> None:

@@ -1,35 +1,64 @@
-"""A run over two machines, which may lose one and get it back."""
+"""A run over two machines, which may lose one and get it back: real commands, and the bits of one process alone."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launching import TIMEOUT, is_alive, launcher, notes, wait_until, write_worker
+from launching import TIMEOUT, is_alive, launcher, wait_until, write_worker
 from namespaces import Machine, two_machines
 
+from paceline import cli
 from paceline.launch.local import Launch
 from paceline.launch.network import Endpoint
 
-# Goes on, all processes in step, until a file says that it is enough; each start and its world is noted.
-_STEPS = """
-    import torch
-    from torch import distributed as dist
-    def body():
-        dist.init_process_group("gloo")
-        total = torch.zeros(2)
-        while not total[1]:
-            time.sleep(0.02)
-            total = torch.tensor([1.0, float(Path("enough").exists())])
-            dist.all_reduce(total)
-            note(f"{start} {int(total[0])} {os.getpid()}")
-        dist.barrier()
-        dist.destroy_process_group()
-        return 0
+# A data set whose processes wait for a signal, or for the file `go`, when they read for the fifth time.
+_DATA = """
+import os, select, signal, time
+from pathlib import Path
+import paceline
+from paceline.data.datasets.embedded import fashion_small
+from paceline.data.datasets.memory import MemoryImages
+
+class Pausing(MemoryImages):
+    asked = 0
+
+    def gather(self, ids):
+        self.asked += 1
+        if self.asked == 5 and "RANK" in os.environ and not Path("go").exists():
+            note = Path("pausing-" + os.environ["RANK"])
+            note.write_text(f"{os.environ['WORLD_SIZE']} {os.getpid()}")
+            note.replace("paused-" + os.environ["RANK"])
+            told, tell = os.pipe()
+            os.set_blocking(tell, False)
+            signal.set_wakeup_fd(tell)
+            while not Path("go").exists() and not select.select([told], [], [], 0.01)[0]:
+                pass
+        return super().gather(ids)
+
+@paceline.register.dataset("pausing")
+def pausing(split: str) -> MemoryImages:
+    base = fashion_small(split)
+    return Pausing(base.images[:200], {"label": base.fields["label"][:200]}, base.classes)
 """
+_RECIPE = {
+    "name": "far",
+    "task": "classification",
+    "model": {"name": "convnet", "widths": [4, 6], "dropout": 0.2},
+    "data": {"batch": 16, "train": {"dataset": "pausing", "split": "train", "transforms": [{"name": "flip"}]}},
+    "losses": [{"name": "cross_entropy"}],
+    "optimizer": {"name": "adamw", "lr": 0.01},
+    "train": {"steps": 12, "micro_batch": 5, "reproducible": "world"},
+    "checkpoint": {"every_steps": 1, "keep_last": 20},
+    "observe": {"log_every_steps": 3, "pictures": False, "tensorboard": False},
+}
+_STEPS = 12
 
 
 @pytest.fixture(scope="module")
@@ -38,19 +67,60 @@ def machines() -> Iterator[tuple[Machine, Machine]]:
         yield pair
 
 
-def steps(folder: Path, rank: int) -> list[tuple[int, int, int]]:
-    """What a rank has noted: the restarts before, the size of its world, the id of its process."""
-    found = [line.split() for line in notes(folder, rank)]
-    return [(int(words[0]), int(words[1]), int(words[2])) for words in found if len(words) == 3]
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "far_data.py").write_text(_DATA)
+    (tmp_path / "recipe.json").write_text(json.dumps(_RECIPE))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
-def test_a_run_over_both_finishes(machines: tuple[Machine, Machine], tmp_path: Path) -> None:
-    write_worker(tmp_path, _STEPS)
-    (tmp_path / "enough").touch()
-    plan = Launch(1, 2, 2, Endpoint(machines[0].address, 29400))
-    going = [machine.start(launcher(plan), tmp_path, f"{machine.name}.log") for machine in machines]
-    assert [process.wait(TIMEOUT) for process in going] == [0, 0], _logs(tmp_path)
-    assert [[step[:2] for step in steps(tmp_path, rank)] for rank in (0, 1)] == [[(0, 2)]] * 2
+def train(rendezvous: str, nodes: str) -> list[str]:
+    """The command, the same on both machines."""
+    words = ["train", "recipe.json", "--use", "far_data", "--out", "run", "--nodes", nodes, "--rendezvous", rendezvous]
+    return [sys.executable, "-m", "paceline", *words, "--restarts", "1"]
+
+
+def bits(run: Path) -> list[str]:
+    """Hashes of the last checkpoint's tensors."""
+    folder = run / "checkpoints" / f"step-{_STEPS:08d}"
+    return [hashlib.sha256((folder / f"{name}.safetensors").read_bytes()).hexdigest() for name in ("model", "state")]
+
+
+def figures(run: Path) -> list[dict[str, object]]:
+    """All that was recorded but for the clock's figures."""
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in record.items() if name != "clock"} for record in records]
+
+
+def test_a_lost_machine_may_come_back_and_changes_no_bit(machines: tuple[Machine, Machine], project: Path) -> None:
+    command = train(f"{machines[0].address}:29402", "1:2")
+    first, second = (machine.start(command, project, f"{machine.name}.log") for machine in machines)
+
+    def paused_in_a_world_of(size: int) -> bool:
+        assert first.poll() is None, _logs(project)
+        notes = [path.read_text().split() for path in project.glob("paused-*")]
+        return len(notes) == size and all(int(note[0]) == size for note in notes)
+
+    wait_until(lambda: paused_in_a_world_of(2), "both machines are at work")
+    processes = _forget(project)
+    second.kill()
+    second.wait()
+    (project / "go").touch()
+    wait_until(lambda: not any(map(is_alive, processes)), "the processes of both machines have ended")
+    (project / "go").unlink()
+    wait_until(lambda: paused_in_a_world_of(1), "the first machine goes on alone")
+    _forget(project)
+
+    second = machines[1].start(command, project, f"{machines[1].name}.log")
+    wait_until(lambda: paused_in_a_world_of(2), "the second machine is back")
+    # Neither change was counted: the only restart is still there to be used.
+    os.kill(_forget(project)[0], signal.SIGKILL)
+    (project / "go").touch()
+    assert [process.wait(TIMEOUT) for process in (first, second)] == [0, 0], _logs(project)
+    assert cli.main(["train", "recipe.json", "--use", "far_data", "--out", "alone"]) == 0
+    assert bits(project / "run") == bits(project / "alone"), _logs(project)
+    assert figures(project / "run") == figures(project / "alone")
 
 
 def test_an_error_on_one_machine_ends_the_other_alike(machines: tuple[Machine, Machine], tmp_path: Path) -> None:
@@ -69,34 +139,13 @@ def test_an_error_on_one_machine_ends_the_other_alike(machines: tuple[Machine, M
         assert (tmp_path / f"{machine.name}.log").read_text().splitlines()[1:] == ["cat.jpg: cannot be read"]
 
 
-def test_a_lost_machine_may_come_back(machines: tuple[Machine, Machine], tmp_path: Path) -> None:
-    write_worker(tmp_path, _STEPS)
-    plan = Launch(1, 1, 2, Endpoint(machines[0].address, 29402), restarts=1)
-    first, second = (machine.start(launcher(plan), tmp_path, f"{machine.name}.log") for machine in machines)
-
-    def in_a_world_of(size: int, after: int) -> bool:
-        last = [found[-1] for rank in range(size) if (found := steps(tmp_path, rank))]
-        return len(last) == size and all(step[1] == size and step[0] > after for step in last)
-
-    wait_until(lambda: in_a_world_of(2, after=-1), "both machines are at work")
-    processes = [steps(tmp_path, rank)[-1][2] for rank in (0, 1)]
-    lost = next(process for process in processes if _parent(process) == second.pid)
-    os.kill(second.pid, signal.SIGKILL)
-    second.wait()
-    wait_until(lambda: not is_alive(lost), "the processes of the lost machine have ended")
-    wait_until(lambda: in_a_world_of(1, after=0), "the first machine goes on alone")
-
-    second = machines[1].start(launcher(plan), tmp_path, f"{machines[1].name}.log")
-    wait_until(lambda: in_a_world_of(2, after=1), "the second machine is back")
-    # Neither change was counted: the only restart is still there to be used.
-    os.kill(steps(tmp_path, 0)[-1][2], signal.SIGKILL)
-    wait_until(lambda: in_a_world_of(2, after=2), "a killed process is back")
-    (tmp_path / "enough").touch()
-    assert [process.wait(TIMEOUT) for process in (first, second)] == [0, 0], _logs(tmp_path)
-
-
-def _parent(process: int) -> int:
-    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+def _forget(folder: Path) -> list[int]:
+    """The ids of the processes that wait, in the order of their ranks; their notes are removed."""
+    notes = sorted(folder.glob("paused-*"))
+    processes = [int(note.read_text().split()[1]) for note in notes]
+    for note in notes:
+        note.unlink()
+    return processes
 
 
 def _logs(folder: Path) -> str:

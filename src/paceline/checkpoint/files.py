@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,17 +35,20 @@ class TensorFile:
         # Wide types first, so that every tensor begins at a multiple of its element's size.
         self.names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
         self.tensors = tensors
+        self.offsets: dict[str, int] = {}
+        """Where each tensor begins, counted from the end of the header."""
         header, offset = {}, 0
         for name in self.names:
             tensor = tensors[name]
             if tensor.dtype not in _DTYPES or tensor.layout != torch.strided or name == "__metadata__":
                 raise TypeError(f"tensor {name!r} cannot be saved ({tensor.dtype}, {tensor.layout})")
-            span = [offset, offset + tensor.nbytes]
+            span = (offset, offset + tensor.nbytes)
             header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": span}
-            offset = span[1]
+            self.offsets[name], offset = span
         text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         self.header = len(text).to_bytes(8, "little") + text
+        self.num_data_bytes = offset
         self.size = len(self.header) + offset
 
     def __iter__(self) -> Iterator[memoryview]:
@@ -97,6 +101,9 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
+_LONGEST_SEALED = 1 << 26  # what describes a checkpoint is short; what fills memory is none of it
+
+
 def seal(content: dict[str, JSON]) -> bytes:
     """JSON that carries a checksum of itself as its last entry."""
     checksum = hashlib.sha256(_dump(content)).hexdigest()
@@ -106,6 +113,9 @@ def seal(content: dict[str, JSON]) -> bytes:
 def unseal(path: Path) -> dict[str, JSON]:
     """The content of a sealed file, if not one byte of it has changed."""
     try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _LONGEST_SEALED:
+            raise CheckpointError(f"{path}: expected a file of at most {_LONGEST_SEALED:,} bytes")
         raw = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.checkpoint.shards import Part
 from paceline.core.errors import CheckpointError
 
 Tree = Any
@@ -23,8 +24,17 @@ _SHOWN = 5
 
 def flatten(tree: Tree) -> tuple[dict[str, Tensor], JSON]:
     """The tree's tensors, not copied, under "/"-joined names, and a JSON skeleton that refers to them."""
-    tensors: dict[str, Tensor] = {}
-    return tensors, _take_apart(tree, (), tensors)
+    leaves, skeleton = flatten_parts(tree)
+    for name, leaf in leaves.items():
+        if isinstance(leaf, Part):
+            raise TypeError(f"{_place((name,))}: is a part of a tensor; expected all of it")
+    return {name: leaf for name, leaf in leaves.items() if isinstance(leaf, Tensor)}, skeleton
+
+
+def flatten_parts(tree: Tree) -> tuple[dict[str, Tensor | Part], JSON]:
+    """As `flatten`, of a tree that may hold parts of tensors too."""
+    leaves: dict[str, Tensor | Part] = {}
+    return leaves, _take_apart(tree, (), leaves)
 
 
 def unflatten(tensors: Mapping[str, Tensor], skeleton: JSON) -> Tree:
@@ -43,8 +53,8 @@ def unflatten(tensors: Mapping[str, Tensor], skeleton: JSON) -> Tree:
     return {_plain_key(key): unflatten(tensors, value) for key, value in skeleton.items()}
 
 
-def _take_apart(value: Tree, path: tuple[str, ...], tensors: dict[str, Tensor]) -> JSON:
-    if isinstance(value, Tensor):
+def _take_apart(value: Tree, path: tuple[str, ...], tensors: dict[str, Tensor | Part]) -> JSON:
+    if isinstance(value, Tensor | Part):
         name = _join(path)
         tensors[name] = value.detach()
         return {_TENSOR: name}

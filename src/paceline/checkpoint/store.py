@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,13 +13,16 @@ from typing import Any, Literal
 from torch import Tensor
 
 from paceline.checkpoint import files
+from paceline.checkpoint.folder import Folder, Manifest, holds_only_ours, read_manifest, remove, retire
+from paceline.checkpoint.reading import Checkpoint, folder_name, newest_in, open_checkpoint, step_folders
+from paceline.checkpoint.shards import Part, Share
 from paceline.checkpoint.state import Tree, flatten
 from paceline.core.errors import CheckpointError
 
+__all__ = ["Checkpoint", "Saved", "Store", "folder_name", "open_checkpoint"]
+
 INDEX = "index.json"
-_STEP = re.compile(r"step-(\d{8,})")
-_PARTIAL = re.compile(r"\.(step-\d{8,})\.partial")
-_REPLACED = re.compile(r"\.(step-\d{8,})\.replaced")
+_ASIDE = re.compile(r"\.(step-(\d{8,}))\.(partial|replaced|removed)")
 
 
 @dataclass(frozen=True)
@@ -29,22 +33,11 @@ class Saved:
     is_best: bool
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A verified checkpoint in memory; `rejected` tells of newer ones that were damaged."""
-
-    path: Path
-    step: int
-    model: dict[str, Tensor]
-    state: Tree
-    figures: dict[str, float]
-    rejected: tuple[str, ...] = ()
-
-
 class Store:
-    """Keeps the newest checkpoints under `root` and the best by one figure; `best` beside `root` links to it.
+    """Keeps the newest checkpoints under `root`, the best by one figure, and those of every `keep_every` steps.
 
-    Nothing is ever deleted but folders that its own index lists, and only if they hold nothing else.
+    `best` beside `root` links to the best. Nothing is ever deleted but folders that its own index lists, and only if
+    they hold nothing else.
     """
 
     def __init__(
@@ -53,37 +46,57 @@ class Store:
         keep_last: int = 3,
         best: str | None = None,
         direction: Literal["max", "min"] = "max",
+        keep_every: int | None = None,
+        patience: float = 300.0,
     ) -> None:
-        if keep_last < 1:
-            raise ValueError(f"keep_last must be at least 1, found {keep_last}")
+        for name, number in (("keep_last", keep_last), ("keep_every", keep_every)):
+            if number is not None and number < 1:
+                raise ValueError(f"{name} must be at least 1, found {number}")
         self.root = Path(root)
         self.keep_last = keep_last
         self.best = best
         self.direction = direction
+        self.keep_every = keep_every
+        self.patience = patience
+        """How many seconds the first of several processes waits for the parts of the others."""
         self.link = self.root.parent / "best"
         self.rejected: list[str] = []
         self.last_step: int | None = None
         """The step saved last, or found by `newest`."""
 
-    def save(self, step: int, model: Mapping[str, Tensor], state: Tree, figures: Mapping[str, float]) -> Saved:
-        """Write a checkpoint completely or not at all, then bring `best`, rotation and index up to date."""
-        content = files.Folder(step, model, state, figures)
-        path = self.root / folder_name(step)
-        self._refuse_obstacles(path)
+    def save(
+        self,
+        step: int,
+        model: Mapping[str, Tensor | Part],
+        state: Tree,
+        figures: Mapping[str, float],
+        share: Share | None = None,
+    ) -> Saved:
+        """Write a checkpoint completely or not at all, then bring `best`, rotation and index up to date.
+
+        Of several processes each calls this with its `share`; the first one commits what all of them wrote.
+        """
+        return self.write(Folder(step, model, state, figures, share))
+
+    def write(self, content: Folder) -> Saved:
+        """As `save`, of what was gathered before."""
+        path = self.path_of(content.step)
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            self._tidy()
-            # Said beforehand, so that a folder committed just before a kill is known to be ours.
-            self._write_index(saving=step)
-            self._commit(content, path)
-            best = self._link_best()
-            self._rotate({step, best})
-            self._write_index(saving=None)
+            if content.share.rank == 0:
+                saved = self._write_and_commit(content, path)
+            else:
+                self.root.mkdir(parents=True, exist_ok=True)
+                content.write_part(_aside(path, "partial"))
+                saved = Saved(path, is_best=False)
         except OSError as error:
             needed = f"{content.size:,} bytes are needed"
             raise CheckpointError(f"{path}: saving the checkpoint failed ({needed}): {error}") from error
-        self.last_step = step
-        return Saved(path, is_best=best == step)
+        self.last_step = content.step
+        return saved
+
+    def path_of(self, step: int) -> Path:
+        """Where the checkpoint of a step is, once there is one."""
+        return self.root / folder_name(step)
 
     @staticmethod
     def open(path: Path) -> Checkpoint:
@@ -92,7 +105,7 @@ class Store:
 
     def newest(self) -> Checkpoint | None:
         """The newest checkpoint that verifies, if any; `rejected` says what is wrong with newer ones."""
-        checkpoint, self.rejected = _newest_in(self.root)
+        checkpoint, self.rejected = newest_in(self.root)
         self.last_step = checkpoint.step if checkpoint else None
         return checkpoint
 
@@ -102,18 +115,31 @@ class Store:
         best = self._best_step(manifests)
         return [{"step": m.step, "figures": m.figures, "best": m.step == best} for m in manifests]
 
+    def _write_and_commit(self, content: Folder, path: Path) -> Saved:
+        self._refuse_obstacles(path)
+        self.root.mkdir(parents=True, exist_ok=True)
+        # Other processes may be writing already, into the folder of this step or of the one that they save next.
+        self._tidy(before=content.step if content.share.world > 1 else None)
+        # Said beforehand, so that a folder committed just before a kill is known to be ours.
+        self._write_index(saving=content.step)
+        self._commit(content, path)
+        best = self._link_best()
+        self._rotate({content.step, best})
+        self._write_index(saving=None)
+        return Saved(path, is_best=best == content.step)
+
     def _refuse_obstacles(self, path: Path) -> None:
         if self.best is not None and self.link.exists() and not self.link.is_symlink():
             raise CheckpointError(f"{self.link}: is in the way of the link to the best checkpoint; move it away")
         if path.is_symlink() or (path.exists() and not path.is_dir()):
             raise CheckpointError(f"{path}: is in the way of a checkpoint; move it away")
 
-    def _manifests(self) -> list[files.Manifest]:
+    def _manifests(self) -> list[Manifest]:
         ours = self._listed_steps()
         manifests = []
-        for step, path in _step_folders(self.root):
+        for step, path in step_folders(self.root):
             try:
-                manifest = files.read_manifest(path)
+                manifest = read_manifest(path)
             except CheckpointError:
                 continue
             if manifest.step == step and (ours is None or step in ours):
@@ -132,7 +158,7 @@ class Store:
         steps = flatten(self.index())[1]
         files.replace_file(self.root / INDEX, files.seal({"format": files.FORMAT, "steps": steps, "saving": saving}))
 
-    def _best_step(self, manifests: list[files.Manifest]) -> int | None:
+    def _best_step(self, manifests: list[Manifest]) -> int | None:
         figures = {m.step: m.figures.get(self.best) for m in manifests} if self.best is not None else {}
         scores = {step: x for step, x in figures.items() if isinstance(x, int | float) and not math.isnan(x)}
         if not scores:
@@ -150,96 +176,54 @@ class Store:
             files.sync_folder(self.link.parent)
         return best
 
-    def _commit(self, content: files.Folder, path: Path) -> None:
-        partial = path.with_name(f".{path.name}.partial")
+    def _commit(self, content: Folder, path: Path) -> None:
+        partial, replaced = _aside(path, "partial"), _aside(path, "replaced")
         try:
-            content.write(partial)
+            if content.share.world == 1:
+                content.write(partial)
+            else:
+                content.write_part(partial)
+                content.join_parts(partial, self.patience)
+            if path.exists():
+                path.rename(replaced)
+            partial.rename(path)
         except BaseException:
-            files.remove(partial)
+            # What cannot be removed now, as others still write there, goes with the next save.
+            with suppress(OSError):
+                remove(partial)
             raise
-        replaced = path.with_name(f".{path.name}.replaced")
-        if path.exists():
-            path.rename(replaced)
-        partial.rename(path)
         files.sync_folder(self.root)
         if replaced.exists():
-            files.retire(replaced, path)
+            retire(replaced, path)
 
     def _rotate(self, keep: set[int | None]) -> None:
         steps = [manifest.step for manifest in self._manifests()]
         linked = self.link.resolve().name if self.link.is_symlink() else None
         for step in steps[: -self.keep_last]:
-            path = self.root / folder_name(step)
-            partial = path.with_name(f".{path.name}.partial")
-            if step in keep or path.name == linked or not files.holds_only_ours(path) or partial.exists():
+            path = self.path_of(step)
+            removed = _aside(path, "removed")
+            is_kept = step in keep or path.name == linked or (self.keep_every and step % self.keep_every == 0)
+            if is_kept or not holds_only_ours(path) or removed.exists():
                 continue
             # Renamed first: a rotation cut short leaves nothing that looks like a checkpoint.
-            path.rename(partial)
-            files.remove(partial)
+            path.rename(removed)
+            remove(removed)
 
-    def _tidy(self) -> None:
-        """Finish what a killed save or rotation left half done."""
+    def _tidy(self, before: int | None) -> None:
+        """Finish what a killed save or rotation left half done; partial folders only if `before` this step."""
         for path in sorted(self.root.iterdir()):
-            if _PARTIAL.fullmatch(path.name):
-                files.remove(path)
-            elif (match := _REPLACED.fullmatch(path.name)) and not path.is_symlink():
-                successor = self.root / match[1]
-                if successor.exists():
-                    files.retire(path, successor)
-                else:
-                    path.rename(successor)
+            match = _ASIDE.fullmatch(path.name)
+            if match is None or path.is_symlink():
+                continue
+            successor = self.root / match[1]
+            if match[3] == "removed" or (match[3] == "partial" and (before is None or int(match[2]) < before)):
+                remove(path)
+            elif match[3] == "replaced" and successor.exists():
+                retire(path, successor)
+            elif match[3] == "replaced":
+                path.rename(successor)
 
 
-def folder_name(step: int) -> str:
-    """What the folder of a step is called."""
-    if step < 0:
-        raise ValueError(f"a step is counted from 0, found {step}")
-    return f"step-{step:08d}"
-
-
-def open_checkpoint(path: Path) -> Checkpoint:
-    """A verified checkpoint from a step folder, a `best` link or a run directory (its newest valid one)."""
-    if not path.exists():
-        what = f"links to {path.readlink()}, which does not exist" if path.is_symlink() else "does not exist"
-        raise CheckpointError(f"{path}: {what}; expected a run directory or one of its checkpoints")
-    if not path.is_dir():
-        raise CheckpointError(f"{path}: is a file; expected a run directory or one of its checkpoints")
-    if (path / files.MANIFEST).exists():
-        return _read(path.resolve())
-    root = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    checkpoint, rejected = _newest_in(root)
-    if checkpoint is None and rejected:
-        raise CheckpointError("\n".join([f"{path}: none of its checkpoints is whole:", *rejected]))
-    if checkpoint is None:
-        raise CheckpointError(f"{path}: holds no checkpoint: found neither {files.MANIFEST} nor a step-… folder")
-    return checkpoint
-
-
-def _newest_in(root: Path) -> tuple[Checkpoint | None, list[str]]:
-    rejected: list[str] = []
-    for step, path in reversed(_step_folders(root)):
-        try:
-            found = files.read_manifest(path).step
-            if found != step:
-                raise CheckpointError(f"{path / files.MANIFEST}: expected step {step}, found {found}")
-            return _read(path, rejected), rejected
-        except CheckpointError as error:
-            rejected.append(str(error))
-    return None, rejected
-
-
-def _read(path: Path, rejected: list[str] | None = None) -> Checkpoint:
-    manifest = files.verify(path)
-    model, state = files.read_tensors(path / files.MODEL), files.read_state(path)
-    return Checkpoint(path, manifest.step, model, state, manifest.figures, tuple(rejected or ()))
-
-
-def _step_folders(root: Path) -> list[tuple[int, Path]]:
-    """Step folders by step; one moved aside by a replacement that was cut short still counts."""
-    found: dict[int, Path] = {}
-    for path in sorted(root.iterdir()) if root.is_dir() else []:
-        match = _STEP.fullmatch(path.name) or _REPLACED.fullmatch(path.name)
-        if match and path.is_dir():
-            # Sorting puts the ones moved aside first, so a folder in its place wins.
-            found[int(match[1].removeprefix("step-"))] = path
-    return sorted(found.items())
+def _aside(path: Path, what: str) -> Path:
+    """Where the folder of a step is while it is not a checkpoint: yet, any more, or for a moment."""
+    return path.with_name(f".{path.name}.{what}")

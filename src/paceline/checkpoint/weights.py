@@ -20,6 +20,7 @@ from paceline.core.errors import CheckpointError
 
 _CONTAINERS = ("state_dict", "model", "model_state_dict")
 _WRAPPER = "module."
+_DEEPEST = 8  # a dict may hold itself
 _LONGEST_HEADER = 100_000_000
 _ZIP = b"PK\x03\x04"
 _PICKLES = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
@@ -42,6 +43,8 @@ def _read_path(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: there is no such file or directory")
     if path.is_dir():
         return open_checkpoint(path).model
+    if not path.is_file():
+        raise CheckpointError(f"{path}: is a pipe or a device; expected a file of weights")
     try:
         with path.open("rb") as file:
             start = file.read(9)
@@ -62,12 +65,24 @@ def _read(path: Path, start: bytes, size: int) -> Any:
     if start.startswith(_ZIP):
         if not zipfile.is_zipfile(path):
             raise CheckpointError(f"{path}: is truncated: a torch file whose end is missing ({size} bytes)")
+        _refuse_packed(path, size)
         return _read_torch(path)
     if start.startswith(_PICKLES):
         return _read_torch(path)
     raise CheckpointError(
         f"{path}: is neither a safetensors nor a torch file: it begins with {start!r} and has {size} bytes"
     )
+
+
+def _refuse_packed(path: Path, size: int) -> None:
+    """Torch does not pack what it saves: an archive that unpacks to more than it is was made to fill memory."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(entry.file_size for entry in archive.infolist())
+    except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError) as error:
+        raise CheckpointError(f"{path}: is damaged: {error}") from error
+    if unpacked > size:
+        raise CheckpointError(f"{path}: refused: its {size:,} bytes unpack to {unpacked:,}, and torch packs nothing")
 
 
 def _read_torch(path: Path) -> Any:
@@ -100,12 +115,14 @@ def _explained(error: Exception) -> str:
     return f"is damaged, truncated or not made by torch.save: {first_line}"
 
 
-def _tensors(path: Path, content: Any) -> dict[str, Tensor]:
+def _tensors(path: Path, content: Any, depth: int = 0) -> dict[str, Tensor]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: expected tensors by name, found a {type(content).__name__}")
+    if depth > _DEEPEST:
+        raise CheckpointError(f"{path}: expected tensors by name, found dicts in dicts more than {_DEEPEST} deep")
     for container in _CONTAINERS:
         if isinstance(content.get(container), dict):
-            return _tensors(path, content[container])
+            return _tensors(path, content[container], depth + 1)
     if not content:
         raise CheckpointError(f"{path}: holds no tensors")
     others = [repr(key) for key, value in content.items() if not (isinstance(key, str) and isinstance(value, Tensor))]

@@ -8,14 +8,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from paceline.core.errors import UsageError
 from paceline.recipe.validate import CheckedRecipe
 
 # What may differ between the parts of one run; everything else would make it another run.
 _MAY_CHANGE = (
     "name", "observe", "checkpoint", "expect", "train.epochs", "train.steps", "data.workers", "data.loader",
+    "data.on_error", "data.max_skipped",
     "evaluate.every_epochs", "evaluate.every_steps", "evaluate.workers",
     "data.train.root", "data.val.root", "data.test.root", "model.weights",
 )  # fmt: skip
+
+# What a start that was cut short may leave before the run has a status.
+_BEGINNINGS = {"logs", "recipe.yaml", "metrics.jsonl", "tensorboard"}
 
 _PLAIN = re.compile(r"[A-Za-z/][\w./-]*")
 _NOT_STRINGS = {"true", "false", "null", "True", "False", "Null", "TRUE", "FALSE", "NULL"}
@@ -59,7 +64,7 @@ def _written(value: Any, key: str, depth: int) -> Iterator[tuple[str, str | None
     indent = "  " * depth
     for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
         inner_key = f"{key}.{name}" if key else str(name)
-        head = f"{indent}{name}:" if isinstance(value, dict) else f"{indent}-"
+        head = f"{indent}{_scalar(name)}:" if isinstance(value, dict) else f"{indent}-"
         if not inner or _is_flat(inner):
             yield f"{head} {_scalar(inner)}", inner_key
         elif isinstance(value, dict):
@@ -82,7 +87,35 @@ def _scalar(value: Any) -> str:
     """A value as YAML: JSON, without quotes around words that cannot be taken for anything else."""
     if isinstance(value, str) and _PLAIN.fullmatch(value) and value not in _NOT_STRINGS:
         return value
-    return json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text.isprintable() else "".join(map(_escaped, text))
+
+
+def _escaped(character: str) -> str:
+    """What JSON leaves as it is but YAML does not take."""
+    return character if character.isprintable() else f"\\U{ord(character):08x}"
+
+
+def refuse_foreign(out: Path) -> None:
+    """Refuse a folder that holds something else than a run: files of ours would be mixed with, or replace, others."""
+    held = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
+    is_begun = "logs" in held and _BEGINNINGS.issuperset(held)
+    is_known = _is_object(out / "status.json", "state", "step") or _is_object(out / ".lock", "pid", "host")
+    if not held or held == [".lock"] or is_begun or is_known:
+        return
+    listed = ", ".join(held[:5]) + (f" and {len(held) - 5} more" if len(held) > 5 else "")
+    raise UsageError(
+        f"{out} is not a run directory, and not empty: it holds {listed}; choose a new or empty one with --out"
+    )
+
+
+def _is_object(path: Path, *keys: str) -> bool:
+    """Whether a file holds a JSON object with these keys."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and found.keys() >= set(keys)
 
 
 def move_aside(out: Path) -> Path:

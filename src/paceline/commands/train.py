@@ -148,7 +148,6 @@ def _pictures(run: Run) -> list[tuple[int, str, Path]]:
 def _train(run: Run, builder: Builder, notes: list[str]) -> None:
     from paceline.commands.summary import closing_lines, opening_lines
     from paceline.engine.evaluate import evaluate_with_average
-    from paceline.engine.gallery import draw_samples
     from paceline.engine.loop import publish, train
     from paceline.observe.events import Ended, Started
 
@@ -167,8 +166,6 @@ def _train(run: Run, builder: Builder, notes: list[str]) -> None:
         )
     )
     try:
-        if progress.step == 0:
-            draw_samples(run)
         train(run)
         if "test" in run.evaluations:
             publish(run, evaluate_with_average(run, "test"))

@@ -16,12 +16,16 @@ class UsageError(PacelineError):
 
 
 class RecipeError(PacelineError):
-    """A recipe is wrong; `problems` holds one finished line per mistake, all of them."""
+    """A recipe is wrong; `problems` holds one finished line per mistake, all of them up to a number nobody reads."""
 
     exit_code = 2
+    most = 100
 
     def __init__(self, problems: list[str] | str) -> None:
-        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        lines = list(dict.fromkeys([problems] if isinstance(problems, str) else problems))
+        self.problems = [in_one_line(line) for line in lines[: self.most]]
+        if len(lines) > self.most:
+            self.problems.append(f"and {len(lines) - self.most:,} more")
         super().__init__("\n".join(self.problems))
 
 
@@ -47,3 +51,10 @@ class Stopped(PacelineError):  # noqa: N818 - being asked to stop is no error
     """The run was asked to stop; it saved its state and can be continued."""
 
     exit_code = 75
+
+
+def in_one_line(text: str) -> str:
+    """The text with everything escaped that is not printed as itself: line ends, what steers terminals and the like."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)

@@ -43,6 +43,8 @@ class ImageFolderArguments(Arguments):
     split: Name | None = None
     extensions: Annotated[list[Annotated[str, Field(pattern=r"^\.")]], Field(min_length=1)] | None = None
     min_size: Count | None = None
+    follow_links: bool = False
+    max_pixels: Count = 100_000_000
 
 
 class FashionSmallArguments(Arguments):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
+import stat
 import struct
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +21,20 @@ Pixels = NDArray[np.uint8]
 
 FORMATS = ("PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM")
 """What Pillow may be asked to read, besides JPEG; the content decides, not the file's name."""
+MAX_PIXELS = 100_000_000
+"""Pixels of the largest image that is decoded unless more are allowed: 10,000 × 10,000."""
+MAX_BYTES = 1 << 29
+"""Bytes of the largest file that is read."""
+_MAX_SCANNED = 20 * MAX_PIXELS  # a JPEG file may pass over its pixels many times: ten or so are usual
+_BAND = 1 << 22  # pixels that are converted at a time
 _EXIF_BYTES = 1 << 16  # a segment of a JPEG file, which is what Exif data has to fit into
-_DAMAGE = (OSError, ValueError, SyntaxError, EOFError, TypeError, KeyError, IndexError, struct.error)
+_DAMAGE = (OSError, ValueError, SyntaxError, EOFError, TypeError, KeyError, IndexError, OverflowError, struct.error)
+_TILE_WIDTH, _TILE_HEIGHT = 322, 323  # tags of a TIFF file, whose tiles may be larger than the image
+# Pillow warns of half of what it refuses; whatever is above our own bound is refused.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
-def decode_image(path: Path, max_pixels: int = 178_956_970, min_size: tuple[int, int] | None = None) -> Pixels:
+def decode_image(path: Path, max_pixels: int = MAX_PIXELS, min_size: tuple[int, int] | None = None) -> Pixels:
     """The image in a file as RGB, uint8 [H, W, 3], upright as its Exif orientation says.
 
     Grey becomes three equal channels, 16 bits become 8, what is transparent is laid over white, an animation
@@ -50,14 +62,26 @@ class _RefusedError(Exception):
 
 def _read(path: Path) -> bytes:
     try:
-        data = path.read_bytes()
+        # Without blocking, or a pipe would be waited for until somebody writes into it.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123 - there is no path any more
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise DataError(f"{path}: cannot be read ({_kind(status.st_mode)}, not a file)")
+            if status.st_size > MAX_BYTES:
+                raise DataError(f"{path}: {status.st_size:,} bytes; an image file has at most {MAX_BYTES:,}")
+            data = file.read()
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path!s}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     if not data:
         raise DataError(f"{path}: the file is empty (0 bytes)")
     return data
+
+
+def _kind(mode: int) -> str:
+    return "a directory" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device"
 
 
 def _check_size(height: int, width: int, max_pixels: int) -> None:
@@ -73,6 +97,9 @@ def _decode_jpeg(data: bytes, max_pixels: int, min_size: tuple[int, int] | None)
             raise
         return _decode_other(data, ("JPEG",), max_pixels)  # rare, but valid for other decoders
     _check_size(height, width, max_pixels)
+    scans = data.count(b"\xff\xda")
+    if scans * height * width > _MAX_SCANNED:
+        raise _RefusedError(f"{width}×{height} pixels in {scans} scans would take too long to decode")
     if colours in ("CMYK", "YCCK"):
         return _decode_other(data, ("JPEG",), max_pixels)
     orientation = _orientation(data)
@@ -115,17 +142,46 @@ def _upright(pixels: Pixels, orientation: int) -> Pixels:
 
 
 def _decode_other(data: bytes, formats: tuple[str, ...], max_pixels: int) -> Pixels:
+    if data[8:12] == b"WEBP":  # its decoder takes memory for all pixels before it tells how many they are
+        _check_size(*_webp_size(data), max_pixels)
     with Image.open(io.BytesIO(data), formats=formats) as opened:
         _check_size(opened.height, opened.width, max_pixels)
+        tags = getattr(opened, "tag_v2", {})
+        _check_size(int(tags.get(_TILE_HEIGHT, 0)), int(tags.get(_TILE_WIDTH, 0)), max_pixels)
         opened.load()
-        return _as_rgb(ImageOps.exif_transpose(opened))
+        ImageOps.exif_transpose(opened, in_place=True)  # else there is a copy even of what is upright
+        return _as_rgb(opened)
+
+
+def _webp_size(data: bytes) -> tuple[int, int]:
+    """Height and width as the header of a WebP file gives them, in any of its three forms."""
+    form = data[12:16]
+    if form == b"VP8X":
+        width, height = (int.from_bytes(data[start : start + 3], "little") for start in (24, 27))
+        return height + 1, width + 1
+    if form == b"VP8L":
+        bits = int.from_bytes(data[21:25], "little")
+        return (bits >> 14 & 0x3FFF) + 1, (bits & 0x3FFF) + 1
+    width, height = (int.from_bytes(data[start : start + 2], "little") & 0x3FFF for start in (26, 28))
+    return height, width
 
 
 def _as_rgb(image: Image.Image) -> Pixels:
-    if image.mode.startswith("I"):
-        return _from_deep_grey(np.asarray(image))
+    """A band at a time, so that little memory is needed beside the image itself."""
     if image.mode == "F":
         raise _RefusedError("pixels are floating-point numbers, which have no fixed range; save it with 8 or 16 bits")
+    convert = _from_deep_grey if image.mode.startswith("I") else _over_white
+    rows = max(1, _BAND // max(1, image.width))
+    if rows >= image.height:
+        return convert(image)
+    pixels = np.empty((image.height, image.width, 3), np.uint8)
+    for top in range(0, image.height, rows):
+        bottom = min(top + rows, image.height)
+        pixels[top:bottom] = convert(image.crop((0, top, image.width, bottom)))
+    return pixels
+
+
+def _over_white(image: Image.Image) -> Pixels:
     if image.has_transparency_data:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
@@ -133,7 +189,8 @@ def _as_rgb(image: Image.Image) -> Pixels:
     return np.array(image.convert("RGB"))
 
 
-def _from_deep_grey(values: NDArray[np.integer[Any]]) -> Pixels:
+def _from_deep_grey(image: Image.Image) -> Pixels:
+    values: NDArray[np.integer[Any]] = np.asarray(image)
     if values.min() < 0 or values.max() > 0xFFFF:
         raise _RefusedError("pixels have more than 16 bits; save it with 8 or 16 bits")
     grey = (values >> 8).astype(np.uint8)

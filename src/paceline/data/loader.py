@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data import Dataset as TorchDataset
 
 from paceline.core.errors import DataError, PacelineError
@@ -18,6 +20,8 @@ from paceline.core.progress import Progress
 from paceline.data.batch import Batch
 from paceline.data.sampler import Cut, Order, Updates, owned
 from paceline.data.source import Ids, Source
+
+_SHOWN = 32  # samples that a message lists
 
 
 class Request(NamedTuple):
@@ -36,7 +40,8 @@ class MicroBatch:
     epoch: int
     batch: Batch
     is_ghost: bool = False
-    """Whether it belongs to another process, and is only computed to keep step with the others: it counts nothing."""
+    """Whether it is only computed to keep step with other processes, and counts nothing: it is another process's, or
+    stands in for samples none of which can be read."""
 
 
 class Update(NamedTuple):
@@ -90,7 +95,7 @@ class TrainBatches:
         batches = load(self.source, self._requests(steps), self.workers)
         for step in steps:
             epoch, cuts, own, ghosts = self._plan(step)
-            held = [MicroBatch(step, cut.index, epoch, next(batches)) for cut in own]
+            held = [_held(step, cut, epoch, next(batches)) for cut in own]
             held += [MicroBatch(step, cut.index, epoch, next(batches), is_ghost=True) for cut in ghosts]
             yield Update(step, cuts[-1].stop - cuts[0].start, len(cuts), held)
 
@@ -112,6 +117,11 @@ class TrainBatches:
         return plan
 
 
+def _held(step: int, cut: Cut, epoch: int, batch: Batch) -> MicroBatch:
+    """A micro-batch of this process's own: without a single readable sample, it counts nothing either."""
+    return MicroBatch(step, cut.index, epoch, batch, is_ghost=batch.is_stand_in)
+
+
 class _Failure(NamedTuple):
     """A user's error on its way out of a worker, without the worker's traceback."""
 
@@ -122,31 +132,85 @@ class _Failure(NamedTuple):
 class _Answers(TorchDataset[Batch | _Failure]):
     """Answers requests inside a worker."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, desks: Desks) -> None:
         self.source = source
+        self.desks = desks
 
-    def __getitem__(self, request: Request) -> Batch | _Failure:
+    def __getitem__(self, numbered: tuple[int, Request]) -> Batch | _Failure:
+        number, request = numbered
         try:
-            return self.source.fetch(request.epoch, request.ids)
+            with self.desks.working_on(number):
+                return self.source.fetch(request.epoch, request.ids)
         except PacelineError as error:
             return _Failure(type(error), str(error))
 
 
 def _load_by_workers(source: Source, requests: Iterable[Request], workers: int) -> Iterator[Batch]:
+    desks = Desks(workers)
     loader = DataLoader(
-        _Answers(source),
-        sampler=requests,
+        _Answers(source, desks),
+        sampler=desks.handed_out(requests),
         batch_size=None,
         num_workers=workers,
         collate_fn=_as_it_is,
         prefetch_factor=4,
         pin_memory=torch.cuda.is_available(),
     )
-    with naming_dead_workers():
-        for answer in loader:
-            if isinstance(answer, _Failure):
-                raise answer.error(answer.message)
-            yield answer
+    answers = iter(loader)
+    try:
+        with desks.open(), naming_dead_workers():
+            for number, answer in enumerate(answers):
+                desks.unanswered.pop(number)
+                if isinstance(answer, _Failure):
+                    raise answer.error(answer.message)
+                yield answer
+    finally:
+        del answers  # so that workers end now: the traceback of an error would keep them, and later they end slowly
+
+
+class Desks:
+    """What each worker is reading, in memory that outlives the worker."""
+
+    _all: ClassVar[list[Desks]] = []
+
+    def __init__(self, workers: int) -> None:
+        self._held = multiprocessing.RawArray("q", 2 * workers)  # of each worker, its process id and 1 + a number
+        self.unanswered: dict[int, Request] = {}
+
+    def handed_out(self, requests: Iterable[Request]) -> Iterator[tuple[int, Request]]:
+        """The requests with their numbers, each kept until it is answered."""
+        for numbered in enumerate(requests):
+            self.unanswered[numbered[0]] = numbered[1]
+            yield numbered
+
+    @contextmanager
+    def working_on(self, number: int) -> Iterator[None]:
+        """Says, inside a worker, what it is busy with."""
+        info = get_worker_info()
+        assert info is not None
+        self._held[2 * info.id : 2 * info.id + 2] = [os.getpid(), number + 1]
+        try:
+            yield
+        finally:
+            self._held[2 * info.id + 1] = 0
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Surrounds the time in which workers may be asked after."""
+        self._all.append(self)
+        try:
+            yield
+        finally:
+            self._all.remove(self)
+
+    @classmethod
+    def find(cls, worker: int) -> Request | None:
+        """What the worker with this process id was reading."""
+        for desks in cls._all:
+            for place in range(0, len(desks._held), 2):
+                if desks._held[place] == worker and desks._held[place + 1]:
+                    return desks.unanswered.get(desks._held[place + 1] - 1)
+        return None
 
 
 @contextmanager
@@ -155,10 +219,23 @@ def naming_dead_workers() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
+        died = re.search(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)(?: is killed by signal: (\w+))?", str(error))
+        if died is None:
             raise
+        workers = [int(number) for number in died[1].split(",")]
+        signal = f" of signal {died[2]}" if died[2] else ""
+        busy = "; ".join(_occupation(worker) for worker in workers)
         hint = "the system's log may say why, often lack of memory"
-        raise DataError(f"a loader worker died ({error}); {hint}") from error
+        raise DataError(f"a loader worker died{signal}: {busy}; {hint}") from error
+
+
+def _occupation(worker: int) -> str:
+    request = Desks.find(worker)
+    if request is None:
+        return f"pid {worker}, between two batches"
+    more = f" and {len(request.ids) - _SHOWN} more" if len(request.ids) > _SHOWN else ""
+    samples = ", ".join(str(index) for index in request.ids[:_SHOWN])
+    return f"pid {worker}, while it read the samples {samples}{more} of epoch {request.epoch}"
 
 
 def _as_it_is(answer: Any) -> Any:

@@ -102,7 +102,8 @@ class SkipList:
             return
         with self.path.open("a+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            self._take(file.seek(0) or file.read())
+            file.seek(0)
+            self._take(file.read())
             new = [each for each in skipped if each.sample not in self._known]
             size = os.fstat(file.fileno()).st_size
             lines = "".join(f"{json.dumps({'split': self.split} | each._asdict())}\n" for each in new)

@@ -104,7 +104,7 @@ class Source:
         if not skipped:
             return stack(ids, samples)
         if samples:
-            batch = stack(np.array([i for i, each in zip(ids, tried, strict=True) if each not in skipped]), samples)
+            batch = stack(ids[[not isinstance(each, Skipped) for each in tried]], samples)
         else:
             batch = self._stand_in(epoch, ids, limit)
         batch.skipped, batch.is_stand_in = skipped, not samples

@@ -99,7 +99,9 @@ class Heartbeat:
             faulthandler.dump_traceback(file, all_threads=True)
         lines = [beat.describe(rank, now) for rank, beat in sorted(beats.items())]
         phase = beats[behind].phase
-        summary = f"no progress for {self._limit:g} s: rank {behind} is missing, last seen {phase}; stacks are in {stacks}"
+        summary = (
+            f"no progress for {self._limit:g} s: rank {behind} is missing, last seen {phase}; stacks are in {stacks}"
+        )
         return "\n".join([*(f"  {line}" for line in lines), stacks.read_text().rstrip(), summary])
 
 

@@ -12,7 +12,7 @@ from paceline.core.errors import Stopped
 from paceline.core.progress import Agenda
 from paceline.data.loader import Update, naming_dead_workers
 from paceline.engine.evaluate import Evaluation, evaluate_with_average
-from paceline.engine.gallery import draw_evaluation
+from paceline.engine.gallery import draw_evaluation, draw_samples
 from paceline.engine.probe import compare, is_due
 from paceline.engine.run import Run
 from paceline.engine.step import StepResult, train_step
@@ -38,6 +38,8 @@ def train(run: Run) -> None:
             run.heartbeat.beat(update.step, "agreeing on an update")
             result = train_step(run, update)
             observe(run, update, result, waited, time.perf_counter() - started)
+            if update.step == 0:
+                draw_samples(run)
             if is_due(run) and (advice := compare(run, update)):
                 run.observer.emit(Note(advice, "warning"))
             for action in agenda.due(run.progress.step):

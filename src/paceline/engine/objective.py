@@ -46,7 +46,7 @@ class Total(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Counted:
     """The denominator of the update was known before its forward passes."""
 
@@ -106,12 +106,16 @@ class Agreement:
         self._update = update
         self._totals: dict[str, Total] | None = None
         self.should_stop = False
-        counts = [(run.task.counts(micro.batch), micro.is_ghost) for micro in update.microbatches]
-        names = run.task.weights
-        known = [sum(count[name] or 0.0 for count, is_ghost in counts if not is_ghost) for name in names]
-        unknown = [float(sum(count[name] is None for count, _ in counts)) for name in names]
-        self._sums = run.mesh.start_sum([*known, *unknown, float(run.stop.requested)])
-        if any(unknown):  # what a first pass finds out is needed before the others begin
+        known = dict.fromkeys(run.task.weights, 0.0)
+        unknown = dict.fromkeys(run.task.weights, 0.0)
+        for micro in update.microbatches:
+            for name, count in run.task.counts(micro.batch).items():
+                if count is None:
+                    unknown[name] = 1.0
+                elif not micro.is_ghost:
+                    known[name] += count
+        self._sums = run.mesh.start_sum([*known.values(), *unknown.values(), float(run.stop.requested)])
+        if any(unknown.values()):  # what a first pass finds out is needed before the others begin
             self.totals()
 
     def totals(self) -> dict[str, Total]:

@@ -116,11 +116,14 @@ class WeightAverage:
         own = [tensor.detach().clone() for tensor in held]
         try:
             with torch.no_grad():
-                torch._foreach_copy_(self._parameters, self._means)
+                # One by one: torch cannot copy lists of tensors that are cut among processes.
+                for parameter, mean in zip(self._parameters, self._means, strict=True):
+                    parameter.copy_(mean)
             yield
         finally:
             with torch.no_grad():
-                torch._foreach_copy_(held, own)
+                for tensor, value in zip(held, own, strict=True):
+                    tensor.copy_(value)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs; tensors are not copied."""

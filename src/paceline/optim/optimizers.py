@@ -25,6 +25,7 @@ _FUSED = {
     "cpu": {torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad},
     "cuda": {torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW},
 }
+_FUSED_IN_PARTS = {torch.optim.Adam, torch.optim.AdamW}
 
 
 def make_optimizer(
@@ -118,6 +119,7 @@ def _construct(optimizer: MakesOptimizer, groups: Sequence[Group], options: dict
     can_fuse = (
         len(devices) == 1
         and optimizer in _FUSED.get(devices.pop(), ())
+        and (optimizer in _FUSED_IN_PARTS or not any(hasattr(parameter, "placements") for parameter in parameters))
         and all(parameter.is_floating_point() for parameter in parameters)
         and not options.get("dampening")  # see _begin_momentum
     )

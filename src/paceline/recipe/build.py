@@ -39,7 +39,15 @@ from paceline.recipe.build_data import (
     make_updates,
     num_channels,
 )
-from paceline.recipe.build_engine import choose_precision, may_skip, prepare_model, recompute, settle_process, shard, wrap
+from paceline.recipe.build_engine import (
+    choose_precision,
+    may_skip,
+    prepare_model,
+    recompute,
+    settle_process,
+    shard,
+    wrap,
+)
 from paceline.recipe.build_solver import (
     build_optimizer,
     effective_lr,

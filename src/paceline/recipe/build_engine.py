@@ -28,6 +28,8 @@ def settle_process(shop: Workshop) -> int:
     threads = automatic_threads(shop) if train.threads == "auto" else train.threads
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(train.reproducible != "off")
+    # Meant for finding kernels that read what they should write; it costs a pass over every new tensor.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = train.reproducible == "off"
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return threads
@@ -80,10 +82,19 @@ def wrap(shop: Workshop, model: nn.Module) -> SingleProcess:
     """For the others, when the optimizer is made and weights have the type that they will have."""
     train = shop.recipe.train
     if train.compile:
-        model.compile()
+        _compile(model)
     if train.reproducible == "world":
         return OrderedTree(model, shop.mesh)
     return _strategy(shop, model)
+
+
+def _compile(model: nn.Module) -> None:
+    """Have torch translate the model when it is first called; `compile()` of a plain nn.Sequential does nothing."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    model._compiled_call_impl = torch.compile(call)
 
 
 def _strategy(shop: Workshop, model: nn.Module) -> SingleProcess:

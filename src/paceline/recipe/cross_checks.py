@@ -118,6 +118,9 @@ def _sharding(recipe: Recipe) -> list[Check]:
     if train.precision in ("O2", "O3"):
         message = f"expected fp32, tf32, bf16, fp16, O0 or O1 with train.strategy {strategy}, got {train.precision}"
         found.append((["train.precision", "train.strategy"], message))
+    if recipe.optimizer.name in ("adafactor", "rprop"):
+        message = f"{recipe.optimizer.name} cannot be had with train.strategy {strategy}; use adamw or sgd"
+        found.append((["optimizer.name", "train.strategy"], message))
     if train.clip_adaptive is not None:
         message = f"cannot be had with train.strategy {strategy}, which cuts units into parts; use train.clip_norm"
         found.append((["train.clip_adaptive", "train.strategy"], message))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.core.errors import RecipeError, UsageError
+from paceline.core.errors import RecipeError, UsageError, in_one_line
 from paceline.recipe.composer import MAX_DEPTH, KeyPath, dotted
 from paceline.recipe.document import (
     COMMAND_LINE,
@@ -184,7 +184,7 @@ def _find(reference: str, directory: Path, shown_directory: str) -> tuple[Path, 
         raise UsageError(f"{reference}: expected a .yaml, .yml or .json file")
     meant = near(reference, list(named))
     hint = f'did you mean "{meant[0]}"?' if meant else "`paceline recipes` lists those"
-    shown = json.dumps(reference, ensure_ascii=False)
+    shown = in_one_line(json.dumps(reference, ensure_ascii=False))
     raise UsageError(f"{shown} is neither a file nor a recipe that ships with paceline; {hint}")
 
 
@@ -195,12 +195,13 @@ def _folder_name(path: Path) -> str:
 def _split_override(override: str) -> tuple[list[str], str, str]:
     key, equals, value = override.partition("=")
     segments = key.strip().split(".")
+    shown = f'"{in_one_line(override)}"'
     if not equals:
-        raise UsageError(f'"{override}": expected key=value, such as train.epochs=3')
+        raise UsageError(f"{shown}: expected key=value, such as train.epochs=3")
     if not all(segments):
-        raise UsageError(f'"{override}": the key before = is empty or has an empty part')
+        raise UsageError(f"{shown}: the key before = is empty or has an empty part")
     if len(segments) > MAX_DEPTH:
-        raise UsageError(f'"{override}": the key has more than {MAX_DEPTH} parts')
+        raise UsageError(f"{shown}: the key has more than {MAX_DEPTH} parts")
     return segments, value, override
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
@@ -14,6 +15,9 @@ from paceline.recipe.words import Node, describe, hint, join_or, near, show
 
 MAX_LISTED = 20
 """Names or keys that a message lists when none of them is near."""
+
+_MOST = 2_000
+"""Errors that are put into words, which takes time; whoever made more did not make them by hand."""
 
 Errors = Sequence[Mapping[str, Any]]
 
@@ -49,15 +53,20 @@ def problems_of(
     """All problems of a tree that a model refused, one for each place; `also_known` are valid keys at the top."""
     errors: dict[KeyPath, list[Mapping[str, Any]]] = {}
     branches: set[KeyPath] = set()
-    for detail in error.errors(include_url=False):
+    for detail in error.errors(include_url=False)[:_MOST]:
         path, is_branch = _place(detail, tree)
         errors.setdefault(path, []).append(detail)
         if is_branch:
             branches.add(path)
     # Where one branch of a union got further inside, what the others say about the whole value is noise.
     noise = {path for path in branches if any(other[: len(path)] == path and other != path for other in errors)}
-    words = _Words(model.model_json_schema(schema_generator=LenientJsonSchema), tree, list(also_known))
+    words = _Words(_schema(model), tree, list(also_known))
     return [words.problem(path, details) for path, details in errors.items() if path not in noise]
+
+
+@cache
+def _schema(model: type[BaseModel]) -> Node:
+    return model.model_json_schema(schema_generator=LenientJsonSchema)
 
 
 def unknown_key(key: str, known: Sequence[str], elsewhere: Sequence[str] = ()) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import select
+import signal
 import time
 from pathlib import Path
 from typing import Literal
@@ -21,7 +23,12 @@ MARKED = 7  # the number of the sample that `fragile` cannot bear
 @paceline.register.model("flat")
 def flat(num_classes: int, in_channels: int, width: int = 8) -> nn.Sequential:
     """No convolutions, which float16 makes very slow on a CPU."""
-    layers = [nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(16 * in_channels, width, bias=False), nn.BatchNorm1d(width)]
+    layers = [
+        nn.AdaptiveAvgPool2d(4),
+        nn.Flatten(),
+        nn.Linear(16 * in_channels, width, bias=False),
+        nn.BatchNorm1d(width),
+    ]
     return nn.Sequential(*layers, nn.ReLU(), nn.Dropout(0.2), nn.Linear(width, num_classes))
 
 
@@ -59,7 +66,7 @@ class Fragile(nn.Module):
         """Logits."""
         logits: Tensor = self.body(images)
         if self.training and bool((images.flatten(1).amax(1) == images.flatten(1).amin(1)).any()):
-            logits.register_hook(lambda gradient: gradient * math.inf)
+            logits.register_hook(lambda gradient: gradient * math.inf)  # type: ignore[no-untyped-call]
         return logits
 
 
@@ -68,20 +75,28 @@ paceline.register.model("fragile")(Fragile)
 
 
 class Pausing(MemoryImages):
-    """At the read of number PAUSE_AT a process writes its id into `paused-RANK` and waits for the file `go`."""
+    """At the read of number PAUSE_AT a process writes its id into `paused-RANK` and waits for a signal or `go`."""
 
     asked = 0
 
     def gather(self, ids: Tensor) -> dict[str, Tensor]:
         self.asked += 1
         if self.asked == int(os.environ.get("PAUSE_AT", "0")):
-            aside = Path(f"pausing-{os.environ['RANK']}")
-            aside.write_text(str(os.getpid()))
-            aside.replace(f"paused-{os.environ['RANK']}")
-            deadline = time.monotonic() + 60
-            while not Path("go").exists() and time.monotonic() < deadline:
-                time.sleep(0.01)
+            rank = os.environ["RANK"]
+            Path(f"pausing-{rank}").write_text(str(os.getpid()))
+            Path(f"pausing-{rank}").replace(f"paused-{rank}")
+            _wait_for_signal_or(Path("go"))
         return super().gather(ids)
+
+
+def _wait_for_signal_or(file: Path) -> None:
+    told, tell = os.pipe()
+    os.set_blocking(tell, False)
+    before = signal.set_wakeup_fd(tell)
+    deadline = time.monotonic() + 60
+    while not file.exists() and time.monotonic() < deadline and not select.select([told], [], [], 0.01)[0]:
+        pass
+    signal.set_wakeup_fd(before)
 
 
 @paceline.register.dataset("few")

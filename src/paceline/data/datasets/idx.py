@@ -21,7 +21,9 @@ Split = Literal["train", "test"]
 DIGITS = tuple("0123456789")
 _PREFIXES: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("t10k", "test")}
 _BYTES = 0x08  # the type code of unsigned bytes, the only one that images and labels have
-_MAX_DEFLATE_RATIO = 1032  # no gzip file unpacks to more than this many times its size
+_MAX_RATIO = 100  # pixels and labels do not pack tighter; something that does is made to fill memory
+_FREE = 1 << 26  # bytes that may pack as they like
+_CHUNK = 1 << 20
 
 
 def idx(root: Path, split: Split, classes: Sequence[str] | None = None) -> MemoryImages:
@@ -64,18 +66,35 @@ def _read(path: Path, dimensions: int) -> Tensor:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
             shape = _read_header(stream, path, dimensions)
-            size = math.prod(shape)
-            longest = path.stat().st_size * (_MAX_DEFLATE_RATIO if path.suffix == ".gz" else 1)
+            size, longest = math.prod(shape), _longest(path)
             # Compared first, so that a wrong header cannot ask for more memory than the file can fill.
-            data = bytearray(stream.read(size + 1)) if size <= longest else bytearray()
+            data = torch.empty(size if size <= longest else 0, dtype=torch.uint8)
+            found = _fill(data, stream)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read, the file is damaged or truncated ({error})") from error
-    if len(data) != size:
-        found = "more" if len(data) > size else f"only {len(data)}" if size <= longest else "fewer"
-        raise DataError(f"{path}: the header says {_by(shape)} = {size} bytes, but the file holds {found}")
-    if size == 0:
-        return torch.empty(shape, dtype=torch.uint8)
-    return torch.frombuffer(data, dtype=torch.uint8).view(shape)
+    if found != size:
+        fewer = f"fewer, or packs them {_MAX_RATIO} times" if path.suffix == ".gz" else "fewer"
+        held = "more" if found > size else f"only {found}" if size <= longest else fewer
+        raise DataError(f"{path}: the header says {_by(shape)} = {size} bytes, but the file holds {held}")
+    return data.view(shape)
+
+
+def _longest(path: Path) -> int:
+    """How many bytes a file of this length may hold."""
+    size = path.stat().st_size
+    return max(_FREE, _MAX_RATIO * size) if path.suffix == ".gz" else size
+
+
+def _fill(data: Tensor, stream: BinaryIO | gzip.GzipFile) -> int:
+    """Read into the tensor as far as there is something; the number of bytes, one more if it does not fit."""
+    rest = data.numpy().data
+    while rest:
+        chunk = stream.read(min(_CHUNK, len(rest)))
+        if not chunk:
+            return len(data) - len(rest)
+        rest[: len(chunk)] = chunk
+        rest = rest[len(chunk) :]
+    return len(data) + len(stream.read(1))
 
 
 def _read_header(stream: BinaryIO | gzip.GzipFile, path: Path, dimensions: int) -> tuple[int, ...]:

@@ -1,0 +1,25 @@
+"""`paceline convert`: weights of another program as safetensors, once and for all."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from paceline.checkpoint.foreign import convert
+from paceline.commands.opening import print_json
+from paceline.core.errors import UsageError
+
+
+def main(options: argparse.Namespace) -> int:
+    """Write the file's tensors beside it, or where `--out` says, and tell how many there are."""
+    if not options.max_gb > 0:
+        raise UsageError(f"--max-gb: expected a number above 0, got {options.max_gb:g}")
+    out: Path = options.out or options.file.with_suffix(".safetensors")
+    converted = convert(options.file, out, int(options.max_gb * 1e9))
+    if options.json:
+        print_json(
+            {"file": str(options.file), "out": str(out), "tensors": converted.num_tensors, "bytes": converted.size}
+        )
+    else:
+        print(f"{out}: {converted.num_tensors:,} tensors, {converted.size:,} bytes")
+    return 0

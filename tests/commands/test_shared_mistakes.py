@@ -1,0 +1,120 @@
+"""What cannot work with several processes is refused in a sentence, by all of them alike, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from shared_launch import SCRIPTS, environment, paceline, shared_runs
+
+from paceline import cli
+
+RECIPE = {
+    "name": "wrong",
+    "task": "classification",
+    "model": {"name": "flat"},
+    "data": {"batch": 16, "train": {"dataset": "few", "split": "train", "count": 40}},
+    "losses": [{"name": "cross_entropy"}],
+    "optimizer": {"name": "adamw", "lr": 0.01},
+    "train": {"steps": 3, "micro_batch": 5},
+    "observe": {"pictures": False, "tensorboard": False},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "recipe.json").write_text(json.dumps(RECIPE))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(SCRIPTS)
+    return tmp_path
+
+
+WORLD = "train.reproducible=world"
+IMPOSSIBLE = {
+    "fsdp": ([WORLD, "train.strategy=fsdp"], "train.reproducible: world cannot be had with train.strategy fsdp"),
+    "zero": ([WORLD, "train.strategy=zero"], "train.reproducible: world cannot be had with train.strategy zero"),
+    "dp": ([WORLD, "train.strategy=dp"], "train.reproducible: world cannot be had with train.strategy dp"),
+    "sync_bn": ([WORLD, "train.sync_bn=true"], "train.reproducible: world cannot be had with train.sync_bn"),
+    "compression": (
+        [WORLD, "train.strategy={name: ddp, compression: fp16}"],
+        "train.reproducible: world cannot be had with gradients compressed to fp16",
+    ),
+    "loss_scale": (
+        ["train.precision=bf16", "train.loss_scale=128"],
+        "train.loss_scale: given, but train.precision bf16",
+    ),
+    "O2": (["train.precision=O2", "train.strategy=fsdp"], "train.precision: expected fp32, tf32, bf16, fp16, O0 or O1"),
+    "compile": (["train.compile=true", "train.strategy=zero"], "train.compile: cannot be had with train.strategy zero"),
+    "procs": (["--procs", "0"], "--procs: expected a number from 1 up, got 0"),
+    "restarts": (["--restarts", "-1"], "--restarts: expected a number from 0 up, got -1"),
+    "rendezvous": (["--nodes", "2"], "--nodes and --rendezvous belong together"),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_is_refused_before_any_process_is_started(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words, expected = IMPOSSIBLE[name]
+    assert cli.main(["train", "recipe.json", "--use", "shared_parts", "--procs", "2", *words]) == 2
+    printed = capsys.readouterr().err.splitlines()
+    assert len(printed) == 1
+    assert expected in printed[0]
+    assert [path.name for path in folder.iterdir()] == ["recipe.json"]
+
+
+GROWING = "the model's parameters are not those that it had when the run began"
+FOUND_BY_PROCESSES = {
+    "growing train.strategy=ddp": (1, GROWING),
+    "growing train.strategy=fsdp": (1, GROWING),
+    "growing train.strategy=zero": (1, GROWING),
+    "growing train.reproducible=world": (1, GROWING),
+    "single": (2, "train.strategy: single is for one process, but 2 were started; use ddp, or --procs 1"),
+    "dp": (2, "train.strategy: dp is for one process, but 2 were started; use ddp, or --procs 1"),
+    "normless": (2, "train.sync_bn: the model has no BatchNorm layers to join"),
+    "small last update": (2, "train.sync_bn: the last update of an epoch has 1 sample"),
+    "one micro-batch": (2, "2 processes are too many: an update of 16 samples is cut into 1 micro-batch"),
+    "one sample": (2, "2 processes are too many: an update of 1 sample"),
+}
+
+
+def test_is_refused_by_every_process_with_the_same_words() -> None:
+    _, (first, second) = shared_runs()
+    assert first["mistakes"] == second["mistakes"]
+    assert set(first["mistakes"]) == set(FOUND_BY_PROCESSES)
+    for name, (code, expected) in FOUND_BY_PROCESSES.items():
+        found_code, found = first["mistakes"][name]
+        assert found_code == code, name
+        assert expected in found, name
+        assert "\n" not in found, name
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = paceline("train", "recipe.json", *words)
+    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=120)
+
+
+def test_missing_data_is_told_of_once(folder: Path) -> None:
+    done = run(folder, "--procs", "2", "data.train={dataset: image_folder, root: nowhere}")
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert "data.train.root: nowhere does not exist" in done.stderr
+    assert [path.name for path in folder.iterdir()] == ["recipe.json"]
+
+
+def test_a_rendezvous_that_nobody_comes_to_is_given_up(folder: Path) -> None:
+    done = run(folder, "--nodes", "2", "--rendezvous", "192.0.2.1:29400", "--rendezvous-timeout", "1")
+    assert done.returncode == 1
+    waiting, told = done.stderr.splitlines()
+    assert waiting == "waiting for 2 machines at 192.0.2.1:29400"
+    assert told.startswith("--rendezvous 192.0.2.1:29400: ")
+    assert [path.name for path in folder.iterdir()] == ["recipe.json"]
+
+
+def test_what_brings_nothing_here_runs_and_says_so(folder: Path) -> None:
+    done = run(folder, "train.strategy=fsdp", "train.precision=fp16")
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert sum("fsdp: " in line and "one process saves no memory" in line for line in lines) == 1
+    assert sum("warning: float16 is slow on a CPU" in line for line in lines) == 1
