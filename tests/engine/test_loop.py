@@ -16,6 +16,7 @@ import torch
 from small_runs import CLASSES, NormedNet, PlainNet, Small, grouped, one_thread, solver  # noqa: F401
 from torch import Tensor
 
+from paceline.checkpoint.background import Saver
 from paceline.checkpoint.store import Store
 from paceline.core.errors import DataError, Stopped, TrainingError
 from paceline.data.batch import Sample
@@ -50,6 +51,14 @@ class Diary:
     def happened(self) -> list[str]:
         names = {Evaluated: "evaluated", Logged: "logged", Saved: "saved"}
         return [f"{names[type(e)]} {e.step}" for e in self.events if isinstance(e, Evaluated | Logged | Saved)]
+
+
+class AtOnce(Saver):
+    """Is done with a save when training goes on, so that it is told of at its step."""
+
+    def begin(self, *args: Any, **kwargs: Any) -> None:
+        super().begin(*args, **kwargs)
+        self._join()
 
 
 def small(out: Path, **changes: Any) -> Small:
@@ -90,7 +99,9 @@ def test_due_at_a_step_evaluate_then_record_then_save(
     every: tuple[float, float, float], expected: str, tmp_path: Path
 ) -> None:
     diary = Diary()
-    train(small(tmp_path, every=every).run(observer=Observer([diary])))
+    run = small(tmp_path, every=every).run(observer=Observer([diary]))
+    run.saver = AtOnce(run.store)
+    train(run)
     words = {"e": "evaluated", "l": "logged", "s": "saved"}
     assert diary.happened() == [f"{words[item[0]]} {item[1:]}" for item in expected.split()]
     assert diary.ticks == [1, 2, 3, 4, 5, 6]
@@ -243,6 +254,7 @@ def test_a_checkpoint_carries_the_figures_of_its_own_weights(tmp_path: Path) -> 
     """Those of an earlier evaluation would have `best` chosen by what other weights reached."""
     diary = Diary()
     run = small(tmp_path, every=(4, 100, 3)).run(observer=Observer([diary]), store=Store(tmp_path / "c", 9, "top1"))
+    run.saver = AtOnce(run.store)
     train(run)
     assert diary.happened() == ["saved 3", "evaluated 4", "evaluated 6", "logged 6", "saved 6"]
     last = [event for event in diary.events if isinstance(event, Evaluated)][-1]

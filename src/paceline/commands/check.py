@@ -82,7 +82,7 @@ def _try_checkpoint(run: Run) -> dict[str, Any]:
     import torch
 
     state = run.model_state()
-    saved = run.store.save(1, state, run.state(), {})
+    saved = run.store.save(1, run.saved_model(), run.state(), {})
     read = run.store.open(saved.path)
     for name, tensor in state.items():
         if not torch.equal(tensor.cpu(), read.model[name]):

@@ -101,6 +101,7 @@ def averaged(run: Run, examined: EvaluationSet) -> Iterator[None]:
 
 @contextmanager
 def _in_place(run: Run) -> Iterator[None]:
+    run.saver.release()
     try:
         with run.averaging.applied(run.masters):
             run.precision.publish()

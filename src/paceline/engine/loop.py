@@ -15,9 +15,10 @@ from paceline.engine.evaluate import Evaluation, evaluate_with_average
 from paceline.engine.gallery import draw_evaluation, draw_samples
 from paceline.engine.probe import compare, is_due
 from paceline.engine.run import Run
+from paceline.engine.saving import completing_saves, finish_saving, report, save
 from paceline.engine.step import StepResult, train_step
 from paceline.engine.tally import read
-from paceline.observe.events import Evaluated, Logged, Note, Saved, Snapshot
+from paceline.observe.events import Evaluated, Logged, Note, Snapshot
 
 _UNREAD = 500  # updates whose losses may wait to be read
 
@@ -30,9 +31,9 @@ def train(run: Run) -> None:
     agenda = Agenda(run.progress.total_steps)
     agenda.add(run.periods.evaluate, lambda: evaluate_all(run))
     agenda.add(run.periods.log, lambda: record(run))
-    agenda.add(run.periods.save, lambda: save(run))
+    agenda.add(run.periods.save, lambda: save_all(run))
     run.freezing.train_mode(run.model)
-    with run.stop.on_signals(), run.heartbeat.watched(), naming_dead_workers():
+    with run.stop.on_signals(), run.heartbeat.watched(), completing_saves(run), naming_dead_workers():
         for update, waited in timed(run.batches):
             started = time.perf_counter()
             run.heartbeat.beat(update.step, "agreeing on an update")
@@ -44,9 +45,11 @@ def train(run: Run) -> None:
                 run.observer.emit(Note(advice, "warning"))
             for action in agenda.due(run.progress.step):
                 action()
+            report(run, run.saver.poll())
             run.heartbeat.beat(run.progress.step, "waiting for data")
             if result.should_stop and not run.progress.is_done:
-                save(run)
+                save_all(run)
+                finish_saving(run)
                 raise Stopped(f"stopped after step {run.progress.step} on request ({run.stop.reason}); state is saved")
 
 
@@ -148,17 +151,7 @@ def publish(run: Run, evaluation: Evaluation) -> None:
     draw_evaluation(run, evaluation)
 
 
-def save(run: Run) -> None:
-    """Write a checkpoint, unless this step has one; all processes bring their part, the first one writes."""
-    if run.store.last_step == run.progress.step:
-        return
-    run.heartbeat.beat(run.progress.step, "saving")
+def save_all(run: Run) -> None:
+    """Begin a checkpoint of all that was recorded so far."""
     take_readings(run)
-    model, state = run.model_state(), run.state()
-    if not run.mesh.is_main:
-        run.store.last_step = run.progress.step
-        return
-    figures = run.figures.get("val", {}) if run.evaluated_step == run.progress.step else {}
-    run.observer.flush()  # a checkpoint means that all that was due at its step is done
-    saved = run.store.save(run.progress.step, model, state, figures)
-    run.observer.emit(Saved(run.progress.step, saved.path, saved.is_best))
+    save(run)

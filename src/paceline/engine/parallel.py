@@ -12,6 +12,7 @@ from torch import distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.checkpoint.shards import Part
 from paceline.core.errors import TrainingError
 from paceline.core.mesh import Mesh
 from paceline.data.loader import MicroBatch, Passes, Update
@@ -78,6 +79,10 @@ class SingleProcess:
 
     def whole(self, tensor: Tensor) -> Tensor:
         """A parameter, or what is shaped like one, all of it; every process asks for it at the same time."""
+        return tensor
+
+    def part(self, tensor: Tensor) -> Tensor | Part:
+        """What this process writes of it into a checkpoint."""
         return tensor
 
     def place(self, tensor: Tensor, like: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from paceline.checkpoint.background import NoSaver, Saver
+from paceline.checkpoint.shards import Part
 from paceline.checkpoint.state import Tree, load_optimizer, optimizer_tree
 from paceline.checkpoint.store import Checkpoint, Store
 from paceline.core.errors import CheckpointError
@@ -106,7 +109,15 @@ class Run:
     """Updates whose figures are not among the meters yet."""
 
     def __post_init__(self) -> None:
+        self.saver = self._make_saver()
         self.learning = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def _make_saver(self) -> Saver | NoSaver:
+        """Where every process holds everything the first one writes, else each its part."""
+        if self.parallel.passes == "even":
+            token = self.mesh.start_sum([float(secrets.randbits(50)) if self.mesh.is_main else 0.0])()[0]
+            return Saver(self.store, self.mesh.rank, self.mesh.world, f"{token:.0f}")
+        return Saver(self.store) if self.mesh.is_main else NoSaver(self.store)
 
     def unfreeze(self, step: int) -> None:
         """Have those parameters learn that begin to with this step."""
@@ -118,14 +129,27 @@ class Run:
         self.parallel.share_buffers()
         return {name: self.parallel.whole(tensor) for name, tensor in self.masters.state_dict().items()}
 
+    def saved_model(self) -> dict[str, Tensor | Part]:
+        """The same as this process writes it into a checkpoint."""
+        self.parallel.share_buffers()
+        return {name: self.parallel.part(tensor) for name, tensor in self.masters.state_dict().items()}
+
+    def lasting(self) -> list[Tensor]:
+        """What only the optimizer and the average change: copying it for a checkpoint can wait until they do."""
+        found: list[Tensor] = list(self.masters.parameters())
+        found += [value for state in self.optimizer.state.values() for value in state.values() if _is_lasting(value)]
+        found += self.averaging.state_dict().get("average", {}).values()
+        parts = [self.parallel.part(tensor) for tensor in found]
+        return [part.tensor if isinstance(part, Part) else part for part in parts]
+
     def state(self) -> Tree:
-        """All that a resumed run needs beside the model; every process asks for it at the same time."""
+        """All that a resumed run needs beside the model, as this process writes it into a checkpoint."""
         optimizer = optimizer_tree(self.optimizer, self.masters)
         averaging = self.averaging.state_dict()
         return {
             "progress": self.progress.state_dict(),
-            "optimizer": {**optimizer, "state": _mapped(optimizer["state"], self.parallel.whole)},
-            "averaging": _mapped(averaging, self.parallel.whole),
+            "optimizer": {**optimizer, "state": _mapped(optimizer["state"], self.parallel.part)},
+            "averaging": _mapped(averaging, self.parallel.part),
             "precision": self.precision.state_dict(),
             "meters": self.meters.state_dict(),
             "figures": self.figures,
@@ -187,7 +211,11 @@ class Run:
             self.batches.updates = replace(self.batches.updates, micro_batch=state["micro_batch"])
 
 
-def _mapped(tree: Tree, function: Callable[[Tensor], Tensor]) -> Tree:
+def _is_lasting(value: object) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 0
+
+
+def _mapped(tree: Tree, function: Callable[[Tensor], Tensor | Part]) -> Tree:
     """The tree with every tensor replaced."""
     if isinstance(tree, Tensor):
         return function(tree)

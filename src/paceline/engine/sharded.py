@@ -13,7 +13,9 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from paceline.checkpoint.shards import Part
 from paceline.core.errors import TrainingError
 from paceline.core.mesh import Mesh
 from paceline.data.loader import MicroBatch, Passes, Update
@@ -102,6 +104,14 @@ class Sharded(SingleProcess):
     def whole(self, tensor: Tensor) -> Tensor:
         """All of a tensor that is kept in parts; every process asks for it at the same time."""
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+    def part(self, tensor: Tensor) -> Tensor | Part:
+        """This process's rows of a tensor that is kept in parts."""
+        if not isinstance(tensor, DTensor):
+            return tensor
+        _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        local = tensor.to_local()
+        return Part(local, tuple(tensor.shape), offset[0] if len(local) else 0)
 
     def place(self, tensor: Tensor, like: Tensor) -> Tensor:
         """This process's part of a tensor that every process has all of."""

@@ -53,6 +53,7 @@ def train_step(run: Run, update: Update) -> StepResult:
     lr = run.plan.apply(update.step)
     skipped = run.precision.overflowed(grad_norm) or not run.health.accepts(run, update, grad_norm)
     if not skipped:
+        run.saver.release()
         run.optimizer.step()
         run.precision.publish()
         run.averaging.update(run.masters)

@@ -202,7 +202,7 @@ class Builder(Workshop):
         direction = checkpoint.direction
         if direction == "auto":
             direction = "min" if best in _LOWER_IS_BETTER else "max"
-        return Store(out / "checkpoints", checkpoint.keep_last, best, direction)
+        return Store(out / "checkpoints", checkpoint.keep_last, best, direction, checkpoint.keep_every)
 
     def _load_weights(self, model: nn.Module, weights: str | Weights) -> Fitted:
         declared = Weights(file=weights) if isinstance(weights, str) else weights

@@ -296,6 +296,8 @@ class Checkpoint(Section):
     every_epochs: Positive | None = None
     every_steps: Count | None = None
     keep_last: Count = 3
+    keep_every: Count | None = None
+    """Checkpoints whose step is a multiple of this are kept for good."""
     best: str | None = "auto"
     """The figure by which the best checkpoint is kept; auto: the task's own; null: none."""
     direction: Literal["auto", "max", "min"] = "auto"
