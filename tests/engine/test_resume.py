@@ -15,6 +15,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import paceline.recipe.schema  # noqa: F401 - the names that ship, before the registry is copied
 from paceline import cli
 from paceline.core.errors import DataError
 from paceline.core.registry import register

@@ -120,7 +120,9 @@ def test_gradients_that_are_not_finite_end_the_run_before_the_weights_change(
     run = Small(tmp_path, micro_batch=16, net=Poisoned, lr=0.01).run(**({"clip": clip} if clip else {}))
     update = next(iter(run.batches))
     before = {name: value.detach().clone() for name, value in run.model.named_parameters()}
-    with pytest.raises(TrainingError, match=r"gradient of update 1 is not finite.*outputs are finite, the gradients of.*optimizer\.lr"):
+    with pytest.raises(
+        TrainingError, match=r"gradient of update 1 is not finite.*outputs are finite, the gradients of.*optimizer\.lr"
+    ):
         train_step(run, update)
     assert all(torch.equal(value, before[name]) for name, value in run.model.named_parameters())
     assert not run.optimizer.state
