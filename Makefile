@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: train test lint format types bench clean
+.PHONY: train test lint format types bench chaos clean
 
 train: $(VENV)/.installed
 	$(BIN)/paceline train quickstart --procs 2
@@ -26,6 +26,9 @@ types: $(VENV)/.installed-dev
 
 bench: .venv-bench/.installed
 	.venv-bench/bin/python -m benchmarks
+
+chaos: $(VENV)/.installed-dev
+	$(BIN)/python -m chaos
 
 clean:
 	rm -rf $(VENV) .venv-bench .mypy_cache .ruff_cache .pytest_cache .hypothesis

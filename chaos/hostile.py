@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -53,6 +52,15 @@ class Outcome:
         return f"{self.megabytes:.0f} MB of memory" if self.megabytes > MOST_MEGABYTES else ""
 
 
+# Starts a command and tells how much memory it took at most, apart from what other children of ours did.
+_MEASURED = """
+import resource, subprocess, sys
+code = subprocess.call(sys.argv[1:])
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+sys.exit(code)
+"""
+
+
 def try_here(case: Case, folder: Path) -> Outcome:
     """Try one in this process."""
     from paceline.cli import main
@@ -82,11 +90,11 @@ def try_command(case: Case, folder: Path) -> Outcome:
     """Try one as a user would."""
     folder.mkdir()
     arguments = _made_in(case, folder)
-    command = [sys.executable, "-P", "-m", "paceline", *arguments]
+    command = [sys.executable, "-c", _MEASURED, sys.executable, "-P", "-m", "paceline", *arguments]
     started = time.monotonic()
     process = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=False)
     seconds = time.monotonic() - started
-    megabytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    megabytes = int(process.stdout.split()[-1]) / 1024
     executed = (folder / CANARY).exists()
     return Outcome(case.name, case.code, process.returncode, process.stderr, seconds, megabytes, executed)
 

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+# Threads that wait for others of their operation shall not keep a core busy: several tests share the machine.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -48,6 +48,7 @@ def main(options: argparse.Namespace) -> int:
             "step": checkpoint.step,
             "split": split,
             "num_samples": evaluation.num_samples,
+            "num_skipped": evaluation.num_skipped,
             "metrics": evaluation.figures,
         }
         _print(answer, options.json)
@@ -67,7 +68,8 @@ def _print(answer: dict[str, object], as_json: bool) -> None:
     if as_json:
         print_json(answer)
         return
-    print(f"{answer['split']}, {answer['num_samples']:,} samples, {answer['checkpoint']}", file=sys.stderr)
+    skipped = f" ({answer['num_skipped']:,} skipped)" if answer["num_skipped"] else ""
+    print(f"{answer['split']}, {answer['num_samples']:,} samples{skipped}, {answer['checkpoint']}", file=sys.stderr)
     metrics = answer["metrics"]
     assert isinstance(metrics, dict)
     for name, value in metrics.items():

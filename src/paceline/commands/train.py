@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.commands.attempts import watch_over
-from paceline.commands.directory import move_aside, recipe_differences, write_recipe
+from paceline.commands.directory import recipe_differences, refuse_foreign, write_recipe
 from paceline.commands.opening import check_writable, read_recipe
+from paceline.commands.ownership import Ownership, check_free, own
 from paceline.core.errors import CheckpointError, Stopped, UsageError
-from paceline.launch.environment import is_supervised, restart_count
+from paceline.launch.environment import find_place, is_supervised, restart_count
 from paceline.launch.start import share_out
 
 if TYPE_CHECKING:
@@ -31,6 +34,10 @@ def main(options: argparse.Namespace) -> int:
     if options.fresh and options.start:
         raise UsageError("--fresh and --from exclude each other: --from continues a checkpoint, --fresh starts over")
     check_writable(out)
+    refuse_foreign(out)
+    # Among several processes, or machines, the first one takes the directory for all.
+    if find_place(os.environ) is None and options.rendezvous is None:
+        check_free(out)
     code = share_out(options, checked.recipe.train.device, checked.recipe.train.devices)
     if code is not None:
         return code
@@ -39,17 +46,28 @@ def main(options: argparse.Namespace) -> int:
     from paceline.recipe.build import Builder
 
     builder = Builder(checked)
-    with builder.mesh.together():
+    with builder.mesh.together(), own(out) if builder.mesh.is_main else nullcontext() as ownership:
         run = builder.run(out)
         mapping = getattr(options, "device_mapping", None)
-        notes = [*([mapping] if mapping else []), *_find_place(run, options, builder)]
+        taken = ownership.notes if ownership else []
+        notes = [*([mapping] if mapping else []), *taken, *_find_place(run, options, builder, ownership)]
         if run.progress.step and run.progress.is_done and _was_finished(out):
             _say_finished(run)
             return 0
         _open_directory(run, builder)
+        _list_skipped(run)
         watch_over(run, builder.recipe.train.hang_seconds)
         _train(run, builder, notes)
     return 0
+
+
+def _list_skipped(run: Run) -> None:
+    """Have samples that are left out listed in the run directory, and told where everything is told."""
+    from paceline.observe.events import Note
+
+    for source in (run.source, *(each.source for each in run.evaluations.values())):
+        if source.skips is not None:
+            source.skips.open(run.out / "skipped.jsonl", lambda text: run.observer.emit(Note(text, "warning")))
 
 
 def _say_finished(run: Run) -> None:
@@ -69,13 +87,13 @@ def _was_finished(out: Path) -> bool:
     return isinstance(status, dict) and status.get("state") == "finished"
 
 
-def _find_place(run: Run, options: argparse.Namespace, builder: Builder) -> list[str]:
+def _find_place(run: Run, options: argparse.Namespace, builder: Builder, ownership: Ownership | None) -> list[str]:
     """Start from the named checkpoint, else the newest valid one, else the recipe's weights, else random; say which."""
     is_first_start = restart_count() == 0  # what comes back after a crash goes on from where it was
     if options.fresh and is_first_start:
         kept = []
-        if run.mesh.is_main and run.out.exists():
-            kept = [f"the earlier run is kept as {move_aside(run.out)}"]
+        if ownership and (aside := ownership.start_over()):
+            kept = [f"the earlier run is kept as {aside}"]
         run.mesh.barrier()
         return [*kept, *builder.origin_of_weights()]
     newest = run.store.newest()

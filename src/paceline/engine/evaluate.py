@@ -36,10 +36,12 @@ class Evaluation:
     num_samples: int
     seconds: float
     first: tuple[Batch, Any] | None
+    num_skipped: int = 0
+    """How many more samples the split has, which cannot be read."""
 
 
 class _Measured(NamedTuple):
-    ids: Tensor
+    fetched: Batch
     states: list[State]
     kept: tuple[Batch, Any] | None
 
@@ -53,17 +55,23 @@ def evaluate(run: Run, split: str) -> Evaluation:
     own = owned(cuts, run.mesh.rank, run.mesh.world)
     ghosts = -(-len(cuts) // run.mesh.world) - len(own) if run.parallel.passes == "even" else 0
     foldings, ids, first = [Folding() for _ in metrics], [], None
+    skipped: list[int] = []
     run.parallel.share_buffers()
     with measuring(run, examined.threads), naming_dead_workers():
         for number, measured in enumerate(_measure_all(run, examined, metrics, own + cuts[:1] * ghosts)):
             run.heartbeat.beat(run.progress.step, "evaluating")
             if number >= len(own):  # computed for the sake of processes that have more
                 continue
-            ids.append(measured.ids)
+            skipped += [each.sample for each in measured.fetched.skipped]
+            if measured.fetched.is_stand_in:
+                continue
+            ids.append(measured.fetched.ids)
             first = first or measured.kept
             for folding, state in zip(foldings, measured.states, strict=True):
                 folding.add(state)
-    check_ledger(run.mesh, ids, size)
+    left_out = torch.tensor(skipped, dtype=torch.int64)
+    check_ledger(run.mesh, [*ids, left_out], size)
+    num_skipped = sum(len(part) for part in run.mesh.gather(left_out)) if examined.source.skips is not None else 0
     figures: dict[str, Any] = {}
     for metric, folding in zip(metrics, foldings, strict=True):
         figures |= metric.figures(_of_all_processes(run.mesh, folding.result()))
@@ -71,9 +79,10 @@ def evaluate(run: Run, split: str) -> Evaluation:
         split,
         {name: float(value) for name, value in figures.items() if not isinstance(value, Tensor)},
         {name: value for name, value in figures.items() if isinstance(value, Tensor)},
-        size,
+        size - num_skipped,
         time.perf_counter() - started,
         first,
+        num_skipped,
     )
 
 
@@ -126,7 +135,8 @@ def _measure_all(run: Run, examined: EvaluationSet, metrics: Sequence[Metric], c
         with torch.inference_mode(), run.precision.compute():
             predictions = run.task.predict(run.model, batch)
             states = [metric.measure(predictions, batch) for metric in metrics]
-        return _Measured(fetched.ids, states, (batch, predictions) if cut.index == 0 else None)
+        is_drawn = cut.index == 0 and not fetched.is_stand_in
+        return _Measured(fetched, states, (batch, predictions) if is_drawn else None)
 
     requests = [Request(0, np.arange(cut.start, cut.stop)) for cut in cuts]
     lanes = _lanes(run, examined)

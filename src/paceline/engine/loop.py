@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 
 import torch
 
@@ -55,13 +56,13 @@ def train(run: Run) -> None:
 
 def timed(batches: Iterable[Update]) -> Iterator[tuple[Update, float]]:
     """Each update with the seconds that were spent waiting for it."""
-    iterator = iter(batches)
-    while True:
-        started = time.perf_counter()
-        update = next(iterator, None)
-        if update is None:
-            return
-        yield update, time.perf_counter() - started
+    with closing(iter(batches)) as iterator:  # type: ignore[type-var]  # workers end with it, whatever happens
+        while True:
+            started = time.perf_counter()
+            update = next(iterator, None)
+            if update is None:
+                return
+            yield update, time.perf_counter() - started
 
 
 def observe(run: Run, update: Update, result: StepResult, waited: float, seconds: float) -> None:
@@ -88,6 +89,9 @@ def take_readings(run: Run) -> None:
 
 def record(run: Run) -> None:
     """Log the figures of training."""
+    for source in (run.source, *(each.source for each in run.evaluations.values())):
+        if source.skips is not None:
+            source.skips.hear()
     take_readings(run)
     smoothed = run.meters.summaries()
     figures = {name: summary["latest"] for name, summary in smoothed.items()} | run.precision.figures()
@@ -144,6 +148,7 @@ def publish(run: Run, evaluation: Evaluation) -> None:
             evaluation.split,
             evaluation.figures,
             evaluation.num_samples,
+            evaluation.num_skipped,
             clock={"seconds": evaluation.seconds, "time": time.time()},
             confusion=None if confusion is None else confusion.tolist(),
         )

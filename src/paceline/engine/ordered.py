@@ -37,7 +37,7 @@ class OrderedTree(SingleProcess):
     @contextmanager
     def accumulate(self, micro: MicroBatch, is_last: bool) -> Iterator[None]:
         """Surrounds the passes of a micro-batch; its gradient becomes a leaf of the tree."""
-        with self._statistics.of_one():
+        with self._statistics.of_one(counts=not micro.is_ghost):
             yield
         if parameter_ids(self.model) != self._known:
             raise TrainingError(CHANGED_PARAMETERS)

@@ -47,7 +47,7 @@ class SingleProcess:
 
     def accumulate(self, micro: MicroBatch, is_last: bool) -> AbstractContextManager[None]:
         """Surrounds the passes of a micro-batch; gradients are exchanged with the last."""
-        return nullcontext()
+        return unchanged_buffers(self.model) if micro.is_ghost else nullcontext()
 
     def objectives(self, terms: Mapping[str, Term], tally: Tally, micro: MicroBatch) -> list[Objective]:
         """What to differentiate for a micro-batch."""

@@ -32,15 +32,16 @@ class RunningStatistics:
         self._seen: list[Tensor] = []
 
     @contextmanager
-    def of_one(self) -> Iterator[None]:
-        """Surrounds the passes of one micro-batch of this process."""
+    def of_one(self, counts: bool = True) -> Iterator[None]:
+        """Surrounds the passes of one micro-batch of this process; a ghost leaves nothing behind."""
         if self._before:
             self._put_back(self._before)
         else:
             self._before = self._copies()
         yield
-        self._first = self._first or self._copies()
-        self._seen.append(_flat(self._statistics()))
+        if counts:
+            self._first = self._first or self._copies()
+            self._seen.append(_flat(self._statistics()))
 
     def fold(self) -> None:
         """Have every process hold the buffers of the whole update."""

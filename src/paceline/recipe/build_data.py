@@ -9,6 +9,7 @@ from paceline.core.errors import DataError, RecipeError, UsageError
 from paceline.core.progress import Progress
 from paceline.data.loader import TrainBatches, automatic_workers
 from paceline.data.sampler import Order, Updates
+from paceline.data.skipping import SkipList, automatic_limit
 from paceline.data.source import Dataset, Source
 from paceline.engine.run import EvaluationSet
 from paceline.recipe.schema import DatasetPart
@@ -124,7 +125,14 @@ def _source(shop: Workshop, split: str, part: DatasetPart) -> Source:
         with shop.speaking_of(f"{key}.transforms.{index}"):
             transforms.append(shop.make("transform", transform.name, transform))
     with shop.speaking_of(f"{key}.transforms"):
-        return Source(dataset, transforms, shop.recipe.train.seed)
+        return Source(dataset, transforms, shop.recipe.train.seed, _skips(shop, split, len(dataset)))
+
+
+def _skips(shop: Workshop, split: str, size: int) -> SkipList | None:
+    data = shop.recipe.data
+    if data.on_error == "stop":
+        return None
+    return SkipList(split, automatic_limit(size) if data.max_skipped == "auto" else data.max_skipped)
 
 
 def _check_classes(split: str, found: list[str], expected: list[str]) -> None:

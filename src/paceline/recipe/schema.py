@@ -117,6 +117,10 @@ class Data(Section):
     test: DatasetPart | None = None
     loader: Literal["auto", "memory", "process"] = "auto"
     workers: CountOrZero | Auto = "auto"
+    on_error: Literal["stop", "skip"] = "stop"
+    """What to do about a sample that cannot be read: end the run, or leave the sample out and list it."""
+    max_skipped: CountOrZero | Auto = "auto"
+    """How many samples of each split may be left out; auto: one in a hundred, from 1 to 100."""
     drop_last: bool = False
     """Leave out the last, smaller update of an epoch."""
 

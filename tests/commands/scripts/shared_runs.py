@@ -123,6 +123,7 @@ class Bench:
         run.observer = Observer([memory])
         train(run)
         run.observer.close()
+        run.parallel.part = run.parallel.whole  # type: ignore[method-assign]  # all of the state, to be compared
         done = Done(run, memory, run.model_state(), run.state())
         self.mesh.barrier()
         return done
