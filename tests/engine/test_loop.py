@@ -316,3 +316,16 @@ def test_a_worker_that_dies_during_a_step_is_a_data_error(tmp_path: Path) -> Non
     run = replace(run, source=source, batches=batches)
     with pytest.raises(DataError, match="a loader worker died"):
         train(run)
+
+
+class Greedy(PlainNet):
+    """Wants more memory than there is."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images) + torch.empty(2**46).sum()
+
+
+def test_lack_of_memory_says_what_can_be_done(tmp_path: Path) -> None:
+    run = small(tmp_path, net=Greedy).run()
+    with pytest.raises(TrainingError, match=r"out of memory in update 1, with 8 samples.*train\.micro_batch=4"):
+        train(run)

@@ -14,7 +14,7 @@ from paceline.recipe.validate import CheckedRecipe
 # What may differ between the parts of one run; everything else would make it another run.
 _MAY_CHANGE = (
     "name", "observe", "checkpoint", "expect", "train.epochs", "train.steps", "data.workers", "data.loader",
-    "data.on_error", "data.max_skipped",
+    "data.on_error", "data.max_skipped", "train.devices", "train.hang_seconds", "train.on_nonfinite",
     "evaluate.every_epochs", "evaluate.every_steps", "evaluate.workers",
     "data.train.root", "data.val.root", "data.test.root", "model.weights",
 )  # fmt: skip

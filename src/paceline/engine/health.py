@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
+import torch
 from torch import Tensor
 
 from paceline.core.errors import TrainingError
@@ -18,6 +20,24 @@ if TYPE_CHECKING:
 
 OnNonFinite = Literal["stop", "skip"]
 Explain = Callable[["Run", Update], str]
+
+
+@contextmanager
+def naming_lack_of_memory(run: Run) -> Iterator[None]:
+    """Turn torch's word that memory ran out into what can be done about it."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        text = str(error)
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "allocate memory" not in text:
+            raise
+        updates = run.batches.updates
+        size = max(cut.stop - cut.start for cut in updates.cuts(run.progress.step))
+        half = f"train.micro_batch={size // 2} (the same updates in smaller parts), " if size > 1 else ""
+        raise TrainingError(
+            f"out of memory in update {run.progress.step + 1}, with {size} samples at a time ({text.splitlines()[0]})."
+            f" Try {half}model.checkpointing=blocks, train.precision=bf16, or train.strategy=fsdp on several processes"
+        ) from error
 
 
 class FiniteCheck:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import torch
 
@@ -14,6 +14,7 @@ from paceline.core.progress import Agenda
 from paceline.data.loader import Update, naming_dead_workers
 from paceline.engine.evaluate import Evaluation, evaluate_with_average
 from paceline.engine.gallery import draw_evaluation, draw_samples
+from paceline.engine.health import naming_lack_of_memory
 from paceline.engine.probe import compare, is_due
 from paceline.engine.run import Run
 from paceline.engine.saving import completing_saves, finish_saving, report, save
@@ -34,7 +35,7 @@ def train(run: Run) -> None:
     agenda.add(run.periods.log, lambda: record(run))
     agenda.add(run.periods.save, lambda: save_all(run))
     run.freezing.train_mode(run.model)
-    with run.stop.on_signals(), run.heartbeat.watched(), completing_saves(run), naming_dead_workers():
+    with run.stop.on_signals(), run.heartbeat.watched(), completing_saves(run), explaining_failures(run):
         for update, waited in timed(run.batches):
             started = time.perf_counter()
             run.heartbeat.beat(update.step, "agreeing on an update")
@@ -52,6 +53,13 @@ def train(run: Run) -> None:
                 save_all(run)
                 finish_saving(run)
                 raise Stopped(f"stopped after step {run.progress.step} on request ({run.stop.reason}); state is saved")
+
+
+@contextmanager
+def explaining_failures(run: Run) -> Iterator[None]:
+    """Have what torch says of dead workers and of lack of memory said so that a user can act on it."""
+    with naming_dead_workers(), naming_lack_of_memory(run):
+        yield
 
 
 def timed(batches: Iterable[Update]) -> Iterator[tuple[Update, float]]:
