@@ -49,6 +49,8 @@ class Source:
         self.seed = seed
         self.skips = skips
         self.sample_transforms, self.batch_transforms = split(transforms)
+        self._wanted = [transform.draws for transform in self.batch_transforms]
+        self._no_draws = [torch.empty(0, 0)] * len(self._wanted)
         self.in_memory = hasattr(dataset, "gather") and not self.sample_transforms
         """Whether batches are indexed as tensors, with no Python per sample."""
 
@@ -70,21 +72,20 @@ class Source:
         if batch.skipped and self.skips is not None:
             self.skips.note(batch.skipped)
         ready = batch.to(device)
-        drawn = self._draw(batch, epoch, device)
+        images = ready["image"]
+        drawn = self._draw(batch, epoch, device) if any(self._wanted) else self._no_draws
         for transform, draws in zip(self.batch_transforms, drawn, strict=True):
-            ready["image"] = transform(ready["image"], draws)
-        if ready["image"].dtype == torch.uint8:  # nothing normalised it: models take numbers from 0 to 1
-            ready["image"] = ready["image"].float().div_(255)
+            images = transform(images, draws)
+        if images.dtype == torch.uint8:  # nothing normalised it: models take numbers from 0 to 1
+            images = images.float().div_(255)
+        ready["image"] = images
         return ready
 
     def _draw(self, batch: Batch, epoch: int, device: torch.device) -> Sequence[Tensor]:
         """The random numbers of each transform of whole batches, all drawn at once."""
-        wanted = [transform.draws for transform in self.batch_transforms]
-        if not any(wanted):
-            return [torch.empty(batch.size, 0)] * len(wanted)
         first = len(self.sample_transforms)
-        drawn = uniforms_of_streams(self.seed, epoch, batch.ids.numpy(), first, wanted)
-        return torch.from_numpy(drawn).to(device).split_with_sizes(wanted, 1)
+        drawn = uniforms_of_streams(self.seed, epoch, batch.ids.numpy(), first, self._wanted)
+        return torch.from_numpy(drawn).to(device).split_with_sizes(self._wanted, 1)
 
     def _read(self, epoch: int, index: int) -> Sample:
         sample = self.dataset.read(index)
