@@ -11,6 +11,7 @@ from pathlib import Path
 
 from paceline import __version__
 from paceline.core.errors import PacelineError, UsageError
+from paceline.core.garbage import kept_waiting
 from paceline.launch.environment import LAUNCHER
 
 _COMMANDS = {
@@ -51,8 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     options = _parse(words)
     options.arguments = words
-    command = importlib.import_module(f"paceline.commands.{options.command.replace('-', '_')}")
-    code: int = command.main(options)
+    with kept_waiting():
+        command = importlib.import_module(f"paceline.commands.{options.command.replace('-', '_')}")
+        code: int = command.main(options)
     return code
 
 

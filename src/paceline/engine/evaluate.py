@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.core import garbage
 from paceline.core.errors import DataError
 from paceline.core.mesh import Mesh
 from paceline.data.batch import Batch
@@ -48,6 +49,7 @@ class _Measured(NamedTuple):
 
 def evaluate(run: Run, split: str) -> Evaluation:
     """The figures of the model on `split`."""
+    garbage.resume()
     started = time.perf_counter()
     examined, metrics = run.evaluations[split], run.task.metrics()
     size = len(examined.source.dataset)

@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 
 import torch
 
+from paceline.core import garbage
 from paceline.core.errors import Stopped
 from paceline.core.progress import Agenda
 from paceline.data.loader import Update, naming_dead_workers
@@ -41,6 +42,7 @@ def train(run: Run) -> None:
             run.heartbeat.beat(update.step, "agreeing on an update")
             result = train_step(run, update)
             observe(run, update, result, waited, time.perf_counter() - started)
+            garbage.resume()
             if update.step == 0:
                 draw_samples(run)
             if is_due(run) and (advice := compare(run, update)):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from paceline.core.errors import PacelineError, Stopped
+from paceline.core.garbage import resume
 from paceline.launch.environment import LAUNCHER, threads_of_each
 from paceline.launch.network import Endpoint, address_towards, interface_of, watch
 from paceline.launch.signals import Interrupted, StopSignals
@@ -96,6 +97,7 @@ def _supervise(command: Sequence[str], plan: Launch, stop: StopSignals, folder: 
         monitor_interval=0.1,
     )
     agent = Agent(spec, Outputs(folder), machines, stop, plan.patience, _say)
+    resume()
     if plan.rendezvous:
         watch(plan.rendezvous, plan.rendezvous_timeout, lambda: _end_cut_off(agent, plan, folder))
     try:
