@@ -21,6 +21,7 @@ from paceline.core.errors import UsageError
 from paceline.launch.environment import restart_count
 
 LOCK = ".lock"
+_ENDING_SECONDS = 3.0
 STALE_SECONDS = 600.0
 """A lock of another machine counts as left behind when it was not refreshed for so long."""
 _REFRESH_SECONDS = 60.0
@@ -97,8 +98,12 @@ def check_free(folder: Path) -> None:
     except OSError:
         return
     try:
-        is_locked = not _lock(descriptor, fcntl.LOCK_SH)
-        _refuse(folder, _read(descriptor), is_locked, _age(descriptor))
+        is_locked, owner = not _lock(descriptor, fcntl.LOCK_SH), _read(descriptor)
+        deadline = time.monotonic() + _ENDING_SECONDS
+        while is_locked and owner and owner.is_here and not owner.is_running() and time.monotonic() < deadline:
+            time.sleep(0.05)  # its last threads are about to end
+            is_locked = not _lock(descriptor, fcntl.LOCK_SH)
+        _refuse(folder, owner, is_locked, _age(descriptor))
     finally:
         os.close(descriptor)
 
@@ -239,10 +244,11 @@ def _close(descriptor: int | None) -> None:
 
 
 def _ticks(pid: int) -> int | None:
-    """When a process started; None where the system does not say."""
+    """When a process started; None where the system does not say, and for one that has ended but is still listed."""
     try:
         described = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        return int(described.rpartition(")")[2].split()[19])
+        fields = described.rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else int(fields[19])
     except (OSError, ValueError, IndexError):
         return None
 
