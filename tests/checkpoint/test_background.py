@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from full_disk import files_limited_to
 from torch import Tensor, nn
 
 from paceline.checkpoint.background import NoSaver, Saver
@@ -179,16 +179,6 @@ def test_memory_is_reserved_once_and_grows(root: Path) -> None:
         assert saver.finish()[0].error is None
         assert (saver._memory.take(0, is_pinned=False) is block) == is_same
         assert open_checkpoint(root / f"step-{size:08d}").model["weight"].tolist() == [size] * size
-
-
-@contextmanager
-def files_limited_to(num_bytes: int) -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_full_disk_is_an_outcome_and_the_next_save_succeeds(root: Path) -> None:

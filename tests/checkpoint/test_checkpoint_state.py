@@ -255,5 +255,5 @@ def test_another_kind_of_optimizer_is_refused() -> None:
 def test_parameters_from_outside_the_model_have_no_name() -> None:
     model = network()
     outside = torch.optim.SGD([*model.parameters(), nn.Parameter(torch.zeros(2))], lr=0.1)
-    with pytest.raises(ValueError, match="1 parameters"):
+    with pytest.raises(ValueError, match="lacks 1 parameter of the optimizer"):
         optimizer_tree(outside, model)

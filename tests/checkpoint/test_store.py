@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
 import re
-import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,10 @@ import pytest
 import safetensors.torch
 import torch
 from damage import unnoticed
+from full_disk import files_limited_to
 from torch import Tensor, nn
 
+from paceline.checkpoint.files import seal, unseal
 from paceline.checkpoint.store import Checkpoint, Store, open_checkpoint
 from paceline.core.errors import CheckpointError
 
@@ -173,6 +173,17 @@ def test_every_truncation_and_every_lost_file_is_noticed(root: Path, name: str) 
         open_checkpoint(path)
     (path / name).unlink()
     with pytest.raises(CheckpointError, match=f"{name}: cannot be read|holds no checkpoint"):
+        open_checkpoint(path)
+
+
+def test_what_is_no_file_is_refused_rather_than_waited_for(root: Path) -> None:
+    path = save(Store(root), 7)
+    manifest = unseal(path / "manifest.json")
+    manifest["files"]["state.json"] = {"size": 0, "sha256": hashlib.sha256().hexdigest()}
+    (path / "manifest.json").write_bytes(seal(manifest))
+    (path / "state.json").unlink()
+    os.mkfifo(path / "state.json")
+    with pytest.raises(CheckpointError, match=r"state\.json: damaged: expected a file"):
         open_checkpoint(path)
 
 
@@ -354,16 +365,6 @@ def test_what_cannot_be_saved_leaves_no_trace(root: Path) -> None:
     with pytest.raises(ValueError, match="-1"):
         Store(root).save(-1, model_at(1), {}, {})
     assert not root.exists()
-
-
-@contextmanager
-def files_limited_to(num_bytes: int) -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def content_of(root: Path) -> dict[str, bytes]:

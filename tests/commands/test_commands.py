@@ -228,7 +228,7 @@ def unreadable_picture(folder: Path) -> None:
     [
         (nothing, ["own.json:1:", "data.train.root", "train does not exist"]),
         (empty_root, ["data.train", "train"]),
-        (other_classes, ["data.val has 1 classes and data.train has 2", "bee"]),
+        (other_classes, ["data.val has 1 class and data.train has 2", "bee"]),
         (unreadable_picture, ["train/ant/"]),
     ],
 )
@@ -335,7 +335,14 @@ def test_losses_that_are_not_finite_stop_the_run(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "not finite" in done.stderr
     assert "Traceback" not in done.stderr
-    assert json.loads((tmp_path / "runs/quickstart/status.json").read_text())["state"] == "failed"
+    status = json.loads((tmp_path / "runs/quickstart/status.json").read_text())
+    assert status["state"] == "failed"
+    assert done.stderr.count(status["reason"]) == 1
+    assert done.stderr.splitlines()[-2:] == [
+        "  state is in runs/quickstart; the same command continues it",
+        status["reason"],
+    ]
+    assert (tmp_path / "runs/quickstart/logs/rank-0.log").read_text().count(status["reason"]) == 1
 
 
 def test_recipes_and_schema(tmp_path: Path) -> None:

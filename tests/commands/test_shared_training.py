@@ -7,13 +7,12 @@ import json
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from shared_launch import environment, paceline, shared_runs
+from waiting import is_alive, wait_until
 
 RECIPE = {
     "name": "shared",
@@ -94,6 +93,21 @@ def test_a_checkpoint_of_parts_is_measured_alike_on_one_process_and_on_two(found
         done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["metrics"] == expected, more
+
+
+def test_a_split_that_no_number_of_processes_divides_is_measured_alike_on_one_two_and_three() -> None:
+    out, _ = shared_runs()
+    checkpoint = out / "fsdp" / "checkpoints" / "step-00000006"
+    words = ["data.val.count=1003", "evaluate.batch=64", "train.averaging={name: ema, decay: 0.8}", "--json"]
+    answers = []
+    for number in (1, 2, 3):
+        command = paceline("eval", out / "recipe.json", "--checkpoint", checkpoint, *words, "--procs", str(number))
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        answers.append(json.loads(done.stdout))
+    assert answers[0]["num_samples"] == 1003
+    assert set(answers[0]["metrics"]) >= {"loss", "averaged_loss", "top1"}
+    assert answers[1:] == answers[:1] * 2
 
 
 class Project:
@@ -210,19 +224,3 @@ def test_killed_processes_a_request_to_stop_and_a_killed_launcher_change_nothing
 
 def _without_clock(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in record.items() if name != "clock"} for record in records]
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.02)
-
-
-def is_alive(process: int) -> bool:
-    """Whether a process exists that has not ended."""
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"

@@ -176,7 +176,7 @@ class Changed(Source):
     ("given", "message"),
     [
         (17, r"1 missing \[500\], 1 seen more than once \[17\]"),
-        (SIZE, r"each of 1003 samples once: 1 missing \[500\], 0 seen"),
+        (SIZE, r"each of 1,003 samples once: 1 missing \[500\], 0 seen"),
     ],
 )
 def test_a_missing_or_doubled_sample_is_an_error(given: int, message: str, tmp_path: Path) -> None:

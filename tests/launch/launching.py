@@ -8,15 +8,13 @@ import socket
 import sys
 import tempfile
 import textwrap
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from waiting import TIMEOUT
+
 from paceline.core.errors import PacelineError
 from paceline.launch.local import Launch, launch
-
-TIMEOUT = 60.0
 
 # What a test's processes begin with: their place, a way to say that they are there, and the errors of the package.
 _OPENING = """
@@ -123,23 +121,6 @@ def notes(folder: Path, rank: int) -> list[str]:
     """What a process has noted, over all starts."""
     path = folder / f"rank-{rank}.notes"
     return path.read_text().splitlines() if path.exists() else []
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Wait until the condition holds; fail if it never does."""
-    deadline = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.02)
-
-
-def is_alive(process: int) -> bool:
-    """Whether a process exists that has not ended."""
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
 
 
 def free_port() -> int:

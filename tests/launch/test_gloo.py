@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import TIMEOUT, environment, free_port, notes, run
+from launching import environment, free_port, notes, run
+from waiting import TIMEOUT
 
 from paceline.launch.local import Launch
 

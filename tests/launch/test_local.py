@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import TIMEOUT, begin, environment, free_port, is_alive, launcher, notes, run, wait_until, write_worker
+from launching import begin, environment, free_port, launcher, notes, run, write_worker
+from waiting import TIMEOUT, is_alive, wait_until
 
 from paceline.launch.local import Launch, worker_command
 from paceline.launch.network import Endpoint
@@ -115,9 +116,9 @@ def test_a_crash_is_tried_again_and_then_shown_with_the_last_lines(tmp_path: Pat
     assert done.returncode == 1
     assert notes(tmp_path, 1) == ["0", "1"]
     lines = done.stderr.splitlines()
-    assert lines[0] == "process 1 failed: ValueError: out of luck; starting again (1 of 1 restarts)"
+    assert lines[0] == "process 1 failed: ValueError: out of luck; starting again (1 of 1 restart)"
     assert lines[1:3] == ["a hint", "Traceback (most recent call last):"]
-    assert lines[-1] == "process 1 failed: ValueError: out of luck; all 1 restarts are used up"
+    assert lines[-1] == "process 1 failed: ValueError: out of luck; the one restart is used up"
     assert len([line for line in lines if line.startswith("Traceback")]) == 1
 
 
@@ -198,6 +199,8 @@ def test_processes_end_with_their_launcher_however_it_ends(tmp_path: Path, numbe
     going.wait()
     processes = [int(notes(tmp_path, rank)[0]) for rank in range(3)]
     wait_until(lambda: not any(map(is_alive, processes)), "all have ended")
+    assert len(set(processes)) == 3
+    assert [process for process in processes if is_alive(process)] == []
 
 
 def test_what_a_killed_process_has_started_ends_too(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import TIMEOUT, environment, wait_until
+from launching import environment
+from waiting import TIMEOUT, wait_until
 
 from paceline.cli import main
 from paceline.launch.slurm import Job, job_script

@@ -8,7 +8,8 @@ import sys
 from typing import Any
 
 import pytest
-from launching import TIMEOUT, environment
+from launching import environment
+from waiting import TIMEOUT
 
 from paceline import __version__
 from paceline.core.errors import UsageError

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launching import TIMEOUT, is_alive, launcher, wait_until, write_worker
+from launching import launcher, write_worker
 from namespaces import Machine, two_machines
+from waiting import TIMEOUT, is_alive, wait_until
 
 from paceline import cli
 from paceline.launch.local import Launch

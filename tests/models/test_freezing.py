@@ -203,7 +203,7 @@ def test_the_description_counts_and_names_whole_modules() -> None:
     assert freezing.describe() == [
         "frozen: 134 of 286 parameters (8 of 10 tensors): blocks.0, blocks.1.0.bias, norm, head.bias",
         "from step 7: 120 of them learn (4 tensors): blocks.0",
-        "from step 9: 4 of them learn (1 tensors): norm.bias",
+        "from step 9: 4 of them learn (1 tensor): norm.bias",
     ]
     many = nn.Sequential(*(nn.Linear(1, 1) for _ in range(9)))
     assert Freezing(many, ["[0-7]"]).describe() == [

@@ -336,7 +336,7 @@ def test_weights_for_bgr_images_are_turned_round() -> None:
     bgr, rgb, image = (nn.Sequential(nn.Conv2d(3, 4, 3)), nn.Sequential(nn.Conv2d(3, 4, 3)), torch.rand(2, 3, 8, 8))
     fitted = apply(rgb, bgr.state_dict(), Surgery(channels="bgr"))
     assert torch.allclose(rgb(image), bgr(image.flip(1)), atol=1e-6)
-    assert fitted.summary() == ["loaded         2 tensors", "reshaped       1 tensors  0.weight (from BGR to RGB)"]
+    assert fitted.summary() == ["loaded         2 tensors", "reshaped       1 tensor   0.weight (from BGR to RGB)"]
     grey = nn.Sequential(nn.Conv2d(1, 4, 3))
     both = apply(grey, bgr.state_dict(), Surgery(channels="bgr"))
     assert both.reshaped["0.weight"].how == "from BGR to RGB, summed over its 3 channels"
@@ -373,7 +373,7 @@ def test_a_vit_is_finetuned_at_another_size_with_a_new_head() -> None:
     fitted = apply(small, tiny_vit(96, num_classes=1000).state_dict(), Surgery(head_init="trunc_normal"))
     assert list(fitted.replaced) == ["head.weight", "head.bias"]
     assert fitted.summary()[1] == (
-        "reshaped       1 tensors  pos_embed [1, 37, 48] → [1, 16, 48] (position embedding 6×6 → 3×5)"
+        "reshaped       1 tensor   pos_embed [1, 37, 48] → [1, 16, 48] (position embedding 6×6 → 3×5)"
     )
     assert 0 < float(small.state_dict()["head.weight"].abs().max()) < 2e-4
     assert small(torch.rand(2, 3, 48, 80)).shape == (2, 10)

@@ -77,7 +77,8 @@ def test_nothing_is_ever_downloaded(name: str, tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr(torch.hub, "urlopen", refuse)
-    built(name, num_classes=3, in_channels=3)
+    assert sum(parameter.numel() for parameter in built(name, num_classes=3, in_channels=3).parameters()) > 1_000_000
+    assert list(tmp_path.rglob("*")) == []
 
 
 def test_a_library_is_imported_only_when_named_and_then_works() -> None:

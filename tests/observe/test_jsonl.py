@@ -176,8 +176,11 @@ def test_a_sink_that_cannot_write_is_reported_once_and_stops_nothing() -> None:
     assert [event for event in after.heard if isinstance(event, Note)] == notes
 
 
-def test_an_observer_without_sinks_does_nothing() -> None:
+def test_an_observer_without_sinks_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     observer = Observer()
     observer.emit(logged(1))
     observer.tick(Snapshot(1, 10, 0.1, 0.0))
     observer.close()
+    assert list(tmp_path.iterdir()) == []
+    assert observer._waiting == []  # nothing piles up either

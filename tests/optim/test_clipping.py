@@ -108,3 +108,17 @@ def test_what_is_not_finite_shows_in_the_norm(measure: Clip, value: float) -> No
     assert gradient is not None
     gradient.view(-1)[7] = value
     assert not math.isfinite(measure(list(net.parameters())).item())
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("clip", EVERY)
+def test_what_is_not_finite_can_still_be_seen_where_it_was(clip: Clip, value: float) -> None:
+    net, untouched = model(1e3), model(1e3)
+    for each in (net, untouched):
+        gradient = each.get_parameter("1.weight").grad
+        assert gradient is not None
+        gradient[2] = value
+    clip(list(net.parameters()))
+    for one, other in zip(net.parameters(), untouched.parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None)
+        assert other.grad is None or torch.equal(one.grad.nan_to_num(), other.grad.nan_to_num())  # type: ignore[union-attr]

@@ -105,7 +105,8 @@ def test_resolved_is_plain_whole_and_valid_again(check: Check) -> None:
 
 @pytest.mark.parametrize("name", shipped_recipes())
 def test_shipped_recipes_are_valid(name: str) -> None:
-    validate(load(name))
+    checked = validate(load(name))
+    assert checked.recipe.name == checked.resolved()["name"] == checked.document.tree["name"]
 
 
 def test_places_for_later_messages(check: Check) -> None:

@@ -254,7 +254,7 @@ WRONG = {
 
 def test_the_recipe_itself_is_right(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(RECIPE)
-    validate(load(str(tmp_path / "recipe.yaml")))
+    assert validate(load(str(tmp_path / "recipe.yaml"))).recipe.optimizer.lr == 0.1
 
 
 @pytest.mark.parametrize("case", WRONG)

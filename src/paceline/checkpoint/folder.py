@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -168,9 +169,11 @@ def verify(folder: Path) -> Manifest:
     for name, expected in manifest.files.items():
         path = folder / name
         try:
-            size = path.stat().st_size
-            if size != expected["size"]:
-                raise CheckpointError(f"{path}: damaged: expected {expected['size']} bytes, found {size}")
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
+                raise CheckpointError(f"{path}: damaged: expected a file, found something else")
+            if status.st_size != expected["size"]:
+                raise CheckpointError(f"{path}: damaged: expected {expected['size']} bytes, found {status.st_size}")
             with path.open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.checkpoint.shards import Part
+from paceline.core.counting import counted
 from paceline.core.errors import CheckpointError
 
 Tree = Any
@@ -145,7 +146,7 @@ def _names_by_group(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[
     name_of = {id(parameter): name for name, parameter in model.named_parameters()}
     unknown = sum(id(p) not in name_of for group in optimizer.param_groups for p in group["params"])
     if unknown:
-        raise ValueError(f"{unknown} parameters of the optimizer are not parameters of the model")
+        raise ValueError(f"the model lacks {counted(unknown, 'parameter')} of the optimizer")
     return [[name_of[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
 
 

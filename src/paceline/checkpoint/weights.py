@@ -16,6 +16,7 @@ from torch import Tensor
 from paceline.checkpoint.files import read_tensors
 from paceline.checkpoint.pretrained import find_published, is_published_name
 from paceline.checkpoint.store import open_checkpoint
+from paceline.core.counting import counted
 from paceline.core.errors import CheckpointError
 
 _CONTAINERS = ("state_dict", "model", "model_state_dict")
@@ -70,7 +71,7 @@ def _read(path: Path, start: bytes, size: int) -> Any:
     if start.startswith(_PICKLES):
         return _read_torch(path)
     raise CheckpointError(
-        f"{path}: is neither a safetensors nor a torch file: it begins with {start!r} and has {size} bytes"
+        f"{path}: is neither a safetensors nor a torch file: it begins with {start!r} and has {counted(size, 'byte')}"
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.commands.opening import print_json, read_recipe
+from paceline.core.counting import counted
 from paceline.core.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def _print(report: dict[str, Any]) -> None:
     print(f"recipe      {report['recipe']}")
     for split, found in report["data"].items():
         shape = "×".join(str(length) for length in found["image"])
-        print(f"data        {split}: {found['samples']:,} samples, images {shape}")
+        print(f"data        {split}: {counted(found['samples'], 'sample')}, images {shape}")
     step = report["step"]
     print(f"step        loss {step['loss']:.4f}, gradient norm {step['grad_norm']:.4f}, {step['seconds']:.2f} s")
     print(f"checkpoint  {report['checkpoint']['bytes'] / 2**20:.1f} MB, read back to the bit")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from paceline.checkpoint.foreign import convert
 from paceline.commands.opening import print_json
+from paceline.core.counting import counted
 from paceline.core.errors import UsageError
 
 
@@ -21,5 +22,5 @@ def main(options: argparse.Namespace) -> int:
             {"file": str(options.file), "out": str(out), "tensors": converted.num_tensors, "bytes": converted.size}
         )
     else:
-        print(f"{out}: {converted.num_tensors:,} tensors, {converted.size:,} bytes")
+        print(f"{out}: {counted(converted.num_tensors, 'tensor')}, {converted.size:,} bytes")
     return 0

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline.core.errors import UsageError
-from paceline.recipe.validate import CheckedRecipe
+from paceline.core.errors import RecipeError, UsageError
+from paceline.recipe.document import Document
+from paceline.recipe.validate import CheckedRecipe, validate
 
 # What may differ between the parts of one run; everything else would make it another run.
 _MAY_CHANGE = (
@@ -27,14 +28,25 @@ _NOT_STRINGS = {"true", "false", "null", "True", "False", "Null", "TRUE", "FALSE
 
 
 def recipe_differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """The keys that two resolved recipes disagree on and that may not change within a run, with both values."""
-    old, new = dict(leaves(before)), dict(leaves(now))
+    """The keys that two resolved recipes disagree on and that may not change within a run, with both values.
+
+    What an older version of the package did not know has its default there.
+    """
+    old, new = dict(leaves(_completed(before))), dict(leaves(now))
     lines = []
     for key in [*old, *(key for key in new if key not in old)]:
         may_change = any(key == allowed or key.startswith(allowed + ".") for allowed in _MAY_CHANGE)
         if not may_change and old.get(key) != new.get(key):
             lines.append(f"{key}: was {json.dumps(old.get(key))}, is {json.dumps(new.get(key))}")
     return lines
+
+
+def _completed(resolved: dict[str, Any]) -> dict[str, Any]:
+    """A recipe that was resolved before, with the defaults of keys that came since; as it is if it has become wrong."""
+    try:
+        return validate(Document(resolved)).resolved()
+    except RecipeError:
+        return resolved
 
 
 def leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from paceline.commands.opening import print_json, use_modules
+from paceline.core.counting import counted
 from paceline.core.errors import CheckpointError, UsageError
 from paceline.launch.start import share_out
 from paceline.recipe.load import load
@@ -64,13 +66,13 @@ def _default_checkpoint(run_folder: Path) -> Path:
     return run_folder
 
 
-def _print(answer: dict[str, object], as_json: bool) -> None:
+def _print(answer: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(answer)
         return
     skipped = f" ({answer['num_skipped']:,} skipped)" if answer["num_skipped"] else ""
-    print(f"{answer['split']}, {answer['num_samples']:,} samples{skipped}, {answer['checkpoint']}", file=sys.stderr)
+    samples = counted(answer["num_samples"], "sample")
+    print(f"{answer['split']}, {samples}{skipped}, {answer['checkpoint']}", file=sys.stderr)
     metrics = answer["metrics"]
-    assert isinstance(metrics, dict)
     for name, value in metrics.items():
         print(f"{name:<16} {value:.4f}")

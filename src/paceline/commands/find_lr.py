@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.commands.opening import print_json, read_recipe
+from paceline.core.counting import counted
 from paceline.core.errors import TrainingError, UsageError
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def range_test(run: Run, low: float, high: float, steps: int) -> tuple[list[floa
         if not math.isfinite(loss) or losses[-1] > _HOPELESS * min(losses):
             break
     if len(rates) < 10:
-        raise TrainingError(f"find-lr: the loss ran away after {len(rates)} steps; begin lower with --low")
+        raise TrainingError(f"find-lr: the loss ran away after {counted(len(rates), 'step')}; begin lower with --low")
     return rates, losses
 
 

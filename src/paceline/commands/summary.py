@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from paceline.core.counting import counted
 from paceline.engine.run import Run
 from paceline.observe.wording import duration
 from paceline.recipe.build import Builder
@@ -15,9 +16,9 @@ def opening_lines(builder: Builder, run: Run) -> list[str]:
     num_parameters = sum(parameter.numel() for parameter in run.model.parameters())
     splits = ", ".join(f"{len(each.source.dataset):,} {split}" for split, each in run.evaluations.items())
     data = f"{len(run.source.dataset):,} train" + (f", {splits}" if splits else "")
-    workers = f"{run.batches.workers} worker processes" if run.batches.workers else "read in this process"
+    workers = counted(run.batches.workers, "worker process") if run.batches.workers else "read in this process"
     return [
-        f"model    {recipe.model.name}, {num_parameters:,} parameters",
+        f"model    {recipe.model.name}, {counted(num_parameters, 'parameter')}",
         f"data     {data}; {workers}",
         *_computing(builder, run),
         *derivation(builder, run),
@@ -28,14 +29,13 @@ def _computing(builder: Builder, run: Run) -> list[str]:
     """How processes share the work and in which numbers it is done, as far as that is not the plainest way."""
     train, lines = builder.recipe.train, []
     if run.mesh.world > 1 or run.parallel.name != "single":
-        threads = f"{run.threads} thread" + ("s" if run.threads > 1 else "")
-        lines.append(f"sharing  {run.parallel.describe()}; {threads} each")
+        lines.append(f"sharing  {run.parallel.describe()}; {counted(run.threads, 'thread')} each")
     if train.precision != "fp32":
         lines.append(f"numbers  {run.precision.describe()}")
     if run.precision.warning:
         lines.append(f"warning: {run.precision.warning}")
     if builder.recomputed:
-        blocks = f"{len(builder.recomputed)} block" + ("s" if len(builder.recomputed) > 1 else "")
+        blocks = counted(len(builder.recomputed), "block")
         lines.append(f"memory   activations of {blocks} are computed again in the backward pass")
     return lines
 
@@ -46,18 +46,18 @@ def derivation(builder: Builder, run: Run) -> list[str]:
     cuts = updates.cuts(0)
     samples = cuts[-1].stop - cuts[0].start
     sizes = sorted({cut.stop - cut.start for cut in cuts}, reverse=True)
-    number = f"{len(cuts)} micro-batch" + ("es" if len(cuts) > 1 else "")
+    number = counted(len(cuts), "micro-batch")
     micro = " or ".join(str(size) for size in sizes)
     last = updates.size - (updates.steps_per_epoch - 1) * updates.batch
     ends = f"; the last of an epoch has {last}" if 0 < last < updates.batch and not updates.drop_last else ""
-    processes = f"{run.mesh.world} process" + ("es" if run.mesh.world > 1 else "")
+    processes = counted(run.mesh.world, "process")
     lr = f"{builder.lr():g}"
     if recipe.optimizer.reference_batch:
         ratio = f"{recipe.data.batch} / {recipe.optimizer.reference_batch}"
         ratio = ratio if recipe.optimizer.lr_rule == "linear" else f"√({ratio})"
         lr += f" = {recipe.optimizer.lr:g} × {ratio} (reference_batch)"
     return [
-        f"batch    an update of {samples} samples = {number} of {micro}, on {processes}{ends}",
+        f"batch    an update of {counted(samples, 'sample')} = {number} of {micro}, on {processes}{ends}",
         f"steps    {progress.steps_per_epoch} an epoch, {progress.total_steps} in all",
         f"lr       {lr}",
     ]
@@ -65,7 +65,7 @@ def derivation(builder: Builder, run: Run) -> list[str]:
 
 def closing_lines(run: Run, expect: Mapping[str, float], seconds: float) -> list[str]:
     """What came out, and where everything is."""
-    lines = [f"{run.progress.step} steps, {run.progress.epoch:g} epochs, {duration(seconds)}"]
+    lines = [f"{counted(run.progress.step, 'step')}, {counted(run.progress.epoch, 'epoch')}, {duration(seconds)}"]
     for split, figures in run.figures.items():
         shown = ", ".join(f"{name} {value:.4f}" for name, value in figures.items())
         lines.append(f"{split:<12} {shown}")

@@ -192,10 +192,10 @@ def _train(run: Run, builder: Builder, notes: list[str]) -> None:
     except BaseException as error:
         state = "stopped" if isinstance(error, Stopped) else "failed"
         reason = str(error) or type(error).__name__
-        lines = [reason, f"state is in {run.out}; the same command continues it"]
+        lines = [f"state is in {run.out}; the same command continues it"]
         # Of several processes the launcher knows which one failed first, and says so.
         is_told = is_supervised() and not isinstance(error, Stopped)
-        observer.emit(Ended(state, progress.step, progress.epoch, lines, is_told))
+        observer.emit(Ended(state, progress.step, progress.epoch, lines, reason, is_told))
         raise
     finally:
         observer.close()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from paceline.core import garbage
+from paceline.core.counting import counted
 from paceline.core.errors import DataError
 from paceline.core.mesh import Mesh
 from paceline.data.batch import Batch
@@ -164,7 +165,7 @@ def check_ledger(mesh: Mesh, ids: Sequence[Tensor], size: int) -> None:
         return
     missing, doubled = (seen == 0).nonzero().flatten().tolist(), (seen > 1).nonzero().flatten().tolist()
     raise DataError(
-        f"evaluation did not see each of {size} samples once: {len(missing)} missing {missing[:5]},"
+        f"evaluation did not see each of {counted(size, 'sample')} once: {len(missing)} missing {missing[:5]},"
         f" {len(doubled)} seen more than once {doubled[:5]}"
     )
 

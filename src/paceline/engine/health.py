@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from paceline.core.counting import counted
 from paceline.core.errors import TrainingError
 from paceline.data.loader import Update
 from paceline.engine.diagnosis import diagnose
@@ -34,8 +35,9 @@ def naming_lack_of_memory(run: Run) -> Iterator[None]:
         updates = run.batches.updates
         size = max(cut.stop - cut.start for cut in updates.cuts(run.progress.step))
         half = f"train.micro_batch={size // 2} (the same updates in smaller parts), " if size > 1 else ""
+        what = f"out of memory in update {run.progress.step + 1}, with {counted(size, 'sample')} at a time"
         raise TrainingError(
-            f"out of memory in update {run.progress.step + 1}, with {size} samples at a time ({text.splitlines()[0]})."
+            f"{what} ({text.splitlines()[0]})."
             f" Try {half}model.checkpointing=blocks, train.precision=bf16, or train.strategy=fsdp on several processes"
         ) from error
 

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
+
+from paceline.models.norms import is_norm
 
 Copies = dict[nn.Parameter, nn.Parameter]
 """The float16 copy of each float32 weight that has one."""
-
-_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-# Norm layers that derive from none of torch's: RmsNorm2d, FrozenBatchNorm2d, EvoNorm2dS0, SimpleNormFp32 …
-_NORM_NAME = re.compile(r"Norm(?:\d+d?|Act|Tlu|Fp32|[BS]\d[a-z]?)*$", re.IGNORECASE)
-
-
-def is_norm(module: nn.Module) -> bool:
-    """Whether the module is a norm layer: by its type, else by the name of its type if it has tensors of its own."""
-    if isinstance(module, _NORMS):
-        return True
-    return bool(_NORM_NAME.search(type(module).__name__)) and bool(module._parameters or module._buffers)
 
 
 def put_half_copies(model: nn.Module, keep_norms: bool) -> Copies:

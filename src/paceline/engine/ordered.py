@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from paceline.core.errors import TrainingError
+from paceline.core.counting import counted
 from paceline.core.mesh import Mesh
 from paceline.data.loader import MicroBatch, Update
 from paceline.data.sampler import share
-from paceline.engine.parallel import CHANGED_PARAMETERS, SingleProcess, parameter_ids
+from paceline.engine.parallel import SingleProcess, parameter_ids, refuse_changed_parameters
 from paceline.engine.running_statistics import RunningStatistics
 
 Node = tuple[int, int]
@@ -39,8 +39,7 @@ class OrderedTree(SingleProcess):
         """Surrounds the passes of a micro-batch; its gradient becomes a leaf of the tree."""
         with self._statistics.of_one(counts=not micro.is_ghost):
             yield
-        if parameter_ids(self.model) != self._known:
-            raise TrainingError(CHANGED_PARAMETERS)
+        refuse_changed_parameters(parameter_ids(self.model), self._known)
         learning = self._learning()
         leaf = torch.cat([_gradient(parameter).reshape(-1).to(self._dtype) for parameter in learning])
         for parameter in learning:
@@ -59,8 +58,8 @@ class OrderedTree(SingleProcess):
 
     def describe(self) -> str:
         """One line for the start of a run."""
-        number = f"{self._mesh.world} process" + ("es" if self._mesh.world > 1 else "")
-        return f"reproducible on any number of processes: {number} now, gradients added in a fixed order"
+        processes = counted(self._mesh.world, "process")
+        return f"reproducible on any number of processes: {processes} now, gradients added in a fixed order"
 
     def _learning(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.checkpoint.shards import Part
+from paceline.core.counting import counted
 from paceline.core.errors import TrainingError
 from paceline.core.mesh import Mesh
 from paceline.data.loader import MicroBatch, Passes, Update
@@ -20,10 +21,6 @@ from paceline.engine.objective import Objective, unchanged_buffers
 from paceline.engine.tally import Tally
 from paceline.losses.term import Term
 
-CHANGED_PARAMETERS = (
-    "the model's parameters are not those that it had when the run began: parameters that are added, removed or"
-    " replaced during training would not be exchanged among processes; make all of them when the model is built"
-)
 _SETTLING_PASSES = 2
 Compression = Literal["none", "bf16", "fp16", "powersgd"]
 
@@ -175,8 +172,7 @@ class Replicated(SingleProcess):
 
     def exchange(self, update: Update) -> None:
         """Gradients are exchanged by now; see that the reducer knew all of them."""
-        if parameter_ids(self.model) != self._known:
-            raise TrainingError(CHANGED_PARAMETERS)
+        refuse_changed_parameters(parameter_ids(self.model), self._known)
         if self._read_in_training:
             self._broadcast(self._read_in_training)
 
@@ -198,7 +194,7 @@ class Replicated(SingleProcess):
     def describe(self) -> str:
         """One line for the start of a run."""
         compressed = "" if self._compression == "none" else f", gradients travel as {self._compression}"
-        return f"ddp: {self._mesh.world} processes, each with the whole model{compressed}"
+        return f"ddp: {counted(self._mesh.world, 'process')}, each with the whole model{compressed}"
 
     def _broadcast(self, buffers: list[Tensor]) -> None:
         with torch.no_grad():
@@ -212,6 +208,15 @@ class Replicated(SingleProcess):
 def parameter_ids(model: nn.Module) -> list[int]:
     """What tells whether a model still has the parameters that it had."""
     return [id(parameter) for module in model.modules() for parameter in module._parameters.values()]
+
+
+def refuse_changed_parameters(found: object, known: object) -> None:
+    """Raise TrainingError unless what describes a model's parameters is the same as when the run began."""
+    if found != known:
+        raise TrainingError(
+            "the model's parameters are not those that it had when the run began: parameters that are added, removed or"
+            " replaced during training would not be exchanged among processes; make all of them when the model is built"
+        )
 
 
 def _by_type(tensors: list[Tensor]) -> list[list[Tensor]]:

@@ -16,11 +16,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from paceline.checkpoint.shards import Part
-from paceline.core.errors import TrainingError
+from paceline.core.counting import counted
 from paceline.core.mesh import Mesh
 from paceline.data.loader import MicroBatch, Passes, Update
 from paceline.engine.objective import unchanged_buffers
-from paceline.engine.parallel import CHANGED_PARAMETERS, SingleProcess
+from paceline.engine.parallel import SingleProcess, refuse_changed_parameters
 
 
 class _Part(NamedTuple):
@@ -61,7 +61,7 @@ class Sharded(SingleProcess):
             fully_shard(block, mesh=devices, mp_policy=policy, reshard_after_forward=not keeps_parameters)
         fully_shard(model, mesh=devices, mp_policy=policy, reshard_after_forward=False)
         super().__init__(model)
-        self._known = {name for name, _ in model.named_parameters()}
+        self._known = _kept_in_parts(model)
 
     @contextmanager
     def accumulate(self, micro: MicroBatch, is_last: bool) -> Iterator[None]:
@@ -76,10 +76,7 @@ class Sharded(SingleProcess):
 
     def exchange(self, update: Update) -> None:
         """Gradients are exchanged by now; see that none was left out."""
-        if {name for name, _ in self.model.named_parameters()} != self._known or any(
-            not isinstance(parameter, DTensor) for parameter in self.model.parameters()
-        ):
-            raise TrainingError(CHANGED_PARAMETERS)
+        refuse_changed_parameters(_kept_in_parts(self.model), self._known)
 
     def norm_across(self, norm: Tensor) -> Tensor:
         """The norm of the whole gradient from that of this process's part."""
@@ -121,11 +118,15 @@ class Sharded(SingleProcess):
 
     def describe(self) -> str:
         """One line for the start of a run."""
-        blocks = f"{self._blocks} block" + ("" if self._blocks == 1 else "s")
-        parts = f"parameters and optimizer state in parts, {blocks}"
+        parts = f"parameters and optimizer state in parts, {counted(self._blocks, 'block')}"
         if self._mesh.world == 1:
             return f"{self.name}: {parts}; note: one process saves no memory by it"
         return f"{self.name}: {self._mesh.world} processes, {parts}"
+
+
+def _kept_in_parts(model: nn.Module) -> dict[str, bool]:
+    """Of each parameter whether every process keeps its part of it, and so exchanges its gradient."""
+    return {name: isinstance(parameter, DTensor) for name, parameter in model.named_parameters()}
 
 
 def _join_alone(mesh: Mesh) -> None:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.core.counting import counted
 from paceline.core.errors import UsageError
 
 
@@ -29,11 +30,13 @@ def choose(devices: Sequence[int], visible: str | None, num_processes: int) -> C
     names = None if visible is None else visible_names(visible)
     beyond = [device for device in devices if device < 0 or (names is not None and device >= len(names))]
     if beyond:
-        within = "ids count from 0" if names is None else f"CUDA_VISIBLE_DEVICES={visible} has {len(names)} devices"
+        within = "ids count from 0"
+        if names is not None:
+            within = f"CUDA_VISIBLE_DEVICES={visible} has {counted(len(names), 'device')}"
         raise UsageError(f"train.devices: there is no device {beyond[0]}: {within}")
     if num_processes > len(devices):
         raise UsageError(
-            f"train.devices: {num_processes} processes for {len(devices)} devices; "
+            f"train.devices: {num_processes} processes for {counted(len(devices), 'device')}; "
             f"name {num_processes} devices or start with --procs {len(devices)}"
         )
     chosen = [str(device) if names is None else names[device] for device in devices]

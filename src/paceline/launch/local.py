@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from paceline.core.counting import counted
 from paceline.core.errors import PacelineError, Stopped
 from paceline.core.garbage import resume
 from paceline.launch.environment import LAUNCHER, threads_of_each
@@ -83,8 +84,8 @@ def _supervise(command: Sequence[str], plan: Launch, stop: StopSignals, folder: 
     from paceline.launch.rendezvous import meet
 
     if plan.rendezvous:
-        many = plan.min_nodes if plan.min_nodes == plan.max_nodes else f"{plan.min_nodes} to {plan.max_nodes}"
-        _say(f"waiting for {many} machines at {plan.rendezvous}")
+        least = f"{plan.min_nodes} to " if plan.min_nodes < plan.max_nodes else ""
+        _say(f"waiting for {least}{counted(plan.max_nodes, 'machine')} at {plan.rendezvous}")
     with stop.waiting():
         machines = meet(plan.rendezvous, plan.min_nodes, plan.max_nodes, plan.rendezvous_timeout)
     spec = WorkerSpec(
@@ -127,7 +128,8 @@ def _report(agent: Agent, plan: Launch, stop: StopSignals) -> int:
         raise Interrupted
     if failure.details:
         print(failure.details, file=sys.stderr)
-    used_up = "" if failure.is_final or not plan.restarts else f"; all {plan.restarts} restarts are used up"
+    restarts = "the one restart is" if plan.restarts == 1 else f"all {plan.restarts} restarts are"
+    used_up = "" if failure.is_final or not plan.restarts else f"; {restarts} used up"
     _say(failure.summary + used_up)
     return failure.code
 
@@ -139,7 +141,7 @@ def _rendezvous_problem(error: Exception, plan: Launch) -> str:
         return f"--rendezvous {plan.rendezvous}: this run has ended on the other machines"
     if isinstance(error, RendezvousTimeoutError):
         return (
-            f"--rendezvous {plan.rendezvous}: fewer than {plan.min_nodes} machines came within "
+            f"--rendezvous {plan.rendezvous}: fewer than {counted(plan.min_nodes, 'machine')} came within "
             f"{plan.rendezvous_timeout:g} s; start the same command on each, or wait longer with --rendezvous-timeout"
         )
     return f"--rendezvous {plan.rendezvous}: the connection is lost; the machine that serves it may have ended"

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.core.counting import counted
 from paceline.core.errors import DataError, RecipeError
 from paceline.data.batch import Batch
 from paceline.losses.term import Term
@@ -99,7 +100,7 @@ class _ClassNumbers:
         if placed is not None:
             return placed
         if len(self.values) != logits.shape[1]:
-            raise self._misfit(f"the model tells {logits.shape[1]} classes apart")
+            raise self._misfit(f"the model tells {counted(logits.shape[1], 'class')} apart")
         # Made in an evaluation it has to serve training too, which refuses tensors of the inference mode.
         with torch.inference_mode(False):
             placed = torch.tensor(self.values, device=logits.device, dtype=logits.dtype)
@@ -117,7 +118,7 @@ class _ClassNumbers:
 
     def _misfit(self, found: str) -> RecipeError:
         return RecipeError(
-            f"{self.argument}: got {len(self.values)} numbers, but {found}; give one number for each class"
+            f"{self.argument}: got {counted(len(self.values), 'number')}, but {found}; give one number for each class"
         )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from paceline.core.counting import counted
 from paceline.core.errors import DataError
 from paceline.data.batch import Batch
 from paceline.metrics.state import Figures, State
@@ -195,10 +196,11 @@ def _class_numbers(metric: str, batch: Batch) -> Tensor:
 
 
 def _check_classes(metric: str, num_classes: int, logits: Tensor, labels: Tensor) -> None:
+    classes = counted(num_classes, "class")
     if logits.shape[1] != num_classes:
-        raise DataError(f"{metric}: the data have {num_classes} classes, but the model tells {logits.shape[1]} apart")
+        raise DataError(f"{metric}: the data have {classes}, but the model tells {logits.shape[1]} apart")
     if labels.ndim == 2 and labels.shape[1] != num_classes:
         raise DataError(
-            f"{metric}: the data have {num_classes} classes, but samples have {labels.shape[1]} labels each; "
+            f"{metric}: the data have {classes}, but samples have {counted(labels.shape[1], 'label')} each; "
             "several labels per sample are given as one yes or no for each class"
         )

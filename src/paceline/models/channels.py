@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from paceline.core.counting import counted
+
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -27,7 +29,7 @@ def fit_channels(kernel: Tensor, num_channels: int) -> tuple[Tensor, str] | None
     """
     found = kernel.shape[1]
     if num_channels == 1:
-        return kernel.float().sum(dim=1, keepdim=True).to(kernel.dtype), f"summed over its {found} channels"
+        return kernel.float().sum(dim=1, keepdim=True).to(kernel.dtype), f"summed over its {counted(found, 'channel')}"
     if num_channels % found == 0:
         times = num_channels // found
         repeats = [1, times] + [1] * (kernel.ndim - 2)

@@ -118,4 +118,4 @@ def _change(before: Shape, after: Shape) -> str:
 
 def _row(title: str, count: int, names: list[str]) -> str:
     shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
-    return f"{title:<10} {count:>5} tensors  {shown}".rstrip()
+    return f"{title:<10} {count:>5} {'tensor ' if count == 1 else 'tensors'}  {shown}".rstrip()

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
+from paceline.core.counting import counted
+from paceline.models.norms import NORM_TYPES
 from paceline.models.patterns import is_under, select, unmatched
 from paceline.models.surgery import find_heads
 
 ALL_BUT_HEAD = "all_but_head"
-_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _SHOWN = 6
 
 
@@ -112,7 +112,8 @@ class Freezing:
         for step in self.unfreeze_steps:
             names = self.due(step)
             freed = sum(sizes[name] for name in names)
-            lines.append(f"from step {step}: {freed:,} of them learn ({len(names)} tensors): {self._modules(names)}")
+            tensors = counted(len(names), "tensor")
+            lines.append(f"from step {step}: {freed:,} of them learn ({tensors}): {self._modules(names)}")
         return lines
 
     def _select(self, what: str, patterns: Iterable[str]) -> set[str]:
@@ -174,7 +175,7 @@ def _norm_layers(model: nn.Module) -> list[tuple[nn.Module, list[str]]]:
     modules = dict(model.named_modules())
     layers = []
     for name, module in modules.items():
-        if isinstance(module, _NORMS) or "running_mean" in dict(module.named_buffers(recurse=False)):
+        if isinstance(module, NORM_TYPES) or "running_mean" in dict(module.named_buffers(recurse=False)):
             owner = name
             names = _names_below(owner, modules[owner])
             while owner and not names:

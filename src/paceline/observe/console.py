@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from functools import cached_property
 from math import inf
 from time import monotonic
@@ -47,6 +48,7 @@ class Console:
             self.close()
             if event.is_told:
                 return
+            event = replace(event, reason=None)
         if isinstance(event, Note) and event.level == "detail":
             return
         for words in lines_of(event, self._total_steps):

@@ -82,8 +82,10 @@ class Ended:
     step: int
     epoch: float
     lines: list[str] = field(default_factory=list)
+    reason: str | None = None
+    """Why it ended before it was finished; the command, or its launcher, says this to the user last."""
     is_told: bool = False
-    """Whether somebody else, who knows more, tells the user."""
+    """Whether somebody else, who knows more, tells the user everything."""
 
 
 SECONDS_BETWEEN_FIGURES = 0.5

@@ -27,8 +27,7 @@ class StatusFile:
         elif isinstance(event, Evaluated) or (isinstance(event, Logged) and monotonic() >= self._next_write):
             self._write("running", event.step, event.epoch, None)
         elif isinstance(event, Ended):
-            reason = None if event.state == "finished" else next(iter(event.lines), None)
-            self._write(event.state, event.step, event.epoch, reason)
+            self._write(event.state, event.step, event.epoch, event.reason)
 
     def tick(self, snapshot: Snapshot) -> None:
         """Nothing: the file follows events, not steps."""

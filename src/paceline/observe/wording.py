@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from paceline.core.counting import counted
 from paceline.observe.events import Drawn, Ended, Evaluated, Event, Logged, Note, Saved, Snapshot, Started
 
 Words = list[tuple[str, str]]
@@ -35,7 +36,8 @@ def lines_of(event: Event, total_steps: int) -> list[Words]:
         case Ended():
             where = f" at step {event.step}, epoch {number(event.epoch)}"
             first = [(event.state, _STATE_STYLES.get(event.state, "bold")), (where, "")]
-            return [first, *([(f"  {line}", "")] for line in event.lines)]
+            reason = [] if event.reason is None else [event.reason]
+            return [first, *([(f"  {line}", "")] for line in (*reason, *event.lines))]
 
 
 def plain(words: Words) -> str:
@@ -76,7 +78,7 @@ def duration(seconds: float) -> str:
 
 def _started(event: Started) -> list[Words]:
     processes = f" in {event.world} processes" * (event.world > 1)
-    about = f": {event.total_steps:,} steps, {event.steps_per_epoch:,} an epoch, on {event.device}{processes}"
+    about = f": {counted(event.total_steps, 'step')}, {event.steps_per_epoch:,} an epoch, on {event.device}{processes}"
     lines: list[Words] = [[(event.name, "bold"), (about, ""), (", into ", "dim"), (str(event.out), "")]]
     if event.resumed_step:
         lines.append([(f"  continues after step {event.resumed_step:,}", "")])
@@ -128,7 +130,7 @@ def _evaluated(event: Evaluated) -> Words:
         (event.split, "bold"),
         (f" at step {event.step}: ", "dim"),
         *figures,
-        (f" ({event.num_samples:,} samples{skipped}{seconds})", "dim"),
+        (f" ({counted(event.num_samples, 'sample')}{skipped}{seconds})", "dim"),
     ]
 
 

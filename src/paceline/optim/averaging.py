@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, TypeVar
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from paceline.core.counting import counted
 from paceline.core.errors import CheckpointError
 
 T = TypeVar("T")
@@ -60,7 +62,7 @@ class NoAveraging:
         """Take nothing."""
 
 
-class WeightAverage:
+class WeightAverage(ABC):
     """A running average of all parameters, frozen ones included, so that they may begin to learn at any time.
 
     It begins as a copy of the weights. Of half-precision weights it is kept in float32. Buffers are not averaged: the
@@ -79,9 +81,9 @@ class WeightAverage:
         self._average: dict[str, Tensor] = {}
         self._bound: nn.Module | None = None
 
+    @abstractmethod
     def share(self, count: int) -> float:
         """What the next weights count for in the average, `count` having gone into it."""
-        raise NotImplementedError
 
     @property
     def is_ready(self) -> bool:
@@ -188,7 +190,7 @@ class Swa(WeightAverage):
         every_steps = every_steps or steps_per_epoch
         if start_step + every_steps > total_steps:
             raise ValueError(
-                f"averaging would never begin: from step {start_step}, every {every_steps} steps,"
+                f"averaging would never begin: from step {start_step}, every {counted(every_steps, 'step')},"
                 f" in a run of {total_steps}; lower start or every_steps"
             )
         super().__init__(start_step, every_steps)

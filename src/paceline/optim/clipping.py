@@ -1,4 +1,7 @@
-"""The size of a gradient, and keeping it within bounds; each measures all of it before it changes any."""
+"""The size of a gradient, and keeping it within bounds; each measures all of it before it changes any.
+
+A gradient that is not finite is left as it is: no bound would mend it, and what is wrong with it can still be seen.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,8 @@ class NormClip:
     def __call__(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """The 2-norm of all gradients together, before clipping."""
         norm = self._measure(parameters)
-        nn.utils.clip_grads_with_norm_(parameters, self.limit, norm)
+        if norm.isfinite():
+            nn.utils.clip_grads_with_norm_(parameters, self.limit, norm)
         return norm
 
 
@@ -49,7 +53,7 @@ class ValueClip:
     def __call__(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """The 2-norm of all gradients together, before clipping."""
         norm = self._measure(parameters)
-        for parameter in parameters:
+        for parameter in parameters if norm.isfinite() else ():
             if parameter.grad is not None:
                 parameter.grad.clamp_(-self.limit, self.limit)
         return norm
@@ -71,7 +75,7 @@ class AdaptiveClip:
     def __call__(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """The 2-norm of all gradients together, before clipping."""
         norm = self._measure(parameters)
-        for parameter in parameters:
+        for parameter in parameters if norm.isfinite() else ():
             if parameter.grad is not None and id(parameter) not in self._skipped:
                 limits = _unit_norms(parameter).clamp_(min=self.eps).mul_(self.factor)
                 norms = _unit_norms(parameter.grad)

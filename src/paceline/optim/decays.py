@@ -36,6 +36,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from paceline.core.counting import counted
 from paceline.optim.span import ArgumentError, Span, either, snapped
 
 _ROUNDING = 1e-9
@@ -180,8 +181,8 @@ class WarmupStableDecay:
             raise ArgumentError("cooldown_share", "cannot be given together with cooldown_epochs or cooldown_steps")
         self._start = span.length - self._cooldown
         if self._start + span.begin < span.warmup:
-            left = f"the {span.total - span.warmup:g} steps that warm-up leaves"
-            raise ArgumentError(key, f"expected a cool-down of at most {left}, got {self._cooldown:g} steps")
+            left = f"the {counted(span.total - span.warmup, 'step')} that warm-up leaves"
+            raise ArgumentError(key, f"expected a cool-down of at most {left}, got {counted(self._cooldown, 'step')}")
         self._shape = SHAPES[shape]
 
     def __call__(self, at: float) -> float:

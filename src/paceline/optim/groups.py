@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
+from paceline.models.norms import is_norm
 from paceline.models.patterns import matcher
 from paceline.optim.layers import Layers, find_layers
 from paceline.optim.presets import Rule, Settings, check_kind, general_kind
@@ -25,8 +26,6 @@ _NORM_TYPES: dict[str, tuple[type[nn.Module], ...]] = {
     "instance_norm": (nn.modules.instancenorm._InstanceNorm,),
     "rms_norm": (nn.RMSNorm,),
 }
-# Norm layers that derive from none of torch's: RmsNorm2d, LayerNormAct, EvoNorm2dS0, SimpleNormFp32 and users' own.
-_NORM_CLASS = re.compile(r"Norm(?:\d+d?|Act|Tlu|Fp32|[BS]\d[a-z]?)*$", re.IGNORECASE)
 _TABLE = re.compile(r"token|embed|table|position|(?:^|_)(?:pos|rel)(?:_|$)")
 _BIAS = re.compile(r"bias(?:_.*)?|.*_bias")
 
@@ -149,10 +148,9 @@ def _norm_kind(module: nn.Module) -> str | None:
     for kind, types in _NORM_TYPES.items():
         if isinstance(module, types):
             return kind
-    class_name = type(module).__name__
-    if not _NORM_CLASS.search(class_name) or _has_layers(module):
+    if not is_norm(module) or _has_layers(module):
         return None
-    plain = class_name.casefold()
+    plain = type(module).__name__.casefold()
     return next((kind for kind in _NORM_TYPES if kind.replace("_", "") in plain), "other_norm")
 
 

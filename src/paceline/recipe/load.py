@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from paceline.core.counting import counted
 from paceline.core.errors import RecipeError, UsageError, in_one_line
 from paceline.recipe.composer import MAX_DEPTH, KeyPath, dotted
 from paceline.recipe.document import (
@@ -233,7 +234,7 @@ def _address(tree: Any, segments: list[str], label: str) -> KeyPath:
     for segment in segments:
         if isinstance(tree, list):
             if not segment.isdecimal() or int(segment) >= len(tree):
-                held = f"{len(tree)} item{'s' * (len(tree) != 1)}, counted from 0"
+                held = f"{counted(len(tree), 'item')}, counted from 0"
                 raise RecipeError(f"{label}: {dotted(path)} has {held}; {segment} is none of them")
             path = (*path, int(segment))
             tree = tree[int(segment)]

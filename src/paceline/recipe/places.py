@@ -20,9 +20,9 @@ def find_path(written: str, recipe_folder: Path) -> Path:
     for place in places:
         if place.exists():
             return place.resolve()
-    looked = ", ".join(str(place) for place in places)
+    missing = "".join(f", nor does {place}" for place in places[1:])
     hint = "" if path.is_absolute() else f"; give another path, or set {DATA_VARIABLE} to the folder that holds it"
-    raise DataError(f"{written} does not exist: looked for {looked}{hint}")
+    raise DataError(f"{places[0]} does not exist{missing}{hint}")
 
 
 def _places(recipe_folder: Path) -> list[Path]:

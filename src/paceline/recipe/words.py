@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
+from paceline.core.counting import counted
 from paceline.recipe.composer import resolve_scalar
 
 Node = dict[str, Any]
@@ -108,14 +109,10 @@ def _bounds(node: Node) -> str:
 def _length(node: Node) -> str:
     least, most = node.get("minItems", 0), node.get("maxItems")
     if least == most:
-        return f" of {_items(least)}"
-    bounds = [f"at least {_items(least)}"] if least else []
-    bounds += [f"at most {_items(most)}"] if most is not None else []
+        return f" of {counted(least, 'item')}"
+    bounds = [f"at least {counted(least, 'item')}"] if least else []
+    bounds += [f"at most {counted(most, 'item')}"] if most is not None else []
     return f" of {' and '.join(bounds)}" if bounds else ""
-
-
-def _items(number: int) -> str:
-    return f"{number} item{'s' * (number != 1)}"
 
 
 def _types_of(value: Any) -> set[str]:
