@@ -52,8 +52,9 @@ def measure(is_quick: bool) -> Section:
         f" Samples a second come from turns of {_TURN} steps that the two loops take in the same processes"
         f" ({len(speed[_OURS].costs)} each, after two that are left out): two runs of the same program differ by more"
         " than what is looked for. The start is from before the command to the end of process 0's first optimizer step,"
-        f" in fresh processes ({len(start[_OURS].costs)} rounds). Bytes are those of the process that holds more: parameters and AdamW's"
-        " state; all floating-point tensors alive between two updates; and at the peak within an update.",
+        f" in fresh processes ({len(start[_OURS].costs)} rounds). Bytes are those of the process that holds more:"
+        " parameters and AdamW's state; all floating-point tensors alive between two updates; and at the peak within an"
+        " update.",
         ["what", "contestant", "figure", "ratio", "middle half"],
         [*_speed_rows(speed), *_start_rows(start), *_byte_rows(held)],
         _goals(speed, start, held),
