@@ -67,7 +67,7 @@ class Command:
     def ranks(self) -> dict[int, int]:
         """The process ids of its processes, by rank; the launcher itself where it is alone."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        found = {}
+        found: dict[int, int] = {}
         for child in children.read_text().split() if children.exists() else []:
             variables = _environment(int(child))
             found |= {int(each[5:]): int(child) for each in variables if each.startswith(b"RANK=")}
