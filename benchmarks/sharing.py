@@ -21,12 +21,11 @@ from benchmarks.processes import PACELINE
 from benchmarks.report import Goal, Section
 
 LEAST_SPEED, MOST_START, MOST_BYTES = 0.98, 1.20, 0.55
-_WARM_UP, _STEPS, _LOG_EVERY_STEPS = 20, 40, 20  # so that each turn logs equally often
+_TURN = 20  # updates, after which the other has its turn; ours logs once in each
 _WIDTHS, _BATCH = [32, 64, 128], 64
 _CASE = {
     "widths": _WIDTHS,
     "batch": _BATCH,
-    "steps": _WARM_UP + _STEPS,
     "lr": LR,
     "weight_decay": WEIGHT_DECAY,
     "mean": MEAN,
@@ -40,27 +39,29 @@ def measure(is_quick: bool) -> Section:
     """Seconds a step and to the end of the first, and bytes of parameters and optimizer state in a process."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        recipe = _write_recipe(folder)
-        start = interleave(_turns(recipe, 1, lambda begin, ends: ends[0] - begin), 2 if is_quick else 11)
-        speed = interleave(_turns(recipe, _WARM_UP + _STEPS, _seconds_a_step), 2 if is_quick else 9)
+        recipe = _write_recipe(folder, _TURN)
+        start = interleave(_starts(recipe), 2 if is_quick else 11)
+        speed = _take_turns(folder, 4 if is_quick else 60)
         held = {strategy: _weigh(recipe, strategy) for strategy in ("ddp", "fsdp", "zero")}
     return Section(
         "Two processes",
-        "`paceline train --procs 2` against a script for torchrun, in fresh processes with one thread each: the"
+        "`paceline train --procs 2` against a script for torchrun, two processes with one thread each: the"
         f" quickstart's network, {_BATCH} samples an update indexed out of memory and normalised, fused AdamW,"
         " a cosine schedule, deterministic algorithms in both; buffers are not broadcast in either. Ours logs every"
-        f" {_LOG_EVERY_STEPS} steps to files and TensorBoard and checks every gradient, the script does neither."
-        f" Samples a second are over {_STEPS} steps after {_WARM_UP} that are left out ({len(speed[_OURS].costs)}"
-        " rounds); the start is from before the command to the end of process 0's first optimizer step"
-        f" ({len(start[_OURS].costs)} rounds). Bytes are those of the process that holds more: parameters and AdamW's"
-        " state; all floating-point tensors alive between two updates; and at the peak within an update.",
+        f" {_TURN} steps to files and TensorBoard and checks every gradient, the script does neither."
+        f" Samples a second come from turns of {_TURN} steps that the two loops take in the same processes"
+        f" ({len(speed[_OURS].costs)} each, after two that are left out): two runs of the same program differ by more"
+        " than what is looked for. The start is from before the command to the end of process 0's first optimizer step,"
+        f" in fresh processes ({len(start[_OURS].costs)} rounds). Bytes are those of the process that holds more:"
+        " parameters and AdamW's state; all floating-point tensors alive between two updates; and at the peak within an"
+        " update.",
         ["what", "contestant", "figure", "ratio", "middle half"],
         [*_speed_rows(speed), *_start_rows(start), *_byte_rows(held)],
         _goals(speed, start, held),
     )
 
 
-def _write_recipe(folder: Path) -> Path:
+def _write_recipe(folder: Path, num_steps: int) -> Path:
     normalize = {"name": "normalize", "mean": [MEAN], "std": [STD]}
     splits = {"train": "train", "val": "test"}
     recipe = {
@@ -78,26 +79,24 @@ def _write_recipe(folder: Path) -> Path:
         "losses": [{"name": "cross_entropy"}],
         "optimizer": {"name": "adamw", "lr": LR, "weight_decay": WEIGHT_DECAY},
         "schedule": {"decay": "cosine"},
-        "train": {"steps": _CASE["steps"]},
-        "observe": {"log_every_steps": _LOG_EVERY_STEPS},
+        "train": {"steps": num_steps},
+        "evaluate": {"every_steps": num_steps},
+        "checkpoint": {"every_steps": num_steps},
+        "observe": {"log_every_steps": _TURN},
     }
     path = folder / "recipe.json"
     path.write_text(json.dumps(recipe), encoding="utf-8")
     return path
 
 
-def _turns(recipe: Path, num_steps: int, cost: Callable[[float, list[float]], float]) -> dict[str, Turn]:
-    """Each contestant does so many steps; `cost` makes a figure of when it was begun and when its steps ended."""
+def _starts(recipe: Path) -> dict[str, Turn]:
+    """Seconds from before each contestant's command to the end of its first update."""
     out, notes = recipe.with_name("run"), recipe.with_name("notes.json")
-
-    def ours() -> list[str]:
-        options = ["--procs", "2", "--out", str(out), "--use", "noting", "--restarts", "0"]
-        return [str(PACELINE), "train", str(recipe), *options]
 
     def by_hand() -> list[str]:
         port: int = get_free_port()  # type: ignore[no-untyped-call]
         torchrun = [str(PACELINE.with_name("torchrun")), "--nproc-per-node", "2", "--master-port", str(port)]
-        return [*torchrun, "ddp_by_hand.py", json.dumps(_CASE)]
+        return [*torchrun, "ddp_by_hand.py", json.dumps(_CASE | {"steps": _TURN})]
 
     def turn(command: Callable[[], list[str]]) -> Turn:
         def take() -> float:
@@ -105,16 +104,31 @@ def _turns(recipe: Path, num_steps: int, cost: Callable[[float, list[float]], fl
             shutil.rmtree(out, ignore_errors=True)
             words = command()
             begin = perf_counter()
-            _run(words, {"NOTES": str(notes), "NOTED_STEPS": str(num_steps)})
-            return cost(begin, json.loads(notes.read_text(encoding="utf-8")))
+            _run(words, {"NOTES": str(notes)})
+            end: float = json.loads(notes.read_text(encoding="utf-8"))
+            return end - begin
 
         return take
 
-    return {_BY_HAND: turn(by_hand), _OURS: turn(ours)}
+    return {_BY_HAND: turn(by_hand), _OURS: turn(lambda: _train(recipe, out, "noting"))}
 
 
-def _seconds_a_step(_: float, ends: list[float]) -> float:
-    return (ends[-1] - ends[_WARM_UP - 1]) / (len(ends) - _WARM_UP)
+def _take_turns(folder: Path, num_turns: int) -> dict[str, Measured]:
+    """Seconds a step of both loops, turn by turn in one run."""
+    num_steps = (num_turns + 3) * _TURN  # two turns do not count, and the last one of ours ends with the run
+    recipe, notes = _write_recipe(folder, num_steps), folder / "notes.json"
+    case = json.dumps(_CASE | {"steps": num_steps})
+    _run(_train(recipe, folder / "turns", "taking_turns"), {"NOTES": str(notes), "TURN": str(_TURN), "CASE": case})
+    seconds = json.loads(notes.read_text(encoding="utf-8"))
+    return {
+        name: Measured(name, [turn / _TURN for turn in seconds[key][:num_turns]])
+        for name, key in ((_BY_HAND, "by_hand"), (_OURS, "ours"))
+    }
+
+
+def _train(recipe: Path, out: Path, plugin: str) -> list[str]:
+    options = ["--procs", "2", "--out", str(out), "--use", plugin, "--restarts", "0"]
+    return [str(PACELINE), "train", str(recipe), *options]
 
 
 def _weigh(recipe: Path, strategy: str) -> dict[str, int]:

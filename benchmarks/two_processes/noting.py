@@ -1,6 +1,6 @@
-"""Notes when the first steps of a process's optimizer end, then ends the process without tidying up.
+"""Notes when the first step of a process's optimizer ends, then ends the process without tidying up.
 
-NOTED_STEPS says how many steps, NOTES where process 0 writes their moments.
+NOTES is where process 0 writes the moment.
 """
 
 import json
@@ -13,19 +13,15 @@ _SECONDS_FOR_OTHERS = 0.5  # to take the last gradients off the wire
 
 
 def watch() -> None:
-    """Begin to note."""
+    """Wait for the step."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    moments: list[float] = []
-    num_steps = int(os.environ["NOTED_STEPS"])
-
     def note(*_: Any) -> None:
-        moments.append(perf_counter())
-        if len(moments) == num_steps:
-            if os.environ["RANK"] == "0":
-                Path(os.environ["NOTES"]).write_text(json.dumps(moments), encoding="utf-8")
-            sleep(_SECONDS_FOR_OTHERS)
-            os._exit(0)
+        moment = perf_counter()
+        if os.environ["RANK"] == "0":
+            Path(os.environ["NOTES"]).write_text(json.dumps(moment), encoding="utf-8")
+        sleep(_SECONDS_FOR_OTHERS)
+        os._exit(0)
 
     register_optimizer_step_post_hook(note)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -139,6 +140,7 @@ def test_a_rank_that_stands_still_is_named_and_the_run_goes_on(project: Path) ->
         going.kill()
     assert going.returncode == 0, errors
     assert "rank 1 is missing" in errors
+    assert re.search(r"last known collective: number [1-9]\d*", errors)
     assert not Path(f"/proc/{stopped}").exists()
     assert newest(project / "hangs").read_bytes() == newest(project / "whole").read_bytes()
 

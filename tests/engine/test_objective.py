@@ -230,3 +230,12 @@ def test_a_ratio_whose_denominator_is_a_plain_number_keeps_its_digits(tmp_path: 
     expected, _ = whole_batch(run, update, "cross entropy")
     found, _ = gradients(run, update)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_an_update_without_a_readable_sample_has_no_loss_and_no_gradient(tmp_path: Path) -> None:
+    run = small(tmp_path, "dice", micro_batch=32).run()
+    update = next(iter(run.batches))
+    ghosts = [replace(micro, is_ghost=True) for micro in update.microbatches]
+    result = train_step(run, update._replace(microbatches=ghosts))
+    assert result.grad_norm.item() == 0
+    assert result.losses["loss"].item() == 0

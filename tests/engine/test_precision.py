@@ -192,7 +192,7 @@ def test_descriptions_tell_one_from_the_other() -> None:
         "fp16 weights, fp32 master weights, norm layers in fp32, loss scale 128"
     )
     assert make_precision("O3", CPU).describe() == (
-        "fp16 weights, no master weights, norm layers in fp16, loss scale 1"
+        "fp16 weights, no master weights, eps at least 0.0001, norm layers in fp16, loss scale 1"
     )
 
 

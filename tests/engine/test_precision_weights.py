@@ -9,7 +9,7 @@ from small_runs import one_thread  # noqa: F401
 from torch import Tensor, nn
 
 from paceline.checkpoint.state import load_optimizer, optimizer_tree
-from paceline.engine.mixed_precision import make_precision
+from paceline.engine.mixed_precision import make_precision, raise_eps
 from paceline.engine.precision import Precision
 from paceline.models.freezing import Freezing
 from paceline.models.zoo import build_timm, build_torchvision
@@ -255,3 +255,11 @@ def test_running_statistics_are_seen_by_both_faces() -> None:
     own, behind = dict(trial.model.named_buffers()), dict(trial.weights.named_buffers())
     assert own["1.running_mean"].abs().sum() > 0
     assert {name: id(buffer) for name, buffer in own.items()} == {name: id(buffer) for name, buffer in behind.items()}
+
+
+def test_eps_is_raised_to_what_float16_knows_where_moments_are_float16_only() -> None:
+    half, whole = nn.Parameter(torch.ones(1, dtype=torch.float16)), nn.Parameter(torch.ones(1))
+    groups: list[dict[str, Any]] = [{"params": [half]}, {"params": [whole]}, {"params": [half.detach()], "eps": 1e-3}]
+    optimizer = torch.optim.AdamW(groups)
+    raise_eps(optimizer)
+    assert [group["eps"] for group in optimizer.param_groups] == [1e-4, 1e-8, 1e-3]

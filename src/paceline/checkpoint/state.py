@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,18 @@ from paceline.core.errors import CheckpointError
 Tree = Any
 """Nested dicts (string keys) and lists of tensors and JSON scalars: None, bool, int, float, str."""
 JSON = Any
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A part of a run that remembers something from one update to the next, a user's own included."""
+
+    def state_dict(self) -> Tree:
+        """What it remembers, as a tree."""
+
+    def load_state_dict(self, state: Tree, /) -> Any:
+        """Continue from there; tuples come back as lists."""
+
 
 _TENSOR, _FLOAT = "$tensor", "$float"
 # How an optimizer computes belongs to the machine that runs it, so it is never taken from a checkpoint.

@@ -28,7 +28,7 @@ def watch_over(run: Run, limit: float) -> None:
         _count_failure(run, folder)
     run.mesh.barrier()  # nobody beats before the last beats were read
     if run.mesh.world > 1:
-        run.heartbeat = Heartbeat(folder, run.mesh.rank, run.mesh.world, limit, _give_up)
+        run.heartbeat = Heartbeat(folder, run.mesh, limit, _give_up)
 
 
 def _count_failure(run: Run, folder: Path) -> None:

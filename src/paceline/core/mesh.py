@@ -78,6 +78,13 @@ class Mesh:
         if self.device.type == "cuda":
             torch.cuda.manual_seed(key)
 
+    def num_collectives(self) -> int:
+        """How many exchanges this process has begun, those that torch makes by itself included; cheap to ask."""
+        if self.world == 1 or not dist.is_initialized():
+            return 0
+        number: int = dist.distributed_c10d._get_default_group()._get_sequence_number_for_group()  # type: ignore[attr-defined]
+        return number
+
     @contextmanager
     def together(self) -> Iterator[None]:
         """Surrounds what processes do together: they part when all are done, or at once if this one fails."""

@@ -12,23 +12,30 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from paceline.core.mesh import Mesh
+
 _FORM = struct.Struct("<dq48s")
-_PULSE = struct.Struct("<d")
+_PULSE = struct.Struct("<dq")
 _SIZE = _FORM.size + _PULSE.size
 _LOOKS = 5  # times that the limit is looked at before it is over
 
 
 class Beat(NamedTuple):
-    """What a process did last: when, in which update, and in words; and when its watch was last awake."""
+    """What a process did last: when, in which update, and in words.
+
+    And when its watch was last awake, and how many exchanges among processes it had begun by then.
+    """
 
     time: float
     step: int
     phase: str
     pulse: float
+    collectives: int = 0
 
     def describe(self, rank: int, now: float) -> str:
         """A line for a reader."""
-        return f"rank {rank}: {self.phase} in update {self.step + 1}, {now - self.time:.0f} s ago"
+        exchanges = f", last known collective: number {self.collectives}" if self.collectives else ""
+        return f"rank {rank}: {self.phase} in update {self.step + 1}, {now - self.time:.0f} s ago{exchanges}"
 
 
 class NoHeartbeat:
@@ -51,11 +58,11 @@ class Heartbeat:
     processes cannot be called off.
     """
 
-    def __init__(self, folder: Path, rank: int, world: int, limit: float, give_up: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, mesh: Mesh, limit: float, give_up: Callable[[str], None]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._rank, self._world = folder, rank, world
+        self._folder, self._mesh = folder, mesh
         self._limit, self._give_up = limit, give_up
-        path = beat_file(folder, rank)
+        path = beat_file(folder, mesh.rank)
         path.write_bytes(bytes(_SIZE))
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), _SIZE)
@@ -71,7 +78,7 @@ class Heartbeat:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Have the beat watched inside."""
-        _PULSE.pack_into(self._memory, _FORM.size, time.time())
+        self._pulse()
         self.beat(self._last[1], "starting")
         watcher = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
         watcher.start()
@@ -83,24 +90,28 @@ class Heartbeat:
 
     def _watch(self) -> None:
         while not self._over.wait(self._limit / _LOOKS):
-            _PULSE.pack_into(self._memory, _FORM.size, time.time())
+            self._pulse()
             if time.time() - self._last[0] > self._limit:
                 self._give_up(self._finding())
                 return
 
+    def _pulse(self) -> None:
+        _PULSE.pack_into(self._memory, _FORM.size, time.time(), self._mesh.num_collectives())
+
     def _finding(self) -> str:
         """Who is missing, and where: one that is not even awake, or else the one that has been quiet the longest."""
         now = time.time()
-        beats = {rank: beat for rank in range(self._world) if (beat := read_beat(self._folder, rank))}
+        beats = {rank: beat for rank in range(self._mesh.world) if (beat := read_beat(self._folder, rank))}
         asleep = [rank for rank, beat in beats.items() if now - beat.pulse > self._limit / 2]
         behind = min(asleep or beats, key=lambda rank: (beats[rank].step, beats[rank].time))
-        stacks = self._folder / f"stacks-rank-{self._rank}.txt"
+        stacks = self._folder / f"stacks-rank-{self._mesh.rank}.txt"
         with stacks.open("w") as file:
             faulthandler.dump_traceback(file, all_threads=True)
         lines = [beat.describe(rank, now) for rank, beat in sorted(beats.items())]
-        phase = beats[behind].phase
+        last = beats[behind]
         summary = (
-            f"no progress for {self._limit:g} s: rank {behind} is missing, last seen {phase}; stacks are in {stacks}"
+            f"no progress for {self._limit:g} s: rank {behind} is missing, last seen {last.phase}"
+            f" (last known collective: number {last.collectives}); stacks are in {stacks}"
         )
         return "\n".join([*(f"  {line}" for line in lines), stacks.read_text().rstrip(), summary])
 
@@ -115,7 +126,7 @@ def read_beat(folder: Path, rank: int) -> Beat | None:
     try:
         content = beat_file(folder, rank).read_bytes()
         moment, step, phase = _FORM.unpack_from(content)
-        (pulse,) = _PULSE.unpack_from(content, _FORM.size)
+        pulse, collectives = _PULSE.unpack_from(content, _FORM.size)
     except (OSError, struct.error):
         return None
-    return Beat(moment, step, phase.rstrip(b"\0").decode(errors="replace"), pulse) if moment else None
+    return Beat(moment, step, phase.rstrip(b"\0").decode(errors="replace"), pulse, collectives) if moment else None

@@ -17,6 +17,7 @@ from paceline.engine.precision import FullPrecision, Precision, add_gradients
 Name = Literal["fp32", "tf32", "bf16", "fp16", "O0", "O1", "O2", "O3"]
 _WITHOUT_SCALE = ("fp32", "tf32", "bf16", "O0")
 _HALF_WEIGHTS = ("O2", "O3")
+_LEAST_EPS = 1e-4  # added to roots of second moments: in float16, 1e-8 is 0, and so are the moments of small gradients
 
 
 def make_precision(
@@ -204,6 +205,13 @@ class HalfWeights(Scaled):
 
     def describe(self) -> str:
         """Where which format is used, and the loss scale."""
-        masters = "fp32 master weights" if self.masters else "no master weights"
+        masters = "fp32 master weights" if self.masters else f"no master weights, eps at least {_LEAST_EPS:g}"
         norms = "fp32" if self.keep_norms else "fp16"
         return f"fp16 weights, {masters}, norm layers in {norms}, {self.scale.describe()}"
+
+
+def raise_eps(optimizer: torch.optim.Optimizer) -> None:
+    """Where an optimizer's moments are float16, have it divide by no less than float16 can tell from 0."""
+    for group in optimizer.param_groups:
+        if "eps" in group and any(parameter.dtype == torch.float16 for parameter in group["params"]):
+            group["eps"] = max(group["eps"], _LEAST_EPS)

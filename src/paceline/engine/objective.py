@@ -153,7 +153,10 @@ def _ratio_totals(run: Run, update: Update, names: list[str]) -> dict[str, Ratio
     sums = rows.new_zeros(2 * len(names))
     for row in run.mesh.sum(rows):
         sums += row
-    return {name: Ratio(sums[2 * i] / sums[2 * i + 1], sums[2 * i + 1]) for i, name in enumerate(names)}
+    numerators, denominators = sums[::2], sums[1::2]
+    denominators = denominators.where(denominators != 0, 1.0)  # without a sample that can be read, the loss is 0
+    losses = numerators / denominators
+    return {name: Ratio(losses[i], denominators[i]) for i, name in enumerate(names)}
 
 
 def forward(run: Run, micro: MicroBatch) -> dict[str, Term]:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from paceline.checkpoint.background import NoSaver, Saver
 from paceline.checkpoint.shards import Part
-from paceline.checkpoint.state import Tree, load_optimizer, optimizer_tree
+from paceline.checkpoint.state import Stateful, Tree, load_optimizer, optimizer_tree
 from paceline.checkpoint.store import Checkpoint, Store
 from paceline.core.errors import CheckpointError
 from paceline.core.mesh import Mesh
@@ -88,6 +88,8 @@ class Run:
     freezing: Freezing | NoFreezing = field(default_factory=NoFreezing)
     averaging: Averaging = field(default_factory=NoAveraging)
     health: FiniteCheck = field(default_factory=FiniteCheck)
+    parts: dict[str, Stateful] = field(default_factory=dict)
+    """Losses, the task and whatever else remembers something, by name: it is saved and resumed with the run."""
     buffers: KeptBuffers | NotKept = field(default_factory=NotKept)
     heartbeat: Heartbeat | NoHeartbeat = field(default_factory=NoHeartbeat)
     observer: Observer = field(default_factory=Observer)
@@ -151,6 +153,7 @@ class Run:
             "optimizer": {**optimizer, "state": _mapped(optimizer["state"], self.parallel.part)},
             "averaging": _mapped(averaging, self.parallel.part),
             "precision": self.precision.state_dict(),
+            "parts": {name: part.state_dict() for name, part in self.parts.items()},
             "meters": self.meters.state_dict(),
             "figures": self.figures,
             "threads": self.threads,
@@ -175,6 +178,9 @@ class Run:
         self.progress.load_state_dict(state["progress"])
         self.load_average(checkpoint)
         self.precision.load_state_dict(state["precision"])
+        for name, part in self.parts.items():
+            if name in state.get("parts", {}):
+                part.load_state_dict(state["parts"][name])
         self.meters.load_state_dict(state["meters"])
         self.figures = state["figures"]
         self.freezing.apply(self.progress.step)

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from paceline.checkpoint.pretrained import is_published_name
+from paceline.checkpoint.state import Stateful
 from paceline.checkpoint.store import Store
 from paceline.checkpoint.weights import read_weights
 from paceline.core.errors import CheckpointError
@@ -26,6 +27,7 @@ from paceline.data.sampler import Updates
 from paceline.data.source import Source
 from paceline.engine.health import FiniteCheck
 from paceline.engine.kept_buffers import KeptBuffers, NotKept
+from paceline.engine.mixed_precision import raise_eps
 from paceline.engine.precision import Precision
 from paceline.engine.replay import explain_and_keep
 from paceline.engine.run import Periods, Run
@@ -79,6 +81,8 @@ class Builder(Workshop):
         super().__init__(checked, mesh or join(checked.recipe.train.device))
         self.fitted: Fitted | None = None
         """What became of the weights that the recipe names."""
+        self.parts: dict[str, Stateful] = {}
+        """The losses and the task, if they remember something."""
         self.recomputed: list[str] = []
         """Names of the blocks whose activations are computed again."""
 
@@ -97,6 +101,7 @@ class Builder(Workshop):
         parallel = shard(self, model)
         optimizer = build_optimizer(self, model, freezing, progress)
         masters = precision.attach(model)
+        raise_eps(optimizer)
         parallel = parallel or wrap(self, model)
         batches = make_batches(self, sources["train"], updates, progress)
         batches.passes = parallel.passes
@@ -124,6 +129,7 @@ class Builder(Workshop):
             buffers=KeptBuffers(model) if may_skip(self) else NotKept(),
             health=FiniteCheck(self.recipe.train.on_nonfinite, explain=explain_and_keep),
             precision=precision,
+            parts=self.parts,
             parallel=parallel,
             masters=masters,
             pictures=self.recipe.observe.pictures,
@@ -174,6 +180,8 @@ class Builder(Workshop):
         brought = {"losses": losses, "weights": weights, "classes": classes, "extra_metrics": metrics}
         with self.speaking_of("task"):
             task: Task = self.make("task", self.recipe.task.name, self.recipe.task, **brought)
+        made = {"task": task, **{f"loss {name}": loss for name, loss in losses.items()}}
+        self.parts = {name: part for name, part in made.items() if isinstance(part, Stateful)}
         return task
 
     def total_steps(self, steps_per_epoch: int) -> int:
