@@ -10,6 +10,9 @@ from benchmarks.report import PAGE, show, write_page
 NAMES = (
     "step",
     "loader",
+    "pictures",
+    "picture_training",
+    "video",
     "startup",
     "sampler",
     "validation",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
-_PACKAGES = ("paceline", "torch", "torchvision", "numpy", "lightning", "accelerate")
+_PACKAGES = ("paceline", "torch", "torchvision", "numpy", "av", "nvidia-dali-cuda130", "lightning", "accelerate")
 
 
 @dataclass(frozen=True)

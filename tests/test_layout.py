@@ -17,7 +17,7 @@ ROOMS = [
 FACADE = {"__init__", "__main__"}  # the package's front door gives out what the rooms make
 FILES = sorted(SOURCE.rglob("*.py"))
 # The catalogues of registered names, which recipes are checked against.
-CATALOGUES = sorted(path for path in FILES if path.stem.endswith("catalogue"))
+CATALOGUES = sorted(path for path in FILES if "catalogue" in path.stem)
 
 
 def module_name(path: Path) -> str:

@@ -18,6 +18,7 @@ _COMMANDS = {
     "train": "train from a recipe, or continue a run that was stopped",
     "eval": "measure a run's checkpoint",
     "check": "try everything a run needs, without training: data, one step, a checkpoint",
+    "data": "look at every sample: what cannot be read, what there is, how fast it loads, a contact sheet; or pack it",
     "show": "the resolved recipe, the model, parameter groups, the batch and the learning rate",
     "find-lr": "train while the learning rate grows, and suggest one",
     "replay": "do an update again that was not finite, from the bundle that the run left",
@@ -80,12 +81,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--local-rank", "--local_rank", type=int, help=argparse.SUPPRESS)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     made = {name: commands.add_parser(name, help=text, description=text) for name, text in _COMMANDS.items()}
-    for name in ("train", "eval", "check", "show", "find-lr", "slurm"):
+    for name in ("train", "eval", "check", "data", "show", "find-lr", "slurm"):
         _add_recipe(made[name], "RECIPE or RUN" if name == "eval" else "RECIPE")
     made["replay"].add_argument("bundle", type=Path, metavar="BUNDLE", help="a folder runs/NAME/replay/step-…")
     made["replay"].add_argument("--rank", type=int, default=0, help="whose part of the update (default: 0)")
     made["replay"].add_argument("--use", action="append", default=[], metavar="MODULE", help="import a module first")
-    for name in ("eval", "check", "show", "find-lr", "recipes", "replay"):
+    for name in ("eval", "check", "data", "show", "find-lr", "recipes", "replay"):
         made[name].add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     made["train"].add_argument("--out", type=Path, help="run directory (default: runs/NAME)")
     made["train"].add_argument(
@@ -96,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     made["eval"].add_argument("--split", choices=("val", "test"), help="default: test if the recipe has it, else val")
     for name in ("train", "eval"):
         _add_processes(made[name])
+    _add_data(made["data"])
     _add_convert(made["convert"])
     _add_slurm(made["slurm"])
     for name in ("show", "find-lr"):
@@ -128,6 +130,16 @@ def _add_processes(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--restarts", type=int, default=3, metavar="N", help="how often to start again after a crash (default: 3)"
+    )
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--split", choices=("train", "val", "test"), help="default: all that the recipe has")
+    parser.add_argument("--limit", type=int, metavar="N", help="look at N samples of each split, evenly spread")
+    parser.add_argument("--sheet", type=Path, metavar="FILE", help="the contact sheet (default: data-NAME.png)")
+    parser.add_argument("--pack", type=Path, metavar="FILE", help="write the samples into a pack instead")
+    parser.add_argument(
+        "--size", metavar="N or HxW", help="resize to this shorter side, or height and width, in the pack"
     )
 
 

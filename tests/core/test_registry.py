@@ -173,8 +173,8 @@ class Scaling:
     def __init__(self, factor: float) -> None:
         self.factor = factor
 
-    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
-        return images.float() * self.factor
+    def __call__(self, batch: dict, draws: Tensor) -> dict:
+        return {**batch, "image": batch["image"].float() * self.factor}
 
 
 @paceline.register.loss("users_loss")

@@ -14,7 +14,8 @@ from paceline.data.batch import Batch, Sample
 from paceline.data.batch_transforms import Flip, Normalize, RandomCrop
 from paceline.data.datasets.memory import MemoryImages
 from paceline.data.keys import uniforms
-from paceline.data.source import Source, stack
+from paceline.data.source import Source
+from paceline.data.stacking import stack
 from paceline.data.transforms import BatchTransform
 
 CPU = torch.device("cpu")
@@ -55,8 +56,8 @@ class WriteDraws:
     draws: ClassVar[int] = 2
     is_batch: ClassVar[bool] = True
 
-    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
-        return torch.cat([images.flatten(1).double()[:, -2:], draws], 1)
+    def __call__(self, batch: dict[str, Any], draws: Tensor) -> dict[str, Any]:
+        return {**batch, "image": torch.cat([batch["image"].flatten(1).double()[:, -2:], draws], 1)}
 
 
 def ids(*numbers: int) -> npt.NDArray[np.int64]:

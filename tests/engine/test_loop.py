@@ -283,8 +283,8 @@ class Widen:
     draws = 0
     is_batch = True
 
-    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
-        return images.float() / 40
+    def __call__(self, batch: dict[str, Any], draws: Tensor) -> dict[str, Any]:
+        return {**batch, "image": batch["image"].float() / 40}
 
 
 class Sleeping(PlainNet):

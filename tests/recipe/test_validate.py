@@ -75,7 +75,7 @@ def test_parts_hold_all_their_arguments(check: Check) -> None:
     assert extra(recipe.data.val) == {"split": "test"}
     assert [(each.name, extra(each)) for each in recipe.data.train.transforms] == [
         ("flip", {"chance": 0.5}),
-        ("random_crop", {"padding": 2}),
+        ("random_crop", {"padding": 2, "mask_fill": 0}),
     ]
 
 

@@ -17,7 +17,8 @@ _MAY_CHANGE = (
     "name", "observe", "checkpoint", "expect", "train.epochs", "train.steps", "data.workers", "data.loader",
     "data.on_error", "data.max_skipped", "train.devices", "train.hang_seconds", "train.on_nonfinite",
     "evaluate.every_epochs", "evaluate.every_steps", "evaluate.workers",
-    "data.train.root", "data.val.root", "data.test.root", "model.weights",
+    "data.train.root", "data.val.root", "data.test.root", "data.train.file", "data.val.file", "data.test.file",
+    "model.weights",
 )  # fmt: skip
 
 # What a start that was cut short may leave before the run has a status.
@@ -36,7 +37,8 @@ def recipe_differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]
     lines = []
     for key in [*old, *(key for key in new if key not in old)]:
         may_change = any(key == allowed or key.startswith(allowed + ".") for allowed in _MAY_CHANGE)
-        if not may_change and old.get(key) != new.get(key):
+        is_other_decoder = key == "data.loader" and "dali" in (old.get(key), new.get(key))
+        if (not may_change or is_other_decoder) and old.get(key) != new.get(key):
             lines.append(f"{key}: was {json.dumps(old.get(key))}, is {json.dumps(new.get(key))}")
     return lines
 

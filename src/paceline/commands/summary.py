@@ -16,13 +16,25 @@ def opening_lines(builder: Builder, run: Run) -> list[str]:
     num_parameters = sum(parameter.numel() for parameter in run.model.parameters())
     splits = ", ".join(f"{len(each.source.dataset):,} {split}" for split, each in run.evaluations.items())
     data = f"{len(run.source.dataset):,} train" + (f", {splits}" if splits else "")
-    workers = counted(run.batches.workers, "worker process") if run.batches.workers else "read in this process"
     return [
         f"model    {recipe.model.name}, {counted(num_parameters, 'parameter')}",
-        f"data     {data}; {workers}",
+        f"data     {data}; {_readers(run)}",
+        *(f"         {note}" for note in builder.notes),
         *_computing(builder, run),
         *derivation(builder, run),
     ]
+
+
+def _readers(run: Run) -> str:
+    kind, workers = run.batches.kind, run.batches.workers
+    if workers == 0 or kind == "memory":
+        return "read in this process"
+    if kind == "dali":
+        return "read by DALI"
+    if workers is None:
+        kinds = {"thread": "threads", "process": "worker processes"}.get(kind, "threads or processes")
+        return f"{kinds}, as many as are found useful"
+    return counted(workers, {"thread": "thread", "process": "worker process"}.get(kind, "reader"))
 
 
 def _computing(builder: Builder, run: Run) -> list[str]:

@@ -167,9 +167,10 @@ def _train(run: Run, builder: Builder, notes: list[str]) -> None:
     from paceline.commands.summary import closing_lines, opening_lines
     from paceline.engine.evaluate import evaluate_with_average
     from paceline.engine.loop import publish, train
-    from paceline.observe.events import Ended, Started
+    from paceline.observe.events import Ended, Note, Started
 
     progress, observer = run.progress, run.observer
+    run.batches.tell = lambda text: observer.emit(Note(text))
     started = time.monotonic()
     observer.emit(
         Started(

@@ -111,6 +111,7 @@ _SUPPLIED = {
     "optimizer": {"params", "lr", "weight_decay"},
     "schedule": {"span", "done", "step", "epoch", "total_steps", "total_epochs"},
     "layer_map": {"model"},
+    "transform": {"num_classes", "pairs"},
     "task": {"losses", "weights", "classes", "extra_metrics"},
 }
 

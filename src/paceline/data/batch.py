@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,11 +11,33 @@ from torch import Tensor
 from paceline.data.skipping import Skipped
 
 Sample = dict[str, Any]
-"""One example as a data set reads it: "image" as uint8 [H, W, C], and what the task needs ("label", ...)."""
+"""One example as a data set reads it: "image" as uint8 [H, W, C], or [T, H, W, C] of a video, and what the task needs.
+
+- "label": a whole number, or float32 [num_classes] of 0 and 1 where several may hold.
+- "mask": uint8 [H, W].
+- Of each of K objects: "boxes" float32 [K, 4] as x1 y1 x2 y2, in pixels from the image's left upper corner; "classes"
+  int64 [K]; "masks" uint8 0/1 [K, H, W]; "keypoints" float32 [K, J, 3] as x, y and 0 not labelled, 1 hidden or
+  2 visible; "crowd" bool [K]; "area" float32 [K].
+- "size": int64 [2], height and width before any transform; "image_id": the number that the data set's files give it.
+"""
+
+RAGGED = frozenset({"boxes", "classes", "masks", "keypoints", "crowd", "area"})
+"""Fields of objects, of which samples have different numbers: a batch holds a list of them, a tensor a sample."""
+
+
+class JointNames(NamedTuple):
+    """What keypoints are called, which of them are left and right of a kind, and which to join by a line."""
+
+    names: list[str]
+    pairs: list[tuple[int, int]]
+    limbs: list[tuple[int, int]]
 
 
 class Batch(dict[str, Any]):
-    """Samples stacked by field: "id" [N] always, "image" [N, C, H, W], and what the task needs ("label", ...)."""
+    """Samples stacked by field: "id" [N] always, "image" [N, C, H, W], and what the task needs ("label", ...).
+
+    Images of a video are [N, C, T, H, W]; fields of objects (`RAGGED`) are lists of N tensors.
+    """
 
     skipped: Sequence[Skipped] = ()
     """Samples that belong here but could not be read; they are not among those it holds."""
@@ -35,10 +57,25 @@ class Batch(dict[str, Any]):
 
     def to(self, device: torch.device) -> Batch:
         """The same batch with its tensors on `device`."""
-        moved = Batch({name: _move(value, device) for name, value in self.items()})
+        return self._with({name: _move(value, device) for name, value in self.items()})
+
+    def pin_memory(self) -> Batch:
+        """The same batch where a graphics card can copy it from while the host does something else."""
+        return self._with({name: _pin(value) for name, value in self.items()})
+
+    def _with(self, fields: dict[str, Any]) -> Batch:
+        batch = Batch(fields)
         if self.skipped:
-            moved.skipped, moved.is_stand_in = self.skipped, self.is_stand_in
-        return moved
+            batch.skipped, batch.is_stand_in = self.skipped, self.is_stand_in
+        return batch
+
+
+def _pin(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.pin_memory() if value.device.type == "cpu" and not value.is_pinned() else value
+    if isinstance(value, list):
+        return [_pin(item) for item in value]
+    return value
 
 
 def _move(value: Any, device: torch.device) -> Any:

@@ -6,26 +6,53 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from paceline.core.arguments import Arguments, Count, Positive, Share
+from paceline.core.arguments import Arguments, Count, CountOrZero, PartialShare
 from paceline.core.registry import register
+from paceline.data.argument_types import Name
 
 datasets = register.kind("dataset")
-transforms = register.kind("transform")
 
 
-def _in_order(bounds: list[float]) -> list[float]:
-    if bounds[0] > bounds[1]:
-        raise ValueError(f"the lower bound comes first, got {bounds}")
-    return bounds
+def _together_one(shares: dict[str, float]) -> dict[str, float]:
+    if abs(sum(shares.values()) - 1) > 1e-6:
+        raise ValueError(f"the shares of all parts must be 1 together, got {sum(shares.values()):g}")
+    return shares
 
 
-Size = Count | Annotated[list[Count], Field(min_length=2, max_length=2)]
-"""One number, or height and width."""
-ShareRange = Annotated[
-    list[Annotated[Share, Field(gt=0)]], Field(min_length=2, max_length=2), AfterValidator(_in_order)
-]
-PositiveRange = Annotated[list[Positive], Field(min_length=2, max_length=2), AfterValidator(_in_order)]
-Name = Annotated[str, Field(min_length=1)]
+def _different(names: list[str]) -> list[str]:
+    again = next((name for place, name in enumerate(names) if name in names[:place]), None)
+    if again is not None:
+        raise ValueError(f"each name once, got {again!r} again")
+    return names
+
+
+Extensions = Annotated[list[Annotated[str, Field(pattern=r"^\.")]], Field(min_length=1)]
+ClassNames = Annotated[list[Name], Field(min_length=1), AfterValidator(_different)]
+Shares = Annotated[dict[Name, Annotated[PartialShare, Field(gt=0)]], Field(min_length=2), AfterValidator(_together_one)]
+
+
+class SplitArguments(Arguments):
+    """How data sets without splits of their own are split: by chance, into parts with names."""
+
+    split: Name | None = None
+    split_shares: Shares | None = None
+    split_seed: CountOrZero = 0
+
+    @model_validator(mode="after")
+    def _split_is_a_part(self) -> Self:
+        if self.split_shares is not None and self.split not in self.split_shares:
+            raise ValueError(f"split must be one of split_shares ({', '.join(self.split_shares)}), got {self.split}")
+        return self
+
+
+class DrawnSplitArguments(SplitArguments):
+    """The same where a split can be nothing else."""
+
+    @model_validator(mode="after")
+    def _split_is_drawn(self) -> Self:
+        if self.split is not None and self.split_shares is None:
+            raise ValueError("split needs split_shares, such as {train: 0.8, val: 0.2}; lists are named by their file")
+        return self
 
 
 class IdxArguments(Arguments):
@@ -36,12 +63,11 @@ class IdxArguments(Arguments):
     classes: Annotated[list[Name], Field(min_length=1)] | None = None
 
 
-class ImageFolderArguments(Arguments):
+class ImageFolderArguments(SplitArguments):
     """Arguments of `image_folder`."""
 
     root: Name
-    split: Name | None = None
-    extensions: Annotated[list[Annotated[str, Field(pattern=r"^\.")]], Field(min_length=1)] | None = None
+    extensions: Extensions | None = None
     min_size: Count | None = None
     follow_links: bool = False
     max_pixels: Count = 100_000_000
@@ -51,54 +77,6 @@ class FashionSmallArguments(Arguments):
     """Arguments of `fashion_small`."""
 
     split: Literal["train", "test"]
-
-
-class SizeArguments(Arguments):
-    """Arguments of `resize` and `center_crop`."""
-
-    size: Size
-
-
-class RandomResizedCropArguments(Arguments):
-    """Arguments of `random_resized_crop`."""
-
-    size: Size
-    area: ShareRange = [0.08, 1.0]
-    aspect: PositiveRange = [3 / 4, 4 / 3]
-
-
-class FlipArguments(Arguments):
-    """Arguments of `flip`."""
-
-    chance: Share = 0.5
-
-
-class RandomCropArguments(Arguments):
-    """Arguments of `random_crop`."""
-
-    padding: Count
-
-
-class RandomErasingArguments(Arguments):
-    """Arguments of `random_erasing`."""
-
-    chance: Share
-    area: ShareRange = [0.02, 0.33]
-    aspect: PositiveRange = [0.3, 3.3]
-    value: float = 0.0
-
-
-class NormalizeArguments(Arguments):
-    """Arguments of `normalize`."""
-
-    mean: Annotated[list[float], Field(min_length=1)]
-    std: Annotated[list[Positive], Field(min_length=1)]
-
-    @model_validator(mode="after")
-    def _one_std_for_each_mean(self) -> Self:
-        if len(self.mean) != len(self.std):
-            raise ValueError(f"one std for each mean, got {len(self.mean)} means and {len(self.std)} stds")
-        return self
 
 
 datasets.add(
@@ -118,37 +96,4 @@ datasets.add(
     "paceline.data.datasets.embedded:fashion_small",
     FashionSmallArguments,
     "a part of Fashion-MNIST that comes with the package",
-)
-
-transforms.add(
-    "resize",
-    "paceline.data.sample_transforms:Resize",
-    SizeArguments,
-    "resize to a short side, or to height and width",
-)
-transforms.add("center_crop", "paceline.data.sample_transforms:CenterCrop", SizeArguments, "cut out the middle")
-transforms.add(
-    "random_resized_crop",
-    "paceline.data.sample_transforms:RandomResizedCrop",
-    RandomResizedCropArguments,
-    "cut out a random part and resize it",
-)
-transforms.add("flip", "paceline.data.batch_transforms:Flip", FlipArguments, "mirror left and right, by chance")
-transforms.add(
-    "random_crop",
-    "paceline.data.batch_transforms:RandomCrop",
-    RandomCropArguments,
-    "pad with zeros and cut out again at random",
-)
-transforms.add(
-    "random_erasing",
-    "paceline.data.batch_transforms:RandomErasing",
-    RandomErasingArguments,
-    "paint over a random rectangle, by chance",
-)
-transforms.add(
-    "normalize",
-    "paceline.data.batch_transforms:Normalize",
-    NormalizeArguments,
-    "(pixel / 255 − mean) / std, by channel",
 )

@@ -7,8 +7,10 @@ import os
 import stat
 import struct
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import simplejpeg
@@ -26,10 +28,18 @@ MAX_PIXELS = 100_000_000
 MAX_BYTES = 1 << 29
 """Bytes of the largest file that is read."""
 _MAX_SCANNED = 20 * MAX_PIXELS  # a JPEG file may pass over its pixels many times: ten or so are usual
+_SCAN_BYTES = 10  # of the shortest scan of a JPEG file
 _BAND = 1 << 22  # pixels that are converted at a time
 _EXIF_BYTES = 1 << 16  # a segment of a JPEG file, which is what Exif data has to fit into
 _DAMAGE = (OSError, ValueError, SyntaxError, EOFError, TypeError, KeyError, IndexError, OverflowError, struct.error)
-_TILE_WIDTH, _TILE_HEIGHT = 322, 323  # tags of a TIFF file, whose tiles may be larger than the image
+_JPEG = b"\xff\xd8\xff"
+_ORIENTATION = 0x0112  # an Exif tag
+_WIDTH, _HEIGHT, _TILE_WIDTH, _TILE_HEIGHT = (
+    256,
+    257,
+    322,
+    323,
+)  # tags of a TIFF file, whose tiles may be larger than the image
 # Pillow warns of half of what it refuses; whatever is above our own bound is refused.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
@@ -41,11 +51,38 @@ def decode_image(path: Path, max_pixels: int = MAX_PIXELS, min_size: tuple[int, 
     gives its first frame. With `min_size`, a height and width, a larger JPEG may come out reduced to not less
     than that, which is faster. A file that is missing, damaged, too large or no image is a DataError.
     """
-    data = _read(path)
+    data = read_bytes(path)
+    return decode_bytes(path, data, read_header(path, data, max_pixels), max_pixels, min_size or (0, 0))
+
+
+class Header(NamedTuple):
+    """What the first bytes of an image file tell: its size when upright, and how it lies."""
+
+    height: int
+    width: int
+    orientation: int = 1
+    by_simplejpeg: bool = False
+
+
+def read_header(path: Path, data: bytes, max_pixels: int) -> Header:
+    """The header of an image file that was read, found to be of a kind and size that can be decoded."""
+    with _naming(path, max_pixels):
+        return _jpeg_header(data, max_pixels) if data.startswith(_JPEG) else _other_header(data, FORMATS, max_pixels)
+
+
+def decode_bytes(path: Path, data: bytes, header: Header, max_pixels: int, min_size: tuple[int, int]) -> Pixels:
+    """The pixels of an image file that was read, as `decode_image` gives them."""
+    with _naming(path, max_pixels):
+        if header.by_simplejpeg:
+            return _decode_jpeg(data, header, min_size)
+        return _decode_other(data, ("JPEG",) if data.startswith(_JPEG) else FORMATS, max_pixels)
+
+
+@contextmanager
+def _naming(path: Path, max_pixels: int) -> Iterator[None]:
+    """Turn what decoders raise into a DataError that names the file."""
     try:
-        if data.startswith(b"\xff\xd8\xff"):
-            return _decode_jpeg(data, max_pixels, min_size)
-        return _decode_other(data, FORMATS, max_pixels)
+        yield
     except UnidentifiedImageError as error:
         raise DataError(f"{path}: not an image that can be read ({', '.join(('JPEG', *FORMATS))})") from error
     except Image.DecompressionBombError as error:
@@ -60,7 +97,8 @@ class _RefusedError(Exception):
     """A sound image of a kind that is not taken."""
 
 
-def _read(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
+    """The content of a regular file of a bearable size."""
     try:
         # Without blocking, or a pipe would be waited for until somebody writes into it.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -89,25 +127,39 @@ def _check_size(height: int, width: int, max_pixels: int) -> None:
         raise _RefusedError(f"{width}×{height} is more than {max_pixels:,} pixels")
 
 
-def _decode_jpeg(data: bytes, max_pixels: int, min_size: tuple[int, int] | None) -> Pixels:
+def _jpeg_header(data: bytes, max_pixels: int) -> Header:
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError as error:
         if "subsampling" not in str(error):
             raise
-        return _decode_other(data, ("JPEG",), max_pixels)  # rare, but valid for other decoders
+        return _other_header(data, ("JPEG",), max_pixels)  # rare, but valid for other decoders
     _check_size(height, width, max_pixels)
-    scans = data.count(b"\xff\xda")
+    # Counting takes a twentieth of the time of decoding; a file this short cannot hold too many.
+    scans = data.count(b"\xff\xda") if len(data) // _SCAN_BYTES * height * width > _MAX_SCANNED else 1
     if scans * height * width > _MAX_SCANNED:
         raise _RefusedError(f"{width}×{height} pixels in {scans} scans would take too long to decode")
-    if colours in ("CMYK", "YCCK"):
-        return _decode_other(data, ("JPEG",), max_pixels)
     orientation = _orientation(data)
-    min_height, min_width = min_size or (0, 0)
     if orientation >= 5:  # lies on its side
-        min_height, min_width = min_width, min_height
-    pixels: Pixels = simplejpeg.decode_jpeg(data, min_height=min_height, min_width=min_width)
-    return _upright(pixels, orientation)
+        height, width = width, height
+    return Header(height, width, orientation, colours not in ("CMYK", "YCCK"))
+
+
+def _decode_jpeg(data: bytes, header: Header, min_size: tuple[int, int]) -> Pixels:
+    height, width = _reduced(header, min_size)
+    if header.orientation >= 5:
+        height, width = width, height
+    pixels: Pixels = simplejpeg.decode_jpeg(data, min_height=height, min_width=width)
+    return _upright(pixels, header.orientation)
+
+
+def _reduced(header: Header, min_size: tuple[int, int]) -> tuple[int, int]:
+    """The size to decode to: a half, quarter or eighth; other shares take longer than the whole image."""
+    for divisor in (8, 4, 2):
+        height, width = -(-header.height // divisor), -(-header.width // divisor)
+        if min_size > (0, 0) and height >= min_size[0] and width >= min_size[1]:
+            return height, width
+    return header.height, header.width
 
 
 def _orientation(data: bytes) -> int:
@@ -122,7 +174,7 @@ def _orientation(data: bytes) -> int:
         (count,) = struct.unpack_from(order + "H", tags, directory)
         for entry in range(directory + 2, directory + 2 + 12 * count, 12):
             tag, kind, _, value = struct.unpack_from(order + "HHIH", tags, entry)
-            if (tag, kind) == (0x0112, 3):
+            if (tag, kind) == (_ORIENTATION, 3):
                 return int(value) if 1 <= value <= 8 else 1
     except struct.error:
         pass  # a note that cannot be read turns nothing
@@ -142,15 +194,29 @@ def _upright(pixels: Pixels, orientation: int) -> Pixels:
 
 
 def _decode_other(data: bytes, formats: tuple[str, ...], max_pixels: int) -> Pixels:
-    if data[8:12] == b"WEBP":  # its decoder takes memory for all pixels before it tells how many they are
-        _check_size(*_webp_size(data), max_pixels)
-    with Image.open(io.BytesIO(data), formats=formats) as opened:
-        _check_size(opened.height, opened.width, max_pixels)
-        tags = getattr(opened, "tag_v2", {})
-        _check_size(int(tags.get(_TILE_HEIGHT, 0)), int(tags.get(_TILE_WIDTH, 0)), max_pixels)
+    with _opened(data, formats, max_pixels) as opened:
         opened.load()
         ImageOps.exif_transpose(opened, in_place=True)  # else there is a copy even of what is upright
         return _as_rgb(opened)
+
+
+def _other_header(data: bytes, formats: tuple[str, ...], max_pixels: int) -> Header:
+    with _opened(data, formats, max_pixels) as opened:
+        tags = getattr(opened, "tag_v2", {})  # of a TIFF file, whose size Pillow has upright already, or has not
+        height, width = int(tags.get(_HEIGHT, opened.height)), int(tags.get(_WIDTH, opened.width))
+        is_upright = int(opened.getexif().get(_ORIENTATION, 1)) < 5
+        return Header(height, width) if is_upright else Header(width, height)
+
+
+def _opened(data: bytes, formats: tuple[str, ...], max_pixels: int) -> Image.Image:
+    """The image with nothing but its header read, if it is not too large."""
+    if data[8:12] == b"WEBP":  # its decoder takes memory for all pixels before it tells how many they are
+        _check_size(*_webp_size(data), max_pixels)
+    opened = Image.open(io.BytesIO(data), formats=formats)
+    _check_size(opened.height, opened.width, max_pixels)
+    tags = getattr(opened, "tag_v2", {})
+    _check_size(int(tags.get(_TILE_HEIGHT, 0)), int(tags.get(_TILE_WIDTH, 0)), max_pixels)
+    return opened
 
 
 def _webp_size(data: bytes) -> tuple[int, int]:

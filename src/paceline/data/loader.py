@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, get_worker_info
-from torch.utils.data import Dataset as TorchDataset
 
-from paceline.core.errors import DataError, PacelineError
 from paceline.core.mesh import Mesh
 from paceline.core.progress import Progress
 from paceline.data.batch import Batch
+from paceline.data.choosing import Kind, choose_and_load, usable_cores
+from paceline.data.copying import copied_beside
+from paceline.data.processes import naming_dead_workers as naming_dead_workers
 from paceline.data.sampler import Cut, Order, Updates, owned
-from paceline.data.source import Ids, Source
+from paceline.data.source import Request as Request
+from paceline.data.source import Source
 
-_SHOWN = 32  # samples that a message lists
-
-
-class Request(NamedTuple):
-    """Samples that are wanted together."""
-
-    epoch: int
-    ids: Ids
+_ALONE = Mesh(0, 1, 0, torch.device("cpu"))
 
 
 @dataclass(slots=True)
@@ -53,16 +44,36 @@ class Update(NamedTuple):
     microbatches: list[MicroBatch]
 
 
-def load(source: Source, requests: Iterable[Request], workers: int) -> Iterator[Batch]:
-    """A batch for each request, in order; with workers, read ahead by that many processes."""
-    if workers == 0:
+def load(
+    source: Source,
+    requests: Iterable[Request],
+    workers: int | None,
+    kind: Kind = "process",
+    mesh: Mesh = _ALONE,
+    tell: Callable[[str], None] | None = None,
+) -> Iterator[Batch]:
+    """A batch for each request, in order; with any kind and number of workers the same, but for DALI's own pixels.
+
+    `workers` read ahead, threads or processes; 0 is this thread alone, and None as many of this process's share of the
+    machine as a measurement of the first requests finds useful, which is also what `auto` chooses the kind by; `tell`
+    hears the outcome. What lies in memory is only read by workers if a kind is asked for.
+    """
+    if kind == "dali":
+        from paceline.data.dali import load_by_dali
+
+        return load_by_dali(source, requests, workers or usable_cores(mesh.local_world), mesh.device)
+    if workers == 0 or kind == "memory" or (source.in_memory and kind == "auto"):
         return (source.fetch(request.epoch, request.ids) for request in requests)
-    return _load_by_workers(source, requests, workers)
+    return choose_and_load(source, requests, workers, kind, tell or _silence, usable_cores(mesh.local_world))
 
 
 def automatic_workers(source: Source, mesh: Mesh) -> int:
-    """None for what lies in memory, else a process for each core of this process's share of the machine."""
-    return 0 if source.in_memory else max(1, len(os.sched_getaffinity(0)) // mesh.local_world)
+    """None for what lies in memory, else one for each core of this process's share of the machine."""
+    return 0 if source.in_memory else usable_cores(mesh.local_world)
+
+
+def _silence(text: str) -> None:
+    pass
 
 
 Passes = Literal["own", "some", "even"]
@@ -85,19 +96,28 @@ class TrainBatches:
     order: Order
     mesh: Mesh
     progress: Progress
-    workers: int
+    workers: int | None
+    """How many read ahead; None for as many as are found useful."""
     passes: Passes = "own"
+    kind: Kind = "process"
+    tell: Callable[[str], None] | None = None
+    """Hears, on the main process, how samples are loaded."""
 
     _last: tuple[int, _Planned | None] = (-1, None)
 
     def __iter__(self) -> Iterator[Update]:
         steps = range(self.progress.step, self.progress.total_steps)
-        batches = load(self.source, self._requests(steps), self.workers)
-        for step in steps:
-            epoch, cuts, own, ghosts = self._plan(step)
-            held = [_held(step, cut, epoch, next(batches)) for cut in own]
-            held += [MicroBatch(step, cut.index, epoch, next(batches), is_ghost=True) for cut in ghosts]
-            yield Update(step, cuts[-1].stop - cuts[0].start, len(cuts), held)
+        with closing(self._load(steps)) as loaded:  # type: ignore[type-var]  # workers end with it
+            batches = copied_beside(loaded, self.mesh.device)
+            for step in steps:
+                epoch, cuts, own, ghosts = self._plan(step)
+                held = [_held(step, cut, epoch, next(batches)) for cut in own]
+                held += [MicroBatch(step, cut.index, epoch, next(batches), is_ghost=True) for cut in ghosts]
+                yield Update(step, cuts[-1].stop - cuts[0].start, len(cuts), held)
+
+    def _load(self, steps: range) -> Iterator[Batch]:
+        tell = self.tell if self.mesh.is_main else None
+        return load(self.source, self._requests(steps), self.workers, self.kind, self.mesh, tell)
 
     def _requests(self, steps: range) -> Iterator[Request]:
         for step in steps:
@@ -120,123 +140,3 @@ class TrainBatches:
 def _held(step: int, cut: Cut, epoch: int, batch: Batch) -> MicroBatch:
     """A micro-batch of this process's own: without a single readable sample, it counts nothing either."""
     return MicroBatch(step, cut.index, epoch, batch, is_ghost=batch.is_stand_in)
-
-
-class _Failure(NamedTuple):
-    """A user's error on its way out of a worker, without the worker's traceback."""
-
-    error: type[PacelineError]
-    message: str
-
-
-class _Answers(TorchDataset[Batch | _Failure]):
-    """Answers requests inside a worker."""
-
-    def __init__(self, source: Source, desks: Desks) -> None:
-        self.source = source
-        self.desks = desks
-
-    def __getitem__(self, numbered: tuple[int, Request]) -> Batch | _Failure:
-        number, request = numbered
-        try:
-            with self.desks.working_on(number):
-                return self.source.fetch(request.epoch, request.ids)
-        except PacelineError as error:
-            return _Failure(type(error), str(error))
-
-
-def _load_by_workers(source: Source, requests: Iterable[Request], workers: int) -> Iterator[Batch]:
-    desks = Desks(workers)
-    loader = DataLoader(
-        _Answers(source, desks),
-        sampler=desks.handed_out(requests),
-        batch_size=None,
-        num_workers=workers,
-        collate_fn=_as_it_is,
-        prefetch_factor=4,
-        pin_memory=torch.cuda.is_available(),
-    )
-    answers = iter(loader)
-    try:
-        with desks.open(), naming_dead_workers():
-            for number, answer in enumerate(answers):
-                desks.unanswered.pop(number)
-                if isinstance(answer, _Failure):
-                    raise answer.error(answer.message)
-                yield answer
-    finally:
-        del answers  # so that workers end now: the traceback of an error would keep them, and later they end slowly
-
-
-class Desks:
-    """What each worker is reading, in memory that outlives the worker."""
-
-    _all: ClassVar[list[Desks]] = []
-
-    def __init__(self, workers: int) -> None:
-        self._held = multiprocessing.RawArray("q", 2 * workers)  # of each worker, its process id and 1 + a number
-        self.unanswered: dict[int, Request] = {}
-
-    def handed_out(self, requests: Iterable[Request]) -> Iterator[tuple[int, Request]]:
-        """The requests with their numbers, each kept until it is answered."""
-        for numbered in enumerate(requests):
-            self.unanswered[numbered[0]] = numbered[1]
-            yield numbered
-
-    @contextmanager
-    def working_on(self, number: int) -> Iterator[None]:
-        """Says, inside a worker, what it is busy with."""
-        info = get_worker_info()
-        assert info is not None
-        self._held[2 * info.id : 2 * info.id + 2] = [os.getpid(), number + 1]
-        try:
-            yield
-        finally:
-            self._held[2 * info.id + 1] = 0
-
-    @contextmanager
-    def open(self) -> Iterator[None]:
-        """Surrounds the time in which workers may be asked after."""
-        self._all.append(self)
-        try:
-            yield
-        finally:
-            self._all.remove(self)
-
-    @classmethod
-    def find(cls, worker: int) -> Request | None:
-        """What the worker with this process id was reading."""
-        for desks in cls._all:
-            for place in range(0, len(desks._held), 2):
-                if desks._held[place] == worker and desks._held[place + 1]:
-                    return desks.unanswered.get(desks._held[place + 1] - 1)
-        return None
-
-
-@contextmanager
-def naming_dead_workers() -> Iterator[None]:
-    """Turn torch's word of a dead worker, which may come at any moment of a step, into a DataError."""
-    try:
-        yield
-    except RuntimeError as error:
-        died = re.search(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)(?: is killed by signal: (\w+))?", str(error))
-        if died is None:
-            raise
-        workers = [int(number) for number in died[1].split(",")]
-        signal = f" of signal {died[2]}" if died[2] else ""
-        busy = "; ".join(_occupation(worker) for worker in workers)
-        hint = "the system's log may say why, often lack of memory"
-        raise DataError(f"a loader worker died{signal}: {busy}; {hint}") from error
-
-
-def _occupation(worker: int) -> str:
-    request = Desks.find(worker)
-    if request is None:
-        return f"pid {worker}, between two batches"
-    more = f" and {len(request.ids) - _SHOWN} more" if len(request.ids) > _SHOWN else ""
-    samples = ", ".join(str(index) for index in request.ids[:_SHOWN])
-    return f"pid {worker}, while it read the samples {samples}{more} of epoch {request.epoch}"
-
-
-def _as_it_is(answer: Any) -> Any:
-    return answer

@@ -32,6 +32,15 @@ class Skipped(NamedTuple):
         return f"sample {self.sample}{f' ({self.path})' if self.path else ''}: {self.reason}"
 
 
+def described(dataset: object, index: int, error: Exception) -> Skipped:
+    """A sample that cannot be read: its file, if the data set says so, and a line on what is wrong with it."""
+    find: Callable[[int], Any] | None = getattr(dataset, "path", None)
+    path = str(find(index)) if find else None
+    reason = " ".join(str(error).split()) or "no reason given"
+    told = reason if isinstance(error, DataError) else f"{type(error).__name__}: {reason}"
+    return Skipped(index, path, told.removeprefix(f"{path}: "))
+
+
 def automatic_limit(num_samples: int) -> int:
     """How many samples of a split may be left out by default: one in a hundred, from 1 to 100."""
     return min(_MOST, max(1, num_samples // _SHARE))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
+import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -13,14 +14,37 @@ from torch import Tensor
 from paceline.core.errors import DataError
 from paceline.data.batch import Batch, Sample
 from paceline.data.keys import uniforms, uniforms_of_streams
-from paceline.data.skipping import UNREADABLE, SkipList, Skipped
+from paceline.data.preparing import Draws, Preparation
+from paceline.data.skipping import UNREADABLE, SkipList, Skipped, described
+from paceline.data.stacking import Ids, Stack, stack
 from paceline.data.transforms import BatchTransform, SampleTransform, split
 
-Ids = npt.NDArray[np.int64]
+# Samples are worked on side by side; threads that share one image would only get into their way, and after a process
+# is forked they are gone.
+cv2.setNumThreads(0)
+
+
+class Request(NamedTuple):
+    """Samples that are wanted together."""
+
+    epoch: int
+    ids: Ids
+
+
+class Choice(NamedTuple):
+    """What reads samples ahead, and how many of them."""
+
+    kind: Literal["thread", "process"]
+    workers: int
 
 
 class Dataset(Protocol):
-    """Samples by number, and what a model must know of them."""
+    """Samples by number, and what a model must know of them.
+
+    Some have more: `path(index)`, the file that messages about a sample name; `open(index)`, like `read` but with the
+    image still `Encoded`; `joints`, the names of keypoints; `notes`, what was found odd when the index was read.
+    Several threads read at once.
+    """
 
     classes: list[str]
     channels: int
@@ -49,36 +73,51 @@ class Source:
         self.seed = seed
         self.skips = skips
         self.sample_transforms, self.batch_transforms = split(transforms)
-        self._wanted = [transform.draws for transform in self.batch_transforms]
+        self._preparation = Preparation(dataset, self.sample_transforms, seed, None if skips is None else skips.limit)
+        self._wanted = [0 if _is_per_step(each) else each.draws for each in self.batch_transforms]
         self._no_draws = [torch.empty(0, 0)] * len(self._wanted)
+        self.choice: Choice | None = None
+        """What was found to read its samples fastest, if that was measured."""
         self.in_memory = hasattr(dataset, "gather") and not self.sample_transforms
         """Whether batches are indexed as tensors, with no Python per sample."""
 
     def fetch(self, epoch: int, ids: Ids) -> Batch:
         """The samples `ids` as a batch on the host, before the transforms of whole batches."""
         if self.in_memory:
-            gather: Callable[[Tensor], dict[str, Any]] = self.dataset.gather  # type: ignore[attr-defined]
-            numbers = torch.from_numpy(ids)
-            return Batch(id=numbers, **gather(numbers))
+            try:
+                return self._gather(ids)
+            except UNREADABLE:
+                if self.skips is None:
+                    raise  # else one by one, to find out which
+        draws = self._preparation.draw(epoch, ids)
         if self.skips is not None:
-            return self._fetch_readable(epoch, ids, self.skips.limit)
-        return stack(ids, [self._read(epoch, int(index)) for index in ids])
+            return self._fetch_readable(epoch, ids, draws, self.skips.limit)
+        together = Stack(len(ids))
+        for index, drawn in zip(ids.tolist(), draws, strict=True):
+            together.add(index, self._preparation.sample(epoch, index, drawn))
+        return together.batch()
 
-    def finish(self, batch: Batch, epoch: int, device: torch.device) -> Batch:
+    def _gather(self, ids: Ids) -> Batch:
+        gather: Callable[[Tensor], dict[str, Any]] = self.dataset.gather  # type: ignore[attr-defined]
+        numbers = torch.from_numpy(ids)
+        return Batch(id=numbers, **gather(numbers))
+
+    def finish(self, batch: Batch, epoch: int, device: torch.device, step: int = 0) -> Batch:
         """The batch on the device, with the transforms of whole batches applied there; notes what it had to leave out.
 
         Raises DataError once more was left out than may be.
         """
         if batch.skipped and self.skips is not None:
             self.skips.note(batch.skipped)
-        ready = batch.to(device)
-        images = ready["image"]
+        fields: dict[str, Any] = batch.to(device)
         drawn = self._draw(batch, epoch, device) if any(self._wanted) else self._no_draws
-        for transform, draws in zip(self.batch_transforms, drawn, strict=True):
-            images = transform(images, draws)
+        for number, (transform, draws) in enumerate(zip(self.batch_transforms, drawn, strict=True)):
+            fields = transform(fields, self._draw_for_step(step, number) if _is_per_step(transform) else draws)
+        images = fields["image"]
         if images.dtype == torch.uint8:  # nothing normalised it: models take numbers from 0 to 1
             images = images.float().div_(255)
-        ready["image"] = images
+        ready = Batch(fields, image=images)
+        ready.skipped, ready.is_stand_in = batch.skipped, batch.is_stand_in
         return ready
 
     def _draw(self, batch: Batch, epoch: int, device: torch.device) -> Sequence[Tensor]:
@@ -87,49 +126,42 @@ class Source:
         drawn = uniforms_of_streams(self.seed, epoch, batch.ids.numpy(), first, self._wanted)
         return torch.from_numpy(drawn).to(device).split_with_sizes(self._wanted, 1)
 
-    def _read(self, epoch: int, index: int) -> Sample:
-        sample = self.dataset.read(index)
-        for stream, transform in enumerate(self.sample_transforms):
-            draws = uniforms(self.seed, epoch, np.array([index]), stream, transform.draws)[0]
-            sample = transform(sample, draws)
-        return sample
+    def _draw_for_step(self, step: int, number: int) -> Tensor:
+        """The random numbers of a transform that does the same to all that is computed in a step, [1, draws]."""
+        stream = len(self.sample_transforms) + number
+        # Steps count below zero where samples count from zero, so that no key is used twice.
+        return torch.from_numpy(
+            uniforms(self.seed, 0, np.array([-1 - step]), stream, self.batch_transforms[number].draws)
+        )
 
-    def _fetch_readable(self, epoch: int, ids: Ids, limit: int) -> Batch:
+    def _fetch_readable(self, epoch: int, ids: Ids, draws: Draws, limit: int) -> Batch:
         """Those of the samples that can be read; if there are none, the next one that can, as often as wanted.
 
         So a batch is never empty: a process can compute one that stands in for it, and keep step with the others.
         """
-        tried = [self._try(epoch, int(index)) for index in ids]
-        skipped = [each for each in tried if isinstance(each, Skipped)]
-        samples = [each for each in tried if not isinstance(each, Skipped)]
-        if not skipped:
-            return stack(ids, samples)
-        if samples:
-            batch = stack(ids[[not isinstance(each, Skipped) for each in tried]], samples)
-        else:
-            batch = self._stand_in(epoch, ids, limit)
-        batch.skipped, batch.is_stand_in = skipped, not samples
+        together, skipped = Stack(len(ids)), []
+        for index, drawn in zip(ids.tolist(), draws, strict=True):
+            sample = self._try(epoch, index, drawn)
+            if isinstance(sample, Skipped):
+                skipped.append(sample)
+            else:
+                together.add(index, sample)
+        batch = together.batch() if together else self._stand_in(epoch, ids, limit)
+        if skipped:
+            batch.skipped, batch.is_stand_in = skipped, not together
         return batch
 
-    def _try(self, epoch: int, index: int) -> Sample | Skipped:
+    def _try(self, epoch: int, index: int, draws: npt.NDArray[np.float64]) -> Sample | Skipped:
         try:
-            return self._read(epoch, index)
+            return self._preparation.sample(epoch, index, draws)
         except UNREADABLE as error:
-            return Skipped(index, *self._described(index, error))
-
-    def _described(self, index: int, error: Exception) -> tuple[str | None, str]:
-        """The file of a sample, if the data set says so, and a line on what is wrong with it."""
-        find: Callable[[int], Any] | None = getattr(self.dataset, "path", None)
-        path = str(find(index)) if find else None
-        reason = " ".join(str(error).split()) or "no reason given"
-        told = reason if isinstance(error, DataError) else f"{type(error).__name__}: {reason}"
-        return path, told.removeprefix(f"{path}: ")
+            return described(self.dataset, index, error)
 
     def _stand_in(self, epoch: int, ids: Ids, limit: int) -> Batch:
         last: Sample | Skipped | None = None
         for further in range(1, limit + 2):
             index = (int(ids[-1]) + further) % len(self.dataset)
-            last = self._try(epoch, index)
+            last = self._try(epoch, index, self._preparation.draw(epoch, np.array([index]))[0])
             if not isinstance(last, Skipped):
                 return stack(np.full(len(ids), index), [last] * len(ids))
         raise DataError(
@@ -137,29 +169,5 @@ class Source:
         )
 
 
-def stack(ids: Ids, samples: Sequence[Sample]) -> Batch:
-    """Samples of one size as a batch: images [N, C, H, W], numbers as int64 [N], arrays stacked."""
-    fields: dict[str, Any] = {"id": torch.from_numpy(ids)}
-    for name in samples[0]:
-        values = [sample[name] for sample in samples]
-        if name == "image":
-            fields[name] = _stack_images(ids, values)
-        elif isinstance(values[0], int):
-            fields[name] = torch.tensor(values)
-        else:
-            fields[name] = torch.from_numpy(np.stack(values))
-    return Batch(fields)
-
-
-def _stack_images(ids: Ids, images: list[npt.NDArray[np.uint8]]) -> Tensor:
-    for index, image in zip(ids, images, strict=True):
-        if image.shape != images[0].shape:
-            raise DataError(
-                f"samples {ids[0]} and {index} differ in size ({_size(images[0])} and {_size(image)}), so they cannot"
-                " be stacked; add a transform that gives one size, such as {name: resize, size: [224, 224]}"
-            )
-    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
-
-
-def _size(image: npt.NDArray[np.uint8]) -> str:
-    return f"{image.shape[1]}×{image.shape[0]}"
+def _is_per_step(transform: BatchTransform) -> bool:
+    return getattr(transform, "per_step", False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,10 +39,14 @@ class SampleTransform(_Transform, Protocol):
 
 
 class BatchTransform(_Transform, Protocol):
-    """Changes the images of a batch; its `is_batch` is True."""
+    """Changes a batch; its `is_batch` is True.
 
-    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
-        """The changed images [N, C, H, W], from `draws` [N, self.draws]; the given ones stay as they are."""
+    One whose attribute `per_step` is True is given one row of draws for all that a step computes, whatever process
+    computes it; any other a row for each sample.
+    """
+
+    def __call__(self, batch: dict[str, Any], draws: Tensor) -> dict[str, Any]:
+        """The changed batch, from `draws` [N or 1, self.draws]; the given one and its tensors stay as they are."""
         ...
 
 

@@ -164,7 +164,7 @@ def forward(run: Run, micro: MicroBatch) -> dict[str, Term]:
     run.heartbeat.beat(micro.step, "in a forward pass")
     started = perf_counter()
     run.mesh.seed(derive(run.seed, micro.step, micro.index))
-    batch = run.source.finish(micro.batch, micro.epoch, run.mesh.device)
+    batch = run.source.finish(micro.batch, micro.epoch, run.mesh.device, micro.step)
     with run.precision.compute():
         terms = run.task.losses(run.parallel.network, batch)
     run.forward_seconds += perf_counter() - started

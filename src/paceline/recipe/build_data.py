@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from paceline.core.counting import counted
 from paceline.core.errors import DataError, RecipeError, UsageError
 from paceline.core.progress import Progress
 from paceline.data.loader import TrainBatches, automatic_workers
+from paceline.data.memory_room import keep_in_memory
 from paceline.data.sampler import Order, Updates
 from paceline.data.skipping import SkipList, automatic_limit
 from paceline.data.source import Dataset, Source
@@ -16,6 +18,7 @@ from paceline.recipe.schema import DatasetPart
 from paceline.recipe.workshop import Workshop
 
 _SPLITS = ("train", "val", "test")
+_MOST_NOTES = 5  # of a data set that a run begins with
 _WORLD_PARTS, _WORLD_LEAST = (
     8,
     16,
@@ -68,27 +71,30 @@ def _check_processes(shop: Workshop, updates: Updates) -> None:
     world, number = shop.mesh.world, len(updates.cuts(0))
     samples = min(updates.batch, updates.size)
     if number < world or samples < world:
+        most = min(number, samples)
         raise UsageError(
-            f"{world} processes are too many: an update of {samples} samples is cut into {min(number, samples)}"
-            f" micro-batches of at most {updates.micro_batch}, one of which each process needs; start at most"
-            f" {min(number, samples)} with --procs, or change data.batch ({updates.batch}) or train.micro_batch"
+            f"{world} processes are too many: an update of {counted(samples, 'sample')} is cut into"
+            f" {counted(most, 'micro-batch')} of at most {updates.micro_batch}, one of which each process needs; start"
+            f" at most {most} with --procs, or change data.batch ({updates.batch}) or train.micro_batch"
         )
     last = updates.size % updates.batch
     if updates.multiple > 1 and 0 < last < world and not updates.drop_last:
-        message = f"the last update of an epoch has {last} samples, fewer than the {world} processes that sync_bn joins"
+        found = f"the last update of an epoch has {counted(last, 'sample')}"
+        message = f"{found}, fewer than the {world} processes that sync_bn joins"
         raise RecipeError(f"{shop.checked.locate('train.sync_bn')}: {message}; set data.drop_last to true")
 
 
 def make_batches(shop: Workshop, source: Source, updates: Updates, progress: Progress) -> TrainBatches:
     """The stream of updates."""
     data = shop.recipe.data
-    workers = automatic_workers(source, shop.mesh) if data.workers == "auto" else data.workers
     if data.loader == "memory" and not source.in_memory:
-        message = "memory needs a data set that lies in memory and transforms of whole batches; use auto or process"
+        message = "memory needs a data set that lies in memory and transforms of whole batches; use auto"
         raise RecipeError(f"{shop.checked.locate('data.loader')}: {message}")
-    if source.in_memory and data.loader != "process":
+    workers = None if data.workers == "auto" else data.workers
+    if source.in_memory and data.loader == "auto":
         workers = 0
-    return TrainBatches(source, updates, Order(updates.size, shop.recipe.train.seed), shop.mesh, progress, workers)
+    order = Order(updates.size, shop.recipe.train.seed)
+    return TrainBatches(source, updates, order, shop.mesh, progress, workers, kind=data.loader)
 
 
 def make_evaluations(shop: Workshop, sources: Mapping[str, Source]) -> dict[str, EvaluationSet]:
@@ -113,19 +119,37 @@ def num_channels(source: Source) -> int:
 def _source(shop: Workshop, split: str, part: DatasetPart) -> Source:
     arguments = dict(part.model_extra or {})
     key = f"data.{split}"
-    if isinstance(arguments.get("root"), str):
-        with shop.speaking_of(f"{key}.root"):
-            arguments["root"] = shop.path(f"{key}.root", arguments["root"])
+    place = "file" if arguments.get("root") is None else "root"  # files are looked for in the root, if there is one
+    if isinstance(arguments.get(place), str):
+        with shop.speaking_of(f"{key}.{place}"):
+            arguments[place] = shop.path(f"{key}.{place}", arguments[place])
     with shop.speaking_of(key):
         dataset: Dataset = shop.call("dataset", part.dataset, arguments)
         if not len(dataset):
             raise DataError(f"the data set {part.dataset} is empty: expected at least one sample, found 0")
+        if shop.recipe.data.cache == "memory" and not hasattr(dataset, "gather"):
+            dataset = keep_in_memory(dataset, shop.mesh, shop.notes.append)
+    shop.notes += _shortened(split, getattr(dataset, "notes", []))
+    joints = getattr(dataset, "joints", None)
+    supplied = {
+        "num_classes": len(dataset.classes) or shop.recipe.model.num_classes,
+        "pairs": joints.pairs if joints else None,
+    }
     transforms = []
     for index, transform in enumerate(part.transforms):
         with shop.speaking_of(f"{key}.transforms.{index}"):
-            transforms.append(shop.make("transform", transform.name, transform))
+            transforms.append(shop.make("transform", transform.name, transform, **supplied))
     with shop.speaking_of(f"{key}.transforms"):
+        if getattr(dataset, "reads_videos", False):
+            from paceline.data.clips import require_clips
+
+            require_clips(dataset, transforms)
         return Source(dataset, transforms, shop.recipe.train.seed, _skips(shop, split, len(dataset)))
+
+
+def _shortened(split: str, notes: list[str]) -> list[str]:
+    more = f"data.{split}: {len(notes) - _MOST_NOTES} more notes; `paceline data` shows them all"
+    return [f"data.{split}: {note}" for note in notes[:_MOST_NOTES]] + [more] * (len(notes) > _MOST_NOTES)
 
 
 def _skips(shop: Workshop, split: str, size: int) -> SkipList | None:
@@ -140,6 +164,6 @@ def _check_classes(split: str, found: list[str], expected: list[str]) -> None:
         return
     different = sorted(set(found) ^ set(expected))[:5]
     raise DataError(
-        f"data.{split} has {len(found)} classes and data.train has {len(expected)}; they must be the same"
+        f"data.{split} has {counted(len(found), 'class')} and data.train has {len(expected)}; they must be the same"
         f" (different: {', '.join(different) or 'their order'})"
     )

@@ -18,6 +18,7 @@ _EITHER = [
     ("observe.log_every_epochs", "observe.log_every_steps"),
     ("schedule.warmup_epochs", "schedule.warmup_steps"),
 ]
+_FOR_TRAINING = ("mixup", "cutmix", "mixup_or_cutmix", "mosaic", "multi_scale")
 
 
 def cross_checks(recipe: Recipe) -> list[Check]:
@@ -26,6 +27,7 @@ def cross_checks(recipe: Recipe) -> list[Check]:
         *_either_or(recipe),
         *_model(recipe),
         *_batch(recipe),
+        *_transforms(recipe),
         *_schedule(recipe),
         *_exactness(recipe),
         *_sharding(recipe),
@@ -54,6 +56,15 @@ def _model(recipe: Recipe) -> list[Check]:
         if (stage.at_epochs is None) == (stage.at_steps is None):
             found.append(([f"model.unfreeze.{index}"], "expected one of at_epochs and at_steps"))
     return found
+
+
+def _transforms(recipe: Recipe) -> list[Check]:
+    return [
+        ([f"data.{split}.transforms.{index}"], f"{transform.name} is for training: figures need samples as they are")
+        for split in ("val", "test")
+        for index, transform in enumerate(getattr(getattr(recipe.data, split), "transforms", []))
+        if transform.name in _FOR_TRAINING
+    ]
 
 
 def _batch(recipe: Recipe) -> list[Check]:

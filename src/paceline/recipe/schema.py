@@ -7,7 +7,13 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 # Importing the catalogues makes their names known.
+import paceline.data.augment_catalogue
 import paceline.data.catalogue
+import paceline.data.datasets.catalogue_lists
+import paceline.data.datasets.catalogue_objects
+import paceline.data.datasets.catalogue_packed
+import paceline.data.datasets.catalogue_videos
+import paceline.data.transform_catalogue
 import paceline.engine.catalogue
 import paceline.engine.strategy_catalogue
 import paceline.losses.catalogue
@@ -115,8 +121,11 @@ class Data(Section):
     train: DatasetPart
     val: DatasetPart | None = None
     test: DatasetPart | None = None
-    loader: Literal["auto", "memory", "process"] = "auto"
+    loader: Literal["auto", "memory", "thread", "process", "dali"] = "auto"
+    """What reads samples ahead; auto: what is found to be fastest here, which never changes a pixel."""
     workers: CountOrZero | Auto = "auto"
+    cache: Literal["none", "memory"] = "none"
+    """Whether decoded samples are kept in memory, shared by the processes of a machine."""
     on_error: Literal["stop", "skip"] = "stop"
     """What to do about a sample that cannot be read: end the run, or leave the sample out and list it."""
     max_skipped: CountOrZero | Auto = "auto"

@@ -24,6 +24,8 @@ class Workshop:
         self.checked = checked
         self.recipe: Recipe = checked.recipe
         self.mesh = mesh
+        self.notes: list[str] = []
+        """What was found in building that a user should know."""
         self._found: dict[str, str] = {}
 
     def make(self, kind: str, name: str, part: Part, **supplied: Any) -> Any:

@@ -66,7 +66,8 @@ class Classification:
         """The first images, framed by whether the prediction is right; without predictions, with their labels."""
         if self._multi_label:
             return None
-        images, truth = viewable(batch["image"][:_PICTURED]), batch["label"][:_PICTURED].tolist()
+        images, labels = viewable(batch["image"][:_PICTURED]), batch["label"][:_PICTURED]
+        truth = (labels.argmax(1) if labels.ndim == 2 else labels).tolist()  # mixed samples have several
         if predictions is None:
             return image_grid(images, [self.classes[label] for label in truth], [None] * len(truth), columns=8)
         predicted = predictions[:_PICTURED].argmax(1).tolist()

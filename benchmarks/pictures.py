@@ -1,0 +1,126 @@
+"""How fast photos in files come as augmented batches."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from itertools import count
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from benchmarks import pictures_dali, pictures_packed
+from benchmarks.measuring import Measured, Turn, interleave, spread
+from benchmarks.photos import MEAN, SIZE, STD, Photos, pillow_loader
+from benchmarks.report import Goal, Section
+from paceline.data import dali
+from paceline.data.allocation import keep_freed_memory
+from paceline.data.batch_transforms import Flip, Normalize
+from paceline.data.choosing import Kind
+from paceline.data.datasets.image_folder import ImageFolder
+from paceline.data.loader import Request, load
+from paceline.data.sample_transforms import RandomResizedCrop
+from paceline.data.sampler import Order
+from paceline.data.source import Source
+
+BATCH, WORKERS = 64, 2
+OURS, PACKED = "Paceline, automatic", f"Paceline from a pack, {WORKERS} threads"
+PILLOW = f"Pillow + torchvision v2, DataLoader with {WORKERS} workers"
+_REST = 0.3  # seconds between two turns: DALI goes on to read ahead when its turn is over
+DALI = f"DALI on the host, {WORKERS} threads"
+
+Epochs = Callable[[], Iterator[Tensor]]
+"""Gives, each time it is called, the normalised batches of one more epoch."""
+
+
+class Aim(NamedTuple):
+    """One contestant is to be so many times as fast as another."""
+
+    fast: str
+    slow: str
+    least: float
+
+
+AIMS = [Aim(OURS, PILLOW, 2.0), Aim(OURS, DALI, 1.1), Aim(PACKED, PILLOW, 6.0)]
+
+
+def ours(root: Path, kind: Kind, workers: int | None) -> Epochs:
+    """Paceline: order, reading, the transforms of samples, and those of batches."""
+    dataset = ImageFolder(root)
+    source = Source(dataset, [RandomResizedCrop(SIZE), Flip(), Normalize(MEAN, STD)], seed=0)
+    order, numbers, device = Order(len(dataset), seed=0), count(), torch.device("cpu")
+
+    def epoch() -> Iterator[Tensor]:
+        number = next(numbers)
+        with closing(load(source, _requests(order, number), workers, kind)) as batches:  # type: ignore[type-var]
+            for batch in batches:
+                yield source.finish(batch, number, device)["image"]
+
+    return epoch
+
+
+def _requests(order: Order, epoch: int) -> Iterator[Request]:
+    for start in range(0, order.size, BATCH):
+        yield Request(epoch, order.at(epoch, start, min(start + BATCH, order.size)))
+
+
+def pillow(root: Path) -> Epochs:
+    """What people have without Paceline."""
+    loader = pillow_loader(root, BATCH, WORKERS)
+    return lambda: (images for images, _ in loader)
+
+
+def contestants() -> dict[str, Callable[[Path], Epochs]]:
+    """Who takes part, the reference first."""
+    named: dict[str, Callable[[Path], Epochs]] = {
+        OURS: lambda root: ours(root, "auto", None),
+        f"Paceline, {WORKERS} threads": lambda root: ours(root, "thread", WORKERS),
+        f"Paceline, {WORKERS} processes": lambda root: ours(root, "process", WORKERS),
+        PACKED: lambda root: pictures_packed.epochs(root, BATCH),
+        PILLOW: pillow,
+    }
+    if dali.is_installed():
+        named[DALI] = lambda root: pictures_dali.epochs(root, BATCH)
+    return named
+
+
+def measure(is_quick: bool) -> Section:
+    """Images a second, beside other ways to load the same."""
+    torch.set_num_threads(1)
+    keep_freed_memory()  # as a run does
+    rounds = 3 if is_quick else 11
+    photos = Photos()
+    measured = interleave({name: _turn(prepare(photos.root)) for name, prepare in contestants().items()}, rounds)
+    return Section(
+        "Loading photos from files",
+        f"{photos.described}: random-resized crop to {SIZE}, flip, normalise, batches of {BATCH}; {rounds} rounds of"
+        " whole epochs. Files are in the system's cache. The workers of DataLoader and DALI are kept alive between"
+        " rounds, Paceline's threads and processes are started anew.",
+        ["loader", "images/s", "Paceline is faster by", "middle half"],
+        [_row(each, measured[OURS]) for each in measured.values()],
+        [_goal(aim, measured) for aim in AIMS if aim.slow in measured],
+    )
+
+
+def _turn(epochs: Epochs) -> Turn:
+    def take() -> float:
+        sleep(_REST)
+        begin = perf_counter()
+        number = sum(len(images) for images in epochs())
+        return (perf_counter() - begin) / number
+
+    return take
+
+
+def _row(each: Measured, reference: Measured) -> list[str]:
+    ratios = each.ratios(reference)
+    return [each.name, f"{1 / each.median:,.0f}", f"{statistics.median(ratios):.2f} ×", spread(ratios)]
+
+
+def _goal(aim: Aim, measured: Mapping[str, Measured]) -> Goal:
+    factor = statistics.median(measured[aim.slow].ratios(measured[aim.fast]))
+    return Goal(f"{aim.fast}: at least {aim.least} × {aim.slow}", f"{factor:.2f} ×", factor >= aim.least)

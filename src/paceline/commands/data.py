@@ -1,0 +1,120 @@
+"""`paceline data`: every sample of a recipe's data looked at, or written into a pack; no task or model is needed."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.commands.data_recipe import read_data_recipe
+from paceline.commands.opening import print_json
+from paceline.commands.progress_bar import progress_bar
+from paceline.core.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from paceline.commands.data_recipe import DataRecipe
+    from paceline.commands.data_report import SplitReport
+    from paceline.data.sheet import Sheet
+
+_MEASURED = 64  # samples whose loading is measured
+_MEASURED_IN_MEMORY = 8192
+_DRAWN = {True: 15, False: 5}  # samples on the sheet: of the first split, and of each further one
+_INTERRUPTED = 130
+
+
+def main(options: argparse.Namespace) -> int:
+    """Look at each split, and tell; 3 if something cannot be read."""
+    _check(options)
+    recipe = read_data_recipe(options)
+    splits = [options.split] if options.split else recipe.splits
+    if options.split and options.split not in recipe.splits:
+        raise UsageError(f"--split {options.split}: the recipe has no data.{options.split}")
+    if options.pack:
+        from paceline.commands.data_pack import pack
+
+        return pack(recipe, splits, options)
+    return _examine(recipe, splits, options)
+
+
+def _check(options: argparse.Namespace) -> None:
+    if options.size is not None and not options.pack:
+        raise UsageError("--size is the size of images in a pack; give the file to write as --pack FILE")
+    if options.limit is not None and options.limit < 1:
+        raise UsageError(f"--limit {options.limit}: expected a number of samples, 1 or more")
+
+
+def _examine(recipe: DataRecipe, splits: list[str], options: argparse.Namespace) -> int:
+    from paceline.commands.data_report import SplitReport, as_json, lines
+    from paceline.data.sheet import Sheet
+
+    reports: list[SplitReport] = []
+    sheet, path, interrupted = Sheet(), options.sheet or Path(f"data-{recipe.name}.png"), False
+    try:
+        with progress_bar() as bar:
+            for split in splits:
+                report = SplitReport(split, recipe.dataset_name(split))
+                reports.append(report)
+                _look_at(recipe, report, sheet, options.limit, bar)
+    except KeyboardInterrupt:
+        interrupted = True
+    written = _write_sheet(sheet, recipe, path, reports)
+    if options.json:
+        print_json(as_json(recipe.name, reports, written, interrupted))
+    else:
+        print("\n".join(lines(recipe.name, reports, written, interrupted)))
+    if interrupted:
+        return _INTERRUPTED
+    return DataError.exit_code if any(report.has_bad for report in reports) else 0
+
+
+def _look_at(recipe: DataRecipe, report: SplitReport, sheet: Sheet, limit: int | None, bar: Progress) -> None:
+    """Everything about one split; a split that cannot be opened does not keep the others from being looked at."""
+    from paceline.data.choosing import usable_cores
+    from paceline.data.examining import examine
+    from paceline.data.skipping import UNREADABLE
+    from paceline.data.stages import measure
+
+    try:
+        source = recipe.source(report.split)
+    except DataError as error:
+        report.error = str(error)
+        return
+    report.opened(source)
+    size = len(source.dataset)
+    indices = spread(size, min(size, limit or size))
+    threads = usable_cores()
+    tell = partial(bar.advance, bar.add_task(report.split, total=len(indices)))
+    examine(source.dataset, indices, report.findings, threads, tell, source.sample_transforms)
+    unreadable = {each.sample for each in report.findings.bad}
+    readable = [index for index in indices if index not in unreadable] if unreadable else indices
+    if not readable:
+        return
+    few = [readable[place] for place in spread(len(readable), _DRAWN[not sheet.shown])]
+    report.add_note(sheet.add(source, report.split, few))
+    most = _MEASURED_IN_MEMORY if source.in_memory else _MEASURED
+    try:
+        report.stages = measure(source, [readable[place] for place in spread(len(readable), most)], threads)
+    except UNREADABLE as error:
+        report.add_note(str(error))
+
+
+def spread(size: int, number: int) -> list[int]:
+    """So many of the numbers below `size`, at equal distances; all, if there are not more."""
+    number = min(number, size)
+    return [size * place // number for place in range(number)]
+
+
+def _write_sheet(sheet: Sheet, recipe: DataRecipe, path: Path, reports: list[SplitReport]) -> Path | None:
+    from paceline.core.picture import save_png
+
+    if not sheet.shown:
+        return None
+    try:
+        save_png(sheet.picture(f"{recipe.name}: samples as the transforms make them in the first epoch"), path)
+    except OSError as error:
+        reports[0].add_note(f"the contact sheet cannot be written to {path} ({error.strerror}): give another --sheet")
+        return None
+    return path

@@ -1,0 +1,70 @@
+"""`paceline data --pack`: the samples of a recipe written into packs, and what to say in the recipe to use them."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.commands.data_recipe import DataRecipe
+from paceline.commands.opening import print_json
+from paceline.commands.progress_bar import progress_bar
+from paceline.core.counting import counted
+from paceline.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+
+def pack(recipe: DataRecipe, splits: list[str], options: argparse.Namespace) -> int:
+    """Write a pack for each split: the file that is asked for, or with several splits one with each one's name."""
+    from paceline.data.pack import Written, write_pack
+
+    size = _size(options.size)
+    written: dict[str, Written] = {}
+    with progress_bar() as bar:
+        for split in splits:
+            path = options.pack if len(splits) == 1 else _named(options.pack, split)
+            source = recipe.source(split)
+            if getattr(source.dataset, "reads_videos", False):
+                raise UsageError(f"--pack: data.{split} has videos; a pack holds images")
+            tell = partial(_advance, bar, bar.add_task(split, total=len(source.dataset)))
+            allowed = 0 if source.skips is None else source.skips.limit
+            written[split] = write_pack(source.dataset, path, size, tell, allowed)
+    if options.json:
+        print_json({"name": recipe.name, "packs": {split: _as_json(each) for split, each in written.items()}})
+        return 0
+    for split, each in written.items():
+        print(f"{split}: {counted(each.samples, 'sample')}, {each.bytes / 1e6:,.1f} MB in {each.path}")
+        for left_out in each.left_out:
+            print(f"  left out: {left_out}")
+    print("\nto use it, write into the recipe, beside the transforms that are there:\n\ndata:")
+    for split, each in written.items():
+        print(f"  {split}: {{dataset: packed, file: {each.path.absolute()}}}")
+    return 0
+
+
+def _advance(bar: Progress, task: TaskID, done: int, total: int) -> None:
+    bar.update(task, completed=done)
+
+
+def _as_json(written: Any) -> dict[str, Any]:
+    left_out = [each._asdict() for each in written.left_out]
+    return {"file": str(written.path), "samples": written.samples, "bytes": written.bytes, "left_out": left_out}
+
+
+def _named(path: Path, split: str) -> Path:
+    return path.with_name(f"{path.stem}-{split}{path.suffix}")
+
+
+def _size(text: str | None) -> int | list[int] | None:
+    """A shorter side, or a height and width."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"([1-9]\d{0,4})(?:x([1-9]\d{0,4}))?", text)
+    if not match:
+        raise UsageError(f"--size {text}: expected a shorter side such as 256, or height x width such as 224x320")
+    height, width = match.groups()
+    return int(height) if width is None else [int(height), int(width)]

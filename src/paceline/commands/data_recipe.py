@@ -1,0 +1,88 @@
+"""The part of a recipe that says what is learned from, on its own: the rest may be unfinished, or not be there."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paceline.commands.opening import use_modules
+from paceline.recipe.document import Document, Origin
+from paceline.recipe.load import load, merge
+from paceline.recipe.schema import Data, DatasetPart
+from paceline.recipe.validate import CheckedRecipe, validate
+
+if TYPE_CHECKING:
+    from paceline.data.source import Source
+
+_SPLITS = ("train", "val", "test")
+# What a recipe has to have beside its data, as plain as can be: nothing of it is built.
+_STAND_IN: dict[str, Any] = {
+    "task": {"name": "classification"},
+    "model": {"name": "convnet"},
+    "data": {"batch": 1},
+    "losses": [{"name": "cross_entropy"}],
+    "optimizer": {"name": "sgd", "lr": 0.1},
+    "train": {"epochs": 1},
+}
+
+
+@dataclass(frozen=True)
+class DataRecipe:
+    """The checked data section of a recipe."""
+
+    checked: CheckedRecipe
+
+    @property
+    def name(self) -> str:
+        """The recipe's name."""
+        return self.checked.recipe.name
+
+    @property
+    def splits(self) -> list[str]:
+        """The splits that it has."""
+        return [split for split in _SPLITS if getattr(self.checked.recipe.data, split) is not None]
+
+    def dataset_name(self, split: str) -> str:
+        """What a split's data set is called in recipes."""
+        part: DatasetPart = getattr(self.checked.recipe.data, split)
+        return part.dataset
+
+    def source(self, split: str) -> Source:
+        """One split with its transforms; raises DataError if it cannot be opened."""
+        import torch
+
+        from paceline.core.mesh import Mesh
+        from paceline.recipe.build_data import make_sources
+        from paceline.recipe.workshop import Workshop
+
+        # Decoded samples are not kept: each is looked at once, and what loading costs is to be seen.
+        changes: dict[str, Any] = {each: None for each in _SPLITS if each != split} | {"cache": "none"}
+        data: Data = self.checked.recipe.data.model_copy(update=changes)
+        recipe = self.checked.recipe.model_copy(update={"data": data})
+        shop = Workshop(CheckedRecipe(recipe, self.checked.document), Mesh(0, 1, 0, torch.device("cpu")))
+        return make_sources(shop)[split]
+
+
+def read_data_recipe(options: argparse.Namespace) -> DataRecipe:
+    """The data of a command line's recipe, after importing what `--use` names."""
+    use_modules(options.use)
+    return DataRecipe(validate(_data_alone(load(options.recipe, options.overrides))))
+
+
+def _data_alone(document: Document) -> Document:
+    """The name, the data and the seed of a recipe, with stand-ins for all else."""
+    kept = {key: value for key, value in document.tree.items() if key in ("name", "data")}
+    train = document.tree.get("train")
+    if isinstance(train, dict) and "seed" in train:
+        kept["train"] = {"seed": train["seed"]}
+    own = Document(kept)
+    for table, origins in ((own.keys, document.keys), (own.values, document.values)):
+        table.update({path: origin for path, origin in origins.items() if path == () or path[0] in kept})
+    return merge(_stand_in(own.values[()]), own)
+
+
+def _stand_in(origin: Origin) -> Document:
+    from paceline.recipe.document import places
+
+    return Document(_STAND_IN, {}, dict.fromkeys(places(_STAND_IN, ()), origin))

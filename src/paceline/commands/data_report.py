@@ -1,0 +1,249 @@
+"""What `paceline data` tells: as lines for people and as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.core.counting import counted
+from paceline.core.errors import in_one_line
+from paceline.data.batch import JointNames
+from paceline.data.examining import Findings
+from paceline.data.source import Source
+from paceline.data.stages import Stages
+
+_MOST_CLASSES = 12  # that are all shown; of more, the largest and the smallest
+_MOST_SIZES = 4
+_BUCKETS, _BAR = 8, 30
+_ADVICE = {
+    "disk": "disk-bound: {pack}a nearer disk would help most",
+    "decode": "decode-bound: {pack}more cores would help most",
+    "augment": "augment-bound: cheaper transforms, or those of whole batches, would help most",
+    "memory": "in memory: nothing is read or decoded while training",
+}
+
+
+@dataclass
+class SplitReport:
+    """What was found in one split; `error` if it could not be opened."""
+
+    split: str
+    dataset: str
+    samples: int = 0
+    classes: list[str] = field(default_factory=list)
+    joints: JointNames | None = None
+    findings: Findings = field(default_factory=Findings)
+    stages: Stages | None = None
+    notes: list[str] = field(default_factory=list)
+    error: str | None = None
+
+    def opened(self, source: Source) -> None:
+        """Take down what is known before any sample is read."""
+        self.samples = len(source.dataset)
+        self.classes = list(getattr(source.dataset, "classes", []))
+        self.joints = getattr(source.dataset, "joints", None)
+        self.notes = list(getattr(source.dataset, "notes", []))
+
+    def add_note(self, note: str | None) -> None:
+        """Note something odd, once."""
+        if note and note not in self.notes:
+            self.notes.append(note)
+
+    @property
+    def has_bad(self) -> bool:
+        """Whether something could not be read."""
+        return self.error is not None or bool(self.findings.bad)
+
+    def by_class(self, what: str) -> dict[str, int] | None:
+        """How many labels or objects there are of each class."""
+        counts = self.findings.counts.get(what)
+        return None if counts is None else dict(zip(self.classes, counts.tolist(), strict=True))
+
+    def mask_shares(self) -> dict[str, float] | None:
+        """The share of pixels of each class; of a mask of shades, how much of it is foreground."""
+        counts = self.findings.counts.get("mask")
+        if counts is None:
+            return None
+        total = int(counts.sum())
+        if len(self.classes) <= 1:
+            filled = sum(value * count for value, count in enumerate(counts.tolist()))
+            return {self.classes[0] if self.classes else "foreground": filled / (255 * total)}
+        shares = {name: int(count) / total for name, count in zip(self.classes, counts, strict=False)}
+        return shares | {"no class": int(counts[len(self.classes) :].sum()) / total}
+
+
+def as_json(name: str, reports: Sequence[SplitReport], sheet: Path | None, interrupted: bool) -> dict[str, Any]:
+    """Everything, for programs."""
+    return {
+        "name": name,
+        "interrupted": interrupted,
+        "sheet": None if sheet is None else str(sheet),
+        "splits": {report.split: _split_as_json(report) for report in reports},
+    }
+
+
+def _split_as_json(report: SplitReport) -> dict[str, Any]:
+    if report.error is not None:
+        return {"dataset": report.dataset, "error": report.error}
+    findings, stages = report.findings, report.stages
+    mean, std = findings.moments() if findings.sizes else ([], [])
+    keypoints = findings.counts.get("keypoints")
+    return {
+        "dataset": report.dataset,
+        "samples": report.samples,
+        "examined": findings.examined,
+        "bad": [each._asdict() for each in findings.bad],
+        "notes": report.notes,
+        "classes": report.classes,
+        "labels": report.by_class("label"),
+        "objects": report.by_class("classes"),
+        "objects_per_sample": _as_pairs(findings.objects, "objects"),
+        "mask_shares": report.mask_shares(),
+        "joints": None if keypoints is None else dict(zip(_joint_names(report), map(_seen, keypoints), strict=True)),
+        "sizes": [{"height": h, "width": w, "samples": number} for (h, w), number in findings.sizes.most_common()],
+        "frames": _as_pairs(findings.frames, "frames"),
+        "mean": mean,
+        "std": std,
+        "speed": None if stages is None else {**stages._asdict(), "bound": stages.bound},
+    }
+
+
+def _as_pairs(counter: Counter[int], name: str) -> list[dict[str, int]]:
+    return [{name: value, "samples": number} for value, number in sorted(counter.items())]
+
+
+def _joint_names(report: SplitReport) -> list[str]:
+    number = len(report.findings.counts["keypoints"])
+    return report.joints.names if report.joints else [str(index) for index in range(number)]
+
+
+def _seen(row: Any) -> dict[str, int]:
+    return dict(zip(("not_labelled", "hidden", "visible"), row.tolist(), strict=True))
+
+
+def lines(name: str, reports: Sequence[SplitReport], sheet: Path | None, interrupted: bool) -> Iterator[str]:
+    """Everything, for people; what cannot be read comes last, where it is seen."""
+    yield f"data of {name}"
+    for report in reports:
+        yield ""
+        yield from _split_lines(report)
+    if sheet is not None:
+        yield f"\ncontact sheet  {sheet}"
+    if interrupted:
+        yield "\ninterrupted: this is what was found so far"
+    bad = [(report.split, each) for report in reports for each in report.findings.bad]
+    unopened = [report for report in reports if report.error is not None]
+    if not bad and not unopened:
+        yield f"\nnothing bad found{' so far' if interrupted else ''}"
+        return
+    yield f"\nbad: {counted(len(bad) + len(unopened), 'file')}"
+    for report in unopened:
+        yield f"  {report.split}: {in_one_line(report.error or '')}"
+    for split, each in bad:
+        where = in_one_line(each.path) if each.path else f"sample {each.sample}"
+        yield f"  {split}: {where}: {in_one_line(each.reason)}"
+
+
+def _split_lines(report: SplitReport) -> Iterator[str]:
+    findings = report.findings
+    if report.error is not None:
+        yield f"{report.split}: {report.dataset}, cannot be opened"
+        return
+    looked = "" if findings.examined == report.samples else f", {findings.examined:,} of them looked at"
+    yield f"{report.split}: {report.dataset}, {counted(report.samples, 'sample')}{looked}"
+    for label, text in _facts(report):
+        yield f"  {label:<9}{text}"
+    for note in report.notes:
+        yield f"  note     {in_one_line(note)}"
+
+
+def _facts(report: SplitReport) -> Iterator[tuple[str, str]]:
+    findings = report.findings
+    for label, what in (("labels", "label"), ("objects", "classes")):
+        counts = report.by_class(what)
+        if counts is not None:
+            yield label, _shown(counts, "{:,}", "classes")
+    if findings.objects:
+        number = sum(findings.objects.values())
+        total = sum(objects * samples for objects, samples in findings.objects.items())
+        yield "", f"{total / number:.1f} a sample, at most {max(findings.objects)}; {findings.objects[0]:,} have none"
+    shares = report.mask_shares()
+    if shares is not None:
+        yield "pixels", _shown(shares, "{:.1%}", "classes")
+    if "keypoints" in findings.counts:
+        seen = findings.counts["keypoints"]
+        labelled = seen[:, 1:].sum(1) / seen.sum(1).clip(1)
+        shares = dict(zip(_joint_names(report), labelled.tolist(), strict=True))
+        yield "joints", "labelled: " + _shown(shares, "{:.0%}", "joints")
+    if findings.frames:
+        yield "frames", f"{_range(findings.frames)}"
+    if findings.sizes:
+        yield from _sizes(findings.sizes)
+        mean, std = findings.moments()
+        yield "mean", f"[{', '.join(f'{value:.4f}' for value in mean)}]"
+        yield "std", f"[{', '.join(f'{value:.4f}' for value in std)}]"
+    if report.stages is not None:
+        yield from _speed(report.stages, can_be_packed=not findings.frames)
+
+
+def _shown(values: Mapping[str, float], form: str, noun: str) -> str:
+    """Each name with its value; of many, the largest and the smallest."""
+    ordered = list(values.items())
+    if len(ordered) <= _MOST_CLASSES:
+        return ", ".join(f"{in_one_line(name)} {form.format(value)}" for name, value in ordered)
+    ordered.sort(key=lambda item: -item[1])
+    most, fewest = ordered[:4], ordered[-4:]
+    return f"{len(ordered)} {noun}: {_shown(dict(most), form, noun)}, …, {_shown(dict(fewest), form, noun)}"
+
+
+def _sizes(sizes: Counter[tuple[int, int]]) -> Iterator[tuple[str, str]]:
+    if len(sizes) <= _MOST_SIZES:
+        yield "sizes", ", ".join(f"{w}×{h}: {number:,}" for (h, w), number in sizes.most_common())
+        return
+    heights, widths, shorter = Counter[int](), Counter[int](), Counter[int]()
+    for (height, width), number in sizes.items():
+        heights[height] += number
+        widths[width] += number
+        shorter[min(height, width)] += number
+    yield "sizes", f"{len(sizes):,} different: width {_range(widths)}, height {_range(heights)}; by the shorter side:"
+    for first, last, number in buckets(shorter):
+        yield "", f"{first:>6}–{last:<6} {'█' * _length(number, shorter)} {number:,}"
+
+
+def _length(number: int, counter: Counter[int]) -> int:
+    """Of a bar; something is not shown as nothing."""
+    return max(int(number > 0), round(_BAR * number / sum(counter.values())))
+
+
+def buckets(counter: Counter[int]) -> list[tuple[int, int, int]]:
+    """First and last value and number of samples of stretches of equal length that hold all values."""
+    low, high = min(counter), max(counter)
+    length = -(-(high - low + 1) // _BUCKETS)
+    found = []
+    for first in range(low, high + 1, length):
+        last = min(high, first + length - 1)
+        found.append((first, last, sum(number for value, number in counter.items() if first <= value <= last)))
+    return found
+
+
+def _range(counter: Counter[int]) -> str:
+    middle, seen = (sum(counter.values()) + 1) // 2, 0
+    for value in sorted(counter):
+        seen += counter[value]
+        if seen >= middle:
+            break
+    return f"{min(counter)} to {max(counter)}, median {value}"
+
+
+def _speed(stages: Stages, can_be_packed: bool) -> Iterator[tuple[str, str]]:
+    threads = counted(stages.threads, "thread")
+    advice = _ADVICE[stages.bound].format(pack="a pack (--pack), data.cache: memory or " if can_be_packed else "")
+    yield "speed", f"{stages.samples_per_second:,.0f} samples/s with {threads}; {advice}"
+    if not stages.in_memory:
+        once = " the first time" if stages.stays_in_memory else ""
+        decode, transform = f"decoding {stages.decode * 1e3:.2f} ms", f"transforms {stages.transform * 1e3:.2f} ms"
+        parts = f"{decode}, {transform}, reading the file {stages.read * 1e3:.2f} ms{once}"
+        yield "", f"one thread, a sample (of {stages.samples} measured): {parts}"

@@ -1,0 +1,131 @@
+"""Which mask belongs to which image: by the names of the files, or as a list says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice
+from pathlib import Path, PurePosixPath
+
+from paceline.core.counting import counted
+from paceline.core.errors import DataError
+from paceline.data.folders import EXTENSIONS, files_below
+from paceline.data.index import IndexBuilder
+from paceline.data.line_numbers import LineNumbers
+from paceline.data.listing import Row, at_line, encode_name, read_list
+from paceline.data.masks import MASK_EXTENSIONS
+
+_CHUNK = 1 << 14
+_SHOWN = 5
+
+Folders = tuple[Path, Path]
+
+
+def write_matches(
+    builder: IndexBuilder, root: Path, folders: Folders, extensions: Sequence[str] | None, inside: Path | None
+) -> int:
+    """All images of the first folder with their masks in the second, in the order of their names."""
+    images, masks = _stems(builder, root, folders, extensions, inside)
+    absent = [images[stem] for stem in sorted(images) if stem not in masks]
+    if absent:
+        advice = "add them, or name the images to use in a `list_file`"
+        found = f"no mask in {folders[1]} for {len(absent):,} of {len(images):,} images"
+        raise DataError(f"{found}: {_some(absent)}; {advice}")
+    builder.texts("image", [os.fsencode(images[stem]) for stem in sorted(images)])
+    builder.texts("mask", [os.fsencode(masks[stem]) for stem in sorted(images)])
+    spare = [masks[stem] for stem in sorted(masks) if stem not in images]
+    note = f"{counted(len(spare), 'mask')} without an image in {folders[0]}, not used: {_some(spare)}"
+    builder.texts("note", [os.fsencode(note)] if spare else [])
+    return len(images)
+
+
+def write_list(
+    builder: IndexBuilder,
+    root: Path,
+    folders: Folders,
+    list_file: Path,
+    extensions: Sequence[str] | None,
+    inside: Path | None,
+) -> int:
+    """The images that a list names, in its order, with the masks beside them or of the same name."""
+    builder.watch(list_file)
+    rows = read_list(list_file, None, None, None, "mask")
+    first = next(rows, None)
+    if first is None:
+        raise DataError(f"{list_file}: the list is empty; expected a line for each image")
+    all_rows = chain([first], rows)
+    builder.texts("note", [])
+    if first.beside is not None:
+        return _write_columns(builder, list_file, all_rows)
+    images, masks = _stems(builder, root, folders, extensions, inside)
+    found = list(all_rows)
+    stems = [_known_stem(row.image, images) for row in found]
+    _refuse_absent(list_file, found, [stem not in images for stem in stems], f"image in {folders[0]}")
+    _refuse_absent(list_file, found, [stem not in masks for stem in stems], f"mask in {folders[1]}")
+    builder.texts("image", [os.fsencode(images[stem]) for stem in stems])
+    builder.texts("mask", [os.fsencode(masks[stem]) for stem in stems])
+    LineNumbers(builder).append([row.line for row in found])
+    return len(found)
+
+
+def _write_columns(builder: IndexBuilder, list_file: Path, rows: Iterable[Row]) -> int:
+    lines, size, remaining = LineNumbers(builder), 0, iter(rows)
+    while chunk := list(islice(remaining, _CHUNK)):
+        builder.texts("image", [encode_name(list_file, row.line, row.image) for row in chunk])
+        builder.texts("mask", [encode_name(list_file, row.line, _mask_name(list_file, row)) for row in chunk])
+        lines.append([row.line for row in chunk])
+        size += len(chunk)
+    return size
+
+
+def _mask_name(list_file: Path, row: Row) -> str:
+    if not isinstance(row.beside, str) or not row.beside:
+        raise DataError(f"{at_line(list_file, row.line)}: {row.beside!r} is not the name of a mask")
+    return row.beside
+
+
+def _refuse_absent(list_file: Path, rows: Sequence[Row], is_absent: Sequence[bool], what: str) -> None:
+    absent = [f"{row.image} (line {row.line})" for row, missing in zip(rows, is_absent, strict=True) if missing]
+    if absent:
+        raise DataError(f"{list_file}: no {what} for {len(absent):,} of {len(rows):,} names: {_some(absent)}")
+
+
+def _stems(
+    builder: IndexBuilder, root: Path, folders: Folders, extensions: Sequence[str] | None, inside: Path | None
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The images and the masks, as paths below the root, by their names in their folders without endings."""
+    endings: tuple[str, ...] = EXTENSIONS
+    mask_endings: tuple[str, ...] = MASK_EXTENSIONS
+    if os.path.realpath(folders[0]) == os.path.realpath(folders[1]):  # only the endings tell photos from masks
+        endings, mask_endings = (".jpg", ".jpeg"), (".png", ".bmp")
+    if extensions:
+        endings = tuple(extension.lower() for extension in extensions)
+    images = _by_stem(builder, root, folders[0], endings, inside)
+    masks = _by_stem(builder, root, folders[1], mask_endings, inside)
+    if not images:
+        raise DataError(f"{folders[0]}: no images in this folder; expected files ending in {' '.join(endings)}")
+    return images, masks
+
+
+def _by_stem(
+    builder: IndexBuilder, root: Path, folder: Path, endings: tuple[str, ...], inside: Path | None
+) -> dict[str, str]:
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder; give the folders of images and masks as `images` and `masks`")
+    found: dict[str, str] = {}
+    below = os.path.relpath(folder, root)
+    for name in files_below(folder, "", endings, inside, builder.watch):
+        stem = str(PurePosixPath(name).with_suffix(""))
+        if stem in found:
+            raise DataError(f"{folder}: {found[stem]} and {name} have the same name but for their endings; keep one")
+        found[stem] = f"{below}/{name}"
+    return found
+
+
+def _known_stem(name: str, images: dict[str, str]) -> str:
+    """A name in a list as it is, or without its ending."""
+    return name if name in images else os.path.splitext(name)[0]  # noqa: PTH122 - the name is kept as it is written
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")

@@ -1,0 +1,266 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from pycocotools import mask as coco_mask
+from pycocotools.coco import COCO
+
+from paceline.core.errors import DataError
+from paceline.data.datasets.coco import Coco
+from paceline.data.datasets.segments import Segments, SegmentsBuilder
+
+HEIGHT, WIDTH = 30, 40
+TRIANGLE = [[2.13, 3.7, 20.31, 3.7, 11.59, 25.02]]
+RUNS = [100, 7, 20, 9, HEIGHT * WIDTH - 136]
+
+
+def packed(counts: list[int]) -> str:
+    size = [HEIGHT, WIDTH]
+    text: bytes = coco_mask.frPyObjects({"size": size, "counts": counts}, HEIGHT, WIDTH)["counts"]
+    return text.decode()
+
+
+def annotation(number: int, image: int, category: int, bbox: list[float], **more: Any) -> dict[str, Any]:
+    plain = {"id": number, "image_id": image, "category_id": category, "bbox": bbox, "iscrowd": 0, "area": 5.5}
+    return plain | {"segmentation": TRIANGLE} | more
+
+
+def content() -> dict[str, Any]:
+    size = {"height": HEIGHT, "width": WIDTH}
+    images = [{"id": number, "file_name": f"{number}.png", **size} for number in (12, 7, 30)]
+    categories: list[dict[str, Any]] = [{"id": 90, "name": "ant"}, {"id": 3, "name": "person"}]
+    categories[1] |= {"keypoints": ["nose", "left_eye", "right_eye"], "skeleton": [[1, 2], [1, 3]]}
+    return {
+        "images": images,
+        "categories": categories,
+        "annotations": [
+            annotation(5, 12, 90, [1.5, 2, 10, 20.25], keypoints=[]),
+            annotation(6, 7, 3, [0, 0, 40, 30], keypoints=[0, 0, 2, 39, 29, 1, 8, 8, 0]),
+            annotation(7, 12, 3, [3, 3, 4, 5], segmentation={"size": [HEIGHT, WIDTH], "counts": RUNS}, iscrowd=1),
+            annotation(8, 12, 3, [3, 3, 4, 5], segmentation={"size": [HEIGHT, WIDTH], "counts": packed(RUNS)}),
+        ],
+    }
+
+
+def write(root: Path, whole: Any) -> Path:
+    (root / "images").mkdir(exist_ok=True)
+    for number in (7, 12, 30):
+        Image.new("RGB", (WIDTH, HEIGHT), (number, 0, 0)).save(root / "images" / f"{number}.png")
+    path = root / "instances.json"
+    path.write_text(whole if isinstance(whole, str) else json.dumps(whole))
+    return path
+
+
+def test_images_boxes_and_classes(tmp_path: Path) -> None:
+    write(tmp_path, content())
+    dataset = Coco(tmp_path, "instances.json")
+    assert dataset.classes == ["person", "ant"]  # by their ids
+    assert dataset.category_ids == [3, 90]
+    assert dataset.joints is None
+    assert dataset.notes == []
+    samples = [dataset.read(index) for index in range(len(dataset))]
+    assert [sample["image_id"] for sample in samples] == [7, 12, 30]
+    assert [sample["image"][0, 0, 0] for sample in samples] == [7, 12, 30]
+    assert samples[1]["boxes"].tolist() == [[1.5, 2, 11.5, 22.25], [3, 3, 7, 8], [3, 3, 7, 8]]
+    assert samples[1]["classes"].tolist() == [1, 0, 0]
+    assert samples[1]["crowd"].tolist() == [False, True, False]
+    assert samples[1]["area"].tolist() == [5.5, 5.5, 5.5]
+    assert samples[2]["boxes"].shape == (0, 4)
+    assert samples[0]["size"].tolist() == [HEIGHT, WIDTH]
+    assert "masks" not in samples[0]
+    assert dataset.open(1)["image"].height == HEIGHT
+    assert dataset.path(0) == tmp_path / "images/7.png"
+
+
+def test_images_without_objects_can_be_left_out(tmp_path: Path) -> None:
+    write(tmp_path, content())
+    assert len(Coco(tmp_path, "instances.json", keep_empty=False)) == 2
+    ants = Coco(tmp_path, "instances.json", classes=["ant"], keep_empty=False)
+    assert [ants.read(index)["image_id"] for index in range(len(ants))] == [12]
+    assert ants.read(0)["classes"].tolist() == [0]
+    assert (ants.category_ids, ants.classes) == ([90], ["ant"])
+    assert ants.notes == [f"{tmp_path / 'instances.json'}: 3 annotations of other classes are left out"]
+    swapped = Coco(tmp_path, "instances.json", classes=["ant", "person"])
+    assert (swapped.category_ids, swapped.read(1)["classes"].tolist()) == ([90, 3], [0, 1, 1])
+    shares = {"train": 0.67, "val": 0.33}
+    parts = [Coco(tmp_path, "instances.json", split=split, split_shares=shares) for split in shares]
+    assert [len(part) for part in parts] == [2, 1]
+
+
+def test_keypoints_lie_in_the_middle_of_their_pixels(tmp_path: Path) -> None:
+    write(tmp_path, content())
+    dataset = Coco(tmp_path, "instances.json", keypoints=True)
+    assert dataset.joints == (["nose", "left_eye", "right_eye"], [(1, 2)], [(0, 1), (0, 2)])
+    assert dataset.read(0)["keypoints"].tolist() == [[[0.5, 0.5, 2], [39.5, 29.5, 1], [0, 0, 0]]]
+    assert dataset.read(1)["keypoints"].tolist() == np.zeros((3, 3, 3)).tolist()
+    assert dataset.read(2)["keypoints"].shape == (0, 3, 3)
+
+
+def test_agrees_with_pycocotools(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, content())
+    oracle = COCO(path)
+    dataset = Coco(tmp_path, "instances.json", masks=True)
+    for index in range(len(dataset)):
+        sample = dataset.read(index)
+        expected = oracle.loadAnns(oracle.getAnnIds(imgIds=[sample["image_id"]]))
+        masks = [oracle.annToMask(each) for each in expected]
+        assert sample["masks"].shape == (len(expected), HEIGHT, WIDTH)
+        assert np.array_equal(sample["masks"], np.array(masks, np.uint8).reshape(sample["masks"].shape))
+        assert [dataset.category_ids[k] for k in sample["classes"]] == [each["category_id"] for each in expected]
+        corners = [[x, y, x + w, y + h] for x, y, w, h in (each["bbox"] for each in expected)]
+        assert sample["boxes"].tolist() == corners
+    capsys.readouterr()
+
+
+def filled(outlines: list[Any]) -> tuple[np.ndarray[Any, Any], np.dtype[Any]]:
+    builder = SegmentsBuilder()
+    for outline in outlines:
+        builder.add(outline, HEIGHT, WIDTH)
+    arrays = builder.arrays()
+    return Segments(arrays).masks(np.arange(len(outlines)), HEIGHT, WIDTH), arrays["coordinates"].dtype
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.lists(st.tuples(st.integers(-500, 4500), st.integers(-500, 3500)), min_size=3, max_size=8), min_size=1),
+    st.integers(0, 3),
+)
+def test_masks_of_polygons_are_those_of_pycocotools(points: list[list[tuple[int, int]]], digits: int) -> None:
+    polygons = [[[value / 100 for point in part for value in point]] for part in points]
+    polygons[0][0][0] = round(10 / 7, digits)
+    found, dtype = filled(polygons)
+    expected = [coco_mask.decode(coco_mask.merge(coco_mask.frPyObjects(each, HEIGHT, WIDTH))) for each in polygons]
+    assert np.array_equal(found, expected)
+    assert dtype == (np.float32 if digits <= 2 else np.float64)  # what two digits can tell takes half the memory
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**32 - 1), st.floats(0, 1))
+def test_masks_of_run_lengths_are_those_of_pycocotools(seed: int, share: float) -> None:
+    expected = (np.random.default_rng(seed).random((2, HEIGHT, WIDTH)) < share).astype(np.uint8)
+    outlines = []
+    for each in expected:
+        runs = coco_mask.encode(np.asfortranarray(each))
+        outlines.append({"size": [HEIGHT, WIDTH], "counts": runs["counts"].decode()})
+    flat = expected[0].T.ravel()
+    bounds = np.flatnonzero(np.diff(flat, prepend=0))
+    outlines.append({"size": [HEIGHT, WIDTH], "counts": np.diff(bounds, prepend=0, append=len(flat)).tolist()})
+    assert np.array_equal(filled(outlines)[0], [*expected, expected[0]])
+
+
+def test_bad_boxes_are_noted_with_their_annotation(tmp_path: Path) -> None:
+    whole = content()
+    whole["annotations"] += [annotation(20, 30, 90, [5, 5, 0, 3]), annotation(21, 30, 90, [35, 25, 10, 10])]
+    path = write(tmp_path, whole)
+    dataset = Coco(tmp_path, "instances.json", masks=True)
+    assert dataset.notes == [
+        "2 of 6 boxes are bad: 1 partly outside its image, 1 empty",
+        f"{path}: annotation 20 (ant, 30.png), bbox 5 5 0 3: empty, left out",
+        f"{path}: annotation 21 (ant, 30.png), bbox 35 25 10 10: partly outside its image, clipped",
+    ]
+    sample = dataset.read(2)
+    assert sample["boxes"].tolist() == [[35, 25, 40, 30]]
+    assert sample["masks"].shape == (1, HEIGHT, WIDTH)
+    with pytest.raises(DataError, match=r"annotation 20 \(ant, 30.png\), bbox 5 5 0 3: empty"):
+        Coco(tmp_path, "instances.json", bad_boxes="stop")
+
+
+FAR = [0, 0, 1e9, 0, 5, 5]
+RUNS_SHORT = {"size": [HEIGHT, WIDTH], "counts": [5, 5]}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"image_id": 99}, "image_id is 99, which is not among the images"),
+        ({"image_id": "7"}, "image_id is '7', expected a whole number"),
+        ({"category_id": 4}, "category_id is 4, which is not among the categories"),
+        ({"bbox": [1, 2, 3]}, "bbox is [1, 2, 3], expected 4 numbers"),
+        ({"bbox": [1, 2, 3, float("nan")]}, "bbox is [1, 2, 3, nan], expected 4 numbers"),
+        ({"bbox": [1, 2, 3, 10**400]}, "expected 4 numbers"),
+        ({"bbox": None}, "bbox is None, expected 4 numbers"),
+        ({"area": "big"}, "area is 'big', expected a number"),
+        ({"iscrowd": 2}, "iscrowd is 2, expected 0 or 1"),
+        ({"segmentation": []}, "segmentation is [], expected polygons or run lengths"),
+        ({"segmentation": [[1, 2, 3, 4]]}, "a polygon is [1, 2, 3, 4], expected x, y of three points or more"),
+        ({"segmentation": [[1, 2, 3, 4, 5]]}, "expected x, y of three points or more"),
+        ({"segmentation": [["1", 2, 3, 4, 5, 6]]}, "a polygon is ['1', 2, 3, 4, 5, 6], expected numbers"),
+        ({"segmentation": [FAR]}, "a polygon reaches 0 to 1e+09 in an image of 40×30"),
+        ({"segmentation": RUNS_SHORT}, "run lengths cover 10 pixels, the image has 1200"),
+        ({"segmentation": {"size": [3, 4], "counts": [12]}}, "run lengths are for [3, 4], the image is [30, 40]"),
+        ({"segmentation": RUNS_SHORT | {"counts": [-5, 1205]}}, "run lengths are [-5, 1205], expected"),
+        ({"segmentation": RUNS_SHORT | {"counts": packed([9])}}, "run lengths cover 9 pixels"),
+        ({"segmentation": RUNS_SHORT | {"counts": "\u00e9\u007f"}}, "run lengths are damaged"),
+        ({"segmentation": RUNS_SHORT | {"counts": "o" * 20}}, "run lengths are damaged"),
+        ({"keypoints": [1, 2, 2]}, "keypoints is [1, 2, 2], expected 9 numbers"),
+        ({"keypoints": [1, 2, 5, 0, 0, 0, 0, 0, 0]}, "a visibility among its keypoints is none of 0, 1 and 2"),
+        ({"id": 5}, "is there twice"),
+    ],
+)
+def test_wrong_annotations_are_named(tmp_path: Path, change: dict[str, Any], expected: str) -> None:
+    whole = content()
+    whole["annotations"][1] |= change
+    path = write(tmp_path, whole)
+    with pytest.raises(DataError) as caught:
+        Coco(tmp_path, "instances.json", masks=True, keypoints=True)
+    assert str(caught.value).startswith(f"{path}: annotation {change.get('id', 6)}: ")
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("whole", "expected"),
+    [
+        ("{", "not JSON, or damaged"),
+        ("[" * 100_000, "not JSON, or damaged"),
+        ("[]", "has no list 'categories'; expected an object with the lists categories, images and annotations"),
+        (content() | {"images": {}}, "has no list 'images'"),
+        (content() | {"images": []}, "the list 'images' is empty"),
+        (content() | {"categories": []}, "the list 'categories' is empty"),
+        (content() | {"categories": [{"id": 1, "name": "a"}, {"id": 2, "name": "a"}]}, "two categories are called 'a'"),
+        (content() | {"annotations": [7]}, "annotation number 1 of the list: is 7, expected an object"),
+        (content() | {"annotations": [{}]}, "annotation number 1 of the list: has no 'id'"),
+        (content() | {"images": [{"id": 1, "file_name": ""}]}, "image 1: file_name is '', expected a text"),
+        (
+            content() | {"images": [{"id": 1, "file_name": "a", "height": 0, "width": 5}]},
+            "image 1: width and height are 5 and 0",
+        ),
+    ],
+)
+def test_wrong_files_are_named(tmp_path: Path, whole: Any, expected: str) -> None:
+    path = write(tmp_path, whole)
+    with pytest.raises(DataError) as caught:
+        Coco(tmp_path, "instances.json")
+    assert str(caught.value).startswith(f"{path}: ")
+    assert expected in str(caught.value)
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, content())
+    with pytest.raises(DataError, match=r"absent.json: cannot be read \(No such file or directory\)"):
+        Coco(tmp_path, "absent.json")
+    with pytest.raises(DataError, match=r"has no category 'dog'; it has person, ant"):
+        Coco(tmp_path, "instances.json", classes=["dog"])
+    with pytest.raises(DataError, match="none of the categories has keypoints"):
+        Coco(tmp_path, "instances.json", classes=["ant"], keypoints=True)
+    Image.new("RGB", (9, 9)).save(tmp_path / "images/7.png")
+    with pytest.raises(DataError, match=rf"7.png: is 9×9, but {path} says 40×30 of image 7"):
+        Coco(tmp_path, "instances.json").read(0)
+    whole = content()
+    whole["images"][0]["file_name"] = "../../outside.png"
+    write(tmp_path, whole)
+    with pytest.raises(DataError, match="leads out of"):
+        Coco(tmp_path, "instances.json").read(1)
+
+
+def test_a_changed_file_is_read_anew(tmp_path: Path) -> None:
+    write(tmp_path, content())
+    assert len(Coco(tmp_path, "instances.json")) == 3
+    whole = content()
+    whole["images"].pop()
+    write(tmp_path, whole)
+    assert len(Coco(tmp_path, "instances.json")) == 2

@@ -1,0 +1,258 @@
+"""DALI behind the loader's contract: same samples in the same order and nearly the same pixels, whatever the files."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from PIL import Image
+
+from paceline.core.errors import DataError
+from paceline.data import dali
+from paceline.data.affine import RandomRotation
+from paceline.data.batch import Batch, Sample
+from paceline.data.batch_transforms import Flip, Normalize
+from paceline.data.dali import is_installed, load_by_dali
+from paceline.data.datasets.memory import MemoryImages
+from paceline.data.encoded import Encoded
+from paceline.data.loader import load
+from paceline.data.sample_transforms import CenterCrop, Mirror, RandomResizedCrop, Resize
+from paceline.data.skipping import SkipList
+from paceline.data.source import Request, Source
+from paceline.data.transforms import BatchTransform, SampleTransform
+
+needs_dali = pytest.mark.skipif(not is_installed(), reason="NVIDIA DALI is not installed: pip install 'paceline[dali]'")
+
+ORIENTATION = 0x0112
+
+
+@dataclass
+class Photos:
+    """Image files with labels."""
+
+    paths: list[Path]
+    with_mask: bool = False
+    classes: list[str] = field(default_factory=lambda: ["a", "b", "c"])
+    channels: int = 3
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def path(self, index: int) -> Path:
+        return self.paths[index]
+
+    def open(self, index: int) -> Sample:
+        sample: Sample = {"image": Encoded.read(self.paths[index]), "label": index % 3}
+        return sample | ({"mask": np.zeros((10, 10), np.uint8)} if self.with_mask else {})
+
+    def read(self, index: int) -> Sample:
+        sample = self.open(index)
+        return {**sample, "image": sample["image"].decode()}
+
+
+def picture(number: int) -> npt.NDArray[np.uint8]:
+    """A smooth picture of its own size, whose parts all look different."""
+    height, width = 90 + 7 * number % 40, 120 + 5 * number % 50
+    rows, columns = np.mgrid[:height, :width].astype(np.float32)
+    waves = [128 + 100 * np.sin(columns / (19 + number % 5) + k) * np.cos(rows / (18 + k) + number) for k in range(3)]
+    return np.stack(waves, 2).clip(0, 255).astype(np.uint8)
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("photos")
+    for number in range(23):
+        cv2.imwrite(str(folder / f"{number:02}.jpg"), picture(number), [cv2.IMWRITE_JPEG_QUALITY, 95])
+    return sorted(folder.iterdir())
+
+
+def requests(sizes: Sequence[int], epoch: int = 3, start: int = 0) -> Iterator[Request]:
+    for size in sizes:
+        yield Request(epoch, (np.arange(start, start + size) * 5 + 2) % 23)
+        start += size
+
+
+def compare(source: Source, asked: list[Request], tolerance: float = 2.0) -> list[Batch]:
+    """What DALI gives, after it was held against the ordinary way."""
+    found = list(load_by_dali(source, asked, threads=2))
+    assert len(found) == len(asked)
+    for request, batch in zip(asked, found, strict=True):
+        expected = source.fetch(request.epoch, request.ids)
+        assert batch.keys() == expected.keys()
+        assert batch.ids.tolist() == request.ids.tolist()
+        assert batch["label"].tolist() == expected["label"].tolist()
+        assert batch["image"].dtype == torch.uint8
+        assert batch["image"].shape == expected["image"].shape
+        assert batch["image"].is_contiguous()
+        difference = (batch["image"].float() - expected["image"].float()).abs().mean((1, 2, 3))
+        assert difference.max() < tolerance, difference
+    return found
+
+
+@needs_dali
+@pytest.mark.parametrize(
+    "transforms",
+    [
+        [RandomResizedCrop(64), Mirror()],
+        [Resize(72), CenterCrop(64)],
+        [Resize([50, 60])],
+        [CenterCrop([130, 110], fill=[255, 0, 9])],
+        [Mirror(1.0), Resize(80, side="longer"), CenterCrop(80), RandomResizedCrop([32, 48])],
+    ],
+    ids=lambda transforms: "-".join(type(each).__name__ for each in transforms),
+)
+def test_samples_order_crops_and_flips_are_those_of_the_loader(
+    paths: list[Path], transforms: list[SampleTransform]
+) -> None:
+    """The batches grow, shrink and end with a partial one, as those of an epoch or an evaluation may."""
+    compare(Source(Photos(paths), transforms, seed=7), list(requests([4, 5, 1, 8, 5])))
+
+
+@needs_dali
+def test_a_recipe_for_training(paths: list[Path]) -> None:
+    """Transforms of whole batches are the same as ever; a crop of another sample would be far off."""
+    transforms: list[SampleTransform | BatchTransform] = [RandomResizedCrop(64), Flip(), Normalize([0.5], [0.25])]
+    source = Source(Photos(paths), transforms, seed=7)
+    asked, cpu = list(requests([8, 8])), torch.device("cpu")
+    ours = [source.finish(batch, 3, cpu)["image"] for batch in load(source, asked, 0)]
+    theirs = [source.finish(batch, 3, cpu)["image"] for batch in load(source, asked, 2, "dali")]
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one - other).abs().mean() < 0.04
+        assert (one - other.roll(1, 0)).abs().mean() > 0.5
+
+
+@needs_dali
+def test_going_on_in_the_middle_gives_the_same(paths: list[Path]) -> None:
+    source = Source(Photos(paths), [RandomResizedCrop(64), Mirror()], seed=7)
+    whole = list(load_by_dali(source, requests([6, 6, 6, 5]), threads=2))
+    rest = list(load_by_dali(source, requests([6, 5], start=12), threads=1))
+    for one, other in zip(whole[2:], rest, strict=True):
+        assert one.ids.tolist() == other.ids.tolist()
+        assert torch.equal(one["image"], other["image"])
+
+
+@needs_dali
+def test_batches_stay_as_they_are(paths: list[Path]) -> None:
+    """DALI's memory is not written again while somebody holds a batch."""
+    source = Source(Photos(paths), [RandomResizedCrop(64)], seed=7)
+    held, copies = [], []
+    for batch in load_by_dali(source, requests([4] * 10), threads=2):
+        held.append(batch["image"])
+        copies.append(batch["image"].clone())
+    assert all(torch.equal(one, other) for one, other in zip(held, copies, strict=True))
+
+
+@needs_dali
+def test_files_of_every_kind(paths: list[Path], tmp_path: Path) -> None:
+    """Turned ones and grey ones, and those that DALI is not asked to read, mixed with others."""
+    image = Image.fromarray(picture(3))
+    mixed = paths[:4]
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[ORIENTATION] = orientation
+        image.save(tmp_path / f"turned {orientation}.jpg", exif=exif, quality=95)
+        mixed = [*mixed, tmp_path / f"turned {orientation}.jpg"]
+    for name, mode in (("grey.jpg", "L"), ("inks.jpg", "CMYK"), ("plain.png", "RGB"), ("palette.gif", "P")):
+        image.convert(mode).save(tmp_path / name)
+        mixed = [*mixed, tmp_path / name]
+    chains: list[list[SampleTransform]] = [[RandomResizedCrop(64), Mirror()], [Resize(72), CenterCrop(64)]]
+    for transforms in chains:
+        source = Source(Photos(mixed), transforms, seed=7)
+        compare(source, [Request(0, np.arange(16)), Request(1, np.array([14, 15])), Request(1, np.array([0, 14, 8]))])
+
+
+@needs_dali
+def test_sizes_that_differ_are_named(paths: list[Path]) -> None:
+    batches = load_by_dali(Source(Photos(paths), [Resize(40)], seed=0), requests([4]))
+    with pytest.raises(DataError, match=r"samples 2 and 7 differ in size \(.*so they cannot be stacked"):
+        next(batches)
+
+
+def damaged(folder: Path, paths: list[Path]) -> list[Path]:
+    """The files again, some of them spoilt."""
+    content = paths[5].read_bytes()
+    (folder / "short.jpg").write_bytes(content[: len(content) // 2])
+    (folder / "empty.jpg").write_bytes(b"")
+    (folder / "text.jpg").write_text("not an image")
+    return [*paths[:9], folder / "short.jpg", folder / "empty.jpg", folder / "text.jpg", folder / "missing.jpg"]
+
+
+@needs_dali
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        (9, r"short\.jpg: damaged or truncated image"),
+        (10, r"empty\.jpg: the file is empty"),
+        (11, r"text\.jpg: not an image"),
+        (12, r"missing\.jpg: no such file"),
+    ],
+)
+def test_a_bad_file_is_named_in_its_turn(paths: list[Path], tmp_path: Path, index: int, message: str) -> None:
+    source = Source(Photos(damaged(tmp_path, paths)), [RandomResizedCrop(32)], seed=0)
+    batches = load_by_dali(source, [Request(0, np.array([3, 4])), Request(0, np.array([1, index]))])
+    assert next(batches).ids.tolist() == [3, 4]
+    with pytest.raises(DataError, match=message):
+        next(batches)
+
+
+@needs_dali
+def test_bad_files_are_left_out_where_that_is_the_policy(paths: list[Path], tmp_path: Path) -> None:
+    skips = SkipList("train", 10)
+    source = Source(Photos(damaged(tmp_path, paths)), [RandomResizedCrop(32)], seed=0, skips=skips)
+    first, alone, last = load_by_dali(
+        source, [Request(0, np.array([1, 9, 2, 12])), Request(0, np.array([10, 11])), Request(0, np.array([5]))]
+    )
+    assert first.ids.tolist() == [1, 2]
+    assert [each.sample for each in first.skipped] == [9, 12]
+    assert alone.is_stand_in
+    assert last.ids.tolist() == [5]
+
+
+@needs_dali
+def test_what_dali_stumbles_over_is_read_the_ordinary_way(paths: list[Path], tmp_path: Path) -> None:
+    """Its header and its end are sound, but not the tables that its pixels are coded by."""
+    content = bytearray(paths[2].read_bytes())
+    tables = content.index(b"\xff\xc4") + 5  # behind the marker, the length and the number of a table
+    content[tables : tables + 16] = b"\xff" * 16
+    (tmp_path / "hollow.jpg").write_bytes(content)
+    source = Source(Photos([*paths[:4], tmp_path / "hollow.jpg"]), [RandomResizedCrop(32)], seed=0)
+    asked = [Request(0, np.array(ids)) for ids in ([0, 1], [2, 4], [3])]
+    batches = load_by_dali(source, asked)
+    assert next(batches).ids.tolist() == [0, 1]
+    with pytest.raises(DataError, match=r"hollow\.jpg: damaged or truncated image"):
+        next(batches)
+    skipping = Source(source.dataset, [RandomResizedCrop(32)], seed=0, skips=SkipList("train", 5))
+    assert [batch.ids.tolist() for batch in load_by_dali(skipping, asked)] == [[0, 1], [2], [3]]
+
+
+@needs_dali
+def test_what_is_not_done_is_refused(paths: list[Path]) -> None:
+    with pytest.raises(DataError, match=r"data.loader: dali does resize, .* but not RandomRotation"):
+        load_by_dali(Source(Photos(paths), [RandomRotation(20), Resize(32)], seed=0), requests([2]))
+    memory = MemoryImages(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), {}, ["a"])
+    with pytest.raises(DataError, match="decodes image files, which MemoryImages does not have"):
+        load_by_dali(Source(memory, [Resize([4, 4])], seed=0), requests([2]))
+    masks = Source(Photos(paths, with_mask=True), [Resize([32, 32])], seed=0)
+    with pytest.raises(DataError, match="is for images with labels; this data set has 'mask'"):
+        next(load_by_dali(masks, requests([2])))
+
+
+@needs_dali
+def test_giving_up_early_ends_its_threads(paths: list[Path]) -> None:
+    import threading
+
+    before = threading.active_count()
+    batches = load_by_dali(Source(Photos(paths), [RandomResizedCrop(32)], seed=0), requests([4] * 100))
+    next(batches)
+    batches.close()  # type: ignore[attr-defined]
+    assert threading.active_count() == before
+
+
+def test_without_dali_it_says_how_to_get_it(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dali, "is_installed", lambda: False)
+    with pytest.raises(DataError, match=r"pip install 'paceline\[dali\]', or use data.loader: auto"):
+        load_by_dali(Source(Photos(paths), [Resize(32)], seed=0), requests([2]))

@@ -1,0 +1,79 @@
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from paceline.core.errors import DataError
+from paceline.data.datasets.image_folder import ImageFolder
+from paceline.data.encoded import Encoded
+
+
+def paint(path: Path, value: int = 1, size: tuple[int, int] = (6, 4)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L", size, value).save(path)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name in ("train/a/1.png", "train/a/deep/2.png", "train/b/3.png"):
+        paint(tmp_path / name, int(Path(name).stem))
+    return tmp_path
+
+
+def names(root: Path) -> list[str]:
+    dataset = ImageFolder(root, "train")
+    return [dataset.path(index).name for index in range(len(dataset))]
+
+
+def test_images_stay_encoded_until_they_are_needed(root: Path) -> None:
+    sample = ImageFolder(root, "train").open(1)
+    assert isinstance(sample["image"], Encoded)
+    assert (sample["image"].decode()[0, 0].tolist(), sample["label"]) == ([2, 2, 2], 0)
+
+
+def test_what_is_to_be_reduced_is_decoded_at_once(tmp_path: Path) -> None:
+    paint(tmp_path / "a/1.jpg", size=(800, 400))
+    assert ImageFolder(tmp_path, min_size=100).open(0)["image"].shape == (100, 200, 3)
+
+
+def test_every_change_is_noticed(root: Path) -> None:
+    for _ in range(2):
+        assert names(root) == ["1.png", "2.png", "3.png"]
+    paint(root / "train/a/deep/deeper/4.png")
+    assert names(root) == ["1.png", "2.png", "4.png", "3.png"]
+    paint(root / "train/a/deep/deeper/5.png")
+    assert names(root) == ["1.png", "2.png", "4.png", "5.png", "3.png"]
+    paint(root / "train/Aa/6.png")
+    assert names(root) == ["6.png", "1.png", "2.png", "4.png", "5.png", "3.png"]
+    shutil.rmtree(root / "train/a")
+    assert names(root) == ["6.png", "3.png"]
+    assert ImageFolder(root, "train").classes == ["Aa", "b"]
+    (root / "train/b/3.png").unlink()
+    with pytest.raises(DataError, match="b: no images in this class folder"):
+        names(root)
+
+
+def test_nothing_is_listed_again_that_has_not_changed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder, _, _ in os.walk(root):
+        os.utime(folder, (1, 1))
+    assert len(names(root)) == 3
+    listed: list[Path] = []
+    scan = os.scandir
+
+    def scanned(folder: Path) -> object:
+        listed.append(folder)
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", scanned)
+    assert len(names(root)) == 3
+    assert listed == [root / "train"]  # for the layout; the classes are as they were
+
+
+def test_a_moved_folder_keeps_its_index(root: Path) -> None:
+    before = ImageFolder(root, "train")._names._index.path.stat().st_mtime_ns
+    moved = root.rename(root.with_name("moved"))
+    dataset = ImageFolder(moved, "train")
+    assert dataset.read(2)["image"][0, 0, 0] == 3
+    assert dataset._names._index.path.stat().st_mtime_ns == before

@@ -1,0 +1,363 @@
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.core.errors import DataError
+from paceline.data import index as index_module
+from paceline.data.index import Index, IndexBuilder, open_index
+from paceline.data.index_file import DamagedIndexError
+from paceline.data.index_writer import IndexWriter
+
+LONG_AGO = 1_000_000_000_000_000_001
+
+
+def age(*paths: Path) -> None:
+    """As if these had been changed long ago."""
+    for path in paths:
+        os.utime(path, ns=(LONG_AGO, LONG_AGO))
+
+
+class Names:
+    """Indexes the names in a folder, and counts how often."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.calls = folder, 0
+
+    def __call__(self, builder: IndexBuilder) -> None:
+        self.calls += 1
+        builder.watch(self.folder)
+        names = sorted(path.name for path in self.folder.iterdir() if not path.name.startswith("."))
+        builder.texts("name", [os.fsencode(name) for name in names])
+        builder.numbers("length", np.array([len(name) for name in names], np.int64))
+
+    def open(self, **arguments: object) -> Index:
+        return open_index(self.folder, "names", arguments, self)
+
+
+@pytest.fixture
+def names(tmp_path: Path) -> Names:
+    folder = tmp_path / "data"
+    (folder / ".paceline").mkdir(parents=True)
+    for name in ("b.jpg", "ä a.jpg"):
+        (folder / name).touch()
+    age(folder)
+    return Names(folder)
+
+
+def kept(folder: Path) -> list[Path]:
+    return sorted(folder.glob("index-*"))
+
+
+# --- the file -----------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    texts=st.lists(st.binary(max_size=300), max_size=200),
+    numbers=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=50),
+    rows=st.lists(st.lists(st.integers(0, 70_000), max_size=5), max_size=150),
+    cut=st.integers(0, 200),
+)
+def test_what_is_written_is_read(
+    tmp_path_factory: pytest.TempPathFactory,
+    texts: list[bytes],
+    numbers: list[int],
+    rows: list[list[int]],
+    cut: int,
+) -> None:
+    folder = tmp_path_factory.mktemp("index")
+    writer = IndexWriter(folder)
+    for part in (texts[:cut], texts[cut:]):
+        writer.texts("text", part)
+    for some in (numbers[:cut], numbers[cut:]):
+        writer.numbers("number", np.array(some, np.int64))
+    for these in (rows[:cut], rows[cut:]):
+        lengths = np.array([len(row) for row in these], np.uint32)
+        writer.ragged("row", lengths, np.array([value for row in these for value in row], np.int32))
+    writer.numbers("share", np.array([0.25, -1e300]))
+    with (folder / "file").open("w+b") as file:
+        writer.save(file, {"answer": 42})
+    index = Index(folder / "file")
+    assert index.facts == {"answer": 42}
+    assert index.texts("text") == texts
+    assert index.numbers("number").tolist() == numbers
+    assert [row.tolist() for row in map(index.ragged("row").__getitem__, range(len(rows)))] == rows
+    assert index.numbers("share").tolist() == [0.25, -1e300]
+
+
+def test_columns_are_as_narrow_as_their_numbers(tmp_path: Path) -> None:
+    writer = IndexWriter(tmp_path)
+    largest = {"u1": 255, "u2": 256, "u4": 2**16, "u8": 2**32}
+    for kind, most in largest.items():
+        writer.numbers(kind, np.array([0, most], np.int64))
+    writer.numbers("i1", np.array([-1, 3], np.int64))
+    with (tmp_path / "file").open("w+b") as file:
+        writer.save(file, {})
+    index = Index(tmp_path / "file")
+    for kind in (*largest, "i1"):
+        assert index.numbers(kind).dtype == np.dtype(kind)
+
+
+def test_columns_cannot_be_written_to_and_rows_have_an_end(names: Names) -> None:
+    index = names.open()
+    with pytest.raises(ValueError, match="read-only"):
+        index.numbers("length")[0] = 1
+    with pytest.raises(IndexError):
+        index.ragged("name")[2]
+
+
+def test_no_flipped_bit_and_no_cut_goes_unnoticed(names: Names) -> None:
+    path = names.open().path
+    whole = path.read_bytes()
+    index = Index(path)
+    covered = len(whole) - 64  # what is behind the last number of a column means nothing
+    for position in {*range(0, 28), *range(28, covered, 101)}:
+        damaged = bytearray(whole)
+        damaged[position] ^= 4
+        path.write_bytes(damaged)
+        try:
+            same = Index(path)
+        except DamagedIndexError:
+            continue
+        assert same.texts("name") == index.texts("name")  # the flipped bit is in the space between columns
+        assert same.numbers("length").tolist() == [5, 7]
+    for length in (0, 5, 20, 100, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(DamagedIndexError):
+            Index(path)
+    path.write_bytes(whole + b"\0")
+    with pytest.raises(DamagedIndexError):
+        Index(path)
+
+
+# --- kept and made anew -------------------------------------------------------------------------------------
+
+
+def test_an_index_is_made_once(names: Names) -> None:
+    for _ in range(3):
+        index = names.open()
+        assert index.texts("name") == [b"b.jpg", "ä a.jpg".encode()]
+        assert index.numbers("length").tolist() == [5, 7]
+    assert names.calls == 1
+    assert kept(names.folder / ".paceline") == [index.path]
+    assert [path.name for path in names.folder.iterdir() if path.name.startswith(".")] == [".paceline"]
+
+
+def test_making_the_hidden_folder_does_not_outdate_what_is_in_it(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").touch()
+    names = Names(tmp_path)
+    for _ in range(2):
+        assert names.open().texts("name") == [b"a.jpg"]
+    assert names.calls == 1
+
+
+def test_other_arguments_are_another_index(names: Names) -> None:
+    paths = {names.open(size=size).path for size in (1, 2, 1)}
+    assert names.calls == len(paths) == 2
+
+
+def test_a_change_is_noticed(names: Names) -> None:
+    names.open()
+    (names.folder / "c.jpg").touch()
+    assert names.open().texts("name")[1] == b"c.jpg"
+    age(names.folder)
+    names.open()
+    assert names.calls == 3
+    assert len(kept(names.folder / ".paceline")) == 1
+
+
+def test_a_change_at_the_same_time_is_noticed(names: Names) -> None:
+    now = time.time_ns()
+    os.utime(names.folder, ns=(now, now))
+    names.open()
+    (names.folder / "c.jpg").touch()
+    os.utime(names.folder, ns=(now, now))  # as coarse clocks may have it
+    assert len(names.open().texts("name")) == 3
+
+
+def test_a_watched_file_is_told_by_size_and_time(tmp_path: Path) -> None:
+    path, calls = tmp_path / "list.txt", []
+
+    def build(builder: IndexBuilder) -> None:
+        calls.append(path)
+        builder.watch(path)
+        builder.texts("content", [path.read_bytes()])
+
+    for content, time_of_change in ((b"one", LONG_AGO), (b"two!", LONG_AGO), (b"six!", LONG_AGO + 1)):
+        path.write_bytes(content)
+        os.utime(path, ns=(time_of_change, time_of_change))
+        for _ in range(2):
+            assert open_index(tmp_path, "content", {}, build).texts("content") == [content]
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "flipped", "other", "folder's", "text"])
+def test_what_is_damaged_or_foreign_is_made_anew(names: Names, damage: str) -> None:
+    path = names.open(size=1).path
+    whole = path.read_bytes()
+    other = names.open(size=2).path.read_bytes()
+    flipped = whole.replace(b"b.jpg", b"c.jpg")
+    foreign = {"empty": b"", "cut": whole[:-70], "flipped": flipped, "other": other, "text": b"hello " * 100}
+    path.write_bytes(foreign.get(damage, b""))
+    if damage == "folder's":
+        path.unlink()
+        path.symlink_to(names.folder)
+    assert names.open(size=1).texts("name") == [b"b.jpg", "ä a.jpg".encode()]
+    assert names.calls == 3
+    assert path.read_bytes()[200:] == whole[200:]
+
+
+def test_an_index_that_cannot_lie_beside_the_data_lies_in_the_cache(
+    names: Names, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (names.folder / ".paceline").rmdir()
+    (names.folder / ".paceline").touch()  # in the way, for root as well
+    age(names.folder)
+    for _ in range(2):
+        index = names.open()
+        assert kept(tmp_path / "cache/paceline") == [index.path]
+    assert names.calls == 1
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / ".paceline").touch()
+    assert open_index(elsewhere, "names", {}, Names(elsewhere)).texts("name") == []
+    assert len(kept(tmp_path / "cache/paceline")) == 2
+
+
+def test_a_folder_that_is_not_to_be_written_to_stays_as_it_is(
+    names: Names, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (names.folder / ".paceline").rmdir()
+    names.folder.chmod(0o555)
+    assert names.open().path.parent == tmp_path / "cache/paceline"
+    assert not (names.folder / ".paceline").exists()
+    names.folder.chmod(0o755)
+
+
+def test_without_any_place_it_says_so(names: Names, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (names.folder / ".paceline").rmdir()
+    (names.folder / ".paceline").touch()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
+    with pytest.raises(DataError, match="no place to keep an index"):
+        names.open()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert names.open().path.parent == tmp_path / f"paceline-{os.getuid()}"
+
+
+def test_what_building_raises_is_raised_and_nothing_is_left(names: Names) -> None:
+    def build(builder: IndexBuilder) -> None:
+        builder.texts("name", [b"x"])
+        raise DataError("line 3 is wrong")
+
+    with pytest.raises(DataError, match="line 3"):
+        open_index(names.folder, "names", {}, build)
+    with pytest.raises(FileNotFoundError):
+        open_index(names.folder, "names", {}, lambda builder: builder.watch(names.folder / "absent"))
+    assert list((names.folder / ".paceline").iterdir()) == []
+
+
+# --- other processes ----------------------------------------------------------------------------------------
+
+
+def test_an_index_goes_to_a_worker_as_a_name(names: Names) -> None:
+    index = names.open()
+    sent = pickle.dumps((index, index.ragged("name"), index.column("length")))
+    copied, rows, column = pickle.loads(sent)
+    assert copied.texts("name") == index.texts("name")
+    assert rows[0].tobytes() == b"b.jpg"
+    assert (len(column), column[1]) == (2, 7)
+    (names.folder / "c.jpg").touch()
+    names.open()
+    with pytest.raises(DataError, match="made anew while it was in use"):
+        pickle.loads(sent)
+    index.path.unlink()
+    with pytest.raises(DataError, match="cannot be opened again"):
+        pickle.loads(sent)
+    assert index.texts("name") == [b"b.jpg", "ä a.jpg".encode()]
+
+
+BUILD = """
+import os, sys, time
+from pathlib import Path
+import numpy as np
+from paceline.data.index import open_index
+folder = Path(sys.argv[1])
+def build(builder):
+    builder.watch(folder)
+    with (folder.parent / "calls").open("a") as file:
+        print(os.getpid(), file=file, flush=True)
+    time.sleep(float(sys.argv[2]))
+    builder.texts("name", [b"from somebody"])
+print(open_index(folder, "slow", {}, build).texts("name"))
+"""
+
+
+def start(folder: Path, seconds: float) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", BUILD, str(folder), str(seconds)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise TimeoutError
+
+
+def test_one_process_builds_and_the_others_wait(names: Names) -> None:
+    processes = [start(names.folder, 0.5) for _ in range(3)]
+    for process in processes:
+        output, errors = process.communicate(timeout=60)
+        assert (output, errors) == ("[b'from somebody']\n", "")
+    assert len((names.folder.parent / "calls").read_text().split()) == 1
+    assert len(list((names.folder / ".paceline").iterdir())) == 1
+
+
+def test_a_builder_that_dies_is_followed_by_another(names: Names) -> None:
+    calls = names.folder.parent / "calls"
+    with start(names.folder, 600) as first:
+        wait_for(calls.exists)
+        with start(names.folder, 0) as second:
+            wait_for(lambda: _is_waiting(second.pid))
+            first.kill()
+            output, _ = second.communicate(timeout=60)
+    assert output == "[b'from somebody']\n"
+    assert len(calls.read_text().split()) == 2
+    assert len(list((names.folder / ".paceline").iterdir())) == 1
+
+
+def _is_waiting(pid: int) -> bool:
+    return any(f" {pid} " in line and "->" in line for line in Path("/proc/locks").read_text().splitlines())
+
+
+def test_long_work_and_long_waits_are_told(
+    names: Names, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(index_module, "_PATIENCE", 0.05)
+    with start(names.folder, 1) as first:
+        wait_for((names.folder.parent / "calls").exists)
+        open_index(names.folder, "slow", {}, names)
+        first.communicate(timeout=60)
+    assert capfd.readouterr().err == f"waiting for another process to index {names.folder}\n"
+    assert names.calls == 0
+
+    def build(builder: IndexBuilder) -> None:
+        time.sleep(0.3)
+
+    index = open_index(names.folder, "slower", {}, build)
+    told = f"indexing {names.folder}; this is done once and kept in {index.path}\n"
+    assert capfd.readouterr().err == told

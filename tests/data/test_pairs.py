@@ -1,0 +1,245 @@
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from pydantic import ValidationError
+
+from paceline.core.errors import DataError
+from paceline.data.datasets.catalogue_lists import ImageMaskArguments
+from paceline.data.datasets.pairs import ImageMask
+from paceline.data.encoded import Encoded
+from paceline.data.skipping import SkipList
+from paceline.data.source import Source
+
+CLASSES = ["road", "tree"]
+
+
+def paint(path: Path, value: int, size: tuple[int, int] = (6, 4), mode: str = "L") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, value).save(path)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Images a, b and deep/c, of greys 10, 20 and 30, with masks of the ids 0, 1 and 255."""
+    for name, grey, number in (("a", 10, 0), ("b", 20, 1), ("deep/c", 30, 255)):
+        paint(tmp_path / f"images/{name}.bmp", grey)
+        paint(tmp_path / f"masks/{name}.png", number)
+    return tmp_path
+
+
+def contents(dataset: ImageMask) -> list[tuple[int, int]]:
+    samples = [dataset.read(index) for index in range(len(dataset))]
+    return [(int(sample["image"][0, 0, 0]), int(sample["mask"][0, 0])) for sample in samples]
+
+
+def test_folders_are_matched_by_name(root: Path) -> None:
+    dataset = ImageMask(root, classes=CLASSES, ignore_index=255)
+    assert contents(dataset) == [(10, 0), (20, 1), (30, 255)]
+    assert (dataset.classes, dataset.channels, dataset.notes) == (CLASSES, 3, [])
+    sample = dataset.read(1)
+    assert (sample["image"].shape, sample["mask"].shape, sample["mask"].dtype) == ((4, 6, 3), (4, 6), np.uint8)
+    assert (dataset.path(2), dataset.mask_path(2)) == (root / "images/deep/c.bmp", root / "masks/deep/c.png")
+    assert isinstance(dataset.open(0)["image"], Encoded)
+    assert contents(pickle.loads(pickle.dumps(dataset))) == contents(dataset)
+    batch = Source(dataset, [], 0).fetch(0, np.array([1, 0]))
+    assert batch["mask"].tolist() == [[[1] * 6] * 4, [[0] * 6] * 4]
+
+
+def test_folders_have_any_name_and_may_be_one(root: Path, tmp_path: Path) -> None:
+    (root / "images").rename(root / "train")
+    (root / "masks").rename(root / "trainannot")
+    dataset = ImageMask(root, "train", "trainannot", classes=CLASSES, ignore_index=255)
+    assert contents(dataset) == [(10, 0), (20, 1), (30, 255)]
+    for name in ("x", "y"):
+        paint(root / f"both/{name}.jpg", 128, (8, 8))
+        paint(root / f"both/{name}.png", 255, (8, 8))
+    assert contents(ImageMask(root, "both", "both", binary=True)) == [(128, 255)] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("some.txt", "b\ndeep/c\n"),
+        ("some.txt", "b.jpg\n\ndeep/c.jpg"),
+        ("some.csv", "images/b.bmp,masks/b.png\nimages/deep/c.bmp,masks/deep/c.png\n"),
+        ("some.txt", "images/b.bmp masks/b.png\nimages/deep/c.bmp masks/deep/c.png\n"),
+        ("some.tsv", "mask\timage\nmasks/b.png\timages/b.bmp\nmasks/deep/c.png\timages/deep/c.bmp"),
+        ("some.jsonl", '{"image": "images/b.bmp", "mask": "masks/b.png"}\n'
+            '{"image": "images/deep/c.bmp", "mask": "masks/deep/c.png"}\n'),
+    ],
+)  # fmt: skip
+def test_lists_name_those_to_use(root: Path, name: str, text: str) -> None:
+    (root / name).write_text(text)
+    paint(root / "images/unlabelled.png", 1)
+    dataset = ImageMask(root, list_file=name, classes=CLASSES, ignore_index=255)
+    assert contents(dataset) == [(20, 1), (30, 255)]
+
+
+def test_names_with_dots_are_taken_as_they_are(tmp_path: Path) -> None:
+    for name in ("a.1", "a.2"):
+        paint(tmp_path / f"images/{name}.png", 7)
+        paint(tmp_path / f"masks/{name}.png", int(name[2:]) - 1)
+    (tmp_path / "list.txt").write_text("a.2\na.1\n")
+    assert contents(ImageMask(tmp_path, list_file="list.txt", classes=CLASSES)) == [(7, 1), (7, 0)]
+
+
+def test_binary_masks_stay_grey(tmp_path: Path) -> None:
+    paint(tmp_path / "images/a.png", 1)
+    paint(tmp_path / "images/b.png", 2)
+    paint(tmp_path / "masks/a.png", 77)
+    paint(tmp_path / "masks/b.png", 1)
+    dataset = ImageMask(tmp_path, binary=True)
+    assert dataset.classes == ["foreground"]
+    assert dataset.read(0)["mask"].tolist() == [[77] * 6] * 4
+    with pytest.raises(DataError, match=r"masks/b\.png: holds only 0 and 1; a binary mask is grey, from 0 to 255"):
+        dataset.read(1)
+    paint(tmp_path / "masks/b.png", 0)
+    assert not dataset.read(1)["mask"].any()
+
+
+def test_pairs_are_split_by_chance(tmp_path: Path) -> None:
+    for number in range(10):
+        paint(tmp_path / f"images/{number}.png", number)
+        paint(tmp_path / f"masks/{number}.png", number)
+    shares = {"train": 0.5, "test": 0.5}
+    halves = [ImageMask(tmp_path, binary=True, split=split, split_shares=shares, split_seed=2) for split in shares]
+    assert [len(half) for half in halves] == [5, 5]
+    found = [int(half.path(index).stem) for half in halves for index in range(5)]
+    assert sorted(found) == list(range(10))
+    assert all(half.path(index).name == half.mask_path(index).name for half in halves for index in range(5))
+
+
+# --- what is wrong ------------------------------------------------------------------------------------------
+
+
+def test_a_mask_of_another_size(root: Path) -> None:
+    paint(root / "masks/b.png", 1, (4, 6))
+    dataset = ImageMask(root, classes=CLASSES, ignore_index=255)
+    expected = rf"{root}/masks/b\.png: the mask is 4×6 pixels, but its image {root}/images/b\.bmp 6×4"
+    with pytest.raises(DataError, match=expected):
+        dataset.read(1)
+    batch = Source(dataset, [], 0, SkipList("train", 2)).fetch(0, np.arange(3))
+    assert (batch.ids.tolist(), [each.sample for each in batch.skipped]) == ([0, 2], [1])
+
+
+def test_ids_that_are_no_class(root: Path) -> None:
+    mask = Image.new("L", (6, 4), 1)
+    for place, value in enumerate((2, 9, 255, 0)):
+        mask.putpixel((place, 0), value)
+    mask.save(root / "masks/b.png")
+    with pytest.raises(DataError, match=r"b\.png: holds the ids 2, 9, 255; expected 0 to 1, as `classes` has names"):
+        ImageMask(root, classes=CLASSES).read(1)
+    with pytest.raises(DataError, match=r"b\.png: holds the ids 2, 9; expected"):
+        ImageMask(root, classes=CLASSES, ignore_index=255).read(1)
+
+
+def test_images_without_a_mask_are_listed(root: Path) -> None:
+    for number in range(7):
+        paint(root / f"images/z{number}.png", 1)
+    names = ", ".join(f"images/z{number}.png" for number in range(5))
+    with pytest.raises(DataError, match=f"^no mask in {root}/masks for 7 of 10 images: {names}, …; add them, or"):
+        ImageMask(root, classes=CLASSES)
+
+
+def test_masks_without_an_image_are_noted(root: Path) -> None:
+    (root / "images/b.bmp").unlink()
+    dataset = ImageMask(root, classes=CLASSES, ignore_index=255)
+    assert dataset.notes == [f"1 mask without an image in {root}/images, not used: masks/b.png"]
+    assert contents(dataset) == [(10, 0), (30, 255)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a\nx\nb\ny\n", r"list\.txt: no image in .*images for 2 of 4 names: x \(line 2\), y \(line 4\)"),
+        ("a\nspare\n", r"list\.txt: no mask in .*masks for 1 of 2 names: spare \(line 2\)"),
+        ("", r"list\.txt: the list is empty"),
+        ("a.bmp a.png\nb.bmp\n", r"list\.txt, line 2: 1 column, expected at least 2"),
+    ],
+)
+def test_lists_that_are_wrong(root: Path, text: str, message: str) -> None:
+    paint(root / "images/spare.png", 1)
+    (root / "list.txt").write_text(text)
+    with pytest.raises(DataError, match=message):
+        ImageMask(root, list_file="list.txt", classes=CLASSES)
+
+
+def test_files_that_a_list_names_wrongly(root: Path) -> None:
+    paint(root.parent / f"{root.name}-outside/z.png", 1)
+    lines = ["images/a.bmp,masks/absent.png", "images/absent.bmp,masks/a.png"]
+    lines += [f"images/a.bmp,../{root.name}-outside/z.png", f"../{root.name}-outside/z.png,masks/a.png"]
+    (root / "list.csv").write_text("\n".join(lines))
+    dataset = ImageMask(root, list_file="list.csv", classes=CLASSES)
+    for number, reason in enumerate(["masks/absent.png: no such file", "images/absent.bmp: no such file"]):
+        with pytest.raises(DataError, match=rf"list\.csv, line {number + 1}: .*{reason}"):
+            dataset.read(number)
+    for number in (2, 3):
+        with pytest.raises(DataError, match=rf"line {number + 1}: .*leads out of {root}"):
+            dataset.read(number)
+    followed = ImageMask(root, list_file="list.csv", classes=CLASSES, follow_links=True)
+    assert followed.read(2)["mask"][0, 0] == 1
+
+
+def test_folders_that_are_not_as_expected(root: Path) -> None:
+    with pytest.raises(DataError, match=r"absent: no such folder; expected one with the folders images and masks"):
+        ImageMask(root / "absent", classes=CLASSES)
+    with pytest.raises(DataError, match=r"labels: no such folder; give the folders of images and masks"):
+        ImageMask(root, masks="labels", classes=CLASSES)
+    with pytest.raises(DataError, match=r"absent\.txt"):
+        ImageMask(root, list_file="absent.txt", classes=CLASSES)
+    with pytest.raises(DataError, match=r"images: no images in this folder; expected files ending in \.webp"):
+        ImageMask(root, extensions=[".webp"], classes=CLASSES)
+    paint(root / "images/a.png", 1)
+    with pytest.raises(DataError, match="have the same name but for their endings"):
+        ImageMask(root, classes=CLASSES)
+    with pytest.raises(DataError, match="leads out of"):
+        ImageMask(root / "masks", images="../images", masks=".", classes=CLASSES)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"binary": True, "classes": ["a"]},
+        {"binary": True, "ignore_index": 3},
+        {"classes": ["a"], "ignore_index": 256},
+        {"classes": [str(number) for number in range(257)]},
+        {"classes": ["a"], "split": "train"},
+    ],
+)
+def test_arguments_that_make_no_sense(arguments: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        ImageMaskArguments.model_validate({"root": "x", **arguments})
+
+
+# --- real data ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.real_data
+def test_ecssd(real_data: Path) -> None:
+    arguments = ImageMaskArguments(root=str(real_data / "ecssd"), masks="ground_truth_mask", binary=True).model_dump()
+    train, test = (ImageMask(**arguments | {"list_file": name}) for name in ("train.txt", "test.txt"))
+    assert (len(train), len(test), len(ImageMask(**arguments))) == (700, 300, 1000)
+    assert {train.path(index) for index in range(700)}.isdisjoint({test.path(index) for index in range(300)})
+    sample = test.read(0)
+    assert sample["image"].shape[:2] == sample["mask"].shape
+    assert (sample["mask"].min(), sample["mask"].max()) == (0, 255)
+
+
+@pytest.mark.real_data
+def test_camvid(real_data: Path) -> None:
+    classes = ["Sky", "Building", "Pole", "Road", "Pavement", "Tree"]
+    classes += ["SignSymbol", "Fence", "Car", "Pedestrian", "Bicyclist"]
+    counts = {"train": 367, "val": 101, "test": 233}
+    for split, count in counts.items():
+        dataset = ImageMask(real_data / "camvid_jpg", split, f"{split}annot", classes=classes, ignore_index=11)
+        assert len(dataset) == count
+        for index in range(0, count, 25):
+            sample = dataset.read(index)
+            assert sample["image"].shape == (360, 480, 3)
+            assert sample["mask"].shape == (360, 480)
+    with pytest.raises(DataError, match="holds the ids 11; expected 0 to 10"):
+        ImageMask(real_data / "camvid_jpg", "train", "trainannot", classes=classes).read(0)

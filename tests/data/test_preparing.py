@@ -1,0 +1,163 @@
+"""Single samples: decoded when somebody needs pixels, and mixed with others that depend on their own key alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from paceline.core.errors import DataError
+from paceline.data.batch import Sample
+from paceline.data.encoded import Encoded
+from paceline.data.keys import uniforms
+from paceline.data.skipping import SkipList
+from paceline.data.source import Source
+
+Draws = npt.NDArray[np.float64]
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Files:
+    """Image files; `seen` tells how each was asked for."""
+
+    folder: Path
+    seen: list[str] = field(default_factory=list)
+    classes: list[str] = field(default_factory=lambda: ["all"])
+    channels: int = 3
+
+    def __len__(self) -> int:
+        return 6
+
+    def read(self, index: int) -> Sample:
+        self.seen.append("read")
+        return {"image": Encoded.read(self.folder / f"{index}.png").decode(), "label": index}
+
+    def open(self, index: int) -> Sample:
+        self.seen.append("open")
+        return {"image": Encoded.read(self.folder / f"{index}.png"), "label": index}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    for index in range(6):
+        assert cv2.imwrite(str(tmp_path / f"{index}.png"), np.full((4, 5, 3), 10 * index, np.uint8))
+    return Files(tmp_path)
+
+
+@dataclass(frozen=True)
+class Look:
+    """Notes the kind of image it gets, and gives it on."""
+
+    seen: list[str]
+    reads_encoded: bool
+    draws: ClassVar[int] = 0
+    is_batch: ClassVar[bool] = False
+
+    def __call__(self, sample: Sample, draws: Draws) -> Sample:
+        self.seen.append(type(sample["image"]).__name__)
+        return sample
+
+
+@pytest.mark.parametrize(
+    ("wishes", "expected"),
+    [
+        ([], ["read"]),
+        ([False, True], ["read", "ndarray", "ndarray"]),
+        ([True], ["open", "Encoded"]),
+        ([True, True, False, True], ["open", "Encoded", "Encoded", "ndarray", "ndarray"]),
+    ],
+)
+def test_images_are_decoded_before_the_first_who_needs_pixels(
+    files: Files, wishes: list[bool], expected: list[str]
+) -> None:
+    source = Source(files, [Look(files.seen, wish) for wish in wishes], seed=0)
+    batch = source.fetch(0, np.array([3]))
+    assert files.seen == expected
+    assert batch["image"].unique().tolist() == [30]
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Adds up to 9 to the image."""
+
+    draws: ClassVar[int] = 1
+    is_batch: ClassVar[bool] = False
+
+    def __call__(self, sample: Sample, draws: Draws) -> Sample:
+        return {**sample, "image": sample["image"] + np.uint8(10 * draws[0])}
+
+
+@dataclass(frozen=True)
+class Collect:
+    """Puts the further samples beside the sample."""
+
+    others: int
+    draws: ClassVar[int] = 0
+    is_batch: ClassVar[bool] = False
+
+    def __call__(self, sample: Sample, draws: Draws, others: list[Sample] | None = None) -> Sample:
+        assert others is not None
+        parts = [each["image"] for each in (sample, *others)]
+        return {"image": np.concatenate(parts, axis=1), "label": sample["label"]}
+
+
+def found(source: Source, epoch: int, index: int) -> list[int]:
+    """The values of the sample and of those beside it."""
+    return [int(value) for value in source.fetch(epoch, np.array([index]))["image"][0, 0, 0, ::5]]
+
+
+def test_further_samples_come_as_they_are_on_their_own(files: Files) -> None:
+    alone, mixing = Source(files, [Shift()], 7), Source(files, [Shift(), Collect(4)], 7)
+    values = {index: found(alone, 2, index)[0] for index in range(6)}
+    chosen = set()
+    for index in range(6):
+        own, *others = found(mixing, 2, index)
+        assert own == values[index]
+        assert all(other == values[other // 10] for other in others)
+        chosen |= {other // 10 for other in others}
+        assert found(mixing, 2, index) == [own, *others]
+    assert len(chosen) > 3
+    assert found(mixing, 2, 1)[1:] != found(mixing, 3, 1)[1:]
+
+
+def test_further_samples_that_cannot_be_read_are_replaced(files: Files) -> None:
+    whole = Source(files, [Collect(4)], 7, SkipList("train", 3))
+    before = {index: found(whole, 0, index) for index in range(6) if index != 2}
+    (files.folder / "2.png").write_text("no image")
+    for index, values in before.items():
+        batch = whole.fetch(0, np.array([index]))
+        assert not batch.skipped
+        assert [int(value) for value in batch["image"][0, 0, 0, ::5]] == [30 if each == 20 else each for each in values]
+    assert any(20 in values[1:] for values in before.values())
+    with pytest.raises(DataError, match=r"2\.png: not an image"):
+        Source(files, [Collect(4)], 7).fetch(0, np.arange(6)[[0, 1, 3, 4, 5]])
+
+
+@dataclass(frozen=True)
+class Multiply:
+    """The same for all that a step computes."""
+
+    draws: ClassVar[int] = 2
+    is_batch: ClassVar[bool] = True
+    per_step: ClassVar[bool] = True
+
+    def __call__(self, batch: dict[str, Any], draws: torch.Tensor) -> dict[str, Any]:
+        assert draws.shape == (1, 2)
+        return {**batch, "image": draws.expand(len(batch["image"]), 2)}
+
+
+def test_draws_of_a_step_depend_on_the_step_alone(files: Files) -> None:
+    source = Source(files, [Shift(), Multiply()], 7)
+    drawn: Callable[[int, int, int], list[float]] = lambda epoch, step, index: source.finish(  # noqa: E731
+        source.fetch(epoch, np.array([index])), epoch, CPU, step
+    )["image"][0].tolist()
+    assert drawn(0, 3, 1) == drawn(0, 3, 5) == uniforms(7, 0, np.array([-4]), 1, 2)[0].tolist()
+    assert drawn(0, 3, 1) != drawn(0, 4, 1)

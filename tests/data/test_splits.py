@@ -1,0 +1,94 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from pydantic import ValidationError
+
+from paceline.core.errors import DataError
+from paceline.data.catalogue import ImageFolderArguments
+from paceline.data.datasets.image_folder import ImageFolder
+from paceline.data.splits import draw_parts
+
+
+@given(
+    size=st.integers(1, 3000),
+    weights=st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 100), min_size=1),
+    seed=st.integers(0, 2**40),
+)
+def test_parts_are_disjoint_and_complete_and_have_their_shares(size: int, weights: dict[str, int], seed: int) -> None:
+    shares = {name: weight / sum(weights.values()) for name, weight in weights.items()}
+    parts = draw_parts(size, shares, seed)
+    assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(size))
+    for name, members in parts.items():
+        assert (np.diff(members.astype(np.int64)) > 0).all()
+        assert abs(len(members) - size * shares[name]) <= 1
+    backwards = draw_parts(size, dict(reversed(shares.items())), seed)
+    assert all(np.array_equal(parts[name], backwards[name]) for name in parts)
+
+
+def test_a_split_is_as_it_was_and_depends_on_its_seed() -> None:
+    # Written down once: another draw would move samples between the splits of runs that exist.
+    assert draw_parts(20, {"train": 0.75, "val": 0.25}, 0)["val"].tolist() == [1, 3, 5, 9, 11]
+    assert draw_parts(20, {"train": 0.75, "val": 0.25}, 1)["val"].tolist() == [0, 3, 11, 15, 16]
+
+
+def test_a_split_is_a_fair_sample() -> None:
+    members = draw_parts(200_000, {"train": 0.9, "val": 0.1}, 3)["val"].astype(np.int64)
+    assert len(members) == 20_000
+    tenths = np.bincount(members // 20_000, minlength=10)
+    assert abs(tenths - 2000).max() < 6 * np.sqrt(2000 * 0.9)
+    assert abs(np.bincount(members % 7) - 20_000 / 7).max() < 6 * np.sqrt(20_000 / 7)
+
+
+def folder_of(root: Path, count: int) -> Path:
+    for number in range(count):
+        path = root / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.new("L", (2, 2), number).save(path)
+    return root
+
+
+def test_image_folder_is_split_by_chance(tmp_path: Path) -> None:
+    root = folder_of(tmp_path, 20)
+    shares = {"train": 0.8, "val": 0.2}
+    train, val = (ImageFolder(root, split, split_shares=shares) for split in ("train", "val"))
+    assert (len(train), len(val)) == (16, 4)
+    assert train.classes == val.classes == ["a", "b"]
+    paths = [dataset.path(index) for dataset in (train, val) for index in range(len(dataset))]
+    assert sorted(paths) == sorted(root.glob("*/*.png"))
+    for index in range(4):
+        sample = val.read(index)
+        number = int(val.path(index).stem)
+        assert (sample["image"][0, 0, 0], sample["label"]) == (number, number % 2)
+    assert len(list((root / ".paceline").iterdir())) == 1  # both splits are drawn at once
+    other = ImageFolder(root, "val", split_shares=shares, split_seed=1)
+    assert {val.path(index) for index in range(4)} != {other.path(index) for index in range(4)}
+
+
+def test_a_part_that_is_empty_or_unknown(tmp_path: Path) -> None:
+    root = folder_of(tmp_path, 4)
+    with pytest.raises(DataError, match=r"the split val has no samples: its share is 0\.1 of 4"):
+        ImageFolder(root, "val", split_shares={"train": 0.9, "val": 0.1})
+    with pytest.raises(DataError, match="'test' is none of split_shares, which are train, val"):
+        ImageFolder(root, "test", split_shares={"train": 0.5, "val": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"split": "train", "split_shares": {"train": 0.8, "val": 0.1}}, "1 together, got 0.9"),
+        (
+            {"split": "test", "split_shares": {"train": 0.8, "val": 0.2}},
+            r"one of split_shares \(train, val\), got test",
+        ),
+        ({"split_shares": {"train": 0.8, "val": 0.2}}, "got None"),
+        ({"split": "train", "split_shares": {"train": 0.999999999}}, "at least 2"),
+        ({"split": "train", "split_shares": {"train": 1.0, "val": 0.0}}, "greater than 0"),
+    ],
+)
+def test_shares_that_make_no_sense(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        ImageFolderArguments.model_validate({"root": "x", **arguments})
