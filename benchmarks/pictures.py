@@ -17,8 +17,8 @@ from benchmarks import pictures_dali, pictures_packed
 from benchmarks.measuring import Measured, Turn, interleave, spread
 from benchmarks.photos import MEAN, SIZE, STD, Photos, pillow_loader
 from benchmarks.report import Goal, Section
+from paceline.core.allocation import keep_freed_memory
 from paceline.data import dali
-from paceline.data.allocation import keep_freed_memory
 from paceline.data.batch_transforms import Flip, Normalize
 from paceline.data.choosing import Kind
 from paceline.data.datasets.image_folder import ImageFolder

@@ -274,3 +274,12 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
     for name, value in expected.items():
         pairs = zip(found[name], value, strict=True)
         assert all(torch.equal(one, other) for one, other in pairs), name
+
+
+def test_normalize_finds_the_channels_behind_the_views_of_a_video() -> None:
+    views = torch.arange(2 * 3 * 3 * 2 * 1 * 2, dtype=torch.uint8).view(2, 3, 3, 2, 1, 2)  # [N, V, C, T, H, W]
+    mean, std = [0.1, 0.2, 0.3], [0.5, 0.25, 1.0]
+    found = Normalize(mean, std)({"image": views}, torch.empty(2, 0))["image"]
+    for channel in range(3):
+        expected = (views[:, :, channel].double() / 255 - mean[channel]) / std[channel]
+        torch.testing.assert_close(found[:, :, channel].double(), expected, atol=1e-6, rtol=0)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.core.allocation import keep_freed_memory
 from paceline.core.errors import RecipeError
 from paceline.engine.mixed_precision import make_precision
 from paceline.engine.ordered import OrderedTree
@@ -32,6 +33,8 @@ def settle_process(shop: Workshop) -> int:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = train.reproducible == "off"
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if shop.mesh.device.type == "cpu":
+        keep_freed_memory()
     return threads
 
 
