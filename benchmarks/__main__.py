@@ -33,15 +33,14 @@ def main() -> None:
     unknown = sorted(set(options.names) - set(NAMES))
     if unknown:
         parser.error(f"no benchmark is called {unknown[0]}; there are {', '.join(NAMES)}")
-    sections = []
     for name in options.names or NAMES:
         print(f"\n{name}")
-        sections.append(importlib.import_module(f"benchmarks.{name}").measure(options.quick))
-        show(sections[-1])
-    if options.names or options.quick:
-        print(f"\n{PAGE} is written by a full run only")
-    else:
-        write_page(sections)
+        section = importlib.import_module(f"benchmarks.{name}").measure(options.quick)
+        show(section)
+        if not options.quick:
+            write_page([section])  # at once, since a run takes long and may be cut short
+    if options.quick:
+        print(f"\n{PAGE} is left as it is by a quick run")
 
 
 if __name__ == "__main__":

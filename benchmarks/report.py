@@ -46,30 +46,40 @@ def show(section: Section) -> None:
 
 
 def write_page(sections: Iterable[Section]) -> None:
-    """Replace the page of results."""
+    """Put these sections into the page of results, in place of what it had of them; others stay as they are."""
+    found = _sections(PAGE.read_text(encoding="utf-8")) if PAGE.exists() else {}
     text = [
         "# Benchmarks",
-        f"Written by `make bench` on {time.strftime('%Y-%m-%d')}; the same command writes it anew.",
+        "Written by `make bench`; the same command writes it anew, and `python -m benchmarks NAME` one section.",
         machine(),
         "Contestants take short turns in rotation within one run. A ratio is the median over rounds of"
         " (cost of one / cost of the reference in the same round), with the middle half of the rounds behind it.",
     ]
-    for section in sections:
-        text += [f"## {section.title}", section.method, _table(section)]
-        if section.goals:
-            text.append("\n".join(f"- {_verdict(goal)}" for goal in section.goals))
+    found |= {section.title: _written(section) for section in sections}
+    text += [f"## {title}\n\n{content}" for title, content in found.items()]
     PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text("\n\n".join(text) + "\n", encoding="utf-8")
 
 
+def _sections(page: str) -> dict[str, str]:
+    """The sections of a page by their titles."""
+    pieces = [piece.partition("\n") for piece in page.split("\n## ")[1:]]
+    return {title: content.strip() for title, _, content in pieces}
+
+
+def _written(section: Section) -> str:
+    load = f"load average {os.getloadavg()[2]:.1f} over the 15 minutes before its end"
+    parts = [f"Measured on {time.strftime('%Y-%m-%d')}, {load}.", section.method, _table(section)]
+    if section.goals:
+        parts.append("\n".join(f"- {_verdict(goal)}" for goal in section.goals))
+    return "\n\n".join(parts)
+
+
 def machine() -> str:
-    """The processor, its cores, how busy they were just now, and the versions."""
+    """The processor, its cores, and the versions."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES)
     cores = len(os.sched_getaffinity(0))
-    load = f"load average {os.getloadavg()[2]:.1f} over the last 15 minutes"
-    return (
-        f"{_processor()}, {cores} cores, {load}; {platform.system()}, Python {platform.python_version()}, {versions}."
-    )
+    return f"{_processor()}, {cores} cores; {platform.system()}, Python {platform.python_version()}, {versions}."
 
 
 def _processor() -> str:
