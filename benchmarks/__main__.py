@@ -21,6 +21,7 @@ NAMES = (
     "saving",
     "sharing",
     "precisions",
+    "saliency",
 )
 
 

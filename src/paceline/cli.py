@@ -19,6 +19,7 @@ _COMMANDS = {
     "eval": "measure a run's checkpoint",
     "check": "try everything a run needs, without training: data, one step, a checkpoint",
     "data": "look at every sample: what cannot be read, what there is, how fast it loads, a contact sheet; or pack it",
+    "sample": "write a small synthetic data set, and print how a recipe reads it",
     "show": "the resolved recipe, the model, parameter groups, the batch and the learning rate",
     "find-lr": "train while the learning rate grows, and suggest one",
     "replay": "do an update again that was not finite, from the bundle that the run left",
@@ -98,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("train", "eval"):
         _add_processes(made[name])
     _add_data(made["data"])
+    _add_sample(made["sample"])
     _add_convert(made["convert"])
     _add_slurm(made["slurm"])
     for name in ("show", "find-lr"):
@@ -141,6 +143,13 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--size", metavar="N or HxW", help="resize to this shorter side, or height and width, in the pack"
     )
+
+
+def _add_sample(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("kind", choices=("saliency", "segmentation", "video"), help="which task it is for")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
+    parser.add_argument("--number", type=int, default=64, metavar="N", help="how many samples in all (default: 64)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="what is drawn (default: 0)")
 
 
 def _add_convert(parser: argparse.ArgumentParser) -> None:

@@ -106,13 +106,13 @@ class _AnyArguments(Arguments):
 # What the builder gives to a component, not the recipe: left out of the arguments read off a signature.
 _SUPPLIED = {
     "model": {"num_classes", "in_channels"},
-    "loss": {"num_classes"},
-    "metric": {"num_classes"},
+    "loss": {"num_classes", "ignore_index"},
+    "metric": {"num_classes", "classes", "ignore_index"},
     "optimizer": {"params", "lr", "weight_decay"},
     "schedule": {"span", "done", "step", "epoch", "total_steps", "total_epochs"},
     "layer_map": {"model"},
     "transform": {"num_classes", "pairs"},
-    "task": {"losses", "weights", "classes", "extra_metrics"},
+    "task": {"losses", "weights", "classes", "extra_metrics", "ignore_index"},
 }
 
 

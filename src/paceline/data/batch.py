@@ -23,6 +23,8 @@ Sample = dict[str, Any]
 
 RAGGED = frozenset({"boxes", "classes", "masks", "keypoints", "crowd", "area"})
 """Fields of objects, of which samples have different numbers: a batch holds a list of them, a tensor a sample."""
+LISTED = RAGGED | {"truth"}
+"""All fields that a batch holds as a list: those of objects, and masks of the sizes in which they were read."""
 
 
 class JointNames(NamedTuple):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.core.errors import DataError
-from paceline.data.batch import RAGGED, Batch, Sample
+from paceline.data.batch import LISTED, Batch, Sample
 
 Ids = NDArray[np.int64]
 Image = NDArray[np.uint8]
@@ -57,7 +57,7 @@ class Stack:
             if name == "image":
                 fields[name] = torch.from_numpy(self._images[: len(self._ids)])
             else:
-                fields[name] = [_tensor(value) for value in values] if name in RAGGED else _stacked(values)
+                fields[name] = [_tensor(value) for value in values] if name in LISTED else _stacked(values)
         return Batch(fields)
 
 

@@ -21,6 +21,7 @@ from paceline.core.mesh import Mesh
 from paceline.data.batch import Batch
 from paceline.data.loader import Request, load, naming_dead_workers
 from paceline.data.sampler import Cut, evaluation_cuts, owned
+from paceline.engine.predictions import PredictionFolder
 from paceline.engine.run import EvaluationSet, Run
 from paceline.metrics.state import Folding, Metric, State, fold, pack, unpack
 from paceline.optim.averaging import update_bn
@@ -133,11 +134,15 @@ def _first_samples(run: Run, batch: int) -> Iterator[Batch]:
 def _measure_all(run: Run, examined: EvaluationSet, metrics: Sequence[Metric], cuts: list[Cut]) -> Iterator[_Measured]:
     """Measure each batch, in order: on a CPU several at once, each in a thread that also reads its samples."""
 
+    keeper = _prediction_folder(run, examined)
+
     def measure(cut: Cut, fetched: Batch) -> _Measured:
         batch = examined.source.finish(fetched, 0, run.mesh.device)
         with torch.inference_mode(), run.precision.compute():
             predictions = run.task.predict(run.model, batch)
             states = [metric.measure(predictions, batch) for metric in metrics]
+        if keeper is not None and not fetched.is_stand_in:
+            keeper.save(batch, predictions)
         is_drawn = cut.index == 0 and not fetched.is_stand_in
         return _Measured(fetched, states, (batch, predictions) if is_drawn else None)
 
@@ -148,6 +153,13 @@ def _measure_all(run: Run, examined: EvaluationSet, metrics: Sequence[Metric], c
         return
     with ThreadPoolExecutor(lanes) as pool:
         yield from pool.map(lambda cut, request: measure(cut, examined.source.fetch(*request)), cuts, requests)
+
+
+def _prediction_folder(run: Run, examined: EvaluationSet) -> PredictionFolder | None:
+    if not run.save_predictions:
+        return None
+    split = next(name for name, each in run.evaluations.items() if each is examined)
+    return PredictionFolder(run.out / "predictions" / split, examined.source.dataset, run.task)
 
 
 def _lanes(run: Run, examined: EvaluationSet) -> int:

@@ -100,6 +100,7 @@ class Run:
     """Figures that depend on the machine's speed, outside that promise."""
     lr_changes: ChangeLog = field(default_factory=ChangeLog)
     pictures: bool = True
+    save_predictions: bool = False
     figures: dict[str, dict[str, float]] = field(default_factory=dict)
     """The figures of the last evaluation of each split."""
     evaluated_step: int | None = None

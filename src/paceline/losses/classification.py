@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.core.counting import counted
-from paceline.core.errors import DataError, RecipeError
+from paceline.core.errors import DataError
 from paceline.data.batch import Batch
+from paceline.losses.class_numbers import ClassNumbers, full_precision
 from paceline.losses.term import Term
 
 
@@ -23,7 +21,7 @@ class CrossEntropy:
 
     def __init__(self, label_smoothing: float = 0.0, class_weights: list[float] | None = None) -> None:
         self.label_smoothing = label_smoothing
-        self.weights = None if class_weights is None else _ClassNumbers("class_weights", class_weights)
+        self.weights = None if class_weights is None else ClassNumbers("class_weights", class_weights)
 
     def count(self, batch: Batch) -> float:
         """The number of samples, or the sum of the weights of their classes."""
@@ -34,7 +32,7 @@ class CrossEntropy:
 
     def __call__(self, outputs: Tensor, batch: Batch) -> Term:
         """The loss, summed over samples, and what to divide it by."""
-        logits, labels = _full_precision(outputs), batch["label"]
+        logits, labels = full_precision(outputs), batch["label"]
         weights = None if self.weights is None else self.weights.beside(logits)
         soft = labels.ndim == 2
         if soft:
@@ -59,7 +57,7 @@ class BinaryCrossEntropy:
 
     def __init__(self, label_smoothing: float = 0.0, positive_weights: list[float] | None = None) -> None:
         self.label_smoothing = label_smoothing
-        self.weights = None if positive_weights is None else _ClassNumbers("positive_weights", positive_weights)
+        self.weights = None if positive_weights is None else ClassNumbers("positive_weights", positive_weights)
 
     def count(self, batch: Batch) -> float:
         """The number of samples."""
@@ -67,7 +65,7 @@ class BinaryCrossEntropy:
 
     def __call__(self, outputs: Tensor, batch: Batch) -> Term:
         """The loss, averaged over classes and summed over samples, and the number of samples."""
-        logits, labels = _full_precision(outputs), batch["label"]
+        logits, labels = full_precision(outputs), batch["label"]
         weights = None if self.weights is None else self.weights.beside(logits)
         total = F.binary_cross_entropy_with_logits(
             logits, self._targets(labels, logits), pos_weight=weights, reduction="sum"
@@ -83,48 +81,6 @@ class BinaryCrossEntropy:
             return torch.full_like(logits, off).scatter_(1, labels.unsqueeze(1), 1 - smoothing + off)
         targets = _dense_targets("bce", labels, logits)
         return targets if smoothing == 0 else targets * (1 - smoothing) + smoothing / 2
-
-
-class _ClassNumbers:
-    """One number for each class, kept on the devices where outputs were seen."""
-
-    def __init__(self, argument: str, values: list[float]) -> None:
-        self.argument = argument
-        self.values = values
-        self._placed: dict[tuple[torch.device, torch.dtype], Tensor] = {}
-
-    def beside(self, logits: Tensor) -> Tensor:
-        """The numbers as a tensor like `logits`; that there is one for each class is checked once."""
-        place = (logits.device, logits.dtype)
-        placed = self._placed.get(place)
-        if placed is not None:
-            return placed
-        if len(self.values) != logits.shape[1]:
-            raise self._misfit(f"the model tells {counted(logits.shape[1], 'class')} apart")
-        # Made in an evaluation it has to serve training too, which refuses tensors of the inference mode.
-        with torch.inference_mode(False):
-            placed = torch.tensor(self.values, device=logits.device, dtype=logits.dtype)
-        # A dry run has fake logits, and what is made there is fake too: never to be met by a real step.
-        if type(logits) is Tensor:
-            self._placed[place] = placed
-        return placed
-
-    def total(self, labels: Tensor) -> float:
-        """The sum of the numbers of the classes `labels`."""
-        try:
-            return math.fsum(map(self.values.__getitem__, labels.tolist()))
-        except IndexError:
-            raise self._misfit(f"there is a sample of class {int(labels.max())}, counted from 0") from None
-
-    def _misfit(self, found: str) -> RecipeError:
-        return RecipeError(
-            f"{self.argument}: got {counted(len(self.values), 'number')}, but {found}; give one number for each class"
-        )
-
-
-def _full_precision(outputs: Tensor) -> Tensor:
-    # A sum of many half-precision losses would keep two or three digits.
-    return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
 
 
 def _dense_targets(loss: str, labels: Tensor, logits: Tensor) -> Tensor:

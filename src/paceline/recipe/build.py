@@ -95,7 +95,8 @@ class Builder(Workshop):
         progress = Progress(self.total_steps(updates.steps_per_epoch), updates.steps_per_epoch)
         model = self.model(sources["train"], classes)
         prepare_model(self, model)
-        task, precision = self.task(classes), choose_precision(self)
+        ignored = getattr(sources["train"].dataset, "ignore_index", None)
+        task, precision = self.task(classes, ignored), choose_precision(self)
         self.recomputed = recompute(self, model, lambda: self._try_pass(model, task, precision, sources, updates))
         freezing = make_freezing(self, model, progress)
         parallel = shard(self, model)
@@ -133,6 +134,7 @@ class Builder(Workshop):
             parallel=parallel,
             masters=masters,
             pictures=self.recipe.observe.pictures,
+            save_predictions=self.recipe.evaluate.save_predictions,
         )
 
     def model(self, source: Source, classes: list[str]) -> nn.Module:
@@ -166,9 +168,9 @@ class Builder(Workshop):
         file = weights if isinstance(weights, str) else weights.file
         return [f"weights  from {file}", *(f"         {line}" for line in self.fitted.summary())]
 
-    def task(self, classes: list[str]) -> Task:
+    def task(self, classes: list[str], ignore_index: int | None = None) -> Task:
         """The task with its losses and metrics."""
-        supplied = {"num_classes": len(classes)}
+        supplied = {"num_classes": len(classes), "classes": classes, "ignore_index": ignore_index}
         losses, metrics = {}, []
         for index, loss in enumerate(self.recipe.losses):
             with self.speaking_of(f"losses.{index}"):
@@ -177,7 +179,13 @@ class Builder(Workshop):
             with self.speaking_of(f"evaluate.metrics.{index}"):
                 metrics.append(self.make("metric", metric.name, metric, **supplied))
         weights = {loss.name: loss.weight for loss in self.recipe.losses}
-        brought = {"losses": losses, "weights": weights, "classes": classes, "extra_metrics": metrics}
+        brought = {
+            "losses": losses,
+            "weights": weights,
+            "classes": classes,
+            "extra_metrics": metrics,
+            "ignore_index": ignore_index,
+        }
         with self.speaking_of("task"):
             task: Task = self.make("task", self.recipe.task.name, self.recipe.task, **brought)
         made = {"task": task, **{f"loss {name}": loss for name, loss in losses.items()}}

@@ -14,14 +14,20 @@ import paceline.data.datasets.catalogue_objects
 import paceline.data.datasets.catalogue_packed
 import paceline.data.datasets.catalogue_videos
 import paceline.data.transform_catalogue
+import paceline.data.view_catalogue
 import paceline.engine.catalogue
 import paceline.engine.strategy_catalogue
 import paceline.losses.catalogue
+import paceline.losses.dense_catalogue
 import paceline.metrics.catalogue
+import paceline.metrics.saliency_catalogue
+import paceline.metrics.segmentation_catalogue
 import paceline.models.catalogue
+import paceline.models.dense_catalogue
 import paceline.optim.catalogue
 import paceline.optim.schedule_catalogue
-import paceline.tasks.catalogue  # noqa: F401
+import paceline.tasks.catalogue
+import paceline.tasks.dense_catalogue  # noqa: F401
 from paceline.core.arguments import Arguments, Count, CountOrZero, NonNegative, Positive, Share
 from paceline.recipe.document import PartSpec
 
@@ -301,6 +307,8 @@ class Evaluate(Section):
     workers: CountOrZero | Auto = "auto"
     threads: Count = 1
     metrics: list[MetricPart] = []
+    save_predictions: bool = False
+    """Writes each prediction as a PNG file of the truth's size, where the task predicts maps."""
 
 
 class Checkpoint(Section):

@@ -50,6 +50,7 @@ class ImageMask:
     ) -> None:
         self.root = root = Path(root)
         self.classes = ["foreground"] if binary else list(classes or [])
+        self.ignore_index = ignore_index
         self.max_pixels = max_pixels
         self._decode = decode_grey if binary else decode_ids
         self._is_known = None if binary else _known(len(self.classes), ignore_index)

@@ -1,0 +1,181 @@
+"""Small data sets that nobody had to photograph: shapes on textured ground, in the files that real data sets have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from paceline.core.palette import colour_of
+
+IGNORED = 255
+"""In masks of classes, the border of a shape."""
+SHAPES = ("ground", "disc", "square", "triangle")
+"""The classes of pixels."""
+MOTIONS = ("circling", "growing", "sideways", "vertical")
+"""The classes of videos."""
+
+_SIDES = {"disc": 0, "square": 4, "triangle": 3}
+_VIDEO = (80, 112)  # height and width
+_FRAMES_A_SECOND = 25
+Random = np.random.Generator
+Pixels = NDArray[np.uint8]
+Plane = NDArray[np.float32]
+
+
+class Shape(NamedTuple):
+    """A disc, or a polygon of equal sides, around a place, in pixels."""
+
+    sides: int
+    x: float
+    y: float
+    radius: float
+    turn: float
+
+    def distance(self, height: int, width: int) -> Plane:
+        """How far each pixel lies outside, below 0 inside, [H, W]."""
+        down, across = np.mgrid[:height, :width].astype(np.float32) + np.float32(0.5)
+        across, down = across - self.x, down - self.y
+        if self.sides == 0:
+            return np.asarray(np.hypot(across, down) - self.radius, np.float32)
+        angles = [self.turn + 2 * math.pi * side / self.sides for side in range(self.sides)]
+        planes = [across * math.cos(angle) + down * math.sin(angle) for angle in angles]
+        return np.asarray(np.max(planes, 0) - self.radius * math.cos(math.pi / self.sides), np.float32)
+
+
+def write_saliency(folder: Path, number: int, seed: int) -> None:
+    """Photos with one to three vivid shapes, and masks that are white there: images/, masks/, train.txt, val.txt."""
+
+    def paint(random: Random) -> tuple[Pixels, Image.Image]:
+        height, width = random.integers(96, 160, 2).tolist()
+        picture, inside = _ground(random, height, width), np.zeros((height, width), np.bool_)
+        for _ in range(random.integers(1, 4)):
+            shape = _drawn_shape(random, random.choice([0, 3, 4, 5, 6]).item(), height, width)
+            distance = shape.distance(height, width)
+            picture = _laid_over(picture, _texture(random, height, width, vivid=1.0), distance)
+            inside |= distance < 0
+        return _rounded(picture), Image.fromarray(inside.astype(np.uint8) * 255)
+
+    _write_pairs(folder, number, seed, paint)
+
+
+def write_segmentation(folder: Path, number: int, seed: int) -> None:
+    """Photos of discs, squares and triangles, and masks of `SHAPES` by number with `IGNORED` borders; files alike."""
+    palette = [value for number in range(256) for value in colour_of(number)]
+
+    def paint(random: Random) -> tuple[Pixels, Image.Image]:
+        height, width = 96, 128
+        picture, ids = _ground(random, height, width), np.zeros((height, width), np.uint8)
+        for _ in range(random.integers(2, 5)):
+            label = int(random.integers(1, len(SHAPES)))
+            shape = _drawn_shape(random, _SIDES[SHAPES[label]], height, width)
+            distance = shape.distance(height, width)
+            picture = _laid_over(picture, _texture(random, height, width, vivid=0.7), distance)
+            ids[distance < 1] = IGNORED
+            ids[distance < -1] = label
+        mask = Image.fromarray(ids)
+        mask.putpalette(palette)
+        return _rounded(picture), mask
+
+    _write_pairs(folder, number, seed, paint)
+
+
+def write_video(folder: Path, number: int, seed: int) -> None:
+    """Videos of a shape that moves as one of `MOTIONS`: videos/MOTION/, and lists train.csv and val.csv."""
+    lines = []
+    for index in range(number):
+        random = np.random.default_rng([seed, index])
+        motion = MOTIONS[index % len(MOTIONS)]
+        name = f"videos/{motion}/clip_{index:04d}.mp4"
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        _encode(folder / name, _film(random, motion))
+        lines.append(f"{name},{motion}\n")
+    _write_lists(folder, ".csv", lines)
+
+
+def _write_pairs(folder: Path, number: int, seed: int, paint: Callable[[Random], tuple[Pixels, Image.Image]]) -> None:
+    for name in ("images", "masks"):
+        (folder / name).mkdir()
+    for index in range(number):
+        picture, mask = paint(np.random.default_rng([seed, index]))
+        Image.fromarray(picture).save(folder / f"images/image_{index:04d}.jpg", quality=92)
+        mask.save(folder / f"masks/image_{index:04d}.png")
+    _write_lists(folder, ".txt", [f"image_{index:04d}\n" for index in range(number)])
+
+
+def _write_lists(folder: Path, ending: str, lines: Sequence[str]) -> None:
+    """Three quarters to learn from; samples differ by chance alone, so any will do."""
+    num_train = len(lines) - max(1, len(lines) // 4)
+    (folder / f"train{ending}").write_text("".join(lines[:num_train]), encoding="utf-8")
+    (folder / f"val{ending}").write_text("".join(lines[num_train:]), encoding="utf-8")
+
+
+def _film(random: Random, motion: str) -> list[Pixels]:
+    height, width = _VIDEO
+    ground, cover = _ground(random, height, width), _texture(random, height, width, vivid=1.0)
+    sides, radius, turn = random.choice([0, 3, 4]).item(), random.uniform(8, 13), random.uniform(0, 2 * math.pi)
+    num_frames, phase, speed = int(random.integers(24, 41)), random.uniform(0, 1), random.uniform(0.8, 1.6)
+    middle = width / 2 + random.uniform(-5, 5), height / 2 + random.uniform(-5, 5)
+    frames = []
+    for frame in range(num_frames):
+        angle = 2 * math.pi * (phase + speed * frame / num_frames)
+        wave = math.sin(angle)
+        along, across, growth = {
+            "circling": (24 * math.cos(angle), 24 * wave, 1.0),
+            "growing": (0.0, 0.0, 1.6 + wave),
+            "sideways": (40 * wave, 0.0, 1.0),
+            "vertical": (0.0, 26 * wave, 1.0),
+        }[motion]
+        shape = Shape(sides, middle[0] + along, middle[1] + across, radius * growth, turn)
+        frames.append(_rounded(_laid_over(ground, cover, shape.distance(height, width))))
+    return frames
+
+
+def _encode(path: Path, frames: Sequence[Pixels]) -> None:
+    import av
+
+    with av.open(str(path), "w", options={"fflags": "+bitexact"}) as container:
+        # With one thread and no versions written down, the same frames give the same bytes.
+        stream: Any = container.add_stream("libx264", rate=_FRAMES_A_SECOND, options={"crf": "20", "preset": "fast"})
+        stream.height, stream.width = frames[0].shape[:2]
+        stream.pix_fmt = "yuv420p"
+        stream.codec_context.thread_count = 1
+        for pixels in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        container.mux(stream.encode())
+
+
+def _drawn_shape(random: Random, sides: int, height: int, width: int) -> Shape:
+    radius = random.uniform(0.14, 0.28) * min(height, width)
+    x, y = random.uniform(radius, width - radius), random.uniform(radius, height - radius)
+    return Shape(sides, x, y, radius, random.uniform(0, 2 * math.pi))
+
+
+def _ground(random: Random, height: int, width: int) -> Plane:
+    return _texture(random, height, width, vivid=0.25)
+
+
+def _texture(random: Random, height: int, width: int, vivid: float) -> Plane:
+    """Two colours in patches, and grain; colours are grey at 0 and anything at 1: [H, W, 3], from 0 to 255."""
+    colours = random.uniform(20, 235, (2, 3)).astype(np.float32)
+    colours = colours.mean(1, keepdims=True) * (1 - vivid) + colours * vivid
+    cells = random.uniform(0, 1, random.integers(4, 12, 2)).astype(np.float32)
+    patches = cv2.resize(cells, (width, height), interpolation=cv2.INTER_LINEAR)[..., None]
+    grain = random.normal(0, 8, (height, width, 1)).astype(np.float32)
+    return np.asarray(colours[0] * patches + colours[1] * (1 - patches) + grain, np.float32)
+
+
+def _laid_over(picture: Plane, cover: Plane, distance: Plane) -> Plane:
+    """The cover where the distance is below 0, with a soft edge."""
+    share = np.clip(0.5 - distance, 0, 1)[..., None]
+    return np.asarray(picture * (1 - share) + cover * share, np.float32)
+
+
+def _rounded(picture: Plane) -> Pixels:
+    return np.clip(picture.round(), 0, 255).astype(np.uint8)

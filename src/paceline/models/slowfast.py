@@ -1,0 +1,115 @@
+"""SlowFast-R50: a pathway with many channels that sees few frames, and a thin one that sees all of them.
+
+After the stem and after each stage but the last, what the fast pathway knows is put beside the slow one's features.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Kernel = tuple[int, int, int]
+
+_DEPTHS = (3, 4, 6, 3)
+_SLOW_WIDTH, _FAST_WIDTH = 64, 8  # of the stems; beta is 1/8
+_LATERAL_FRAMES = 7  # of the published 8×8 network; the paper's text has 5
+
+
+class SlowFast(nn.Module):
+    """SlowFast with ResNet-50 pathways; takes one clip, of which the slow pathway sees every `alpha`-th frame.
+
+    As published, "8×8" takes clips of 32 frames that lie 2 apart; any other number works.
+    """
+
+    def __init__(self, num_classes: int, in_channels: int = 3, alpha: int = 4, dropout: float = 0.5) -> None:
+        super().__init__()
+        self.alpha = alpha
+        leaving = [_FAST_WIDTH, *(4 * _FAST_WIDTH << stage for stage in range(3))]  # channels that a lateral takes
+        arriving = [2 * channels for channels in leaving]
+        self.slow = _pathway(in_channels, _SLOW_WIDTH, (1, 1, 1, 3, 3), arriving)
+        self.fast = _pathway(in_channels, _FAST_WIDTH, (5, 3, 3, 3, 3), [0] * 4)
+        self.laterals = nn.ModuleList(
+            _unit(taken, given, (_LATERAL_FRAMES, 1, 1), (alpha, 1, 1))
+            for taken, given in zip(leaving, arriving, strict=True)
+        )
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(32 * (_SLOW_WIDTH + _FAST_WIDTH), num_classes)
+        self.apply(_initialise)
+
+    def forward(self, clips: Tensor) -> Tensor:
+        """Logits [N, num_classes] of clips [N, in_channels, T, H, W]."""
+        slow = self.slow[0](clips[:, :, :: self.alpha])  # [N, 64, T / alpha, H / 4, W / 4]
+        fast = self.fast[0](clips)  # [N, 8, T, H / 4, W / 4]
+        for lateral, slow_stage, fast_stage in zip(self.laterals, self.slow[1:], self.fast[1:], strict=True):
+            slow = slow_stage(torch.cat([slow, lateral(fast)], dim=1))
+            fast = fast_stage(fast)
+        pooled = torch.cat([slow.mean(dim=(2, 3, 4)), fast.mean(dim=(2, 3, 4))], dim=1)
+        logits: Tensor = self.head(self.dropout(pooled))
+        return logits
+
+
+class Bottleneck(nn.Module):
+    """1×1, 3×3 and 1×1 convolutions beside a shortcut; the first one reaches over `frames` frames."""
+
+    def __init__(self, in_channels: int, width: int, frames: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            _unit(in_channels, width, (frames, 1, 1)),
+            _unit(width, width, (1, 3, 3), (1, stride, stride)),
+            _unit(width, 4 * width, (1, 1, 1))[:2],
+        )
+        nn.init.zeros_(self.get_parameter("body.2.norm.weight"))  # the block begins as its shortcut
+        self.shortcut: nn.Module = nn.Identity()
+        if stride > 1 or in_channels != 4 * width:
+            self.shortcut = _unit(in_channels, 4 * width, (1, 1, 1), (1, stride, stride))[:2]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, 4 · width, T, H / stride, W / stride] of [N, in_channels, T, H, W]."""
+        return F.relu(self.shortcut(x) + self.body(x))
+
+
+class FramePool(nn.Module):
+    """The largest of 3×3 pixels, every second one, in each frame.
+
+    Frames go as channels of an image, since pooling volumes is not deterministic everywhere.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, C, T, H / 2, W / 2] of [N, C, T, H, W]."""
+        pooled = F.max_pool2d(x.flatten(1, 2), 3, stride=2, padding=1)
+        return pooled.reshape(*x.shape[:3], *pooled.shape[2:])
+
+
+def _pathway(in_channels: int, width: int, frames: Sequence[int], arriving: Sequence[int]) -> nn.ModuleList:
+    """The stem and four stages; `frames` that their convolutions reach over, `arriving` channels of laterals."""
+    stem = _unit(in_channels, width, (frames[0], 7, 7), (1, 2, 2))
+    stem.add_module("pool", FramePool())
+    parts = [stem]
+    channels = width
+    for stage, depth in enumerate(_DEPTHS):
+        wide = width << stage
+        first = Bottleneck(channels + arriving[stage], wide, frames[stage + 1], 2 if stage else 1)
+        others = (Bottleneck(4 * wide, wide, frames[stage + 1], 1) for _ in range(depth - 1))
+        parts.append(nn.Sequential(first, *others))
+        channels = 4 * wide
+    return nn.ModuleList(parts)
+
+
+def _unit(in_channels: int, out_channels: int, kernel: Kernel, stride: Kernel = (1, 1, 1)) -> nn.Sequential:
+    padding = (kernel[0] // 2, kernel[1] // 2, kernel[2] // 2)
+    convolution = nn.Conv3d(in_channels, out_channels, kernel, stride, padding, bias=False)
+    return nn.Sequential(
+        OrderedDict(convolution=convolution, norm=nn.BatchNorm3d(out_channels), activation=nn.ReLU(inplace=True))
+    )
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Conv3d):
+        nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    elif isinstance(module, nn.Linear):
+        nn.init.normal_(module.weight, std=0.01)
+        nn.init.zeros_(module.bias)

@@ -1,0 +1,112 @@
+"""Data sets that are drawn: files as real ones, the same from the same seed, and shapes where the masks say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from paceline.data.clips import MultiClip
+from paceline.data.datasets.pairs import ImageMask
+from paceline.data.datasets.videos import VideoFolder, VideoList
+from paceline.data.source import Source
+from paceline.data.synthetic import (
+    IGNORED,
+    MOTIONS,
+    SHAPES,
+    Shape,
+    write_saliency,
+    write_segmentation,
+    write_video,
+)
+
+WRITERS = [write_saliency, write_segmentation, write_video]
+
+
+def written(folder: Path, write: Callable[[Path, int, int], None], number: int = 8, seed: int = 0) -> Path:
+    folder.mkdir()
+    write(folder, number, seed)
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_the_seed_tells_every_byte(tmp_path: Path, write: Callable[[Path, int, int], None]) -> None:
+    first, again = (contents(written(tmp_path / name, write, 4, 3)) for name in ("first", "again"))
+    other = contents(written(tmp_path / "other", write, 4, 4))
+    longer = contents(written(tmp_path / "longer", write, 5, 3))
+    assert first == again
+    lists = {name for name in first if name.startswith(("train.", "val."))}
+    assert len(lists) == 2
+    assert all(other[name] != first[name] for name in first.keys() - lists)
+    assert all(longer[name] == first[name] for name in first.keys() - lists)
+
+
+def test_saliency_has_grey_masks_of_vivid_shapes(tmp_path: Path) -> None:
+    root = written(tmp_path / "set", write_saliency, 12)
+    parts = [ImageMask(root, list_file=name, binary=True) for name in ("train.txt", "val.txt")]
+    assert [len(part) for part in parts] == [9, 3]
+    sizes = set()
+    for index in range(9):
+        sample = parts[0].read(index)
+        inside = sample["mask"] == 255
+        assert set(np.unique(sample["mask"])) == {0, 255}
+        assert 0.02 < inside.mean() < 0.6
+        colours = sample["image"].astype(np.float64)
+        sizes.add(inside.shape)
+        edges = np.abs(np.diff(colours.mean(2), axis=1)).mean()
+        assert edges > 1  # it has a texture
+    assert len(sizes) > 1
+    assert {parts[0].path(index) for index in range(9)}.isdisjoint(parts[1].path(index) for index in range(3))
+
+
+def test_segmentation_has_masks_of_classes_and_borders(tmp_path: Path) -> None:
+    root = written(tmp_path / "set", write_segmentation, 12)
+    dataset = ImageMask(root, classes=SHAPES, ignore_index=IGNORED)
+    masks = [dataset.read(index)["mask"] for index in range(len(dataset))]
+    assert set(np.unique(masks)) == {0, 1, 2, 3, IGNORED}
+    assert 0.01 < np.mean(np.array(masks) == IGNORED) < 0.15
+    assert Image.open(root / "masks/image_0000.png").mode == "P"
+    batch = Source(dataset, [], 0).fetch(0, np.arange(4))
+    assert batch["image"].shape == (4, 3, 96, 128)
+
+
+def test_videos_are_read_by_list_and_by_folder(tmp_path: Path) -> None:
+    root = written(tmp_path / "set", write_video, 8)
+    listed = [VideoList(root / name, classes=MOTIONS) for name in ("train.csv", "val.csv")]
+    assert [len(part) for part in listed] == [6, 2]
+    folder = VideoFolder(root / "videos")
+    assert (len(folder), folder.classes) == (8, list(MOTIONS))
+    for part in listed:
+        for index in range(len(part)):
+            assert part.path(index).parent.name == MOTIONS[part.open(index)["label"]]
+    batch = Source(listed[0], [MultiClip(clips=2, frames=4, stride=2)], 0).fetch(0, np.arange(4))
+    assert batch["image"].shape == (4, 2, 3, 4, 80, 112)
+    assert batch["label"].tolist() == [0, 1, 2, 3]
+
+
+def test_motions_move_as_they_are_called(tmp_path: Path) -> None:
+    """Where frames change tells the motion: along rows, along columns, or around."""
+    root = written(tmp_path / "set", write_video, 4)
+    dataset = VideoList(root / "train.csv", classes=MOTIONS)
+    spread = {}
+    for index in range(3):
+        sample = MultiClip(clips=1, frames=24)(dataset.open(index), np.empty(0))
+        frames = sample["image"][0].astype(np.float64).mean(-1)
+        moving = frames.std(0) > 12
+        rows, columns = np.nonzero(moving)
+        spread[MOTIONS[sample["label"]]] = (np.ptp(rows), np.ptp(columns))
+    assert spread["sideways"][1] > 2 * spread["sideways"][0]
+    assert min(spread["circling"]) > 40
+
+
+@pytest.mark.parametrize(("sides", "area"), [(0, np.pi), (4, 2.0), (3, 3 * np.sqrt(3) / 4)])
+def test_shapes_have_the_area_of_their_kind(sides: int, area: float) -> None:
+    inside = Shape(sides, 50.0, 50.0, 40.0, 0.3).distance(100, 100) < 0
+    assert inside.sum() == pytest.approx(area * 40**2, rel=0.01)

@@ -1,0 +1,88 @@
+"""Predictions as files: names like those of the images, numbers as they are, never half-written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.core.errors import UsageError
+from paceline.core.palette import colour_of
+from paceline.data.batch import Batch, Sample
+from paceline.data.masks import decode_grey, decode_ids
+from paceline.engine.predictions import Map, PredictionFolder, file_names
+
+
+class Files:
+    """A data set that has names and nothing else."""
+
+    classes = ["foreground"]
+    channels = 3
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def path(self, index: int) -> Path:
+        return Path("/set/images") / self._names[index]
+
+    def read(self, index: int) -> Sample:
+        raise NotImplementedError
+
+
+class Maps:
+    """A task that predicts what it is given."""
+
+    def __init__(self, palette: list[tuple[int, int, int]] | None = None) -> None:
+        self.palette = palette
+
+    def maps(self, predictions: list[Map]) -> list[Map]:
+        return predictions
+
+
+def test_files_are_named_like_images() -> None:
+    assert file_names(Files("a.jpg", "b.v2.png")) == ["a.png", "b.v2.png"]
+    assert file_names(Files("x/a.jpg", "y/a.jpg")) == ["x/a.png", "y/a.png"]
+    assert file_names(Files("x/a.jpg", "x/b.jpg")) == ["a.png", "b.png"]
+    assert file_names(Files("a.jpg", "a.png")) == ["a.jpg.png", "a.png.png"]
+    assert file_names(Files("a.jpg", "a.jpg")) == ["a-00000000.png", "a-00000001.png"]
+
+
+def test_without_files_they_are_numbered() -> None:
+    class Memory:
+        classes = ["a"]
+        channels = 3
+
+        def __len__(self) -> int:
+            return 2
+
+        def read(self, index: int) -> Sample:
+            raise NotImplementedError
+
+    assert file_names(Memory()) == ["00000000.png", "00000001.png"]
+
+
+def test_numbers_come_back_as_they_were(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    found = [random.integers(0, 256, size).astype(np.uint8) for size in ((5, 7), (9, 4))]
+    dataset, ids = Files("a.jpg", "b.jpg", "c.jpg"), Batch(id=torch.tensor([2, 0]))
+    grey = PredictionFolder(tmp_path / "grey", dataset, Maps())
+    coloured = PredictionFolder(tmp_path / "ids", dataset, Maps([colour_of(number) for number in range(256)]))
+    for folder in (grey, coloured, grey):  # a second time, they are replaced
+        folder.save(ids, found)
+    assert sorted(path.name for path in (tmp_path / "grey").iterdir()) == ["a.png", "c.png"]
+    assert decode_grey(tmp_path / "grey/c.png").tolist() == found[0].tolist()
+    assert decode_ids(tmp_path / "ids/a.png").tolist() == found[1].tolist()
+
+
+def test_what_cannot_be_saved_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"evaluate\.save_predictions: this task predicts no maps"):
+        PredictionFolder(tmp_path, Files("a.jpg"), object())
+    (tmp_path / "file").touch()
+    folder = PredictionFolder(tmp_path / "file", Files("a.jpg"), Maps())
+    with pytest.raises(UsageError, match=r"file/a\.png: the prediction cannot be written"):
+        folder.save(Batch(id=torch.tensor([0])), [np.zeros((2, 2), np.uint8)])

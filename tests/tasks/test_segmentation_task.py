@@ -1,0 +1,249 @@
+"""Segmentation as the engine sees it: auxiliary heads, views of evaluation, figures at the size of the masks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from paceline.core.errors import RecipeError
+from paceline.data.batch import Batch
+from paceline.losses.dense import PixelCrossEntropy
+from paceline.losses.overlap import dice_loss
+from paceline.losses.term import Loss
+from paceline.metrics.state import Figures, fold
+from paceline.tasks.dense_catalogue import SegmentationArguments
+from paceline.tasks.dense_prediction import Views, starts
+from paceline.tasks.segmentation import Segmentation
+
+CLASSES = ["ground", "disc", "square"]
+
+
+class Net(nn.Module):
+    """A convolution a head; at a half of the images' size if asked."""
+
+    def __init__(self, auxiliary: bool = False, shrink: int = 1) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.head = nn.Conv2d(3, 3, 3, padding=1, stride=shrink)
+        self.side = nn.Conv2d(3, 3, 1)
+        self.auxiliary = auxiliary
+
+    def forward(self, images: Tensor) -> Tensor | dict[str, Tensor]:
+        logits: Tensor = self.head(images)
+        return {"out": logits, "aux": self.side(images)[:, :, ::2, ::2]} if self.auxiliary else logits
+
+
+class PerPixel(nn.Module):
+    """What it says of a pixel depends on that pixel alone."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.cat([images * 2, images[:, :1] - images[:, 1:2]], 1)[:, 1:]
+
+
+def task(**arguments: Any) -> Segmentation:
+    return Segmentation(
+        {"pixel_cross_entropy": PixelCrossEntropy(3)}, {"pixel_cross_entropy": 2.0}, CLASSES, **arguments
+    )
+
+
+def batch(size: int = 4, height: int = 12, width: int = 16) -> Batch:
+    generator = torch.Generator().manual_seed(size)
+    masks = torch.randint(0, 4, (size, height, width), generator=generator)
+    masks[masks == 3] = 255
+    images = torch.randn(size, 3, height, width, generator=generator)
+    return Batch(id=torch.arange(size), image=images, mask=masks.to(torch.uint8))
+
+
+def mean(term: Any) -> float:
+    return float(term.numerator.detach() / torch.as_tensor(term.denominator).detach())
+
+
+def cross_entropy(logits: Tensor, samples: Batch) -> float:
+    return F.cross_entropy(logits, samples["mask"].long(), ignore_index=255).item()
+
+
+@pytest.mark.parametrize("shrink", [1, 2])
+def test_the_loss_is_that_of_logits_at_the_size_of_the_masks(shrink: int) -> None:
+    net, samples = Net(shrink=shrink), batch()
+    terms = task().losses(net, samples)
+    logits = F.interpolate(net(samples["image"]), (12, 16), mode="bilinear")
+    assert {name: mean(term) for name, term in terms.items()} == {
+        "pixel_cross_entropy": pytest.approx(cross_entropy(logits, samples), rel=1e-5)
+    }
+
+
+def test_an_auxiliary_head_has_losses_of_its_own() -> None:
+    net, samples = Net(auxiliary=True), batch()
+    losses: dict[str, Loss] = {"pixel_cross_entropy": PixelCrossEntropy(3), "dice_loss": dice_loss(3)}
+    chosen = Segmentation(losses, {"pixel_cross_entropy": 1.0, "dice_loss": 0.5}, CLASSES, aux_weight=0.4)
+    terms, counts = chosen.losses(net, samples), chosen.counts(samples)
+    assert chosen.weights == {
+        "pixel_cross_entropy": 1.0,
+        "dice_loss": 0.5,
+        "aux_pixel_cross_entropy": 0.4,
+        "aux_dice_loss": 0.2,
+    }
+    assert list(terms) == list(counts) == list(chosen.weights)
+    assert counts["pixel_cross_entropy"] == counts["aux_pixel_cross_entropy"]
+    auxiliary = F.interpolate(net(samples["image"])["aux"], (12, 16), mode="bilinear")
+    assert mean(terms["aux_pixel_cross_entropy"]) == pytest.approx(cross_entropy(auxiliary, samples), rel=1e-5)
+    (gradient,) = torch.autograd.grad(terms["aux_pixel_cross_entropy"].numerator, net.side.weight)
+    assert gradient.abs().sum() > 0
+    figures = chosen.metrics()[0].figures(chosen.metrics()[0].measure(chosen.predict(net, samples), samples))
+    assert sorted(figures) == ["dice_loss", "loss", "pixel_cross_entropy"]
+
+
+def test_a_missing_head_and_a_wrong_number_of_classes_are_told() -> None:
+    with pytest.raises(RecipeError, match=r"task\.aux_weight: the model has no auxiliary head"):
+        task(aux_weight=0.4).losses(Net(), batch())
+    with pytest.raises(RecipeError, match="gives 5 maps for an image, the data have 3"):
+        task().losses(nn.Conv2d(3, 5, 1), batch())
+    with pytest.raises(RecipeError, match=r"outputs of shape \[4, 7\], expected logits for each pixel"):
+        task().losses(nn.Sequential(nn.Flatten(), nn.Linear(3 * 12 * 16, 7)), batch())
+
+
+def test_figures_are_measured_at_the_size_of_each_truth() -> None:
+    chosen, samples = task(), batch(2)
+    samples["truth"] = [torch.zeros(24, 32, dtype=torch.uint8), torch.ones(6, 9, dtype=torch.uint8)]
+    samples["matrix"] = torch.tensor([[[2.0, 0, 0], [0, 2.0, 0]], [[9 / 16, 0, 0], [0, 0.5, 0]]])
+    predictions = chosen.predict(Net(), samples)
+    assert [tuple(found.shape) for found in predictions.maps] == [(24, 32), (6, 9)]
+    right = [int((found == truth).sum()) for found, truth in zip(predictions.maps, samples["truth"], strict=True)]
+    figures: Figures = {}
+    for metric in chosen.metrics():
+        figures |= metric.figures(metric.measure(predictions, samples))
+    assert figures["pixel_accuracy"] == sum(right) / (24 * 32 + 6 * 9)
+    assert chosen.main_figure in figures
+    assert {"iou.ground", "iou.disc", "loss", "pixel_cross_entropy"} <= figures.keys()
+    assert figures["confusion"].shape == (3, 3)
+
+
+def test_figures_do_not_depend_on_how_samples_were_cut() -> None:
+    chosen, samples = task(), batch(5)
+    found = []
+    for cuts in ([0, 5], [0, 2, 5]):
+        states: dict[int, Any] = {}
+        for start, stop in pairwise(cuts):
+            part = Batch({name: value[start:stop] for name, value in samples.items()})
+            for number, metric in enumerate(chosen.metrics()[1:]):
+                states.setdefault(number, []).append(metric.measure(chosen.predict(Net(), part), part))
+        metrics = chosen.metrics()[1:]
+        figures = [metric.figures(fold(states[number])) for number, metric in enumerate(metrics)]
+        found.append([{name: value for name, value in each.items() if isinstance(value, float)} for each in figures])
+    assert found[0] == found[1]
+
+
+def test_pixels_without_a_number_are_never_right() -> None:
+    samples = batch(1)
+    samples["mask"].zero_()
+    predictions = task().predict(nn.Conv2d(3, 3, 1).requires_grad_(False).apply(_break), samples)
+    assert set(predictions.maps[0].flatten().tolist()) == {3}
+    measured = task().metrics()[1]
+    assert measured.figures(measured.measure(predictions, samples))["pixel_accuracy"] == 0
+
+
+def _break(module: nn.Module) -> None:
+    if isinstance(module, nn.Conv2d):
+        module.weight.fill_(float("nan"))
+
+
+def test_one_view_is_the_models_own_answer() -> None:
+    images = batch()["image"]
+    assert torch.equal(Views()(PerPixel(), images), PerPixel()(images))
+
+
+def test_mirrored_views_are_averaged_as_probabilities() -> None:
+    net, images = Net().requires_grad_(False), batch()["image"]
+    plain, turned = net(images).softmax(1), net(images.flip(-1)).flip(-1).softmax(1)
+    found = Views(flip=True)(net, images).softmax(1)
+    assert torch.allclose(found, (plain + turned) / 2, atol=1e-6)
+    assert torch.allclose(Views(flip=True)(net, images.flip(-1)).flip(-1).softmax(1), found, atol=1e-6)
+
+
+def test_views_at_several_sizes_are_brought_back_and_averaged() -> None:
+    net, images = Net().requires_grad_(False), batch()["image"]
+    asked: list[Sequence[int]] = []
+
+    def ask(view: Tensor) -> Tensor:
+        asked.append(tuple(view.shape[-2:]))
+        logits: Tensor = net(view)
+        return logits
+
+    found = Views(scales=(0.5, 1.0, 1.5))(ask, images)
+    assert asked == [(6, 8), (12, 16), (18, 24)]
+    expected = torch.zeros_like(found)
+    for size in asked:
+        view = F.interpolate(images, tuple(size), mode="bilinear")
+        expected += F.interpolate(net(view), (12, 16), mode="bilinear").softmax(1) / 3
+    assert torch.allclose(found.softmax(1), expected, atol=1e-6)
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.data())
+def test_windows_cover_a_side_without_gaps(length: int, window: int, data: st.DataObject) -> None:
+    window = min(window, length)
+    places = starts(length, window, data.draw(st.integers(1, window)))
+    covered = {pixel for place in places for pixel in range(place, place + window)}
+    assert covered == set(range(length))
+    assert len(set(places)) == len(places)
+
+
+@pytest.mark.parametrize(
+    ("window", "stride"), [((5, 7), (3, 4)), ((12, 16), (12, 16)), ((50, 6), (50, 6)), ((5, 5), None)]
+)
+def test_windows_put_together_are_the_whole(window: Sequence[int], stride: Sequence[int] | None) -> None:
+    """What a pixel is called here depends on no other, so windows must not be seen in the result."""
+    images = batch()["image"]
+    found = Views(window=window, stride=stride)(PerPixel(), images)
+    assert torch.allclose(found, PerPixel()(images), atol=1e-6)
+
+
+def test_overlapping_windows_are_averaged() -> None:
+    answers = iter([torch.zeros(1, 2, 4, 4), torch.ones(1, 2, 4, 4)])
+    found = Views(window=(4, 4), stride=(4, 2))(lambda view: next(answers), torch.zeros(1, 3, 4, 6))
+    assert found[0, 0, 0].tolist() == [0, 0, 0.5, 0.5, 1, 1]
+
+
+def test_a_task_looks_as_it_is_told() -> None:
+    samples, net = batch(), Net().requires_grad_(False)
+    chosen = task(flip=True, scales=[1.0, 1.25], window=8, stride=[6, 4])
+    expected = Views(True, (1.0, 1.25), (8, 8), (6, 4))(net, samples["image"])
+    assert torch.equal(chosen.predict(net, samples).logits, expected)
+
+
+def test_maps_are_saved_as_ids() -> None:
+    predictions = task().predict(Net(), batch(2))
+    for saved, found in zip(task().maps(predictions), predictions.maps, strict=True):
+        assert saved.dtype == np.uint8
+        assert saved.tolist() == found.tolist()
+
+
+def test_pictures_have_a_legend() -> None:
+    samples, chosen = batch(3), task()
+    alone, both = (chosen.picture(samples, found) for found in (None, chosen.predict(Net(), samples)))
+    assert alone is not None
+    assert both is not None
+    assert both.dtype == np.uint8
+    assert (both.reshape(-1, 3) == chosen.palette[2]).all(1).any()
+    many = Segmentation({"pixel_cross_entropy": PixelCrossEntropy(3)}, {"pixel_cross_entropy": 1.0}, CLASSES * 20)
+    longer = many.picture(samples, None)
+    assert longer is not None
+    assert longer.shape[0] > alone.shape[0]
+    assert list(chosen.tables({"confusion": torch.eye(3)})) == ["confusion"]
+    assert chosen.tables({}) == {}
+
+
+def test_strides_need_windows_at_least_as_large() -> None:
+    SegmentationArguments(window=[8, 9], stride=8)
+    for wrong, words in (({"stride": 4}, "window too"), ({"window": 4, "stride": [4, 5]}, "leave gaps")):
+        with pytest.raises(ValidationError, match=words):
+            SegmentationArguments.model_validate(wrong)

@@ -1,0 +1,166 @@
+"""Videos as the engine sees them: clips, views that make one prediction, figures and pictures."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.core.errors import DataError
+from paceline.data.batch import Batch
+from paceline.data.multi_crop import MultiCrop
+from paceline.data.stacking import stack
+from paceline.losses.classification import BinaryCrossEntropy, CrossEntropy
+from paceline.metrics.state import Figures, fold
+from paceline.tasks.video import VideoClassification, stills
+
+CLASSES = ["circling", "growing", "sideways"]
+NONE = np.empty(0)
+
+
+class Net(nn.Module):
+    """A linear layer on the mean of every channel, which remembers how many clips it saw at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.head = nn.Linear(3, 3)
+        self.seen: list[tuple[int, ...]] = []
+
+    def forward(self, clips: Tensor) -> Tensor:
+        self.seen.append(tuple(clips.shape))
+        logits: Tensor = self.head(clips.mean((2, 3, 4)) * 10)
+        return logits
+
+
+def task(multi_label: bool = False) -> VideoClassification:
+    losses: dict[str, Any] = {"bce": BinaryCrossEntropy()} if multi_label else {"cross_entropy": CrossEntropy()}
+    return VideoClassification(losses, dict.fromkeys(losses, 1.0), CLASSES, top_k=(1, 2), multi_label=multi_label)
+
+
+def batch(*shape: int) -> Batch:
+    clips = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+    return Batch(id=torch.arange(len(clips)), image=clips, label=torch.arange(len(clips)) % 3)
+
+
+def test_a_clip_is_classified_as_an_image_is() -> None:
+    net, samples = Net(), batch(4, 3, 2, 6, 8)
+    term = task().losses(net, samples)["cross_entropy"]
+    logits = net(samples["image"])
+    expected = nn.functional.cross_entropy(logits, samples["label"])
+    assert (term.numerator / term.denominator).item() == pytest.approx(expected.item(), rel=1e-6)
+    assert task().counts(samples) == {"cross_entropy": 4.0}
+    assert torch.equal(task().predict(net, samples), logits)
+
+
+def test_views_make_one_prediction_a_video() -> None:
+    net, samples = Net(), batch(4, 5, 3, 2, 6, 8)
+    logits = task().predict(net, samples)
+    assert net.seen == [(4, 3, 2, 6, 8)] * 5
+    views = torch.stack([net(view) for view in samples["image"].unbind(1)])
+    assert logits.shape == (4, 3)
+    assert torch.allclose(logits.exp(), views.softmax(2).mean(0), atol=1e-6)
+    assert torch.allclose(logits.softmax(1), logits.exp(), atol=1e-6)
+
+
+def test_views_of_several_labels_are_averaged_label_by_label() -> None:
+    net, samples = Net(), batch(4, 5, 3, 2, 6, 8)
+    logits = task(multi_label=True).predict(net, samples)
+    views = torch.stack([net(view) for view in samples["image"].unbind(1)])
+    assert torch.allclose(logits.sigmoid(), views.sigmoid().mean(0), atol=1e-6)
+    sure = task(multi_label=True).predict(nn.Sequential(net, Largest()), samples)
+    assert sure.isfinite().all()
+
+
+class Largest(nn.Module):
+    def forward(self, logits: Tensor) -> Tensor:
+        return logits.sign() * 1e6
+
+
+def test_a_sure_view_does_not_outvote_all_others() -> None:
+    """By probabilities two to one win, where by logits the single view would."""
+    answers = iter([torch.tensor([[50.0, 0.0, 0.0]]), *[torch.tensor([[0.0, 4.0, 0.0]])] * 2])
+
+    class Told(nn.Module):
+        def forward(self, clips: Tensor) -> Tensor:
+            return next(answers)
+
+    assert task().predict(Told(), batch(1, 3, 3, 2, 4, 4)).argmax().item() == 1
+
+
+def test_figures_count_videos_however_they_are_cut() -> None:
+    chosen, net, samples = task(), Net(), batch(6, 4, 3, 2, 6, 8)
+    found = []
+    for cuts in ([0, 6], [0, 2, 6], [0, 1, 2, 3, 4, 5, 6]):
+        parts = [Batch({name: value[start:stop] for name, value in samples.items()}) for start, stop in pairwise(cuts)]
+        figures: Figures = {}
+        for metric in chosen.metrics()[1:]:
+            figures |= metric.figures(fold(metric.measure(chosen.predict(net, part), part) for part in parts))
+        found.append({name: value for name, value in figures.items() if isinstance(value, float)})
+    assert found[0] == found[1] == found[2]
+    assert chosen.main_figure in found[0]
+    assert int(figures["confusion"].sum()) == 6
+
+
+def test_several_labels_have_their_figures() -> None:
+    chosen, samples = task(multi_label=True), batch(6, 2, 3, 2, 6, 8)
+    samples["label"] = nn.functional.one_hot(samples["label"], 3).float()
+    figures: Figures = {}
+    for metric in chosen.metrics():
+        figures |= metric.figures(metric.measure(chosen.predict(Net(), samples), samples))
+    assert chosen.main_figure in figures
+    assert "bce" in figures
+    assert chosen.picture(samples, None) is None
+
+
+def test_images_are_no_videos() -> None:
+    with pytest.raises(DataError, match=r"expected clips \[N, C, T, H, W\]"):
+        task().predict(Net(), batch(4, 3, 6, 8))
+
+
+@pytest.mark.parametrize("shape", [(3, 3, 8, 4, 6), (3, 2, 3, 8, 4, 6), (3, 3, 1, 4, 6)])
+def test_pictures_show_four_frames(shape: tuple[int, ...]) -> None:
+    samples = batch(*shape)
+    together = stills(samples["image"])
+    assert together.shape == (3, 3, 10, 14)
+    clip = samples["image"][0, 0] if len(shape) == 6 else samples["image"][0]
+    assert torch.equal(together[0, :, :4, :6], clip[:, 0])
+    assert torch.equal(together[0, :, 6:, 8:], clip[:, shape[-3] * 3 // 4])
+    picture = task().picture(samples, torch.eye(3))
+    assert picture is not None
+    assert picture.dtype == np.uint8
+
+
+@pytest.mark.parametrize(("height", "width"), [(10, 30), (30, 10), (10, 10)])
+def test_crops_lie_along_the_longer_side(height: int, width: int) -> None:
+    rows, columns = np.mgrid[:height, :width].astype(np.uint8)
+    clip = np.stack([np.stack([rows, columns, np.full_like(rows, frame)], -1) for frame in range(4)])
+    views = MultiCrop(8)({"image": clip, "label": 1}, NONE)["image"]
+    assert views.shape == (3, 4, 8, 8, 3)
+    corners = [tuple(view[0, 0, 0, :2].tolist()) for view in views]
+    expected = {(10, 30): [(1, 0), (1, 11), (1, 22)], (30, 10): [(0, 1), (11, 1), (22, 1)]}
+    assert corners == expected.get((height, width), [(1, 0), (1, 1), (1, 2)])
+    assert MultiCrop(8, crops=1)({"image": clip}, NONE)["image"][0, 0, 0, 0, :2].tolist() == [
+        (height - 8) // 2,
+        (width - 8) // 2,
+    ]
+
+
+def test_every_clip_gets_its_crops() -> None:
+    clips = np.random.default_rng(0).integers(0, 256, (2, 4, 10, 14, 3), np.uint8)
+    views = MultiCrop(10, crops=3)({"image": clips, "label": 0}, NONE)["image"]
+    assert views.shape == (6, 4, 10, 10, 3)
+    assert np.array_equal(views[4], clips[1][:, :, 2:12])
+    together = stack([0, 1], [{"image": views, "label": 0}, {"image": views, "label": 2}])
+    assert together["image"].shape == (2, 6, 3, 4, 10, 10)
+
+
+def test_what_cannot_be_cropped_is_told() -> None:
+    with pytest.raises(DataError, match=r"frames of 6×8; add \{name: resize, size: 7\} before it"):
+        MultiCrop(7)({"image": np.zeros((2, 8, 6, 3), np.uint8)}, NONE)
+    with pytest.raises(DataError, match="found an image of 6×8"):
+        MultiCrop(7)({"image": np.zeros((8, 6, 3), np.uint8)}, NONE)
