@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.contest import MEAN, STD, Pair
 from benchmarks.measuring import Measured, Turn, interleave, spread
 from benchmarks.report import Goal, Section
-from paceline.data.batch_transforms import Flip, Normalize, RandomCrop
 from paceline.data.datasets.embedded import fashion_small
+from paceline.data.loading.source import Source
 from paceline.data.sampler import Order
-from paceline.data.source import Source
+from paceline.data.transforms.batch_transforms import Flip, Normalize, RandomCrop
 from paceline.models.torchvision_ops import import_torchvision
 
 LEAST = 20

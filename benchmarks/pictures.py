@@ -18,14 +18,14 @@ from benchmarks.measuring import Measured, Turn, interleave, spread
 from benchmarks.photos import MEAN, SIZE, STD, Photos, pillow_loader
 from benchmarks.report import Goal, Section
 from paceline.core.allocation import keep_freed_memory
-from paceline.data import dali
-from paceline.data.batch_transforms import Flip, Normalize
-from paceline.data.choosing import Kind
 from paceline.data.datasets.image_folder import ImageFolder
-from paceline.data.loader import Request, load
-from paceline.data.sample_transforms import RandomResizedCrop
+from paceline.data.loading import dali
+from paceline.data.loading.choosing import Kind
+from paceline.data.loading.loader import Request, load
+from paceline.data.loading.source import Source
 from paceline.data.sampler import Order
-from paceline.data.source import Source
+from paceline.data.transforms.batch_transforms import Flip, Normalize
+from paceline.data.transforms.sample_transforms import RandomResizedCrop
 
 BATCH, WORKERS = 64, 2
 OURS, PACKED = "Paceline, automatic", f"Paceline from a pack, {WORKERS} threads"

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.photos import MEAN, SIZE, STD
-from paceline.data.batch_transforms import Flip, Normalize
 from paceline.data.datasets.image_folder import ImageFolder
 from paceline.data.datasets.packed import packed
-from paceline.data.loader import Request, load
-from paceline.data.pack import write_pack
-from paceline.data.sample_transforms import RandomResizedCrop
+from paceline.data.loading.loader import Request, load
+from paceline.data.loading.source import Source
+from paceline.data.packs.pack import write_pack
 from paceline.data.sampler import Order
-from paceline.data.source import Source
+from paceline.data.transforms.batch_transforms import Flip, Normalize
+from paceline.data.transforms.sample_transforms import RandomResizedCrop
 
 SHORTER_SIDE = 256
 THREADS = 2

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from benchmarks.measuring import Measured, Turn, interleave, spread
 from benchmarks.report import Goal, Section
-from paceline.data.clips import Clip
-from paceline.data.video import EncodedVideo
+from paceline.data.reading.video import EncodedVideo
+from paceline.data.transforms.clips import Clip
 
 LEAST = 2.0
 _FRAMES, _STRIDE = 8, 4

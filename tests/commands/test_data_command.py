@@ -21,8 +21,8 @@ from PIL import Image
 from paceline.cli import main
 from paceline.core.palette import colour_of
 from paceline.core.registry import register
-from paceline.data.drawing import LEFT, RIGHT
-from paceline.data.sheet import CELL
+from paceline.data.looking.drawing import LEFT, RIGHT
+from paceline.data.looking.sheet import CELL
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import yaml
 
-import paceline.data.view_catalogue
+import paceline.data.transforms.view_catalogue
 import paceline.recipe.schema  # noqa: F401
 from paceline.commands.sample import main
 from paceline.core.errors import UsageError
 from paceline.core.registry import register
 from paceline.data import synthetic
-from paceline.data.source import Source
+from paceline.data.loading.source import Source
 
 KINDS = ["saliency", "segmentation", "video"]
 

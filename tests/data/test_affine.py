@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenes import SHARES, apply, box_of, rectangles, samples
 
-from paceline.data.affine import PoseCrop, RandomAffine, RandomRotation, move_around
 from paceline.data.batch import Sample
-from paceline.data.geometry import map_points
-from paceline.data.joint import warp
+from paceline.data.transforms.affine import PoseCrop, RandomAffine, RandomRotation, move_around
+from paceline.data.transforms.geometry import map_points
+from paceline.data.transforms.joint import warp
 
 LAST = 1 - 1e-12
 

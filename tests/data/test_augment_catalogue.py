@@ -1,7 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-import paceline.data.augment_catalogue as catalogue
+import paceline.data.transforms.augment_catalogue as catalogue
 from paceline.core.arguments import Arguments
 from paceline.core.registry import register
 

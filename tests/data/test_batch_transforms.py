@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paceline.core.errors import DataError
-from paceline.data import joint
 from paceline.data.batch import RAGGED
-from paceline.data.batch_transforms import Flip, Normalize, RandomCrop, RandomErasing
-from paceline.data.geometry import Window
-from paceline.data.transforms import BatchTransform
+from paceline.data.transforms import joint
+from paceline.data.transforms.batch_transforms import Flip, Normalize, RandomCrop, RandomErasing
+from paceline.data.transforms.geometry import Window
+from paceline.data.transforms.kinds import BatchTransform
 
 
 def batch(*shape: int) -> Tensor:

@@ -13,9 +13,9 @@ from moving_pictures import HEIGHT, WIDTH, Pixels, decode_all, write_video
 from pydantic import ValidationError
 
 from paceline.core.errors import DataError
-from paceline.data.clips import Clip, MultiClip, Stride, choose, require_clips
 from paceline.data.datasets.catalogue_videos import ClipArguments
-from paceline.data.video import EncodedVideo
+from paceline.data.reading.video import EncodedVideo
+from paceline.data.transforms.clips import Clip, MultiClip, Stride, choose, require_clips
 
 _NONE = np.empty(0)
 

@@ -4,10 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from paceline.data import tones
 from paceline.data.batch import Sample
-from paceline.data.colour import ColorJitter, GaussianBlur, Grayscale, PhotometricDistortion, Solarize
-from paceline.data.transforms import SampleTransform
+from paceline.data.transforms import tones
+from paceline.data.transforms.colour import ColorJitter, GaussianBlur, Grayscale, PhotometricDistortion, Solarize
+from paceline.data.transforms.kinds import SampleTransform
 
 ALL: list[SampleTransform] = [
     ColorJitter(0.4, 0.4, 0.4, 0.1),

@@ -12,18 +12,18 @@ import torch
 from PIL import Image
 
 from paceline.core.errors import DataError
-from paceline.data import dali
-from paceline.data.affine import RandomRotation
 from paceline.data.batch import Batch, Sample
-from paceline.data.batch_transforms import Flip, Normalize
-from paceline.data.dali import is_installed, load_by_dali
 from paceline.data.datasets.memory import MemoryImages
-from paceline.data.encoded import Encoded
-from paceline.data.loader import load
-from paceline.data.sample_transforms import CenterCrop, Mirror, RandomResizedCrop, Resize
+from paceline.data.loading import dali
+from paceline.data.loading.dali import is_installed, load_by_dali
+from paceline.data.loading.loader import load
+from paceline.data.loading.source import Request, Source
+from paceline.data.reading.encoded import Encoded
 from paceline.data.skipping import SkipList
-from paceline.data.source import Request, Source
-from paceline.data.transforms import BatchTransform, SampleTransform
+from paceline.data.transforms.affine import RandomRotation
+from paceline.data.transforms.batch_transforms import Flip, Normalize
+from paceline.data.transforms.kinds import BatchTransform, SampleTransform
+from paceline.data.transforms.sample_transforms import CenterCrop, Mirror, RandomResizedCrop, Resize
 
 needs_dali = pytest.mark.skipif(not is_installed(), reason="NVIDIA DALI is not installed: pip install 'paceline[dali]'")
 

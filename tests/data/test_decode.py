@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from paceline.core.errors import DataError
-from paceline.data.decode import decode_image
+from paceline.data.reading.decode import decode_image
 
 HEIGHT, WIDTH = 40, 56
 
@@ -238,7 +238,7 @@ def test_large_images_are_converted_band_by_band(
     options = {"transparency": 3} if mode == "P" else {}
     path = saved(image if mode == "I;16" else image.convert(mode), tmp_path / "image.png", "PNG", **options)
     whole = decode_image(path)
-    monkeypatch.setattr("paceline.data.decode._BAND", 3 * WIDTH)
+    monkeypatch.setattr("paceline.data.reading.decode._BAND", 3 * WIDTH)
     assert difference(decode_image(path), whole) == 0
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from paceline.core.palette import colour_of
 from paceline.data.batch import JointNames, Sample
-from paceline.data.drawing import LEFT, MIDDLE, RIGHT, draw_sample
+from paceline.data.looking.drawing import LEFT, MIDDLE, RIGHT, draw_sample
 
 GREY = np.full((20, 30, 3), 100, np.uint8)
 

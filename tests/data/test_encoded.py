@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from paceline.core.errors import DataError
-from paceline.data.decode import decode_image
-from paceline.data.encoded import Encoded
+from paceline.data.reading.decode import decode_image
+from paceline.data.reading.encoded import Encoded
 
 
 def photo(path: Path, height: int, width: int, kind: str, orientation: int = 1) -> Path:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from paceline.core.errors import DataError
 from paceline.data.batch import Sample
-from paceline.data.examining import Findings, examine, look
+from paceline.data.looking.examining import Findings, examine, look
 
 
 class Listed:

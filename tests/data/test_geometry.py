@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from scenes import rectangles
 
 from paceline.core.errors import DataError
-from paceline.data.geometry import (
+from paceline.data.transforms.geometry import (
     Window,
     compose,
     invert,

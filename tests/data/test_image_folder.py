@@ -7,7 +7,7 @@ from PIL import Image
 
 from paceline.core.errors import DataError
 from paceline.data.datasets.image_folder import ImageFolder
-from paceline.data.encoded import Encoded
+from paceline.data.reading.encoded import Encoded
 
 
 def paint(path: Path, value: int = 1, size: tuple[int, int] = (6, 4)) -> None:

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.errors import DataError
-from paceline.data import index as index_module
-from paceline.data.index import Index, IndexBuilder, open_index
-from paceline.data.index_file import DamagedIndexError
-from paceline.data.index_writer import IndexWriter
+from paceline.data.indexes import index as index_module
+from paceline.data.indexes.index import Index, IndexBuilder, open_index
+from paceline.data.indexes.index_file import DamagedIndexError
+from paceline.data.indexes.index_writer import IndexWriter
 
 LONG_AGO = 1_000_000_000_000_000_001
 
@@ -293,7 +293,7 @@ BUILD = """
 import os, sys, time
 from pathlib import Path
 import numpy as np
-from paceline.data.index import open_index
+from paceline.data.indexes.index import open_index
 folder = Path(sys.argv[1])
 def build(builder):
     builder.watch(folder)

@@ -19,15 +19,15 @@ from paceline.core.errors import DataError
 from paceline.core.mesh import Mesh
 from paceline.core.progress import Progress
 from paceline.data.batch import Batch, Sample
-from paceline.data.batch_transforms import Flip, Normalize
-from paceline.data.choosing import Kind, Trials
 from paceline.data.datasets.image_folder import ImageFolder
-from paceline.data.loader import Request, TrainBatches, load
-from paceline.data.sample_transforms import RandomResizedCrop
+from paceline.data.loading.choosing import Kind, Trials
+from paceline.data.loading.loader import Request, TrainBatches, load
+from paceline.data.loading.source import Choice, Source
 from paceline.data.sampler import Order, Updates
 from paceline.data.skipping import SkipList
-from paceline.data.source import Choice, Source
-from paceline.data.transforms import BatchTransform, SampleTransform
+from paceline.data.transforms.batch_transforms import Flip, Normalize
+from paceline.data.transforms.kinds import BatchTransform, SampleTransform
+from paceline.data.transforms.sample_transforms import RandomResizedCrop
 
 SIZE, BATCH, MICRO, STEPS = 30, 12, 4, 7
 CPU = torch.device("cpu")

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 from paceline.core.errors import DataError
 from paceline.data.datasets.catalogue_lists import ListFileArguments
 from paceline.data.datasets.listed import ListFile
-from paceline.data.encoded import Encoded
+from paceline.data.loading.source import Source
+from paceline.data.reading.encoded import Encoded
 from paceline.data.skipping import SkipList
-from paceline.data.source import Source
 
 
 @pytest.fixture

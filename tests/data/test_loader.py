@@ -12,11 +12,11 @@ from paceline.core.errors import DataError
 from paceline.core.mesh import Mesh
 from paceline.core.progress import Progress
 from paceline.data.batch import Batch, Sample
-from paceline.data.batch_transforms import Flip, RandomCrop
-from paceline.data.loader import Request, TrainBatches, Update, load
-from paceline.data.sample_transforms import RandomResizedCrop
+from paceline.data.loading.loader import Request, TrainBatches, Update, load
+from paceline.data.loading.source import Source
 from paceline.data.sampler import Order, Updates
-from paceline.data.source import Source
+from paceline.data.transforms.batch_transforms import Flip, RandomCrop
+from paceline.data.transforms.sample_transforms import RandomResizedCrop
 
 SIZE, BATCH, MICRO = 53, 16, 6
 CPU = torch.device("cpu")

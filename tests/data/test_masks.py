@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paceline.core.errors import DataError
-from paceline.data.masks import decode_grey, decode_ids
+from paceline.data.reading.masks import decode_grey, decode_ids
 
 IDS = np.array([[0, 1, 2], [3, 2, 0]], np.uint8)
 

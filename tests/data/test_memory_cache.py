@@ -16,12 +16,12 @@ import torch
 
 from paceline.core.errors import DataError
 from paceline.core.mesh import Mesh
-from paceline.data import memory_room
 from paceline.data.batch import Sample
-from paceline.data.loader import Request, load
-from paceline.data.memory_cache import Cached
-from paceline.data.memory_room import estimated_bytes, keep_in_memory
-from paceline.data.source import Source
+from paceline.data.loading import memory_room
+from paceline.data.loading.loader import Request, load
+from paceline.data.loading.memory_cache import Cached
+from paceline.data.loading.memory_room import estimated_bytes, keep_in_memory
+from paceline.data.loading.source import Source
 
 ALONE = Mesh(0, 1, 0, torch.device("cpu"))
 SIZE = 24

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.core.errors import DataError
 from paceline.data.batch import Batch
-from paceline.data.mixing import Cutmix, Mixup, MixupOrCutmix, from_beta
+from paceline.data.transforms.mixing import Cutmix, Mixup, MixupOrCutmix, from_beta
 from paceline.losses.classification import BinaryCrossEntropy, CrossEntropy
 
 Mixing = Mixup | Cutmix | MixupOrCutmix

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from paceline.data.batch_transforms import Flip
 from paceline.data.datasets.memory import MemoryImages
-from paceline.data.multi_scale import MultiScale
-from paceline.data.source import Source
+from paceline.data.loading.source import Source
+from paceline.data.transforms.batch_transforms import Flip
+from paceline.data.transforms.multi_scale import MultiScale
 
 
 def draw(value: float) -> Tensor:

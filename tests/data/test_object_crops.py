@@ -8,8 +8,8 @@ from pydantic import ValidationError
 from scenes import apply, box_of, rectangles, same, samples
 
 from paceline.data.batch import Sample
-from paceline.data.object_crops import Expand, RandomIouCrop
-from paceline.data.transform_catalogue import ExpandArguments
+from paceline.data.transforms.object_crops import Expand, RandomIouCrop
+from paceline.data.transforms.transform_catalogue import ExpandArguments
 
 
 def draws_of(transform: Any, seed: int) -> Any:

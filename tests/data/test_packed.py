@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from packable import Scenes
 
 from paceline.core.errors import DataError
-from paceline.data.batch_transforms import Flip
 from paceline.data.datasets.packed import PackedSamples, packed
-from paceline.data.pack import write_pack
-from paceline.data.pack_format import PREAMBLE, records_begin
-from paceline.data.sample_transforms import RandomResizedCrop
-from paceline.data.source import Source
+from paceline.data.loading.source import Source
+from paceline.data.packs.pack import write_pack
+from paceline.data.packs.pack_format import PREAMBLE, records_begin
+from paceline.data.transforms.batch_transforms import Flip
+from paceline.data.transforms.sample_transforms import RandomResizedCrop
 
 
 @pytest.fixture(scope="module")

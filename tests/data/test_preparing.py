@@ -15,10 +15,10 @@ import torch
 
 from paceline.core.errors import DataError
 from paceline.data.batch import Sample
-from paceline.data.encoded import Encoded
 from paceline.data.keys import uniforms
+from paceline.data.loading.source import Source
+from paceline.data.reading.encoded import Encoded
 from paceline.data.skipping import SkipList
-from paceline.data.source import Source
 
 Draws = npt.NDArray[np.float64]
 CPU = torch.device("cpu")

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from paceline.data import tones
 from paceline.data.batch import Sample
-from paceline.data.rand_augment import MOVES, NAMES, TONES, RandAugment
+from paceline.data.transforms import tones
+from paceline.data.transforms.rand_augment import MOVES, NAMES, TONES, RandAugment
 from paceline.models.torchvision_ops import import_torchvision
 
 import_torchvision()

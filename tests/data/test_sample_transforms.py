@@ -12,9 +12,16 @@ from scenes import NONE, SHARES, apply, box_of, rectangles, samples
 
 from paceline.core.errors import DataError
 from paceline.data.batch import Sample
-from paceline.data.encoded import Encoded
-from paceline.data.sample_transforms import CenterCrop, Mirror, Pad, RandomFixedCrop, RandomResizedCrop, Resize
-from paceline.data.transform_catalogue import PadArguments
+from paceline.data.reading.encoded import Encoded
+from paceline.data.transforms.sample_transforms import (
+    CenterCrop,
+    Mirror,
+    Pad,
+    RandomFixedCrop,
+    RandomResizedCrop,
+    Resize,
+)
+from paceline.data.transforms.transform_catalogue import PadArguments
 
 PAIRS = [(0, 1), (2, 3)]
 BLOCKS = [(2, 4, 12, 10), (20, 16, 30, 28)]

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from paceline.data.batch import Sample
-from paceline.data.batch_transforms import Flip, Normalize
 from paceline.data.datasets.memory import MemoryImages
-from paceline.data.mixing import Mixup
-from paceline.data.sample_transforms import Mirror
-from paceline.data.sheet import CELL, Sheet, augmented
-from paceline.data.source import Source
-from paceline.data.stages import measure
+from paceline.data.loading.source import Source
+from paceline.data.looking.sheet import CELL, Sheet, augmented
+from paceline.data.looking.stages import measure
+from paceline.data.transforms.batch_transforms import Flip, Normalize
+from paceline.data.transforms.mixing import Mixup
+from paceline.data.transforms.sample_transforms import Mirror
 
 
 def images(number: int = 6) -> MemoryImages:

@@ -20,13 +20,13 @@ from paceline.core.errors import DataError
 from paceline.core.mesh import Mesh
 from paceline.core.progress import Progress
 from paceline.data.batch import Batch, Sample
-from paceline.data.batch_transforms import Flip, RandomCrop
 from paceline.data.datasets.image_folder import ImageFolder
-from paceline.data.loader import MicroBatch, Request, TrainBatches, load
-from paceline.data.sample_transforms import RandomResizedCrop, Resize
+from paceline.data.loading.loader import MicroBatch, Request, TrainBatches, load
+from paceline.data.loading.source import Source
 from paceline.data.sampler import Order, Updates
 from paceline.data.skipping import SkipList, Skipped, automatic_limit
-from paceline.data.source import Source
+from paceline.data.transforms.batch_transforms import Flip, RandomCrop
+from paceline.data.transforms.sample_transforms import RandomResizedCrop, Resize
 
 SIZE, BATCH, MICRO = 40, 12, 4
 CPU = torch.device("cpu")

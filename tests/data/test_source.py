@@ -11,12 +11,12 @@ from torch import Tensor
 
 from paceline.core.errors import DataError
 from paceline.data.batch import Batch, Sample
-from paceline.data.batch_transforms import Flip, Normalize, RandomCrop
 from paceline.data.datasets.memory import MemoryImages
 from paceline.data.keys import uniforms
-from paceline.data.source import Source
-from paceline.data.stacking import stack
-from paceline.data.transforms import BatchTransform
+from paceline.data.loading.source import Source
+from paceline.data.loading.stacking import stack
+from paceline.data.transforms.batch_transforms import Flip, Normalize, RandomCrop
+from paceline.data.transforms.kinds import BatchTransform
 
 CPU = torch.device("cpu")
 

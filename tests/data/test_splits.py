@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from paceline.core.errors import DataError
 from paceline.data.catalogue import ImageFolderArguments
 from paceline.data.datasets.image_folder import ImageFolder
-from paceline.data.splits import draw_parts
+from paceline.data.indexes.splits import draw_parts
 
 
 @given(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from paceline.core.errors import DataError
 from paceline.data.batch import RAGGED
-from paceline.data.stacking import Stack, stack
+from paceline.data.loading.stacking import Stack, stack
 
 SIDES = st.integers(1, 5)
 

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paceline.data.clips import MultiClip
 from paceline.data.datasets.pairs import ImageMask
 from paceline.data.datasets.videos import VideoFolder, VideoList
-from paceline.data.source import Source
+from paceline.data.loading.source import Source
 from paceline.data.synthetic import (
     IGNORED,
     MOTIONS,
@@ -22,6 +21,7 @@ from paceline.data.synthetic import (
     write_segmentation,
     write_video,
 )
+from paceline.data.transforms.clips import MultiClip
 
 WRITERS = [write_saliency, write_segmentation, write_video]
 

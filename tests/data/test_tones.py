@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.errors import DataError
-from paceline.data import tones
-from paceline.data.tones import Pixels
+from paceline.data.transforms import tones
+from paceline.data.transforms.tones import Pixels
 from paceline.models.torchvision_ops import import_torchvision
 
 import_torchvision()

@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-import paceline.data.augment_catalogue as augment_catalogue
 import paceline.data.catalogue as catalogue
-import paceline.data.transform_catalogue as transform_catalogue
+import paceline.data.transforms.augment_catalogue as augment_catalogue
+import paceline.data.transforms.transform_catalogue as transform_catalogue
 from paceline.core.arguments import Arguments
 from paceline.core.registry import register
 from paceline.data.batch import Sample
-from paceline.data.batch_transforms import Flip, Normalize, RandomCrop, RandomErasing
-from paceline.data.sample_transforms import CenterCrop, Image, RandomResizedCrop, Resize
-from paceline.data.transforms import BatchTransform, SampleTransform, split
+from paceline.data.transforms.batch_transforms import Flip, Normalize, RandomCrop, RandomErasing
+from paceline.data.transforms.kinds import BatchTransform, SampleTransform, split
+from paceline.data.transforms.sample_transforms import CenterCrop, Image, RandomResizedCrop, Resize
 
 NONE = np.empty(0)
 SIDES = st.integers(1, 40)

@@ -18,9 +18,9 @@ from moving_pictures import HEIGHT, WIDTH, Pixels, decode_all, forget_times, wri
 from PIL import Image
 
 from paceline.core.errors import DataError
-from paceline.data import video_packets
-from paceline.data.video import EncodedVideo
-from paceline.data.video_timeline import PacketTimes, Timeline, make_timeline
+from paceline.data.reading import video_packets
+from paceline.data.reading.video import EncodedVideo
+from paceline.data.reading.video_timeline import PacketTimes, Timeline, make_timeline
 
 _LONG = {"g": "250", "bf": "3", "preset": "veryfast"}
 _SHORT = {"g": "8", "bf": "2", "preset": "veryfast", "x264-params": "scenecut=0"}

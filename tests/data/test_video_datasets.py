@@ -14,12 +14,12 @@ from pydantic import ValidationError
 
 from paceline.core.errors import DataError
 from paceline.core.registry import register
-from paceline.data.clips import Clip, MultiClip
 from paceline.data.datasets.catalogue_videos import VideoFolderArguments, VideoListArguments
 from paceline.data.datasets.videos import VideoFolder, VideoList
-from paceline.data.loader import Request, load
-from paceline.data.source import Source
-from paceline.data.video import EncodedVideo
+from paceline.data.loading.loader import Request, load
+from paceline.data.loading.source import Source
+from paceline.data.reading.video import EncodedVideo
+from paceline.data.transforms.clips import Clip, MultiClip
 
 
 @pytest.fixture(scope="module")

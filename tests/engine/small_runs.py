@@ -18,10 +18,10 @@ from paceline.core.mesh import Mesh
 from paceline.core.progress import Progress
 from paceline.data.batch import Batch
 from paceline.data.datasets.memory import MemoryImages
-from paceline.data.loader import TrainBatches
+from paceline.data.loading.loader import TrainBatches
+from paceline.data.loading.source import Source
 from paceline.data.sampler import Order, Updates
-from paceline.data.source import Source
-from paceline.data.transforms import BatchTransform
+from paceline.data.transforms.kinds import BatchTransform
 from paceline.engine.parallel import SingleProcess
 from paceline.engine.run import EvaluationSet, Periods, Run
 from paceline.losses.classification import CrossEntropy

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from paceline.core.errors import DataError
 from paceline.data.batch import Batch
-from paceline.data.source import Source
-from paceline.data.stacking import Ids
+from paceline.data.loading.source import Source
+from paceline.data.loading.stacking import Ids
 from paceline.engine.evaluate import Evaluation, check_ledger, evaluate
 from paceline.engine.run import EvaluationSet, Run
 

@@ -20,8 +20,8 @@ from paceline.checkpoint.background import Saver
 from paceline.checkpoint.store import Store
 from paceline.core.errors import DataError, Stopped, TrainingError
 from paceline.data.batch import Sample
-from paceline.data.loader import TrainBatches
-from paceline.data.source import Source
+from paceline.data.loading.loader import TrainBatches
+from paceline.data.loading.source import Source
 from paceline.engine.loop import train
 from paceline.engine.run import Run
 from paceline.models.freezing import Freezing

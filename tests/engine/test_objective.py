@@ -10,7 +10,7 @@ from small_runs import NUM_CLASSES, NormedNet, PlainNet, Small, SoftDice, one_th
 from torch import Tensor, nn
 
 from paceline.data.keys import derive
-from paceline.data.loader import Update
+from paceline.data.loading.loader import Update
 from paceline.engine.objective import Agreement, Counted, Ratio, WholeRatio, forward, unchanged_buffers
 from paceline.engine.run import Run
 from paceline.engine.step import train_step

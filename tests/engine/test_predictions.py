@@ -11,7 +11,7 @@ import torch
 from paceline.core.errors import UsageError
 from paceline.core.palette import colour_of
 from paceline.data.batch import Batch, Sample
-from paceline.data.masks import decode_grey, decode_ids
+from paceline.data.reading.masks import decode_grey, decode_ids
 from paceline.engine.predictions import Map, PredictionFolder, file_names
 
 

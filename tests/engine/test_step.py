@@ -16,9 +16,9 @@ from paceline.core.errors import TrainingError
 from paceline.core.mesh import Mesh
 from paceline.data.batch import Batch
 from paceline.data.datasets.memory import MemoryImages
-from paceline.data.loader import MicroBatch, TrainBatches, Update
+from paceline.data.loading.loader import MicroBatch, TrainBatches, Update
+from paceline.data.loading.source import Source
 from paceline.data.sampler import Order, Updates
-from paceline.data.source import Source
 from paceline.engine.run import Run
 from paceline.engine.step import train_step
 from paceline.losses.classification import CrossEntropy

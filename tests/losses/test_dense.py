@@ -17,7 +17,7 @@ import paceline.losses.dense_catalogue  # noqa: F401
 from paceline.core.errors import DataError, RecipeError
 from paceline.core.registry import register
 from paceline.data.batch import Batch
-from paceline.data.multi_scale import MultiScale
+from paceline.data.transforms.multi_scale import MultiScale
 from paceline.engine.objective import Ratio
 from paceline.losses.dense import OhemCrossEntropy, PixelBinaryCrossEntropy, PixelCrossEntropy
 from paceline.losses.overlap import consistency_enhanced_loss, dice_loss, iou_loss

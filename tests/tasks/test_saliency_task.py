@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from paceline.core.errors import DataError
 from paceline.data.batch import Batch
-from paceline.data.keep_truth import KeepTruth
-from paceline.data.sample_transforms import CenterCrop, Pad, Resize
+from paceline.data.transforms.keep_truth import KeepTruth
+from paceline.data.transforms.sample_transforms import CenterCrop, Pad, Resize
 from paceline.losses.term import Term
 from paceline.metrics.saliency import Saliency as SaliencyFigures
 from paceline.metrics.state import Figures, State, fold

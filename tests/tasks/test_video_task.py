@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from paceline.core.errors import DataError
 from paceline.data.batch import Batch
-from paceline.data.multi_crop import MultiCrop
-from paceline.data.stacking import stack
+from paceline.data.loading.stacking import stack
+from paceline.data.transforms.multi_crop import MultiCrop
 from paceline.losses.classification import BinaryCrossEntropy, CrossEntropy
 from paceline.metrics.state import Figures, fold
 from paceline.tasks.video import VideoClassification, stills

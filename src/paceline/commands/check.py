@@ -14,7 +14,7 @@ from paceline.core.errors import CheckpointError
 
 if TYPE_CHECKING:
     from paceline.data.batch import Batch
-    from paceline.data.source import Source
+    from paceline.data.loading.source import Source
     from paceline.engine.run import Run
 
 _TRIED = 8

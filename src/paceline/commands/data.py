@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from paceline.commands.data_recipe import DataRecipe
     from paceline.commands.data_report import SplitReport
-    from paceline.data.sheet import Sheet
+    from paceline.data.looking.sheet import Sheet
 
 _MEASURED = 64  # samples whose loading is measured
 _MEASURED_IN_MEMORY = 8192
@@ -48,7 +48,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def _examine(recipe: DataRecipe, splits: list[str], options: argparse.Namespace) -> int:
     from paceline.commands.data_report import SplitReport, as_json, lines
-    from paceline.data.sheet import Sheet
+    from paceline.data.looking.sheet import Sheet
 
     reports: list[SplitReport] = []
     sheet, path, interrupted = Sheet(), options.sheet or Path(f"data-{recipe.name}.png"), False
@@ -72,10 +72,10 @@ def _examine(recipe: DataRecipe, splits: list[str], options: argparse.Namespace)
 
 def _look_at(recipe: DataRecipe, report: SplitReport, sheet: Sheet, limit: int | None, bar: Progress) -> None:
     """Everything about one split; a split that cannot be opened does not keep the others from being looked at."""
-    from paceline.data.choosing import usable_cores
-    from paceline.data.examining import examine
+    from paceline.data.loading.choosing import usable_cores
+    from paceline.data.looking.examining import examine
+    from paceline.data.looking.stages import measure
     from paceline.data.skipping import UNREADABLE
-    from paceline.data.stages import measure
 
     try:
         source = recipe.source(report.split)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def pack(recipe: DataRecipe, splits: list[str], options: argparse.Namespace) -> int:
     """Write a pack for each split: the file that is asked for, or with several splits one with each one's name."""
-    from paceline.data.pack import Written, write_pack
+    from paceline.data.packs.pack import Written, write_pack
 
     size = _size(options.size)
     written: dict[str, Written] = {}

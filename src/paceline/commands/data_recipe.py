@@ -13,7 +13,7 @@ from paceline.recipe.schema import Data, DatasetPart
 from paceline.recipe.validate import CheckedRecipe, validate
 
 if TYPE_CHECKING:
-    from paceline.data.source import Source
+    from paceline.data.loading.source import Source
 
 _SPLITS = ("train", "val", "test")
 # What a recipe has to have beside its data, as plain as can be: nothing of it is built.

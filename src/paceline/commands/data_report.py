@@ -11,9 +11,9 @@ from typing import Any
 from paceline.core.counting import counted
 from paceline.core.errors import in_one_line
 from paceline.data.batch import JointNames
-from paceline.data.examining import Findings
-from paceline.data.source import Source
-from paceline.data.stages import Stages
+from paceline.data.loading.source import Source
+from paceline.data.looking.examining import Findings
+from paceline.data.looking.stages import Stages
 
 _MOST_CLASSES = 12  # that are all shown; of more, the largest and the smallest
 _MOST_SIZES = 4

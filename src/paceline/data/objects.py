@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import DataError
 from paceline.data.batch import Sample
-from paceline.data.splits import draw_parts
+from paceline.data.indexes.splits import draw_parts
 
 BadBoxes = Literal["stop", "drop", "clip"]
 """What to do about boxes that do not lie in their image.

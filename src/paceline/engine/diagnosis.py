@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from paceline.data.loader import MicroBatch, Update
+from paceline.data.loading.loader import MicroBatch, Update
 from paceline.engine.objective import forward, unchanged_buffers
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from paceline.core.counting import counted
 from paceline.core.errors import DataError
 from paceline.core.mesh import Mesh
 from paceline.data.batch import Batch
-from paceline.data.loader import Request, load, naming_dead_workers
+from paceline.data.loading.loader import Request, load, naming_dead_workers
 from paceline.data.sampler import Cut, evaluation_cuts, owned
 from paceline.engine.predictions import PredictionFolder
 from paceline.engine.run import EvaluationSet, Run

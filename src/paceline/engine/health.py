@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.core.counting import counted
 from paceline.core.errors import TrainingError
-from paceline.data.loader import Update
+from paceline.data.loading.loader import Update
 from paceline.engine.diagnosis import diagnose
 from paceline.observe.events import Note
 

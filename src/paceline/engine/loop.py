@@ -12,7 +12,7 @@ import torch
 from paceline.core import garbage
 from paceline.core.errors import Stopped
 from paceline.core.progress import Agenda
-from paceline.data.loader import Update, naming_dead_workers
+from paceline.data.loading.loader import Update, naming_dead_workers
 from paceline.engine.evaluate import Evaluation, evaluate_with_average
 from paceline.engine.gallery import draw_evaluation, draw_samples
 from paceline.engine.health import naming_lack_of_memory

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.data.keys import derive
-from paceline.data.loader import MicroBatch, Update
+from paceline.data.loading.loader import MicroBatch, Update
 from paceline.losses.term import Term
 
 if TYPE_CHECKING:

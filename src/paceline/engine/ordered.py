@@ -12,7 +12,7 @@ from torch import distributed as dist
 
 from paceline.core.counting import counted
 from paceline.core.mesh import Mesh
-from paceline.data.loader import MicroBatch, Update
+from paceline.data.loading.loader import MicroBatch, Update
 from paceline.data.sampler import share
 from paceline.engine.parallel import SingleProcess, parameter_ids, refuse_changed_parameters
 from paceline.engine.running_statistics import RunningStatistics

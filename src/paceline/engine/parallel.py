@@ -16,7 +16,7 @@ from paceline.checkpoint.shards import Part
 from paceline.core.counting import counted
 from paceline.core.errors import TrainingError
 from paceline.core.mesh import Mesh
-from paceline.data.loader import MicroBatch, Passes, Update
+from paceline.data.loading.loader import MicroBatch, Passes, Update
 from paceline.engine.objective import Objective, unchanged_buffers
 from paceline.engine.tally import Tally
 from paceline.losses.term import Term

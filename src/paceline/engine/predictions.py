@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from paceline.core.errors import UsageError
 from paceline.core.palette import Colour
 from paceline.data.batch import Batch
-from paceline.data.source import Dataset
+from paceline.data.loading.source import Dataset
 
 Map = NDArray[np.uint8]
 

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from paceline.data.loader import MicroBatch, Update
+from paceline.data.loading.loader import MicroBatch, Update
 from paceline.engine.objective import Objective, forward, unchanged_buffers
 from paceline.engine.run import Run
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.checkpoint.files import TensorFile, read_tensors, write_file
 from paceline.core.errors import CheckpointError
 from paceline.data.batch import Batch
-from paceline.data.loader import MicroBatch, Update
+from paceline.data.loading.loader import MicroBatch, Update
 from paceline.engine.diagnosis import diagnose
 
 if TYPE_CHECKING:

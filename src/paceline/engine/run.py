@@ -19,8 +19,8 @@ from paceline.checkpoint.store import Checkpoint, Store
 from paceline.core.errors import CheckpointError
 from paceline.core.mesh import Mesh
 from paceline.core.progress import Progress
-from paceline.data.loader import TrainBatches
-from paceline.data.source import Source
+from paceline.data.loading.loader import TrainBatches
+from paceline.data.loading.source import Source
 from paceline.engine.health import FiniteCheck
 from paceline.engine.heartbeat import Heartbeat, NoHeartbeat
 from paceline.engine.kept_buffers import KeptBuffers, NotKept

@@ -18,7 +18,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from paceline.checkpoint.shards import Part
 from paceline.core.counting import counted
 from paceline.core.mesh import Mesh
-from paceline.data.loader import MicroBatch, Passes, Update
+from paceline.data.loading.loader import MicroBatch, Passes, Update
 from paceline.engine.objective import unchanged_buffers
 from paceline.engine.parallel import SingleProcess, refuse_changed_parameters
 

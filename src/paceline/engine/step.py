@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from paceline.data.loader import Update
+from paceline.data.loading.loader import Update
 from paceline.engine.objective import Agreement, discarded_pass, forward
 from paceline.engine.run import Run
 from paceline.engine.tally import Tally

@@ -23,8 +23,8 @@ from paceline.core.errors import CheckpointError
 from paceline.core.mesh import Mesh, join
 from paceline.core.progress import Progress, to_steps
 from paceline.data.keys import derive
+from paceline.data.loading.source import Source
 from paceline.data.sampler import Updates
-from paceline.data.source import Source
 from paceline.engine.health import FiniteCheck
 from paceline.engine.kept_buffers import KeptBuffers, NotKept
 from paceline.engine.mixed_precision import raise_eps

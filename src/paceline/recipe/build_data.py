@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from paceline.core.counting import counted
 from paceline.core.errors import DataError, RecipeError, UsageError
 from paceline.core.progress import Progress
-from paceline.data.loader import TrainBatches, automatic_workers
-from paceline.data.memory_room import keep_in_memory
+from paceline.data.loading.loader import TrainBatches, automatic_workers
+from paceline.data.loading.memory_room import keep_in_memory
+from paceline.data.loading.source import Dataset, Source
 from paceline.data.sampler import Order, Updates
 from paceline.data.skipping import SkipList, automatic_limit
-from paceline.data.source import Dataset, Source
 from paceline.engine.run import EvaluationSet
 from paceline.recipe.schema import DatasetPart
 from paceline.recipe.workshop import Workshop
@@ -141,7 +141,7 @@ def _source(shop: Workshop, split: str, part: DatasetPart) -> Source:
             transforms.append(shop.make("transform", transform.name, transform, **supplied))
     with shop.speaking_of(f"{key}.transforms"):
         if getattr(dataset, "reads_videos", False):
-            from paceline.data.clips import require_clips
+            from paceline.data.transforms.clips import require_clips
 
             require_clips(dataset, transforms)
         return Source(dataset, transforms, shop.recipe.train.seed, _skips(shop, split, len(dataset)))

@@ -6,15 +6,16 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-# Importing the catalogues makes their names known.
-import paceline.data.augment_catalogue
 import paceline.data.catalogue
 import paceline.data.datasets.catalogue_lists
 import paceline.data.datasets.catalogue_objects
 import paceline.data.datasets.catalogue_packed
 import paceline.data.datasets.catalogue_videos
-import paceline.data.transform_catalogue
-import paceline.data.view_catalogue
+
+# Importing the catalogues makes their names known.
+import paceline.data.transforms.augment_catalogue
+import paceline.data.transforms.transform_catalogue
+import paceline.data.transforms.view_catalogue
 import paceline.engine.catalogue
 import paceline.engine.strategy_catalogue
 import paceline.losses.catalogue

@@ -10,8 +10,8 @@ from torch import Tensor
 from paceline.core.lettering import cut, font_of_size
 from paceline.core.palette import colour_of
 from paceline.core.picture import Picture, image_grid
-from paceline.data.drawing import draw_sample
-from paceline.data.resizing import resize_image
+from paceline.data.looking.drawing import draw_sample
+from paceline.data.transforms.resizing import resize_image
 
 _SIDE = 160  # pixels of a picture in a row
 _COLUMNS = 6

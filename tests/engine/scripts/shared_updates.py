@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from small_runs import NUM_CLASSES, PlainNet, Small, SoftDice, grouped, solver
 
 from paceline.core.mesh import Mesh, join
-from paceline.data.loader import Update
+from paceline.data.loading.loader import Update
 from paceline.engine.ordered import OrderedTree
 from paceline.engine.parallel import Replicated, SingleProcess
 from paceline.engine.run import Run

@@ -112,13 +112,13 @@ datasets.add(
 
 transforms.add(
     "clip",
-    "paceline.data.clips:Clip",
+    "paceline.data.transforms.clips:Clip",
     ClipArguments,
     "choose frames of a video, at a random place and speed or in the middle",
 )
 transforms.add(
     "multi_clip",
-    "paceline.data.clips:MultiClip",
+    "paceline.data.transforms.clips:MultiClip",
     MultiClipArguments,
     "choose several clips of a video, spread evenly, as views of one sample",
 )

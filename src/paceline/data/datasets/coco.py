@@ -20,11 +20,11 @@ from paceline.data.datasets.coco_json import (
     read_parts,
 )
 from paceline.data.datasets.segments import Segments
-from paceline.data.decode import MAX_PIXELS
-from paceline.data.image_files import ImageFiles, packed_names
+from paceline.data.indexes.kept_arrays import Arrays, Watch, as_bytes, from_bytes, kept_arrays
 from paceline.data.joint_names import mirrored_pairs
-from paceline.data.kept_arrays import Arrays, Watch, as_bytes, from_bytes, kept_arrays
 from paceline.data.objects import BadBoxes, Objects, check_boxes, drawn_part
+from paceline.data.reading.decode import MAX_PIXELS
+from paceline.data.reading.image_files import ImageFiles, packed_names
 
 
 class Coco:

@@ -10,11 +10,11 @@ import numpy as np
 
 from paceline.core.errors import DataError
 from paceline.data.batch import Sample
-from paceline.data.decode import MAX_PIXELS, decode_image
-from paceline.data.encoded import Encoded
-from paceline.data.folders import EXTENSIONS, files_below, folder_names, refuse_escape
-from paceline.data.index import IndexBuilder, open_index
-from paceline.data.splits import read_part, split_arguments, write_parts
+from paceline.data.indexes.folders import EXTENSIONS, files_below, folder_names, refuse_escape
+from paceline.data.indexes.index import IndexBuilder, open_index
+from paceline.data.indexes.splits import read_part, split_arguments, write_parts
+from paceline.data.reading.decode import MAX_PIXELS, decode_image
+from paceline.data.reading.encoded import Encoded
 
 _SPLITS = {"train", "val", "valid", "validation", "test"}
 

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from paceline.core.errors import DataError
 from paceline.data.batch import JointNames, Sample
 from paceline.data.datasets.joints_file import JointsFile, read_joints
-from paceline.data.decode import MAX_PIXELS
-from paceline.data.image_files import EXTENSIONS, ImageFiles, packed_names
 from paceline.data.joint_names import known_joints, mirrored_pairs
 from paceline.data.objects import at_most, drawn_part
+from paceline.data.reading.decode import MAX_PIXELS
+from paceline.data.reading.image_files import EXTENSIONS, ImageFiles, packed_names
 
 
 class Joints:

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import DataError
 from paceline.data.batch import Sample
-from paceline.data.decode import MAX_PIXELS
-from paceline.data.encoded import Encoded
-from paceline.data.folders import refuse_escaping_file
-from paceline.data.index import Index, IndexBuilder, open_index
-from paceline.data.labels import LabelBook
-from paceline.data.line_numbers import LineNumbers, find_line
-from paceline.data.listing import Column, Format, Row, at_line, encode_name, read_list
-from paceline.data.splits import read_part, split_arguments, write_parts
+from paceline.data.indexes.folders import refuse_escaping_file
+from paceline.data.indexes.index import Index, IndexBuilder, open_index
+from paceline.data.indexes.labels import LabelBook
+from paceline.data.indexes.line_numbers import LineNumbers, find_line
+from paceline.data.indexes.listing import Column, Format, Row, at_line, encode_name, read_list
+from paceline.data.indexes.splits import read_part, split_arguments, write_parts
+from paceline.data.reading.decode import MAX_PIXELS
+from paceline.data.reading.encoded import Encoded
 
 _CHUNK = 1 << 14  # lines that are held as Python objects at a time
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from paceline.core.errors import DataError
 from paceline.data.batch import RAGGED, JointNames, Sample
-from paceline.data.pack_format import (
+from paceline.data.packs.pack_format import (
     MAGIC,
     MAX_HEADER_BYTES,
     PREAMBLE,

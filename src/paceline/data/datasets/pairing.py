@@ -9,11 +9,11 @@ from pathlib import Path, PurePosixPath
 
 from paceline.core.counting import counted
 from paceline.core.errors import DataError
-from paceline.data.folders import EXTENSIONS, files_below
-from paceline.data.index import IndexBuilder
-from paceline.data.line_numbers import LineNumbers
-from paceline.data.listing import Row, at_line, encode_name, read_list
-from paceline.data.masks import MASK_EXTENSIONS
+from paceline.data.indexes.folders import EXTENSIONS, files_below
+from paceline.data.indexes.index import IndexBuilder
+from paceline.data.indexes.line_numbers import LineNumbers
+from paceline.data.indexes.listing import Row, at_line, encode_name, read_list
+from paceline.data.reading.masks import MASK_EXTENSIONS
 
 _CHUNK = 1 << 14
 _SHOWN = 5

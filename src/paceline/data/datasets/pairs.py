@@ -11,14 +11,14 @@ import numpy as np
 from paceline.core.errors import DataError
 from paceline.data.batch import Sample
 from paceline.data.datasets.pairing import write_list, write_matches
-from paceline.data.decode import MAX_PIXELS, Pixels
-from paceline.data.encoded import Encoded
-from paceline.data.folders import refuse_escaping_file
-from paceline.data.index import IndexBuilder, open_index
-from paceline.data.line_numbers import find_line
-from paceline.data.listing import at_line
-from paceline.data.masks import decode_grey, decode_ids
-from paceline.data.splits import read_part, split_arguments, write_parts
+from paceline.data.indexes.folders import refuse_escaping_file
+from paceline.data.indexes.index import IndexBuilder, open_index
+from paceline.data.indexes.line_numbers import find_line
+from paceline.data.indexes.listing import at_line
+from paceline.data.indexes.splits import read_part, split_arguments, write_parts
+from paceline.data.reading.decode import MAX_PIXELS, Pixels
+from paceline.data.reading.encoded import Encoded
+from paceline.data.reading.masks import decode_grey, decode_ids
 
 
 class ImageMask:

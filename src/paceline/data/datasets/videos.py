@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from paceline.core.errors import DataError
 from paceline.data.batch import Sample
 from paceline.data.datasets.listed import ListFile
-from paceline.data.folders import files_below, folder_names, refuse_escape, refuse_escaping_file
-from paceline.data.index import IndexBuilder, open_index
-from paceline.data.listing import Column, Format, read_list
-from paceline.data.splits import read_part, split_arguments, write_parts
-from paceline.data.video import MAX_FRAMES, EncodedVideo
-from paceline.data.video_opening import MAX_PIXELS
+from paceline.data.indexes.folders import files_below, folder_names, refuse_escape, refuse_escaping_file
+from paceline.data.indexes.index import IndexBuilder, open_index
+from paceline.data.indexes.listing import Column, Format, read_list
+from paceline.data.indexes.splits import read_part, split_arguments, write_parts
+from paceline.data.reading.video import MAX_FRAMES, EncodedVideo
+from paceline.data.reading.video_opening import MAX_PIXELS
 
 EXTENSIONS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".flv", ".3gp")
 _SPLITS = {"train", "val", "valid", "validation", "test"}

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from paceline.core.errors import DataError
 from paceline.data.batch import Sample
 from paceline.data.datasets.voc_xml import VocAnnotation, read_voc_xml
-from paceline.data.decode import MAX_PIXELS
-from paceline.data.image_files import EXTENSIONS, ImageFiles, packed_names
-from paceline.data.kept_arrays import Arrays, Watch, as_bytes, from_bytes, kept_arrays
+from paceline.data.indexes.kept_arrays import Arrays, Watch, as_bytes, from_bytes, kept_arrays
 from paceline.data.objects import BadBoxes, Objects, at_most, check_boxes, drawn_part
+from paceline.data.reading.decode import MAX_PIXELS
+from paceline.data.reading.image_files import EXTENSIONS, ImageFiles, packed_names
 
 _ANY_SIZE = 1 << 30
 

@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
 from paceline.core.errors import DataError
-from paceline.data.decode import read_bytes
+from paceline.data.reading.decode import read_bytes
 
 MAX_BYTES = 1 << 24
 """Bytes of the largest annotation that is read: tens of thousands of objects."""

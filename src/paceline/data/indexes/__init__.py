@@ -1,0 +1,1 @@
+"""What a data set holds, found out once and shared by all processes."""

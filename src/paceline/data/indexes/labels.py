@@ -1,0 +1,83 @@
+"""Labels as lists write them, names of classes or numbers, as numbers of classes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.errors import DataError
+from paceline.data.indexes.listing import at_line
+
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+_MOST = 1 << 20
+
+
+class LabelBook:
+    """The different labels of a list, numbered as they come; which class each means is told when all are known."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._numbers: dict[str, int] = {}
+        self._lines: list[int] = []
+
+    def number(self, label: str, line: int) -> int:
+        """The number of a label by order of appearance."""
+        known = self._numbers.get(label)
+        return known if known is not None else self._enter(label, line)
+
+    def _enter(self, label: str, line: int) -> int:
+        stripped = label.strip()
+        if not stripped:
+            raise DataError(f"{at_line(self._path, line)}: the label is empty")
+        if stripped not in self._numbers:
+            if len(self._lines) == _MOST:
+                raise DataError(f"{self._path}: more than {_MOST:,} different labels; name another column as `label`")
+            self._numbers[stripped] = len(self._lines)
+            self._lines.append(line)
+        return self._numbers[stripped]
+
+    def classes(self, given: Sequence[str] | None) -> tuple[list[str], NDArray[np.int32]]:
+        """The names of the classes, and the class that each number of a label means.
+
+        Without given names these are the labels, sorted; or as many as the largest label asks for, if all labels are
+        whole numbers.
+        """
+        labels = [label for label, number in self._numbers.items()]
+        if given is not None and set(labels) <= set(given):
+            return list(given), self._meanings({name: place for place, name in enumerate(given)}.__getitem__)
+        if labels and all(map(_WHOLE.fullmatch, labels)):
+            return self._counted(given)
+        if given is not None:
+            unknown = next(label for label in labels if label not in given)
+            expected = f"expected one of the {len(given):,} classes"
+            raise DataError(f"{self._at(unknown)}: the label {unknown!r} is no class; {expected}: {_some(given)}")
+        names = sorted(labels)
+        return names, self._meanings({name: place for place, name in enumerate(names)}.__getitem__)
+
+    def _counted(self, given: Sequence[str] | None) -> tuple[list[str], NDArray[np.int32]]:
+        most = _MOST if given is None else len(given)
+        for label in self._numbers:
+            if not 0 <= int(label) < most:
+                why = "as `classes` has names" if given is not None else "which is the most there may be"
+                raise DataError(
+                    f"{self._at(label)}: the label {label} is out of range: expected 0 to {most - 1}, {why}"
+                )
+        names = given if given is not None else [str(k) for k in range(1 + max(map(int, self._numbers)))]
+        return list(names), self._meanings(int)
+
+    def _meanings(self, meaning: Callable[[str], int]) -> NDArray[np.int32]:
+        table = np.empty(len(self._lines), np.int32)
+        for label, number in self._numbers.items():
+            table[number] = meaning(label)
+        return table
+
+    def _at(self, label: str) -> str:
+        return at_line(self._path, self._lines[self._numbers[label]])
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:10]) + (", …" if len(names) > 10 else "")

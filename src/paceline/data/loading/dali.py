@@ -1,0 +1,194 @@
+"""Batches decoded and cut by NVIDIA DALI, in the order and with the draws of the ordinary loader."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from importlib.util import find_spec
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.dlpack import from_dlpack
+
+from paceline.core.errors import DataError
+from paceline.data.batch import Batch, Sample
+from paceline.data.keys import uniforms_of_streams
+from paceline.data.loading.choosing import usable_cores
+from paceline.data.loading.dali_steps import pipeline, plan, refuse_others
+from paceline.data.loading.source import Request, Source
+from paceline.data.loading.stacking import stack
+from paceline.data.reading.encoded import Encoded
+from paceline.data.skipping import UNREADABLE
+
+_READERS = 2  # threads that read files
+_AHEAD = 4  # requests whose files are read ahead
+_PIXEL = np.zeros((1, 1, 1), np.uint8)
+_END_OF_JPEG, _TAIL = b"\xff\xd9", 1024  # some programs write something behind the end
+_ALLOWED = {"image", "label", "size", "image_id"}  # cutting an image changes nothing else of such a sample
+
+
+def is_installed() -> bool:
+    """Whether DALI can be imported."""
+    return find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
+
+
+def load_by_dali(
+    source: Source, requests: Iterable[Request], threads: int | None = None, device: torch.device | None = None
+) -> Iterator[Batch]:
+    """A batch for each request, in order, with the samples that `source.fetch` gives; pixels may differ a little.
+
+    On a CUDA device images are decoded there; by default `threads`, a thread a core, do it on the host. What DALI
+    cannot do as we do it (all but upright JPEG files in colours) and what is damaged is left to `source.fetch`.
+    """
+    if not is_installed():
+        raise DataError(
+            "data.loader: dali needs NVIDIA DALI, which is not installed: pip install 'paceline[dali]', or use"
+            " data.loader: auto"
+        )
+    opened: Callable[[int], Sample] | None = getattr(source.dataset, "open", None)
+    if source.in_memory or opened is None:
+        raise DataError(
+            f"data.loader: dali decodes image files, which {type(source.dataset).__name__} does not have; use"
+            " data.loader: auto"
+        )
+    refuse_others(source.sample_transforms)
+    return _Loading(source, opened, threads or usable_cores(), device or torch.device("cpu")).batches(requests)
+
+
+class _Read(NamedTuple):
+    """A request whose files are read."""
+
+    request: Request
+    fields: Batch
+    """All but the images."""
+    inputs: dict[str, list[NDArray[Any]]]
+    """What DALI is fed."""
+    mine: NDArray[np.bool_]
+    """Which samples that is."""
+    others: Batch | None
+    """The images of the other samples."""
+
+
+class _Loading:
+    def __init__(self, source: Source, opened: Callable[[int], Sample], threads: int, device: torch.device) -> None:
+        self.source, self.opened, self.threads, self.device = source, opened, threads, device
+        self._pipeline: Any = None
+        self._capacity = 0
+
+    def batches(self, requests: Iterable[Request]) -> Iterator[Batch]:
+        """DALI works on one request while the one before is used and the next ones are read."""
+        remaining = iter(requests)
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="reader") as pool:
+            ahead = deque(pool.submit(self._read, request) for request in islice(remaining, _AHEAD))
+            try:
+                running = self._start(ahead)
+                while running is not None:
+                    batch = self._collect(running)
+                    ahead.extend(pool.submit(self._read, request) for request in islice(remaining, 1))
+                    running = self._start(ahead)
+                    yield batch
+            finally:
+                for future in ahead:
+                    future.cancel()
+                self._pipeline = None
+
+    def _read(self, request: Request) -> _Read | Batch | Exception:
+        """A request that is ready for DALI, or else its answer, which may be an error to be raised in its turn."""
+        try:
+            try:
+                samples = [self.opened(index) for index in request.ids.tolist()]
+            except UNREADABLE:  # the ordinary way names it, or leaves it out
+                return self.source.fetch(request.epoch, request.ids)
+            _check_fields(samples[0])
+            return self._planned(request, samples) or self.source.fetch(request.epoch, request.ids)
+        except Exception as error:  # noqa: BLE001 - raised again when it is this request's turn
+            return error
+
+    def _planned(self, request: Request, samples: list[Sample]) -> _Read | None:
+        """What DALI needs; None if it has nothing to do, or not all samples can be had in one size."""
+        mine = np.array([_is_for_dali(sample["image"]) for sample in samples])
+        others = None if mine.all() else self.source.fetch(request.epoch, request.ids[~mine])
+        if not mine.any() or (others is not None and others.skipped):
+            return None
+        draws = self._draws(request)
+        planned = []
+        for place in np.flatnonzero(mine):
+            image: Encoded = samples[place]["image"]
+            planned.append(plan(self.source.sample_transforms, image.height, image.width, draws[place]))
+        sizes = {each.size for each in planned} | (set() if others is None else {tuple(others["image"].shape[-2:])})
+        if len(sizes) > 1:
+            return None
+        inputs = {"data": [np.frombuffer(samples[place]["image"].data, np.uint8) for place in np.flatnonzero(mine)]}
+        for name in planned[0].numbers:
+            inputs[name] = [each.numbers[name] for each in planned]
+        # All fields but the images are stacked already: without their files, what waits takes little memory.
+        fields = stack(request.ids, [{**sample, "image": _PIXEL} for sample in samples])
+        return _Read(request, fields, inputs, mine, others)
+
+    def _draws(self, request: Request) -> NDArray[np.float64]:
+        wanted = [transform.draws for transform in self.source.sample_transforms]
+        if not any(wanted):
+            return np.empty((len(request.ids), 0))
+        return uniforms_of_streams(self.source.seed, request.epoch, request.ids, 0, wanted)
+
+    def _start(self, ahead: deque[Future[_Read | Batch | Exception]]) -> _Read | Batch | Exception | None:
+        """The next request, with DALI at work on it; None after the last."""
+        if not ahead:
+            return None
+        read = ahead.popleft().result()
+        if isinstance(read, _Read):
+            count = len(read.inputs["data"])
+            if self._pipeline is None or count > self._capacity:
+                self._capacity = max(count, self._capacity)
+                index = None if self.device.type == "cpu" else self.device.index or 0
+                self._pipeline = pipeline(self.source.sample_transforms, self._capacity, self.threads, index)
+            for name, values in read.inputs.items():
+                self._pipeline.feed_input(name, values)
+            self._pipeline.schedule_run()
+        return read
+
+    def _collect(self, read: _Read | Batch | Exception) -> Batch:
+        if isinstance(read, Exception):
+            raise read
+        if isinstance(read, Batch):
+            return read
+        try:
+            (images,) = self._pipeline.share_outputs()
+            decoded: Tensor = from_dlpack(images.as_tensor())  # it keeps the memory, which DALI does not reuse
+            self._pipeline.release_outputs()
+        except RuntimeError:  # a damaged file, most likely: the ordinary way names it, or leaves it out
+            self._pipeline = None
+            return self.source.fetch(read.request.epoch, read.request.ids)
+        batch = read.fields
+        batch["image"] = decoded if read.others is None else _merged(read.mine, decoded, read.others["image"])
+        return batch
+
+
+def _check_fields(sample: Sample) -> None:
+    for name in sample:
+        if name not in _ALLOWED:
+            raise DataError(
+                f"data.loader: dali is for images with labels; this data set has {name!r}, which would have to be cut"
+                " as the image is; use data.loader: auto"
+            )
+
+
+def _is_for_dali(image: Any) -> bool:
+    """Whether it is a JPEG file that DALI decodes as we do; one without an end is left to us, who notice."""
+    if not isinstance(image, Encoded) or not image.header.by_simplejpeg:
+        return False
+    return _END_OF_JPEG in image.data[-_TAIL:]
+
+
+def _merged(mine: NDArray[np.bool_], decoded: Tensor, others: Tensor) -> Tensor:
+    """Images of both kinds, each in its place."""
+    images = decoded.new_empty(len(mine), *decoded.shape[1:])
+    is_decoded = torch.from_numpy(mine).to(decoded.device)
+    images[is_decoded] = decoded
+    images[~is_decoded] = others.to(decoded.device)
+    return images

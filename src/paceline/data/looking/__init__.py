@@ -1,0 +1,1 @@
+"""What a person wants to know of a data set before training on it."""

@@ -1,0 +1,218 @@
+"""Every sample of a data set decoded once: which cannot be read, and what the others hold, counted exactly."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.errors import DataError
+from paceline.data.batch import Sample
+from paceline.data.loading.preparing import decoded
+from paceline.data.loading.source import Dataset
+from paceline.data.reading.video import EncodedVideo
+from paceline.data.skipping import UNREADABLE, Skipped, described
+from paceline.data.transforms.kinds import SampleTransform
+
+Counts = NDArray[np.int64]
+Told = Callable[[int], None]
+"""Is given how many more samples are done."""
+
+_BAND = 1 << 24  # pixels up to which counts in float32, which OpenCV gives, are exact
+_FRAME_BYTES = 1 << 27  # of a video that are decoded at a time
+_AHEAD = 4  # pieces of work a thread that may wait for being counted
+_PIECES, _LARGEST_PIECE = 200, 64
+_LAST_DRAW = float(np.nextafter(1, 0))  # which asks most of a video
+
+
+class Look(NamedTuple):
+    """What one sample holds; `counts` are added over samples, by name."""
+
+    height: int
+    width: int
+    frames: int | None
+    objects: int | None
+    counts: dict[str, Counts]
+
+
+@dataclass
+class Findings:
+    """What the samples looked at so far hold."""
+
+    examined: int = 0
+    bad: list[Skipped] = field(default_factory=list)
+    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """Samples by height and width."""
+    frames: Counter[int] = field(default_factory=Counter)
+    """Videos by their number of frames."""
+    objects: Counter[int] = field(default_factory=Counter)
+    """Samples by their number of objects."""
+    counts: dict[str, Counts] = field(default_factory=dict)
+    """"values" [C, 256]: pixels by channel and value; "label" and "classes" [num_classes]; "crowd" [1]; "mask" [256]:
+    pixels by value; "keypoints" [J, 3]: not labelled, hidden, visible."""
+
+    def add(self, index: int, seen: Look | Skipped) -> None:
+        """Count one more sample."""
+        self.examined += 1
+        if isinstance(seen, Skipped):
+            self.bad.append(seen)
+            return
+        self.sizes[seen.height, seen.width] += 1
+        if seen.frames is not None:
+            self.frames[seen.frames] += 1
+        if seen.objects is not None:
+            self.objects[seen.objects] += 1
+        for name, counts in seen.counts.items():
+            self.counts[name] = self.counts[name] + counts if name in self.counts else counts
+
+    def moments(self) -> tuple[list[float], list[float]]:
+        """Mean and standard deviation of each channel over all pixels, of values from 0 to 1.
+
+        They come from whole numbers, so that they are exact but for the last rounding.
+        """
+        means, deviations = [], []
+        for row in self.counts["values"].tolist():
+            number, total = sum(row), sum(value * count for value, count in enumerate(row))
+            squares = sum(value * value * count for value, count in enumerate(row))
+            means.append(total / (255 * number))
+            deviations.append(math.sqrt((number * squares - total * total) / (255 * number) ** 2))
+        return means, deviations
+
+
+def examine(
+    dataset: Dataset,
+    indices: Sequence[int],
+    findings: Findings,
+    threads: int,
+    tell: Told,
+    transforms: Sequence[SampleTransform] = (),
+) -> None:
+    """Decode the samples and add what they hold to `findings`, which is true at any moment, also if this is stopped.
+
+    A first one of `transforms` that refuses videos which are too short is asked about each.
+    """
+    refusing = next((each for each in transforms[:1] if getattr(each, "short", None) == "refuse"), None)
+    length = max(1, min(_LARGEST_PIECE, len(indices) // _PIECES))
+    pieces = (indices[start : start + length] for start in range(0, len(indices), length))
+    for piece, seen in _in_order(lambda piece: [_try(dataset, index, refusing) for index in piece], pieces, threads):
+        for index, each in zip(piece, seen, strict=True):
+            findings.add(index, each)
+        tell(len(piece))
+
+
+def _in_order(
+    work: Callable[[Sequence[int]], list[Look | Skipped]], pieces: Iterator[Sequence[int]], threads: int
+) -> Iterator[tuple[Sequence[int], list[Look | Skipped]]]:
+    waiting: deque[tuple[Sequence[int], Future[list[Look | Skipped]]]] = deque()
+    with ThreadPoolExecutor(threads, "examining") as pool:
+        try:
+            waiting.extend((piece, pool.submit(work, piece)) for piece in islice(pieces, _AHEAD * threads))
+            while waiting:
+                piece, future = waiting.popleft()
+                seen = future.result()
+                waiting.extend((piece, pool.submit(work, piece)) for piece in islice(pieces, 1))
+                yield piece, seen
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _try(dataset: Dataset, index: int, refusing: SampleTransform | None) -> Look | Skipped:
+    try:
+        sample = dataset.read(index)
+        if refusing is not None:
+            refusing(sample, np.full(refusing.draws, _LAST_DRAW))
+        return look(dataset, sample)
+    except UNREADABLE as error:
+        return described(dataset, index, error)
+
+
+def look(dataset: Dataset, sample: Sample) -> Look:
+    """What a sample holds; something in it that does not fit together is a DataError."""
+    counts = _annotations(sample, len(getattr(dataset, "classes", ())))
+    objects = len(sample["classes"]) if "classes" in sample else None
+    image = sample["image"]
+    if isinstance(image, EncodedVideo):
+        counts["values"] = sum((_values(dataset, frames) for frames in _all_frames(image)), np.zeros((), np.int64))
+        return Look(image.height, image.width, image.num_frames, objects, counts)
+    pixels = decoded(sample)["image"]
+    height, width = pixels.shape[-3:-1]
+    if "mask" in sample and sample["mask"].shape != (height, width):
+        found = f"the mask is {sample['mask'].shape[1]}×{sample['mask'].shape[0]} pixels"
+        raise DataError(f"{found}, but its image {width}×{height}")
+    counts["values"] = _values(dataset, pixels)
+    frames = pixels.shape[-4] if pixels.ndim > 3 else None
+    return Look(*_whole_size(sample, height, width), frames, objects, counts)
+
+
+def _whole_size(sample: Sample, height: int, width: int) -> tuple[int, int]:
+    """The size of the file's image, which may have been decoded smaller."""
+    if "size" not in sample:
+        return height, width
+    height, width = (int(each) for each in sample["size"])
+    return height, width
+
+
+def _all_frames(video: EncodedVideo) -> Iterator[NDArray[np.uint8]]:
+    length = max(1, _FRAME_BYTES // (3 * video.height * video.width))
+    for start in range(0, video.num_frames, length):
+        yield video.frames(range(start, min(video.num_frames, start + length)))
+
+
+def _annotations(sample: Sample, num_classes: int) -> dict[str, Counts]:
+    counts: dict[str, Counts] = {}
+    if "label" in sample and num_classes:
+        label = sample["label"]
+        counts["label"] = (
+            _by_class([label], num_classes, "the label") if isinstance(label, int) else _positive(label, num_classes)
+        )
+    if "classes" in sample and num_classes:
+        counts["classes"] = _by_class(sample["classes"], num_classes, "the class of an object")
+    if "crowd" in sample:
+        counts["crowd"] = np.array([np.count_nonzero(sample["crowd"])])
+    if "mask" in sample:
+        counts["mask"] = _histogram(sample["mask"].reshape(-1, 1))[0]
+    if "keypoints" in sample:
+        seen = sample["keypoints"][..., 2]
+        counts["keypoints"] = np.stack([(seen == value).sum(0) for value in range(3)], 1).astype(np.int64)
+    return counts
+
+
+def _by_class(numbers: Any, num_classes: int, what: str) -> Counts:
+    numbers = np.asarray(numbers, np.int64)
+    wrong = numbers[(numbers < 0) | (numbers >= num_classes)]
+    if len(wrong):
+        raise DataError(f"{what} is {wrong[0]}, but there are {num_classes} classes, counted from 0")
+    return np.bincount(numbers, minlength=num_classes)
+
+
+def _positive(label: NDArray[Any], num_classes: int) -> Counts:
+    if label.shape != (num_classes,):
+        raise DataError(f"the label has the shape {list(label.shape)}, but there are {num_classes} classes")
+    return (label > 0).astype(np.int64)
+
+
+def _values(dataset: Dataset, pixels: NDArray[np.uint8]) -> Counts:
+    """How often each channel has each value, [C, 256]."""
+    channels = pixels.shape[-1]
+    if channels != getattr(dataset, "channels", channels):
+        raise DataError(f"the image has {channels} channels, but the data set {dataset.channels}")
+    return _histogram(pixels.reshape(-1, channels))
+
+
+def _histogram(rows: NDArray[np.uint8]) -> Counts:
+    """How often each column [P, C] has each value, [C, 256]."""
+    counts = np.zeros((rows.shape[1], 256), np.int64)
+    for start in range(0, len(rows), _BAND):
+        band = rows[start : start + _BAND, None]
+        for column in range(len(counts)):
+            counted = cv2.calcHist([band], [column], None, [256], [0, 256])
+            counts[column] += np.asarray(counted).ravel().astype(np.int64)
+    return counts

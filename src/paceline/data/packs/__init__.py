@@ -1,0 +1,1 @@
+"""Data sets in one file, ready to be mapped into memory."""

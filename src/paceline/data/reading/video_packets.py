@@ -1,0 +1,136 @@
+"""The packets of a video: looked through once, and decoded from where it is worth to begin."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import TypeAlias
+
+from av.packet import Packet
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
+
+from paceline.core.errors import DataError
+from paceline.data.reading.video_opening import OpenVideo, open_video
+from paceline.data.reading.video_timeline import PacketTimes, Timeline, UnnumberedError, make_timeline
+
+VideoPacket: TypeAlias = "Packet[VideoStream]"
+NumberedFrame: TypeAlias = tuple[int, VideoFrame]
+
+_KEPT_BYTES = 1 << 26  # packets that are kept in memory, so that a short video is read once
+_ONE_FRAME_CONTAINERS = {"mov", "matroska"}  # a packet of these codecs in these containers is one frame
+_ONE_FRAME_CODECS = {"h264", "hevc", "av1", "vp9", "mpeg4", "mpeg2video", "mjpeg"}
+_SKIPPABLE_CODECS = {"h264", "mpeg4", "mpeg2video"}  # their decoders can leave out just what no other frame needs
+
+
+@dataclass(frozen=True)
+class PacketScan:
+    """What the packets of a video tell without being decoded."""
+
+    video: OpenVideo
+    timeline: Timeline | None
+    """None if decoding from the beginning has to tell which frame is which."""
+    num_frames: int | None
+    """None if decoding has to tell that too."""
+    kept: list[VideoPacket] | None
+    """All packets, unless they are large."""
+
+
+def scan_packets(video: OpenVideo, max_frames: int) -> PacketScan:
+    """Look through the packets of a file that was just opened; more than `max_frames` are a DataError."""
+    rows: list[PacketTimes] = []
+    kept: list[VideoPacket] = []
+    size, has_times = 0, True
+    for packet in _packets(video):
+        has_times &= packet.pts is not None
+        time = packet.pts or 0
+        decoded = time if packet.dts is None else packet.dts
+        rows.append(PacketTimes(time, decoded, packet.is_keyframe, not packet.is_discard))
+        if len(rows) > max_frames:
+            raise DataError(f"{video.path}: more than {max_frames:,} frames; cut it into shorter videos")
+        size += packet.size
+        if size <= _KEPT_BYTES:
+            kept.append(packet)
+    all_kept = kept if len(kept) == len(rows) else None
+    if not _is_frame_by_frame(video) or not rows or not rows[0].is_key:
+        return PacketScan(video, None, None, all_kept)
+    if video.stream.frames > len(rows):
+        found = f"{video.stream.frames} frames are announced and {len(rows)} are there"
+        raise DataError(f"{video.path}: truncated video: {found}; replace or remove it")
+    timeline = make_timeline(rows) if has_times else None
+    if timeline is not None and video.stream.codec_context.has_b_frames and not timeline.is_reordered:
+        timeline = None  # frames change places, and no time says so: these are the times of decoding
+    return PacketScan(video, timeline, sum(row.is_visible for row in rows), all_kept)
+
+
+def decode_timed(scan: PacketScan, timeline: Timeline, numbers: Sequence[int]) -> Iterator[NumberedFrame]:
+    """The frames with these rising numbers, in any order, decoding as little as that takes.
+
+    Raises UnnumberedError if one does not come out, if frames come out in another order than their times have, or if
+    the file cannot be entered where it should.
+    """
+    context = scan.video.stream.codec_context
+    can_skip = context.codec.canonical_name in _SKIPPABLE_CODECS
+    for start, run in timeline.runs(numbers):
+        missing = {timeline.time(number): number for number in run}
+        unread = set(missing)
+        packets = _packets_from(scan, timeline, start)
+        last = -math.inf
+        while missing:
+            packet = next(packets, None) if unread else None  # nothing more to read: what is inside comes out
+            if packet is not None:
+                unread.discard(packet.pts or 0)
+            if can_skip:
+                context.skip_frame = "DEFAULT" if packet is None or packet.pts in missing else "NONREF"
+            for frame in context.decode(packet):
+                if frame.pts is None or frame.pts <= last:
+                    raise UnnumberedError
+                last = frame.pts
+                if frame.pts in missing:
+                    yield missing.pop(frame.pts), frame
+            if packet is None and missing:
+                raise UnnumberedError
+
+
+def decode_counted(scan: PacketScan) -> Iterator[NumberedFrame]:
+    """All frames from the beginning, with their numbers."""
+    packets: Iterator[VideoPacket]
+    if scan.kept is not None:
+        context = scan.video.stream.codec_context
+        context.flush_buffers()
+        packets = iter(scan.kept)
+    else:
+        video = open_video(scan.video.path, scan.video.max_pixels)
+        context = video.stream.codec_context
+        packets = _packets(video)
+    context.skip_frame = "DEFAULT"
+    frames = (frame for packet in chain(packets, [None]) for frame in context.decode(packet))
+    yield from enumerate(frames)
+
+
+def _packets(video: OpenVideo) -> Iterator[VideoPacket]:
+    """The packets from where the file stands, without the empty ones that mark the end or repeat a frame."""
+    return (packet for packet in video.container.demux(video.stream) if packet.size)
+
+
+def _packets_from(scan: PacketScan, timeline: Timeline, start: int) -> Iterator[VideoPacket]:
+    """The packets from a keyframe, or one before it, to the end, for a decoder that knows nothing of others."""
+    video = scan.video
+    if scan.kept is not None:
+        video.stream.codec_context.flush_buffers()
+        return islice(scan.kept, start, None)
+    for target in (timeline.shown[start], timeline.decoded[start], timeline.shown[0]):
+        video.container.seek(int(target), stream=video.stream)  # this empties the decoder too
+        packets = _packets(video)
+        first = next(packets, None)
+        if first is not None and timeline.place(first.pts) <= start:
+            return chain([first], packets)
+    raise UnnumberedError
+
+
+def _is_frame_by_frame(video: OpenVideo) -> bool:
+    names = video.container.format.name.split(",")
+    codec = video.stream.codec_context.codec.canonical_name
+    return not _ONE_FRAME_CONTAINERS.isdisjoint(names) and codec in _ONE_FRAME_CODECS
