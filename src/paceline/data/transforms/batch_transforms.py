@@ -20,6 +20,9 @@ from paceline.data.loading.recycling import recycled
 from paceline.data.transforms.batch_objects import either, has_objects, mirror, retrace, shift
 
 
+_LARGE = 1 << 18  # numbers of a batch whose memory is worth using again
+
+
 @dataclass(frozen=True)
 class Flip:
     """Mirror left and right with the given chance, masks and objects too; clips as a whole.
@@ -157,7 +160,8 @@ class Normalize:
 
 def _floats(images: Tensor) -> Tensor:
     """The images as float32, copied."""
-    if images.device.type == "cpu" and type(images) is Tensor:  # fresh memory would take longer than the arithmetic
+    is_plain = images.device.type == "cpu" and type(images) is Tensor
+    if is_plain and images.numel() >= _LARGE:  # fresh memory would take longer than the arithmetic
         return torch.from_numpy(recycled(tuple(images.shape), np.float32)).copy_(images)
     return images.to(torch.float32, copy=True)
 
