@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.core.errors import DataError
-from paceline.data.loading.recycling import recycled
+from paceline.core.recycling import recycled
 from paceline.data.transforms.batch_objects import either, has_objects, mirror, retrace, shift
-
 
 _LARGE = 1 << 18  # numbers of a batch whose memory is worth using again
 

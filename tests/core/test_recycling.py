@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from paceline.core.recycling import recycled
 from paceline.data.loading import recycling
-from paceline.data.loading.recycling import recycled
 
 SHAPE = (4, 3, 300, 400)  # 5.76 MB of floats
 
