@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from paceline.core import recycling
 from paceline.core.recycling import recycled
-from paceline.data.loading import recycling
 
 SHAPE = (4, 3, 300, 400)  # 5.76 MB of floats
 
