@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from chaos.row import Row
-from chaos.training import STEPS, Command, difference, undisturbed
+from chaos.training import STEPS, Command, difference, last_of, undisturbed
 
 _MEGABYTES = 6
 
@@ -73,5 +73,4 @@ def _fill(disk: Path, out: str, generator: random.Random, whole: dict[str, str])
     code = command.wait()
     if code != 0 or not went_on:
         return f"ended with {code}, went on meanwhile: {went_on}: {command.said()[-500:]}"
-    newest = {name: value for name, value in whole.items() if f"{STEPS:08d}" in name}
-    return difference(newest, command)
+    return difference(last_of(whole), command)

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from chaos.row import Row
-from chaos.training import STEPS, Command, difference, send, undisturbed
+from chaos.training import STEPS, Command, difference, last_of, send, undisturbed
 
 _EX_TEMPFAIL = 75
 
@@ -52,4 +52,4 @@ def _ask(folder: Path, out: str, generator: random.Random, whole: dict[str, str]
     if again.wait() != 0:
         return 0, "could not go on"
     # The update that was under way when the signal came is finished first: that one is not late.
-    return max(0, saved - asked_at - 1), difference(whole, again)
+    return max(0, saved - asked_at - 1), difference(last_of(whole), again)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 PAGE = Path(__file__).parent.parent / "docs" / "reliability.md"
 BEGIN, END = "<!-- figures of make chaos -->", "<!-- end of the figures -->"
-_HEADER = "| fault or input | goal | measured | |\n|---|---|---|---|"
+_HEADER = "| fault or input | goal | measured | | on |\n|---|---|---|---|---|"
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,17 @@ class Row:
 
 def table(rows: list[Row]) -> str:
     """The rows as Markdown."""
-    return "\n".join([_HEADER, *map(str, rows)])
+    return "\n".join([_HEADER, *(f"{row} |" for row in rows)])
 
 
 def write(rows: list[Row]) -> None:
-    """Put the table in place of the one that the page holds between two comments."""
+    """Put the rows into the table that the page holds between two comments, in place of what it had of them."""
     page = PAGE.read_text(encoding="utf-8")
     before, _, rest = page.partition(BEGIN)
-    _, found, after = rest.partition(END)
+    written, found, after = rest.partition(END)
     if not found:
         raise SystemExit(f"{PAGE}: expected the table between {BEGIN} and {END}")
-    text = f"{before}{BEGIN}\n\nMeasured on {time.strftime('%Y-%m-%d')}.\n\n{table(rows)}\n\n{END}{after}"
-    PAGE.write_text(text, encoding="utf-8")
+    kept = {line.split("|")[1].strip(): line for line in written.splitlines() if line.startswith("|")}
+    kept = {fault: line for fault, line in kept.items() if line not in _HEADER.splitlines()}
+    kept |= {row.fault: f"{row} {time.strftime('%Y-%m-%d')} |" for row in rows}
+    PAGE.write_text("\n".join([f"{before}{BEGIN}\n", _HEADER, *kept.values(), f"\n{END}{after}"]), encoding="utf-8")

@@ -122,6 +122,11 @@ def bits(out: Path) -> dict[str, str]:
     return found
 
 
+def last_of(whole: dict[str, str]) -> dict[str, str]:
+    """The last checkpoint and the metrics: others are not kept where a run has saved at further steps."""
+    return {name: value for name, value in whole.items() if name == "metrics" or f"{STEPS:08d}" in name}
+
+
 def difference(whole: dict[str, str], command: Command) -> str | None:
     """What is wrong with the end of a disturbed run, if anything."""
     found = bits(command.out)

@@ -192,7 +192,8 @@ WRONG = {
     "name unknown": edit(
         "name: cross_entropy",
         "name: zzz",
-        '11:12: losses.0.name: unknown loss "zzz"; expected one of cross_entropy, bce',
+        '11:12: losses.0.name: unknown loss "zzz"; expected one of cross_entropy, bce, pixel_cross_entropy,'
+        " ohem_cross_entropy, pixel_bce, cel, dice_loss, iou_loss",
     ),
     "name of a library misspelt": edit(
         "timm/resnet18", "timm/resnet18x", f'4:9: model.name: unknown model "timm/resnet18x"; did you mean {MODELS}'
