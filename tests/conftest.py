@@ -21,3 +21,20 @@ def real_data() -> Path:
         if folder is not None and folder.is_dir():
             return folder
     pytest.skip("no real data: neither PACELINE_DATA nor ../shared/data is there")
+
+
+# Files whose tests wait for processes the longest: begun first, they do not keep one worker busy at the end.
+_LONG = {
+    "test_readme.py",
+    "test_any_number_of_processes.py",
+    "test_shared_training.py",
+    "test_two_machines.py",
+    "test_health.py",
+    "test_shared_mistakes.py",
+    "test_recipes.py",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put long files first; the others stay in their order."""
+    items.sort(key=lambda item: item.path.name not in _LONG)
