@@ -64,6 +64,15 @@ def edit(old: str, new: str, *lines: str) -> Wrong:
     return Wrong([f"recipe.yaml:{line}" for line in lines], change=(old, new))
 
 
+def drawn(validation: str, *lines: str) -> Wrong:
+    """Both splits drawn out of one folder."""
+    old = (
+        "{dataset: idx, root: data, split: train, transforms: [flip]}\n  val:   {dataset: idx, root: data, split: test}"
+    )
+    train = "{dataset: image_folder, root: data, split: train, split_shares: {train: 0.8, val: 0.2}}"
+    return edit(old, f"{train}\n  val:   {{dataset: image_folder, root: data, {validation}}}", *lines)
+
+
 def typed(override: str, *lines: str) -> Wrong:
     return Wrong([f"command line: {line}" for line in lines], overrides=(override,))
 
@@ -219,6 +228,19 @@ WRONG = {
         "[flip]",
         "[{name: normalize, mean: [0.5], std: [1, 1]}]",
         "8:64: data.train.transforms.0: one std for each mean, got 1 means and 2 stds",
+    ),
+    "two draws of one split": drawn(
+        "split: val, split_shares: {train: 0.8, val: 0.2}, split_seed: 1",
+        "9:108: data.val.split_seed: differs from data.train.split_seed, so that samples would be in both parts",
+    ),
+    "the same part twice": drawn(
+        "split: train, split_shares: {train: 0.8, val: 0.2}",
+        "9:53: data.val.split: is the part that data.train.split takes, of the same samples",
+    ),
+    "mixing in evaluation": edit(
+        "split: test}",
+        "split: test, transforms: [mixup]}",
+        "9:63: data.val.transforms.0: mixup is for training: figures need samples as they are",
     ),
     # the text itself
     "odd key": edit("", '"a\\nb": 1\n', r"1:1: a\nb: unknown key; known here: " + SECTIONS),

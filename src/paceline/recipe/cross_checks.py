@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.recipe.schema import Recipe
+from paceline.recipe.schema import DatasetPart, Recipe
 
 Check = tuple[list[str], str]
 """The keys involved, and a sentence."""
@@ -18,6 +18,7 @@ _EITHER = [
     ("observe.log_every_epochs", "observe.log_every_steps"),
     ("schedule.warmup_epochs", "schedule.warmup_steps"),
 ]
+_PLACES = ("root", "file", "images", "annotations", "list_file", "joints")
 _FOR_TRAINING = ("mixup", "cutmix", "mixup_or_cutmix", "mosaic", "multi_scale")
 
 
@@ -28,6 +29,7 @@ def cross_checks(recipe: Recipe) -> list[Check]:
         *_model(recipe),
         *_batch(recipe),
         *_transforms(recipe),
+        *_drawn_splits(recipe),
         *_schedule(recipe),
         *_exactness(recipe),
         *_sharding(recipe),
@@ -61,10 +63,33 @@ def _model(recipe: Recipe) -> list[Check]:
 def _transforms(recipe: Recipe) -> list[Check]:
     return [
         ([f"data.{split}.transforms.{index}"], f"{transform.name} is for training: figures need samples as they are")
-        for split in ("val", "test")
-        for index, transform in enumerate(getattr(getattr(recipe.data, split), "transforms", []))
-        if transform.name in _FOR_TRAINING
+        for split, part in _parts(recipe)
+        for index, transform in enumerate(part.transforms)
+        if split != "train" and transform.name in _FOR_TRAINING
     ]
+
+
+def _drawn_splits(recipe: Recipe) -> list[Check]:
+    """Parts that are drawn from the same samples must come from one draw, or they overlap."""
+    drawn = {split: (part.dataset, part.model_extra or {}) for split, part in _parts(recipe)}
+    dataset, train = drawn.pop("train")
+    found: list[Check] = []
+    for split, (name, own) in drawn.items():
+        if name != dataset or not own.get("split_shares") or any(own.get(key) != train.get(key) for key in _PLACES):
+            continue
+        for key in ("split_shares", "split_seed"):
+            if own.get(key) != train.get(key):
+                keys = [f"data.{split}.{key}", f"data.train.{key}"]
+                found += [(keys, f"differs from data.train.{key}, so that samples would be in both parts")]
+        if own.get("split") == train.get("split"):
+            keys = [f"data.{split}.split", "data.train.split"]
+            found += [(keys, "is the part that data.train.split takes, of the same samples")]
+    return found
+
+
+def _parts(recipe: Recipe) -> list[tuple[str, DatasetPart]]:
+    parts = [(split, getattr(recipe.data, split)) for split in ("train", "val", "test")]
+    return [(split, part) for split, part in parts if part is not None]
 
 
 def _batch(recipe: Recipe) -> list[Check]:
