@@ -37,12 +37,12 @@ def gradients(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(
-    "encoder", ["timm/test_efficientnet", "timm/test_convnext", "timm/vgg11", TORCHVISION, "torchvision/resnet18"]
+    "backbone", ["timm/test_efficientnet", "timm/test_convnext", "timm/vgg11", TORCHVISION, "torchvision/resnet18"]
 )
 @pytest.mark.parametrize("make", BUILDERS)
-def test_logits_have_the_size_of_the_images(make: Builder, encoder: str) -> None:
+def test_logits_have_the_size_of_the_images(make: Builder, backbone: str) -> None:
     with torch.device("meta"):
-        model = make(num_classes=5, in_channels=4, encoder=encoder)
+        model = make(num_classes=5, in_channels=4, backbone=backbone)
         for size in [(64, 64), (65, 97), (47, 33)]:
             assert model(torch.empty(2, 4, *size)).shape == (2, 5, *size)
 
@@ -51,16 +51,16 @@ def test_logits_have_the_size_of_the_images(make: Builder, encoder: str) -> None
 def test_transformers_work_at_the_size_that_they_are_made_for(make: Builder) -> None:
     for name in ("swin_tiny_patch4_window7_224", "vit_tiny_patch16_224"):
         with torch.device("cpu"):  # they compute tables while they are made
-            model = make(num_classes=2, encoder=f"timm/{name}", encoder_args={"img_size": 64}).eval()
+            model = make(num_classes=2, backbone=f"timm/{name}", backbone_args={"img_size": 64}).eval()
         with torch.no_grad():
             assert model(torch.rand(1, 3, 64, 64)).shape == (1, 2, 64, 64)
 
 
-@pytest.mark.parametrize("encoder", ["timm/test_efficientnet", TORCHVISION])
+@pytest.mark.parametrize("backbone", ["timm/test_efficientnet", TORCHVISION])
 @pytest.mark.parametrize("make", BUILDERS)
-def test_every_parameter_gets_the_same_gradient_every_time(make: Builder, encoder: str) -> None:
+def test_every_parameter_gets_the_same_gradient_every_time(make: Builder, backbone: str) -> None:
     images = torch.rand(2, 3, 65, 47)
-    model = built(make, num_classes=2, encoder=encoder)
+    model = built(make, num_classes=2, backbone=backbone)
     states = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     first = gradients(model, images)
     assert set(first) == {name for name, _ in model.named_parameters()}
@@ -69,7 +69,7 @@ def test_every_parameter_gets_the_same_gradient_every_time(make: Builder, encode
     model.load_state_dict(states)
     again = gradients(model, images)
     assert all(torch.equal(gradient, again[name]) for name, gradient in first.items())
-    other = built(make, num_classes=2, encoder=encoder).state_dict()
+    other = built(make, num_classes=2, backbone=backbone).state_dict()
     assert all(torch.equal(tensor, other[name]) for name, tensor in states.items())
 
 
@@ -103,7 +103,7 @@ def test_the_decoders_are_light() -> None:
     with torch.device("meta"):
         encoder = sum(each.numel() for each in build_encoder(TORCHVISION, 3, {}).module.parameters())
         sizes = [
-            sum(each.numel() for each in make(num_classes=1, encoder=TORCHVISION).parameters()) for make in BUILDERS
+            sum(each.numel() for each in make(num_classes=1, backbone=TORCHVISION).parameters()) for make in BUILDERS
         ]
     assert encoder == 2_223_872  # the library's 3,504,872 without 1280 · 1000 + 1000 of the classifier
     # Joined channels into 128, 64, 32 and 16, and each again into itself; norms have two numbers a channel.
@@ -115,32 +115,32 @@ def test_the_decoders_are_light() -> None:
 
 
 def test_widths_are_those_asked_for() -> None:
-    model = unet(num_classes=3, encoder="timm/test_convnext", widths=[48, 24, 12])
+    model = unet(num_classes=3, backbone="timm/test_convnext", widths=[48, 24, 12])
     assert model.head.in_channels == 12
-    assert fpn(num_classes=3, encoder="timm/test_convnext", width=20).head.in_channels == 20
+    assert fpn(num_classes=3, backbone="timm/test_convnext", width=20).head.in_channels == 20
     with pytest.raises(ValueError, match=r"gives 4 maps, joined in 3 steps"):
-        unet(num_classes=3, encoder="timm/test_convnext", widths=[48, 24])
+        unet(num_classes=3, backbone="timm/test_convnext", widths=[48, 24])
 
 
 def test_backbones_without_such_maps_are_refused() -> None:
-    with pytest.raises(ValueError, match="encoder 'torchvision/swin_t' does not give maps"):
+    with pytest.raises(ValueError, match="backbone 'torchvision/swin_t' does not give maps"):
         build_encoder("torchvision/swin_t", 3, {})
 
 
 def test_backbones_that_timm_cannot_cut_are_refused() -> None:
-    with pytest.raises(ValueError, match="encoder 'timm/visformer_tiny' gives no maps"):
+    with pytest.raises(ValueError, match="backbone 'timm/visformer_tiny' gives no maps"):
         build_encoder("timm/visformer_tiny", 3, {})
 
 
-@pytest.mark.parametrize("encoder", ["timm/mobilenetv2_050", "torchvision/resnet18"])
+@pytest.mark.parametrize("backbone", ["timm/mobilenetv2_050", "torchvision/resnet18"])
 @pytest.mark.parametrize("make", BUILDERS)
-def test_blocks_of_encoder_and_decoder_can_be_computed_again(make: Builder, encoder: str) -> None:
+def test_blocks_of_encoder_and_decoder_can_be_computed_again(make: Builder, backbone: str) -> None:
     images = torch.rand(2, 3, 64, 48)
-    model = built(make, num_classes=2, encoder=encoder)
+    model = built(make, num_classes=2, backbone=backbone)
     expected = gradients(model, images)
-    again = built(make, num_classes=2, encoder=encoder)
+    again = built(make, num_classes=2, backbone=backbone)
     blocks = find_blocks(again)
-    assert sum(block.name.startswith("encoder.") for block in blocks) >= 8
+    assert sum(block.name.startswith("backbone.") for block in blocks) >= 8
     assert sum(block.name.startswith("decoder.") for block in blocks) >= 4
     for block in blocks:
         recompute(block)
@@ -150,7 +150,7 @@ def test_blocks_of_encoder_and_decoder_can_be_computed_again(make: Builder, enco
 
 
 def published_surgery() -> Surgery:
-    return Surgery(rename=[("features", "encoder.features")], exclude=["classifier", "decoder"])
+    return Surgery(rename=[("features", "backbone.features")], exclude=["classifier", "decoder"])
 
 
 @pytest.mark.parametrize("make", BUILDERS)
@@ -159,14 +159,14 @@ def test_weights_of_torchvision_s_classifier_go_into_the_encoder(make: Builder) 
 
     torch.manual_seed(9)
     weights = build_torchvision("mobilenet_v2", 1000, 3, {}).state_dict()
-    model = built(make, num_classes=2, encoder=TORCHVISION)
+    model = built(make, num_classes=2, backbone=TORCHVISION)
     assert find_heads(model) == ["head"]
     report = apply(model, weights, published_surgery())
     assert len(report.loaded) == len(weights) - 2 == LOADED_TENSORS
     assert report.unexpected == []
     assert report.missing == ["head.weight", "head.bias"]
     own = model.state_dict()
-    assert all(torch.equal(own[f"encoder.{n}"], tensor) for n, tensor in weights.items() if n.startswith("features"))
+    assert all(torch.equal(own[f"backbone.{n}"], tensor) for n, tensor in weights.items() if n.startswith("features"))
 
 
 @pytest.mark.real_data
@@ -174,7 +174,7 @@ def test_the_published_file_goes_into_the_encoder(real_data: Path) -> None:
     file = real_data / "weights" / "mobilenet_v2-b0353104.pth"
     if not file.exists():
         pytest.skip(f"{file} is not there")
-    model = unet(num_classes=1, encoder=TORCHVISION)
+    model = unet(num_classes=1, backbone=TORCHVISION)
     report = apply(model, torch.load(file, weights_only=True), published_surgery())
     assert len(report.loaded) == LOADED_TENSORS
 
@@ -183,17 +183,17 @@ def test_weights_of_timm_go_into_the_encoder() -> None:
     from paceline.models.zoo import build_timm
 
     weights = build_timm("mobilenetv2_050", 10, 3, {}).state_dict()
-    model = unet(num_classes=2, in_channels=1, encoder="timm/mobilenetv2_050")
-    unused = ["encoder.conv_head", "encoder.bn2", "encoder.classifier"]
-    report = apply(model, weights, Surgery(rename=[("*", "encoder.*")], exclude=[*unused, "decoder"]))
-    assert [*report.reshaped] == ["encoder.conv_stem.weight"]
+    model = unet(num_classes=2, in_channels=1, backbone="timm/mobilenetv2_050")
+    unused = ["backbone.conv_head", "backbone.bn2", "backbone.classifier"]
+    report = apply(model, weights, Surgery(rename=[("*", "backbone.*")], exclude=[*unused, "decoder"]))
+    assert [*report.reshaped] == ["backbone.conv_stem.weight"]
     assert report.missing == ["head.weight", "head.bias"]
 
 
 def test_a_frozen_encoder_keeps_its_statistics() -> None:
-    model = built(unet, num_classes=2, encoder=TORCHVISION)
+    model = built(unet, num_classes=2, backbone=TORCHVISION)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    freezing = Freezing(model, ["encoder"])
+    freezing = Freezing(model, ["backbone"])
     freezing.train_mode(model)
     learned = gradients(model, torch.rand(2, 3, 64, 64))
     assert {name.partition(".")[0] for name in learned} == {"decoder", "head"}
@@ -206,11 +206,11 @@ def test_recipes_know_them_and_refuse_unknown_backbones() -> None:
     assert dense_catalogue.models is models
     entry = models.find("unet")
     assert entry is not None
-    arguments = entry.arguments.model_validate({"encoder": TORCHVISION})
+    arguments = entry.arguments.model_validate({"backbone": TORCHVISION})
     with torch.device("meta"):
         model = entry.resolve()(num_classes=1, in_channels=3, **arguments.model_dump())
         assert model(torch.empty(1, 3, 64, 64)).shape == (1, 1, 64, 64)
     with pytest.raises(ValidationError, match=r"timm has no model 'mobilenetv2_1OO'; there is .*timm/mobilenetv2_100"):
-        entry.arguments.model_validate({"encoder": "timm/mobilenetv2_1OO"})
+        entry.arguments.model_validate({"backbone": "timm/mobilenetv2_1OO"})
     with pytest.raises(ValidationError, match="expected timm/NAME or torchvision/NAME"):
-        entry.arguments.model_validate({"encoder": "mobilenet_v2"})
+        entry.arguments.model_validate({"backbone": "mobilenet_v2"})

@@ -463,3 +463,30 @@ def test_every_tensor_ends_in_one_place_or_all_is_refused(
     assert sorted(of_weights) == sorted(weights)
     for name, tensor in model.state_dict().items():
         assert tensor.equal(weights[name] if name in fitted.loaded else before[name])
+
+
+def test_weights_of_a_classifier_go_into_the_part_that_is_named() -> None:
+    source, model = MobileLike(5), nn.Module()
+    model.backbone, model.head = MobileLike(5).features, nn.Conv2d(8, 1, 1)
+    head = model.head.weight.detach().clone()
+    weights = {name.removeprefix("features."): tensor for name, tensor in source.state_dict().items()}
+    report = apply(model, weights, Surgery(into="backbone"))
+    own = model.backbone.state_dict()
+    assert all(torch.equal(own[name], source.features.state_dict()[name]) for name in own)
+    assert report.loaded == [f"backbone.{name}" for name in own]
+    assert report.missing == ["head.weight", "head.bias"]
+    assert report.unexpected == [name for name in weights if name.startswith("classifier")]
+    assert torch.equal(model.head.weight, head)
+
+
+def test_a_part_is_loaded_whole_or_not_at_all() -> None:
+    model = nn.Module()
+    model.backbone = MobileLike(5).features
+    before = copied(model)
+    weights = {name.removeprefix("features."): tensor for name, tensor in MobileLike(5).state_dict().items()}
+    weights.pop(next(iter(weights)))
+    with pytest.raises(CheckpointError, match="1 missing from the weights"):
+        apply(model, weights, Surgery(into="backbone"))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    with pytest.raises(ValueError, match="into 'backbon' matches no name; near names are backbone"):
+        apply(model, weights, Surgery(into="backbon"))

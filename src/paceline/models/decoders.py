@@ -21,17 +21,17 @@ _FINEST_STRIDE = 4
 
 
 class PixelClassifier(nn.Module):
-    """An encoder, a decoder that joins its maps into one, and a head; see `unet` and `fpn`."""
+    """A backbone, a decoder that joins its maps into one, and a head; see `unet` and `fpn`."""
 
-    def __init__(self, encoder: nn.Module, decoder: nn.Module, width: int, num_classes: int) -> None:
+    def __init__(self, backbone: nn.Module, decoder: nn.Module, width: int, num_classes: int) -> None:
         super().__init__()
-        self.encoder = encoder
+        self.backbone = backbone
         self.decoder = decoder
         self.head = nn.Conv2d(width, num_classes, 1)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits [N, num_classes, H, W] of images [N, in_channels, H, W]."""
-        features = self.decoder(self.encoder(images))  # [N, width, h, w], the size of the finest map that is used
+        features = self.decoder(self.backbone(images))  # [N, width, h, w], the size of the finest map that is used
         return F.interpolate(self.head(features), size=images.shape[-2:], mode="bilinear", align_corners=False)
 
 
@@ -105,17 +105,17 @@ class PyramidLevel(nn.Module):
 def unet(
     num_classes: int,
     in_channels: int = 3,
-    encoder: str = "timm/mobilenetv2_100",
+    backbone: str = "timm/mobilenetv2_100",
     widths: Sequence[int] | None = None,
-    encoder_args: dict[str, Any] | None = None,
+    backbone_args: dict[str, Any] | None = None,
 ) -> PixelClassifier:
     """A U-Net. Widths are those of its steps, coarsest first; without them 128, 64, 32, 16, and no less."""
-    module, channels, _ = build_encoder(encoder, in_channels, encoder_args or {})
+    module, channels, _ = build_encoder(backbone, in_channels, backbone_args or {})
     num_steps = len(channels) - 1
     widths = list(widths or (max(_WIDEST >> step, _NARROWEST) for step in range(num_steps)))
     if len(widths) != num_steps:
         raise ValueError(
-            f"widths {widths}: {encoder} gives {len(channels)} maps, joined in {num_steps} steps;"
+            f"widths {widths}: {backbone} gives {len(channels)} maps, joined in {num_steps} steps;"
             " expected one number for each step"
         )
     return PixelClassifier(module, UNetDecoder(channels, widths), widths[-1], num_classes)
@@ -124,12 +124,12 @@ def unet(
 def fpn(
     num_classes: int,
     in_channels: int = 3,
-    encoder: str = "timm/mobilenetv2_100",
+    backbone: str = "timm/mobilenetv2_100",
     width: int = 64,
-    encoder_args: dict[str, Any] | None = None,
+    backbone_args: dict[str, Any] | None = None,
 ) -> PixelClassifier:
-    """A feature pyramid over the encoder's maps from stride 4 on."""
-    module, channels, strides = build_encoder(encoder, in_channels, encoder_args or {})
+    """A feature pyramid over the backbone's maps from stride 4 on."""
+    module, channels, strides = build_encoder(backbone, in_channels, backbone_args or {})
     num_skipped = sum(stride < _FINEST_STRIDE for stride in strides[:-1])
     return PixelClassifier(module, PyramidDecoder(channels, num_skipped, width), width, num_classes)
 

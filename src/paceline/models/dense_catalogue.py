@@ -39,18 +39,18 @@ GivenArguments = dict[str, bool | int | float | str | list[int] | None]
 class UNetArguments(Arguments):
     """Arguments of `unet`."""
 
-    encoder: BackboneName = "timm/mobilenetv2_100"
+    backbone: BackboneName = "timm/mobilenetv2_100"
     widths: Annotated[list[Count], Field(min_length=1)] | None = None
-    """Channels of each step, coarsest first; one less than the maps that the encoder gives."""
-    encoder_args: GivenArguments = {}
+    """Channels of each step, coarsest first; one less than the maps that the backbone gives."""
+    backbone_args: GivenArguments = {}
 
 
 class PyramidArguments(Arguments):
     """Arguments of `fpn`."""
 
-    encoder: BackboneName = "timm/mobilenetv2_100"
+    backbone: BackboneName = "timm/mobilenetv2_100"
     width: Count = 64
-    encoder_args: GivenArguments = {}
+    backbone_args: GivenArguments = {}
 
 
 class FramePoolingArguments(Arguments):

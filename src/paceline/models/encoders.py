@@ -1,7 +1,7 @@
 """Image classifiers of timm and torchvision without their classifiers: maps of several resolutions.
 
 An encoder keeps the names that its library gives to the parameters, so a file of that library's weights fits after
-`encoder.` has been put before its names.
+`backbone.` has been put before its names.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def build_encoder(name: str, in_channels: int, args: dict[str, Any]) -> Encoder:
         return _build_timm(member, in_channels, args)
     if library == "torchvision":
         return _build_torchvision(member, in_channels, args)
-    raise ValueError(f"encoder {name!r}: expected timm/NAME or torchvision/NAME")
+    raise ValueError(f"backbone {name!r}: expected timm/NAME or torchvision/NAME")
 
 
 class TorchvisionLevels(nn.Module):
@@ -79,7 +79,7 @@ def _build_torchvision(name: str, in_channels: int, args: dict[str, Any]) -> Enc
                 last[height] = (layer, channels)
     except (RuntimeError, ValueError, TypeError, AssertionError) as error:  # whatever a layer says of a wrong input
         raise ValueError(
-            f"encoder 'torchvision/{name}' does not give maps [N, C, H, W] layer by layer ({error}); take timm's"
+            f"backbone 'torchvision/{name}' does not give maps [N, C, H, W] layer by layer ({error}); take timm's"
         ) from error
     levels.ends = {layer for layer, _ in last.values()}
     strides = [round(_TRIAL_HEIGHT / height) for height in last]
@@ -93,7 +93,7 @@ def _build_timm(name: str, in_channels: int, args: dict[str, Any]) -> Encoder:
     try:
         module: Any = timm.create_model(name, pretrained=False, features_only=True, in_chans=in_channels, **args)
     except (RuntimeError, IndexError) as error:
-        raise ValueError(f"encoder 'timm/{name}' gives no maps of several resolutions: {error}") from error
+        raise ValueError(f"backbone 'timm/{name}' gives no maps of several resolutions: {error}") from error
     if str(getattr(module, "output_fmt", "NCHW")).endswith("NHWC"):
         module.register_forward_hook(_channels_first)
     return Encoder(module, module.feature_info.channels(), module.feature_info.reduction())

@@ -40,6 +40,17 @@ class Fitted:
     excluded: list[str]
     """Left out as declared, whichever side has them."""
 
+    def inside(self, part: str, fresh: list[str], unused: list[str]) -> Fitted:
+        """The same, told of the model that has this part: what else it has is fresh, what else the file has is left."""
+        return Fitted(
+            [f"{part}.{name}" for name in self.loaded],
+            {f"{part}.{name}": reshaped for name, reshaped in self.reshaped.items()},
+            {f"{part}.{name}": shapes for name, shapes in self.replaced.items()},
+            [*(f"{part}.{name}" for name in self.missing), *fresh],
+            unused,
+            [f"{part}.{name}" for name in self.excluded],
+        )
+
     def summary(self) -> list[str]:
         """A short table, one line for each thing that happened."""
         rows: dict[str, list[str]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -26,6 +26,8 @@ HeadInit = Literal["default", "zeros", "trunc_normal", "normal"]
 class Surgery:
     """How weights may differ from the model. Names are changed first: all patterns see the model's names."""
 
+    into: str | None = None
+    """The part of the model that they are for, such as `backbone`: names are that part's, the rest stays fresh."""
     strip: Sequence[str] = ()
     """Prefixes that are taken off the names, in this order."""
     rename: Sequence[tuple[str, str]] = ()
@@ -51,6 +53,8 @@ def fit(model: nn.Module, weights: Mapping[str, Tensor]) -> Fitted:
 
 def apply(model: nn.Module, weights: Mapping[str, Tensor], surgery: Surgery) -> Fitted:
     """Load weights after the declared surgery; what it does not explain is an error, and the model is as before."""
+    if surgery.into is not None:
+        return _apply_into(surgery.into, model, weights, surgery)
     own = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
     weights = _renamed(weights, surgery)
     excluded = _excluded(surgery.exclude, list(dict.fromkeys([*weights, *own])))
@@ -81,6 +85,21 @@ def apply(model: nn.Module, weights: Mapping[str, Tensor], surgery: Surgery) -> 
     _initialise(model, fresh, surgery.head_init)
     reshaped = {name: change for name, (_, change) in changed.items()}
     return Fitted(loaded, reshaped, replaced, missing, unexpected, [*excluded])
+
+
+def _apply_into(name: str, model: nn.Module, weights: Mapping[str, Tensor], surgery: Surgery) -> Fitted:
+    """All of one part is loaded; what that part does not have, the classifier of a backbone, is left."""
+    part = dict(model.named_modules()).get(name)
+    if part is None or not name:
+        raise unmatched("into", name, [module for module, _ in model.named_modules() if module])
+    own, named = part.state_dict(), _renamed(weights, surgery)
+    unused = [each for each in named if each not in own]
+    given = {each: tensor for each, tensor in named.items() if each in own}
+    fitted = apply(part, given, replace(surgery, into=None, strip=(), rename=(), head="keep"))
+    if surgery.head_init != "default":
+        _initialise(model, find_heads(model), surgery.head_init)
+    fresh = [each for each in model.state_dict() if not is_under(each, [name])]
+    return fitted.inside(name, fresh, unused)
 
 
 def find_heads(model: nn.Module) -> list[str]:

@@ -63,6 +63,8 @@ class Weights(Section):
 
     file: str
     """A .safetensors or .pth file, a run directory, or a library's own: timm/NAME, torchvision/NAME."""
+    into: str | None = None
+    """The part of the model that they are for, such as backbone; the rest of the model starts fresh."""
     strip: list[str] = []
     """Prefixes that are taken off the names."""
     rename: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = []
