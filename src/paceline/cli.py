@@ -23,6 +23,7 @@ _COMMANDS = {
     "show": "the resolved recipe, the model, parameter groups, the batch and the learning rate",
     "find-lr": "train while the learning rate grows, and suggest one",
     "replay": "do an update again that was not finite, from the bundle that the run left",
+    "results": "compare what runs reached, and keep it in a CSV or XLSX table",
     "convert": "rewrite a .pth, .pt or .bin file of weights as safetensors",
     "recipes": "list the recipes that ship with the package",
     "slurm": "write a job script for Slurm that goes on after the time limit",
@@ -100,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_processes(made[name])
     _add_data(made["data"])
     _add_sample(made["sample"])
+    _add_results(made["results"])
     _add_convert(made["convert"])
     _add_slurm(made["slurm"])
     for name in ("show", "find-lr"):
@@ -150,6 +152,14 @@ def _add_sample(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
     parser.add_argument("--number", type=int, default=64, metavar="N", help="how many samples in all (default: 64)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="what is drawn (default: 0)")
+
+
+def _add_results(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="run directories, or folders of them (runs)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="bring the rows of a .csv or .xlsx file up to date")
+    parser.add_argument("--split", choices=("val", "test"), help="default: both")
+    parser.add_argument("--best", action="store_true", help="the best checkpoints' figures (default: the last ones)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
 
 def _add_convert(parser: argparse.ArgumentParser) -> None:

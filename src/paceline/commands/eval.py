@@ -9,9 +9,10 @@ from typing import Any
 
 from paceline.commands.opening import print_json, use_modules
 from paceline.core.counting import counted
-from paceline.core.errors import CheckpointError, UsageError
+from paceline.core.errors import CheckpointError, PacelineError, UsageError
 from paceline.launch.start import share_out
 from paceline.recipe.load import load
+from paceline.recipe.schema import Recipe
 from paceline.recipe.validate import validate
 
 
@@ -38,7 +39,7 @@ def main(options: argparse.Namespace) -> int:
     from paceline.recipe.build import Builder
 
     checkpoint = open_checkpoint(checkpoint_path)
-    builder = Builder(checked)
+    builder = Builder(checked, trains=False)
     with builder.mesh.together():
         run = builder.run(run_folder)
         run.load_model(checkpoint)
@@ -54,6 +55,9 @@ def main(options: argparse.Namespace) -> int:
             "metrics": evaluation.figures,
         }
         _print(answer, options.json)
+        if checked.recipe.observe.results:
+            epoch = checkpoint.step / run.progress.steps_per_epoch
+            _keep(checked.recipe, _run_of(checkpoint.path, run_folder), answer, epoch)
     return 0
 
 
@@ -64,6 +68,24 @@ def _default_checkpoint(run_folder: Path) -> Path:
     if not (run_folder / "checkpoints").is_dir():
         raise CheckpointError(f"{run_folder} holds no checkpoint: train first, or name one with --checkpoint")
     return run_folder
+
+
+def _run_of(checkpoint: Path, otherwise: Path) -> Path:
+    """The run directory that a checkpoint lies in."""
+    return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else otherwise
+
+
+def _keep(recipe: Recipe, folder: Path, answer: dict[str, Any], epoch: float) -> None:
+    """Bring the run's row in the table of results up to date; the figures are printed, whatever becomes of it."""
+    from paceline.observe.results import About, Result, read_state, write_results
+
+    about = About(recipe.name, recipe.task.name, recipe.model.name)
+    numbers = (answer["step"], epoch, answer["num_samples"], answer["num_skipped"])
+    result = Result(about, folder, answer["split"], read_state(folder), *numbers, answer["metrics"])
+    try:
+        write_results(Path(recipe.observe.results or "").expanduser(), [result])
+    except PacelineError as error:
+        print(f"warning: {error}", file=sys.stderr)
 
 
 def _print(answer: dict[str, Any], as_json: bool) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from paceline.core.counting import counted
 from paceline.engine.run import Run
+from paceline.metrics.state import is_lower_better
 from paceline.observe.wording import duration
 from paceline.recipe.build import Builder
 
@@ -97,12 +98,13 @@ def closing_lines(run: Run, expect: Mapping[str, float], seconds: float) -> list
 def expectations(run: Run, expect: Mapping[str, float]) -> list[str]:
     """Each figure that the recipe expects beside the one that was reached."""
     reached = run.figures.get("test") or run.figures.get("val") or {}
+    losses = [loss["name"] for loss in run.recipe["losses"]]
     lines = []
     for name, value in expect.items():
         if name not in reached:
             lines.append(f"expected     {name} {value:g}: no such figure; there are {', '.join(reached)}")
             continue
-        is_met = reached[name] <= value if name.endswith("loss") else reached[name] >= value
+        is_met = reached[name] <= value if is_lower_better(name, losses) else reached[name] >= value
         lines.append(
             f"expected     {name} {value:g}: {'reached' if is_met else 'NOT reached'} with {reached[name]:.4f}"
         )

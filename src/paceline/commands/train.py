@@ -122,9 +122,10 @@ def _find_place(run: Run, options: argparse.Namespace, builder: Builder, ownersh
 def _open_directory(run: Run, builder: Builder) -> None:
     """Make the run directory, cut its records back to where the run stands, and attach what writes them."""
     from paceline.observe.console import Console
-    from paceline.observe.events import Observer, Sink
+    from paceline.observe.events import Note, Observer, Sink
     from paceline.observe.jsonl import MetricsFile, read_records, truncate_after
     from paceline.observe.logfile import LogFile
+    from paceline.observe.results import About, ResultsRow
     from paceline.observe.status import StatusFile
     from paceline.observe.tensorboard import TensorBoardSink, rebuild
 
@@ -145,6 +146,11 @@ def _open_directory(run: Run, builder: Builder) -> None:
         if tensorboard.exists():
             rebuild(tensorboard, read_records(metrics), pictures)
         sinks.append(TensorBoardSink(tensorboard))
+    recipe = builder.recipe
+    if recipe.observe.results:
+        about = About(recipe.name, recipe.task.name, recipe.model.name)
+        table = Path(recipe.observe.results).expanduser()
+        sinks.append(ResultsRow(table, run.out, about, lambda text: run.observer.emit(Note(text, "warning"))))
     run.observer = Observer(sinks)
 
 

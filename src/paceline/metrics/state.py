@@ -7,7 +7,7 @@ processes that saw them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +20,14 @@ State = dict[str, Tensor]
 """What a metric keeps of one batch, on the CPU: int64 tensors to add, float tensors to join along their first."""
 Figures = dict[str, Any]
 """Named results: floats, or tensors such as a confusion matrix."""
+
+
+_ERRORS = ("mae", "ber")
+
+
+def is_lower_better(figure: str, losses: Container[str]) -> bool:
+    """Whether the less of a figure the better: of the loss, of those by these names, and of errors."""
+    return figure == "loss" or figure in losses or figure in _ERRORS
 
 
 class Metric(Protocol):

@@ -31,9 +31,11 @@ from paceline.engine.mixed_precision import raise_eps
 from paceline.engine.precision import Precision
 from paceline.engine.replay import explain_and_keep
 from paceline.engine.run import Periods, Run
+from paceline.metrics.state import is_lower_better
 from paceline.models.fitted import Fitted
 from paceline.models.surgery import Surgery, apply
 from paceline.recipe.build_data import (
+    check_processes,
     find_classes,
     make_batches,
     make_evaluations,
@@ -64,7 +66,6 @@ from paceline.recipe.validate import CheckedRecipe, validate
 from paceline.recipe.workshop import Workshop
 from paceline.tasks.task import Task
 
-_LOWER_IS_BETTER = ("loss", "mae", "ber", "cross_entropy", "bce")
 _MODEL_STREAM = 0x4D4F  # keeps the seed of the initial weights apart from those of the updates
 
 
@@ -77,8 +78,10 @@ def build(reference: str | Path, overrides: Mapping[str, Any] | None = None, out
 class Builder(Workshop):
     """Makes a run from a checked recipe; errors name the recipe's file, line and key."""
 
-    def __init__(self, checked: CheckedRecipe, mesh: Mesh | None = None) -> None:
+    def __init__(self, checked: CheckedRecipe, mesh: Mesh | None = None, trains: bool = True) -> None:
         super().__init__(checked, mesh or join(checked.recipe.train.device))
+        self.trains = trains
+        """Whether updates will be made; a model that is only measured may have more processes than an update."""
         self.fitted: Fitted | None = None
         """What became of the weights that the recipe names."""
         self.parts: dict[str, Stateful] = {}
@@ -92,6 +95,8 @@ class Builder(Workshop):
         sources = make_sources(self)
         classes = find_classes(self, sources)
         updates = make_updates(self, len(sources["train"].dataset))
+        if self.trains:
+            check_processes(self, updates)
         progress = Progress(self.total_steps(updates.steps_per_epoch), updates.steps_per_epoch)
         model = self.model(sources["train"], classes)
         prepare_model(self, model)
@@ -217,7 +222,8 @@ class Builder(Workshop):
         best = task.main_figure if checkpoint.best == "auto" else checkpoint.best
         direction = checkpoint.direction
         if direction == "auto":
-            direction = "min" if best in _LOWER_IS_BETTER else "max"
+            losses = [loss.name for loss in self.recipe.losses]
+            direction = "min" if best is not None and is_lower_better(best, losses) else "max"
         return Store(out / "checkpoints", checkpoint.keep_last, best, direction, checkpoint.keep_every)
 
     def _load_weights(self, model: nn.Module, weights: str | Weights) -> Fitted:

@@ -52,9 +52,7 @@ def make_updates(shop: Workshop, size: int) -> Updates:
         raise RecipeError(f"{shop.checked.locate('data.batch')}: {message}, got {data.batch}")
     multiple = shop.mesh.world if shop.recipe.train.sync_bn else 1
     size_of_micro = automatic_micro_batch(shop, min(data.batch, size)) if micro == "auto" else micro
-    updates = Updates(size, data.batch, size_of_micro, data.drop_last, multiple)
-    _check_processes(shop, updates)
-    return updates
+    return Updates(size, data.batch, size_of_micro, data.drop_last, multiple)
 
 
 def automatic_micro_batch(shop: Workshop, samples: int) -> int:
@@ -66,8 +64,8 @@ def automatic_micro_batch(shop: Workshop, samples: int) -> int:
     return share if math.ceil(samples / share) >= world else max(1, samples // world)
 
 
-def _check_processes(shop: Workshop, updates: Updates) -> None:
-    """Every process must have something to do."""
+def check_processes(shop: Workshop, updates: Updates) -> None:
+    """Every process must have something to do in every update."""
     world, number = shop.mesh.world, len(updates.cuts(0))
     samples = min(updates.batch, updates.size)
     if number < world or samples < world:
@@ -141,9 +139,11 @@ def _source(shop: Workshop, split: str, part: DatasetPart) -> Source:
             transforms.append(shop.make("transform", transform.name, transform, **supplied))
     with shop.speaking_of(f"{key}.transforms"):
         if getattr(dataset, "reads_videos", False):
+            from paceline.data.datasets.clips_apart import clips_apart
             from paceline.data.transforms.clips import require_clips
 
             require_clips(dataset, transforms)
+            dataset = clips_apart(dataset, transforms[0])
         return Source(dataset, transforms, shop.recipe.train.seed, _skips(shop, split, len(dataset)))
 
 

@@ -334,6 +334,8 @@ class Observe(Section):
     log_every_epochs: Positive | None = None
     tensorboard: bool = True
     pictures: bool = True
+    results: Annotated[str, Field(pattern=r"^.+\.(csv|xlsx)$")] | None = None
+    """A table that keeps a row for each run and split; a relative path is one from the current folder, as runs/ is."""
 
 
 class Recipe(Section):

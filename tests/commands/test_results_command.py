@@ -1,0 +1,179 @@
+"""`paceline results` as a user runs it, over run directories on the disk."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import openpyxl
+import pytest
+
+from paceline.cli import main
+from paceline.observe.events import Ended, Evaluated, Observer, Started
+from paceline.observe.jsonl import MetricsFile
+from paceline.observe.status import StatusFile
+
+
+def make_run(folder: Path, *figures: dict[str, float], name: str = "", task: str = "classification") -> Path:
+    """A run directory as training leaves it: evaluated every four steps, and on test at the end."""
+    folder.mkdir(parents=True)
+    lines = [f"name: {name or folder.name}  # here", f"task: {{name: {task}}}", "model: {name: convnet, widths: [4]}"]
+    (folder / "recipe.yaml").write_text("\n".join(lines) + "\n")
+    observer = Observer([StatusFile(folder / "status.json", 8), MetricsFile(folder / "metrics.jsonl")])
+    observer.emit(Started(folder.name, folder, "cpu", 1, 8, 4))
+    for number, each in enumerate(figures, 1):
+        observer.emit(Evaluated(4 * number, number, "val", each, 20))
+    if figures:
+        observer.emit(Evaluated(4 * len(figures), len(figures), "test", figures[-1], 10))
+        observer.emit(Ended("finished", 4 * len(figures), len(figures)))
+    observer.close()
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three folds of which the first was best after its first epoch."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    make_run(tmp_path / "runs/fold-2", {"top1": 0.6}, {"top1": 0.8, "averaged_top1": 0.9})
+    make_run(tmp_path / "runs/fold-10", {"top1": 0.4}, {"top1": 0.9})
+    first = make_run(tmp_path / "runs/fold-1", {"top1": 0.95}, {"top1": 1.0}, {"top1": 0.7})
+    (first / "best").symlink_to(Path("checkpoints", "step-00000008"))
+    make_run(tmp_path / "runs/fold-1~1", {"top1": 0.1})
+    return tmp_path
+
+
+def answer(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    assert main(["results", *words]) == code
+    return capsys.readouterr().out if code == 0 else capsys.readouterr().err
+
+
+def test_runs_stand_side_by_side_with_their_mean(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = answer(capsys, "--split", "val").splitlines()
+    assert lines[0] == "classification, val"
+    assert lines[1].split() == ["run", "model", "state", "step", "epoch", "top1"]
+    assert [line.split() for line in lines[2:5]] == [
+        ["fold-1", "convnet", "finished", "12", "3", "0.7000"],
+        ["fold-2", "convnet", "finished", "8", "2", "0.8000"],
+        ["fold-10", "convnet", "finished", "8", "2", "0.9000"],
+    ]
+    assert lines[5].split() == ["mean", "±", "sd", "of", "3", "0.8000", "±", "0.1000"]
+    assert lines[6] == "only some have averaged_top1"
+
+
+def test_json_holds_every_figure_and_the_summaries(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(answer(capsys, "--json"))
+    assert [(each["directory"], each["split"], each["step"]) for each in found["runs"][:3]] == [
+        ("runs/fold-1", "val", 12), ("runs/fold-1", "test", 12), ("runs/fold-2", "val", 8),
+    ]  # fmt: skip
+    assert found["runs"][2]["figures"] == {"top1": 0.8, "averaged_top1": 0.9}
+    assert [(each["split"], each["num_runs"]) for each in found["summaries"]] == [("val", 3), ("test", 3)]
+    assert found["summaries"][0]["mean"] == {"top1": pytest.approx(0.8)}
+    assert found["summaries"][0]["standard_deviation"] == {"top1": pytest.approx(0.1)}
+
+
+def test_best_takes_the_figures_of_the_best_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (only,) = json.loads(answer(capsys, "--best", "--json"))["runs"]
+    assert (only["run"], only["split"], only["step"], only["figures"]) == ("fold-1", "val", 8, {"top1": 1.0})
+
+
+def test_named_runs_of_one_recipe_are_told_apart(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(folder / "other/fold-1", {"top1": 0.5})
+    lines = answer(capsys, "runs/fold-1", "runs/fold-1/", "other", "runs/fold-1~1", "--split", "test").splitlines()
+    assert lines[1].split()[:2] == ["run", "directory"]
+    assert [line.split()[1] for line in lines[2:5]] == ["runs/fold-1", "other/fold-1", "runs/fold-1~1"]
+    (folder / "runs/fold-1~1/recipe.yaml").write_text("name: fold-1~1\ntask: classification\nmodel: convnet\n")
+    assert "fold-1~1" in answer(capsys, "runs/fold-1~1")
+
+
+def test_tasks_are_not_mixed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(folder / "runs/deep/masks", {"mae": 0.125}, task="saliency")
+    output = answer(capsys, "--split", "test")
+    assert output.startswith("saliency, test\n")
+    assert "\n\nclassification, test\n" in output
+    assert output.count("mean ± sd") == 1
+
+
+def test_a_narrow_terminal_gets_the_figures_in_parts(folder: Path) -> None:
+    make_run(folder / "many/one", {f"figure_{number}": number / 8 for number in range(12)})
+    environment = {**os.environ, "COLUMNS": "60", "FORCE_COLOR": "1", "TTY_COMPATIBLE": "1", "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "paceline", "results", "many", "--split", "val"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    wide = subprocess.run([*command, "--split", "val"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert wide.stdout.count("\n") == 3
+    assert done.stdout.count("figure_") == 12
+    assert done.stdout.count("1.3750") == 1
+    assert "…" not in done.stdout
+
+
+@pytest.mark.parametrize("name", ["all.csv", "all.xlsx"])
+def test_out_brings_rows_up_to_date_and_keeps_notes(
+    folder: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    answer(capsys, "--out", f"tables/{name}", "--split", "val")
+    path = folder / "tables" / name
+    if name.endswith("csv"):
+        lines = path.read_text().splitlines()
+        path.write_text("\n".join([f"{lines[0]},notes", f"{lines[1]},keep me", *lines[2:]]) + "\n")
+    else:
+        book = openpyxl.load_workbook(path)
+        book.active.cell(1, book.active.max_column + 1, "notes")
+        book.active.cell(2, book.active.max_column, "keep me")
+        book.save(path)
+    answer(capsys, "runs/fold-1", "--best", "--out", f"tables/{name}")
+    answer(capsys, "--out", f"tables/{name}", "--split", "test", "--json")
+    rows = csv_rows(path) if name.endswith("csv") else xlsx_rows(path)
+    assert [each["directory"] for each in rows] == [f"../runs/fold-{n}" for n in (1, 2, 10)] * 2
+    assert (rows[0]["notes"], int(rows[0]["step"]), float(rows[0]["top1"])) == ("keep me", 8, 1.0)
+    assert [float(each["top1"]) for each in rows[1:]] == [0.8, 0.9, 0.7, 0.8, 0.9]
+
+
+def csv_rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def xlsx_rows(path: Path) -> list[dict[str, str]]:
+    header, *rows = openpyxl.load_workbook(path).active.iter_rows(values_only=True)
+    return [dict(zip(header, row, strict=True)) for row in rows]
+
+
+def test_mistakes_are_told_in_a_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "empty").mkdir()
+    (folder / "all.csv").write_text("city\nUlm\n")
+    for words, code, told in (
+        (["none"], 2, "none is not a folder"),
+        (["empty"], 2, "empty is not a run directory, and holds none"),
+        (["--out", "all.pdf"], 2, "all.pdf: expected a file that ends in .csv or .xlsx"),
+        (["--out", "all.csv"], 3, "all.csv: is no table of results"),
+        (["runs/fold-2", "--best"], 3, "none of these runs has measured anything by its best checkpoint"),
+    ):
+        assert told in answer(capsys, *words, code=code)
+    assert (folder / "all.csv").read_text() == "city\nUlm\n"
+
+
+def test_runs_that_are_damaged_or_have_nothing_are_left_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(folder / "runs/new")
+    (folder / "runs/fold-2/metrics.jsonl").write_text("garbage\n{}\n")
+    (folder / "runs/fold-10/recipe.yaml").write_text("- 1\n")
+    assert main(["results", "--json"]) == 0
+    output = capsys.readouterr()
+    assert {each["run"] for each in json.loads(output.out)["runs"]} == {"fold-1"}
+    assert [line.split(":")[1].strip() for line in output.err.splitlines()] == [
+        "runs/fold-2/metrics.jsonl", "runs/fold-10/recipe.yaml", "runs/new",
+    ]  # fmt: skip
+    assert "metrics.jsonl:1: expected a JSON object" in answer(capsys, "runs/fold-2", code=3)
+
+
+def test_it_starts_fast(folder: Path) -> None:
+    code = (
+        "import sys; from paceline.cli import main; assert main(['results', '--json', '--out', 'all.csv']) == 0\n"
+        "assert not {'torch', 'openpyxl', 'numpy'} & sys.modules.keys(), 'too much'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
