@@ -18,6 +18,7 @@ from paceline.data.transforms.sample_transforms import (
     Mirror,
     Pad,
     RandomFixedCrop,
+    RandomResize,
     RandomResizedCrop,
     Resize,
 )
@@ -84,6 +85,13 @@ def test_resize_loses_no_object_however_small() -> None:
     np.testing.assert_allclose(result["boxes"][0], [0.1, 0.1, 0.2, 0.2], rtol=1e-6)
     assert not result["masks"][0].any()
     assert result["area"].tolist() == pytest.approx([0.01, 4])
+
+
+def test_random_resize_draws_every_length_and_keeps_the_shape() -> None:
+    sample = {"image": np.zeros((10, 20, 3), np.uint8), "mask": np.full((10, 20), 7, np.uint8)}
+    seen = [RandomResize([5, 8])(sample, np.array([share])) for share in (0.0, 0.3, 0.6, 0.999999)]
+    assert [each["image"].shape for each in seen] == [(5, 10, 3), (6, 12, 3), (7, 14, 3), (8, 16, 3)]
+    assert all(each["mask"].shape == each["image"].shape[:2] and (each["mask"] == 7).all() for each in seen)
 
 
 def test_pad_leaves_coordinates_alone() -> None:

@@ -49,13 +49,15 @@ def test_any_image_backbone_gives_features(backbone: str, num_features: int) -> 
 
 
 @pytest.mark.parametrize("backbone", [TIMM, TORCHVISION])
-@pytest.mark.parametrize("pooling", ["mean", "max"])
-def test_it_pools_the_features_of_the_frames(backbone: str, pooling: Literal["mean", "max"]) -> None:
+@pytest.mark.parametrize("pooling", ["mean", "max", "statistics"])
+def test_it_pools_the_features_of_the_frames(backbone: str, pooling: Literal["mean", "max", "statistics"]) -> None:
     model = built(backbone=backbone, pooling=pooling).eval()
     clips = torch.rand(2, 3, 4, 33, 47)
     with torch.no_grad():
         frames = torch.stack([model.backbone(clips[:, :, at]) for at in range(4)])
-        pooled = frames.mean(0) if pooling == "mean" else frames.max(0).values
+        mean, deviation = frames.mean(0), frames.std(0, correction=0)
+        statistics = torch.cat([mean, (deviation.square() + 1e-6).sqrt()], 1)
+        pooled = {"mean": mean, "max": frames.max(0).values, "statistics": statistics}[pooling]
         torch.testing.assert_close(model(clips), pooled @ model.head.weight.T + model.head.bias)
         backwards = model(clips.flip(2))
     torch.testing.assert_close(model(clips), backwards)
@@ -120,3 +122,9 @@ def test_recipes_know_it() -> None:
     arguments = entry.arguments.model_validate({"backbone": TIMM, "pooling": "max", "dropout": 0.2})
     model = entry.resolve()(num_classes=2, in_channels=3, **arguments.model_dump())
     assert (model.pooling, model.dropout.p) == ("max", 0.2)
+
+
+def test_frames_that_are_all_alike_have_finite_gradients() -> None:
+    model = built(backbone=TIMM, pooling="statistics")
+    still = torch.rand(2, 3, 1, 33, 33).expand(-1, -1, 4, -1, -1)
+    assert all(gradient.isfinite().all() for gradient in gradients(model.eval(), still).values())

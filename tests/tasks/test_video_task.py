@@ -60,20 +60,26 @@ def test_a_clip_is_classified_as_an_image_is() -> None:
 def test_views_make_one_prediction_a_video() -> None:
     net, samples = Net(), batch(4, 5, 3, 2, 6, 8)
     logits = task().predict(net, samples)
-    assert net.seen == [(4, 3, 2, 6, 8)] * 5
-    views = torch.stack([net(view) for view in samples["image"].unbind(1)])
-    assert logits.shape == (4, 3)
-    assert torch.allclose(logits.exp(), views.softmax(2).mean(0), atol=1e-6)
-    assert torch.allclose(logits.softmax(1), logits.exp(), atol=1e-6)
+    assert net.seen == [(4, 3, 2, 6, 8)] * 5, "a view of all videos at a time"
+    assert torch.equal(logits, torch.stack([net(view) for view in samples["image"].unbind(1)], 1))
+    expected = nn.functional.nll_loss(logits.softmax(2).mean(1).log(), samples["label"]).item()
+    term = task().losses(net, samples)["cross_entropy"]
+    assert (term.numerator / term.denominator).item() == pytest.approx(expected, rel=1e-5)
+    assert measured(task(), logits, samples)["cross_entropy"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_views_of_several_labels_are_averaged_label_by_label() -> None:
     net, samples = Net(), batch(4, 5, 3, 2, 6, 8)
+    samples["label"] = nn.functional.one_hot(samples["label"], 3).float()
     logits = task(multi_label=True).predict(net, samples)
-    views = torch.stack([net(view) for view in samples["image"].unbind(1)])
-    assert torch.allclose(logits.sigmoid(), views.sigmoid().mean(0), atol=1e-6)
-    sure = task(multi_label=True).predict(nn.Sequential(net, Largest()), samples)
-    assert sure.isfinite().all()
+    expected = nn.functional.binary_cross_entropy(logits.sigmoid().mean(1), samples["label"]).item()
+    term = task(multi_label=True).losses(net, samples)["bce"]
+    assert (term.numerator / term.denominator).item() == pytest.approx(expected, rel=1e-5)
+    assert measured(task(multi_label=True), logits, samples)["bce"] == pytest.approx(expected, rel=1e-5)
+    sure = nn.Sequential(net, Largest())
+    assert task(multi_label=True).losses(sure, samples)["bce"].numerator.isfinite()
+    certain = measured(task(multi_label=True), task().predict(sure, samples), samples)
+    assert np.isfinite(certain["bce"])
 
 
 class Largest(nn.Module):
@@ -81,15 +87,19 @@ class Largest(nn.Module):
         return logits.sign() * 1e6
 
 
+def measured(chosen: VideoClassification, predictions: Tensor, *batches: Batch) -> Figures:
+    figures: Figures = {}
+    for metric in chosen.metrics():
+        figures |= metric.figures(fold(metric.measure(predictions, each) for each in batches))
+    return figures
+
+
 def test_a_sure_view_does_not_outvote_all_others() -> None:
     """By probabilities two to one win, where by logits the single view would."""
-    answers = iter([torch.tensor([[50.0, 0.0, 0.0]]), *[torch.tensor([[0.0, 4.0, 0.0]])] * 2])
-
-    class Told(nn.Module):
-        def forward(self, clips: Tensor) -> Tensor:
-            return next(answers)
-
-    assert task().predict(Told(), batch(1, 3, 3, 2, 4, 4)).argmax().item() == 1
+    views = torch.tensor([[[50.0, 0.0, 0.0], [0.0, 4.0, 0.0], [0.0, 4.0, 0.0]]])
+    samples = batch(1, 3, 3, 2, 4, 4) | {"label": torch.tensor([1])}
+    figures = measured(task(), views, Batch(samples))
+    assert (figures["top1"], figures["clip_top1"]) == (1, 2 / 3)
 
 
 def test_figures_count_videos_however_they_are_cut() -> None:
@@ -98,7 +108,7 @@ def test_figures_count_videos_however_they_are_cut() -> None:
     for cuts in ([0, 6], [0, 2, 6], [0, 1, 2, 3, 4, 5, 6]):
         parts = [Batch({name: value[start:stop] for name, value in samples.items()}) for start, stop in pairwise(cuts)]
         figures: Figures = {}
-        for metric in chosen.metrics()[1:]:
+        for metric in chosen.metrics():
             figures |= metric.figures(fold(metric.measure(chosen.predict(net, part), part) for part in parts))
         found.append({name: value for name, value in figures.items() if isinstance(value, float)})
     assert found[0] == found[1] == found[2]

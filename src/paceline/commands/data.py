@@ -72,6 +72,7 @@ def _examine(recipe: DataRecipe, splits: list[str], options: argparse.Namespace)
 
 def _look_at(recipe: DataRecipe, report: SplitReport, sheet: Sheet, limit: int | None, bar: Progress) -> None:
     """Everything about one split; a split that cannot be opened does not keep the others from being looked at."""
+    from paceline.data.datasets.clips_apart import joined
     from paceline.data.loading.choosing import usable_cores
     from paceline.data.looking.examining import examine
     from paceline.data.looking.stages import measure
@@ -83,15 +84,17 @@ def _look_at(recipe: DataRecipe, report: SplitReport, sheet: Sheet, limit: int |
         report.error = str(error)
         return
     report.opened(source)
-    size = len(source.dataset)
+    files = joined(source.dataset)  # a video is looked at once, also where each of its clips is a sample
+    report.samples = size = len(files)
     indices = spread(size, min(size, limit or size))
     threads = usable_cores()
     tell = partial(bar.advance, bar.add_task(report.split, total=len(indices)))
-    examine(source.dataset, indices, report.findings, threads, tell, source.sample_transforms)
+    examine(files, indices, report.findings, threads, tell, source.sample_transforms)
     unreadable = {each.sample for each in report.findings.bad}
     readable = [index for index in indices if index not in unreadable] if unreadable else indices
     if not readable:
         return
+    readable = [index * len(source.dataset) // size for index in readable]
     few = [readable[place] for place in spread(len(readable), _DRAWN[not sheet.shown])]
     report.add_note(sheet.add(source, report.split, few))
     most = _MEASURED_IN_MEMORY if source.in_memory else _MEASURED

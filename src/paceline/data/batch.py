@@ -18,6 +18,7 @@ Sample = dict[str, Any]
 - Of each of K objects: "boxes" float32 [K, 4] as x1 y1 x2 y2, in pixels from the image's left upper corner; "classes"
   int64 [K]; "masks" uint8 0/1 [K, H, W]; "keypoints" float32 [K, J, 3] as x, y and 0 not labelled, 1 hidden or
   2 visible; "crowd" bool [K]; "area" float32 [K].
+- "video": the number of the video that a sample is a clip of, if clips are samples; metrics join those of one video.
 - "size": int64 [2], height and width before any transform; "image_id": the number that the data set's files give it.
 """
 

@@ -57,7 +57,7 @@ class FramePoolingArguments(Arguments):
     """Arguments of `frame_pooling`."""
 
     backbone: BackboneName = "timm/mobilenetv2_100"
-    pooling: Literal["mean", "max"] = "mean"
+    pooling: Literal["mean", "max", "statistics"] = "mean"
     dropout: PartialShare = 0.0
     backbone_args: GivenArguments = {}
 

@@ -1,19 +1,24 @@
-"""Videos classified frame by frame: an image backbone, and the mean or the maximum of its features over time."""
+"""Videos classified frame by frame: an image backbone, and what its features are over time."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from paceline.models.surgery import find_heads
 from paceline.models.zoo import build_timm, build_torchvision
 
+Pooling = Literal["mean", "max", "statistics"]
+_LEAST_VARIANCE = 1e-6
+
 
 class FramePooling(nn.Module):
     """Features of each frame by an image backbone of timm or torchvision, pooled over the frames, then linear.
 
-    The backbone keeps its library's names below `backbone`.
+    `statistics` pools into the mean and the standard deviation, by which frames that change differ from still ones. The
+    backbone keeps its library's names below `backbone`.
     """
 
     def __init__(
@@ -21,7 +26,7 @@ class FramePooling(nn.Module):
         num_classes: int,
         in_channels: int = 3,
         backbone: str = "timm/mobilenetv2_100",
-        pooling: Literal["mean", "max"] = "mean",
+        pooling: Pooling = "mean",
         dropout: float = 0.0,
         backbone_args: dict[str, Any] | None = None,
     ) -> None:
@@ -29,15 +34,28 @@ class FramePooling(nn.Module):
         self.backbone, num_features = _build_backbone(backbone, in_channels, backbone_args or {})
         self.pooling = pooling
         self.dropout = nn.Dropout(dropout)
-        self.head = nn.Linear(num_features, num_classes)
+        self.head = nn.Linear(num_features * (2 if pooling == "statistics" else 1), num_classes)
 
     def forward(self, clips: Tensor) -> Tensor:
         """Logits [N, num_classes] of clips [N, in_channels, T, H, W]."""
         frames = clips.transpose(1, 2)  # [N, T, C, H, W]
         features = self.backbone(frames.flatten(0, 1)).unflatten(0, frames.shape[:2])  # [N, T, F]
-        pooled = features.mean(dim=1) if self.pooling == "mean" else features.amax(dim=1)
-        logits: Tensor = self.head(self.dropout(pooled))
+        logits: Tensor = self.head(self.dropout(_pooled(features, self.pooling)))
         return logits
+
+
+def _pooled(features: Tensor, pooling: Pooling) -> Tensor:
+    """[N, F] of features [N, T, F], or [N, 2F] of statistics."""
+    match pooling:
+        case "mean":
+            return features.mean(dim=1)
+        case "max":
+            return features.amax(dim=1)
+        case "statistics":
+            mean = features.mean(dim=1)
+            variance = (features - mean.unsqueeze(1)).square().mean(dim=1)
+            # The root of 0 has no slope: frames that are all alike would make gradients infinite.
+            return torch.cat([mean, (variance + _LEAST_VARIANCE).sqrt()], dim=1)
 
 
 def _build_backbone(name: str, in_channels: int, args: dict[str, Any]) -> tuple[nn.Module, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 from paceline.core.errors import DataError
 from paceline.data.batch import Batch
 from paceline.losses.term import Term
+from paceline.metrics.state import Metric
+from paceline.metrics.videos import OfVideos
+from paceline.models.asking import ask
 from paceline.tasks.classification import Classification
 from paceline.tasks.task import Picture
 
@@ -19,17 +23,17 @@ _LINE = 2  # pixels between frames
 class VideoClassification(Classification):
     """Tells what happens in a video.
 
-    Clips are [N, C, T, H, W]; several views of each video, [N, V, C, T, H, W], make one prediction: probabilities are
-    averaged over views. All views of a video are one sample, so a video counts once on any number of processes.
+    Clips are [N, C, T, H, W]; several views of each sample, [N, V, C, T, H, W], make one prediction: probabilities are
+    averaged over views. Samples with the same "video" are measured as one too, whichever processes they came to.
     """
 
     def losses(self, model: nn.Module, batch: Batch) -> dict[str, Term]:
-        """Each loss of the prediction for each video."""
-        logits = self.predict(model, batch)
+        """Each loss of the prediction for each sample."""
+        logits = self._averaged(self.predict(model, batch))
         return {name: loss(logits, batch) for name, loss in self.loss_functions.items()}
 
     def predict(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Logits [N, classes]; of several views, those that stand for the mean of the views' probabilities."""
+        """Logits [N, classes]; of several views those of each, [N, V, classes]."""
         clips: Tensor = batch["image"]
         if clips.ndim not in (5, 6):
             raise DataError(
@@ -37,17 +41,24 @@ class VideoClassification(Classification):
                 " videos and a first transform clip or multi_clip"
             )
         if clips.ndim == 5:
-            logits: Tensor = model(clips)
+            logits: Tensor = ask(model, clips)
             return logits
         # One view of all videos at a time, so that memory is that of evaluation with a single clip.
-        asked = torch.stack([model(view).float() for view in clips.unbind(1)], 1)  # [N, V, classes]
-        return self._averaged(asked)
+        return torch.stack([ask(model, view).float() for view in clips.unbind(1)], 1)
+
+    def metrics(self) -> Sequence[Metric]:
+        """The figures of a classification, for whole videos, and beside them the share of views that are right."""
+        return [OfVideos(super().metrics(), self._multi_label)]
 
     def picture(self, batch: Batch, predictions: Tensor | None) -> Picture | None:
-        """The first videos, four frames of each, framed by whether the prediction is right."""
-        return super().picture(Batch(batch, image=stills(batch["image"])), predictions)
+        """The first samples, four frames of each, framed by whether the prediction is right."""
+        averages = None if predictions is None else self._averaged(predictions)
+        return super().picture(Batch(batch, image=stills(batch["image"])), averages)
 
     def _averaged(self, logits: Tensor) -> Tensor:
+        """Logits [N, classes] that stand for the mean of the views' probabilities."""
+        if logits.ndim == 2:
+            return logits
         if self._multi_label:
             return logits.double().sigmoid().mean(1).logit(eps=1e-12).to(logits.dtype)
         return logits.log_softmax(2).logsumexp(1) - math.log(logits.shape[1])

@@ -95,6 +95,7 @@ class MultiClipArguments(Arguments):
     frames: Count
     stride: Count | Literal["whole"] = 1
     short: Literal["loop", "last", "refuse"] = "loop"
+    apart: bool = False
 
 
 datasets.add(
@@ -120,5 +121,5 @@ transforms.add(
     "multi_clip",
     "paceline.data.transforms.clips:MultiClip",
     MultiClipArguments,
-    "choose several clips of a video, spread evenly, as views of one sample",
+    "choose several clips of a video, spread evenly, as views of one sample or apart",
 )

@@ -86,9 +86,10 @@ class VideoFolder:
 class VideoList(ListFile):
     """The videos of a list, a line each: names relative to `root`, the list's own folder unless given, and labels.
 
-    The list and its columns are as those of images (`list`), with `video` for the column of names. With `fold`, column
-    `fold_column` tells the fold of each video, and the split "train" has all folds but this one, "val" and "test" this
-    one. A sample's "image" is an EncodedVideo, of which the first transform chooses frames.
+    The list and its columns are as those of images (`list`), with `video` for the column of names, or a pattern of
+    several columns: Kinetics is "{youtube_id}_{time_start:06}_{time_end:06}.mp4". With `fold`, column `fold_column`
+    tells the fold of each video, and the split "train" has all folds but this one, "val" and "test" this one. A
+    sample's "image" is an EncodedVideo, of which the first transform chooses frames.
     """
 
     reads_videos = True

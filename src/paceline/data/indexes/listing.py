@@ -14,6 +14,7 @@ from typing import IO, Any, Literal, NamedTuple
 
 from paceline.core.counting import counted
 from paceline.core.errors import DataError
+from paceline.data.indexes.naming import NamePattern
 
 Format = Literal["csv", "tsv", "jsonl", "txt"]
 Column = str | int
@@ -43,7 +44,8 @@ def read_list(
     """The lines of a list file. Columns are given by the names in its first line, or by number, counted from 0.
 
     A column that is not given is the one called "image", or as `usual` says, if the first line names columns, else
-    the first or second one. Empty lines are passed over. What cannot be understood is a DataError with its line.
+    the first or second one. In tables `image` may also be a `NamePattern`, such as "{id}.jpg". Empty lines are passed
+    over. What cannot be understood is a DataError with its line.
     """
     chosen = form or _SUFFIXES.get(path.suffix.lower())
     if chosen is None:
@@ -103,6 +105,10 @@ def _table_rows(
     if not first:
         raise DataError(f"{path}: the list is empty; expected a line for each sample")
     header = [cell.strip() for cell in first]
+    if isinstance(image, str) and "{" in image and image not in header:
+        other = _named_beside(path, header, beside, usual)
+        yield from _patterned_rows(path, header, lines, NamePattern(path, image), other)
+        return
     if isinstance(image, str) or isinstance(beside, str) or (image is None and "image" in header):
         at = _named(path, header, "image" if image is None else image, "image")
         other = _named_beside(path, header, beside, usual)
@@ -114,6 +120,17 @@ def _table_rows(
         if needed >= len(cells) or not cells[at]:
             _row(path, line, cells, at, other)
         yield Row(line, cells[at], None if other is None else cells[other])
+
+
+def _patterned_rows(
+    path: Path, header: list[str], lines: Iterator[tuple[int, list[str]]], pattern: NamePattern, other: int | None
+) -> Iterator[Row]:
+    places = [_named(path, header, column, "image") for column in pattern.columns]
+    needed = max([-1 if other is None else other, *places])
+    for line, cells in lines:
+        if needed >= len(cells):
+            _row(path, line, cells, needed, None)
+        yield Row(line, pattern.name(line, [cells[at] for at in places]), None if other is None else cells[other])
 
 
 def _row(path: Path, line: int, cells: Sequence[str], at: int, other: int | None) -> Row:

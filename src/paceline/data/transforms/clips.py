@@ -55,23 +55,34 @@ class MultiClip:
     """Several clips of a video, evenly spread from its beginning to its end, "image" uint8 [V, T, H, W, 3].
 
     V views of one sample: a batch of them is [N, V, C, T, H, W], and a task averages what a model says of the views
-    to one prediction for each video. A single clip lies in the middle.
+    to one prediction for each video. A single clip lies in the middle. With `apart` each clip is a sample of its own,
+    [T, H, W, 3], the one that "clip" in the sample tells; the prediction is that of all clips of the video none the
+    less.
     """
 
     clips: int
     frames: int
     stride: Stride = 1
     short: Short = "loop"
+    apart: bool = False
     draws: ClassVar[int] = 0
     is_batch: ClassVar[bool] = False
     reads_encoded: ClassVar[bool] = True
     makes_clips: ClassVar[bool] = True
 
+    @property
+    def samples_a_video(self) -> int:
+        """How many samples a data set has for each video."""
+        return self.clips if self.apart else 1
+
     def __call__(self, sample: Sample, draws: NDArray[np.float64]) -> Sample:
-        """The sample with its clips."""
+        """The sample with its clips, or with the one that it is."""
         video = _video(sample, "multi_clip")
         _refuse_short(video, self.frames, self.stride, self.short)
         chosen = [choose(video.num_frames, self.frames, self.stride, place, self.short) for place in self._places()]
+        if "clip" in sample:
+            rest = {name: value for name, value in sample.items() if name != "clip"}
+            return {**rest, "image": video.frames(chosen[sample["clip"]])}
         pixels = video.frames(np.concatenate(chosen))  # together, so that what clips share is decoded once
         return {**sample, "image": pixels.reshape(self.clips, self.frames, *pixels.shape[1:])}
 

@@ -15,7 +15,17 @@ from paceline.data.transforms.geometry import Window, size_of
 from paceline.data.transforms.joint import frame, mirror, resize
 from paceline.data.transforms.pixels import Fill, Image
 
-__all__ = ["CenterCrop", "Image", "Mirror", "Pad", "RandomFixedCrop", "RandomResizedCrop", "Resize", "Size"]
+__all__ = [
+    "CenterCrop",
+    "Image",
+    "Mirror",
+    "Pad",
+    "RandomFixedCrop",
+    "RandomResize",
+    "RandomResizedCrop",
+    "Resize",
+    "Size",
+]
 
 Draws = NDArray[np.float64]
 Size = int | Sequence[int]
@@ -52,6 +62,21 @@ class Resize:
         if by_height:
             return wanted[0], max(1, width * wanted[0] // height)
         return max(1, height * wanted[1] // width), wanted[1]
+
+
+@dataclass(frozen=True)
+class RandomResize:
+    """Resize so that the shorter side has a length drawn from `sides`, both included; the image keeps its shape."""
+
+    sides: Sequence[int]
+    draws: ClassVar[int] = 1
+    is_batch: ClassVar[bool] = False
+    reads_encoded: ClassVar[bool] = True
+
+    def __call__(self, sample: Sample, draws: Draws) -> Sample:
+        """The sample, resized."""
+        least, most = self.sides
+        return Resize(least + int(float(draws[0]) * (most - least + 1)))(sample, draws)
 
 
 @dataclass(frozen=True)

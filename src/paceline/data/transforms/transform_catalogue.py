@@ -28,6 +28,18 @@ class ResizeArguments(Arguments):
     side: Literal["shorter", "longer"] | None = None
 
 
+class RandomResizeArguments(Arguments):
+    """Arguments of `random_resize`."""
+
+    sides: Annotated[list[Count], Field(min_length=2, max_length=2)]
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.sides[0] > self.sides[1]:
+            raise ValueError(f"the shorter length comes first, got {self.sides}")
+        return self
+
+
 class PadArguments(Arguments):
     """Arguments of `pad`."""
 
@@ -121,6 +133,12 @@ transforms.add(
     "paceline.data.transforms.sample_transforms:Resize",
     ResizeArguments,
     "resize to a short or a long side, or to height and width",
+)
+transforms.add(
+    "random_resize",
+    "paceline.data.transforms.sample_transforms:RandomResize",
+    RandomResizeArguments,
+    "resize to a short side that is drawn",
 )
 transforms.add(
     "pad",
