@@ -1,46 +1,64 @@
-"""One case of the memory benchmark, in a process of its own: a few steps, then figures as JSON."""
+"""One case of the memory benchmark, in processes of its own: three steps, then figures as JSON."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.core.mesh import Mesh, join
 from paceline.engine.live_bytes import LiveBytes, own_training_state
+from paceline.engine.mixed_precision import make_precision
 from paceline.engine.remat import Blocks, NoRemat, Remat, Selective, apply_remat
-from paceline.models.minet import minet_light
+from paceline.engine.strategies import ddp
+from paceline.launch.environment import take_place
+from paceline.launch.local import Launch, launch
+from paceline.models.minet import MINet, minet_light, minet_resnet50
 
 _BATCH, _SIZE = 4, 320
+_MODELS: dict[str, Callable[[], MINet]] = {"light": minet_light, "resnet50": minet_resnet50}
 _WAYS: dict[str, Remat] = {"none": NoRemat(), "blocks": Blocks(), "selective": Selective()}
 
 
 class Trainee:
-    """The model, its optimizer and one batch."""
+    """The model, its optimizer and what this process gets of one batch."""
 
-    def __init__(self, checkpointing: str, is_bf16: bool) -> None:
+    def __init__(self, mesh: Mesh, model: str, checkpointing: str, is_bf16: bool) -> None:
         torch.manual_seed(0)
-        self.model = minet_light()
+        self.model = _MODELS[model]()
         apply_remat(self.model, _WAYS[checkpointing])
+        self.network = ddp(self.model, mesh, is_exact=False).network
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
-        self.images = torch.rand(_BATCH, 3, _SIZE, _SIZE)
-        self.masks = (torch.rand(_BATCH, 1, _SIZE, _SIZE) > 0.5).float()
+        own_images = _BATCH // mesh.world
+        self.images = torch.rand(own_images, 3, _SIZE, _SIZE)
+        self.masks = (torch.rand(own_images, 1, _SIZE, _SIZE) > 0.5).float()
         self.is_bf16 = is_bf16
 
     def step(self) -> None:
         """Forward, loss, backward, update."""
-        loss_of(self.model, self.images, self.masks, self.is_bf16).backward()  # type: ignore[no-untyped-call]
+        self.backward()
+        self.update()
+
+    def backward(self) -> None:
+        """Have gradients, those of all processes together."""
+        loss_of(self.network, self.images, self.masks, self.is_bf16).backward()  # type: ignore[no-untyped-call]
+
+    def update(self) -> None:
+        """Use the gradients, and let them go."""
         self.optimizer.step()
         self.optimizer.zero_grad()
 
 
 def loss_of(model: nn.Module, images: Tensor, masks: Tensor, is_bf16: bool) -> Tensor:
     """BCE with logits and the consistency-enhanced loss, the two of them added."""
-    with torch.autocast("cpu", torch.bfloat16, enabled=is_bf16):
+    with make_precision("bf16" if is_bf16 else "fp32", torch.device("cpu")).compute():
         outputs = model(images)
     logits: Tensor = outputs.float()
     found = logits.sigmoid()
@@ -49,40 +67,49 @@ def loss_of(model: nn.Module, images: Tensor, masks: Tensor, is_bf16: bool) -> T
     return F.binary_cross_entropy_with_logits(logits, masks) + (total - 2 * both) / (total + 1e-6)
 
 
-def most_resident() -> int:
-    """The most memory that this process ever had, in bytes."""
+def main() -> int:
+    """Measure what the options say; with several processes, give the figures of the one that holds most."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", choices=list(_MODELS), default="light")
+    parser.add_argument("--processes", type=int, choices=(1, 2), default=1, help="that share the batch")
+    parser.add_argument("--checkpointing", choices=list(_WAYS), default="none")
+    parser.add_argument("--bf16", action="store_true")
+    options = parser.parse_args()
+    if options.processes > 1 and take_place() is None:
+        command = [sys.executable, "-m", "benchmarks.memory_case", *sys.argv[1:]]
+        return launch(command, Launch(options.processes, restarts=0))
+    mesh = join("cpu")
+    with mesh.together():
+        figures = measured(Trainee(mesh, options.model, options.checkpointing, options.bf16))
+        most = torch.stack(mesh.gather(torch.tensor([list(figures.values())]))).amax(0)[0].tolist()
+    if mesh.is_main:
+        print(json.dumps(dict(zip(figures, most, strict=True))), flush=True)
+    return 0
+
+
+def measured(trainee: Trainee) -> dict[str, int]:
+    """Bytes that the process grew by in two steps, of training state, and of tensors at their peak within a third."""
+    before = _resident("VmRSS")
+    trainee.step()  # makes the optimizer's state; replicas arrange what they exchange after it
+    trainee.backward()
+    live = LiveBytes()
+    # Replicas keep the memory of their gradients when the gradients are let go.
+    live.own(each.grad for each in trainee.model.parameters() if each.grad is not None)
+    own_training_state(live, trainee.model, trainee.optimizer)
+    state = live.owned
+    trainee.update()
+    grown = _resident("VmHWM") - before
+    with live:
+        trainee.step()
+    return {"activations": live.peak_other, "total": live.peak_total, "state": state, "resident": grown}
+
+
+def _resident(which: str) -> int:
+    """The memory that this process has (VmRSS), or the most that it ever had (VmHWM), in bytes."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
-    found = re.search(r"VmHWM:\s*(\d+) kB", status)
+    found = re.search(rf"{which}:\s*(\d+) kB", status)
     return int(found[1]) * 1024 if found else 0
 
 
-def main() -> None:
-    """Measure what the options say."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--checkpointing", choices=list(_WAYS), default="none")
-    parser.add_argument("--bf16", action="store_true")
-    parser.add_argument("--count", action="store_true", help="count tensors, not the process")
-    options = parser.parse_args()
-    trainee = Trainee(options.checkpointing, options.bf16)
-    before = most_resident()
-    trainee.step()  # makes the optimizer's state
-    print(json.dumps(counted(trainee) if options.count else grown(trainee, before)))
-
-
-def counted(trainee: Trainee) -> dict[str, float]:
-    """Bytes at their peak within a step."""
-    live = LiveBytes()
-    own_training_state(live, trainee.model, trainee.optimizer)
-    with live:
-        trainee.step()
-    return {"activations": live.peak_other, "total": live.peak_total}
-
-
-def grown(trainee: Trainee, before: int) -> dict[str, float]:
-    """How much the process has grown by the end of a second step."""
-    trainee.step()
-    return {"resident": most_resident() - before}
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -96,6 +96,11 @@ def _tf32(allowed: bool) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = before[1]
 
 
+def _autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[None]:
+    # Its cache would keep a half copy of every weight until the end of the forward pass, though few are used twice.
+    return torch.autocast(device.type, dtype, cache_enabled=False)
+
+
 class Bf16(FullPrecision):
     """Operations that gain from it in bfloat16, the others in float32; it has float32's range, so nothing is scaled."""
 
@@ -104,7 +109,7 @@ class Bf16(FullPrecision):
 
     def compute(self) -> AbstractContextManager[None]:
         """Surrounds forward passes."""
-        return torch.autocast(self._device.type, torch.bfloat16)
+        return _autocast(self._device, torch.bfloat16)
 
     def describe(self) -> str:
         """The format."""
@@ -155,7 +160,7 @@ class Fp16(Scaled):
 
     def compute(self) -> AbstractContextManager[None]:
         """Surrounds forward passes."""
-        return torch.autocast(self.device.type, torch.float16)
+        return _autocast(self.device, torch.float16)
 
     def describe(self) -> str:
         """The format and the loss scale."""

@@ -105,7 +105,7 @@ def _within_budget(
     if chosen is None:
         least = saved.kept(set(range(len(blocks))))
         raise ValueError(
-            f"budget of {limit / 1e6:.0f} MB: {least / 1e6:.0f} MB of activations stay kept even when every"
+            f"budget of {limit / 1e6:.1f} MB: {least / 1e6:.1f} MB of activations stay kept even when every"
             f" block of {len(blocks)} is computed again; raise the budget, or lower the micro-batch"
         )
     return [block for index, block in enumerate(blocks) if index in chosen]
