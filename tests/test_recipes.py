@@ -8,9 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from paceline.models.surgery import Surgery, apply
+from paceline.models.torchvision_ops import import_torchvision
 from paceline.recipe.load import load, shipped_recipes
+from paceline.recipe.schema import Weights
 from paceline.recipe.validate import validate
+from paceline.recipe.workshop import resolve
 
 
 @pytest.mark.parametrize("name", sorted(shipped_recipes()))
@@ -39,8 +44,29 @@ def test_quickstart_is_on_its_way_to_what_it_expects(tmp_path: Path) -> None:
     assert last["num_samples"] == 2000
 
 
+_PUBLISHED = ["minet_light", "minet_vgg16", "fcn_resnet50", "lraspp_mobilenet_v3"]
+
+
+@pytest.mark.parametrize("name", _PUBLISHED)
+def test_published_weights_have_the_names_that_a_recipe_says(name: str) -> None:
+    """A library's model with fresh weights stands for the file, which cannot be had here."""
+    part = validate(load(name)).recipe.model
+    assert isinstance(part.weights, Weights)
+    library, _, member = part.weights.file.partition(".")[0].partition("/")
+    assert library == "torchvision"
+    source = import_torchvision().models.get_model(member, weights=None)
+    model = resolve("model", part.name)(num_classes=3, in_channels=3, **(part.model_extra or {}))
+    options = part.weights.model_dump(exclude={"file"}) | {"rename": [tuple(each) for each in part.weights.rename]}
+    fitted = apply(model, source.state_dict(), Surgery(**options))
+    backbone = {each: tensor for each, tensor in model.state_dict().items() if each.startswith("backbone.")}
+    assert set(fitted.loaded) == set(backbone)
+    # In the order of layers, whatever they are called.
+    body = [tensor for each, tensor in source.state_dict().items() if not each.startswith(("fc.", "classifier."))]
+    assert all(torch.equal(*pair) for pair in zip(body, backbone.values(), strict=True))
+
+
 @pytest.mark.real_data
-@pytest.mark.parametrize("name", ["fashion", "hymenoptera"])
+@pytest.mark.parametrize("name", ["fashion", "hymenoptera", "ecssd", "camvid", "fights"])
 def test_recipes_for_real_data_pass_their_check(name: str, real_data: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "paceline", "check", name],

@@ -22,9 +22,10 @@ def main(options: argparse.Namespace) -> int:
         print_json({"recipes": rows})
         return 0
     width = max(len(name) for name in recipes)
+    tasks = max(len(recipe.task.name) for recipe in recipes.values())
     for name, recipe in recipes.items():
         expect = ", ".join(f"{figure} {value:g}" for figure, value in recipe.expect.items())
-        print(f"{name:<{width}}  {recipe.task.name}  {expect:<12}  {about[name]}")
+        print(f"{name:<{width}}  {recipe.task.name:<{tasks}}  {expect:<12}  {about[name]}")
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 from pathlib import Path
 
@@ -82,7 +83,7 @@ data:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Write the data set, all of it or nothing, and print the sections of a recipe that read it."""
+    """Write the data set, all of it or nothing, and print the sections of a recipe and a command that read it."""
     if options.number < 2:
         raise UsageError(f"--number {options.number}: expected 2 or more, one of which is kept for val")
     if options.seed < 0:
@@ -97,6 +98,7 @@ def main(options: argparse.Namespace) -> int:
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error.strerror or error}; name another folder") from error
     print(_snippet(options.kind, folder.absolute()), end="")
+    print(f"# A whole recipe for it ships:\n#   {_command(options.kind, folder.absolute())}")
     return 0
 
 
@@ -119,3 +121,14 @@ def _snippet(kind: str, folder: Path) -> str:
     for ending in ("/train.csv", "/val.csv", ""):
         text = text.replace(f"ROOT{ending}", json.dumps(f"{folder}{ending}", ensure_ascii=False))
     return text
+
+
+def _command(kind: str, folder: Path) -> str:
+    """The command that trains on the set; it is short where the recipe that ships looks for it."""
+    recipe = f"{kind}_sample"
+    command = ["paceline", "train", recipe]
+    if folder not in (Path.cwd() / "data" / recipe, Path.cwd() / recipe):
+        key, endings = ("file", ("/train.csv", "/val.csv")) if kind == "video" else ("root", ("", ""))
+        for split, ending in zip(("train", "val"), endings, strict=True):
+            command.append(f"data.{split}.{key}={json.dumps(f'{folder}{ending}', ensure_ascii=False)}")
+    return shlex.join(command)

@@ -66,7 +66,10 @@ def write_saliency(folder: Path, number: int, seed: int) -> None:
 
 
 def write_segmentation(folder: Path, number: int, seed: int) -> None:
-    """Photos of discs, squares and triangles, and masks of `SHAPES` by number with `IGNORED` borders; files alike."""
+    """Photos of discs, squares and triangles, and masks of `SHAPES` by number with `IGNORED` borders; files alike.
+
+    Each shape has a third of all hues.
+    """
     palette = [value for number in range(256) for value in colour_of(number)]
 
     def paint(random: Random) -> tuple[Pixels, Image.Image]:
@@ -76,7 +79,8 @@ def write_segmentation(folder: Path, number: int, seed: int) -> None:
             label = int(random.integers(1, len(SHAPES)))
             shape = _drawn_shape(random, _SIDES[SHAPES[label]], height, width)
             distance = shape.distance(height, width)
-            picture = _laid_over(picture, _texture(random, height, width, vivid=0.7), distance)
+            hue = 2 * math.pi / len(_SIDES) * label + random.uniform(-0.5, 0.5)  # outlines alone take long to learn
+            picture = _laid_over(picture, _texture(random, height, width, 0.7, hue), distance)
             ids[distance < 1] = IGNORED
             ids[distance < -1] = label
         mask = Image.fromarray(ids)
@@ -141,8 +145,10 @@ def _encode(path: Path, frames: Sequence[Pixels]) -> None:
     import av
 
     with av.open(str(path), "w", options={"fflags": "+bitexact"}) as container:
-        # With one thread and no versions written down, the same frames give the same bytes.
-        stream: Any = container.add_stream("libx264", rate=_FRAMES_A_SECOND, options={"crf": "20", "preset": "fast"})
+        # With one thread and no versions written down, the same frames give the same bytes; with the encoder's tree of
+        # macroblocks they do not always.
+        options = {"crf": "20", "preset": "fast", "x264-params": "mbtree=0"}
+        stream: Any = container.add_stream("libx264", rate=_FRAMES_A_SECOND, options=options)
         stream.height, stream.width = frames[0].shape[:2]
         stream.pix_fmt = "yuv420p"
         stream.codec_context.thread_count = 1
@@ -158,17 +164,24 @@ def _drawn_shape(random: Random, sides: int, height: int, width: int) -> Shape:
 
 
 def _ground(random: Random, height: int, width: int) -> Plane:
-    return _texture(random, height, width, vivid=0.25)
+    return _texture(random, height, width, vivid=0.15)
 
 
-def _texture(random: Random, height: int, width: int, vivid: float) -> Plane:
-    """Two colours in patches, and grain; colours are grey at 0 and anything at 1: [H, W, 3], from 0 to 255."""
-    colours = random.uniform(20, 235, (2, 3)).astype(np.float32)
-    colours = colours.mean(1, keepdims=True) * (1 - vivid) + colours * vivid
+def _texture(random: Random, height: int, width: int, vivid: float, hue: float | None = None) -> Plane:
+    """Two colours in patches, and grain; colours are grey where vivid is 0, pure where 1: [H, W, 3], 0 to 255."""
+    colours = _colours(random, vivid, random.uniform(0, 2 * math.pi) if hue is None else hue)
     cells = random.uniform(0, 1, random.integers(4, 12, 2)).astype(np.float32)
     patches = cv2.resize(cells, (width, height), interpolation=cv2.INTER_LINEAR)[..., None]
     grain = random.normal(0, 8, (height, width, 1)).astype(np.float32)
     return np.asarray(colours[0] * patches + colours[1] * (1 - patches) + grain, np.float32)
+
+
+def _colours(random: Random, vivid: float, hue: float) -> Plane:
+    """Two colours of different brightness whose hues are near the one given, so that no mixture of them is grey."""
+    hues = hue + random.uniform(-0.5, 0.5, (2, 1))
+    brightness = random.uniform(60, 195, (2, 1))
+    pure = np.cos(hues + 2 * math.pi / 3 * np.arange(3))  # [2, 3], red, green and blue, which add up to 0
+    return np.asarray(np.clip(brightness + 110 * vivid * pure, 0, 255), np.float32)
 
 
 def _laid_over(picture: Plane, cover: Plane, distance: Plane) -> Plane:
