@@ -32,6 +32,10 @@ _LONG = {
     "test_health.py",
     "test_shared_mistakes.py",
     "test_recipes.py",
+    "test_tasks_resume.py",
+    "test_tasks_over_processes.py",
+    "test_tasks_precision.py",
+    "test_task_docs.py",
 }
 
 

@@ -119,6 +119,8 @@ def test_segmentation_by_hand() -> None:
         "mean_accuracy": (2 / 3 + 1 / 2) / 2,
         "frequency_weighted_iou": 0.5,
         "unseen_classes": 1,
+        "absent.car": 1,
+        "absent.dog": 1,
         "iou.sky": 0.5,
         "iou.road": 0.5,
         "iou.car": 0.0,
@@ -136,7 +138,7 @@ def test_an_ignored_id_may_be_that_of_a_class() -> None:
 def test_without_labelled_pixels_there_are_no_shares() -> None:
     masks = torch.full((2, 3, 3), IGNORED, dtype=torch.uint8)
     found = figures(Segmentation(2, classes=["a", "b"]), torch.zeros(2, 3, 3, dtype=torch.int64), masks)
-    assert set(found) == {"unseen_classes", "class_iou", "confusion"}
+    assert set(found) == {"unseen_classes", "absent.a", "absent.b", "class_iou", "confusion"}
     assert found["unseen_classes"] == 2
     assert bool(found["class_iou"].isnan().all())
     assert figures(BoundaryF(2), torch.zeros(2, 3, 3, dtype=torch.int64), masks).keys() == {"class_boundary_f"}

@@ -42,10 +42,12 @@ def main(options: argparse.Namespace) -> int:
 
 def _try_data(run: Run) -> dict[str, Any]:
     """The first samples of each split, read and made ready."""
-    sources = {"train": run.source} | {split: each.source for split, each in run.evaluations.items()}
+    sources = {"train": (run.source, _TRIED)} | {
+        split: (each.source, each.batch) for split, each in run.evaluations.items()
+    }
     found = {}
-    for split, source in sources.items():
-        batch = _first_batch(run, source)
+    for split, (source, size) in sources.items():
+        batch = _first_batch(run, source, size)
         found[split] = {"samples": len(source.dataset), "image": list(batch["image"].shape[1:])}
     return found
 
@@ -63,7 +65,7 @@ def _try_step(run: Run) -> dict[str, Any]:
     run.model.eval()
     with torch.inference_mode(), run.precision.compute():
         for examined in run.evaluations.values():
-            batch = _first_batch(run, examined.source)
+            batch = _first_batch(run, examined.source, examined.batch)
             predictions = run.task.predict(run.model, batch)
             for metric in run.task.metrics():
                 metric.measure(predictions, batch)
@@ -71,10 +73,11 @@ def _try_step(run: Run) -> dict[str, Any]:
     return {"seconds": round(seconds, 3), "grad_norm": round(result.grad_norm.item(), 6), **losses}
 
 
-def _first_batch(run: Run, source: Source) -> Batch:
+def _first_batch(run: Run, source: Source, size: int) -> Batch:
+    """The first samples, no more than are stacked in the run itself: images of one batch have one size."""
     import numpy as np
 
-    ids = np.arange(min(_TRIED, len(source.dataset)))
+    ids = np.arange(min(_TRIED, size, len(source.dataset)))
     return source.finish(source.fetch(0, ids), 0, run.mesh.device)
 
 

@@ -41,6 +41,16 @@ def described(dataset: object, index: int, error: Exception) -> Skipped:
     return Skipped(index, path, told.removeprefix(f"{path}: "))
 
 
+def placed(dataset: object, index: int, error: DataError) -> DataError:
+    """The error with the sample's file, and the line of a list that names it, before what does not tell them yet."""
+    text = str(error)
+    for name in ("path", "place"):
+        find: Callable[[int], Any] | None = getattr(dataset, name, None)
+        if find and str(find(index)) not in text:
+            text = f"{find(index)}: {text}"
+    return DataError(text)
+
+
 def automatic_limit(num_samples: int) -> int:
     """How many samples of a split may be left out by default: one in a hundred, from 1 to 100."""
     return min(_MOST, max(1, num_samples // _SHARE))

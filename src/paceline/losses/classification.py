@@ -11,6 +11,8 @@ from paceline.data.batch import Batch
 from paceline.losses.class_numbers import ClassNumbers, full_precision
 from paceline.losses.term import Term
 
+_ROUNDING = 1e-3
+
 
 class CrossEntropy:
     """Softmax cross-entropy with class numbers int64 [N] or with soft targets, float [N, C].
@@ -25,14 +27,16 @@ class CrossEntropy:
 
     def count(self, batch: Batch) -> float:
         """The number of samples, or the sum of the weights of their classes."""
-        labels = batch["label"]
+        labels = _labels("cross_entropy", batch)
+        if labels.ndim == 2:
+            _check_shares(labels, batch)
         if self.weights is None or labels.ndim == 2:
             return float(len(labels))
         return self.weights.total(labels)
 
     def __call__(self, outputs: Tensor, batch: Batch) -> Term:
         """The loss, summed over samples, and what to divide it by."""
-        logits, labels = full_precision(outputs), batch["label"]
+        logits, labels = full_precision(outputs), _labels("cross_entropy", batch)
         weights = None if self.weights is None else self.weights.beside(logits)
         soft = labels.ndim == 2
         if soft:
@@ -61,11 +65,11 @@ class BinaryCrossEntropy:
 
     def count(self, batch: Batch) -> float:
         """The number of samples."""
-        return float(len(batch["label"]))
+        return float(len(_labels("bce", batch)))
 
     def __call__(self, outputs: Tensor, batch: Batch) -> Term:
         """The loss, averaged over classes and summed over samples, and the number of samples."""
-        logits, labels = full_precision(outputs), batch["label"]
+        logits, labels = full_precision(outputs), _labels("bce", batch)
         weights = None if self.weights is None else self.weights.beside(logits)
         total = F.binary_cross_entropy_with_logits(
             logits, self._targets(labels, logits), pos_weight=weights, reduction="sum"
@@ -81,6 +85,25 @@ class BinaryCrossEntropy:
             return torch.full_like(logits, off).scatter_(1, labels.unsqueeze(1), 1 - smoothing + off)
         targets = _dense_targets("bce", labels, logits)
         return targets if smoothing == 0 else targets * (1 - smoothing) + smoothing / 2
+
+
+def _labels(loss: str, batch: Batch) -> Tensor:
+    if "label" not in batch:
+        advice = f"use data with labels, or pixel_{loss} for masks" if "mask" in batch else "use data with labels"
+        raise DataError(f"{loss} compares outputs with labels, and these samples have none; {advice}")
+    labels: Tensor = batch["label"]
+    return labels
+
+
+def _check_shares(labels: Tensor, batch: Batch) -> None:
+    """Raise DataError if the targets [N, C] of a sample, as it was read, are several labels and not shares of one."""
+    totals = labels.double().sum(1)
+    wrong = ((totals - 1).abs() > _ROUNDING).nonzero().flatten().tolist()
+    if wrong:
+        raise DataError(
+            f"cross_entropy takes one label per sample, and the targets of sample {int(batch.ids[wrong[0]])} add up to"
+            f" {totals[wrong[0]]:g}; for several labels use the loss bce, and multi_label: true of the task"
+        )
 
 
 def _dense_targets(loss: str, labels: Tensor, logits: Tensor) -> Tensor:

@@ -28,10 +28,12 @@ class Segmentation:
       classes that occur in a mask.
     - "frequency_weighted_iou": each class weighs as many pixels as it has in the masks.
     - "unseen_classes": how many classes occur in no mask and no prediction, and so are in no mean.
+    - with names of `classes`, "absent.NAME", 1, of each class that no mask holds: predicted, its IoU is 0, and not
+      predicted it has none.
     - "class_iou" float64 [C], not a number for an unseen class; with names of `classes` also "iou.NAME" of each seen.
     - "confusion" int64 [C, C], rows the truth and columns the prediction.
 
-    Without any labelled pixel only the last three are given.
+    Without any labelled pixel only the last four are given.
     """
 
     def __init__(self, num_classes: int, ignore_index: int | None = 255, classes: Sequence[str] | None = None) -> None:
@@ -55,6 +57,8 @@ class Segmentation:
         shares = right.double() / union  # not a number for an unseen class
         total = int(in_truth.sum())
         figures: Figures = {"unseen_classes": int((union == 0).sum()), "class_iou": shares, "confusion": confusion}
+        pixels = zip(self.classes or [], in_truth.tolist(), strict=False)
+        figures |= {f"absent.{name}": 1 for name, number in pixels if number == 0}
         if total == 0:
             return figures
         seen = union > 0

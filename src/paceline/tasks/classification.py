@@ -15,6 +15,7 @@ from paceline.losses.term import Loss, Term
 from paceline.metrics.classification import Auroc, ConfusionMatrix, MultiLabel, TopK
 from paceline.metrics.loss import LossFigures
 from paceline.metrics.state import Metric
+from paceline.models.asking import ask
 from paceline.tasks.task import Picture
 
 _AUROC_CLASSES = 100  # beyond this the scores of a whole evaluation are too many to keep by default
@@ -50,12 +51,12 @@ class Classification:
 
     def losses(self, model: nn.Module, batch: Batch) -> dict[str, Term]:
         """Each loss of the model's logits."""
-        logits = model(batch["image"])
+        logits = ask(model, batch["image"])
         return {name: loss(logits, batch) for name, loss in self.loss_functions.items()}
 
     def predict(self, model: nn.Module, batch: Batch) -> Tensor:
         """Logits [N, classes]."""
-        logits: Tensor = model(batch["image"])
+        logits: Tensor = ask(model, batch["image"])
         return logits
 
     def metrics(self) -> Sequence[Metric]:

@@ -14,6 +14,7 @@ from paceline.losses.term import Loss, Term
 from paceline.metrics.loss import LossFigures
 from paceline.metrics.saliency import Saliency as SaliencyFigures
 from paceline.metrics.state import Metric
+from paceline.models.asking import ask
 from paceline.tasks.classification import viewable
 from paceline.tasks.dense_pictures import grey, shaped, side_by_side
 from paceline.tasks.dense_prediction import DensePrediction, OfLogits, OfMaps, at_truth, main_output, resized, truths
@@ -60,9 +61,11 @@ class Saliency:
         return {name: loss(logits, batch) for name, loss in self.loss_functions.items()}
 
     def predict(self, model: nn.Module, batch: Batch) -> DensePrediction:
-        """The logits, and how salient each pixel of each truth is, from 0 to 1."""
+        """The logits, and how salient each pixel of each truth is, from 0 to 1 in 255 steps."""
         logits = self._logits(model, batch).float()
-        maps = [plane[0].clamp(0, 1) for plane in at_truth(logits.detach().sigmoid(), batch)]
+        # In the steps of a PNG file, so that figures are those of the files, which is what others measure.
+        planes = at_truth(logits.detach().sigmoid(), batch)
+        maps = [plane[0].clamp(0, 1).mul(255).round().div(255) for plane in planes]
         return DensePrediction(logits, maps)
 
     def metrics(self) -> Sequence[Metric]:
@@ -90,7 +93,7 @@ class Saliency:
         return [(found * 255).round().cpu().numpy().astype(np.uint8) for found in predictions.maps]
 
     def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
-        logits = main_output(model(batch["image"]))
+        logits = main_output(ask(model, batch["image"]))
         if logits.shape[1] != 1:
             raise DataError(f"saliency: the model gives {logits.shape[1]} maps for an image, expected one")
         return resized(logits, batch["mask"].shape[-2:])

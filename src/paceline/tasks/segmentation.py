@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paceline.core.errors import RecipeError
+from paceline.core.counting import counted
+from paceline.core.errors import DataError, RecipeError
 from paceline.core.palette import colour_of
 from paceline.core.picture import heat_map
 from paceline.data.batch import Batch
@@ -17,6 +18,7 @@ from paceline.losses.term import Loss, Term
 from paceline.metrics.loss import LossFigures
 from paceline.metrics.segmentation import Segmentation as SegmentationFigures
 from paceline.metrics.state import Metric
+from paceline.models.asking import ask
 from paceline.tasks.classification import viewable
 from paceline.tasks.dense_pictures import shaped, side_by_side, tinted, with_legend
 from paceline.tasks.dense_prediction import (
@@ -56,6 +58,11 @@ class Segmentation:
         window: int | Sequence[int] | None = None,
         stride: int | Sequence[int] | None = None,
     ) -> None:
+        if len(classes) < 2:
+            raise DataError(
+                f"segmentation: the masks have {counted(len(classes), 'class')}, expected two or more; name them as"
+                " classes in data, or use task: saliency for masks that are binary"
+            )
         self.loss_functions = dict(losses)
         self.weights = dict(weights)
         self.classes = list(classes)
@@ -79,7 +86,7 @@ class Segmentation:
 
     def losses(self, model: nn.Module, batch: Batch) -> dict[str, Term]:
         """Each loss of the model's logits [N, C, H, W], and of its auxiliary ones."""
-        outputs, size = model(batch["image"]), batch["mask"].shape[-2:]
+        outputs, size = ask(model, batch["image"]), batch["mask"].shape[-2:]
         logits = self._checked(main_output(outputs))
         terms = {name: loss(resized(logits, size), batch) for name, loss in self.loss_functions.items()}
         if self._has_auxiliary:
@@ -89,7 +96,7 @@ class Segmentation:
 
     def predict(self, model: nn.Module, batch: Batch) -> DensePrediction:
         """The logits, and the class of each pixel of each truth; where those are no numbers, that of no class."""
-        logits = self._views(lambda images: self._checked(main_output(model(images))), batch["image"])
+        logits = self._views(lambda images: self._checked(main_output(ask(model, images))), batch["image"])
         maps = [_best(planes) for planes in at_truth(logits.detach(), batch)]
         return DensePrediction(resized(logits, batch["mask"].shape[-2:]), maps)
 
@@ -122,7 +129,8 @@ class Segmentation:
 
     def _checked(self, logits: Tensor) -> Tensor:
         if logits.shape[1] != len(self.classes):
-            raise RecipeError(f"model: gives {logits.shape[1]} maps for an image, the data have {len(self.classes)}")
+            expected = f"the data have {len(self.classes)} classes; take a model that gives one for each"
+            raise RecipeError(f"model: gives {logits.shape[1]} maps for an image, {expected}")
         return logits
 
 

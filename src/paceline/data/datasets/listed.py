@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.counting import counted
 from paceline.core.errors import DataError
 from paceline.data.batch import Sample
 from paceline.data.indexes.folders import refuse_escaping_file
@@ -23,6 +24,7 @@ from paceline.data.reading.decode import MAX_PIXELS
 from paceline.data.reading.encoded import Encoded
 
 _CHUNK = 1 << 14  # lines that are held as Python objects at a time
+_SHOWN = 10  # classes without a sample that are named
 
 
 class ListFile:
@@ -83,6 +85,18 @@ class ListFile:
         """The file of image `index`."""
         return self.root / os.fsdecode(self._names[self._part[index]].tobytes())
 
+    def place(self, index: int) -> str:
+        """The list, and the line of it that names image `index`."""
+        return at_line(self.file, find_line(self._index, int(self._part[index])))
+
+    @property
+    def notes(self) -> list[str]:
+        """Which classes have no sample."""
+        is_seen = [] if self._labels is None else self._labels.seen(self._part)
+        absent = [name for name, seen in zip(self.classes, is_seen, strict=False) if not seen]
+        shown = ", ".join(absent[:_SHOWN]) + (", …" if len(absent) > _SHOWN else "")
+        return [f"no sample of {counted(len(absent), 'class')}: {shown}"] if absent else []
+
     def open(self, index: int) -> Sample:
         """The image, not decoded yet, and its label if the list has labels."""
         path = self.path(index)
@@ -105,17 +119,27 @@ class ListFile:
         return {} if self._labels is None else {"label": self._labels[self._part[index]]}
 
     def _at_its_line(self, index: int, error: Exception) -> DataError:
-        return DataError(f"{at_line(self.file, find_line(self._index, int(self._part[index])))}: {error}")
+        return DataError(f"{self.place(index)}: {error}")
 
 
 class _Labels:
     """The label of each row: a number, or a vector of 0 and 1 where a row may have several."""
 
     def __init__(self, index: Index, num_classes: int) -> None:
+        self._index = index
         self._meaning = index.numbers("meaning")
         self._several = index.ragged("labels") if "labels.values" in index else None
         self._single = index.column("label") if "label" in index else None
         self._num_classes = num_classes
+
+    def seen(self, rows: Any) -> list[bool]:
+        """Whether each class is the label of one of these rows; where rows have several labels, of any row at all."""
+        if self._single is None:
+            numbers = self._index.numbers("labels.values")
+        else:
+            numbers = self._single.values[np.asarray(getattr(rows, "values", rows))]
+        is_seen: list[bool] = np.isin(np.arange(self._num_classes), self._meaning[np.unique(numbers)]).tolist()
+        return is_seen
 
     def __getitem__(self, row: int) -> int | NDArray[np.float32]:
         if self._single is not None:

@@ -87,7 +87,8 @@ def _mask_name(list_file: Path, row: Row) -> str:
 def _refuse_absent(list_file: Path, rows: Sequence[Row], is_absent: Sequence[bool], what: str) -> None:
     absent = [f"{row.image} (line {row.line})" for row, missing in zip(rows, is_absent, strict=True) if missing]
     if absent:
-        raise DataError(f"{list_file}: no {what} for {len(absent):,} of {len(rows):,} names: {_some(absent)}")
+        found = f"no {what} for {len(absent):,} of {len(rows):,} names: {_some(absent)}"
+        raise DataError(f"{list_file}: {found}; add the files, or take the names out of the list")
 
 
 def _stems(

@@ -20,6 +20,8 @@ from paceline.data.reading.decode import MAX_PIXELS, Pixels
 from paceline.data.reading.encoded import Encoded
 from paceline.data.reading.masks import decode_grey, decode_ids
 
+_FAINTEST = 32  # a mask that is nowhere lighter, but not empty, holds ids rather than greys
+
 
 class ImageMask:
     """Images in root/`images` and masks in root/`masks`, matched by their names without endings, at any depth.
@@ -75,6 +77,9 @@ class ImageMask:
             raise DataError(f"{error.filename}: cannot be listed ({error.strerror})") from error
         self._images, self._masks = self._index.ragged("image"), self._index.ragged("mask")
         self.notes = [note.decode() for note in self._index.texts("note")]
+        if ignore_index is not None and ignore_index < len(self.classes):
+            name = self.classes[ignore_index]
+            self.notes.append(f"ignore_index {ignore_index} is the id of {name!r}, which is left out of all figures")
         self._part = read_part(self._index, split, split_shares, len(self._images))
 
     def __len__(self) -> int:
@@ -112,15 +117,20 @@ class ImageMask:
     def _check(self, path: Path, image: Encoded, mask_path: Path, mask: Pixels) -> None:
         if mask.shape != (image.height, image.width):
             found = f"the mask is {mask.shape[1]}×{mask.shape[0]} pixels"
-            raise DataError(f"{mask_path}: {found}, but its image {path} {image.width}×{image.height}")
+            expected = f"{image.width}×{image.height}; save it at that size, or remove both"
+            raise DataError(f"{mask_path}: {found}, but its image {path} {expected}")
         if self._is_known is None:
-            if 0 < mask.max() <= 1:
-                raise DataError(f"{mask_path}: holds only 0 and 1; a binary mask is grey, from 0 to 255")
+            if 0 < mask.max() < _FAINTEST:
+                found = "holds only 0 and 1" if mask.max() == 1 else f"its largest value is {mask.max()}"
+                advice = "if these are ids of classes, give their names as `classes`"
+                raise DataError(f"{mask_path}: {found}; a binary mask is grey, from 0 to 255; {advice}")
         elif not self._is_known[mask].all():
             present = np.unique(mask)
             unknown = present[~self._is_known[present]].tolist()
-            expected = f"expected 0 to {len(self.classes) - 1}, as `classes` has names, or `ignore_index`"
-            raise DataError(f"{mask_path}: holds the ids {', '.join(map(str, unknown))}; {expected}")
+            ignored = "" if self.ignore_index is None else f" or {self.ignore_index}, `ignore_index`"
+            expected = f"expected 0 to {len(self.classes) - 1}, as `classes` has names,{ignored}".rstrip(",")
+            advice = "correct it, name more classes, or set `ignore_index` to leave pixels out"
+            raise DataError(f"{mask_path}: holds the ids {', '.join(map(str, unknown))}; {expected}; {advice}")
 
     def _at_its_line(self, index: int, error: Exception) -> DataError:
         if self._list is None:

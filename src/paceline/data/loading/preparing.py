@@ -9,9 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.errors import DataError
 from paceline.data.batch import Sample
 from paceline.data.keys import uniforms, uniforms_of_streams
-from paceline.data.skipping import UNREADABLE
+from paceline.data.skipping import UNREADABLE, placed
 from paceline.data.transforms.kinds import SampleTransform
 
 Ids = NDArray[np.int64]
@@ -59,7 +60,13 @@ class Preparation:
 
     def sample(self, epoch: int, index: int, draws: Draws, stop: int | None = None) -> Sample:
         """Sample `index` after the transforms, or the first `stop` of them, with its row of the drawn numbers."""
-        sample = self._open(index)
+        opened = self._open(index)
+        try:
+            return self._transformed(epoch, index, opened, draws, stop)
+        except DataError as error:
+            raise placed(self.dataset, index, error) from error
+
+    def _transformed(self, epoch: int, index: int, sample: Sample, draws: Draws, stop: int | None) -> Sample:
         for number, transform in enumerate(self.transforms[:stop]):
             if not self._encoded[number]:
                 sample = decoded(sample)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from paceline.core.counting import counted
 from paceline.core.errors import DataError
 from paceline.data.batch import Batch, Sample
 from paceline.data.keys import uniforms, uniforms_of_streams
@@ -165,7 +166,8 @@ class Source:
             if not isinstance(last, Skipped):
                 return stack(np.full(len(ids), index), [last] * len(ids))
         raise DataError(
-            f"more than {limit} samples in a row cannot be read, which is what data.max_skipped allows in all; {last}"
+            f"more than {counted(limit, 'sample')} in a row cannot be read, which is what data.max_skipped allows in"
+            f" all; {last}"
         )
 
 

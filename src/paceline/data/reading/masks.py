@@ -39,7 +39,10 @@ def decode_ids(path: Path, max_pixels: int = MAX_PIXELS) -> Pixels:
 
 
 def decode_grey(path: Path, max_pixels: int = MAX_PIXELS) -> Pixels:
-    """A mask of how much a pixel belongs to the object, uint8 [H, W] from 0 to 255, from any 8-bit image."""
+    """A mask of how much a pixel belongs to the object, uint8 [H, W] from 0 to 255, from any 8-bit image of greys.
+
+    Colours are a DataError, as they stand for classes; those of a JPEG file, which blurs them, are turned into grey.
+    """
     data = read_bytes(path)
     if data.startswith(_JPEG):
         pixels = decode_bytes(path, data, read_header(path, data, max_pixels), max_pixels, (0, 0))
@@ -47,7 +50,17 @@ def decode_grey(path: Path, max_pixels: int = MAX_PIXELS) -> Pixels:
     image = _load(path, data, max_pixels)
     if image.mode.startswith(("I", "F")):
         raise DataError(f"{path}: {_described(image.mode)}; save masks with 8 bits, from 0 to 255")
+    if image.mode not in ("1", "L", "LA"):
+        _refuse_colours(path, np.array(image.convert("RGB")))
     return np.array(image.convert("L"))
+
+
+def _refuse_colours(path: Path, pixels: Pixels) -> None:
+    is_grey = (pixels == pixels[..., :1]).all(2)
+    if not is_grey.all():
+        row, column = np.argwhere(~is_grey)[0]
+        found = f"pixel ({column}, {row}) has the colour {tuple(pixels[row, column].tolist())}"
+        raise DataError(f"{path}: {found}; a binary mask is grey, from 0 to 255: save it so")
 
 
 def _load(path: Path, data: bytes, max_pixels: int) -> Image.Image:

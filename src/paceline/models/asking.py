@@ -1,0 +1,58 @@
+"""A model asked for its outputs; that it cannot take what it is given is told as what a user can change."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.errors import RecipeError
+
+_MISFITS = (RuntimeError, ValueError, IndexError, AssertionError)
+_ABOUT_SHAPES = re.compile(r"\b(size|shape|dim|channel|clip|height|width|kernel)", re.IGNORECASE)
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def ask(model: nn.Module, images: Tensor) -> Any:
+    """What the model gives for images [N, C, H, W] or clips [N, C, T, H, W].
+
+    A shape that the model cannot take is a RecipeError. Whatever else fails, memory or another process, is left as
+    it is, since those who handle it look for it.
+    """
+    try:
+        return model(images)
+    except _MISFITS as error:
+        if isinstance(error, torch.OutOfMemoryError) or not _ABOUT_SHAPES.search(str(error)):
+            raise
+        raise RecipeError(f"model: cannot take {_described(images)}: {_reason(error)}") from error
+
+
+def _described(images: Tensor) -> str:
+    height, width = images.shape[-2:]
+    if images.ndim == 5:
+        return f"{len(images)} clips of {images.shape[2]} frames of {width}×{height} pixels"
+    return f"{len(images)} images of {width}×{height} pixels"
+
+
+def _reason(error: Exception) -> str:
+    """What was said. Where torch said it, also by which line of the model it was asked, and what can be done."""
+    said = str(error).strip().split("\n")[0].rstrip(".;")
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, ValueError) and not frames[-1].filename.startswith(_TORCH):
+        return said  # a model's own words
+    place = [frame for frame in frames if not frame.filename.startswith(_TORCH)][-1]
+    where = "" if place.filename == __file__ else f" ({Path(place.filename).name}, line {place.lineno})"
+    return f"{said}{where}; {_advice(said)}"
+
+
+def _advice(said: str) -> str:
+    if "more than 1 value per channel" in said:
+        return (
+            "give it larger images, or at least 2 samples at a time (data.batch, train.micro_batch, and data.drop_last"
+            " for the last update of an epoch)"
+        )
+    return "change the size or the number of frames in data's transforms, or take another model"

@@ -1,0 +1,131 @@
+"""A small run of each vision task, on data that `paceline sample` writes, and what a test looks at afterwards."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline import cli
+
+SCRIPTS = Path(__file__).resolve().parent / "scripts"
+KINDS = ["saliency", "segmentation", "video"]
+NUMBER, NUM_VAL = 28, 7  # 21 to learn from: updates of 6, 6, 6 and 3; neither 2 nor 3 processes divide 7
+STEPS = 6
+
+_NORMALIZE = {"name": "normalize", "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+_RESIZE = {"name": "resize", "size": [64, 64]}
+_MULTI_SCALE = {"name": "multi_scale", "sizes": [48, 64, [64, 80]]}
+_COMMON: dict[str, Any] = {
+    "optimizer": {"name": "adamw", "lr": 0.03, "weight_decay": 0.05},
+    "schedule": {"decay": "poly", "power": 0.9, "per": "step"},
+    "train": {"steps": STEPS, "micro_batch": 2, "device": "cpu", "threads": 1},
+    "evaluate": {"every_steps": 4, "batch": 2},
+    "checkpoint": {"every_steps": 2, "keep_last": 9},
+    "observe": {"log_every_steps": 1, "pictures": False, "tensorboard": False},
+}
+
+
+def write_sample(kind: str, folder: Path) -> Path:
+    """The data of a task, written by the command; a recipe file of that kind beside them."""
+    assert cli.main(["sample", kind, str(folder / kind), "--number", str(NUMBER)]) == 0
+    recipe = folder / f"{kind}.json"
+    recipe.write_text(json.dumps(small_recipe(kind, folder / kind)), encoding="utf-8")
+    return recipe
+
+
+def small_recipe(kind: str, data: Path) -> dict[str, Any]:
+    """A recipe that trains on a CPU in a second, with all that is random about such a task."""
+    made = {"saliency": _saliency, "segmentation": _segmentation, "video": _video}[kind](data)
+    recipe = {"name": kind, **copy.deepcopy(_COMMON), **made}
+    recipe["data"] |= {"batch": 6, "workers": 0}
+    recipe["evaluate"] = {**_COMMON["evaluate"], **made["evaluate"]}
+    return recipe
+
+
+def _saliency(data: Path) -> dict[str, Any]:
+    split = {"dataset": "image_mask", "root": str(data), "binary": True}
+    changes = [_RESIZE, {"name": "random_rotation", "degrees": 10}, {"name": "flip"}, _MULTI_SCALE, _NORMALIZE]
+    return {
+        "task": "saliency",
+        "model": {"name": "unet", "backbone": "timm/lcnet_035", "widths": [32, 16, 16, 8]},
+        "data": {
+            "train": {**split, "list_file": "train.txt", "transforms": changes},
+            "val": {**split, "list_file": "val.txt", "transforms": ["keep_truth", _RESIZE, _NORMALIZE]},
+        },
+        "losses": [{"name": "pixel_bce"}, {"name": "cel"}],
+        "evaluate": {"save_predictions": True},
+    }
+
+
+def _segmentation(data: Path) -> dict[str, Any]:
+    classes = ["ground", "disc", "square", "triangle"]
+    split = {"dataset": "image_mask", "root": str(data), "classes": classes, "ignore_index": 255}
+    crop, smaller = {"name": "random_fixed_crop", "size": [64, 64]}, {"name": "resize", "size": [72, 96]}
+    return {
+        "task": {"name": "segmentation", "flip": True, "scales": [0.75, 1.0], "window": 64, "stride": 48},
+        "model": {"name": "fpn", "backbone": "torchvision/shufflenet_v2_x0_5", "width": 16},
+        "data": {
+            "train": {
+                **split,
+                "list_file": "train.txt",
+                "transforms": [crop, {"name": "flip"}, _MULTI_SCALE, _NORMALIZE],
+            },
+            "val": {**split, "list_file": "val.txt", "transforms": ["keep_truth", smaller, _NORMALIZE]},
+        },
+        "losses": [{"name": "ohem_cross_entropy"}, {"name": "dice_loss", "weight": 0.5}],
+        "evaluate": {"metrics": ["boundary_f"], "save_predictions": True},
+    }
+
+
+def _video(data: Path) -> dict[str, Any]:
+    split = {"dataset": "video_list", "classes": ["circling", "growing", "sideways", "vertical"]}
+    clip = {"name": "clip", "frames": 4, "stride": 3, "speed": [0.5, 2.0]}
+    clips = {"name": "multi_clip", "clips": 2, "frames": 4, "stride": 3}
+    return {
+        "task": {"name": "video", "top_k": [1, 2]},
+        "model": {"name": "frame_pooling", "backbone": "timm/mobilenetv3_small_050", "dropout": 0.2},
+        "data": {
+            "train": {
+                **split,
+                "file": str(data / "train.csv"),
+                "transforms": [clip, {"name": "random_fixed_crop", "size": [48, 64]}, _NORMALIZE],
+            },
+            "val": {
+                **split,
+                "file": str(data / "val.csv"),
+                "transforms": [clips, {"name": "multi_crop", "size": 48, "crops": 3}, _NORMALIZE],
+            },
+        },
+        "losses": [{"name": "cross_entropy", "label_smoothing": 0.1}],
+        "evaluate": {},
+    }
+
+
+def predictions(run: Path) -> dict[str, bytes]:
+    """The saved predictions of a run, by name; none where the task predicts no maps."""
+    return {path.name: path.read_bytes() for path in (run / "predictions" / "val").glob("*.png")}
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    """All figures that a run has recorded, but for those of the clock."""
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [{name: value for name, value in json.loads(line).items() if name != "clock"} for line in lines]
+
+
+@contextmanager
+def settings_kept() -> Iterator[None]:
+    """Commands may be called inside, in this process: what they set for all of torch is put back."""
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    benchmark = torch.backends.cudnn.benchmark
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic)
+        torch.backends.cudnn.benchmark = benchmark

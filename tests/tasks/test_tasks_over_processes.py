@@ -1,0 +1,101 @@
+"""Each vision task is measured alike on one, two and three processes: real commands, all bits compared."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from PIL import Image
+from sample_recipes import KINDS, NUM_VAL, SCRIPTS, predictions, records, settings_kept, write_sample
+
+from paceline import cli
+from paceline.launch.local import Launch, launch
+
+FIGURES = {
+    "saliency": {"loss", "pixel_bce", "cel", "mae", "max_f", "weighted_f", "s_measure", "mean_e", "iou", "ber"},
+    "segmentation": {"loss", "ohem_cross_entropy", "dice_loss", "miou", "iou.disc", "pixel_accuracy", "boundary_f"},
+    "video": {"loss", "cross_entropy", "top1", "top2", "auroc"},
+}
+# Clips of one video that are samples of their own, in batches that videos do not fill: processes share a video.
+APART = ["data.val.transforms.0.apart=true", "evaluate.batch=3"]
+CASES: dict[str, list[str]] = {**{kind: [] for kind in KINDS}, "video-apart": APART}
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of each task in folders `1`, `2` and `3`, measured there by that number of processes."""
+    folder = tmp_path_factory.mktemp("measured")
+    # What a launcher leaves in the environment for its processes is taken back, as is what is set in torch.
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    with settings_kept(), patch.dict(os.environ, environment, clear=True):
+        for kind in KINDS:
+            recipe = write_sample(kind, folder)
+            assert cli.main(["train", str(recipe), "train.steps=3", "--out", str(folder / "trained" / kind)]) == 0
+        shutil.copytree(folder / "trained" / "video", folder / "trained" / "video-apart", symlinks=True)
+        for procs in (1, 2, 3):
+            shutil.copytree(folder / "trained", folder / str(procs), symlinks=True)
+            for kind in KINDS:
+                shutil.rmtree(folder / str(procs) / kind / "predictions", ignore_errors=True)
+            measure(folder / str(procs), procs)
+    return folder
+
+
+def measure(folder: Path, procs: int) -> None:
+    """Measure the run of each task; the same processes do all of them, since to start some costs the most."""
+    runs = [str(folder / case) for case in CASES]
+    words = [["eval", run, "--json", *CASES[case]] for run, case in zip(runs, CASES, strict=True)]
+    if procs == 1:
+        for command, run in zip(words, runs, strict=True):
+            with (Path(run) / "printed-0").open("w", encoding="utf-8") as file, redirect_stdout(file):
+                assert cli.main(command) == 0
+        return
+    commands = folder / "commands.json"
+    commands.write_text(json.dumps(list(zip(words, runs, strict=True))), encoding="utf-8")
+    started = [sys.executable, str(SCRIPTS / "commands_in_turn.py"), str(commands)]
+    assert launch(started, Launch(procs, restarts=0)) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_two_and_three_processes_find_the_same_figures(kind: str, measured: Path) -> None:
+    alone, two, three = (answer(measured / procs / kind) for procs in "123")
+    assert alone["num_samples"] == NUM_VAL
+    assert set(alone["metrics"]) >= FIGURES[kind]
+    in_training = next(each for each in records(measured / "trained" / kind) if each["split"] == "val")
+    assert alone["metrics"].items() <= in_training.items()
+    assert two == alone
+    assert three == alone
+
+
+def test_processes_that_share_the_clips_of_a_video_find_the_same_figures(measured: Path) -> None:
+    alone, two, three = (answer(measured / procs / "video-apart")["metrics"] for procs in "123")
+    together = answer(measured / "1" / "video")["metrics"]
+    assert alone == pytest.approx(together, abs=1e-5)
+    assert two == alone
+    assert three == alone
+
+
+@pytest.mark.parametrize("kind", ["saliency", "segmentation"])
+def test_one_two_and_three_processes_save_the_same_predictions(kind: str, measured: Path) -> None:
+    alone, two, three = (predictions(measured / procs / kind) for procs in "123")
+    pictures = [np.asarray(Image.open(io.BytesIO(file))) for file in alone.values()]
+    assert len(pictures) == NUM_VAL
+    assert all(len(np.unique(picture)) > 1 for picture in pictures)
+    sizes = {picture.shape for picture in pictures}
+    assert len(sizes) == NUM_VAL if kind == "saliency" else sizes == {(96, 128)}
+    assert two == alone
+    assert three == alone
+
+
+def answer(run: Path) -> dict[str, Any]:
+    """What the command printed of a run, but for where the run is."""
+    found: dict[str, Any] = json.loads((run / "printed-0").read_text(encoding="utf-8"))
+    return {name: value for name, value in found.items() if name != "checkpoint"}

@@ -1,0 +1,145 @@
+"""Every precision and every way of activation checkpointing trains each vision task; the latter change no bit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from sample_recipes import KINDS, settings_kept, write_sample
+from torch import Tensor
+
+from paceline.engine.evaluate import evaluate
+from paceline.engine.step import train_step
+from paceline.recipe.build import Builder
+from paceline.recipe.load import load
+from paceline.recipe.validate import validate
+
+STEPS = 2
+FLOAT32 = ["fp32", "tf32", "O0"]
+SCALED = ["fp16", "O1", "O2"]  # with a scale that nothing overflows with, so that no update is left out
+REMAT = ["{name: blocks}", "{name: blocks, every: 2}", "{name: selective}", "{name: budget, share: 0.8}"]
+# In float16 a CPU is slow: each image and each clip is looked at once.
+ONE_VIEW = {
+    "saliency": [],
+    "segmentation": ["task=segmentation"],
+    "video": ["data.val.transforms.0.clips=1", "data.val.transforms.1.crops=1"],
+}
+
+
+@dataclass
+class Trained:
+    """What some updates did."""
+
+    losses: list[dict[str, float]]
+    skipped: list[bool]
+    figures: dict[str, float]
+    weights: dict[str, Tensor]
+    recomputed: list[str]
+
+    def differing(self, other: Trained) -> list[str]:
+        """Names of parameters and buffers whose bits are not the other's."""
+        assert self.weights.keys() == other.weights.keys()
+        return [name for name, value in self.weights.items() if not torch.equal(value, other.weights[name])]
+
+
+def trained(recipe: Path, out: Path, *overrides: str, measures: bool = True) -> Trained:
+    """A few updates of a run as commands build it, and perhaps what it is measured to be afterwards."""
+    small = ["data.batch=3", f"train.steps={STEPS}", "evaluate.save_predictions=false"]
+    builder = Builder(validate(load(str(recipe), [*small, *overrides])))
+    run = builder.run(out)
+    run.freezing.train_mode(run.model)
+    results = [train_step(run, update) for update in run.batches]
+    losses = [{name: float(value) for name, value in result.losses.items()} for result in results]
+    figures = evaluate(run, "val").figures if measures else {}
+    weights = {name: value.clone() for name, value in run.model.state_dict().items()}
+    return Trained(losses, [result.skipped for result in results], figures, weights, builder.recomputed)
+
+
+def overrides_of(kind: str, precision: str) -> list[str]:
+    scale = ["train.loss_scale=128"] if precision in SCALED else []
+    return [f"train.precision={precision}", *scale, *ONE_VIEW[kind]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _settings() -> Iterator[None]:
+    with settings_kept():
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the recipe of each task is, `KIND.json`."""
+    made = tmp_path_factory.mktemp("precision")
+    for kind in KINDS:
+        write_sample(kind, made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> dict[str, Trained]:
+    """Each task in float32, with nothing computed again."""
+    return {kind: trained(folder / f"{kind}.json", folder / "plain", *overrides_of(kind, "fp32")) for kind in KINDS}
+
+
+def is_finite(found: Trained) -> bool:
+    numbers = [value for losses in [*found.losses, found.figures] for value in losses.values()]
+    return all(map(math.isfinite, numbers)) and all(bool(value.isfinite().all()) for value in found.weights.values())
+
+
+@pytest.mark.parametrize("precision", [*FLOAT32, "bf16", *SCALED, "O3"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_precision_trains_every_task(
+    kind: str, precision: str, folder: Path, plain: dict[str, Trained], tmp_path: Path
+) -> None:
+    expected = plain[kind]
+    found = trained(folder / f"{kind}.json", tmp_path, *overrides_of(kind, precision))
+    assert is_finite(found)
+    assert found.skipped == [False] * STEPS
+    assert found.figures.keys() == expected.figures.keys()
+    # Before the first step weights are the same; what differs is rounding.
+    assert found.losses[0] == pytest.approx(expected.losses[0], abs=0.05)
+    has_changed = found.differing(expected) != []
+    assert has_changed == (precision not in FLOAT32)  # there is no TF32 on a CPU
+    parameters = {value.dtype for name, value in found.weights.items() if name.endswith("weight")}
+    halves = {"O2": {torch.float16, torch.float32}, "O3": {torch.float16}}
+    assert parameters == halves.get(precision, {torch.float32})
+
+
+@pytest.mark.parametrize("how", REMAT)
+@pytest.mark.parametrize("kind", KINDS)
+def test_activations_that_are_computed_again_change_no_bit(
+    kind: str, how: str, folder: Path, plain: dict[str, Trained], tmp_path: Path
+) -> None:
+    words = [*overrides_of(kind, "fp32"), f"model.checkpointing={how}"]
+    found = trained(folder / f"{kind}.json", tmp_path, *words, measures=False)
+    assert found.recomputed
+    assert is_finite(found)
+    assert found.losses == plain[kind].losses
+    assert found.differing(plain[kind]) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_they_change_none_in_lower_precision_either(kind: str, folder: Path, tmp_path: Path) -> None:
+    pair = []
+    for how in ("none", "blocks"):
+        words = [*overrides_of(kind, "bf16"), f"model.checkpointing={how}"]
+        pair.append(trained(folder / f"{kind}.json", tmp_path / how, *words, measures=False))
+    assert pair[1].recomputed
+    assert pair[1].losses == pair[0].losses
+    assert pair[1].differing(pair[0]) == []
+
+
+def test_minet_computed_again_trains_to_the_same_bits(folder: Path, tmp_path: Path) -> None:
+    words = ["model=minet_light", "train.steps=1", "data.batch=2"]
+    pair = []
+    for how in ("none", "blocks"):
+        out = tmp_path / how
+        pair.append(trained(folder / "saliency.json", out, *words, f"model.checkpointing={how}", measures=False))
+    assert pair[1].recomputed
+    assert is_finite(pair[0])
+    assert pair[1].losses == pair[0].losses
+    assert pair[1].differing(pair[0]) == []
