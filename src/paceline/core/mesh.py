@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -15,6 +16,7 @@ from torch import distributed as dist
 from paceline.core.errors import UsageError
 
 _TIMEOUT = timedelta(minutes=10)
+_PARTING, _PARTING_SECONDS, _LOOK_SECONDS = "paceline/parting", 30.0, 0.005
 
 
 @dataclass(frozen=True)
@@ -90,12 +92,24 @@ class Mesh:
         """Surrounds what processes do together: they part when all are done, or at once if this one fails."""
         yield
         self.barrier()
+        self._see_all_past_the_barrier()
         self.leave()
 
     def leave(self) -> None:
         """Part from the other processes."""
         if dist.is_initialized():
             dist.destroy_process_group()
+
+    def _see_all_past_the_barrier(self) -> None:
+        """Wait, not by gloo: who closes its connections while another is still in a barrier can make that one fail."""
+        if self.world == 1:
+            return
+        store = dist.distributed_c10d._get_default_store()
+        deadline = time.monotonic() + _PARTING_SECONDS
+        with suppress(RuntimeError):  # the process that keeps the store has seen all, and is gone
+            store.add(_PARTING, 1)
+            while store.add(_PARTING, 0) < self.world and time.monotonic() < deadline:
+                time.sleep(_LOOK_SECONDS)
 
     def _gather_equal(self, tensor: Tensor) -> list[Tensor]:
         local = tensor.to(self.device).contiguous()
