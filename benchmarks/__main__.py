@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 
-from benchmarks.report import PAGE, show, write_page
+from benchmarks.report import PAGE, machine, show, write_page
 
 NAMES = (
     "step",
@@ -34,6 +34,7 @@ def main() -> None:
     unknown = sorted(set(options.names) - set(NAMES))
     if unknown:
         parser.error(f"no benchmark is called {unknown[0]}; there are {', '.join(NAMES)}")
+    machine()  # what is not installed is better known now than after hours
     for name in options.names or NAMES:
         print(f"\n{name}")
         section = importlib.import_module(f"benchmarks.{name}").measure(options.quick)

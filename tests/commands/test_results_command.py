@@ -65,6 +65,17 @@ def test_runs_stand_side_by_side_with_their_mean(folder: Path, capsys: pytest.Ca
     assert lines[6] == "only some have averaged_top1"
 
 
+def test_only_finished_runs_count_and_dead_ones_are_not_called_running(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = folder / "runs/fold-2/status.json"
+    status.write_text(json.dumps(json.loads(status.read_text()) | {"state": "running"}))
+    found = json.loads(answer(capsys, "--json", "--split", "val"))
+    assert [each["state"] for each in found["runs"]] == ["finished", "killed", "finished"]
+    assert [each["num_runs"] for each in found["summaries"]] == [2]
+    assert found["summaries"][0]["mean"] == {"top1": pytest.approx(0.8)}
+
+
 def test_json_holds_every_figure_and_the_summaries(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(answer(capsys, "--json"))
     assert [(each["directory"], each["split"], each["step"]) for each in found["runs"][:3]] == [

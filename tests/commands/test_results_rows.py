@@ -59,6 +59,11 @@ def test_training_going_on_and_measuring_update_one_row(tmp_path: Path) -> None:
     assert (ours["step"], float(ours["top1"])) == ("2", json.loads(done.stdout)["metrics"]["top1"])
     assert float(ours["top1"]) == last["top1"]
 
+    done = paceline(tmp_path, "eval", "runs/quickstart", "train.precision=bf16", "evaluate.save_predictions=false")
+    assert done.returncode == 0, done.stderr
+    found = [(row["directory"], row["settings"]) for row in rows(tmp_path)]
+    assert found[1:] == [("runs/quickstart", ""), ("runs/quickstart", "train.precision=bf16")]
+
 
 def test_a_table_in_use_ends_neither_training_nor_measuring(tmp_path: Path) -> None:
     (tmp_path / "all.xlsx").write_bytes(b"precious")

@@ -29,5 +29,5 @@ def test_pieces_are_used_again() -> None:
     kept, before, after = map(int, done.stdout.split())
     if not kept:
         pytest.skip("the C library has no mallopt")
-    assert before > 1000
+    assert before > 100  # a page each, and where the system gives huge ones still sixteen for each piece
     assert after < before / 10

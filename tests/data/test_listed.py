@@ -203,7 +203,7 @@ def test_a_list_is_split_by_chance(root: Path) -> None:
         ("list.jsonl", '{"image": "a.png"}\n[1]', {}, "line 2: expected an object"),
         ("list.jsonl", '{"image": "a.png"', {}, "line 1: not JSON"),
         ("list.jsonl", "[" * 100_000, {}, "line 1: not JSON"),
-        ("list.jsonl", '{"image": 3}', {}, "line 1: 'image' is 3, expected the name of an image"),
+        ("list.jsonl", '{"image": 3}', {}, "line 1: 'image' is 3, expected the name of a file"),
         ("list.jsonl", '{"file": "a.png"}', {}, "line 1: 'image' is not there"),
         ("list.jsonl", '{"image": "a.png", "label": 1}\n{"image": "a.png"}', {}, "line 2: has no 'label', unlike"),
         ("list.jsonl", '{"image": "a.png"}\n{"image": "a.png", "label": 1}', {}, "line 2: has a 'label', unlike"),
@@ -224,7 +224,7 @@ def test_lists_that_are_wrong(root: Path, name: str, text: str, arguments: dict[
 
 def test_a_list_that_is_not_there(tmp_path: Path) -> None:
     for path in (tmp_path / "absent.csv", tmp_path):
-        with pytest.raises(DataError, match="no such file; expected a list of images"):
+        with pytest.raises(DataError, match="no such file; expected a list with a line for each image"):
             ListFile(path)
 
 

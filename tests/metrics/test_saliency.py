@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from saliency_cases import NUM_REAL, fingerprint, noisy, real_cases, real_masks, synthetic_cases
 from scipy import ndimage  # type: ignore[import-untyped]
 
-from paceline.core.errors import DataError
+from paceline.core.errors import DataError, RecipeError
 from paceline.core.registry import register
 from paceline.data.batch import Batch
 from paceline.metrics.saliency import FIGURES, Saliency
@@ -252,7 +252,7 @@ def test_a_prediction_of_another_size_is_named() -> None:
 @pytest.mark.parametrize("value", [-0.01, 1.5, math.inf])
 def test_logits_are_refused(value: float) -> None:
     batch = Batch(id=torch.tensor([0]), mask=torch.zeros(1, 2, 2, dtype=torch.uint8))
-    with pytest.raises(ValueError, match="from 0 to 1"):
+    with pytest.raises(RecipeError, match="from 0 to 1"):
         Saliency().measure(torch.full((1, 2, 2), value), batch)
 
 

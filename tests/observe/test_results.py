@@ -441,7 +441,7 @@ def test_a_run_updates_its_row_when_it_is_finished_and_when_it_went_on(tmp_path:
     measured(run, evaluated(8, top1=0.5), sinks=[sink])
     measured(run, evaluated(12, "test", top1=0.75), sinks=[sink])  # val was measured before it was stopped
     header, *rows = cells(table)
-    assert [(each[2], int(each[6]), float(each[header.index("top1")])) for each in rows] == [
+    assert [(each[2], int(each[header.index("step")]), float(each[header.index("top1")])) for each in rows] == [
         ("val", 8, 0.5), ("test", 12, 0.75),
     ]  # fmt: skip
     assert told == []

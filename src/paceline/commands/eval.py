@@ -15,6 +15,9 @@ from paceline.recipe.load import load
 from paceline.recipe.schema import Recipe
 from paceline.recipe.validate import validate
 
+_WITHOUT_EFFECT = ("observe.", "evaluate.save_predictions=", "evaluate.workers=")
+"""Keys that change no figure."""
+
 
 def main(options: argparse.Namespace) -> int:
     """Measure, and print the figures."""
@@ -57,7 +60,7 @@ def main(options: argparse.Namespace) -> int:
         _print(answer, options.json)
         if checked.recipe.observe.results:
             epoch = checkpoint.step / run.progress.steps_per_epoch
-            _keep(checked.recipe, _run_of(checkpoint.path, run_folder), answer, epoch)
+            _keep(checked.recipe, _run_of(checkpoint.path, run_folder), answer, epoch, options.overrides)
     return 0
 
 
@@ -75,13 +78,14 @@ def _run_of(checkpoint: Path, otherwise: Path) -> Path:
     return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else otherwise
 
 
-def _keep(recipe: Recipe, folder: Path, answer: dict[str, Any], epoch: float) -> None:
+def _keep(recipe: Recipe, folder: Path, answer: dict[str, Any], epoch: float, overrides: list[str]) -> None:
     """Bring the run's row in the table of results up to date; the figures are printed, whatever becomes of it."""
     from paceline.observe.results import About, Result, read_state, write_results
 
     about = About(recipe.name, recipe.task.name, recipe.model.name)
     numbers = (answer["step"], epoch, answer["num_samples"], answer["num_skipped"])
-    result = Result(about, folder, answer["split"], read_state(folder), *numbers, answer["metrics"])
+    settings = " ".join(each for each in overrides if not each.startswith(_WITHOUT_EFFECT))
+    result = Result(about, folder, answer["split"], read_state(folder), *numbers, answer["metrics"], settings)
     try:
         write_results(Path(recipe.observe.results or "").expanduser(), [result])
     except PacelineError as error:

@@ -9,10 +9,12 @@ import re
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from paceline.commands.opening import print_json
+from paceline.commands.ownership import check_free
 from paceline.core.counting import counted
 from paceline.core.errors import DataError, PacelineError, UsageError
 from paceline.observe.results import About, Result, read_results, write_results
@@ -56,11 +58,22 @@ def _read_all(options: argparse.Namespace) -> list[Result]:
                 raise
             print(f"left out: {error}", file=sys.stderr)
             continue
-        own = [each for each in own if options.split in (None, each.split)]
+        own = [_as_it_is(each) for each in own if options.split in (None, each.split)]
         if not own:
             print(f"left out: {folder}: there are no such figures in it", file=sys.stderr)
         found += own
     return found
+
+
+def _as_it_is(result: Result) -> Result:
+    """With "killed" for a run that was never finished and that no process works on any more."""
+    if result.state != "running":
+        return result
+    try:
+        check_free(result.folder)
+    except UsageError:
+        return result
+    return replace(result, state="killed")
 
 
 def _folders(named: list[Path]) -> list[tuple[Path, bool]]:
@@ -129,6 +142,10 @@ def _grouped(results: Sequence[Result]) -> Groups:
     return groups
 
 
+def _finished(members: Sequence[Result]) -> list[Result]:
+    return [each for each in members if each.state == "finished"]
+
+
 def _shared(members: Sequence[Result]) -> list[str]:
     return [name for name in members[0].figures if all(name in each.figures for each in members)]
 
@@ -148,12 +165,13 @@ def _as_json(result: Result) -> dict[str, Any]:
 
 def _summaries(groups: Groups) -> Iterator[dict[str, Any]]:
     for (task, split), members in groups.items():
-        if len(members) > 1:
-            pairs = {name: _mean_and_deviation(members, name) for name in _shared(members)}
+        finished = _finished(members)
+        if len(finished) > 1:
+            pairs = {name: _mean_and_deviation(finished, name) for name in _shared(finished)}
             yield {
                 "task": task,
                 "split": split,
-                "num_runs": len(members),
+                "num_runs": len(finished),
                 "mean": {name: mean for name, (mean, _) in pairs.items()},
                 "standard_deviation": {name: deviation for name, (_, deviation) in pairs.items()},
             }
@@ -163,9 +181,10 @@ def _print_group(members: list[Result]) -> None:
     names = _shared(members)
     heads = [column for column in _RUN_COLUMNS if column != "directory" or _are_ambiguous(members)]
     rows = [[*_run_cells(each, heads), *(_number(each.figures[name]) for name in names)] for each in members]
-    if len(members) > 1:
-        cells = [f"mean ± sd of {len(members)}", *[""] * (len(heads) - 1)]
-        rows.append([*cells, *(_plus_minus(*_mean_and_deviation(members, name)) for name in names)])
+    finished = _finished(members)
+    if len(finished) > 1:
+        cells = [f"mean ± sd of {len(finished)}", *[""] * (len(heads) - 1)]
+        rows.append([*cells, *(_plus_minus(*_mean_and_deviation(finished, name)) for name in names)])
     _print_columns([*heads, *names], rows, len(heads))
     others = dict.fromkeys(name for each in members for name in each.figures if name not in names)
     if others:

@@ -110,7 +110,7 @@ class SkipList:
     def _check(self) -> None:
         if len(self._known) > self.limit:
             last = next(reversed(self._known.values()))
-            where = f"; all are listed in {self.path}" if self.path else ""
+            where = f"; those met so far are listed in {self.path}" if self.path else ""
             raise DataError(
                 f"data.{self.split}: {len(self._known)} samples cannot be read, and data.max_skipped allows"
                 f" {self.limit}; the last is {last}{where}. Repair or remove them, or raise data.max_skipped"

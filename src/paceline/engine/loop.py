@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 
 import torch
@@ -148,6 +148,8 @@ def evaluate_all(run: Run) -> None:
 
 def publish(run: Run, evaluation: Evaluation) -> None:
     """Record an evaluation's figures and draw its pictures."""
+    if evaluation.split == "val" and "val" not in run.figures:
+        _check_best(run, evaluation.figures)
     run.figures[evaluation.split] = evaluation.figures
     run.evaluated_step = run.progress.step
     confusion = evaluation.tables.get("confusion")
@@ -164,6 +166,15 @@ def publish(run: Run, evaluation: Evaluation) -> None:
         )
     )
     draw_evaluation(run, evaluation)
+
+
+def _check_best(run: Run, figures: Mapping[str, float]) -> None:
+    best = run.store.best
+    if best is not None and best not in figures:
+        known = ", ".join(figures)
+        run.observer.emit(
+            Note(f"checkpoint.best: no figure is called {best!r}, so none is kept; there are {known}", "warning")
+        )
 
 
 def save_all(run: Run) -> None:

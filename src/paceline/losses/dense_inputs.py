@@ -65,8 +65,10 @@ def check_ids(loss: str, batch: Batch, num_classes: int, ignore_index: int | Non
 
 def expected_ids(num_classes: int, ignore_index: int | None) -> str:
     """What a mask may hold, and what to do about anything else."""
+    if num_classes == 1:
+        return "expected ids of classes, and there is only one; for masks that are grey use pixel_bce"
     ignored = "set ignore_index to leave pixels out" if ignore_index is None else f"or {ignore_index}, ignore_index"
-    return f"expected 0 to {num_classes - 1}, {ignored}"
+    return f"expected 0 to {num_classes - 1}, {ignored}; a transform's mask_fill is an id too"
 
 
 def pixel_weights(weights: Tensor | None, masks: Tensor, counting: Tensor | None) -> Tensor | None:

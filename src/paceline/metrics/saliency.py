@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from paceline.core.errors import DataError
+from paceline.core.errors import DataError, RecipeError
 from paceline.data.batch import Batch
 from paceline.metrics.saliency_curves import (
     LEVELS,
@@ -153,7 +153,8 @@ def prepared(prediction: npt.NDArray[Any], truth: Mask, stretch: bool) -> Values
         known = values[~unknown]
         low, high = (known.min(), known.max()) if known.size else (0.0, 0.0)
     if low < 0 or high > 1:
-        raise ValueError(f"saliency takes predictions from 0 to 1, got values from {low:g} to {high:g}")
+        found = f"got values from {low:g} to {high:g}"
+        raise RecipeError(f"evaluate.metrics: saliency is for maps from 0 to 1, as the task saliency has, {found}")
     if stretch and low != high:
         values -= low
         values /= high - low

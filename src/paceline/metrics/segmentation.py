@@ -56,19 +56,19 @@ class Segmentation:
         union = in_truth + confusion.sum(0) - right
         shares = right.double() / union  # not a number for an unseen class
         total = int(in_truth.sum())
-        figures: Figures = {"unseen_classes": int((union == 0).sum()), "class_iou": shares, "confusion": confusion}
         pixels = zip(self.classes or [], in_truth.tolist(), strict=False)
-        figures |= {f"absent.{name}": 1 for name, number in pixels if number == 0}
+        beside: Figures = {"unseen_classes": int((union == 0).sum()), "class_iou": shares, "confusion": confusion}
+        beside |= {f"absent.{name}": 1 for name, number in pixels if number == 0}
         if total == 0:
-            return figures
+            return beside
         seen = union > 0
-        figures |= {
+        figures: Figures = {
             "miou": mean(shares),
             "pixel_accuracy": int(right.sum()) / total,
             "mean_accuracy": mean(right.double() / in_truth),
             "frequency_weighted_iou": math.fsum((in_truth[seen].double() * shares[seen]).tolist()) / total,
         }
-        return figures | named("iou", shares, self.classes)
+        return figures | named("iou", shares, self.classes) | beside
 
 
 def class_maps(

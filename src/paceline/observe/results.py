@@ -16,7 +16,7 @@ from paceline.observe.events import Ended, Event, Snapshot
 from paceline.observe.jsonl import Record, read_records
 from paceline.observe.tables import Value, update_rows
 
-KEY = ("directory", "split")
+KEY, SETTINGS = ("directory", "split"), "settings"
 """The columns by which a row is found: a directory is one run, and two runs of one recipe have two."""
 _NOT_FIGURES = {"step", "epoch", "split", "num_samples", "num_skipped", "clock", "smoothed"}
 _STEP_FOLDER = re.compile(r"step-(\d{8,})")
@@ -44,6 +44,8 @@ class Result:
     num_samples: int
     num_skipped: int
     figures: dict[str, float | None]
+    settings: str = ""
+    """What was set otherwise than in the run's recipe when it was measured."""
 
     def labels(self, home: Path) -> dict[str, Value]:
         """What tells it from others, beside its figures; the directory is told from the folder `home`."""
@@ -51,6 +53,7 @@ class Result:
             "run": self.about.name,
             "directory": Path(os.path.relpath(os.path.realpath(self.folder), os.path.realpath(home))).as_posix(),
             "split": self.split,
+            SETTINGS: self.settings,
             "task": self.about.task,
             "model": self.about.model,
             "state": self.state,
@@ -68,7 +71,7 @@ def write_results(table: Path, results: Sequence[Result]) -> None:
     for result in results:
         labels = result.labels(home)
         rows.append(labels | {name: value for name, value in result.figures.items() if name not in labels})
-    update_rows(table, KEY, rows)
+    update_rows(table, KEY, rows, [SETTINGS])
 
 
 def read_results(folder: Path, about: About, best: bool = False) -> list[Result]:

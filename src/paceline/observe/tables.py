@@ -46,9 +46,12 @@ def check_suffix(path: Path) -> None:
         raise UsageError(f"{path}: expected a file that ends in {' or '.join(SUFFIXES)}")
 
 
-def update_rows(path: Path, key: Sequence[str], rows: Sequence[Mapping[str, Value]]) -> None:
+def update_rows(
+    path: Path, key: Sequence[str], rows: Sequence[Mapping[str, Value]], further: Sequence[str] = ()
+) -> None:
     """Replace the values of those rows in a .csv or .xlsx file whose `key` columns are alike; new ones come last.
 
+    Columns of a `further` key have to be alike too; a table may lack them, and its rows then have them empty.
     All other rows, columns and cells stay as they are, and columns that are new are added behind them. The file is
     replaced as a whole, by one process at a time. One that is damaged, read-only, open in a spreadsheet program or no
     table of results is a DataError, and stays as it is.
@@ -57,7 +60,7 @@ def update_rows(path: Path, key: Sequence[str], rows: Sequence[Mapping[str, Valu
     with alone_with(path) as file:
         for _ in range(_ATTEMPTS):
             table = _open(path, file.read(MAX_BYTES), key)
-            _put(table, key, rows)
+            _put(table, (*key, *further), rows)
             if not table.is_changed or file.replace(table.dump()):
                 return
     raise DataError(f"{path}: was changed again and again while it was being written; it stays as it is")

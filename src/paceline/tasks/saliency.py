@@ -13,6 +13,7 @@ from paceline.data.batch import Batch
 from paceline.losses.term import Loss, Term
 from paceline.metrics.loss import LossFigures
 from paceline.metrics.saliency import Saliency as SaliencyFigures
+from paceline.metrics.saliency import prepared
 from paceline.metrics.state import Metric
 from paceline.models.asking import ask
 from paceline.tasks.classification import viewable
@@ -44,8 +45,9 @@ class Saliency:
         self.loss_functions = dict(losses)
         self.weights = dict(weights)
         self.main_figure = "max_f"
-        is_chosen = any(isinstance(metric, SaliencyFigures) for metric in extra_metrics)
-        measured = extra_metrics if is_chosen else [SaliencyFigures(), *extra_metrics]
+        chosen = [metric for metric in extra_metrics if isinstance(metric, SaliencyFigures)]
+        measured = extra_metrics if chosen else [SaliencyFigures(), *extra_metrics]
+        self._stretch = chosen[0].stretch if chosen else True
         self._metrics: list[Metric] = [
             OfLogits(LossFigures(self.loss_functions, self.weights)),
             *(OfMaps(metric) for metric in measured),
@@ -81,7 +83,7 @@ class Saliency:
             pairs = zip(rows, captions, predictions.maps, masks, strict=False)
             for row, texts, found, mask in pairs:
                 row.append(grey(found * 255))
-                texts.append(f"prediction, off by {(found - mask / 255).abs().mean().item():.3f}")
+                texts.append(f"prediction, off by {self._distance(found, mask):.3f}")
         return side_by_side(rows, captions)
 
     def tables(self, figures: dict[str, Any]) -> dict[str, Picture]:
@@ -91,6 +93,11 @@ class Saliency:
     def maps(self, predictions: DensePrediction) -> list[Picture]:
         """What is saved of each sample: grey from 0 to 255, uint8 [H, W]."""
         return [(found * 255).round().cpu().numpy().astype(np.uint8) for found in predictions.maps]
+
+    def _distance(self, found: Tensor, mask: Tensor) -> float:
+        """What the metric calls MAE."""
+        truth = mask.cpu().numpy() > 128
+        return float(np.abs(prepared(found.cpu().numpy(), truth, self._stretch) - truth).mean())
 
     def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
         logits = main_output(ask(model, batch["image"]))

@@ -38,6 +38,8 @@ class ListFile:
     """
 
     channels = 3
+    listed = "image"
+    """What a line is about, and the usual name of its column."""
 
     def __init__(
         self,
@@ -59,11 +61,11 @@ class ListFile:
         self.max_pixels = max_pixels
         self._inside = None if follow_links else self.root
         if not self.file.is_file():
-            raise DataError(f"{self.file}: no such file; expected a list of images, a line each")
+            raise DataError(f"{self.file}: no such file; expected a list with a line for each {self.listed}")
 
         def build(builder: IndexBuilder) -> None:
             builder.watch(self.file)
-            rows = read_list(self.file, format, image, label, "label")
+            rows = read_list(self.file, format, image, label, "label", self.listed)
             size = _write(builder, self.file, rows, label_separator, classes)
             write_parts(builder, size, split_shares, split_seed)
 

@@ -93,6 +93,7 @@ class VideoList(ListFile):
     """
 
     reads_videos = True
+    listed = "video"
 
     def __init__(
         self,
@@ -118,7 +119,9 @@ class VideoList(ListFile):
         )
         self.max_frames = max_frames
         if fold is not None:
-            folds = [str(row.beside).strip() for row in read_list(self.file, format, video, fold_column, "fold")]
+            folds = [
+                str(row.beside).strip() for row in read_list(self.file, format, video, fold_column, "fold", self.listed)
+            ]
             rows = _of_fold(self.file, np.array(folds), str(fold), is_held_out=split != "train")
             self._part = rows  # type: ignore[assignment]  # row numbers too
 

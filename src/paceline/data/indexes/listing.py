@@ -39,12 +39,12 @@ class Row(NamedTuple):
 
 
 def read_list(
-    path: Path, form: Format | None, image: Column | None, beside: Column | None, usual: str
+    path: Path, form: Format | None, image: Column | None, beside: Column | None, usual: str, what: str = "image"
 ) -> Iterator[Row]:
     """The lines of a list file. Columns are given by the names in its first line, or by number, counted from 0.
 
-    A column that is not given is the one called "image", or as `usual` says, if the first line names columns, else
-    the first or second one. In tables `image` may also be a `NamePattern`, such as "{id}.jpg". Empty lines are passed
+    A column that is not given is the one called as `what` or `usual` says, if the first line names columns, else the
+    first or second one. In tables `image` may also be a `NamePattern`, such as "{id}.jpg". Empty lines are passed
     over. What cannot be understood is a DataError with its line.
     """
     chosen = form or _SUFFIXES.get(path.suffix.lower())
@@ -53,9 +53,9 @@ def read_list(
     try:
         with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
             if chosen == "jsonl":
-                yield from _json_rows(path, file, image, beside, usual)
+                yield from _json_rows(path, file, image, beside, usual, what)
             else:
-                yield from _table_rows(path, _cells(path, file, chosen), image, beside, usual)
+                yield from _table_rows(path, _cells(path, file, chosen), image, beside, usual, what)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
@@ -99,7 +99,12 @@ def _cells(path: Path, file: IO[str], form: Format) -> Iterator[tuple[int, list[
 
 
 def _table_rows(
-    path: Path, lines: Iterator[tuple[int, list[str]]], image: Column | None, beside: Column | None, usual: str
+    path: Path,
+    lines: Iterator[tuple[int, list[str]]],
+    image: Column | None,
+    beside: Column | None,
+    usual: str,
+    what: str,
 ) -> Iterator[Row]:
     first_line, first = next(lines, (1, []))
     if not first:
@@ -107,10 +112,10 @@ def _table_rows(
     header = [cell.strip() for cell in first]
     if isinstance(image, str) and "{" in image and image not in header:
         other = _named_beside(path, header, beside, usual)
-        yield from _patterned_rows(path, header, lines, NamePattern(path, image), other)
+        yield from _patterned_rows(path, header, lines, NamePattern(path, image), other, what)
         return
-    if isinstance(image, str) or isinstance(beside, str) or (image is None and "image" in header):
-        at = _named(path, header, "image" if image is None else image, "image")
+    if isinstance(image, str) or isinstance(beside, str) or (image is None and what in header):
+        at = _named(path, header, what if image is None else image, what)
         other = _named_beside(path, header, beside, usual)
     else:
         at, other = image or 0, beside if isinstance(beside, int) else 1 if len(first) > 1 else None
@@ -123,9 +128,14 @@ def _table_rows(
 
 
 def _patterned_rows(
-    path: Path, header: list[str], lines: Iterator[tuple[int, list[str]]], pattern: NamePattern, other: int | None
+    path: Path,
+    header: list[str],
+    lines: Iterator[tuple[int, list[str]]],
+    pattern: NamePattern,
+    other: int | None,
+    what: str,
 ) -> Iterator[Row]:
-    places = [_named(path, header, column, "image") for column in pattern.columns]
+    places = [_named(path, header, column, what) for column in pattern.columns]
     needed = max([-1 if other is None else other, *places])
     for line, cells in lines:
         if needed >= len(cells):
@@ -137,10 +147,16 @@ def _row(path: Path, line: int, cells: Sequence[str], at: int, other: int | None
     needed = max(at, -1 if other is None else other)
     if needed >= len(cells):
         found = counted(len(cells), "column")
-        raise DataError(f"{at_line(path, line)}: {found}, expected at least {needed + 1}")
+        raise DataError(f"{at_line(path, line)}: {found}, expected at least {needed + 1}{_advice_on_columns(path)}")
     if not cells[at]:
         raise DataError(f"{at_line(path, line)}: no name of an image in column {at}")
     return Row(line, cells[at], None if other is None else cells[other])
+
+
+def _advice_on_columns(path: Path) -> str:
+    if path.suffix.lower() in (".csv", ".tsv"):
+        return ""
+    return " as in the lines before; blanks separate columns here, so a list of names with blanks has to be .csv"
 
 
 def _named(path: Path, header: list[str], column: Column, argument: str) -> int:
@@ -158,17 +174,19 @@ def _named_beside(path: Path, header: list[str], column: Column | None, usual: s
     return _named(path, header, usual if column is None else column, usual)
 
 
-def _json_rows(path: Path, file: IO[str], image: Column | None, beside: Column | None, usual: str) -> Iterator[Row]:
+def _json_rows(
+    path: Path, file: IO[str], image: Column | None, beside: Column | None, usual: str, what: str
+) -> Iterator[Row]:
     if isinstance(image, int) or isinstance(beside, int):
         raise DataError(f"{path}: columns of JSON lines have names, not numbers; got {image!r} and {beside!r}")
-    at, other, expects = image or "image", beside or usual, None if beside is None else True
+    at, other, expects = image or what, beside or usual, None if beside is None else True
     for line, text in enumerate(_lines(path, file), 1):
         if text.isspace():
             continue
         content = _parsed(path, line, text)
         name = content.get(at)
         if not isinstance(name, str) or not name:
-            raise DataError(f"{at_line(path, line)}: {at!r} is {_shown(content, at)}, expected the name of an image")
+            raise DataError(f"{at_line(path, line)}: {at!r} is {_shown(content, at)}, expected the name of a file")
         has = other in content
         if has != (has if expects is None else expects):
             raise DataError(f"{at_line(path, line)}: has {'a' if has else 'no'} {other!r}, unlike the lines before")

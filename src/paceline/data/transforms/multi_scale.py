@@ -51,8 +51,10 @@ class MultiScale:
 
 def _smooth(images: Tensor, height: int, width: int) -> Tensor:
     planes = images.flatten(1, -3) if images.ndim == 5 else images
-    # Only processors have a kernel for whole pixels, several times as fast as that for floats.
-    is_converted = not images.is_floating_point() and images.device.type != "cpu"
+    # Only processors have a kernel for whole pixels, several times as fast as that for floats; it takes planes that are
+    # one pixel wide for others.
+    is_fitting = images.device.type == "cpu" and 1 not in (*images.shape[-2:], height, width)
+    is_converted = not images.is_floating_point() and not is_fitting
     # Averaging costs nothing: the kernels of torch are as fast with as without it.
     resized = F.interpolate(
         planes.float() if is_converted else planes, (height, width), mode="bilinear", antialias=True
