@@ -23,9 +23,13 @@ def main(options: argparse.Namespace) -> int:
         return 0
     width = max(len(name) for name in recipes)
     tasks = max(len(recipe.task.name) for recipe in recipes.values())
+    figures = {
+        name: ", ".join(f"{figure} {value:g}" for figure, value in recipe.expect.items())
+        for name, recipe in recipes.items()
+    }
+    expected = max(map(len, figures.values()))
     for name, recipe in recipes.items():
-        expect = ", ".join(f"{figure} {value:g}" for figure, value in recipe.expect.items())
-        print(f"{name:<{width}}  {recipe.task.name:<{tasks}}  {expect:<12}  {about[name]}")
+        print(f"{name:<{width}}  {recipe.task.name:<{tasks}}  {figures[name]:<{expected}}  {about[name]}")
     return 0
 
 

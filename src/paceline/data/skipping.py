@@ -38,7 +38,7 @@ def described(dataset: object, index: int, error: Exception) -> Skipped:
     path = str(find(index)) if find else None
     reason = " ".join(str(error).split()) or "no reason given"
     told = reason if isinstance(error, DataError) else f"{type(error).__name__}: {reason}"
-    return Skipped(index, path, told.removeprefix(f"{path}: "))
+    return Skipped(index, path, told.replace(f"{path}: ", ""))
 
 
 def placed(dataset: object, index: int, error: DataError) -> DataError:

@@ -86,7 +86,7 @@ def _naming(path: Path, max_pixels: int) -> Iterator[None]:
     except UnidentifiedImageError as error:
         raise DataError(f"{path}: not an image that can be read ({', '.join(('JPEG', *FORMATS))})") from error
     except Image.DecompressionBombError as error:
-        raise DataError(f"{path}: more than {max_pixels:,} pixels") from error
+        raise DataError(f"{path}: more than {max_pixels:,} pixels; raise max_pixels if that is right") from error
     except _RefusedError as error:
         raise DataError(f"{path}: {error}") from error
     except _DAMAGE as error:
