@@ -118,7 +118,9 @@ TRANSFORMS = st.sampled_from(
 @given(samples(), TRANSFORMS, st.tuples(SHARES, SHARES, SHARES, SHARES, SHARES))
 @settings(max_examples=60, deadline=None)
 def test_any_sample_can_be_moved(sample: Sample, transform: Any, draws: tuple[float, ...]) -> None:
-    apply(transform, sample, draws[: transform.draws])
+    moved = apply(transform, sample, draws[: transform.draws])
+    assert moved.keys() >= {"image"}
+    assert moved["image"].shape[-1] == sample["image"].shape[-1]
 
 
 def test_frames_of_a_clip_are_moved_alike() -> None:

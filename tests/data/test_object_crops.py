@@ -36,7 +36,8 @@ def test_a_canvas_is_not_smaller_than_its_image() -> None:
 @given(samples(), st.sampled_from([Expand(0.9), RandomIouCrop(), RandomIouCrop((0.0,))]), st.integers(0, 10**6))
 @settings(max_examples=50, deadline=None)
 def test_any_sample_can_be_zoomed(sample: Sample, transform: Any, seed: int) -> None:
-    apply(transform, sample, draws_of(transform, seed))
+    zoomed = apply(transform, sample, draws_of(transform, seed))
+    assert zoomed["image"].shape[-1] == sample["image"].shape[-1]
 
 
 def overlap(part: list[float], box: Any) -> float:

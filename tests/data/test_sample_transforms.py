@@ -202,7 +202,8 @@ TRANSFORMS = st.sampled_from(
 @given(samples(), TRANSFORMS, st.tuples(SHARES, SHARES, SHARES, SHARES))
 @settings(max_examples=100, deadline=None)
 def test_any_sample_can_be_changed(sample: Sample, transform: Any, draws: tuple[float, ...]) -> None:
-    apply(transform, sample, draws[: transform.draws])
+    changed = apply(transform, sample, draws[: transform.draws])
+    assert changed["image"].shape[-1] == sample["image"].shape[-1]
 
 
 @given(samples(), st.integers(1, 50), st.integers(1, 50), SHARES, SHARES)

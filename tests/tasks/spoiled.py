@@ -65,13 +65,20 @@ class Spoiled:
         assert "Traceback" not in told.out + told.err
         return Told(code, told.out, told.err)
 
-    def refused(self, code: int, *parts: str, is_made: bool = False) -> None:
-        """`check` and `train` end with this code and one message with these parts; nothing is left unless it had to."""
+    def refused(self, *parts: str, is_made: bool = False) -> int:
+        """The code that `check` and `train` both end with, one message with these parts, and nothing left behind.
+
+        Only if it cannot be known before is the run directory made.
+        """
+        codes = set()
         for command in ("check", "train"):
             told = self.tell(command)
-            assert (told.code, [part for part in parts if part not in told.last]) == (code, []), told.err
+            codes.add(told.code)
+            assert [part for part in parts if part not in told.last] == [], told.err
         assert self.out.exists() == is_made
         assert not (self.out / "checkpoints").exists()
+        (code,) = codes
+        return code
 
     def skipped(self, split: str, sample: int, *parts: str) -> dict[str, Any]:
         """With `on_error: skip` the run leaves out this sample alone, says so by name, and finishes; its figures."""

@@ -147,9 +147,9 @@ def test_a_label_of_no_class_is_named_before_anything_is_made(spoiled: Spoiled, 
     rows[1] = f"{rows[1].split(',')[0]},{label}"
     write_lines(spoiled, "train", rows)
     what = f"the label {label!r} is no class; expected one of the 4 classes" if label else "the label is empty"
-    spoiled.refused(3, "data.train", "train.csv, line 2: ", what)
+    assert spoiled.refused("data.train", "train.csv, line 2: ", what) == 3
     spoiled.recipe["data"]["on_error"] = "skip"  # the list is wrong, not a file
-    spoiled.refused(3, "train.csv, line 2: ", what)
+    assert spoiled.refused("train.csv, line 2: ", what) == 3
 
 
 def test_a_class_without_a_video_is_named(spoiled: Spoiled) -> None:
@@ -169,7 +169,9 @@ def test_a_folder_without_a_video_is_named_before_anything_is_made(spoiled: Spoi
         part = spoiled.recipe["data"][split]
         del part["file"], part["classes"]
         part |= {"dataset": "video_folder", "root": str(spoiled.data / "videos")}
-    spoiled.refused(3, "data.train", f"{spoiled.data}/videos/growing: no videos in this class folder; expected")
+    assert (
+        spoiled.refused("data.train", f"{spoiled.data}/videos/growing: no videos in this class folder; expected") == 3
+    )
 
 
 def several_labels(spoiled: Spoiled) -> None:
@@ -198,7 +200,7 @@ def test_several_labels_need_a_loss_of_several(spoiled: Spoiled, task: Any) -> N
 def test_several_labels_without_a_separator_are_named(spoiled: Spoiled) -> None:
     several_labels(spoiled)
     del spoiled.recipe["data"]["train"]["label_separator"]
-    spoiled.refused(3, "train.csv, line 1: the label 'circling;vertical' is no class")
+    assert spoiled.refused("train.csv, line 1: the label 'circling;vertical' is no class") == 3
 
 
 @pytest.mark.parametrize(
@@ -229,5 +231,5 @@ def test_crops_larger_than_the_frames_are_named_with_the_file(spoiled: Spoiled) 
 def test_a_recipe_has_to_choose_frames_first(spoiled: Spoiled, first: list[Any]) -> None:
     spoiled.recipe["data"]["train"]["transforms"] = [*first, NORMALIZE]
     parts = ["data.train.transforms: a data set of videos needs a first transform", "{name: clip, frames: 16"]
-    spoiled.refused(2, *parts)
+    assert spoiled.refused(*parts) == 2
     assert spoiled.tell("data").code == 2

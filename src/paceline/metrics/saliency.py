@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from paceline.core.errors import DataError, RecipeError
 from paceline.data.batch import Batch
+from paceline.metrics.saliency_catalogue import Figure
 from paceline.metrics.saliency_curves import (
     LEVELS,
     Mask,
@@ -35,19 +36,7 @@ from paceline.metrics.saliency_structure import s_measure
 from paceline.metrics.saliency_weighted import weighted_f
 from paceline.metrics.state import Figures, State
 
-FIGURES = (
-    "mae",
-    "max_f",
-    "mean_f",
-    "adaptive_f",
-    "weighted_f",
-    "s_measure",
-    "max_e",
-    "mean_e",
-    "adaptive_e",
-    "iou",
-    "ber",
-)
+FIGURES: tuple[str, ...] = get_args(Figure)
 """All figures, in the order in which they are given."""
 _FOREGROUND = 128  # a mask's pixel is salient above this
 _CURVES = {"f_curve": ("max_f", "mean_f"), "e_curve": ("max_e", "mean_e")}
