@@ -5,81 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import shutil
 from pathlib import Path
 
 from paceline.core.errors import UsageError
-
-_NORMALIZE = "{name: normalize, mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225]}"
-_LAYOUTS = {
-    "saliency": """\
-task: saliency
-data:
-  batch: 8
-  train:
-    dataset: image_mask
-    root: ROOT
-    list_file: train.txt
-    binary: true
-    transforms:
-      - {name: resize, size: [128, 128]}
-      - {name: flip}
-      - NORMALIZE
-  val:
-    dataset: image_mask
-    root: ROOT
-    list_file: val.txt
-    binary: true
-    transforms:
-      - keep_truth
-      - {name: resize, size: [128, 128]}
-      - NORMALIZE
-""",
-    "segmentation": """\
-task: segmentation
-data:
-  batch: 8
-  train:
-    dataset: image_mask
-    root: ROOT
-    list_file: train.txt
-    classes: [ground, disc, square, triangle]
-    ignore_index: 255
-    transforms:
-      - {name: flip}
-      - NORMALIZE
-  val:
-    dataset: image_mask
-    root: ROOT
-    list_file: val.txt
-    classes: [ground, disc, square, triangle]
-    ignore_index: 255
-    transforms:
-      - NORMALIZE
-""",
-    "video": """\
-task: video
-data:
-  batch: 8
-  train:
-    dataset: video_list
-    file: ROOT/train.csv
-    classes: [circling, growing, sideways, vertical]
-    transforms:
-      - {name: clip, frames: 8, stride: 3}
-      - {name: random_fixed_crop, size: [72, 104]}
-      - NORMALIZE
-  val:
-    dataset: video_list
-    file: ROOT/val.csv
-    classes: [circling, growing, sideways, vertical]
-    transforms:
-      - {name: multi_clip, clips: 2, frames: 8, stride: 3}
-      - {name: multi_crop, size: 72, crops: 3}
-      - NORMALIZE
-""",
-}
+from paceline.recipe.load import shipped_recipes
 
 
 def main(options: argparse.Namespace) -> int:
@@ -117,10 +49,11 @@ def _write(kind: str, folder: Path, number: int, seed: int) -> None:
 
 
 def _snippet(kind: str, folder: Path) -> str:
-    text = _LAYOUTS[kind].replace("NORMALIZE", _NORMALIZE)
-    for ending in ("/train.csv", "/val.csv", ""):
-        text = text.replace(f"ROOT{ending}", json.dumps(f"{folder}{ending}", ensure_ascii=False))
-    return text
+    """The sections of the recipe that ships which tell of the data, with the place where they are."""
+    text = shipped_recipes()[f"{kind}_sample"].read_text(encoding="utf-8")
+    data = text[text.index("\ndata:\n") :].partition("\n\n")[0]
+    placed = re.sub(rf"\b{kind}_sample(\S*)", lambda found: json.dumps(f"{folder}{found[1]}", ensure_ascii=False), data)
+    return f"task: {kind}{placed}\n"
 
 
 def _command(kind: str, folder: Path) -> str:
