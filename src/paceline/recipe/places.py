@@ -16,7 +16,7 @@ def find_path(written: str, recipe_folder: Path) -> Path:
     The current folder, `data/` in it, the recipe's own folder, and the folder that PACELINE_DATA names.
     """
     path = Path(written).expanduser()
-    places = [path] if path.is_absolute() else [place / path for place in _places(recipe_folder)]
+    places = [path] if path.is_absolute() else list(dict.fromkeys(place / path for place in _places(recipe_folder)))
     for place in places:
         if place.exists():
             return place.resolve()
