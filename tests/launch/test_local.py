@@ -212,8 +212,24 @@ def test_what_a_killed_process_has_started_ends_too(tmp_path: Path) -> None:
         raise DataError("no")
     """
     done = run(tmp_path, body)
-    assert done.returncode == 3
-    assert not any(is_alive(int(notes(tmp_path, rank)[0])) for rank in (0, 1))
+    children = [int(notes(tmp_path, rank)[0]) for rank in (0, 1)]
+    wait_until(lambda: not any(map(is_alive, children)), "what they had started has ended")
+    assert (done.returncode, len(set(children))) == (3, 2)
+
+
+def test_a_process_that_dies_once_its_work_is_done_has_done_it(tmp_path: Path) -> None:
+    body = """
+    import atexit
+    def body():
+        note(start)
+        print(f"from {rank}")
+        if rank == 1:
+            atexit.register(os.abort)
+        return 0
+    """
+    done = run(tmp_path, body)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "from 0\n", "")
+    assert [notes(tmp_path, rank) for rank in (0, 1)] == [["0"], ["0"]]
 
 
 def test_process_0_sees_the_terminal(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from paceline.core.errors import Stopped
 from paceline.launch.environment import RECORDS, RESTARTS
 from paceline.launch.failure import Ended, Failure, judge
 from paceline.launch.machines import Machines
-from paceline.launch.record import read_records
+from paceline.launch.record import is_done, read_records
 from paceline.launch.signals import Interrupted, StopSignals
 
 # What the others of a failed process may take to find that out and to say why; then they are killed.
@@ -107,14 +107,13 @@ class Agent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         """Look at the processes; once one has failed, end the others and decide whether to begin again."""
         self._obey_stop()
-        codes = [process.poll() for process in self._processes()]
+        codes = [ended.code for ended in self._look(worker_group)]
         if any(codes):
             ended = self._settle(worker_group)
             self.failure = judge(ended, read_records(self._outputs.folder), self._stop.received, self._machines.verdict)
             self._publish()
         elif None not in codes:
-            done: RunResult = super()._monitor_workers(worker_group)
-            return done
+            return RunResult(state=WorkerState.SUCCEEDED)
         elif self._is_cut_off():
             self.kill()
             self.failure = Failure("a machine is not heard of any more")
@@ -181,11 +180,19 @@ class Agent(LocalElasticAgent):
             if time.monotonic() - began > (self._patience if is_stopping else _SETTLE_SECONDS):
                 break
             time.sleep(_LOOK_SECONDS)
-        ranks = [worker.global_rank for worker in worker_group.workers]
-        files = [self._outputs.folder / f"rank-{rank}.err" for rank in ranks]
-        ended = [Ended(*one) for one in zip(ranks, [process.poll() for process in processes], files, strict=True)]
+        ended = self._look(worker_group)
         self.kill()
         return ended
+
+    def _look(self, worker_group: WorkerGroup) -> list[Ended]:
+        """How each process stands: no code while it runs, and 0 once its work was done, whatever it died of then."""
+        ranks = [worker.global_rank for worker in worker_group.workers]
+        codes = [process.poll() for process in self._processes()]
+        folder = self._outputs.folder
+        return [
+            Ended(rank, 0 if code and is_done(folder, rank) else code, folder / f"rank-{rank}.err")
+            for rank, code in zip(ranks, codes, strict=True)
+        ]
 
     def kill(self) -> None:
         """End the processes, and what they have started, at once."""

@@ -1,4 +1,4 @@
-"""What a process tells its launcher when it ends otherwise than well: a small file, in a folder that both know."""
+"""What a process tells its launcher when it ends, well or not: a small file, in a folder that both know."""
 
 from __future__ import annotations
 
@@ -43,3 +43,13 @@ def read_records(folder: Path) -> list[Record]:
     """All records of a folder, the earliest first."""
     found = [Record.from_text(path.read_text(encoding="utf-8")) for path in folder.glob("rank-*.json")]
     return sorted(found, key=lambda record: record.time)
+
+
+def note_done(folder: Path, rank: int) -> None:
+    """Leave a note that a process has done its work: what it may still die of while it ends is no failure."""
+    (folder / f"rank-{rank}.done").touch()
+
+
+def is_done(folder: Path, rank: int) -> bool:
+    """Whether a process has left that note."""
+    return (folder / f"rank-{rank}.done").exists()

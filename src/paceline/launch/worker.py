@@ -15,7 +15,7 @@ from pathlib import Path
 
 from paceline.core.errors import PacelineError
 from paceline.launch.environment import LAUNCHER, RECORDS
-from paceline.launch.record import Record
+from paceline.launch.record import Record, note_done
 
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 _SECONDS_BETWEEN_LOOKS = 0.5
@@ -25,7 +25,7 @@ def run_as_worker(body: Callable[[], int]) -> int:
     """Run the body and give its exit code; errors go to the launcher, which speaks for all processes."""
     live_with(int(os.environ.pop(LAUNCHER)))
     try:
-        return body()
+        return _do(body)
     except PacelineError as error:
         tell(error.exit_code, str(error), explained=True)
         return error.exit_code
@@ -38,6 +38,16 @@ def run_as_worker(body: Callable[[], int]) -> int:
         os._exit(1)
     finally:
         _flush()
+
+
+def _do(body: Callable[[], int]) -> int:
+    """Run the body, and say when all is done: libraries that abort while the interpreter ends do not undo it."""
+    code = body()
+    _flush()
+    if code == 0:
+        with suppress(OSError):
+            note_done(Path(os.environ[RECORDS]), int(os.environ["RANK"]))
+    return code
 
 
 def live_with(launcher: int) -> None:
