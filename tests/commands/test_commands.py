@@ -172,6 +172,13 @@ def test_check_tries_everything_and_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_check_names_the_figures_and_the_best_that_is_none_of_them(tmp_path: Path) -> None:
+    answer = paceline(tmp_path, "check", "quickstart", *SMALL, "checkpoint.best=top_1")
+    assert (answer.returncode, answer.stdout.splitlines()[-1]) == (0, "all good")
+    assert "\nfigures     cross_entropy, loss, top1, " in answer.stdout
+    assert "command line: checkpoint.best: the first samples have no figure 'top_1'" in answer.stderr
+
+
 def test_show_tells_origins_model_and_batch(tmp_path: Path) -> None:
     answer = paceline(tmp_path, "show", "quickstart", "data.batch=100", "train.micro_batch=50", "--json")
     assert answer.returncode == 0, answer.stderr

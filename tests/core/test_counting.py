@@ -1,8 +1,9 @@
 """One of a kind is not many."""
 
+import numpy as np
 import pytest
 
-from paceline.core.counting import counted
+from paceline.core.counting import counted, listed
 
 
 @pytest.mark.parametrize(
@@ -20,3 +21,8 @@ from paceline.core.counting import counted
 )
 def test_numbers_and_nouns(number: float, noun: str, expected: str) -> None:
     assert counted(number, noun) == expected
+
+
+def test_long_lists_end_with_a_number() -> None:
+    assert listed(["a", "b"], 2) == "a, b"
+    assert listed(np.arange(1_500), 3) == "0, 1, 2 and 1,497 more"

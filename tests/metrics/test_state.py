@@ -1,8 +1,9 @@
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.metrics.state import State, fold, pack, unpack
+from paceline.metrics.state import State, fold, is_lower_better, pack, unpack
 
 
 def state_of(count: int, values: list[float]) -> State:
@@ -61,3 +62,13 @@ def test_packed_states_come_back_as_they_were() -> None:
 def test_no_state_packs_into_nothing() -> None:
     assert len(pack({})) == 0
     assert unpack(pack({})) == {}
+
+
+@pytest.mark.parametrize("figure", ["loss", "dice", "mae", "ber", "averaged_mae", "averaged_loss", "averaged_dice"])
+def test_of_losses_and_errors_less_is_better(figure: str) -> None:
+    assert is_lower_better(figure, ["dice"])
+
+
+@pytest.mark.parametrize("figure", ["top1", "max_f", "averaged_top1"])
+def test_of_other_figures_more_is_better(figure: str) -> None:
+    assert not is_lower_better(figure, ["dice"])

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.core.counting import listed
 from paceline.core.errors import TrainingError
 from paceline.launch.environment import is_supervised, restart_count
 from paceline.launch.worker import tell
@@ -58,8 +59,7 @@ def _samples(run: Run, step: int) -> str:
     updates = run.batches.updates
     cuts = updates.cuts(step)
     ids = run.batches.order.at(updates.epoch(step), cuts[0].start, cuts[-1].stop)
-    listed = ", ".join(str(number) for number in ids[:_SHOWN])
-    return listed + (f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else "")
+    return listed(ids, _SHOWN)
 
 
 def _give_up(finding: str) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.commands.opening import print_json, read_recipe
-from paceline.core.counting import counted
+from paceline.core.counting import counted, listed
 from paceline.core.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -32,7 +33,10 @@ def main(options: argparse.Namespace) -> int:
         report["build_seconds"] = round(time.perf_counter() - started, 3)
         report["data"] = _try_data(run)
         report["step"] = _try_step(run)
+        report["figures"] = _try_figures(run)
         report["checkpoint"] = _try_checkpoint(run)
+        if unknown := _unknown_best(run, report["figures"]):
+            report["warnings"] = [f"{checked.locate('checkpoint.best')}: {unknown}"]
     if options.json:
         print_json({"ok": True, **report})
         return 0
@@ -53,24 +57,39 @@ def _try_data(run: Run) -> dict[str, Any]:
 
 
 def _try_step(run: Run) -> dict[str, Any]:
-    """One real update, and the first samples of each split measured."""
-    import torch
-
+    """One real update."""
     from paceline.engine.step import train_step
 
     run.freezing.train_mode(run.model)
     started = time.perf_counter()
     result = train_step(run, next(iter(run.batches)))
     seconds = time.perf_counter() - started
+    losses = {name: round(value.item(), 6) for name, value in result.losses.items()}
+    return {"seconds": round(seconds, 3), "grad_norm": round(result.grad_norm.item(), 6), **losses}
+
+
+def _try_figures(run: Run) -> list[str]:
+    """The names of the figures that the first samples of each split have."""
+    import torch
+
+    names: dict[str, None] = {}
     run.model.eval()
     with torch.inference_mode(), run.precision.compute():
         for examined in run.evaluations.values():
             batch = _first_batch(run, examined.source, examined.batch)
             predictions = run.task.predict(run.model, batch)
             for metric in run.task.metrics():
-                metric.measure(predictions, batch)
-    losses = {name: round(value.item(), 6) for name, value in result.losses.items()}
-    return {"seconds": round(seconds, 3), "grad_norm": round(result.grad_norm.item(), 6), **losses}
+                figures = metric.figures(metric.measure(predictions, batch))
+                names |= {name: None for name, value in figures.items() if not isinstance(value, torch.Tensor)}
+    return list(names)
+
+
+def _unknown_best(run: Run, names: list[str]) -> str | None:
+    """What is wrong with the figure that the best checkpoint is chosen by."""
+    best = run.store.best
+    if best is None or not run.evaluations or best.removeprefix("averaged_") in names:
+        return None
+    return f"the first samples have no figure {best!r}, so no checkpoint may be kept as the best"
 
 
 def _first_batch(run: Run, source: Source, size: int) -> Batch:
@@ -103,5 +122,8 @@ def _print(report: dict[str, Any]) -> None:
         print(f"data        {split}: {counted(found['samples'], 'sample')}, images {shape}")
     step = report["step"]
     print(f"step        loss {step['loss']:.4f}, gradient norm {step['grad_norm']:.4f}, {step['seconds']:.2f} s")
+    print(f"figures     {listed(report['figures'], 12)}")
     print(f"checkpoint  {report['checkpoint']['bytes'] / 2**20:.1f} MB, read back to the bit")
+    for warning in report.get("warnings", ()):
+        print(f"warning: {warning}", file=sys.stderr)
     print("all good")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.commands.directory import leaves, recipe_lines
 from paceline.commands.opening import print_json, read_recipe
+from paceline.core.counting import listed
 
 if TYPE_CHECKING:
     from paceline.engine.run import Run
@@ -123,13 +124,8 @@ def _plot(run: Run, path: Path) -> None:
     labels: dict[float, list[str]] = {}
     for group in _groups(run):
         labels.setdefault(group["lr_scale"], []).append(group["label"])
-    curves = {_together(names): (epochs, [value * scale for value in base]) for scale, names in labels.items()}
+    curves = {listed(names, 3): (epochs, [value * scale for value in base]) for scale, names in labels.items()}
     save_line_chart(curves, path, f"{run.name}: learning rate", "epoch", "learning rate")
-
-
-def _together(names: list[str]) -> str:
-    """Groups that share a curve, the first few by name."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _print_table(header: tuple[str, ...], rows: list[tuple[str, ...]], num_words: int = 2) -> None:

@@ -1,6 +1,8 @@
-"""Numbers of things in messages."""
+"""Numbers of things, and lists of them, in messages."""
 
 from __future__ import annotations
+
+from typing import Any
 
 
 def counted(number: float, noun: str) -> str:
@@ -8,3 +10,9 @@ def counted(number: float, noun: str) -> str:
     shown = f"{number:,}" if isinstance(number, int) else f"{number:g}"
     ending = "es" if noun.endswith(("s", "tch")) else "s"
     return f"{shown} {noun}" if number == 1 else f"{shown} {noun}{ending}"
+
+
+def listed(things: Any, most: int) -> str:
+    """The first of a sequence or array, and how many more there are, as in "2, 3, 5 and 8 more"."""
+    more = f" and {len(things) - most:,} more" if len(things) > most else ""
+    return ", ".join(str(thing) for thing in things[:most]) + more

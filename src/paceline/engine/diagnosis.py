@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from paceline.core.counting import listed
 from paceline.data.loading.loader import MicroBatch, Update
 from paceline.engine.objective import forward, unchanged_buffers
 
@@ -32,8 +33,7 @@ def diagnose(run: Run, update: Update) -> str:
         if sentence is not None and not micro.is_ghost:
             return sentence
     if bad_gradients:
-        more = f" and {len(bad_gradients) - 3} more" if len(bad_gradients) > 3 else ""
-        return f"outputs are finite, the gradients of {', '.join(bad_gradients[-3:])}{more} are not"
+        return f"outputs are finite, the gradients of {listed(bad_gradients[::-1], 3)} are not"
     return "nothing that is not finite was found in this process's part"
 
 
@@ -71,9 +71,7 @@ def _samples(value: Tensor | None, micro: MicroBatch) -> str:
     if value is not None and value.ndim and len(value) == len(ids):
         rows = ~torch.isfinite(value.reshape(len(value), -1)).all(1).cpu()
         ids = ids[rows]
-    listed = ", ".join(str(int(number)) for number in ids[:_SHOWN])
-    more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
-    return f"sample{'s' if len(ids) > 1 else ''} {listed}{more}"
+    return f"sample{'s' if len(ids) > 1 else ''} {listed(ids.tolist(), _SHOWN)}"
 
 
 def _is_finite(value: Tensor) -> bool:

@@ -27,7 +27,8 @@ _ERRORS = ("mae", "ber")
 
 def is_lower_better(figure: str, losses: Container[str]) -> bool:
     """Whether the less of a figure the better: of the loss, of those by these names, and of errors."""
-    return figure == "loss" or figure in losses or figure in _ERRORS
+    measured = figure.removeprefix("averaged_")
+    return measured == "loss" or measured in losses or measured in _ERRORS
 
 
 class Metric(Protocol):

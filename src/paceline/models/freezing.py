@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import nn
 
-from paceline.core.counting import counted
+from paceline.core.counting import counted, listed
 from paceline.models.norms import NORM_TYPES
 from paceline.models.patterns import is_under, select, unmatched
 from paceline.models.surgery import find_heads
@@ -160,8 +160,7 @@ class Freezing:
             for name, first in self._first_name.items()
             if first in chosen
         }
-        found = list(largest)
-        return ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+        return listed(list(largest), _SHOWN)
 
 
 def _places(name: str) -> list[str]:

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data import Dataset as TorchDataset
 
+from paceline.core.counting import listed
 from paceline.core.errors import DataError, PacelineError
 from paceline.data.batch import Batch
 from paceline.data.loading.source import Request, Source
@@ -133,9 +134,7 @@ def _occupation(worker: int) -> str:
     request = Desks.find(worker)
     if request is None:
         return f"pid {worker}, between two batches"
-    more = f" and {len(request.ids) - _SHOWN} more" if len(request.ids) > _SHOWN else ""
-    samples = ", ".join(str(index) for index in request.ids[:_SHOWN])
-    return f"pid {worker}, while it read the samples {samples}{more} of epoch {request.epoch}"
+    return f"pid {worker}, while it read the samples {listed(request.ids, _SHOWN)} of epoch {request.epoch}"
 
 
 def _as_it_is(answer: Any) -> Any:
