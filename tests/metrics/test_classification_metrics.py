@@ -14,8 +14,9 @@ from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.data.batch import Batch
 from paceline.losses.classification import BinaryCrossEntropy, CrossEntropy
-from paceline.metrics.classification import Auroc, ConfusionMatrix, MultiLabel, TopK
+from paceline.metrics.classification import ConfusionMatrix, MultiLabel, TopK
 from paceline.metrics.loss import LossFigures
+from paceline.metrics.ranking import Auroc, MeanAveragePrecision
 from paceline.metrics.state import Figures, Metric, fold
 
 NAN = math.nan
@@ -188,6 +189,30 @@ def test_an_undefined_auroc_is_left_out() -> None:
     assert figures(Auroc(2), broken, torch.tensor([0, 1])) == {}
 
 
+# Average precision
+
+
+def test_average_precision_by_hand_with_a_tie() -> None:
+    # By score: a positive (1 of 1), then a positive and a negative together (2 of 3): (1 + 2 / 3) / 2.
+    logits, labels = torch.tensor([[3.0], [2.0], [1.0], [2.0]]), torch.tensor([[True], [True], [False], [False]])
+    assert figures(MeanAveragePrecision(1), logits, labels) == {"map": (1 + 2 / 3) / 2}
+
+
+@pytest.mark.parametrize("num_classes", [1, 2, 5])
+def test_average_precision_of_several_labels_is_scikit_learns(num_classes: int) -> None:
+    logits, truth = drawn_several(70, num_classes)
+    expected = oracle.average_precision_score(truth.int().numpy(), logits.double().numpy(), average="macro")
+    assert figures(MeanAveragePrecision(num_classes), logits, truth)["map"] == pytest.approx(expected, abs=1e-12)
+
+
+def test_classes_without_positives_have_no_average_precision() -> None:
+    logits, truth = drawn_several(60, 4)
+    truth[:, 2] = False
+    each = [oracle.average_precision_score(truth[:, c].numpy(), logits[:, c].numpy()) for c in (0, 1, 3)]
+    assert figures(MeanAveragePrecision(4), logits, truth)["map"] == pytest.approx(sum(each) / 3, abs=1e-12)
+    assert figures(MeanAveragePrecision(4), logits, torch.zeros_like(truth)) == {}
+
+
 # Several labels
 
 
@@ -285,7 +310,7 @@ def test_no_division_into_batches_changes_a_bit(sizes: list[int], num_classes: i
     logits, labels = (drawn_several if several else drawn)(total, num_classes, seed)
     noise = torch.randn(logits.shape, generator=torch.Generator().manual_seed(seed))
     logits = logits + noise * (seed % 2)  # with ties, and without
-    metrics: list[Metric] = [Auroc(num_classes), MultiLabel(num_classes)]
+    metrics: list[Metric] = [Auroc(num_classes), MeanAveragePrecision(num_classes), MultiLabel(num_classes)]
     if not several:
         metrics += [TopK([1, 2, 5]), ConfusionMatrix(num_classes)]
     for metric in metrics:
@@ -295,7 +320,7 @@ def test_no_division_into_batches_changes_a_bit(sizes: list[int], num_classes: i
         assert all(math.isfinite(value) for name, value in at_once.items() if name != "confusion")
 
 
-@pytest.mark.parametrize("metric", [TopK(), ConfusionMatrix(5), Auroc(5), MultiLabel(5)])
+@pytest.mark.parametrize("metric", [TopK(), ConfusionMatrix(5), Auroc(5), MeanAveragePrecision(5), MultiLabel(5)])
 def test_states_carry_no_gradient_and_add_only_whole_numbers(metric: Metric) -> None:
     logits, labels = drawn(8, 5)
     for outputs in (logits.clone().requires_grad_(), logits.bfloat16()):
@@ -326,6 +351,7 @@ def test_labels_and_models_that_do_not_fit_are_refused() -> None:
         ("top_k", TopK, {}, {"k": [0]}),
         ("confusion_matrix", ConfusionMatrix, {"num_classes": 3}, {"num_classes": 3}),
         ("auroc", Auroc, {"num_classes": 3}, {"num_classes": 3}),
+        ("map", MeanAveragePrecision, {"num_classes": 3}, {"num_classes": 3}),
         ("multi_label", MultiLabel, {"num_classes": 3}, {"threshold": 1.0}),
     ],
 )

@@ -97,7 +97,7 @@ def test_figures_of_several_labels_per_image() -> None:
     chosen = task({"bce": BinaryCrossEntropy()}, multi_label=True)
     logits = (samples["label"] * 2.0 - 1.0).clone()
     perfect = figures_of(chosen, logits, samples)
-    assert perfect["f1"] == perfect["exact_match"] == perfect["auroc"] == 1
+    assert perfect["f1"] == perfect["exact_match"] == perfect["auroc"] == perfect["map"] == 1
     logits[0, 0] *= -1
     assert figures_of(chosen, logits, samples)["exact_match"] == 5 / 6
 

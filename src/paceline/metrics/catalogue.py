@@ -37,9 +37,15 @@ _metrics.add(
 )
 _metrics.add(
     "auroc",
-    "paceline.metrics.classification:Auroc",
+    "paceline.metrics.ranking:Auroc",
     NoArguments,
     "area under the ROC curve, averaged over classes",
+)
+_metrics.add(
+    "map",
+    "paceline.metrics.ranking:MeanAveragePrecision",
+    NoArguments,
+    "average precision, averaged over classes",
 )
 _metrics.add(
     "multi_label",

@@ -60,7 +60,7 @@ class ConfusionMatrix:
         """The counts of one batch, int64 [C, C + 1]: the last column is for samples without a prediction."""
         logits = predictions.detach()
         labels = _class_numbers("confusion_matrix", batch)
-        _check_classes("confusion_matrix", self.num_classes, logits, labels)
+        check_classes("confusion_matrix", self.num_classes, logits, labels)
         width = self.num_classes + 1
         predicted = logits.argmax(dim=1).masked_fill(logits.isnan().any(dim=1), self.num_classes)
         cells = (labels * width + predicted).cpu()
@@ -73,41 +73,6 @@ class ConfusionMatrix:
         wrongly = confusion.sum(dim=0) - right
         missed = state["counts"].sum(dim=1) - right
         return {"confusion": confusion.contiguous(), **_class_averages(right, wrongly, missed)}
-
-
-class Auroc:
-    """The area under the ROC curve, exact, with equal scores counted as half: "auroc".
-
-    With one label per sample each class is held against the rest by its softmax probability (of two classes
-    only the second is), with several labels each by its own logit. The figure is the mean over the classes
-    that have both positives and negatives; it is left out if there is none, or if a score is not a number.
-    """
-
-    def __init__(self, num_classes: int) -> None:
-        self.num_classes = num_classes
-
-    def measure(self, predictions: Tensor, batch: Batch) -> State:
-        """The logits [N, C] and the labels, [N, 1] or [N, C]: floats, which are joined and not added."""
-        labels = batch["label"]
-        _check_classes("auroc", self.num_classes, predictions, labels)
-        columns = labels.unsqueeze(1) if labels.ndim == 1 else labels
-        return {"logits": predictions.detach().float().cpu(), "labels": columns.float().cpu()}
-
-    def figures(self, state: State) -> Figures:
-        """The mean area, if it is defined."""
-        # In float64, where far fewer confident predictions round to the same probability.
-        logits, labels = state["logits"].double(), state["labels"]
-        if labels.shape[1] == self.num_classes:
-            scores, truth = logits, labels > 0.5
-        else:
-            first = 1 if self.num_classes == 2 else 0
-            scores = logits.softmax(dim=1)[:, first:]
-            truth = labels == torch.arange(first, self.num_classes)
-        if scores.isnan().any():
-            return {}
-        areas = [_area(column, positive) for column, positive in zip(scores.T, truth.T, strict=True)]
-        defined = [area for area in areas if area is not None]
-        return {"auroc": math.fsum(defined) / len(defined)} if defined else {}
 
 
 class MultiLabel:
@@ -125,7 +90,7 @@ class MultiLabel:
     def measure(self, predictions: Tensor, batch: Batch) -> State:
         """Counts for each class [C] and the number of samples that match exactly."""
         logits = predictions.detach().float()
-        _check_classes("multi_label", self.num_classes, logits, batch["label"])
+        check_classes("multi_label", self.num_classes, logits, batch["label"])
         truth = _truth(batch["label"], logits)
         predicted = torch.where(logits.isnan(), ~truth, logits > self.least_logit)
         counts = {
@@ -166,18 +131,6 @@ def _mean_ratio(parts: Tensor, wholes: Tensor) -> float:
     return math.fsum(ratios) / len(ratios)
 
 
-def _area(scores: Tensor, positive: Tensor) -> float | None:
-    """The Mann-Whitney statistic as a share of all pairs; in doubled ranks everything is a whole number."""
-    num_positive = int(positive.sum())
-    num_negative = len(positive) - num_positive
-    if num_positive == 0 or num_negative == 0:
-        return None
-    _, place, repeats = torch.unique(scores, return_inverse=True, return_counts=True)
-    doubled_ranks = 2 * repeats.cumsum(0) - repeats + 1
-    doubled_wins = int(doubled_ranks[place[positive]].sum()) - num_positive * (num_positive + 1)
-    return doubled_wins / (2 * num_positive * num_negative)
-
-
 def _truth(labels: Tensor, logits: Tensor) -> Tensor:
     """Which classes each sample has, bool [N, C]."""
     if labels.ndim == 2:
@@ -195,7 +148,8 @@ def _class_numbers(metric: str, batch: Batch) -> Tensor:
     return labels
 
 
-def _check_classes(metric: str, num_classes: int, logits: Tensor, labels: Tensor) -> None:
+def check_classes(metric: str, num_classes: int, logits: Tensor, labels: Tensor) -> None:
+    """Raise unless logits [N, C] and labels, [N] or [N, C], are of that many classes."""
     classes = counted(num_classes, "class")
     if logits.shape[1] != num_classes:
         raise DataError(f"{metric}: the data have {classes}, but the model tells {logits.shape[1]} apart")

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from paceline.core.picture import heat_map, image_grid
 from paceline.data.batch import Batch
 from paceline.losses.term import Loss, Term
-from paceline.metrics.classification import Auroc, ConfusionMatrix, MultiLabel, TopK
+from paceline.metrics.classification import ConfusionMatrix, MultiLabel, TopK
 from paceline.metrics.loss import LossFigures
+from paceline.metrics.ranking import Auroc, MeanAveragePrecision
 from paceline.metrics.state import Metric
 from paceline.models.asking import ask
 from paceline.tasks.task import Picture
 
-_AUROC_CLASSES = 100  # beyond this the scores of a whole evaluation are too many to keep by default
+_RANKED_CLASSES = 100  # beyond this the scores of a whole evaluation are too many to keep by default
 _PICTURED = 24
 
 
@@ -85,13 +86,13 @@ class Classification:
 
     def _own_metrics(self, top_k: Sequence[int]) -> list[Metric]:
         num_classes = len(self.classes)
-        own: list[Metric]
-        own = (
-            [MultiLabel(num_classes)]
-            if self._multi_label
-            else [TopK(sorted({1, *top_k})), ConfusionMatrix(num_classes)]
-        )
-        return [*own, Auroc(num_classes)] if num_classes <= _AUROC_CLASSES else own
+        counted: list[Metric]
+        ranked: list[Metric]
+        if self._multi_label:
+            counted, ranked = [MultiLabel(num_classes)], [MeanAveragePrecision(num_classes), Auroc(num_classes)]
+        else:
+            counted, ranked = [TopK(sorted({1, *top_k})), ConfusionMatrix(num_classes)], [Auroc(num_classes)]
+        return counted + (ranked if num_classes <= _RANKED_CLASSES else [])
 
     def _caption(self, guess: int, label: int) -> str:
         if guess == label:
