@@ -64,7 +64,7 @@ def _saliency(data: Path) -> dict[str, Any]:
 
 
 def _segmentation(data: Path) -> dict[str, Any]:
-    classes = ["ground", "disc", "square", "triangle"]
+    classes = ["background", "disc", "square", "triangle"]
     split = {"dataset": "image_mask", "root": str(data), "classes": classes, "ignore_index": 255}
     crop, smaller = {"name": "random_fixed_crop", "size": [64, 64]}, {"name": "resize", "size": [72, 96]}
     return {

@@ -13,7 +13,7 @@ from spoiled import NORMALIZE, RESIZE, Spoiled, copy_of
 
 from paceline.cli import main
 
-CLASSES = ["ground", "disc", "square", "triangle"]
+CLASSES = ["background", "disc", "square", "triangle"]
 KINDS = ["saliency", "segmentation"]
 _DATA = {
     "saliency": {"dataset": "image_mask", "root": "DATA", "binary": True},
@@ -189,7 +189,7 @@ def test_a_class_that_no_mask_holds_is_named_and_spoils_no_mean(make: Callable[[
     assert len(shares) == 4 - found["unseen_classes"]
     assert found.get("iou.triangle", 0) == 0  # predicted, or not there
     pixels = spoiled.tell("data").json["splits"]["train"]["mask_shares"]
-    assert pixels["triangle"] == 0 < pixels["ground"]
+    assert pixels["triangle"] == 0 < pixels["background"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -25,7 +25,7 @@ from paceline.tasks.dense_catalogue import SegmentationArguments
 from paceline.tasks.dense_prediction import Views, starts
 from paceline.tasks.segmentation import Segmentation
 
-CLASSES = ["ground", "disc", "square"]
+CLASSES = ["background", "disc", "square"]
 
 
 class Net(nn.Module):
@@ -124,7 +124,7 @@ def test_figures_are_measured_at_the_size_of_each_truth() -> None:
         figures |= metric.figures(metric.measure(predictions, samples))
     assert figures["pixel_accuracy"] == sum(right) / (24 * 32 + 6 * 9)
     assert chosen.main_figure in figures
-    assert {"iou.ground", "iou.disc", "loss", "pixel_cross_entropy"} <= figures.keys()
+    assert {"iou.background", "iou.disc", "loss", "pixel_cross_entropy"} <= figures.keys()
     assert figures["confusion"].shape == (3, 3)
 
 

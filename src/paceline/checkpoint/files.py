@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from paceline.checkpoint.state import JSON
+from paceline.core.disk import write_all
 from paceline.core.errors import CheckpointError
 
 FORMAT = 1
@@ -67,38 +68,12 @@ def write_file(path: Path, pieces: Iterable[memoryview]) -> dict[str, Any]:
             for start in range(0, len(piece), _CHUNK):
                 chunk = piece[start : start + _CHUNK]
                 digest.update(chunk)
-                _write_all(descriptor, chunk)
+                write_all(descriptor, chunk)
             size += len(piece)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
     return {"size": size, "sha256": digest.hexdigest()}
-
-
-def _write_all(descriptor: int, chunk: memoryview) -> None:
-    while chunk:
-        chunk = chunk[os.write(descriptor, chunk) :]
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file aside and rename it: a reader finds the old content or the new, never a part."""
-    aside = path.with_name(f".{path.name}.partial")
-    try:
-        write_file(aside, [memoryview(content)])
-        aside.replace(path)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """Make what was created, renamed or removed in a folder outlast a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 _LONGEST_SEALED = 1 << 26  # what describes a checkpoint is short; what fills memory is none of it

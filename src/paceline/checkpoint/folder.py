@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from paceline import __version__
-from paceline.checkpoint.files import FORMAT, TensorFile, read_tensors, seal, sync_folder, unseal, write_file
+from paceline.checkpoint.files import FORMAT, TensorFile, read_tensors, seal, unseal, write_file
 from paceline.checkpoint.shards import Part, Share, assemble, divide, is_part_name, part_names, world_of
 from paceline.checkpoint.state import Tree, flatten, flatten_parts, unflatten
+from paceline.core.disk import sync_folder
 from paceline.core.errors import CheckpointError
 
 MODEL, STATE, SKELETON, MANIFEST = "model.safetensors", "state.safetensors", "state.json", "manifest.json"

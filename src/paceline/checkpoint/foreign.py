@@ -8,8 +8,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from paceline.checkpoint.files import TensorFile, sync_folder, write_file
+from paceline.checkpoint.files import TensorFile, write_file
 from paceline.checkpoint.weights import read_weights
+from paceline.core.disk import sync_folder
 from paceline.core.errors import CheckpointError
 
 

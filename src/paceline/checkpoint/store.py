@@ -17,6 +17,7 @@ from paceline.checkpoint.folder import Folder, Manifest, holds_only_ours, read_m
 from paceline.checkpoint.reading import Checkpoint, folder_name, newest_in, open_checkpoint, step_folders
 from paceline.checkpoint.shards import Part, Share
 from paceline.checkpoint.state import Tree, flatten
+from paceline.core.disk import replace_file, sync_folder
 from paceline.core.errors import CheckpointError
 
 __all__ = ["Checkpoint", "Saved", "Store", "folder_name", "open_checkpoint"]
@@ -156,7 +157,7 @@ class Store:
 
     def _write_index(self, saving: int | None) -> None:
         steps = flatten(self.index())[1]
-        files.replace_file(self.root / INDEX, files.seal({"format": files.FORMAT, "steps": steps, "saving": saving}))
+        replace_file(self.root / INDEX, files.seal({"format": files.FORMAT, "steps": steps, "saving": saving}))
 
     def _best_step(self, manifests: list[Manifest]) -> int | None:
         figures = {m.step: m.figures.get(self.best) for m in manifests} if self.best is not None else {}
@@ -173,7 +174,7 @@ class Store:
             aside.unlink(missing_ok=True)
             aside.symlink_to(Path(self.root.name, folder_name(best)))
             aside.replace(self.link)
-            files.sync_folder(self.link.parent)
+            sync_folder(self.link.parent)
         return best
 
     def _commit(self, content: Folder, path: Path) -> None:
@@ -192,7 +193,7 @@ class Store:
             with suppress(OSError):
                 remove(partial)
             raise
-        files.sync_folder(self.root)
+        sync_folder(self.root)
         if replaced.exists():
             retire(replaced, path)
 

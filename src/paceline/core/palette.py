@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import colorsys
+from collections.abc import Sequence
 
 Colour = tuple[int, int, int]
+
+BACKGROUND: Colour = (75, 75, 75)
+"""What is around the things that are looked for shall not catch the eye."""
+_AROUND = {"background", "bg", "void", "unlabeled", "unlabelled"}
 
 _CHOSEN: list[Colour] = [
     (245, 20, 130), (40, 95, 235), (60, 185, 75), (255, 215, 0), (160, 60, 220), (30, 205, 220), (245, 130, 40),
@@ -13,6 +18,13 @@ _CHOSEN: list[Colour] = [
 ]  # fmt: skip
 _GOLDEN = 0.6180339887498949  # steps of it spread over a circle as evenly as steps can
 _TONES = ((0.75, 0.95), (0.85, 0.65), (0.45, 1.0))  # saturation and value, in turn
+
+
+def colours_of(classes: Sequence[str]) -> list[Colour]:
+    """The colours of classes by their numbers, dark grey for a background."""
+    return [
+        BACKGROUND if name.strip(" _-").lower() in _AROUND else colour_of(number) for number, name in enumerate(classes)
+    ]
 
 
 def colour_of(number: int) -> Colour:

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from paceline.core.palette import colour_of
+from paceline.core.palette import colours_of
 
 IGNORED = 255
 """In masks of classes, the border of a shape."""
-SHAPES = ("ground", "disc", "square", "triangle")
+SHAPES = ("background", "disc", "square", "triangle")
 """The classes of pixels."""
 MOTIONS = ("circling", "growing", "sideways", "vertical")
 """The classes of videos."""
@@ -70,7 +70,7 @@ def write_segmentation(folder: Path, number: int, seed: int) -> None:
 
     Each shape has a third of all hues.
     """
-    palette = [value for number in range(256) for value in colour_of(number)]
+    palette = [value for colour in colours_of(SHAPES) for value in colour] + [255] * 3 * (256 - len(SHAPES))
 
     def paint(random: Random) -> tuple[Pixels, Image.Image]:
         height, width = 96, 128

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from paceline.core.disk import replace_file
 from paceline.core.errors import DataError
 from paceline.observe.appending import GrowingFile
 from paceline.observe.events import Evaluated, Event, Logged, Snapshot
@@ -67,13 +67,7 @@ def truncate_after(path: Path, step: int) -> None:
     kept = b"".join(line + b"\n" for line, record in _read_lines(path) if _is_covered(record, step))
     if kept == path.read_bytes():
         return
-    aside = path.with_name(f".{path.name}.partial")
-    with aside.open("wb") as file:
-        file.write(kept)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
-    _sync_folder(path.parent)
+    replace_file(path, kept)
 
 
 def _is_covered(record: Record, step: int) -> bool:
@@ -115,11 +109,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list):
         return [_finite(item) for item in value]
     return value
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from paceline.core.disk import sync_folder
 from paceline.core.errors import DataError
 
 _PATIENCE_SECONDS = 60.0  # others need a fraction of a second; who was stopped while it wrote is not waited for
@@ -84,11 +85,7 @@ class SharedFile:
         if not self._is_as_found():
             return False
         self._aside.replace(self._place)
-        folder = os.open(self._place.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(self._place.parent)
         return True
 
     def _is_as_found(self) -> bool:

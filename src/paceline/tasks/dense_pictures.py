@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from paceline.core.lettering import cut, font_of_size
-from paceline.core.palette import colour_of
+from paceline.core.palette import colours_of
 from paceline.core.picture import Picture, image_grid
 from paceline.data.looking.drawing import draw_sample
 from paceline.data.transforms.resizing import resize_image
@@ -24,10 +24,10 @@ def grey(mask: Tensor) -> Picture:
     return np.repeat(mask.cpu().numpy().astype(np.uint8)[:, :, None], 3, 2)
 
 
-def tinted(image: Picture, mask: Tensor, num_classes: int) -> Picture:
+def tinted(image: Picture, mask: Tensor, classes: Sequence[str]) -> Picture:
     """An image with its classes laid over it; what belongs to none stays as it is."""
     ids = mask.cpu().numpy().astype(np.uint8)
-    return draw_sample({"image": resize_image(image, *ids.shape), "mask": ids}, _SIDE, num_classes)
+    return draw_sample({"image": resize_image(image, *ids.shape), "mask": ids}, _SIDE, classes)
 
 
 def shaped(image: Picture, mask: Tensor) -> Picture:
@@ -53,9 +53,9 @@ def with_legend(picture: Picture, classes: Sequence[str]) -> Picture:
     num_rows = -(-len(classes) // columns)
     page = Image.new("RGB", (picture.shape[1], num_rows * (_SWATCH + _GAP) + 2 * _GAP), "white")
     draw = ImageDraw.Draw(page)
-    for number, name in enumerate(classes):
+    for number, (name, colour) in enumerate(zip(classes, colours_of(classes), strict=True)):
         left = 2 * _GAP + number % columns * step
         top = _GAP + number // columns * (_SWATCH + _GAP)
-        draw.rectangle((left, top, left + _SWATCH, top + _SWATCH), fill=colour_of(number))
+        draw.rectangle((left, top, left + _SWATCH, top + _SWATCH), fill=colour)
         draw.text((left + _SWATCH + _GAP, top + _SWATCH / 2), cut(name, font, _NAME), font=font, fill=_INK, anchor="lm")
     return np.concatenate([picture, np.asarray(page)])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from paceline.core.counting import counted
 from paceline.core.errors import DataError, RecipeError
-from paceline.core.palette import colour_of
+from paceline.core.palette import colour_of, colours_of
 from paceline.core.picture import heat_map
 from paceline.data.batch import Batch
 from paceline.losses.term import Loss, Term
@@ -67,7 +67,7 @@ class Segmentation:
         self.weights = dict(weights)
         self.classes = list(classes)
         self.main_figure = "miou"
-        self.palette = [colour_of(number) for number in range(256)]
+        self.palette = colours_of(classes[:256]) + [colour_of(number) for number in range(len(classes), 256)]
         names = self.classes if len(self.classes) <= _NAMED else None
         self._metrics: list[Metric] = [
             OfLogits(LossFigures(self.loss_functions, dict(weights))),
@@ -111,7 +111,7 @@ class Segmentation:
         if predictions is not None:
             seen, captions = [*seen, predictions.maps[:_PICTURED]], [*captions, "prediction"]
         rows = [
-            [shaped(image, each[0]), *(tinted(image, mask, len(self.classes)) for mask in each)]
+            [shaped(image, each[0]), *(tinted(image, mask, self.classes) for mask in each)]
             for image, *each in zip(images, *seen, strict=True)
         ]
         return with_legend(side_by_side(rows, [captions] * len(rows)), self.classes)

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.palette import Colour, colour_of
+from paceline.core.palette import Colour, colour_of, colours_of
 from paceline.core.picture import Picture
 from paceline.data.batch import JointNames, Sample
 
@@ -25,7 +25,7 @@ _FRAMES = 4  # of a clip that are shown
 _GAP = 2  # pixels between them
 
 
-def draw_sample(sample: Sample, side: int, num_classes: int, joints: JointNames | None = None) -> Picture:
+def draw_sample(sample: Sample, side: int, classes: Sequence[str], joints: JointNames | None = None) -> Picture:
     """The sample's picture, its longer side not above `side`, with masks, boxes and joints drawn on it.
 
     A single class is that of a mask of shades from 0 to 255. Of a clip, four frames are shown, row by row. Small images
@@ -37,8 +37,8 @@ def draw_sample(sample: Sample, side: int, num_classes: int, joints: JointNames 
     height, width = image.shape[:2]
     picture = _scaled(_coloured(image), side)
     scale = np.array([picture.shape[1] / width, picture.shape[0] / height])
-    if "mask" in sample and num_classes > 1:
-        picture = _tinted(picture, *_class_layer(sample["mask"], num_classes))
+    if "mask" in sample and len(classes) > 1:
+        picture = _tinted(picture, *_class_layer(sample["mask"], classes))
     elif "mask" in sample:
         picture = _with_shape(picture, sample["mask"] / 255, colour_of(0))
     for mask, number in zip(sample.get("masks", ()), sample.get("classes", ()), strict=False):
@@ -75,10 +75,11 @@ def _scaled(picture: Picture, side: int) -> Picture:
     return scaled
 
 
-def _class_layer(mask: NDArray[np.uint8], num_classes: int) -> tuple[Picture, NDArray[Any]]:
+def _class_layer(mask: NDArray[np.uint8], classes: Sequence[str]) -> tuple[Picture, NDArray[Any]]:
     """The colour of each pixel and how much of it is laid over the image; none where nothing is known."""
-    table = np.array([colour_of(number) for number in range(256)], np.uint8)
-    return table[mask], np.where(mask < num_classes, _TINT, 0.0)
+    table = np.zeros((256, 3), np.uint8)
+    table[: len(classes)] = colours_of(classes[:256])
+    return table[mask], np.where(mask < len(classes), _TINT, 0.0)
 
 
 def _with_shape(picture: Picture, shares: NDArray[Any], colour: Colour) -> Picture:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.core.errors import DataError
 from paceline.core.lettering import cut, font_of_size
-from paceline.core.palette import Colour, colour_of
+from paceline.core.palette import Colour, colours_of
 from paceline.core.picture import Picture, image_grid
 from paceline.data.batch import Batch, Sample
 from paceline.data.loading.source import Source
@@ -48,7 +48,7 @@ class Sheet:
         samples, problem = augmented(source, ids)
         classes, joints = list(source.dataset.classes), getattr(source.dataset, "joints", None)
         for index, sample in samples:
-            picture = draw_sample(sample, CELL, len(classes), joints)
+            picture = draw_sample(sample, CELL, classes, joints)
             label = _label(sample, classes)
             self.shown.append(Shown(picture, f"{split} {index}: {label}" if label else f"{split} {index}"))
             self.legend |= _colours(sample, classes)
@@ -121,7 +121,8 @@ def _colours(sample: Sample, classes: Sequence[str]) -> dict[str, Colour]:
     if "mask" in sample:
         numbers |= {0} if len(classes) <= 1 else set(np.unique(sample["mask"]).tolist())
     numbers |= set(np.asarray(sample.get("classes", ()), np.int64).tolist())
-    named = {classes[number]: colour_of(number) for number in sorted(numbers) if number < len(classes)}
+    colours = colours_of(classes)
+    named = {classes[number]: colours[number] for number in sorted(numbers) if number < len(classes)}
     sides = {"left": LEFT, "right": RIGHT, "neither": MIDDLE} if "keypoints" in sample else {}
     return named | sides
 

@@ -19,6 +19,7 @@ from typing import BinaryIO, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.disk import sync_folder
 from paceline.core.errors import DataError
 from paceline.data.batch import Sample
 from paceline.data.loading.preparing import Preparation
@@ -89,11 +90,7 @@ def _written_aside(path: Path) -> Iterator[BinaryIO]:
         except BaseException:
             aside.unlink(missing_ok=True)
             raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)
 
 
 class _Writer:
