@@ -125,6 +125,13 @@ def test_center_crop_by_hand() -> None:
     assert apply(CenterCrop(16, min_visible=0.6), rectangles(32, 40, BLOCKS))["boxes"].shape == (0, 4)
 
 
+@pytest.mark.parametrize(("length", "start"), [(47, 14), (46, 13), (45, 12), (23, 2), (21, 0), (20, 0)])
+def test_the_middle_is_where_torchvision_finds_it(length: int, start: int) -> None:
+    """It rounds half of the rest, and a half to the even number."""
+    row = np.arange(length, dtype=np.uint8)[None, :, None]
+    assert apply(CenterCrop([1, 20]), {"image": row})["image"][0, :, 0].tolist() == list(range(start, start + 20))
+
+
 def test_center_crop_of_a_small_image_is_filled() -> None:
     result = apply(CenterCrop([6, 2], fill=7, mask_fill=9), rectangles(2, 4, [(1, 0, 3, 2)]))
     assert result["boxes"].tolist() == [[0, 2, 2, 4]]

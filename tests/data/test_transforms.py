@@ -67,7 +67,7 @@ def test_center_crop_is_the_middle(height: int, width: int, wanted: int, across:
 
 def test_center_crop_by_hand() -> None:
     image = numbered(4, 5, 1)
-    assert CenterCrop(2)({"image": image}, NONE)["image"][:, :, 0].tolist() == [[6, 7], [11, 12]]
+    assert CenterCrop(2)({"image": image}, NONE)["image"][:, :, 0].tolist() == [[7, 8], [12, 13]]
     padded = CenterCrop([3, 1])({"image": numbered(1, 1, 1) + 9}, NONE)["image"]
     assert padded[:, :, 0].tolist() == [[0], [9], [0]]
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from paceline.data.keys import derive
 from paceline.data.loading.loader import Update
-from paceline.engine.objective import Agreement, Counted, Ratio, WholeRatio, forward, unchanged_buffers
+from paceline.data.transforms.mixing import Mixup
+from paceline.engine.objective import Agreement, Counted, Ratio, WholeRatio, finish, forward, unchanged_buffers
 from paceline.engine.run import Run
 from paceline.engine.step import train_step
 from paceline.losses.classification import BinaryCrossEntropy, CrossEntropy
@@ -116,6 +117,33 @@ def test_the_last_smaller_update_of_an_epoch_is_its_own_whole(losses: str, tmp_p
     found, found_losses = gradients(run, update)
     torch.testing.assert_close(found_losses, expected_losses, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_what_losses_are_divided_by_is_counted_after_samples_are_mixed(cut: str, tmp_path: Path) -> None:
+    mixing = [Mixup(1.0, num_classes=NUM_CLASSES)]
+    run = replace(small(tmp_path, "class weights", CUTS[cut]), transforms=mixing, dtype=torch.float32).run()
+    update = next(iter(run.batches))
+    mixed = [finish(run, micro) for micro in update.microbatches]
+    images, labels = (torch.cat([batch[name] for batch in mixed]) for name in ("image", "label"))
+    shares = labels * torch.tensor(WEIGHTS)  # [N, C], what each class of a sample weighs
+    loss = -(shares * run.model(images).log_softmax(1)).sum() / shares.sum()
+    expected = list(torch.autograd.grad(loss, list(run.model.parameters())))
+    found, found_losses = gradients(run, update)
+    torch.testing.assert_close(found_losses["loss"].float(), loss.detach(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_totals_do_not_depend_on_which_process_counted(tmp_path: Path) -> None:
+    """Weights such as 0.2 do not add up alike in every order."""
+    run = small(tmp_path, "class weights", 5).run()
+    update = next(iter(run.batches))
+    in_order = 0.0
+    for micro in update.microbatches:
+        in_order += CrossEntropy(class_weights=WEIGHTS).count(micro.batch)
+    assert Agreement(run, update).totals()["cross_entropy"] == Counted(in_order)
+    shuffled = update._replace(microbatches=[*update.microbatches[1::2], *update.microbatches[::2]])
+    assert Agreement(run, shuffled).totals()["cross_entropy"] == Counted(in_order)
 
 
 def test_the_kind_of_total_fits_the_loss(tmp_path: Path) -> None:

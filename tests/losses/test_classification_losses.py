@@ -42,8 +42,11 @@ def ratio(term: Term) -> float:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("weights", [None, WEIGHTS])
-@pytest.mark.parametrize("labels", [some_labels(), some_targets()], ids=["hard", "soft"])
+@pytest.mark.parametrize(
+    ("labels", "weights"),
+    [(some_labels(), None), (some_labels(), WEIGHTS), (some_targets(), None)],
+    ids=["hard", "weighted", "soft"],
+)
 def test_cross_entropy_of_a_whole_batch_is_torchs_mean(
     labels: Tensor, weights: list[float] | None, smoothing: float
 ) -> None:
@@ -55,6 +58,18 @@ def test_cross_entropy_of_a_whole_batch_is_torchs_mean(
     )
     assert ratio(term) == pytest.approx(expected.item(), rel=1e-6)
     assert loss.count(batch) == pytest.approx(float(term.denominator), rel=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_soft_targets_weigh_what_their_classes_do(smoothing: float) -> None:
+    """Torch divides by their number, and so tells two losses for the same truth, as numbers and as shares."""
+    loss = CrossEntropy(label_smoothing=smoothing, class_weights=WEIGHTS)
+    hard, shares = batch_of(some_labels()), batch_of(F.one_hot(some_labels(), 4).float())
+    assert ratio(loss(some_logits(), shares)) == pytest.approx(ratio(loss(some_logits(), hard)), rel=1e-6)
+    mixed = batch_of(some_targets())
+    assert loss.count(shares) == pytest.approx(loss.count(hard))
+    assert loss.count(mixed) == pytest.approx(float(loss(some_logits(), mixed).denominator), rel=1e-6)
+    assert loss.count(mixed) == pytest.approx(float((some_targets() @ torch.tensor(WEIGHTS)).sum()), rel=1e-6)
 
 
 def test_cross_entropy_by_hand() -> None:

@@ -132,7 +132,15 @@ def test_an_ignored_id_may_be_that_of_a_class() -> None:
     found = figures(Segmentation(3, ignore_index=0), torch.tensor([[[0, 1, 1]]]), masks)
     assert found["confusion"].tolist() == [[0, 0, 0], [0, 1, 0], [0, 1, 0]]
     assert found["miou"] == 0.25
-    assert found["unseen_classes"] == 1
+    assert found["unseen_classes"] == 0
+
+
+def test_a_pixel_taken_for_the_ignored_class_is_wrong_and_no_more() -> None:
+    masks = torch.tensor([[[0, 1, 1, 2, 2]]], dtype=torch.uint8)
+    found = figures(Segmentation(3, 0, ["void", "road", "car"]), torch.tensor([[[1, 1, 0, 2, 2]]]), masks)
+    assert (found["iou.road"], found["iou.car"], found["miou"]) == (0.5, 1.0, 0.75)
+    assert (found["pixel_accuracy"], found["unseen_classes"]) == (0.75, 0)
+    assert not {"iou.void", "absent.void"} & found.keys()
 
 
 def test_without_labelled_pixels_there_are_no_shares() -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from paceline.data.batch import Batch
 from paceline.data.keys import derive
 from paceline.data.loading.loader import MicroBatch, Update
 from paceline.losses.term import Term
@@ -106,15 +107,19 @@ class Agreement:
         self._update = update
         self._totals: dict[str, Total] | None = None
         self.should_stop = False
-        known = dict.fromkeys(run.task.weights, 0.0)
+        self.finished = [None if run.source.keeps_counts else finish(run, micro) for micro in update.microbatches]
+        """Each micro-batch as the model will see it, if it takes that to count what losses are divided by."""
+        # Each micro-batch has its own row, so that adding up does not depend on which process counted it.
+        known = [dict.fromkeys(run.task.weights, 0.0) for _ in range(update.num_microbatches)]
         unknown = dict.fromkeys(run.task.weights, 0.0)
-        for micro in update.microbatches:
-            for name, count in run.task.counts(micro.batch).items():
+        for micro, finished in zip(update.microbatches, self.finished, strict=True):
+            for name, count in run.task.counts(finished or micro.batch).items():
                 if count is None:
                     unknown[name] = 1.0
                 elif not micro.is_ghost:
-                    known[name] += count
-        self._sums = run.mesh.start_sum([*known.values(), *unknown.values(), float(run.stop.requested)])
+                    known[micro.index][name] = count
+        rows = [count for row in known for count in row.values()]
+        self._sums = run.mesh.start_sum([*rows, *unknown.values(), float(run.stop.requested)])
         if any(unknown.values()):  # what a first pass finds out is needed before the others begin
             self.totals()
 
@@ -129,8 +134,10 @@ class Agreement:
 
 def _totals(run: Run, update: Update, sums: Sequence[float]) -> dict[str, Total]:
     names = list(run.task.weights)
-    found: dict[str, Total] = {name: Counted(total or 1.0) for name, total in zip(names, sums, strict=False)}
-    ratios = [name for name, number in zip(names, sums[len(names) :], strict=True) if number]
+    end = update.num_microbatches * len(names)
+    totals = [sum(sums[place : end : len(names)]) for place in range(len(names))]
+    found: dict[str, Total] = {name: Counted(total or 1.0) for name, total in zip(names, totals, strict=True)}
+    ratios = [name for name, number in zip(names, sums[end:], strict=True) if number]
     if ratios and update.num_microbatches == 1:
         found |= {name: WholeRatio() for name in ratios}
     elif ratios:
@@ -159,12 +166,17 @@ def _ratio_totals(run: Run, update: Update, names: list[str]) -> dict[str, Ratio
     return {name: Ratio(losses[i], denominators[i]) for i, name in enumerate(names)}
 
 
-def forward(run: Run, micro: MicroBatch) -> dict[str, Term]:
+def finish(run: Run, micro: MicroBatch) -> Batch:
+    """The micro-batch on the device, with the transforms of whole batches applied."""
+    return run.source.finish(micro.batch, micro.epoch, run.mesh.device, micro.step)
+
+
+def forward(run: Run, micro: MicroBatch, finished: Batch | None = None) -> dict[str, Term]:
     """The losses of one micro-batch, with generators seeded from (seed, step, micro-batch)."""
     run.heartbeat.beat(micro.step, "in a forward pass")
     started = perf_counter()
     run.mesh.seed(derive(run.seed, micro.step, micro.index))
-    batch = run.source.finish(micro.batch, micro.epoch, run.mesh.device, micro.step)
+    batch = finish(run, micro) if finished is None else finished
     with run.precision.compute():
         terms = run.task.losses(run.parallel.network, batch)
     run.forward_seconds += perf_counter() - started

@@ -38,9 +38,9 @@ def train_step(run: Run, update: Update) -> StepResult:
     agreement = Agreement(run, update)
     tally = Tally(run.task.weights, update.num_microbatches)
 
-    for micro in update.microbatches:
+    for micro, finished in zip(update.microbatches, agreement.finished, strict=True):
         with run.parallel.accumulate(micro, is_last=micro is update.microbatches[-1]):
-            terms = forward(run, micro)
+            terms = forward(run, micro, finished)
             tally.totals = agreement.totals()
             run.precision.backward(run.parallel.objectives(terms, tally, micro))
         if not micro.is_ghost:

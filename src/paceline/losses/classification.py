@@ -17,8 +17,8 @@ _ROUNDING = 1e-3
 class CrossEntropy:
     """Softmax cross-entropy with class numbers int64 [N] or with soft targets, float [N, C].
 
-    The fraction is torch's mean: over samples, or with class weights over the weights of the samples' classes
-    (soft targets have no class to weigh by, so there it stays the number of samples).
+    The fraction is torch's mean: over samples, or with class weights over the weights of the samples' classes. A soft
+    target weighs what its classes weigh, each by its share: as much as the class itself if all of it is of one.
     """
 
     def __init__(self, label_smoothing: float = 0.0, class_weights: list[float] | None = None) -> None:
@@ -30,9 +30,9 @@ class CrossEntropy:
         labels = _labels("cross_entropy", batch)
         if labels.ndim == 2:
             _check_shares(labels, batch)
-        if self.weights is None or labels.ndim == 2:
+        if self.weights is None:
             return float(len(labels))
-        return self.weights.total(labels)
+        return self.weights.total(labels) if labels.ndim == 1 else self.weights.weighted(labels.double().sum(0))
 
     def __call__(self, outputs: Tensor, batch: Batch) -> Term:
         """The loss, summed over samples, and what to divide it by."""
@@ -49,7 +49,9 @@ class CrossEntropy:
         numerator = F.cross_entropy(
             logits, labels, weight=weights, reduction="sum", label_smoothing=self.label_smoothing
         )
-        return Term(numerator, float(len(labels)) if weights is None or soft else weights[labels].sum())
+        if weights is None:
+            return Term(numerator, float(len(labels)))
+        return Term(numerator, (labels * weights).sum() if soft else weights[labels].sum())
 
 
 class BinaryCrossEntropy:

@@ -22,7 +22,8 @@ from paceline.metrics.state import Figures, State
 class Segmentation:
     """Intersection over union and accuracies, all from one confusion matrix of pixels.
 
-    Pixels whose mask is `ignore_index` are left out.
+    Pixels whose mask is `ignore_index` are left out, and if that is the number of a class, so is the class: a pixel
+    that is taken for it is wrong, but it has no figure of its own.
     - "miou": the mean over the classes that occur, in a mask or in a prediction.
     - "pixel_accuracy": the share of pixels that are right; "mean_accuracy": of each class's pixels, the mean over the
       classes that occur in a mask.
@@ -54,11 +55,14 @@ class Segmentation:
         confusion = state["counts"][:, : self.num_classes].contiguous()
         right, in_truth = confusion.diagonal(), state["counts"].sum(1)
         union = in_truth + confusion.sum(0) - right
+        counts = torch.tensor([number != self.ignore_index for number in range(self.num_classes)])
+        union[~counts] = 0
         shares = right.double() / union  # not a number for an unseen class
         total = int(in_truth.sum())
-        pixels = zip(self.classes or [], in_truth.tolist(), strict=False)
-        beside: Figures = {"unseen_classes": int((union == 0).sum()), "class_iou": shares, "confusion": confusion}
-        beside |= {f"absent.{name}": 1 for name, number in pixels if number == 0}
+        pixels = zip(self.classes or [], in_truth.tolist(), counts.tolist(), strict=False)
+        unseen = int(((union == 0) & counts).sum())
+        beside: Figures = {"unseen_classes": unseen, "class_iou": shares, "confusion": confusion}
+        beside |= {f"absent.{name}": 1 for name, number, is_counted in pixels if number == 0 and is_counted}
         if total == 0:
             return beside
         seen = union > 0

@@ -65,9 +65,10 @@ class Saliency:
     def predict(self, model: nn.Module, batch: Batch) -> DensePrediction:
         """The logits, and how salient each pixel of each truth is, from 0 to 1 in 255 steps."""
         logits = self._logits(model, batch).float()
-        # In the steps of a PNG file, so that figures are those of the files, which is what others measure.
+        # In the steps of a PNG file, so that figures are those of the files, which is what others measure; and in
+        # float64, as they do: a step stretched in float32 may fall below the threshold that it stands for.
         planes = at_truth(logits.detach().sigmoid(), batch)
-        maps = [plane[0].clamp(0, 1).mul(255).round().div(255) for plane in planes]
+        maps = [plane[0].clamp(0, 1).mul(255).round().double().div(255) for plane in planes]
         return DensePrediction(logits, maps)
 
     def metrics(self) -> Sequence[Metric]:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import DataError
+from paceline.data.transforms.geometry import middle
 from paceline.data.transforms.kinds import SampleTransform
 from paceline.data.transforms.sample_transforms import CenterCrop, Mirror, RandomResizedCrop, Resize, height_and_width
 
@@ -54,7 +55,7 @@ def plan(transforms: Sequence[SampleTransform], height: int, width: int, draws: 
             height, width = height_and_width(transform.size)
         elif isinstance(transform, CenterCrop):
             wanted = height_and_width(transform.size)
-            numbers |= _window(place, (_middle(height, wanted[0]), _middle(width, wanted[1])), wanted)
+            numbers |= _window(place, (middle(height, wanted[0]), middle(width, wanted[1])), wanted)
             height, width = wanted
         elif isinstance(transform, Resize):
             height, width = transform.target(height, width)
@@ -108,7 +109,3 @@ def pipeline(transforms: Sequence[SampleTransform], capacity: int, threads: int,
 
 def _window(place: int, anchor: tuple[int, int], shape: tuple[int, int]) -> Numbers:
     return {f"anchor {place}": np.array(anchor, np.int32), f"shape {place}": np.array(shape, np.int32)}
-
-
-def _middle(length: int, wanted: int) -> int:
-    return (length - wanted) // 2 if length >= wanted else -((wanted - length) // 2)

@@ -77,6 +77,8 @@ class Source:
         self._preparation = Preparation(dataset, self.sample_transforms, seed, None if skips is None else skips.limit)
         self._wanted = [0 if _is_per_step(each) else each.draws for each in self.batch_transforms]
         self._no_draws = [torch.empty(0, 0)] * len(self._wanted)
+        self.keeps_counts = all(getattr(each, "keeps_counts", False) for each in self.batch_transforms)
+        """Whether losses are divided by as much after the transforms of whole batches as before them."""
         self.choice: Choice | None = None
         """What was found to read its samples fastest, if that was measured."""
         self.in_memory = hasattr(dataset, "gather") and not self.sample_transforms

@@ -33,6 +33,7 @@ class Flip:
     pairs: Sequence[Sequence[int]] | None = None
     draws: ClassVar[int] = 1
     is_batch: ClassVar[bool] = True
+    keeps_counts: ClassVar[bool] = True
 
     def __call__(self, batch: dict[str, Any], draws: Tensor) -> dict[str, Any]:
         """The batch, some of its samples mirrored."""
@@ -105,6 +106,7 @@ class RandomErasing:
     value: float = 0
     draws: ClassVar[int] = 5
     is_batch: ClassVar[bool] = True
+    keeps_counts: ClassVar[bool] = True
 
     def __call__(self, batch: dict[str, Any], draws: Tensor) -> dict[str, Any]:
         """The batch, some of its images with a rectangle of `value`."""
@@ -142,6 +144,7 @@ class Normalize:
     std: Sequence[float]
     draws: ClassVar[int] = 0
     is_batch: ClassVar[bool] = True
+    keeps_counts: ClassVar[bool] = True
 
     def __call__(self, batch: dict[str, Any], draws: Tensor) -> dict[str, Any]:
         """The batch with its images normalised."""

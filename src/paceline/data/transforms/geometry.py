@@ -43,6 +43,11 @@ def size_of(sample: Sample) -> tuple[int, int]:
     return image.height, image.width
 
 
+def middle(length: int, wanted: int) -> int:
+    """Where a middle stretch begins, half of an odd rest being cut as torchvision does; before 0 if it is longer."""
+    return round((length - wanted) / 2) if length >= wanted else -((wanted - length) // 2)
+
+
 def place_objects(
     sample: Sample,
     mapping: Map,

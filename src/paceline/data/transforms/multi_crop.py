@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import ClassVar
 
 import numpy as np
@@ -11,6 +13,8 @@ from numpy.typing import NDArray
 from paceline.core.errors import DataError
 from paceline.data.batch import Sample
 from paceline.data.transforms.geometry import size_of
+
+_MIDDLE = Fraction(1, 2)
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,8 @@ class MultiCrop:
 
     def _cut(self, clip: NDArray[np.uint8], number: int) -> NDArray[np.uint8]:
         height, width = clip.shape[1:3]
-        share = number / (self.crops - 1) if self.crops > 1 else 0.5
-        across, down = (share, 0.5) if width >= height else (0.5, share)
-        top, left = int((height - self.size) * down), int((width - self.size) * across)
+        place = Fraction(number, self.crops - 1) if self.crops > 1 else _MIDDLE
+        across, down = (place, _MIDDLE) if width >= height else (_MIDDLE, place)
+        # Half pixels are rounded up, as in the evaluation of SlowFast.
+        top, left = math.ceil((height - self.size) * down), math.ceil((width - self.size) * across)
         return clip[:, top : top + self.size, left : left + self.size]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.data.batch import Sample
-from paceline.data.transforms.geometry import Window, size_of
+from paceline.data.transforms.geometry import Window, middle, size_of
 from paceline.data.transforms.joint import frame, mirror, resize
 from paceline.data.transforms.pixels import Fill, Image
 
@@ -114,7 +114,7 @@ class CenterCrop:
         """The sample's middle."""
         height, width = height_and_width(self.size)
         rows, columns = size_of(sample)
-        window = Window(_middle(rows, height), _middle(columns, width), height, width)
+        window = Window(middle(rows, height), middle(columns, width), height, width)
         return frame(sample, window, self.fill, self.mask_fill, self.min_visible)
 
 
@@ -133,8 +133,8 @@ class RandomFixedCrop:
         """The sample's part."""
         height, width = height_and_width(self.size)
         rows, columns = size_of(sample)
-        top = int(float(draws[0]) * (rows - height + 1)) if rows > height else _middle(rows, height)
-        left = int(float(draws[1]) * (columns - width + 1)) if columns > width else _middle(columns, width)
+        top = int(float(draws[0]) * (rows - height + 1)) if rows > height else middle(rows, height)
+        left = int(float(draws[1]) * (columns - width + 1)) if columns > width else middle(columns, width)
         return frame(sample, Window(top, left, height, width), self.fill, self.mask_fill, self.min_visible)
 
 
@@ -197,8 +197,3 @@ def height_and_width(size: Size) -> tuple[int, int]:
         return size, size
     height, width = size
     return height, width
-
-
-def _middle(length: int, wanted: int) -> int:
-    """Where a middle stretch begins; before 0 where the wanted one is longer."""
-    return (length - wanted) // 2 if length >= wanted else -((wanted - length) // 2)
