@@ -155,9 +155,9 @@ class Ownership:
             is_locked, owner, age = not _lock(descriptor), _read(descriptor), _age(descriptor)
             if is_locked and not is_last:
                 return False
-            _refuse(self.folder, owner, is_locked, age)
-            if not _is_same(descriptor, self.folder / LOCK):  # its holder removed it just now
+            if not is_locked and not _is_same(descriptor, self.folder / LOCK):  # its holder removed it just now
                 return False
+            _refuse(self.folder, owner, is_locked, age)
             if owner is not None:
                 self.notes.append(f"the directory was left behind by {owner}; taken over")
             _write(descriptor)

@@ -17,7 +17,7 @@ from paceline.core.mesh import Mesh
 _FORM = struct.Struct("<dq48s")
 _PULSE = struct.Struct("<dq")
 _SIZE = _FORM.size + _PULSE.size
-_LOOKS = 5  # times that the limit is looked at before it is over
+_LOOKS = 5  # looks within the limit; as many without a beat are a hang
 
 
 class Beat(NamedTuple):
@@ -89,9 +89,12 @@ class Heartbeat:
             watcher.join()
 
     def _watch(self) -> None:
+        """Count looks and not seconds: a machine that slept, or whose clock was set, has not hung."""
+        seen, quiet = self._last, 0
         while not self._over.wait(self._limit / _LOOKS):
             self._pulse()
-            if time.time() - self._last[0] > self._limit:
+            seen, quiet = self._last, quiet + 1 if self._last == seen else 0
+            if quiet == _LOOKS:
                 self._give_up(self._finding())
                 return
 
@@ -99,11 +102,14 @@ class Heartbeat:
         _PULSE.pack_into(self._memory, _FORM.size, time.time(), self._mesh.num_collectives())
 
     def _finding(self) -> str:
-        """Who is missing, and where: one that is not even awake, or else the one that has been quiet the longest."""
+        """Who is missing, and where: one that is not even awake, or else one that began the fewest exchanges.
+
+        Of several such, it is the one that has been quiet the longest.
+        """
         now = time.time()
         beats = {rank: beat for rank in range(self._mesh.world) if (beat := read_beat(self._folder, rank))}
         asleep = [rank for rank, beat in beats.items() if now - beat.pulse > self._limit / 2]
-        behind = min(asleep or beats, key=lambda rank: (beats[rank].step, beats[rank].time))
+        behind = min(asleep or beats, key=lambda rank: (beats[rank].collectives, beats[rank].step, beats[rank].time))
         stacks = self._folder / f"stacks-rank-{self._mesh.rank}.txt"
         with stacks.open("w") as file:
             faulthandler.dump_traceback(file, all_threads=True)

@@ -46,16 +46,16 @@ def worker_command(arguments: Sequence[str]) -> list[str]:
 def launch(command: Sequence[str], plan: Launch) -> int:
     """Run the command in every process of the plan until all are done; the result is the exit code."""
     stop = StopSignals()
-    with stop.installed(), tempfile.TemporaryDirectory(prefix="paceline-") as folder:
-        try:
+    try:
+        with stop.installed(), tempfile.TemporaryDirectory(prefix="paceline-") as folder:
             _prepare_environment(plan)
             return _supervise(command, plan, stop, Path(folder))
-        except Interrupted:
-            assert stop.received
-            _say("ended at once" if stop.at_once else f"stopped by {stop.received.name} before training began")
-            return _KILLED if stop.at_once else Stopped.exit_code
-        finally:
-            os.environ.pop(LAUNCHER, None)
+    except Interrupted:
+        assert stop.received
+        _say("ended at once" if stop.at_once else f"stopped by {stop.received.name} before training began")
+        return _KILLED if stop.at_once else Stopped.exit_code
+    finally:
+        os.environ.pop(LAUNCHER, None)
 
 
 def _prepare_environment(plan: Launch) -> None:
@@ -106,6 +106,9 @@ def _supervise(command: Sequence[str], plan: Launch, stop: StopSignals, folder: 
         if agent.failure:
             machines.finish(_FAREWELL_SECONDS)
     except RendezvousError as error:
+        if verdict := machines.verdict():  # of a machine that has ended the run since we were told to begin again
+            _say(verdict.message)
+            return verdict.code
         raise PacelineError(_rendezvous_problem(error, plan)) from error
     finally:
         machines.handler.shutdown()

@@ -60,9 +60,12 @@ def watch(endpoint: Endpoint, seconds: float, on_loss: Callable[[], None]) -> No
 
     def look() -> None:
         heard = time.monotonic()
-        while time.monotonic() - heard < seconds:
+        while True:
+            # It is tried once more before it is given up: this machine may have slept meanwhile.
             if can_connect(endpoint, timeout=min(5.0, seconds)):
                 heard = time.monotonic()
+            elif time.monotonic() - heard >= seconds:
+                break
             time.sleep(min(5.0, seconds / 4))
         on_loss()
 

@@ -42,9 +42,9 @@ class StopSignals:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Be interrupted by the first request, here or before."""
+        self.is_waiting = True  # first: a request between these two lines would be seen by neither
         if self.received:
             raise Interrupted
-        self.is_waiting = True
         yield
         self.is_waiting = False
 
