@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paceline.core.errors import DataError
+from paceline.data.reading import mask_colours
+from paceline.data.reading.mask_colours import PaintedClasses
 from paceline.data.reading.masks import decode_grey, decode_ids
 
 IDS = np.array([[0, 1, 2], [3, 2, 0]], np.uint8)
@@ -93,11 +95,7 @@ WHOLE = png(np.random.default_rng(0).integers(0, 256, (40, 40), dtype=np.uint8),
 @pytest.mark.parametrize(
     ("make", "of_ids", "of_grey"),
     [
-        (save("I;16"), "16 bits or more a pixel, not a mask of class ids; expected one id a pixel", "16 bits or more"),
-        (save("F", "tif"), "floating-point numbers", "floating-point numbers"),
-        (save("RGB"), r"colours \(RGB\), not a mask of class ids", None),
-        (save("RGBA"), r"colours \(RGBA\)", None),
-        (save("LA"), "grey with transparency", None),
+        (save("F", "tif"), "floating-point numbers; save the mask with one id a pixel", "floating-point numbers"),
         (save("L", "jpg"), "a JPEG file, which does not keep class ids exactly; save masks as PNG", None),
         (written(b""), "the file is empty", "the file is empty"),
         (written(b"GIF87a but no image"), "damaged|not an image", "damaged|not an image"),
@@ -121,3 +119,118 @@ def test_what_is_no_mask(tmp_path: Path, make: Callable[[Path], Path], of_ids: s
     else:
         with pytest.raises(DataError, match=of_grey):
             decode_grey(path)
+
+
+# --- greys, alpha channels and colours ----------------------------------------------------------------------
+
+
+def saved_channels(folder: Path, *channels: list[int]) -> Path:
+    """A row of pixels: grey and alpha, red, green and blue, or these and alpha."""
+    mode = {2: "LA", 3: "RGB", 4: "RGBA"}[len(channels)]
+    Image.fromarray(np.array([channels], np.uint8).transpose(0, 2, 1).copy(), mode).save(folder / "mask.png")
+    return folder / "mask.png"
+
+
+def test_ids_saved_as_equal_channels_are_ids(tmp_path: Path) -> None:
+    ids = [0, 1, 7]
+    assert decode_ids(saved_channels(tmp_path, ids, ids, ids)).tolist() == [ids]
+    assert decode_ids(saved_channels(tmp_path, ids, ids, ids, [255] * 3)).tolist() == [ids]
+    assert decode_ids(saved_channels(tmp_path, ids, [255] * 3)).tolist() == [ids]
+    assert decode_ids(saved_channels(tmp_path, ids, ids, ids, [0, 255, 255])).tolist() == [ids], "ground not painted"
+    path = saved_channels(tmp_path, ids, ids, [0, 1, 6])
+    advice = r"not an id of a class; give the colour of each class as `colours`, or save the mask with one id a pixel"
+    with pytest.raises(DataError, match=rf"mask\.png: pixel \(2, 0\) has the colour \[7, 7, 6\], {advice}"):
+        decode_ids(path)
+
+
+@pytest.mark.parametrize("values", [[255] * 3, [0] * 3, [1, 1, 0]])
+def test_ids_are_not_looked_for_in_an_alpha_channel(tmp_path: Path, values: list[int]) -> None:
+    path = saved_channels(tmp_path, values, values, values, [0, 255, 255])
+    with pytest.raises(DataError, match=r"the mask seems to be in it; save it with one id a pixel, .*without transp"):
+        decode_ids(path)
+
+
+def test_ids_of_16_bits(tmp_path: Path) -> None:
+    path = tmp_path / "mask.png"
+    Image.fromarray(np.array([[0, 3, 255]], np.uint16)).save(path)
+    assert decode_ids(path).tolist() == [[0, 3, 255]]
+    assert decode_ids(path).dtype == np.uint8
+    with pytest.raises(DataError, match=r"16 bits or more a channel; save masks with 8 bits"):
+        decode_grey(path)
+    Image.fromarray(np.array([[0, 3, 26_001]], np.uint16)).save(path)
+    with pytest.raises(DataError, match=r"holds the id 26001, expected 0 to 255; number the classes anew, and save it"):
+        decode_ids(path)
+    header = struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0)
+    pixel = chunk(b"IDAT", zlib.compress(b"\0" + b"\0\x01" * 3))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + pixel + chunk(b"IEND", b""))
+    with pytest.raises(DataError, match="16 bits or more a channel; save the mask with one id a pixel"):
+        decode_ids(path)
+
+
+@pytest.mark.parametrize(
+    ("grey", "alpha", "expected"),
+    [
+        ([255, 255, 255], [0, 255, 99], [0, 255, 99]),  # white, and the object in alpha
+        ([0, 255, 255], [0, 255, 99], [0, 255, 99]),  # the same, with nothing stored where nothing is seen
+        ([255, 255, 255], [0, 0, 0], [0, 0, 0]),  # the same without an object
+        ([255, 255, 255], [255, 255, 255], [255, 255, 255]),
+        ([0, 255, 99], [255, 255, 255], [0, 255, 99]),
+        ([0, 255, 99], [0, 0, 0], [0, 255, 99]),  # a channel that nobody has filled
+        ([0, 255, 99], [0, 255, 255], [0, 255, 99]),
+        ([0, 255, 99], [0, 255, 99], [0, 255, 99]),
+    ],
+)
+def test_grey_and_alpha(tmp_path: Path, grey: list[int], alpha: list[int], expected: list[int]) -> None:
+    assert decode_grey(saved_channels(tmp_path, grey, grey, grey, alpha)).tolist() == [expected]
+    assert decode_grey(saved_channels(tmp_path, grey, alpha)).tolist() == [expected]
+
+
+@pytest.mark.parametrize(("grey", "alpha"), [([0, 0, 0], [0, 255, 99]), ([40, 255, 99], [0, 255, 255])])
+def test_grey_and_alpha_of_which_either_may_be_the_mask(tmp_path: Path, grey: list[int], alpha: list[int]) -> None:
+    with pytest.raises(DataError, match=r"mask\.png: its transparency \(alpha channel\) .*save the mask as 8-bit grey"):
+        decode_grey(saved_channels(tmp_path, grey, grey, grey, alpha))
+
+
+def test_a_photo_that_is_cut_out_is_no_mask(tmp_path: Path) -> None:
+    path = saved_channels(tmp_path, [0, 9, 9], [0, 8, 8], [0, 7, 7], [0, 255, 255])
+    with pytest.raises(DataError, match=r"has the colour \[9, 8, 7\]; .* if it is a cut-out, save its alpha channel"):
+        decode_grey(path)
+    path = saved_channels(tmp_path, [0, 9, 9], [0, 8, 8], [0, 7, 7])
+    with pytest.raises(
+        DataError, match=r"has the colour \[9, 8, 7\]; a binary mask is grey, from 0 to 255: save it so"
+    ):
+        decode_grey(path)
+
+
+COLOURS = [[0, 0, 0], [128, 64, 128], [255, 0, 1]]
+
+
+def test_colours_stand_for_classes(tmp_path: Path) -> None:
+    painted = PaintedClasses(COLOURS)
+    path = saved_channels(tmp_path, [255, 0, 128, 0], [0, 0, 64, 0], [1, 0, 128, 0])
+    assert decode_ids(path, painted=painted).tolist() == [[2, 0, 1, 0]]
+    assert decode_ids(path, painted=painted).dtype == np.uint8
+    with Image.open(path) as image:
+        image.quantize(4).save(path)
+    assert decode_ids(path, painted=painted).tolist() == [[2, 0, 1, 0]], "a palette"
+    Image.new("I;16", (2, 2)).save(path)
+    with pytest.raises(DataError, match="16 bits or more a channel"):
+        decode_ids(path, painted=painted)
+
+
+@pytest.mark.parametrize("band", [1, 1 << 22])
+def test_colours_of_no_class(tmp_path: Path, band: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mask_colours, "_BAND", band)
+    pixels = np.zeros((5, 4, 3), np.uint8)
+    for column, colour in enumerate([[1, 2, 3], [128, 64, 128], [9, 9, 9], [7, 7, 7]]):
+        pixels[1 + column :, column] = colour
+    Image.fromarray(pixels).save(tmp_path / "mask.png")
+    named = r"\[1, 2, 3\] \(20 % of the pixels\), \[9, 9, 9\] \(10 % of the pixels\), \[7, 7, 7\] \(5 % of the pixels\)"
+    with pytest.raises(
+        DataError, match=rf"mask\.png: has {named}, of none of `colours`; add their classes, or set `ig"
+    ):
+        decode_ids(tmp_path / "mask.png", painted=PaintedClasses(COLOURS))
+    found = decode_ids(tmp_path / "mask.png", painted=PaintedClasses(COLOURS, ignore_index=255))
+    assert found.tolist() == [[0] * 4, [255, 0, 0, 0], [255, 1, 0, 0], [255, 1, 255, 0], [255, 1, 255, 255]]
+    with pytest.raises(DataError, match=r"\[128, 64, 128\] \(15 % .* and 1 colour more, of none"):
+        decode_ids(tmp_path / "mask.png", painted=PaintedClasses(COLOURS[:1]))

@@ -94,10 +94,26 @@ def test_binary_masks_stay_grey(tmp_path: Path) -> None:
     dataset = ImageMask(tmp_path, binary=True)
     assert dataset.classes == ["foreground"]
     assert dataset.read(0)["mask"].tolist() == [[77] * 6] * 4
-    with pytest.raises(DataError, match=r"masks/b\.png: holds only 0 and 1; a binary mask is grey, from 0 to 255"):
+    advice = "a binary mask is grey, from 0 to 255: multiply them by 255 and save it again"
+    with pytest.raises(DataError, match=rf"masks/b\.png: its values are 0 and 1; {advice}"):
         dataset.read(1)
     paint(tmp_path / "masks/b.png", 0)
     assert not dataset.read(1)["mask"].any()
+
+
+def test_masks_may_be_painted(tmp_path: Path) -> None:
+    for name, colour in (("a", (0, 0, 0)), ("b", (255, 0, 0)), ("c", (9, 9, 9))):
+        paint(tmp_path / f"images/{name}.png", 7)
+        (tmp_path / "masks").mkdir(exist_ok=True)
+        Image.new("RGB", (6, 4), colour).save(tmp_path / f"masks/{name}.png")
+    colours = [[0, 0, 0], [255, 0, 0]]
+    assert contents(ImageMask(tmp_path, classes=CLASSES, colours=colours, ignore_index=255)) == [
+        (7, 0),
+        (7, 1),
+        (7, 255),
+    ]
+    with pytest.raises(DataError, match=r"c\.png: has \[9, 9, 9\] \(100 % of the pixels\), of none of `colours`"):
+        ImageMask(tmp_path, classes=CLASSES, colours=colours).read(2)
 
 
 def test_pairs_are_split_by_chance(tmp_path: Path) -> None:
@@ -125,6 +141,22 @@ def test_a_mask_of_another_size(root: Path) -> None:
     assert (batch.ids.tolist(), [each.sample for each in batch.skipped]) == ([0, 2], [1])
 
 
+@pytest.mark.parametrize(("orientation", "ending"), [(6, "jpg"), (8, "png"), (5, "tif")])
+def test_a_mask_that_does_not_lie_as_its_image(tmp_path: Path, orientation: int, ending: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (60, 40)).save(tmp_path / f"images/a.{ending}", exif=exif)
+    paint(tmp_path / "masks/a.png", 255, (60, 40))
+    told = (
+        f"the image carries the Exif orientation {orientation} and is turned upright when it is read, the mask is not"
+    )
+    with pytest.raises(DataError, match=f"the mask is 60×40 pixels, but its image .* 40×60; {told}: turn the mask"):
+        ImageMask(tmp_path, binary=True).read(0)
+    paint(tmp_path / "masks/a.png", 255, (40, 60))
+    assert ImageMask(tmp_path, binary=True).read(0)["image"].shape == (60, 40, 3)
+
+
 def test_ids_that_are_no_class(root: Path) -> None:
     mask = Image.new("L", (6, 4), 1)
     for place, value in enumerate((2, 9, 255, 0)):
@@ -140,7 +172,7 @@ def test_images_without_a_mask_are_listed(root: Path) -> None:
     for number in range(7):
         paint(root / f"images/z{number}.png", 1)
     names = ", ".join(f"images/z{number}.png" for number in range(5))
-    with pytest.raises(DataError, match=f"^no mask in {root}/masks for 7 of 10 images: {names}, …; add them, or"):
+    with pytest.raises(DataError, match=f"^no mask in {root}/masks for 7 of 10 images: {names} and 2 more; add them"):
         ImageMask(root, classes=CLASSES)
 
 
@@ -167,20 +199,38 @@ def test_lists_that_are_wrong(root: Path, text: str, message: str) -> None:
         ImageMask(root, list_file="list.txt", classes=CLASSES)
 
 
-def test_files_that_a_list_names_wrongly(root: Path) -> None:
-    paint(root.parent / f"{root.name}-outside/z.png", 1)
-    lines = ["images/a.bmp,masks/absent.png", "images/absent.bmp,masks/a.png"]
-    lines += [f"images/a.bmp,../{root.name}-outside/z.png", f"../{root.name}-outside/z.png,masks/a.png"]
+def test_files_of_two_columns_that_are_not_there_are_told_at_once(root: Path) -> None:
+    lines = ["images/a.bmp,masks/a.png", "", "images/b.bmp,masks/x.png", "images/y.bmp,nowhere/y.png"]
+    (root / "list.csv").write_text("\n".join(lines))
+    named = r"masks/x\.png \(line 3\), images/y\.bmp \(line 4\), nowhere/y\.png \(line 4\); add them"
+    with pytest.raises(DataError, match=rf"^{root}/list\.csv: not in {root} are 3 of the 6 files .*: {named}"):
+        ImageMask(root, list_file="list.csv", classes=CLASSES)
+    (root / "list.csv").write_text("\n".join(f"images/{number}.bmp,masks/a.png" for number in range(9)))
+    with pytest.raises(DataError, match=r"are 9 of the 18 .*, images/4\.bmp \(line 5\) and 4 more; add them"):
+        ImageMask(root, list_file="list.csv", classes=CLASSES)
+
+
+def test_a_file_of_two_columns_that_is_removed_later_is_told_at_the_next_start(root: Path) -> None:
+    (root / "list.csv").write_text("images/a.bmp,masks/a.png\nimages/b.bmp,masks/b.png")
+    assert contents(ImageMask(root, list_file="list.csv", classes=CLASSES)) == [(10, 0), (20, 1)]
+    (root / "masks/b.png").unlink()
+    with pytest.raises(DataError, match=r"masks/b\.png \(line 2\)"):
+        ImageMask(root, list_file="list.csv", classes=CLASSES)
+    paint(root / "masks/b.png", 1)
+    assert contents(ImageMask(root, list_file="list.csv", classes=CLASSES)) == [(10, 0), (20, 1)]
+
+
+def test_files_of_a_list_that_lie_outside(root: Path) -> None:
+    outside = root.parent / f"{root.name}-outside"
+    paint(outside / "z.png", 1)
+    lines = [f"images/a.bmp,../{outside.name}/z.png", f"../{outside.name}/z.png,masks/a.png"]
     (root / "list.csv").write_text("\n".join(lines))
     dataset = ImageMask(root, list_file="list.csv", classes=CLASSES)
-    for number, reason in enumerate(["masks/absent.png: no such file", "images/absent.bmp: no such file"]):
-        with pytest.raises(DataError, match=rf"list\.csv, line {number + 1}: .*{reason}"):
-            dataset.read(number)
-    for number in (2, 3):
-        with pytest.raises(DataError, match=rf"line {number + 1}: .*leads out of {root}"):
+    for number in (0, 1):
+        with pytest.raises(DataError, match=rf"list\.csv, line {number + 1}: .*leads out of {root}"):
             dataset.read(number)
     followed = ImageMask(root, list_file="list.csv", classes=CLASSES, follow_links=True)
-    assert followed.read(2)["mask"][0, 0] == 1
+    assert followed.read(0)["mask"][0, 0] == 1
 
 
 def test_folders_that_are_not_as_expected(root: Path) -> None:

@@ -195,6 +195,12 @@ def _cut(path: Path, first: bool) -> Path:
     return path
 
 
+def _shortened(path: Path, length: int) -> Path:
+    write_video(path, num_frames=3)
+    path.write_bytes(path.read_bytes()[:length])
+    return path
+
+
 def _empty(path: Path) -> Path:
     path.touch()
     return path
@@ -218,7 +224,9 @@ _BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
     "sound": (_sound, r"no video in it \(only audio\)"),
     "without frames": (_without_frames, "no video in it"),
     "without frames, avi": (lambda path: _without_frames(path.with_suffix(".avi")), "without frames"),
-    "cut before its contents": (lambda path: _cut(path, first=False), "not a video that can be read"),
+    "cut before its contents": (lambda path: _cut(path, first=False), r"cut short: its table of contents \(moov\)"),
+    "first bytes of a film": (lambda path: _shortened(path, 20), r"cut short: its table of contents \(moov\)"),
+    "five bytes": (lambda path: _shortened(path, 5), "not a video that can be read"),
     "cut after its contents": (lambda path: _cut(path, first=True), "truncated"),
     "raw": (lambda path: write_video(path.with_suffix(".h264"), num_frames=3), "expected one of these formats"),
     "lossless": (lambda path: write_video(path.with_suffix(".mkv"), "ffv1", 3), "coded as"),
@@ -263,3 +271,54 @@ def test_damage_ends_in_an_error_or_in_frames(videos: dict[str, tuple[Path, Pixe
     damaged.write_bytes(content[: data.draw(st.integers(1, len(content)))])
     with suppress(DataError, IndexError):
         assert EncodedVideo(damaged, max_frames=1000).frames([0, 5]).shape[0] == 2
+
+
+_OPEN_ENDED = ["mpeg4.avi", "h264.avi", "h264.ts", "mpeg2.mpg", "mjpeg.avi", "h264.flv"]
+
+
+@pytest.fixture(scope="module")
+def open_ended(
+    videos: dict[str, tuple[Path, Pixels]], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[Path, Pixels]]:
+    """Videos of containers that may end anywhere."""
+    folder = tmp_path_factory.mktemp("open-ended")
+    others = [write_video(folder / "mjpeg.avi", "mjpeg"), write_video(folder / "h264.flv", options=_SHORT)]
+    return videos | {path.name: (path, decode_all(path)) for path in others}
+
+
+@pytest.mark.parametrize("kept_bytes", [1 << 26, 0], ids=["kept", "read again"])
+@pytest.mark.parametrize("name", _OPEN_ENDED)
+def test_what_is_cut_short_has_the_frames_that_are_whole(
+    open_ended: dict[str, tuple[Path, Pixels]],
+    name: str,
+    kept_bytes: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(video_packets, "_KEPT_BYTES", kept_bytes)
+    path, expected = open_ended[name]
+    content = path.read_bytes()
+    for percent in (70, 73, 76, 79, 82):
+        (tmp_path / name).write_bytes(content[: len(content) * percent // 100])
+        video = EncodedVideo(tmp_path / name)
+        frames = video.frames(range(video.num_frames))
+        assert 0 < len(frames) < 40
+        sound = [np.abs(frame.astype(int) - expected).mean((1, 2, 3)).min() < 1 for frame in frames]
+        assert all(sound), f"{name} cut at {percent} %"
+
+
+def test_damage_before_the_end_is_named_and_shortens_nothing(
+    open_ended: dict[str, tuple[Path, Pixels]], tmp_path: Path
+) -> None:
+    path, expected = open_ended["mpeg4.avi"]
+    content = bytearray(path.read_bytes())
+    with av.open(str(path)) as container:
+        places = [packet.pos for packet in container.demux(video=0) if packet.size]
+    start = places[12] or 0
+    content[start + 20 : start + 40] = b"\xff" * 20
+    damaged = tmp_path / "damaged.avi"
+    damaged.write_bytes(content)
+    video = EncodedVideo(damaged)
+    assert video.num_frames == len(expected)
+    with pytest.raises(DataError, match=r"damaged\.avi: frame 1\d is damaged"):
+        video.frames(range(20))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.core.counting import counted
 from paceline.core.errors import RecipeError
 
 _MISFITS = (RuntimeError, ValueError, IndexError, AssertionError)
@@ -28,17 +29,18 @@ def ask(model: nn.Module, images: Tensor) -> Any:
     except _MISFITS as error:
         if isinstance(error, torch.OutOfMemoryError) or not _ABOUT_SHAPES.search(str(error)):
             raise
-        raise RecipeError(f"model: cannot take {_described(images)}: {_reason(error)}") from error
+        raise RecipeError(f"model: cannot take {_described(images)}: {_reason(error, model, images)}") from error
 
 
 def _described(images: Tensor) -> str:
     height, width = images.shape[-2:]
     if images.ndim == 5:
-        return f"{len(images)} clips of {images.shape[2]} frames of {width}×{height} pixels"
-    return f"{len(images)} images of {width}×{height} pixels"
+        frames = counted(images.shape[2], "frame")
+        return f"{counted(len(images), 'clip')} of {frames} of {width}×{height} pixels"
+    return f"{counted(len(images), 'image')} of {width}×{height} pixels"
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, model: nn.Module, images: Tensor) -> str:
     """What was said. Where torch said it, also by which line of the model it was asked, and what can be done."""
     said = str(error).strip().split("\n")[0].rstrip(".;")
     frames = traceback.extract_tb(error.__traceback__)
@@ -46,13 +48,26 @@ def _reason(error: Exception) -> str:
         return said  # a model's own words
     place = [frame for frame in frames if not frame.filename.startswith(_TORCH)][-1]
     where = "" if place.filename == __file__ else f" ({Path(place.filename).name}, line {place.lineno})"
-    return f"{said}{where}; {_advice(said)}"
+    return f"{said}{where}; {_advice(said, model, images)}"
 
 
-def _advice(said: str) -> str:
+def _advice(said: str, model: nn.Module, images: Tensor) -> str:
     if "more than 1 value per channel" in said:
         return (
             "give it larger images, or at least 2 samples at a time (data.batch, train.micro_batch, and data.drop_last"
             " for the last update of an epoch)"
         )
-    return "change the size or the number of frames in data's transforms, or take another model"
+    resized = _advice_on_size(model, images)
+    return f"{resized}change the size or the number of frames in data's transforms, or take another model"
+
+
+def _advice_on_size(model: nn.Module, images: Tensor) -> str:
+    """How a model of timm that is made for one size is made for that of the images; nothing for other models."""
+    for name, module in model.named_modules():
+        described: Any = getattr(module, "pretrained_cfg", None)
+        if isinstance(described, dict) and described.get("fixed_input_size"):
+            key = "model.backbone_args" if "backbone" in name.split(".") else "model.args"
+            height, width = images.shape[-2:]
+            size = height if height == width else [height, width]
+            return f"make it for this size, {key}: {{img_size: {size}}}, "
+    return ""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 
-from paceline.core.counting import counted
+from paceline.core.counting import counted, listed
 from paceline.core.errors import DataError
 from paceline.data.indexes.folders import EXTENSIONS, files_below
 from paceline.data.indexes.index import IndexBuilder
@@ -30,11 +31,11 @@ def write_matches(
     if absent:
         advice = "add them, or name the images to use in a `list_file`"
         found = f"no mask in {folders[1]} for {len(absent):,} of {len(images):,} images"
-        raise DataError(f"{found}: {_some(absent)}; {advice}")
+        raise DataError(f"{found}: {listed(absent, _SHOWN)}; {advice}")
     builder.texts("image", [os.fsencode(images[stem]) for stem in sorted(images)])
     builder.texts("mask", [os.fsencode(masks[stem]) for stem in sorted(images)])
     spare = [masks[stem] for stem in sorted(masks) if stem not in images]
-    note = f"{counted(len(spare), 'mask')} without an image in {folders[0]}, not used: {_some(spare)}"
+    note = f"{counted(len(spare), 'mask')} without an image in {folders[0]}, not used: {listed(spare, _SHOWN)}"
     builder.texts("note", [os.fsencode(note)] if spare else [])
     return len(images)
 
@@ -56,7 +57,7 @@ def write_list(
     all_rows = chain([first], rows)
     builder.texts("note", [])
     if first.beside is not None:
-        return _write_columns(builder, list_file, all_rows)
+        return _write_columns(builder, root, list_file, all_rows)
     images, masks = _stems(builder, root, folders, extensions, inside)
     found = list(all_rows)
     stems = [_known_stem(row.image, images) for row in found]
@@ -68,14 +69,52 @@ def write_list(
     return len(found)
 
 
-def _write_columns(builder: IndexBuilder, list_file: Path, rows: Iterable[Row]) -> int:
-    lines, size, remaining = LineNumbers(builder), 0, iter(rows)
+def _write_columns(builder: IndexBuilder, root: Path, list_file: Path, rows: Iterable[Row]) -> int:
+    lines, files, size, remaining = LineNumbers(builder), _NamedFiles(builder, root), 0, iter(rows)
     while chunk := list(islice(remaining, _CHUNK)):
-        builder.texts("image", [encode_name(list_file, row.line, row.image) for row in chunk])
-        builder.texts("mask", [encode_name(list_file, row.line, _mask_name(list_file, row)) for row in chunk])
+        images = [encode_name(list_file, row.line, row.image) for row in chunk]
+        masks = [encode_name(list_file, row.line, _mask_name(list_file, row)) for row in chunk]
+        for row, image, mask in zip(chunk, images, masks, strict=True):
+            files.check(image, row.line)
+            files.check(mask, row.line)
+        builder.texts("image", images)
+        builder.texts("mask", masks)
         lines.append([row.line for row in chunk])
         size += len(chunk)
+    files.refuse_absent(list_file)
     return size
+
+
+class _NamedFiles:
+    """Looks whether the files that a list names are there; of those that are not, it keeps the first few."""
+
+    def __init__(self, builder: IndexBuilder, root: Path) -> None:
+        self._builder, self._root = builder, root
+        self._base = os.fsencode(root)
+        self._folders: set[bytes] = set()
+        self._absent: list[str] = []
+        self._num_files = self._num_absent = 0
+
+    def check(self, name: bytes, line: int) -> None:
+        """Have this file, named in a line, told by `refuse_absent` unless it is there."""
+        folder = os.path.dirname(name)  # noqa: PTH120 - names are bytes, and many
+        if folder not in self._folders:
+            self._folders.add(folder)
+            with suppress(OSError, ValueError):  # its files are absent, so there is no index to be made anew
+                self._builder.watch(self._root / os.fsdecode(folder))
+        self._num_files += 1
+        if not os.path.exists(os.path.join(self._base, name)):  # noqa: PTH110, PTH118 - as above
+            self._num_absent += 1
+            if len(self._absent) < _SHOWN:
+                self._absent.append(f"{os.fsdecode(name)} (line {line})")
+
+    def refuse_absent(self, list_file: Path) -> None:
+        """Raise DataError if a file was not there."""
+        if self._num_absent:
+            more = self._num_absent - len(self._absent)
+            named = ", ".join(self._absent) + (f" and {more:,} more" if more else "")
+            found = f"not in {self._root} are {self._num_absent:,} of the {self._num_files:,} files that it names"
+            raise DataError(f"{list_file}: {found}: {named}; add them, or take their lines out of the list")
 
 
 def _mask_name(list_file: Path, row: Row) -> str:
@@ -87,7 +126,7 @@ def _mask_name(list_file: Path, row: Row) -> str:
 def _refuse_absent(list_file: Path, rows: Sequence[Row], is_absent: Sequence[bool], what: str) -> None:
     absent = [f"{row.image} (line {row.line})" for row, missing in zip(rows, is_absent, strict=True) if missing]
     if absent:
-        found = f"no {what} for {len(absent):,} of {len(rows):,} names: {_some(absent)}"
+        found = f"no {what} for {len(absent):,} of {len(rows):,} names: {listed(absent, _SHOWN)}"
         raise DataError(f"{list_file}: {found}; add the files, or take the names out of the list")
 
 
@@ -126,7 +165,3 @@ def _by_stem(
 def _known_stem(name: str, images: dict[str, str]) -> str:
     """A name in a list as it is, or without its ending."""
     return name if name in images else os.path.splitext(name)[0]  # noqa: PTH122 - the name is kept as it is written
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")

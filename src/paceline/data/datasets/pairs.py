@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from paceline.data.indexes.listing import at_line
 from paceline.data.indexes.splits import read_part, split_arguments, write_parts
 from paceline.data.reading.decode import MAX_PIXELS, Pixels
 from paceline.data.reading.encoded import Encoded
+from paceline.data.reading.mask_colours import Colours, PaintedClasses
 from paceline.data.reading.masks import decode_grey, decode_ids
 
 _FAINTEST = 32  # a mask that is nowhere lighter, but not empty, holds ids rather than greys
@@ -27,9 +29,11 @@ class ImageMask:
     """Images in root/`images` and masks in root/`masks`, matched by their names without endings, at any depth.
 
     With `list_file`, in the root, only those that it names: a name a line, with or without an ending, or two columns
-    of paths below the root, image and mask. A mask holds ids of `classes`, or `ignore_index` where nothing is known;
-    any other value is a DataError, and so is a mask of another size than its image. A `binary` mask is a grey image
-    from 0, background, to 255. With `split_shares` the pairs are split by chance, and `split` is one part.
+    of paths below the root, image and mask; those of a list that are not there are a DataError. A mask holds ids of
+    `classes`, or `ignore_index` where nothing is known; any other value is a DataError, and so is a mask of another
+    size than its image. With `colours`, one of each class, masks are painted; `ignore_index` is then any other colour.
+    A `binary` mask is a grey image from 0, background, to 255. With `split_shares` the pairs are split by chance, and
+    `split` is one part.
     """
 
     channels = 3
@@ -41,6 +45,7 @@ class ImageMask:
         masks: str = "masks",
         list_file: str | None = None,
         classes: Sequence[str] | None = None,
+        colours: Colours | None = None,
         ignore_index: int | None = None,
         binary: bool = False,
         extensions: Sequence[str] | None = None,
@@ -54,7 +59,8 @@ class ImageMask:
         self.classes = ["foreground"] if binary else list(classes or [])
         self.ignore_index = ignore_index
         self.max_pixels = max_pixels
-        self._decode = decode_grey if binary else decode_ids
+        painted = None if colours is None else PaintedClasses(colours, ignore_index)
+        self._decode = decode_grey if binary else partial(decode_ids, painted=painted)
         self._is_known = None if binary else _known(len(self.classes), ignore_index)
         self._inside = inside = None if follow_links else root
         self._list = None if list_file is None else root / list_file
@@ -70,7 +76,7 @@ class ImageMask:
             write_parts(builder, size, split_shares, split_seed)
 
         arguments = {"folders": [images, masks], "list": list_file, "extensions": extensions and list(extensions)}
-        arguments |= {"follow_links": follow_links} | split_arguments(split_shares, split_seed)
+        arguments |= {"follow_links": follow_links, "are_there": True} | split_arguments(split_shares, split_seed)
         try:
             self._index = open_index(root, "pairs", arguments, build)
         except OSError as error:
@@ -92,6 +98,12 @@ class ImageMask:
     def mask_path(self, index: int) -> Path:
         """The file of the mask of image `index`."""
         return self.root / os.fsdecode(self._masks[self._part[index]].tobytes())
+
+    def place(self, index: int) -> str:
+        """The line of the list that names image `index`, or its file without a list."""
+        if self._list is None:
+            return str(self.path(index))
+        return at_line(self._list, find_line(self._index, int(self._part[index])))
 
     def open(self, index: int) -> Sample:
         """The image, not decoded yet, and its mask, uint8 [H, W]."""
@@ -117,13 +129,14 @@ class ImageMask:
     def _check(self, path: Path, image: Encoded, mask_path: Path, mask: Pixels) -> None:
         if mask.shape != (image.height, image.width):
             found = f"the mask is {mask.shape[1]}×{mask.shape[0]} pixels"
-            expected = f"{image.width}×{image.height}; save it at that size, or remove both"
+            expected = f"{image.width}×{image.height}; {_advice_on_size(image, mask)}"
             raise DataError(f"{mask_path}: {found}, but its image {path} {expected}")
         if self._is_known is None:
             if 0 < mask.max() < _FAINTEST:
-                found = "holds only 0 and 1" if mask.max() == 1 else f"its largest value is {mask.max()}"
-                advice = "if these are ids of classes, give their names as `classes`"
-                raise DataError(f"{mask_path}: {found}; a binary mask is grey, from 0 to 255; {advice}")
+                found = "its values are 0 and 1" if mask.max() == 1 else f"its largest value is {mask.max()}"
+                scaled = "multiply them by 255 and save it again" if mask.max() == 1 else "save it so"
+                advice = "if these are ids of classes, segment them: give their names as `classes`, without `binary`"
+                raise DataError(f"{mask_path}: {found}; a binary mask is grey, from 0 to 255: {scaled}; {advice}")
         elif not self._is_known[mask].all():
             present = np.unique(mask)
             unknown = present[~self._is_known[present]].tolist()
@@ -133,9 +146,17 @@ class ImageMask:
             raise DataError(f"{mask_path}: holds the ids {', '.join(map(str, unknown))}; {expected}; {advice}")
 
     def _at_its_line(self, index: int, error: Exception) -> DataError:
-        if self._list is None:
-            return DataError(str(error))
-        return DataError(f"{at_line(self._list, find_line(self._index, int(self._part[index])))}: {error}")
+        return DataError(str(error) if self._list is None else f"{self.place(index)}: {error}")
+
+
+def _advice_on_size(image: Encoded, mask: Pixels) -> str:
+    orientation = image.header.orientation
+    if orientation >= 5 and mask.shape == (image.width, image.height):
+        return (
+            f"the image carries the Exif orientation {orientation} and is turned upright when it is read, the mask is"
+            " not: turn the mask likewise, or take the orientation out of the image"
+        )
+    return "save it at that size, or remove both"
 
 
 def _known(num_classes: int, ignore_index: int | None) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -14,12 +14,14 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.counting import counted
 from paceline.core.errors import DataError
 from paceline.data.batch import Sample
 from paceline.data.loading.preparing import decoded
 from paceline.data.loading.source import Dataset
+from paceline.data.reading.encoded import Encoded
 from paceline.data.reading.video import EncodedVideo
-from paceline.data.skipping import UNREADABLE, Skipped, described
+from paceline.data.skipping import UNREADABLE, Skipped, described, placed
 from paceline.data.transforms.kinds import SampleTransform
 
 Counts = NDArray[np.int64]
@@ -29,6 +31,7 @@ Told = Callable[[int], None]
 _BAND = 1 << 24  # pixels up to which counts in float32, which OpenCV gives, are exact
 _FRAME_BYTES = 1 << 27  # of a video that are decoded at a time
 _AHEAD = 4  # pieces of work a thread that may wait for being counted
+_PLACES = frozenset({"mask", "masks", "boxes", "keypoints"})  # what tells places in an image
 _PIECES, _LARGEST_PIECE = 200, 64
 _LAST_DRAW = float(np.nextafter(1, 0))  # which asks most of a video
 
@@ -41,6 +44,8 @@ class Look(NamedTuple):
     frames: int | None
     objects: int | None
     counts: dict[str, Counts]
+    is_turned: bool = False
+    """Whether the file's image does not lie upright, and something in the sample tells places in it."""
 
 
 @dataclass
@@ -58,6 +63,18 @@ class Findings:
     counts: dict[str, Counts] = field(default_factory=dict)
     """"values" [C, 256]: pixels by channel and value; "label" and "classes" [num_classes]; "crowd" [1]; "mask" [256]:
     pixels by value; "keypoints" [J, 3]: not labelled, hidden, visible."""
+    turned: int = 0
+    """Samples whose mask, boxes or joints could have been drawn on an image that does not lie as it is read."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What may be wrong though everything can be read."""
+        if not self.turned:
+            return []
+        found = (
+            f"{counted(self.turned, 'image')} of {self.examined:,} with an Exif orientation, turned upright when read"
+        )
+        return [f"{found}; what was drawn on them must lie so too: see the contact sheet"]
 
     def add(self, index: int, seen: Look | Skipped) -> None:
         """Count one more sample."""
@@ -65,6 +82,7 @@ class Findings:
         if isinstance(seen, Skipped):
             self.bad.append(seen)
             return
+        self.turned += seen.is_turned
         self.sizes[seen.height, seen.width] += 1
         if seen.frames is not None:
             self.frames[seen.frames] += 1
@@ -126,10 +144,13 @@ def _in_order(
 
 def _try(dataset: Dataset, index: int, refusing: SampleTransform | None) -> Look | Skipped:
     try:
-        sample = dataset.read(index)
-        if refusing is not None:
-            refusing(sample, np.full(refusing.draws, _LAST_DRAW))
-        return look(dataset, sample)
+        sample = getattr(dataset, "open", dataset.read)(index)
+        try:
+            if refusing is not None:
+                refusing(sample, np.full(refusing.draws, _LAST_DRAW))
+            return look(dataset, sample)
+        except DataError as error:
+            raise placed(dataset, index, error) from error
     except UNREADABLE as error:
         return described(dataset, index, error)
 
@@ -149,7 +170,8 @@ def look(dataset: Dataset, sample: Sample) -> Look:
         raise DataError(f"{found}, but its image {width}×{height}")
     counts["values"] = _values(dataset, pixels)
     frames = pixels.shape[-4] if pixels.ndim > 3 else None
-    return Look(*_whole_size(sample, height, width), frames, objects, counts)
+    is_turned = isinstance(image, Encoded) and image.header.orientation != 1 and not _PLACES.isdisjoint(sample)
+    return Look(*_whole_size(sample, height, width), frames, objects, counts, is_turned)
 
 
 def _whole_size(sample: Sample, height: int, width: int) -> tuple[int, int]:
@@ -213,6 +235,6 @@ def _histogram(rows: NDArray[np.uint8]) -> Counts:
     for start in range(0, len(rows), _BAND):
         band = rows[start : start + _BAND, None]
         for column in range(len(counts)):
-            counted = cv2.calcHist([band], [column], None, [256], [0, 256])
-            counts[column] += np.asarray(counted).ravel().astype(np.int64)
+            found = cv2.calcHist([band], [column], None, [256], [0, 256])
+            counts[column] += np.asarray(found).ravel().astype(np.int64)
     return counts

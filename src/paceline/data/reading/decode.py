@@ -204,8 +204,9 @@ def _other_header(data: bytes, formats: tuple[str, ...], max_pixels: int) -> Hea
     with _opened(data, formats, max_pixels) as opened:
         tags = getattr(opened, "tag_v2", {})  # of a TIFF file, whose size Pillow has upright already, or has not
         height, width = int(tags.get(_HEIGHT, opened.height)), int(tags.get(_WIDTH, opened.width))
-        is_upright = int(opened.getexif().get(_ORIENTATION, 1)) < 5
-        return Header(height, width) if is_upright else Header(width, height)
+        orientation = int(opened.getexif().get(_ORIENTATION, 1))
+        orientation = orientation if 1 <= orientation <= 8 else 1
+        return Header(height, width, orientation) if orientation < 5 else Header(width, height, orientation)
 
 
 def _opened(data: bytes, formats: tuple[str, ...], max_pixels: int) -> Image.Image:

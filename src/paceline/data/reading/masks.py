@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from paceline.core.errors import DataError
 from paceline.data.reading.decode import MAX_PIXELS, Pixels, decode_bytes, read_bytes, read_header
+from paceline.data.reading.mask_colours import PaintedClasses
 
 MASK_EXTENSIONS = (".png", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".pbm", ".jpg", ".jpeg")
 """How the names of mask files end."""
@@ -18,29 +21,63 @@ _FORMATS = ("PNG", "BMP", "GIF", "TIFF", "PPM")
 _DAMAGE = (OSError, ValueError, SyntaxError, EOFError, TypeError, KeyError, IndexError, OverflowError, struct.error)
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 _SPREAD = {2: 85, 4: 17}  # what Pillow multiplies grey of few bits with
+_BITS = 258  # a tag of a TIFF file
+_LARGEST = 255
+_EXPECTED = "one id a pixel, as 8-bit grey or a palette"
+_IN_ALPHA = "its transparency (alpha channel) differs from pixel to pixel, and the mask seems to be in it"
 
 
-def decode_ids(path: Path, max_pixels: int = MAX_PIXELS) -> Pixels:
+def decode_ids(path: Path, max_pixels: int = MAX_PIXELS, painted: PaintedClasses | None = None) -> Pixels:
     """A mask of class ids, uint8 [H, W], as stored: the indices of a palette, or grey values whatever their bits.
 
-    Colours, 16 bits and JPEG, which does not keep numbers as they are, are a DataError, as is a damaged file.
+    With `painted`, the ids that the colours stand for. Else colours are a DataError, as are ids above 255, a damaged
+    file and JPEG, which does not keep numbers as they are.
     """
     data = read_bytes(path)
     if data.startswith(_JPEG):
         raise DataError(f"{path}: a JPEG file, which does not keep class ids exactly; save masks as PNG")
     image = _load(path, data, max_pixels)
+    is_deep = image.mode.startswith("I")
+    if _bits(image, data) > 8 and (painted is not None or not is_deep):
+        raise DataError(f"{path}: {_described(image.mode)}; save the mask with {_EXPECTED}")
+    if painted is not None:
+        return painted.ids(path, image)
+    if is_deep:
+        return _from_deep(path, np.array(image))
     if image.mode not in ("1", "L", "P"):
-        expected = "expected one id a pixel, 8-bit grey or a palette"
-        raise DataError(f"{path}: {_described(image.mode)}, not a mask of class ids; {expected}")
+        return _from_channels(path, image)
     ids = np.array(image, np.uint8)
     if data.startswith(_PNG) and image.mode == "L" and data[24] in _SPREAD:
         ids //= _SPREAD[data[24]]
     return ids
 
 
+def _from_deep(path: Path, values: NDArray[Any]) -> Pixels:
+    """Ids that are stored with more bits than they need."""
+    largest, least = int(values.max()), int(values.min())
+    if least < 0 or largest > _LARGEST:
+        found = f"holds the id {largest if largest > _LARGEST else least}"
+        raise DataError(f"{path}: {found}, expected 0 to {_LARGEST}; number the classes anew, and save it with 8 bits")
+    return values.astype(np.uint8)
+
+
+def _from_channels(path: Path, image: Image.Image) -> Pixels:
+    """Ids that are stored as equal red, green and blue, with nothing else in alpha."""
+    pixels = np.array(image.convert("RGBA"))
+    coloured = _coloured(pixels[..., :3])
+    if coloured is not None:
+        advice = f"give the colour of each class as `colours`, or save the mask with {_EXPECTED}"
+        raise DataError(f"{path}: {coloured}, not an id of a class; {advice}")
+    ids, alpha = np.ascontiguousarray(pixels[..., 0]), pixels[..., 3]
+    if alpha.min() < alpha.max() and (ids[alpha < 255].any() or not ids.any()):
+        raise DataError(f"{path}: {_IN_ALPHA}; save it with {_EXPECTED}, without transparency")
+    return ids
+
+
 def decode_grey(path: Path, max_pixels: int = MAX_PIXELS) -> Pixels:
     """A mask of how much a pixel belongs to the object, uint8 [H, W] from 0 to 255, from any 8-bit image of greys.
 
+    White of which only parts can be seen, as programs that cut out objects write it, is a mask by its alpha channel.
     Colours are a DataError, as they stand for classes; those of a JPEG file, which blurs them, are turned into grey.
     """
     data = read_bytes(path)
@@ -50,17 +87,35 @@ def decode_grey(path: Path, max_pixels: int = MAX_PIXELS) -> Pixels:
     image = _load(path, data, max_pixels)
     if image.mode.startswith(("I", "F")):
         raise DataError(f"{path}: {_described(image.mode)}; save masks with 8 bits, from 0 to 255")
-    if image.mode not in ("1", "L", "LA"):
-        _refuse_colours(path, np.array(image.convert("RGB")))
-    return np.array(image.convert("L"))
+    if image.mode in ("1", "L") and not image.has_transparency_data:
+        return np.array(image.convert("L"))
+    pixels = np.array(image.convert("RGBA"))
+    coloured = _coloured(pixels[..., :3])
+    if coloured is not None:
+        is_cut_out = pixels[..., 3].min() < pixels[..., 3].max()
+        advice = "if it is a cut-out, save its alpha channel alone as 8-bit grey" if is_cut_out else "save it so"
+        raise DataError(f"{path}: {coloured}; a binary mask is grey, from 0 to 255: {advice}")
+    return _seen(path, np.ascontiguousarray(pixels[..., 0]), np.ascontiguousarray(pixels[..., 3]))
 
 
-def _refuse_colours(path: Path, pixels: Pixels) -> None:
+def _seen(path: Path, grey: Pixels, alpha: Pixels) -> Pixels:
+    """The one of both that is the mask; DataError if either could be."""
+    if alpha.min() == alpha.max() and not (grey == 255).all():
+        return grey
+    if (grey[alpha > 0] == 255).all():
+        return alpha
+    if np.array_equal(grey, alpha) or (grey.any() and not grey[alpha < 255].any()):
+        return grey
+    raise DataError(f"{path}: {_IN_ALPHA}; save the mask as 8-bit grey, from 0 to 255, without transparency")
+
+
+def _coloured(pixels: Pixels) -> str | None:
+    """The first pixel that is not grey, if there is one."""
     is_grey = (pixels == pixels[..., :1]).all(2)
-    if not is_grey.all():
-        row, column = np.argwhere(~is_grey)[0]
-        found = f"pixel ({column}, {row}) has the colour {tuple(pixels[row, column].tolist())}"
-        raise DataError(f"{path}: {found}; a binary mask is grey, from 0 to 255: save it so")
+    if is_grey.all():
+        return None
+    row, column = np.argwhere(~is_grey)[0]
+    return f"pixel ({column}, {row}) has the colour {pixels[row, column].tolist()}"
 
 
 def _load(path: Path, data: bytes, max_pixels: int) -> Image.Image:
@@ -76,9 +131,13 @@ def _load(path: Path, data: bytes, max_pixels: int) -> Image.Image:
     return image
 
 
+def _bits(image: Image.Image, data: bytes) -> int:
+    """Of a channel in the file; Pillow keeps only the upper 8 where there are several channels."""
+    if data.startswith(_PNG):
+        return data[24]
+    stored = getattr(image, "tag_v2", {}).get(_BITS, 8)
+    return int(stored[0] if isinstance(stored, tuple) else stored)
+
+
 def _described(mode: str) -> str:
-    if mode.startswith("I"):
-        return "16 bits or more a pixel"
-    if mode == "F":
-        return "floating-point numbers"
-    return "grey with transparency" if mode == "LA" else f"colours ({mode})"
+    return "floating-point numbers" if mode == "F" else "16 bits or more a channel"

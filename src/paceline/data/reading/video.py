@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import DataError
 from paceline.data.reading.video_opening import MAX_PIXELS, explaining, open_video
-from paceline.data.reading.video_packets import PacketScan, decode_counted, decode_timed, scan_packets
+from paceline.data.reading.video_packets import PacketScan, count_frames, decode_counted, decode_timed, scan_packets
 from paceline.data.reading.video_timeline import UnnumberedError
 
 Pixels = NDArray[np.uint8]
@@ -34,8 +33,8 @@ class EncodedVideo:
 
     Frames are numbered as they are shown, from 0, as decoding all of them would number them. In mp4, mov and Matroska
     files the packets tell the numbers; where packets have no times, decoding starts at the beginning, and the frames of
-    other containers are also counted by decoding. A Matroska file that is cut off has as many as are left. Frames stand
-    upright as the file's display matrix says, turned by quarters only.
+    other containers are also counted by decoding. A file of these, or of Matroska, that is cut off has as many as are
+    left whole. Frames stand upright as the file's display matrix says, turned by quarters only.
     """
 
     def __init__(self, path: Path, max_pixels: int = MAX_PIXELS, max_frames: int = MAX_FRAMES) -> None:
@@ -100,7 +99,7 @@ class EncodedVideo:
             video = open_video(self.path, self.max_pixels)
             with explaining(self.path):
                 scan = scan_packets(video, self.max_frames)
-                self._scan = scan if scan.num_frames is not None else _counted(scan)
+                self._scan = scan if scan.num_frames is not None else count_frames(scan)
             if not self._scan.num_frames:
                 raise DataError(f"{self.path}: a video without frames")
         return self._scan
@@ -112,7 +111,7 @@ class EncodedVideo:
             try:
                 return self._converted(decode_timed(scan, scan.timeline, numbers), numbers)
             except UnnumberedError:
-                self._scan = scan = _counted(scan)
+                self._scan = scan = count_frames(scan)
         return self._converted(decode_counted(scan), numbers)
 
     def _converted(self, frames: Iterator[tuple[int, VideoFrame]], numbers: list[int]) -> Pixels:
@@ -145,11 +144,6 @@ class EncodedVideo:
             self.frames([0])  # only a frame tells how it is to be turned
         assert self._size is not None
         return self._size
-
-
-def _counted(scan: PacketScan) -> PacketScan:
-    """The same, with the frames numbered by decoding them all."""
-    return replace(scan, timeline=None, num_frames=sum(1 for _ in decode_counted(scan)))
 
 
 def _converter() -> VideoReformatter:

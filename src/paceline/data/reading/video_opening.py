@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import stat
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import IO
 
 import av
 from av.codec import CodecContext
@@ -21,6 +24,8 @@ CONTAINERS = ("mov", "matroska", "avi", "mpegts", "mpeg", "flv")
 CODECS = ("h264", "hevc", "av1", "vp8", "vp9", "mpeg1video", "mpeg2video", "mpeg4", "mjpeg")
 MAX_PIXELS = 8192 * 8192
 """Pixels of the largest frame that is decoded unless more are allowed."""
+_FIRST_BOXES = ([b"ftyp"], [b"mdat"], [b"wide"], [b"free"], [b"skip"])
+_MOST_BOXES = 1000
 _DECODERS = (*CODECS, "libdav1d")
 _DAMAGE = (av.FFmpegError, ValueError, EOFError, OSError)
 
@@ -49,6 +54,11 @@ def open_video(path: Path, max_pixels: int = MAX_PIXELS) -> OpenVideo:
         # The prefix keeps a name such as "http:x.mp4" a name.
         container = av.open(f"file:{path}", options=options, metadata_errors="replace")
     except _DAMAGE as error:
+        if _has_lost_its_end(path):
+            raise DataError(
+                f"{path}: cut short: its table of contents (moov), which comes last, is missing; fetch it again, or"
+                " remove it"
+            ) from error
         raise DataError(
             f"{path}: not a video that can be read, or damaged ({_told(error)}); expected one of these formats:"
             f" {', '.join(CONTAINERS)}"
@@ -82,6 +92,30 @@ def _refuse_other_than_file(path: Path) -> None:
         raise DataError(f"{path}: a folder, pipe or device; expected a video file")
     if status.st_size == 0:
         raise DataError(f"{path}: the file is empty (0 bytes)")
+
+
+def _has_lost_its_end(path: Path) -> bool:
+    """Whether this is an mp4 file, or one of its kin, without the box that tells what is where in it."""
+    try:
+        with path.open("rb") as file:
+            kinds = list(islice(_boxes(file), _MOST_BOXES))
+    except (OSError, OverflowError, ValueError):
+        return False
+    return kinds[:1] in _FIRST_BOXES and b"moov" not in kinds
+
+
+def _boxes(file: IO[bytes]) -> Iterator[bytes]:
+    """The kinds of the boxes that an mp4 file consists of, as far as it goes."""
+    at = 0
+    while len(header := file.read(16)) >= 8:
+        length, kind = struct.unpack(">I4s", header[:8])
+        yield kind
+        if length == 1 and len(header) == 16:  # too long for 32 bits
+            (length,) = struct.unpack(">Q", header[8:])
+        if length < 8:  # to the end of the file, or nonsense
+            return
+        at += length
+        file.seek(at)
 
 
 def _shown(path: Path, container: InputContainer) -> VideoStream:

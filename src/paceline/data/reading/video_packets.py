@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import TypeAlias
 
+import av
 from av.packet import Packet
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
@@ -20,6 +22,8 @@ VideoPacket: TypeAlias = "Packet[VideoStream]"
 NumberedFrame: TypeAlias = tuple[int, VideoFrame]
 
 _KEPT_BYTES = 1 << 26  # packets that are kept in memory, so that a short video is read once
+_INCOMPLETE_PACKETS = 3  # that a cut may leave at the end of a file, as its container parts them
+_LAST_FRAMES = 4  # among which the frame of the last packet is: it may be shown before some that are decoded earlier
 _ONE_FRAME_CONTAINERS = {"mov", "matroska"}  # a packet of these codecs in these containers is one frame
 _ONE_FRAME_CODECS = {"h264", "hevc", "av1", "vp9", "mpeg4", "mpeg2video", "mjpeg"}
 _SKIPPABLE_CODECS = {"h264", "mpeg4", "mpeg2video"}  # their decoders can leave out just what no other frame needs
@@ -36,12 +40,17 @@ class PacketScan:
     """None if decoding has to tell that too."""
     kept: list[VideoPacket] | None
     """All packets, unless they are large."""
+    num_packets: int
+    """How many packets there are, but for incomplete ones at the end of the file."""
+    is_open_ended: bool
+    """Whether the container does not tell where a video ends, so that only decoding shows that it was cut short."""
 
 
 def scan_packets(video: OpenVideo, max_frames: int) -> PacketScan:
     """Look through the packets of a file that was just opened; more than `max_frames` are a DataError."""
     rows: list[PacketTimes] = []
     kept: list[VideoPacket] = []
+    incomplete: list[int] = []
     size, has_times = 0, True
     for packet in _packets(video):
         has_times &= packet.pts is not None
@@ -50,19 +59,24 @@ def scan_packets(video: OpenVideo, max_frames: int) -> PacketScan:
         rows.append(PacketTimes(time, decoded, packet.is_keyframe, not packet.is_discard))
         if len(rows) > max_frames:
             raise DataError(f"{video.path}: more than {max_frames:,} frames; cut it into shorter videos")
+        if packet.is_corrupt:
+            incomplete.append(len(rows) - 1)
         size += packet.size
         if size <= _KEPT_BYTES:
             kept.append(packet)
     all_kept = kept if len(kept) == len(rows) else None
+    is_open_ended = not _is_in(video, _ONE_FRAME_CONTAINERS)
+    last = [place for place in incomplete if is_open_ended and place >= max(1, len(rows) - _INCOMPLETE_PACKETS)]
+    num_packets = min([*last, len(rows)])
     if not _is_frame_by_frame(video) or not rows or not rows[0].is_key:
-        return PacketScan(video, None, None, all_kept)
+        return PacketScan(video, None, None, all_kept, num_packets, is_open_ended)
     if video.stream.frames > len(rows):
         found = f"{video.stream.frames} frames are announced and {len(rows)} are there"
         raise DataError(f"{video.path}: truncated video: {found}; replace or remove it")
     timeline = make_timeline(rows) if has_times else None
     if timeline is not None and video.stream.codec_context.has_b_frames and not timeline.is_reordered:
         timeline = None  # frames change places, and no time says so: these are the times of decoding
-    return PacketScan(video, timeline, sum(row.is_visible for row in rows), all_kept)
+    return PacketScan(video, timeline, sum(row.is_visible for row in rows), all_kept, num_packets, is_open_ended)
 
 
 def decode_timed(scan: PacketScan, timeline: Timeline, numbers: Sequence[int]) -> Iterator[NumberedFrame]:
@@ -106,8 +120,27 @@ def decode_counted(scan: PacketScan) -> Iterator[NumberedFrame]:
         context = video.stream.codec_context
         packets = _packets(video)
     context.skip_frame = "DEFAULT"
+    packets = islice(packets, scan.num_packets)
     frames = (frame for packet in chain(packets, [None]) for frame in context.decode(packet))
     yield from enumerate(frames)
+
+
+def count_frames(scan: PacketScan) -> PacketScan:
+    """The same, with the frames numbered by decoding them all.
+
+    Of a file that may have been cut short anywhere, the last packets are left out if the last frames are whole without
+    them and damaged with them. Damage elsewhere is left to whoever asks for the frames.
+    """
+    scan = replace(scan, timeline=None)
+    if not scan.is_open_ended:
+        return replace(scan, num_frames=sum(1 for _ in decode_counted(scan)))
+    for num_packets in range(scan.num_packets, max(0, scan.num_packets - _INCOMPLETE_PACKETS - 1), -1):
+        shorter = replace(scan, num_packets=num_packets)
+        with suppress(av.FFmpegError):
+            is_damaged = [frame.is_corrupt for _, frame in decode_counted(shorter)]
+            if not any(is_damaged[-_LAST_FRAMES:]):
+                return replace(shorter, num_frames=len(is_damaged))
+    return replace(scan, num_frames=sum(1 for _ in decode_counted(scan)))
 
 
 def _packets(video: OpenVideo) -> Iterator[VideoPacket]:
@@ -131,6 +164,8 @@ def _packets_from(scan: PacketScan, timeline: Timeline, start: int) -> Iterator[
 
 
 def _is_frame_by_frame(video: OpenVideo) -> bool:
-    names = video.container.format.name.split(",")
-    codec = video.stream.codec_context.codec.canonical_name
-    return not _ONE_FRAME_CONTAINERS.isdisjoint(names) and codec in _ONE_FRAME_CODECS
+    return _is_in(video, _ONE_FRAME_CONTAINERS) and video.stream.codec_context.codec.canonical_name in _ONE_FRAME_CODECS
+
+
+def _is_in(video: OpenVideo, containers: set[str]) -> bool:
+    return not containers.isdisjoint(video.container.format.name.split(","))
