@@ -33,6 +33,15 @@ def test_images_stay_encoded_until_they_are_needed(root: Path) -> None:
     assert (sample["image"].decode()[0, 0].tolist(), sample["label"]) == ([2, 2, 2], 0)
 
 
+def test_files_that_are_no_images_are_counted(root: Path) -> None:
+    (root / "train/b/notes.txt").touch()
+    assert ImageFolder(root, "train").notes == []
+    (root / "train/b/4.heic").touch()
+    dataset = ImageFolder(root, "train")
+    assert len(dataset) == 3
+    assert dataset.notes[0].startswith("1 file is left out: .heic 1; images are .jpg, .jpeg, .png, ")
+
+
 def test_what_is_to_be_reduced_is_decoded_at_once(tmp_path: Path) -> None:
     paint(tmp_path / "a/1.jpg", size=(800, 400))
     assert ImageFolder(tmp_path, min_size=100).open(0)["image"].shape == (100, 200, 3)

@@ -1,15 +1,17 @@
+import io
 import os
 import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import TIMEOUT, wait_until
 
 from paceline.core.errors import DataError
 from paceline.data.indexes import index as index_module
@@ -60,7 +62,7 @@ def kept(folder: Path) -> list[Path]:
 # --- the file -----------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     texts=st.lists(st.binary(max_size=300), max_size=200),
     numbers=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=50),
@@ -175,7 +177,8 @@ def test_a_change_is_noticed(names: Names) -> None:
     assert len(kept(names.folder / ".paceline")) == 1
 
 
-def test_a_change_at_the_same_time_is_noticed(names: Names) -> None:
+def test_a_change_at_the_same_time_is_noticed(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_module, "_TICK", 60 * 10**9)  # whatever the machine may do between two lines
     now = time.time_ns()
     os.utime(names.folder, ns=(now, now))
     names.open()
@@ -292,72 +295,101 @@ def test_an_index_goes_to_a_worker_as_a_name(names: Names) -> None:
 BUILD = """
 import os, sys, time
 from pathlib import Path
-import numpy as np
-from paceline.data.indexes.index import open_index
+from paceline.data.indexes import index
+index._PATIENCE = 600
 folder = Path(sys.argv[1])
 def build(builder):
     builder.watch(folder)
     with (folder.parent / "calls").open("a") as file:
         print(os.getpid(), file=file, flush=True)
-    time.sleep(float(sys.argv[2]))
+    deadline = time.monotonic() + float(sys.argv[2])
+    while not (folder.parent / "go").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
     builder.texts("name", [b"from somebody"])
-print(open_index(folder, "slow", {}, build).texts("name"))
+print(index.open_index(folder, "slow", {}, build).texts("name"))
 """
+Start = Callable[[], subprocess.Popen[str]]
 
 
-def start(folder: Path, seconds: float) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", BUILD, str(folder), str(seconds)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+@pytest.fixture
+def start(names: Names) -> Iterator[Start]:
+    """Starts a process that indexes the folder; one that builds goes on until the file `go` lies beside the folder."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin() -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", BUILD, str(names.folder), str(TIMEOUT)]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    for _ in range(600):
-        if condition():
-            return
-        time.sleep(0.05)
-    raise TimeoutError
-
-
-def test_one_process_builds_and_the_others_wait(names: Names) -> None:
-    processes = [start(names.folder, 0.5) for _ in range(3)]
-    for process in processes:
-        output, errors = process.communicate(timeout=60)
-        assert (output, errors) == ("[b'from somebody']\n", "")
-    assert len((names.folder.parent / "calls").read_text().split()) == 1
-    assert len(list((names.folder / ".paceline").iterdir())) == 1
-
-
-def test_a_builder_that_dies_is_followed_by_another(names: Names) -> None:
+def builders(names: Names) -> list[int]:
+    """The processes that have begun to build."""
     calls = names.folder.parent / "calls"
-    with start(names.folder, 600) as first:
-        wait_for(calls.exists)
-        with start(names.folder, 0) as second:
-            wait_for(lambda: _is_waiting(second.pid))
-            first.kill()
-            output, _ = second.communicate(timeout=60)
-    assert output == "[b'from somebody']\n"
-    assert len(calls.read_text().split()) == 2
+    return [int(line) for line in calls.read_text().splitlines()] if calls.exists() else []
+
+
+def is_waiting(process: int) -> bool:
+    return any(f" {process} " in line and "->" in line for line in Path("/proc/locks").read_text().splitlines())
+
+
+def test_one_process_builds_and_the_others_wait(names: Names, start: Start) -> None:
+    processes = [start() for _ in range(3)]
+    wait_until(lambda: sum(is_waiting(process.pid) for process in processes) == 2, "two wait for the third")
+    (names.folder.parent / "go").touch()
+    for process in processes:
+        output, errors = process.communicate(timeout=TIMEOUT)
+        assert (output, errors) == ("[b'from somebody']\n", "")
+    assert len(builders(names)) == 1
     assert len(list((names.folder / ".paceline").iterdir())) == 1
 
 
-def _is_waiting(pid: int) -> bool:
-    return any(f" {pid} " in line and "->" in line for line in Path("/proc/locks").read_text().splitlines())
+def test_a_builder_that_dies_is_followed_by_another(names: Names, start: Start) -> None:
+    first = start()
+    wait_until(lambda: builders(names) == [first.pid], "the first builds")
+    second = start()
+    wait_until(lambda: is_waiting(second.pid), "the second waits")
+    first.kill()
+    first.wait()
+    (names.folder.parent / "go").touch()
+    output, _ = second.communicate(timeout=TIMEOUT)
+    assert output == "[b'from somebody']\n"
+    assert builders(names) == [first.pid, second.pid]
+    assert len(list((names.folder / ".paceline").iterdir())) == 1
 
 
-def test_long_work_and_long_waits_are_told(
-    names: Names, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+class Answered(io.StringIO):
+    """Standard error that has a file made as soon as a line is said."""
+
+    def __init__(self, answer: Path) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if text.endswith("\n"):
+            self.answer.touch()
+        return written
+
+
+def test_a_long_wait_is_told(names: Names, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = start()
+    wait_until(lambda: builders(names) == [first.pid], "the other process builds")
     monkeypatch.setattr(index_module, "_PATIENCE", 0.05)
-    with start(names.folder, 1) as first:
-        wait_for((names.folder.parent / "calls").exists)
-        open_index(names.folder, "slow", {}, names)
-        first.communicate(timeout=60)
-    assert capfd.readouterr().err == f"waiting for another process to index {names.folder}\n"
+    monkeypatch.setattr(sys, "stderr", told := Answered(names.folder.parent / "go"))
+    open_index(names.folder, "slow", {}, names)
+    first.communicate(timeout=TIMEOUT)
+    assert told.getvalue() == f"waiting for another process to index {names.folder}\n"
     assert names.calls == 0
 
-    def build(builder: IndexBuilder) -> None:
-        time.sleep(0.3)
 
-    index = open_index(names.folder, "slower", {}, build)
-    told = f"indexing {names.folder}; this is done once and kept in {index.path}\n"
-    assert capfd.readouterr().err == told
+def test_long_work_is_told(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = names.folder.parent / "said"
+    monkeypatch.setattr(index_module, "_PATIENCE", 1.0)  # enough to be given a lock that nobody has
+    monkeypatch.setattr(sys, "stderr", told := Answered(said))
+    index = open_index(names.folder, "slower", {}, lambda builder: wait_until(said.exists, "it is told"))
+    assert told.getvalue() == f"indexing {names.folder}; this is done once and kept in {index.path}\n"

@@ -193,7 +193,7 @@ def test_a_list_is_split_by_chance(root: Path) -> None:
         ("list.csv", "image,class\na.png,x\n", {}, "no column 'label' in its first line, which has image, class"),
         ("list.csv", "a.png,x\n", {"label": 2}, "line 1: 2 columns, expected at least 3"),
         ("list.csv", "x" * 2_000_000, {}, "line 1: longer than 1,048,576 characters"),
-        ("list.dat", "a.png,x\n", {}, "its name tells no format (.csv, .tsv, .jsonl, .ndjson, .txt, .lst)"),
+        ("list.dat", "a.png,x\n", {}, "its name tells no format (.csv, .tsv, .json, .jsonl, .ndjson, .txt, .lst)"),
         ("list.csv", "i,label\na.png,1\na.png,3\n", {"image": "i", "classes": ["x", "y"]},
             "list.csv, line 3: the label 3 is out of range: expected 0 to 1, as `classes` has names"),
         ("list.csv", "a.png,1\na.png,-1\n", {}, "list.csv, line 2: the label -1 is out of range"),

@@ -258,6 +258,10 @@ def test_folders_that_are_not_as_expected(root: Path) -> None:
         {"classes": ["a"], "ignore_index": 256},
         {"classes": [str(number) for number in range(257)]},
         {"classes": ["a"], "split": "train"},
+        {"classes": ["a", "b"], "colours": [[1, 2, 3]]},
+        {"classes": ["a", "b"], "colours": [[1, 2, 3], [1, 2, 3]]},
+        {"classes": ["a"], "colours": [[1, 2, 256]]},
+        {"binary": True, "colours": [[1, 2, 3]]},
     ],
 )
 def test_arguments_that_make_no_sense(arguments: dict[str, object]) -> None:

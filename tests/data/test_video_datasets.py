@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.data.datasets.catalogue_videos import VideoFolderArguments, VideoListArguments
+from paceline.data.datasets.clips_apart import ClipsApart
 from paceline.data.datasets.videos import VideoFolder, VideoList
 from paceline.data.loading.loader import Request, load
 from paceline.data.loading.source import Source
@@ -58,6 +59,17 @@ def test_folder(root: Path) -> None:
     assert (sample["image"].num_frames, sample["label"]) == (12, 1)
 
 
+def test_files_that_are_no_videos_are_counted(root: Path) -> None:
+    assert VideoFolder(root).notes == []
+    for name in ("run/x.gif", "run/deep/y.WMV", "sit/z.wmv", "sit/README", "sit/a.txt", "sit/Thumbs.db", "sit/.hidden"):
+        (root / name).touch()
+    data = VideoFolder(root)
+    (note,) = data.notes
+    assert note.startswith("4 files are left out: .wmv 2, .gif 1, no ending 1; videos are .mp4, .m4v, ")
+    assert len(data) == 4
+    assert ClipsApart(data, 2).notes == [note]
+
+
 def test_folder_of_a_split_or_a_share(root: Path) -> None:
     assert len(VideoFolder(root.parent, split="data")) == 4
     shares = {"train": 3.0, "val": 1.0}
@@ -92,7 +104,7 @@ def test_folds(root: Path) -> None:
     assert [rest.path(k).name for k in range(len(rest))] == ["b.MP4", "c.mp4"]
     assert [rest.open(k)["label"] for k in range(2)] == [0, 1]
     assert rest.classes == ["running", "sitting"]
-    with pytest.raises(DataError, match=r"no video is in fold 7; the folds are 0, 1, 2"):
+    with pytest.raises(DataError, match=r"no line is in fold 7; the folds are 0, 1, 2"):
         VideoList(root / "folds.txt", fold=7, split="train")
     (root / "one.txt").write_text("run/a.mp4 0 source 0\n")
     with pytest.raises(DataError, match="none are left to train on"):
@@ -148,7 +160,10 @@ def test_without_a_clip_it_is_refused(root: Path) -> None:
     [
         ({"fold": 1}, "with fold, split is train"),
         ({"fold": 1, "split": "train", "split_shares": {"train": 1.0}}, "either fold or split_shares"),
-        ({"split": "train"}, "split needs fold or split_shares"),
+        ({"split": "train"}, "split needs split_column, .* or fold or split_shares"),
+        ({"split": "train", "split_column": 2, "fold": 1}, "either split_column or fold"),
+        ({"split_column": 2}, "split_column needs split"),
+        ({"label_from": "folder", "label": 1}, "takes no column; take label out"),
         ({"split": "test", "split_shares": {"train": 1.0}}, "one of split_shares"),
     ],
 )

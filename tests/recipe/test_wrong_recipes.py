@@ -64,13 +64,16 @@ def edit(old: str, new: str, *lines: str) -> Wrong:
     return Wrong([f"recipe.yaml:{line}" for line in lines], change=(old, new))
 
 
+def parted(train: str, validation: str, *lines: str) -> Wrong:
+    """Both splits from other places than usual."""
+    old = "{dataset: idx, root: data, split: train, transforms: [flip]}", "{dataset: idx, root: data, split: test}"
+    return edit("\n  val:   ".join(old), f"{{{train}}}\n  val:   {{{validation}}}", *lines)
+
+
 def drawn(validation: str, *lines: str) -> Wrong:
     """Both splits drawn out of one folder."""
-    old = (
-        "{dataset: idx, root: data, split: train, transforms: [flip]}\n  val:   {dataset: idx, root: data, split: test}"
-    )
-    train = "{dataset: image_folder, root: data, split: train, split_shares: {train: 0.8, val: 0.2}}"
-    return edit(old, f"{train}\n  val:   {{dataset: image_folder, root: data, {validation}}}", *lines)
+    train = "dataset: image_folder, root: data, split: train, split_shares: {train: 0.8, val: 0.2}"
+    return parted(train, f"dataset: image_folder, root: data, {validation}", *lines)
 
 
 def typed(override: str, *lines: str) -> Wrong:
@@ -236,6 +239,11 @@ WRONG = {
     "the same part twice": drawn(
         "split: train, split_shares: {train: 0.8, val: 0.2}",
         "9:53: data.val.split: is the part that data.train.split takes, of the same samples",
+    ),
+    "the same words of a list twice": parted(
+        "dataset: list_file, file: a.csv, split: train, split_column: part",
+        "dataset: list_file, file: a.csv, split: train, split_column: part",
+        "9:51: data.val.split: is the part that data.train.split takes, of the same samples",
     ),
     "mixing in evaluation": edit(
         "split: test}",

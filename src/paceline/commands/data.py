@@ -90,6 +90,8 @@ def _look_at(recipe: DataRecipe, report: SplitReport, sheet: Sheet, limit: int |
     threads = usable_cores()
     tell = partial(bar.advance, bar.add_task(report.split, total=len(indices)))
     examine(files, indices, report.findings, threads, tell, source.sample_transforms)
+    for note in report.findings.notes:
+        report.add_note(note)
     unreadable = {each.sample for each in report.findings.bad}
     readable = [index for index in indices if index not in unreadable] if unreadable else indices
     if not readable:

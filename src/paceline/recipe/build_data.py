@@ -36,6 +36,9 @@ def find_classes(shop: Workshop, sources: Mapping[str, Source]) -> list[str]:
     names = list(getattr(sources["train"].dataset, "classes", []))
     for split, source in sources.items():
         with shop.speaking_of(f"data.{split}"):
+            reason = getattr(source.dataset, "why_no_labels", "")
+            if names and reason:
+                raise DataError(reason)
             _check_classes(split, list(getattr(source.dataset, "classes", [])), names)
     asked = shop.recipe.model.num_classes
     if asked is not None and names and asked != len(names):

@@ -75,9 +75,10 @@ def _drawn_splits(recipe: Recipe) -> list[Check]:
     dataset, train = drawn.pop("train")
     found: list[Check] = []
     for split, (name, own) in drawn.items():
-        if name != dataset or not own.get("split_shares") or any(own.get(key) != train.get(key) for key in _PLACES):
+        is_part = own.get("split_shares") or own.get("split_column") is not None
+        if name != dataset or not is_part or any(own.get(key) != train.get(key) for key in _PLACES):
             continue
-        for key in ("split_shares", "split_seed"):
+        for key in ("split_shares", "split_seed", "split_column"):
             if own.get(key) != train.get(key):
                 keys = [f"data.{split}.{key}", f"data.train.{key}"]
                 found += [(keys, f"differs from data.train.{key}, so that samples would be in both parts")]

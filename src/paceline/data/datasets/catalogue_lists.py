@@ -2,33 +2,74 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from paceline.core.arguments import Count, CountOrZero
+from paceline.core.arguments import Arguments, Count, CountOrZero
+from paceline.core.counting import counted
 from paceline.core.registry import register
-from paceline.data.argument_types import Name
-from paceline.data.catalogue import ClassNames, DrawnSplitArguments, Extensions
+from paceline.data.argument_types import Name, PixelValue
+from paceline.data.catalogue import ClassNames, DrawnSplitArguments, Extensions, SplitArguments
 
 datasets = register.kind("dataset")
 
 Column = Name | CountOrZero
 """A column by name, or by number from 0."""
 
+Colour = Annotated[list[PixelValue], Field(min_length=3, max_length=3)]
+"""Red, green and blue."""
 
-class ListFileArguments(DrawnSplitArguments):
-    """Arguments of `list_file`."""
+
+class ListColumnsArguments(Arguments):
+    """How lists of all kinds are read."""
 
     file: Name
     root: Name | None = None
-    format: Literal["csv", "tsv", "jsonl", "txt"] | None = None
-    image: Column | None = None
+    format: Literal["csv", "tsv", "json", "jsonl", "txt"] | None = None
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
     label: Column | None = None
+    label_from: Literal["column", "folder"] = "column"
     label_separator: Name | None = None
+    first_label: CountOrZero = 0
     classes: ClassNames | None = None
+    split_column: Column | None = None
+
+    @model_validator(mode="after")
+    def _a_label_from_one_place(self) -> Self:
+        given = next((key for key in ("label", "label_separator") if getattr(self, key) is not None), None)
+        if self.label_from == "folder" and given is not None:
+            raise ValueError(f"label_from: folder takes no column; take {given} out")
+        return self
+
+
+def check_listed_split(split: str | None, column: str | int | None, others: Mapping[str, object]) -> None:
+    """A split that a column of the list tells has a name, and comes from nowhere else."""
+    given = next((name for name, value in others.items() if value is not None), None)
+    if column is not None and given is not None:
+        raise ValueError(f"give either split_column or {given}")
+    if column is not None and split is None:
+        raise ValueError("split_column needs split, the word that stands in this column, such as train")
+    if split is not None and column is None and given is None:
+        known = " or ".join(others)
+        raise ValueError(
+            f"split needs split_column, the column that tells it, or {known}; for a split with a list of its own,"
+            " name that as file"
+        )
+
+
+class ListFileArguments(SplitArguments, ListColumnsArguments):
+    """Arguments of `list_file`."""
+
+    image: Column | None = None
     follow_links: bool = False
     max_pixels: Count = 100_000_000
+
+    @model_validator(mode="after")
+    def _a_split_that_there_is(self) -> Self:
+        check_listed_split(self.split, self.split_column, {"split_shares": self.split_shares})
+        return self
 
 
 class ImageMaskArguments(DrawnSplitArguments):
@@ -39,6 +80,7 @@ class ImageMaskArguments(DrawnSplitArguments):
     masks: Name = "masks"
     list_file: Name | None = None
     classes: Annotated[ClassNames, Field(max_length=256)] | None = None
+    colours: list[Colour] | None = None
     ignore_index: Annotated[int, Field(ge=0, le=255)] | None = None
     binary: bool = False
     extensions: Extensions | None = None
@@ -53,12 +95,25 @@ class ImageMaskArguments(DrawnSplitArguments):
             raise ValueError("ignore_index is an id of a mask of classes; a binary mask has none")
         return self
 
+    @model_validator(mode="after")
+    def _a_colour_for_each_class(self) -> Self:
+        colours, num_classes = self.colours, len(self.classes or [])
+        if colours is None:
+            return self
+        if len(colours) != num_classes:
+            found = f"got {counted(len(colours), 'colour')} and {counted(num_classes, 'class')}"
+            raise ValueError(f"colours needs one [red, green, blue] for each of classes; {found}")
+        again = next((each for place, each in enumerate(colours) if each in colours[:place]), None)
+        if again is not None:
+            raise ValueError(f"colours: expected each colour once, got {again} twice")
+        return self
+
 
 datasets.add(
     "list_file",
     "paceline.data.datasets.listed:ListFile",
     ListFileArguments,
-    "image files and labels that a CSV, TSV, JSON-lines or text file lists",
+    "image files and labels that a CSV, TSV, JSON or text file lists",
 )
 datasets.add(
     "image_mask",

@@ -9,11 +9,11 @@ from pydantic import Field, model_validator
 from paceline.core.arguments import Arguments, Count, CountOrZero, Positive
 from paceline.core.registry import register
 from paceline.data.argument_types import Name, PositiveRange
+from paceline.data.datasets.catalogue_lists import Column, ListColumnsArguments, check_listed_split
 
 datasets = register.kind("dataset")
 transforms = register.kind("transform")
 
-Column = Name | CountOrZero
 Shares = Annotated[dict[Name, Positive], Field(min_length=1)]
 
 
@@ -35,16 +35,10 @@ class VideoFolderArguments(Arguments):
         return self
 
 
-class VideoListArguments(Arguments):
+class VideoListArguments(ListColumnsArguments):
     """Arguments of `video_list`."""
 
-    file: Name
-    root: Name | None = None
-    format: Literal["csv", "tsv", "jsonl", "txt"] | None = None
     video: Column | None = None
-    label: Column | None = None
-    label_separator: Annotated[str, Field(min_length=1)] | None = None
-    classes: Annotated[list[Name], Field(min_length=1)] | None = None
     split: Name | None = None
     fold: CountOrZero | None = None
     fold_column: Column = 3
@@ -61,8 +55,8 @@ class VideoListArguments(Arguments):
                 raise ValueError("with fold, split is train (all other folds), val or test (this fold)")
             if self.split_shares is not None:
                 raise ValueError("give either fold or split_shares")
-        elif self.split is not None and self.split_shares is None:
-            raise ValueError("split needs fold or split_shares; for a split with a list of its own, name that as file")
+        parts = {"fold": self.fold, "split_shares": self.split_shares}
+        check_listed_split(self.split, self.split_column, parts)
         _check_part(self.split, self.split_shares)
         return self
 

@@ -22,6 +22,8 @@ class ClipsApart:
         self.videos = videos
         self.clips = clips
         self.classes, self.channels = videos.classes, videos.channels
+        self.notes: list[str] = getattr(videos, "notes", [])
+        self.why_no_labels: str = getattr(videos, "why_no_labels", "")
         self._open: Callable[[int], Sample] = getattr(videos, "open", videos.read)
 
     def __len__(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from paceline.core.errors import DataError
 from paceline.data.batch import Sample
-from paceline.data.indexes.folders import EXTENSIONS, files_below, folder_names, refuse_escape
+from paceline.data.indexes.folders import EXTENSIONS, files_below, folder_names, left_out_note, refuse_escape
 from paceline.data.indexes.index import IndexBuilder, open_index
 from paceline.data.indexes.splits import read_part, split_arguments, write_parts
 from paceline.data.reading.decode import MAX_PIXELS, decode_image
@@ -60,6 +61,7 @@ class ImageFolder:
         except OSError as error:
             raise DataError(f"{error.filename}: cannot be listed ({error.strerror})") from error
         self.classes = [os.fsdecode(name) for name in index.texts("class")]
+        self.notes = [os.fsdecode(note) for note in index.texts("note")]
         self._names, self._labels = index.ragged("image"), index.column("label")
         self._part = read_part(index, split, split_shares, len(self._names))
 
@@ -101,9 +103,10 @@ def _check_layout(root: Path, folder: Path) -> None:
 def _write(builder: IndexBuilder, folder: Path, endings: tuple[str, ...], inside: Path | None) -> int:
     """The names of the images as paths relative to `folder`, class after class, and their labels; returns how many."""
     builder.watch(folder)
-    classes, size = folder_names(folder), 0
+    classes, size, left_out = folder_names(folder), 0, Counter[str]()
     for label, name in enumerate(classes):
-        found = sorted(os.fsencode(path) for path in files_below(folder, name, endings, inside, builder.watch))
+        files = files_below(folder, name, endings, inside, builder.watch, left_out=left_out)
+        found = sorted(map(os.fsencode, files))
         if not found:
             expected = f"expected files ending in {' '.join(endings)}"
             raise DataError(f"{folder / name}: no images in this class folder; {expected}")
@@ -111,4 +114,5 @@ def _write(builder: IndexBuilder, folder: Path, endings: tuple[str, ...], inside
         builder.numbers("label", np.full(len(found), label, np.int32))
         size += len(found)
     builder.texts("class", [os.fsencode(name) for name in classes])
+    builder.texts("note", [os.fsencode(note) for note in left_out_note(left_out, "images", endings)])
     return size

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,27 +14,36 @@ from numpy.typing import NDArray
 from paceline.core.counting import counted
 from paceline.core.errors import DataError
 from paceline.data.batch import Sample
+from paceline.data.datasets.list_writing import with_folders, write_list
 from paceline.data.indexes.folders import refuse_escaping_file
+from paceline.data.indexes.hints import hint_on_missing
 from paceline.data.indexes.index import Index, IndexBuilder, open_index
+from paceline.data.indexes.index_file import Column as IndexColumn
 from paceline.data.indexes.labels import LabelBook
-from paceline.data.indexes.line_numbers import LineNumbers, find_line
-from paceline.data.indexes.listing import Column, Format, Row, at_line, encode_name, read_list
+from paceline.data.indexes.line_numbers import find_line
+from paceline.data.indexes.listed_splits import read_fold, read_listed_part
+from paceline.data.indexes.listing import Column, Format, at_line, read_list
 from paceline.data.indexes.splits import read_part, split_arguments, write_parts
+from paceline.data.indexes.table_rows import advice_on_delimiter
 from paceline.data.reading.decode import MAX_PIXELS
 from paceline.data.reading.encoded import Encoded
 
-_CHUNK = 1 << 14  # lines that are held as Python objects at a time
+Part = IndexColumn | range | NDArray[np.int64]
+"""The numbers of the samples of a split among all of a list."""
 _SHOWN = 10  # classes without a sample that are named
 
 
 class ListFile:
     """The images of a list, a line each: names relative to `root`, the list's own folder unless given, and labels.
 
-    The list is a CSV, TSV, JSON-lines or plain text file, told by its name or `format`. `image` and `label` are its
-    columns, by name if the first line has names, else by number from 0. Labels are names, which are sorted into
-    classes, or numbers of `classes`. With `label_separator`, or lists in JSON, an image has any number of them, and
-    "label" is a float32 vector of 0 and 1. With `split_shares` the images are split by chance, and `split` is one
-    part. Files that lie outside of the root are a DataError unless `follow_links`.
+    The list is a CSV, TSV, JSON or plain text file, told by its name or `format`; `delimiter` separates columns if not
+    the usual. `image` and `label` are its columns, by name if the first line has names, else by number from 0. Labels
+    are names, which are sorted into classes, or numbers of `classes`, counted from `first_label`; with `label_from`
+    "folder" they are the folders that the files lie in. With `label_separator`, or lists in JSON, an image has any
+    number of them, and "label" is a float32 vector of 0 and 1. With `split_shares` the images are split by chance, and
+    `split` is one part; with `split_column` it is the lines that have this word there; with `fold`, "train" is the
+    lines that have another number in `fold_column`, all other splits those that have it. Files that lie outside of the
+    root are a DataError unless `follow_links`.
     """
 
     channels = 3
@@ -55,25 +64,44 @@ class ListFile:
         split_seed: int = 0,
         follow_links: bool = False,
         max_pixels: int = MAX_PIXELS,
+        delimiter: str | None = None,
+        label_from: Literal["column", "folder"] = "column",
+        first_label: int = 0,
+        split_column: Column | None = None,
+        fold: int | None = None,
+        fold_column: Column = 3,
     ) -> None:
         self.file = Path(root or "", file)
         self.root = Path(root) if root is not None else self.file.parent
         self.max_pixels = max_pixels
         self._inside = None if follow_links else self.root
         if not self.file.is_file():
-            raise DataError(f"{self.file}: no such file; expected a list with a line for each {self.listed}")
+            raise DataError(f"{self.file}: no such file; {_expected_list(file, root, self.listed)}")
+
+        part_column, part_key = (split_column, "split_column") if fold is None else (fold_column, "fold_column")
 
         def build(builder: IndexBuilder) -> None:
             builder.watch(self.file)
-            rows = read_list(self.file, format, image, label, "label", self.listed)
-            size = _write(builder, self.file, rows, label_separator, classes)
+            is_folder = label_from == "folder"
+            read = partial(read_list, self.file, format, image, what=self.listed, root=self.root, delimiter=delimiter)
+            read = partial(read, part=part_column, part_key=part_key)
+            rows = with_folders(self.file, read(None, "")) if is_folder else read(label, "label")
+            book = LabelBook(self.file, None if is_folder else first_label)
+            size = write_list(builder, book, rows, label_separator, classes, self.listed)
             write_parts(builder, size, split_shares, split_seed)
 
         arguments = {"columns": [format, image, label, label_separator], "classes": classes and list(classes)}
-        arguments |= {"file": self.file.name} | split_arguments(split_shares, split_seed)
+        arguments |= {"file": self.file.name, "table": [delimiter, label_from, first_label, part_column, self.listed]}
+        arguments |= split_arguments(split_shares, split_seed)
         self._index = open_index(self.file.parent, "list", arguments, build)
         self._open_columns()
-        self._part = read_part(self._index, split, split_shares, len(self._names))
+        self._part: Part
+        if fold is not None:
+            self._part = read_fold(self._index, self.file, fold, is_held_out=split != "train")
+        elif split_column is not None:
+            self._part = read_listed_part(self._index, self.file, split, split_column)
+        else:
+            self._part = read_part(self._index, split, split_shares, len(self._names))
 
     def _open_columns(self) -> None:
         self._names = self._index.ragged("image")
@@ -93,11 +121,23 @@ class ListFile:
 
     @property
     def notes(self) -> list[str]:
-        """Which classes have no sample."""
+        """What is odd about labels, and which classes have no sample."""
         is_seen = [] if self._labels is None else self._labels.seen(self._part)
         absent = [name for name, seen in zip(self.classes, is_seen, strict=False) if not seen]
         shown = ", ".join(absent[:_SHOWN]) + (", …" if len(absent) > _SHOWN else "")
-        return [f"no sample of {counted(len(absent), 'class')}: {shown}"] if absent else []
+        odd = [note.decode() for note in self._index.texts("note")]
+        odd += [] if self._labels is not None else [self.why_no_labels]
+        return odd + ([f"no sample of {counted(len(absent), 'class')}: {shown}"] if absent else [])
+
+    @property
+    def why_no_labels(self) -> str:
+        """Why samples have no label, and what to do about it; empty if they have."""
+        if self._labels is not None:
+            return ""
+        name = os.fsdecode(self._names[0].tobytes())
+        place = at_line(self.file, find_line(self._index, 0))
+        advice = advice_on_delimiter([name]) or "give a list that has labels"
+        return f"{place}: no label beside {name!r}; {advice}, or `label_from: folder` if a folder is a class"
 
     def open(self, index: int) -> Sample:
         """The image, not decoded yet, and its label if the list has labels."""
@@ -121,7 +161,17 @@ class ListFile:
         return {} if self._labels is None else {"label": self._labels[self._part[index]]}
 
     def _at_its_line(self, index: int, error: Exception) -> DataError:
-        return DataError(f"{self.place(index)}: {error}")
+        name = os.fsdecode(self._names[self._part[index]].tobytes())
+        hint = "" if os.path.lexists(self.root / name) else hint_on_missing(self.root, name)
+        return DataError(f"{self.place(index)}: {error}{hint}")
+
+
+def _expected_list(file: Path, root: Path | None, what: str) -> str:
+    expected = f"expected a list with a line for each {what}"
+    if root is None or Path(file).is_absolute():
+        return expected
+    found = "; give its whole path, as there is one in the current folder" if Path(file).is_file() else ""
+    return f"{expected}; with `root`, `file` is looked for in it{found}"
 
 
 class _Labels:
@@ -150,56 +200,3 @@ class _Labels:
         if self._several is not None:
             vector[self._meaning[self._several[row]]] = 1
         return vector
-
-
-def _write(
-    builder: IndexBuilder, file: Path, rows: Iterator[Row], separator: str | None, classes: Sequence[str] | None
-) -> int:
-    """The columns of an index, a few lines at a time; returns the number of lines."""
-    book, lines, size = LabelBook(file), LineNumbers(builder), 0
-    first = next(rows, None)
-    if first is None:
-        raise DataError(f"{file}: the list has no images; expected a line for each")
-    has_several = separator is not None or isinstance(first.beside, list)
-    chunk = [first, *islice(rows, _CHUNK - 1)]
-    while chunk:
-        builder.texts("image", [encode_name(file, row.line, row.image) for row in chunk])
-        if has_several:
-            _write_several(builder, book, [_split(file, row, separator) for row in chunk], chunk)
-        elif first.beside is not None:
-            labels = (book.number(_single(file, row), row.line) for row in chunk)
-            builder.numbers("label", np.fromiter(labels, np.int32, len(chunk)))
-        lines.append([row.line for row in chunk])
-        size += len(chunk)
-        chunk = list(islice(rows, _CHUNK))
-    names = list(classes or [])
-    if has_several or first.beside is not None:
-        names, meaning = book.classes(classes)
-        builder.numbers("meaning", meaning)
-    builder.texts("class", [name.encode(errors="surrogatepass") for name in names])
-    return size
-
-
-def _write_several(builder: IndexBuilder, book: LabelBook, labels: list[list[str]], chunk: list[Row]) -> None:
-    lengths = np.fromiter(map(len, labels), np.uint32, len(labels))
-    numbers = [book.number(each, row.line) for row, of_row in zip(chunk, labels, strict=True) for each in of_row]
-    builder.ragged("labels", lengths, np.array(numbers, np.int32))
-
-
-def _split(file: Path, row: Row, separator: str | None) -> list[str]:
-    """Several labels; there may be none."""
-    if isinstance(row.beside, list):
-        return [_text(file, row.line, label) for label in row.beside]
-    if separator is None:
-        raise DataError(f"{at_line(file, row.line)}: the label is {row.beside!r}, expected a list as in the first line")
-    return [label for label in _text(file, row.line, row.beside).split(separator) if label.strip()]
-
-
-def _single(file: Path, row: Row) -> str:
-    return row.beside if type(row.beside) is str else _text(file, row.line, row.beside)
-
-
-def _text(file: Path, line: int, label: Any) -> str:
-    if not isinstance(label, str | int) or isinstance(label, bool):
-        raise DataError(f"{at_line(file, line)}: the label is {label!r}, expected a name or a whole number")
-    return str(label)

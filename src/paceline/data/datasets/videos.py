@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline.core.errors import DataError
 from paceline.data.batch import Sample
 from paceline.data.datasets.listed import ListFile
-from paceline.data.indexes.folders import files_below, folder_names, refuse_escape, refuse_escaping_file
+from paceline.data.indexes.folders import (
+    files_below,
+    folder_names,
+    left_out_note,
+    refuse_escape,
+    refuse_escaping_file,
+)
 from paceline.data.indexes.index import IndexBuilder, open_index
-from paceline.data.indexes.listing import Column, Format, read_list
+from paceline.data.indexes.listing import Column, Format
 from paceline.data.indexes.splits import read_part, split_arguments, write_parts
 from paceline.data.reading.video import MAX_FRAMES, EncodedVideo
 from paceline.data.reading.video_opening import MAX_PIXELS
@@ -61,6 +68,7 @@ class VideoFolder:
         except OSError as error:
             raise DataError(f"{error.filename}: cannot be listed ({error.strerror})") from error
         self.classes = [os.fsdecode(name) for name in index.texts("class")]
+        self.notes = [os.fsdecode(note) for note in index.texts("note")]
         self._names, self._labels = index.ragged("video"), index.column("label")
         self._part = read_part(index, split, split_shares, len(self._names))
 
@@ -112,18 +120,18 @@ class VideoList(ListFile):
         follow_links: bool = False,
         max_pixels: int = MAX_PIXELS,
         max_frames: int = MAX_FRAMES,
+        delimiter: str | None = None,
+        label_from: Literal["column", "folder"] = "column",
+        first_label: int = 0,
+        split_column: Column | None = None,
     ) -> None:
         columns = video, label, label_separator
+        labels, parts = (delimiter, label_from, first_label), (split, split_shares, split_seed)
+        listed_parts = split_column, fold, fold_column
         super().__init__(
-            file, root, format, *columns, classes, split, split_shares, split_seed, follow_links, max_pixels
+            file, root, format, *columns, classes, *parts, follow_links, max_pixels, *labels, *listed_parts
         )
         self.max_frames = max_frames
-        if fold is not None:
-            folds = [
-                str(row.beside).strip() for row in read_list(self.file, format, video, fold_column, "fold", self.listed)
-            ]
-            rows = _of_fold(self.file, np.array(folds), str(fold), is_held_out=split != "train")
-            self._part = rows  # type: ignore[assignment]  # row numbers too
 
     def open(self, index: int) -> Sample:
         """The video, not decoded, and its label if the list has labels."""
@@ -139,17 +147,6 @@ class VideoList(ListFile):
     def read(self, index: int) -> Sample:
         """The same: a video is decoded by the transform that chooses frames."""
         return self.open(index)
-
-
-def _of_fold(file: Path, folds: NDArray[np.str_], fold: str, is_held_out: bool) -> NDArray[np.int64]:
-    """The rows of a fold, or all others."""
-    if fold not in folds:
-        found = ", ".join(np.unique(folds)[:10].tolist())
-        raise DataError(f"{file}: no video is in fold {fold}; the folds are {found}; give another fold or fold_column")
-    rows = np.flatnonzero((folds == fold) == is_held_out)
-    if not len(rows):
-        raise DataError(f"{file}: all videos are in fold {fold}, so none are left to train on")
-    return rows
 
 
 def _check_layout(root: Path, folder: Path) -> None:
@@ -169,9 +166,10 @@ def _write(builder: IndexBuilder, folder: Path, endings: tuple[str, ...], inside
     """The names and labels of all videos; returns how many there are."""
     refuse_escape(folder, inside)
     builder.watch(folder)
-    size = 0
+    size, left_out = 0, Counter[str]()
     for label, name in enumerate(folder_names(folder)):
-        found = sorted(os.fsencode(file) for file in files_below(folder, name, endings, inside, builder.watch))
+        files = files_below(folder, name, endings, inside, builder.watch, left_out=left_out)
+        found = sorted(map(os.fsencode, files))
         if not found:
             raise DataError(
                 f"{folder / name}: no videos in this class folder; expected files ending in {' '.join(endings)}"
@@ -180,4 +178,5 @@ def _write(builder: IndexBuilder, folder: Path, endings: tuple[str, ...], inside
         builder.texts("video", found)
         builder.numbers("label", np.full(len(found), label, np.int32))
         size += len(found)
+    builder.texts("note", [os.fsencode(note) for note in left_out_note(left_out, "videos", endings)])
     return size

@@ -28,7 +28,7 @@ from paceline.data.indexes.index_writer import IndexWriter, NoRoomError
 __all__ = ["Index", "IndexBuilder", "open_index"]
 
 _PATIENCE = 5.0  # seconds until something is said about work that goes on
-_VERSION = 1  # of what data sets write into their indexes
+_VERSION = 2  # of what data sets write into their indexes
 _TICK, _COARSE_TICK = 20_000_000, 2_000_000_000  # nanoseconds within which two changes may have one time
 _SECOND = 1_000_000_000
 

@@ -17,10 +17,13 @@ _MOST = 1 << 20
 
 
 class LabelBook:
-    """The different labels of a list, numbered as they come; which class each means is told when all are known."""
+    """The different labels of a list, numbered as they come; which class each means is told when all are known.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    Whole numbers count classes from `first` on; if that is None, they are names as all others.
+    """
+
+    def __init__(self, path: Path, first: int | None = 0) -> None:
+        self.path, self._first = path, first
         self._numbers: dict[str, int] = {}
         self._lines: list[int] = []
 
@@ -32,10 +35,14 @@ class LabelBook:
     def _enter(self, label: str, line: int) -> int:
         stripped = label.strip()
         if not stripped:
-            raise DataError(f"{at_line(self._path, line)}: the label is empty")
+            raise DataError(f"{at_line(self.path, line)}: the label is empty")
+        if any("\udc80" <= character <= "\udcff" for character in stripped):
+            found = stripped.encode(errors="surrogateescape")
+            advice = "save the list as UTF-8; it may be Latin-1 now (`iconv -f LATIN1 -t UTF-8`)"
+            raise DataError(f"{at_line(self.path, line)}: the label {found!r} is not UTF-8; {advice}")
         if stripped not in self._numbers:
             if len(self._lines) == _MOST:
-                raise DataError(f"{self._path}: more than {_MOST:,} different labels; name another column as `label`")
+                raise DataError(f"{self.path}: more than {_MOST:,} different labels; name another column as `label`")
             self._numbers[stripped] = len(self._lines)
             self._lines.append(line)
         return self._numbers[stripped]
@@ -49,8 +56,8 @@ class LabelBook:
         labels = [label for label, number in self._numbers.items()]
         if given is not None and set(labels) <= set(given):
             return list(given), self._meanings({name: place for place, name in enumerate(given)}.__getitem__)
-        if labels and all(map(_WHOLE.fullmatch, labels)):
-            return self._counted(given)
+        if self._first is not None and labels and all(map(_WHOLE.fullmatch, labels)):
+            return self._counted(given, self._first)
         if given is not None:
             unknown = next(label for label in labels if label not in given)
             expected = f"expected one of the {len(given):,} classes"
@@ -58,16 +65,29 @@ class LabelBook:
         names = sorted(labels)
         return names, self._meanings({name: place for place, name in enumerate(names)}.__getitem__)
 
-    def _counted(self, given: Sequence[str] | None) -> tuple[list[str], NDArray[np.int32]]:
+    def notes(self) -> list[str]:
+        """What is odd about the labels."""
+        labels = list(self._numbers)
+        if self._first != 0 or not labels or not all(map(_WHOLE.fullmatch, labels)) or min(map(int, labels)) != 1:
+            return []
+        return ["the least label is 1, none is 0: if labels begin at 1, add `first_label: 1`"]
+
+    def _counted(self, given: Sequence[str] | None, first: int) -> tuple[list[str], NDArray[np.int32]]:
         most = _MOST if given is None else len(given)
         for label in self._numbers:
-            if not 0 <= int(label) < most:
+            if not 0 <= int(label) - first < most:
                 why = "as `classes` has names" if given is not None else "which is the most there may be"
-                raise DataError(
-                    f"{self._at(label)}: the label {label} is out of range: expected 0 to {most - 1}, {why}"
-                )
-        names = given if given is not None else [str(k) for k in range(1 + max(map(int, self._numbers)))]
-        return list(names), self._meanings(int)
+                found = f"{self._at(label)}: the label {label} is out of range"
+                expected = f"expected {first} to {first + most - 1}, {why}"
+                raise DataError(f"{found}: {expected}{self._advice_on_range(first, most)}")
+        names = given if given is not None else [str(k) for k in range(first, 1 + max(map(int, self._numbers)))]
+        return list(names), self._meanings(lambda label: int(label) - first)
+
+    def _advice_on_range(self, first: int, most: int) -> str:
+        least, largest = min(map(int, self._numbers)), max(map(int, self._numbers))
+        if least == first or least < 0 or largest - least >= most:
+            return ""
+        return f"; labels go from {least} to {largest}: if they begin at {least}, add `first_label: {least}`"
 
     def _meanings(self, meaning: Callable[[str], int]) -> NDArray[np.int32]:
         table = np.empty(len(self._lines), np.int32)
@@ -76,7 +96,7 @@ class LabelBook:
         return table
 
     def _at(self, label: str) -> str:
-        return at_line(self._path, self._lines[self._numbers[label]])
+        return at_line(self.path, self._lines[self._numbers[label]])
 
 
 def _some(names: Sequence[str]) -> str:

@@ -9,10 +9,14 @@ from pathlib import Path
 from paceline.core.errors import DataError
 
 _FIELD = re.compile(r"\{([^{}:]+)(?::0(\d{1,2}))?\}")  # {column} or {column:06}
+_WHOLE = re.compile(r"([0-9]+)(?:\.0*)?")  # times are often written as 84.0
 
 
 class NamePattern:
-    """A name with columns of the list in braces, as in "{id}_{start:06}.mp4"; `:06` fills a number up to six digits."""
+    """A name with columns of the list in braces, as in "{id}_{start:06}.mp4"; `:06` fills a number up to six digits.
+
+    Columns may be numbers, counted from 0, as in "{1}_{2:06}.mp4".
+    """
 
     def __init__(self, path: Path, pattern: str) -> None:
         self._path = path
@@ -33,7 +37,11 @@ class NamePattern:
     def _filled(self, line: int, column: str, digits: str | None, cell: str) -> str:
         if digits is None and cell:
             return cell
-        if digits is None or not (cell.isascii() and cell.isdigit()):
+        whole = None if digits is None else _WHOLE.fullmatch(cell)
+        if digits is None or whole is None:
             expected = "something" if digits is None else "a whole number"
-            raise DataError(f"{self._path}, line {line}: {column!r} is {cell!r}, expected {expected} to make a name of")
-        return cell.zfill(int(digits))
+            named = f"column {column}" if column.isdecimal() else repr(column)
+            advice = "; if this line names the columns, write names in the pattern" if column.isdecimal() else ""
+            found = f"{self._path}, line {line}: {named} is {cell!r}"
+            raise DataError(f"{found}, expected {expected} to make a name of{advice}")
+        return whole[1].zfill(int(digits))

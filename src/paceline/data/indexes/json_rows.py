@@ -1,0 +1,111 @@
+"""Lists of JSON objects: one a line, or an array of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import IO, Any
+
+from paceline.core.errors import DataError
+from paceline.data.indexes.naming import NamePattern
+from paceline.data.indexes.rows import Asked, Row, at_line, read_lines
+
+_BEGINNING = re.compile(r"\s*\[\s*")
+_NEXT = re.compile(r"\s*(?:,\s*|(?=\]))")  # to the next object of an array, or its end
+_SHOWN = 20  # keys in a message
+
+Entries = Iterator[tuple[int, dict[str, Any]]]
+
+
+def line_entries(asked: Asked, file: IO[str]) -> Entries:
+    """The objects of JSON lines, with the numbers of the lines."""
+    for line, text in enumerate(read_lines(asked.path, file), 1):
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            if text.isspace() or text.startswith("#"):
+                continue
+            expected = f"; expected an array, [{_example(asked)}, …]" if asked.path.suffix.lower() == ".json" else ""
+            raise DataError(f"{at_line(asked.path, line)}: not JSON ({error}){expected}") from error
+        yield line, content if type(content) is dict else _object(asked, line, content)
+
+
+def array_entries(asked: Asked, file: IO[str]) -> Entries:
+    """The objects of an array, with the numbers of the lines that they begin in."""
+    text, decoder = file.read(), json.JSONDecoder()
+    beginning = _BEGINNING.match(text)
+    assert beginning is not None, "the file was found to begin so"
+    last, at, line = 0, beginning.end(), 1
+    while not text.startswith("]", at):
+        line += text.count("\n", last, at)
+        last = at
+        try:
+            content, end = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{at_line(asked.path, line)}: not JSON ({error})") from error
+        yield line, _object(asked, line, content)
+        gap = _NEXT.match(text, end)
+        if gap is None:
+            raise DataError(f"{at_line(asked.path, line)}: not JSON (no comma and no ] behind this object)")
+        at = gap.end()
+
+
+def _object(asked: Asked, line: int, content: Any) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        found = json.dumps(content)[:40]
+        raise DataError(f"{at_line(asked.path, line)}: expected an object such as {_example(asked)}, got {found}")
+    return content
+
+
+def _example(asked: Asked) -> str:
+    return json.dumps({asked.what: "a.mp4" if asked.what == "video" else "a.jpg", "label": "cat"})
+
+
+def json_rows(asked: Asked, entries: Entries) -> Iterator[Row]:
+    """The names of files and what stands beside them in each object."""
+    path = asked.path
+    number = next((each for each in (asked.image, asked.beside, asked.part) if isinstance(each, int)), None)
+    if number is not None:
+        raise DataError(f"{path}: columns of JSON lines have names, not numbers; got {number}")
+    pattern = None if asked.pattern is None else NamePattern(path, asked.pattern)
+    at, other, part = (str(each or "") for each in (asked.image or asked.what, asked.beside or asked.usual, asked.part))
+    expects = None if asked.beside is None else True
+    for line, content in entries:
+        name = content.get(at) if pattern is None else _patterned(asked, pattern, line, content)
+        if not isinstance(name, str) or not name:
+            found = _shown(content, at)
+            raise DataError(f"{at_line(path, line)}: {at!r} is {found}, expected the name of a file; {_advice(asked)}")
+        has = other in content
+        if has != (has if expects is None else expects):
+            found = f"has {'a' if has else 'no'} {other!r}, unlike the lines before or what `{asked.usual}` asks for"
+            raise DataError(f"{at_line(path, line)}: {found}; it has {_keys(content)}")
+        expects = has
+        if part and part not in content:
+            found = f"has no {part!r}, which `{asked.part_key}` asks for"
+            raise DataError(f"{at_line(path, line)}: {found}; it has {_keys(content)}")
+        yield Row(line, name, content.get(other), content.get(part))
+
+
+def _patterned(asked: Asked, pattern: NamePattern, line: int, content: dict[str, Any]) -> str:
+    for column in pattern.columns:
+        value = content.get(column)
+        if not isinstance(value, str | int | float) or isinstance(value, bool):
+            expected = "expected a text or a number to make a name of"
+            raise DataError(f"{at_line(asked.path, line)}: {column!r} is {_shown(content, column)}, {expected}")
+    return pattern.name(line, [str(content[column]) for column in pattern.columns])
+
+
+def _advice(asked: Asked) -> str:
+    example = "a.mp4" if asked.what == "video" else "a.jpg"
+    return f'give its key as `{asked.what}`, or a pattern such as "{{id}}{example[1:]}"'
+
+
+def _shown(content: dict[str, Any], key: str) -> str:
+    if key in content:
+        return repr(content[key])[:60]
+    return f"not there (there are {_keys(content)})"
+
+
+def _keys(content: dict[str, Any]) -> str:
+    return ", ".join(list(content)[:_SHOWN]) or "no keys"
