@@ -24,6 +24,7 @@ from paceline.data.loading.loader import TrainBatches
 from paceline.data.loading.source import Source
 from paceline.engine.loop import train
 from paceline.engine.run import Run
+from paceline.engine.saving import completing_saves, save
 from paceline.models.freezing import Freezing
 from paceline.observe.events import Evaluated, Event, Logged, Observer, Saved, Snapshot
 from paceline.optim.averaging import Ema, Swa
@@ -329,3 +330,19 @@ def test_lack_of_memory_says_what_can_be_done(tmp_path: Path) -> None:
     run = small(tmp_path, net=Greedy).run()
     with pytest.raises(TrainingError, match=r"out of memory in update 1, with 8 samples.*train\.micro_batch=4"):
         train(run)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_save_that_was_begun_is_on_the_disk_before_a_failure_is_told(world: int, tmp_path: Path) -> None:
+    """As when another process dies while the first one writes for all."""
+    diary = Diary()
+    run = small(tmp_path, world=world).run(observer=Observer([diary]))
+
+    def fail() -> None:
+        save(run)
+        raise TrainingError("a peer is gone")
+
+    with pytest.raises(TrainingError, match="a peer is gone"), completing_saves(run):
+        fail()
+    assert diary.happened() == ["saved 0"]
+    assert run.store.open(run.store.path_of(0)).step == 0

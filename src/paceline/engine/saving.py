@@ -38,7 +38,7 @@ def completing_saves(run: Run) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if run.mesh.world == 1:
+        if run.mesh.world == 1 or run.parallel.passes != "even":  # else a checkpoint has parts of all processes
             report(run, run.saver.finish())
         raise
     finish_saving(run)
