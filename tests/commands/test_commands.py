@@ -162,6 +162,98 @@ def test_eval_without_a_checkpoint(tmp_path: Path) -> None:
     assert "holds no checkpoint" in answer.stderr
 
 
+def test_eval_of_a_run_that_is_not_there(finished: Path) -> None:
+    answer = paceline(finished, "eval", "runs/nothere")
+    assert answer.returncode == 2
+    assert "there is no run directory of that name either" in answer.stderr
+    of_a_run = paceline(finished, "show", "runs/quickstart")
+    assert of_a_run.stderr.endswith("the recipe of this run directory is its recipe.yaml\n")
+
+
+def test_eval_prints_figures_in_two_columns_and_where_predictions_are(tmp_path: Path) -> None:
+    """Also names that are long, and counts as whole numbers."""
+    (tmp_path / "mine.py").write_text(
+        """
+import torch
+from paceline import register
+
+
+@register.metric("seen")
+class Seen:
+    def measure(self, predictions, batch):
+        return {"seen": torch.tensor(len(predictions))}
+
+    def figures(self, state):
+        return {"samples_that_were_seen": int(state["seen"]), "all": 1.0}
+"""
+    )
+    pictures(tmp_path / "train", {"a": 4, "b": 4})
+    pictures(tmp_path / "val", {"a": 3, "b": 2})
+    recipe = folder_recipe(tmp_path, evaluate={"metrics": ["seen"], "save_predictions": True})
+    done = paceline(tmp_path, "train", str(recipe), "--use", "mine")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1].strip() == "predictions are in runs/own/predictions"
+    answer = paceline(tmp_path, "eval", "runs/own", "--use", "mine")
+    assert answer.returncode == 0, answer.stderr
+    lines = answer.stdout.splitlines()
+    assert "samples_that_were_seen  5" in lines
+    assert "all                     1.0000" in lines
+    assert len({len(line) - len(line.split()[-1]) for line in lines}) == 1
+    assert answer.stderr.splitlines()[-1] == "predictions are in runs/own/predictions/val.csv"
+    table = (tmp_path / "runs/own/predictions/val.csv").read_text().splitlines()
+    assert table[0] == "sample,path,label,predicted,probability,a,b"
+    rows = [line.split(",") for line in table[1:]]
+    assert [Path(row[1]) for row in rows] == sorted((tmp_path / "val").rglob("*.jpg"))
+    assert [(row[0], row[2]) for row in rows] == [("0", "a"), ("1", "a"), ("2", "a"), ("3", "b"), ("4", "b")]
+
+
+def test_predictions_of_a_task_that_cannot_save_any_are_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        """
+from paceline import register
+
+
+@register.task("silent")
+class Silent:
+    weights = {"cross_entropy": 1.0}
+    main_figure = "loss"
+"""
+    )
+    pictures(tmp_path / "train", {"a": 2, "b": 2})
+    pictures(tmp_path / "val", {"a": 1, "b": 1})
+    recipe = folder_recipe(tmp_path, task="silent", evaluate={"save_predictions": True})
+    answer = paceline(tmp_path, "check", str(recipe), "--use", "mine")
+    assert answer.returncode == 2
+    assert "evaluate.save_predictions: the task silent has neither maps nor probabilities" in answer.stderr
+    assert "own.json:1:" in answer.stderr
+
+
+def test_check_tries_the_last_and_smallest_update(tmp_path: Path) -> None:
+    """BatchNorm cannot learn from one value a channel, which only the last image of an epoch has."""
+    (tmp_path / "mine.py").write_text(
+        """
+from torch import nn
+from paceline import register
+
+
+@register.model("pooled")
+def pooled(num_classes, in_channels):
+    norm = nn.BatchNorm2d(in_channels)
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), norm, nn.Flatten(), nn.Linear(in_channels, num_classes))
+"""
+    )
+    pictures(tmp_path / "train", {"a": 3, "b": 2})
+    pictures(tmp_path / "val", {"a": 1, "b": 1})
+    recipe = folder_recipe(tmp_path, model={"name": "pooled"})
+    answer = paceline(tmp_path, "check", str(recipe), "--use", "mine")
+    assert answer.returncode == 2, answer.stderr
+    assert "of 16×16 pixels: Expected more than 1 value per channel" in answer.stderr
+    assert "data.drop_last" in answer.stderr
+    for mended in ("data.drop_last=true", "data.batch=5", "train.steps=1"):
+        again = paceline(tmp_path, "check", str(recipe), "--use", "mine", mended)
+        assert again.returncode == 0, again.stderr
+
+
 def test_check_tries_everything_and_leaves_nothing(tmp_path: Path) -> None:
     answer = paceline(tmp_path, "check", "quickstart", *SMALL, "--json")
     assert answer.returncode == 0, answer.stderr
@@ -346,7 +438,7 @@ def test_losses_that_are_not_finite_stop_the_run(tmp_path: Path) -> None:
     assert status["state"] == "failed"
     assert done.stderr.count(status["reason"]) == 1
     assert done.stderr.splitlines()[-2:] == [
-        "  state is in runs/quickstart; the same command continues it",
+        "  nothing was saved in runs/quickstart yet; the same command begins again",
         status["reason"],
     ]
     assert (tmp_path / "runs/quickstart/logs/rank-0.log").read_text().count(status["reason"]) == 1

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from evaluated_splits import measure_all
+from evaluated_splits import SPLITS, measure_all, pictured, tables
 from small_runs import ALONE, NUM_CLASSES, NormedNet, Small, images, threads
 from torch import Tensor
 
@@ -41,20 +41,34 @@ def with_cores(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """The figures of one process."""
-    return measure_all(ALONE, tmp_path_factory.mktemp("alone"))
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], Path]:
+    """The figures of one process, and the folder with the rest."""
+    folder = tmp_path_factory.mktemp("alone")
+    return measure_all(ALONE, folder), folder
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_processes_agree_with_one_to_the_bit(world: int, alone: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_processes_agree_with_one_to_the_bit(
+    world: int, alone: tuple[list[dict[str, Any]], Path], tmp_path: Path
+) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
     done = subprocess.run(
         [*launch, SCRIPT, tmp_path], env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, timeout=120
     )
     assert done.returncode == 0, done.stderr.decode()
     for rank in range(world):
-        assert json.loads((tmp_path / f"rank-{rank}.json").read_text()) == alone
+        assert json.loads((tmp_path / f"rank-{rank}.json").read_text()) == alone[0]
+    assert tables(tmp_path) == tables(alone[1])
+    assert pictured(tmp_path) == pictured(alone[1])
+
+
+def test_every_sample_has_its_row_and_some_are_drawn(alone: tuple[list[dict[str, Any]], Path]) -> None:
+    for (size, _), table, drawn in zip(SPLITS, tables(alone[1]), pictured(alone[1]), strict=True):
+        assert [int(line.split(b",")[0]) for line in table.splitlines()[1:]] == list(range(size))
+        number = min(24, size)
+        assert drawn["id"] == [size * index // number for index in range(number)]
+        assert drawn["label"] == images(size).fields["label"][drawn["id"]].tolist()
+        assert len(drawn["predictions"]) == len(drawn["image"]) == number
 
 
 @pytest.mark.parametrize("batch", [1003, 256, 64, 7])
@@ -151,12 +165,8 @@ def test_mode_and_threads_come_back_after_an_error(tmp_path: Path) -> None:
         assert (run.model.training, torch.get_num_threads()) == (True, 2)
 
 
-def test_the_first_batch_is_kept_to_be_drawn(tmp_path: Path) -> None:
-    evaluation = evaluate(small(tmp_path, evaluation_batch=10).run(), "val")
-    assert evaluation.first is not None
-    batch, predictions = evaluation.first
-    assert batch.ids.tolist() == list(range(10))
-    assert predictions.shape == (10, NUM_CLASSES)
+def test_nothing_is_kept_where_nothing_is_drawn(tmp_path: Path) -> None:
+    assert evaluate(small(tmp_path).run(), "val").pictured is None
 
 
 class Changed(Source):

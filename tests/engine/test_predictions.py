@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from small_runs import ALONE
 
 from paceline.core.errors import UsageError
-from paceline.core.palette import colour_of
+from paceline.core.palette import Colour, colour_of
 from paceline.data.batch import Batch, Sample
 from paceline.data.reading.masks import decode_grey, decode_ids
-from paceline.engine.predictions import Map, PredictionFolder, file_names
+from paceline.engine.predictions import Map, PredictionFolder, can_save, file_names
 
 
 class Files:
@@ -37,7 +39,7 @@ class Files:
 class Maps:
     """A task that predicts what it is given."""
 
-    def __init__(self, palette: list[tuple[int, int, int]] | None = None) -> None:
+    def __init__(self, palette: Sequence[Colour] | None = None) -> None:
         self.palette = palette
 
     def maps(self, predictions: list[Map]) -> list[Map]:
@@ -70,8 +72,8 @@ def test_numbers_come_back_as_they_were(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     found = [random.integers(0, 256, size).astype(np.uint8) for size in ((5, 7), (9, 4))]
     dataset, ids = Files("a.jpg", "b.jpg", "c.jpg"), Batch(id=torch.tensor([2, 0]))
-    grey = PredictionFolder(tmp_path / "grey", dataset, Maps())
-    coloured = PredictionFolder(tmp_path / "ids", dataset, Maps([colour_of(number) for number in range(256)]))
+    grey = PredictionFolder(tmp_path / "grey", dataset, Maps(), ALONE)
+    coloured = PredictionFolder(tmp_path / "ids", dataset, Maps([colour_of(number) for number in range(256)]), ALONE)
     for folder in (grey, coloured, grey):  # a second time, they are replaced
         folder.save(ids, found)
     assert sorted(path.name for path in (tmp_path / "grey").iterdir()) == ["a.png", "c.png"]
@@ -80,9 +82,36 @@ def test_numbers_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_saved_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"evaluate\.save_predictions: this task predicts no maps"):
-        PredictionFolder(tmp_path, Files("a.jpg"), object())
+    assert can_save(Maps())
+    assert not can_save(object())
     (tmp_path / "file").touch()
-    folder = PredictionFolder(tmp_path / "file", Files("a.jpg"), Maps())
+    folder = PredictionFolder(tmp_path / "file", Files("a.jpg"), Maps(), ALONE)
     with pytest.raises(UsageError, match=r"file/a\.png: the prediction cannot be written"):
         folder.save(Batch(id=torch.tensor([0])), [np.zeros((2, 2), np.uint8)])
+
+
+def test_a_folder_holds_the_predictions_of_one_evaluation(tmp_path: Path) -> None:
+    place, plain = tmp_path / "run" / "val", np.zeros((2, 2), np.uint8)
+
+    def evaluate(*names: str, left_out: Sequence[int] = ()) -> list[str]:
+        folder = PredictionFolder(place, Files(*names), Maps(), ALONE)
+        read = [index for index in range(len(names)) if index not in left_out]
+        folder.save(Batch(id=torch.tensor(read)), [plain] * len(read))
+        folder.finish([], left_out)
+        return sorted(str(path.relative_to(place)) for path in place.rglob("*") if not path.is_dir())
+
+    assert evaluate("x/a.jpg", "x/in/b.jpg", "y/a.jpg") == ["x/a.png", "x/in/b.png", "y/a.png"]
+    (place / "x" / ("." + "0" * 16 + ".partial")).touch()
+    (place / "y" / "notes.txt").touch()
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "own.png").touch()
+    (tmp_path / "run" / "own.png").touch()
+    (place / "linked").symlink_to(outside)
+    (place / "gone.png").symlink_to(outside / "own.png")
+    assert evaluate("x/a.jpg", "z/c.jpg") == ["x/a.png", "y/notes.txt", "z/c.png"]
+    assert (place / "linked").is_symlink()
+    assert not (place / "x" / "in").exists()
+    assert evaluate("x/a.jpg", "z/c.jpg", left_out=[0]) == ["y/notes.txt", "z/c.png"]
+    assert (outside / "own.png").is_file()
+    assert (tmp_path / "run" / "own.png").is_file()

@@ -103,13 +103,13 @@ def _video(data: Path) -> dict[str, Any]:
             },
         },
         "losses": [{"name": "cross_entropy", "label_smoothing": 0.1}],
-        "evaluate": {},
+        "evaluate": {"save_predictions": True},
     }
 
 
 def predictions(run: Path) -> dict[str, bytes]:
-    """The saved predictions of a run, by name; none where the task predicts no maps."""
-    return {path.name: path.read_bytes() for path in (run / "predictions" / "val").glob("*.png")}
+    """The saved predictions of a run, by name: pictures, or a table."""
+    return {path.name: path.read_bytes() for path in (run / "predictions").rglob("*.*")}
 
 
 def records(run: Path) -> list[dict[str, Any]]:

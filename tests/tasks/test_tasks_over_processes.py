@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import os
@@ -43,8 +44,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(folder / "trained" / "video", folder / "trained" / "video-apart", symlinks=True)
         for procs in (1, 2, 3):
             shutil.copytree(folder / "trained", folder / str(procs), symlinks=True)
-            for kind in KINDS:
-                shutil.rmtree(folder / str(procs) / kind / "predictions", ignore_errors=True)
+            for case in CASES:
+                shutil.rmtree(folder / str(procs) / case / "predictions")
             measure(folder / str(procs), procs)
     return folder
 
@@ -91,6 +92,19 @@ def test_one_two_and_three_processes_save_the_same_predictions(kind: str, measur
     assert all(len(np.unique(picture)) > 1 for picture in pictures)
     sizes = {picture.shape for picture in pictures}
     assert len(sizes) == NUM_VAL if kind == "saliency" else sizes == {(96, 128)}
+    assert two == alone
+    assert three == alone
+
+
+@pytest.mark.parametrize("case", ["video", "video-apart"])
+def test_one_two_and_three_processes_write_the_same_table(case: str, measured: Path) -> None:
+    alone, two, three = (predictions(measured / procs / case) for procs in "123")
+    rows = list(csv.DictReader(io.StringIO(alone["val.csv"].decode())))
+    assert [row["sample"] for row in rows] == [str(number) for number in range(NUM_VAL)]
+    assert len({row["path"] for row in rows}) == NUM_VAL
+    assert all(Path(row["path"]).is_file() for row in rows)
+    right = sum(row["label"] == row["predicted"] for row in rows)
+    assert right / NUM_VAL == answer(measured / "1" / case)["metrics"]["top1"]
     assert two == alone
     assert three == alone
 

@@ -33,6 +33,7 @@ def main(options: argparse.Namespace) -> int:
         report["build_seconds"] = round(time.perf_counter() - started, 3)
         report["data"] = _try_data(run)
         report["step"] = _try_step(run)
+        _try_smallest(run)
         report["figures"] = _try_figures(run)
         report["checkpoint"] = _try_checkpoint(run)
         if unknown := _unknown_best(run, report["figures"]):
@@ -66,6 +67,27 @@ def _try_step(run: Run) -> dict[str, Any]:
     seconds = time.perf_counter() - started
     losses = {name: round(value.item(), 6) for name, value in result.losses.items()}
     return {"seconds": round(seconds, 3), "grad_norm": round(result.grad_norm.item(), 6), **losses}
+
+
+def _try_smallest(run: Run) -> None:
+    """A forward pass in training of the smallest micro-batch that an epoch has, if the first update has none as small.
+
+    A net with BatchNorm behind global pooling fails with a single sample, at the end of an epoch.
+    """
+    import torch
+
+    from paceline.data.loading.loader import MicroBatch
+    from paceline.engine.objective import forward, unchanged_buffers
+
+    updates = run.batches.updates
+    last = min(updates.steps_per_epoch, run.progress.total_steps) - 1
+    sizes = {step: min(cut.stop - cut.start for cut in updates.cuts(step)) for step in (0, last)}
+    if sizes[last] >= sizes[0]:
+        return
+    cut = min(updates.cuts(last), key=lambda each: each.stop - each.start)
+    batch = run.source.fetch(0, run.batches.order.at(0, cut.start, cut.stop))
+    with torch.no_grad(), unchanged_buffers(run.model):
+        forward(run, MicroBatch(last, cut.index, 0, batch))
 
 
 def _try_figures(run: Run) -> list[str]:

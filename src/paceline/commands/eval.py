@@ -39,12 +39,14 @@ def main(options: argparse.Namespace) -> int:
 
     from paceline.checkpoint.store import open_checkpoint
     from paceline.engine.evaluate import evaluate_with_average
+    from paceline.engine.predictions import predictions_place
     from paceline.recipe.build import Builder
 
     checkpoint = open_checkpoint(checkpoint_path)
     builder = Builder(checked, trains=False)
     with builder.mesh.together():
         run = builder.run(run_folder)
+        run.pictures = False  # figures are told, and nothing is drawn
         run.load_model(checkpoint)
         run.load_average(checkpoint)
         evaluation = evaluate_with_average(run, split)
@@ -58,6 +60,8 @@ def main(options: argparse.Namespace) -> int:
             "metrics": evaluation.figures,
         }
         _print(answer, options.json)
+        if run.save_predictions:
+            print(f"predictions are in {predictions_place(run, split)}", file=sys.stderr)
         if checked.recipe.observe.results:
             epoch = checkpoint.step / run.progress.steps_per_epoch
             _keep(checked.recipe, _run_of(checkpoint.path, run_folder), answer, epoch, options.overrides)
@@ -100,5 +104,6 @@ def _print(answer: dict[str, Any], as_json: bool) -> None:
     samples = counted(answer["num_samples"], "sample")
     print(f"{answer['split']}, {samples}{skipped}, {answer['checkpoint']}", file=sys.stderr)
     metrics = answer["metrics"]
+    width = max(map(len, metrics), default=0)
     for name, value in metrics.items():
-        print(f"{name:<16} {value:.4f}")
+        print(f"{name:<{width}}  {value if isinstance(value, int) else f'{value:.4f}'}")

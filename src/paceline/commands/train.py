@@ -195,14 +195,24 @@ def _train(run: Run, builder: Builder, notes: list[str]) -> None:
         if "test" in run.evaluations:
             publish(run, evaluate_with_average(run, "test"))
         lines = closing_lines(run, builder.recipe.expect, time.monotonic() - started)
+        if run.save_predictions and run.evaluations:
+            lines.append(f"predictions are in {run.out / 'predictions'}")
         observer.emit(Ended("finished", progress.step, progress.epoch, lines))
     except BaseException as error:
         state = "stopped" if isinstance(error, Stopped) else "failed"
         reason = str(error) or type(error).__name__
-        lines = [f"state is in {run.out}; the same command continues it"]
+        lines = [_how_to_go_on(run)]
         # Of several processes the launcher knows which one failed first, and says so.
         is_told = is_supervised() and not isinstance(error, Stopped)
         observer.emit(Ended(state, progress.step, progress.epoch, lines, reason, is_told))
         raise
     finally:
         observer.close()
+
+
+def _how_to_go_on(run: Run) -> str:
+    from paceline.checkpoint.reading import step_folders
+
+    if step_folders(run.store.root):
+        return f"state is in {run.out}; the same command continues it"
+    return f"nothing was saved in {run.out} yet; the same command begins again"

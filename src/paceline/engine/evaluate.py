@@ -21,7 +21,8 @@ from paceline.core.mesh import Mesh
 from paceline.data.batch import Batch
 from paceline.data.loading.loader import Request, load, naming_dead_workers
 from paceline.data.sampler import Cut, evaluation_cuts, owned
-from paceline.engine.predictions import PredictionFolder
+from paceline.engine.exhibits import Exhibit, assemble, pick, spread
+from paceline.engine.predictions import Keeper, make_keeper
 from paceline.engine.run import EvaluationSet, Run
 from paceline.metrics.state import Folding, Metric, State, fold, pack, unpack
 from paceline.optim.averaging import update_bn
@@ -31,14 +32,14 @@ _STATISTICS_UPDATES = 50
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The figures of one split, and its first batch with predictions to draw on the process that saw it."""
+    """The figures of one split, and on the first process some of its samples with predictions to draw."""
 
     split: str
     figures: dict[str, float]
     tables: dict[str, Any]
     num_samples: int
     seconds: float
-    first: tuple[Batch, Any] | None
+    pictured: tuple[Batch, Any] | None
     num_skipped: int = 0
     """How many more samples the split has, which cannot be read."""
 
@@ -46,23 +47,25 @@ class Evaluation:
 class _Measured(NamedTuple):
     fetched: Batch
     states: list[State]
-    kept: tuple[Batch, Any] | None
+    kept: list[Exhibit]
 
 
 def evaluate(run: Run, split: str) -> Evaluation:
     """The figures of the model on `split`."""
     garbage.resume()
     started = time.perf_counter()
-    examined, metrics = run.evaluations[split], run.task.metrics()
+    examined, keeper = run.evaluations[split], make_keeper(run, split)
+    metrics = [*run.task.metrics(), *keeper.metrics]
     size = len(examined.source.dataset)
     cuts = evaluation_cuts(size, examined.batch)
     own = owned(cuts, run.mesh.rank, run.mesh.world)
     ghosts = -(-len(cuts) // run.mesh.world) - len(own) if run.parallel.passes == "even" else 0
-    foldings, ids, first = [Folding() for _ in metrics], [], None
+    foldings, ids = [Folding() for _ in metrics], []
     skipped: list[int] = []
+    kept: list[Exhibit] = []
     run.parallel.share_buffers()
     with measuring(run, examined.threads), naming_dead_workers():
-        for number, measured in enumerate(_measure_all(run, examined, metrics, own + cuts[:1] * ghosts)):
+        for number, measured in enumerate(_measure_all(run, examined, metrics, own + cuts[:1] * ghosts, keeper)):
             run.heartbeat.beat(run.progress.step, "evaluating")
             if number >= len(own):  # computed for the sake of processes that have more
                 continue
@@ -70,24 +73,32 @@ def evaluate(run: Run, split: str) -> Evaluation:
             if measured.fetched.is_stand_in:
                 continue
             ids.append(measured.fetched.ids)
-            first = first or measured.kept
+            kept += measured.kept
             for folding, state in zip(foldings, measured.states, strict=True):
                 folding.add(state)
     left_out = torch.tensor(skipped, dtype=torch.int64)
     check_ledger(run.mesh, [*ids, left_out], size)
-    num_skipped = sum(len(part) for part in run.mesh.gather(left_out)) if examined.source.skips is not None else 0
+    unread = torch.cat(run.mesh.gather(left_out)).tolist() if examined.source.skips is not None else []
+    states = [_of_all_processes(run.mesh, folding.result()) for folding in foldings]
+    num_figures = len(metrics) - len(keeper.metrics)
+    keeper.finish(states[num_figures:], unread)
     figures: dict[str, Any] = {}
-    for metric, folding in zip(metrics, foldings, strict=True):
-        figures |= metric.figures(_of_all_processes(run.mesh, folding.result()))
+    for metric, state in zip(metrics[:num_figures], states, strict=False):
+        figures |= metric.figures(state)
     return Evaluation(
         split,
-        {name: float(value) for name, value in figures.items() if not isinstance(value, Tensor)},
+        {name: _number(value) for name, value in figures.items() if not isinstance(value, Tensor)},
         {name: value for name, value in figures.items() if isinstance(value, Tensor)},
-        size - num_skipped,
+        size - len(unread),
         time.perf_counter() - started,
-        first,
-        num_skipped,
+        assemble(run.mesh, kept) if run.pictures else None,
+        len(unread),
     )
+
+
+def _number(value: Any) -> float:
+    """A figure as it is told: counts stay whole numbers."""
+    return value if type(value) is int else float(value)
 
 
 def evaluate_with_average(run: Run, split: str) -> Evaluation:
@@ -131,35 +142,28 @@ def _first_samples(run: Run, batch: int) -> Iterator[Batch]:
         yield run.source.finish(fetched, 0, run.mesh.device)
 
 
-def _measure_all(run: Run, examined: EvaluationSet, metrics: Sequence[Metric], cuts: list[Cut]) -> Iterator[_Measured]:
+def _measure_all(
+    run: Run, examined: EvaluationSet, metrics: Sequence[Metric], cuts: list[Cut], keeper: Keeper
+) -> Iterator[_Measured]:
     """Measure each batch, in order: on a CPU several at once, each in a thread that also reads its samples."""
+    wanted = spread(len(examined.source.dataset), run.task) if run.pictures else ()
 
-    keeper = _prediction_folder(run, examined)
-
-    def measure(cut: Cut, fetched: Batch) -> _Measured:
+    def measure(fetched: Batch) -> _Measured:
         batch = examined.source.finish(fetched, 0, run.mesh.device)
         with torch.inference_mode(), run.precision.compute():
             predictions = run.task.predict(run.model, batch)
             states = [metric.measure(predictions, batch) for metric in metrics]
-        if keeper is not None and not fetched.is_stand_in:
+        if not fetched.is_stand_in:
             keeper.save(batch, predictions)
-        is_drawn = cut.index == 0 and not fetched.is_stand_in
-        return _Measured(fetched, states, (batch, predictions) if is_drawn else None)
+        return _Measured(fetched, states, pick(wanted, run.task, batch, predictions))
 
     requests = [Request(0, np.arange(cut.start, cut.stop)) for cut in cuts]
     lanes = _lanes(run, examined)
     if lanes == 1:
-        yield from map(measure, cuts, load(examined.source, requests, examined.workers))
+        yield from map(measure, load(examined.source, requests, examined.workers))
         return
     with ThreadPoolExecutor(lanes) as pool:
-        yield from pool.map(lambda cut, request: measure(cut, examined.source.fetch(*request)), cuts, requests)
-
-
-def _prediction_folder(run: Run, examined: EvaluationSet) -> PredictionFolder | None:
-    if not run.save_predictions:
-        return None
-    split = next(name for name, each in run.evaluations.items() if each is examined)
-    return PredictionFolder(run.out / "predictions" / split, examined.source.dataset, run.task)
+        yield from pool.map(lambda request: measure(examined.source.fetch(*request)), requests)
 
 
 def _lanes(run: Run, examined: EvaluationSet) -> int:

@@ -22,9 +22,9 @@ def draw_samples(run: Run) -> None:
 
 
 def draw_evaluation(run: Run, evaluation: Evaluation) -> None:
-    """The first batch with its predictions, and figures that are better looked at than read."""
+    """Some samples with their predictions, and figures that are better looked at than read."""
     if run.pictures and run.mesh.is_main:
-        predictions = run.task.picture(*evaluation.first) if evaluation.first else None
+        predictions = run.task.picture(*evaluation.pictured) if evaluation.pictured else None
         _hang(run, evaluation.split, {**run.task.tables(evaluation.tables), "predictions": predictions})
 
 

@@ -1,8 +1,9 @@
-"""Predictions as PNG files at the size of the truth, one for each sample, named like its image."""
+"""Predictions as files, by sample: maps as PNG files at the size of the truth, classes as the rows of a table."""
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,11 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import UsageError
+from paceline.core.mesh import Mesh
 from paceline.core.palette import Colour
 from paceline.data.batch import Batch
 from paceline.data.loading.source import Dataset
+from paceline.engine.prediction_table import PredictionTable, PredictsClasses
+from paceline.engine.run import Run
+from paceline.metrics.state import Metric, State
 
 Map = NDArray[np.uint8]
+
+_ASIDE = re.compile(r"\.[0-9a-f]{16}\.partial")
 
 
 @runtime_checkable
@@ -32,20 +39,81 @@ class PredictsMaps(Protocol):
         ...
 
 
+class Keeper(Protocol):
+    """Keeps the predictions of one evaluation; all processes have one."""
+
+    @property
+    def metrics(self) -> Sequence[Metric]:
+        """What is to be measured of each batch for it."""
+        ...
+
+    def save(self, batch: Batch, predictions: Any) -> None:
+        """Take the predictions of a batch, in any order."""
+        ...
+
+    def finish(self, states: Sequence[State], left_out: Sequence[int]) -> None:
+        """All batches were taken; `states` are those of its metrics, `left_out` the samples that cannot be read."""
+        ...
+
+
+class NoPredictions:
+    """Keeps nothing."""
+
+    metrics: Sequence[Metric] = ()
+
+    def save(self, batch: Batch, predictions: Any) -> None:
+        """Nothing."""
+
+    def finish(self, states: Sequence[State], left_out: Sequence[int]) -> None:
+        """Nothing."""
+
+
+def make_keeper(run: Run, split: str) -> Keeper:
+    """What keeps the predictions of a split in the run directory, if they are wanted."""
+    if not run.save_predictions:
+        return NoPredictions()
+    place, dataset = predictions_place(run, split), run.evaluations[split].source.dataset
+    if isinstance(run.task, PredictsMaps):
+        return PredictionFolder(place, dataset, run.task, run.mesh)
+    assert isinstance(run.task, PredictsClasses), "a run is not built with predictions that cannot be saved"
+    return PredictionTable(place, dataset, run.task, run.mesh)
+
+
+def predictions_place(run: Run, split: str) -> Path:
+    """The folder of a split's predictions, or their file."""
+    folder = run.out / "predictions"
+    return folder / split if isinstance(run.task, PredictsMaps) else folder / f"{split}.csv"
+
+
+def can_save(task: object) -> bool:
+    """Whether there is a way to save what a task predicts."""
+    return isinstance(task, PredictsMaps | PredictsClasses)
+
+
 class PredictionFolder:
     """Writes the predictions of a split into a folder; each process those that it made, in any order."""
 
-    def __init__(self, folder: Path, dataset: Dataset, task: object) -> None:
-        if not isinstance(task, PredictsMaps):
-            raise UsageError("evaluate.save_predictions: this task predicts no maps that could be saved; leave it out")
+    metrics: Sequence[Metric] = ()
+
+    def __init__(self, folder: Path, dataset: Dataset, task: PredictsMaps, mesh: Mesh) -> None:
         self.folder = folder
         self._task = task
+        self._mesh = mesh
         self._names = file_names(dataset)
 
     def save(self, batch: Batch, predictions: Any) -> None:
         """Write the predictions of a batch; a file of that name is replaced whole, never seen half-written."""
         for index, found in zip(batch.ids.tolist(), self._task.maps(predictions), strict=True):
             _write(found, self._task.palette, self.folder / self._names[index])
+
+    def finish(self, states: Sequence[State], left_out: Sequence[int]) -> None:
+        """Leave no prediction in the folder but those of this evaluation."""
+        self._mesh.barrier()  # all have written
+        if self._mesh.is_main:
+            skipped = set(left_out)
+            names = {name for index, name in enumerate(self._names) if index not in skipped}
+            _remove_others(self.folder, names)
+        self._mesh.barrier()  # none begins to write again before
 
 
 def file_names(dataset: Dataset) -> list[str]:
@@ -83,3 +151,21 @@ def _write(found: Map, palette: Sequence[Colour] | None, path: Path) -> None:
         with suppress(OSError):
             aside.unlink(missing_ok=True)
         raise UsageError(f"{path}: the prediction cannot be written ({error.strerror or error})") from error
+
+
+def _remove_others(folder: Path, names: set[str]) -> None:
+    """Remove predictions of other names, those half-written, and the folders that are empty then; nothing else."""
+    for place, _, files in os.walk(folder, topdown=False):
+        below = os.path.relpath(place, folder)
+        old = [file for file in files if _is_prediction(file) and os.path.normpath(f"{below}/{file}") not in names]
+        try:
+            for file in old:
+                (Path(place) / file).unlink(missing_ok=True)
+            if place != os.fspath(folder) and not os.listdir(place):  # noqa: PTH208
+                Path(place).rmdir()
+        except OSError as error:
+            raise UsageError(f"{place}: an earlier prediction cannot be removed ({error.strerror or error})") from error
+
+
+def _is_prediction(file: str) -> bool:
+    return file.endswith(".png") or _ASIDE.fullmatch(file) is not None

@@ -38,6 +38,7 @@ class OfVideos:
         probabilities = flat.double().sigmoid() if self.multi_label else flat.double().softmax(1)
         rows = {
             "video": batch.get("video", batch.ids).cpu().double(),
+            "first": batch.ids.cpu().double(),
             "label": batch["label"].cpu().double(),
             "views": torch.full((len(views),), float(num_views), dtype=torch.float64),
             "sums": _as_whole_numbers(probabilities).view(-1, num_views, 2, flat.shape[1]).sum(1),
@@ -48,9 +49,13 @@ class OfVideos:
         """The figures of the metrics, and "clip_top1" if there are more views than videos."""
         if "sums" not in state:
             return self._figures_of_each(state)
-        videos = _joined({name: state[name] for name in ("video", "label", "views", "sums")})
+        videos = _joined({name: state[name] for name in ("video", "first", "label", "views", "sums")})
         logits, labels = self._logits(videos), videos["label"]
-        fields = {"id": videos["video"].long(), "label": labels.long() if labels.ndim == 1 else labels.float()}
+        fields = {
+            "id": videos["video"].long(),
+            "first": videos["first"].long(),
+            "label": labels.long() if labels.ndim == 1 else labels.float(),
+        }
         size = max(1, _ELEMENTS // logits.shape[1])
         pieces = (slice(start, start + size) for start in range(0, len(logits), size))
         measured = (
@@ -95,12 +100,17 @@ def _as_whole_numbers(probabilities: Tensor) -> Tensor:
 
 
 def _joined(rows: State) -> State:
-    """One row for each video, in the order of their numbers; sums and views are added, labels are the same."""
+    """One row for each video, in the order of their numbers, with its first sample.
+
+    Sums and views are added, labels are the same.
+    """
     numbers, place = torch.unique(rows["video"], return_inverse=True)
     label = rows["label"].new_empty(len(numbers), *rows["label"].shape[1:])
     label[place] = rows["label"]
+    first = rows["first"].new_full((len(numbers),), torch.inf)
+    first.scatter_reduce_(0, place, rows["first"], "amin")
     added = {name: _added(rows[name], place, len(numbers)) for name in ("views", "sums")}
-    return {"video": numbers, "label": label, **added}
+    return {"video": numbers, "first": first, "label": label, **added}
 
 
 def _added(values: Tensor, place: Tensor, size: int) -> Tensor:

@@ -19,7 +19,7 @@ from paceline.checkpoint.pretrained import is_published_name
 from paceline.checkpoint.state import Stateful
 from paceline.checkpoint.store import Store
 from paceline.checkpoint.weights import read_weights
-from paceline.core.errors import CheckpointError
+from paceline.core.errors import CheckpointError, RecipeError
 from paceline.core.mesh import Mesh, join
 from paceline.core.progress import Progress, to_steps
 from paceline.data.keys import derive
@@ -29,6 +29,7 @@ from paceline.engine.health import FiniteCheck
 from paceline.engine.kept_buffers import KeptBuffers, NotKept
 from paceline.engine.mixed_precision import raise_eps
 from paceline.engine.precision import Precision
+from paceline.engine.predictions import can_save
 from paceline.engine.replay import explain_and_keep
 from paceline.engine.run import Periods, Run
 from paceline.metrics.state import is_lower_better
@@ -193,6 +194,12 @@ class Builder(Workshop):
         }
         with self.speaking_of("task"):
             task: Task = self.make("task", self.recipe.task.name, self.recipe.task, **brought)
+        if self.recipe.evaluate.save_predictions and not can_save(task):
+            place, name = self.checked.locate("evaluate.save_predictions"), self.recipe.task.name
+            raise RecipeError(
+                f"{place}: the task {name} has neither maps nor probabilities of classes that could be saved; leave it"
+                " out, or give the task `palette` and `maps`, or `classes` and `answers`"
+            )
         made = {"task": task, **{f"loss {name}": loss for name, loss in losses.items()}}
         self.parts = {name: part for name, part in made.items() if isinstance(part, Stateful)}
         return task

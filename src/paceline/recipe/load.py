@@ -184,7 +184,13 @@ def _find(reference: str, directory: Path, shown_directory: str) -> tuple[Path, 
     if os.path.isfile(path):  # noqa: PTH113
         raise UsageError(f"{reference}: expected a .yaml, .yml or .json file")
     meant = near(reference, list(named))
-    hint = f'did you mean "{meant[0]}"?' if meant else "`paceline recipes` lists those"
+    hint = "`paceline recipes` lists those"
+    if os.path.exists(path / "recipe.yaml"):  # noqa: PTH110
+        hint = "the recipe of this run directory is its recipe.yaml"
+    elif meant:
+        hint = f'did you mean "{meant[0]}"?'
+    elif path.suffix.lower() not in SUFFIXES:
+        hint += "; there is no run directory of that name either"
     shown = in_one_line(json.dumps(reference, ensure_ascii=False))
     raise UsageError(f"{shown} is neither a file nor a recipe that ships with paceline; {hint}")
 

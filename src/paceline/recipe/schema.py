@@ -311,7 +311,7 @@ class Evaluate(Section):
     threads: Count = 1
     metrics: list[MetricPart] = []
     save_predictions: bool = False
-    """Writes each prediction as a PNG file of the truth's size, where the task predicts maps."""
+    """Writes what is predicted for each sample below predictions/: a PNG file of a map, else a row of a CSV file."""
 
 
 class Checkpoint(Section):

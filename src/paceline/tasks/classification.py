@@ -15,12 +15,13 @@ from paceline.losses.term import Loss, Term
 from paceline.metrics.classification import ConfusionMatrix, MultiLabel, TopK
 from paceline.metrics.loss import LossFigures
 from paceline.metrics.ranking import Auroc, MeanAveragePrecision
-from paceline.metrics.state import Metric
+from paceline.metrics.state import Figures, Metric, State
 from paceline.models.asking import ask
 from paceline.tasks.task import Picture
 
 _RANKED_CLASSES = 100  # beyond this the scores of a whole evaluation are too many to keep by default
 _PICTURED = 24
+_ELEMENTS = 1 << 15  # made into probabilities at a time: torch has one thread do no more than that, in one way
 
 
 class Classification:
@@ -39,6 +40,7 @@ class Classification:
         self.weights = dict(weights)
         self.classes = list(classes)
         self.main_figure = "f1" if multi_label else "top1"
+        self.num_pictured = 0 if multi_label else _PICTURED
         self._multi_label = multi_label
         self._metrics: list[Metric] = [
             LossFigures(self.loss_functions, self.weights),
@@ -65,7 +67,7 @@ class Classification:
         return self._metrics
 
     def picture(self, batch: Batch, predictions: Tensor | None) -> Picture | None:
-        """The first images, framed by whether the prediction is right; without predictions, with their labels."""
+        """Images, framed by whether the prediction is right; without predictions, with their labels."""
         if self._multi_label:
             return None
         images, labels = viewable(batch["image"][:_PICTURED]), batch["label"][:_PICTURED]
@@ -84,6 +86,10 @@ class Classification:
         matrix = np.asarray(figures["confusion"])
         return {"confusion": heat_map(matrix, self.classes, self.classes, "Confusion matrix")}
 
+    def answers(self) -> Metric:
+        """What collects the probabilities of each sample."""
+        return Answers(self._multi_label)
+
     def _own_metrics(self, top_k: Sequence[int]) -> list[Metric]:
         num_classes = len(self.classes)
         counted: list[Metric]
@@ -100,8 +106,46 @@ class Classification:
         return f"{self.classes[guess]}, not {self.classes[label]}"
 
 
-def viewable(images: Tensor) -> list[Picture]:
-    """Images [N, C, H, W] of any range as uint8 [H, W, 3], each stretched to its own range."""
+class Answers:
+    """What is predicted for each sample: of one label the likeliest class, of several those likelier than not.
+
+    Figures are tensors: "sample" [N], its number; "file" [N], the number of the sample that has its file, which the
+    field "first" of a batch tells; "truth" and "predicted", bool [N, C]; "probabilities" [N, C].
+    """
+
+    def __init__(self, multi_label: bool = False) -> None:
+        self.multi_label = multi_label
+
+    def measure(self, predictions: Tensor, batch: Batch) -> State:
+        """All of the batch, to be joined."""
+        return {
+            "sample": batch.ids.cpu().double(),
+            "file": batch.get("first", batch.ids).cpu().double(),
+            "label": batch["label"].cpu().double(),
+            "logits": predictions.detach().cpu(),
+        }
+
+    def figures(self, state: State) -> Figures:
+        """A row for each sample."""
+        labels, logits = state["label"], state["logits"]
+        numbers = torch.arange(logits.shape[1])
+        chosen = logits > 0 if self.multi_label else logits.argmax(1, keepdim=True) == numbers
+        size = max(1, _ELEMENTS // logits.shape[1])
+        pieces = (logits[start : start + size].double() for start in range(0, len(logits), size))
+        shares = [piece.sigmoid() if self.multi_label else piece.softmax(1) for piece in pieces]
+        return {
+            "sample": state["sample"].long(),
+            "file": state["file"].long(),
+            "truth": labels > 0.5 if labels.ndim == 2 else labels.unsqueeze(1) == numbers,
+            "predicted": chosen & ~logits.isnan().any(1, keepdim=True),
+            "probabilities": torch.cat([piece.float() for piece in shares]),
+        }
+
+
+def viewable(images: Tensor | Sequence[Tensor]) -> list[Picture]:
+    """Images [N, C, H, W] of any range as uint8 [H, W, 3], each stretched to its own range; also such of many sizes."""
+    if not isinstance(images, Tensor):
+        return [picture for image in images for picture in viewable(image.unsqueeze(0))]
     pictures = images.detach().float().cpu()
     low, high = pictures.amin((1, 2, 3), keepdim=True), pictures.amax((1, 2, 3), keepdim=True)
     scaled = (pictures - low) / (high - low).clamp(min=1e-6) * 255

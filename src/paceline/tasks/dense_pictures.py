@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from paceline.core.lettering import cut, font_of_size
-from paceline.core.palette import colours_of
+from paceline.core.palette import Colour, colours_of
 from paceline.core.picture import Picture, image_grid
 from paceline.data.looking.drawing import draw_sample
 from paceline.data.transforms.resizing import resize_image
@@ -17,6 +17,7 @@ _SIDE = 160  # pixels of a picture in a row
 _COLUMNS = 6
 _SWATCH, _GAP, _TEXT, _NAME = 12, 6, 12, 150
 _INK = (33, 37, 41)
+_IGNORED = "ignored, left as it is"
 
 
 def grey(mask: Tensor) -> Picture:
@@ -27,7 +28,8 @@ def grey(mask: Tensor) -> Picture:
 def tinted(image: Picture, mask: Tensor, classes: Sequence[str]) -> Picture:
     """An image with its classes laid over it; what belongs to none stays as it is."""
     ids = mask.cpu().numpy().astype(np.uint8)
-    return draw_sample({"image": resize_image(image, *ids.shape), "mask": ids}, _SIDE, classes)
+    # A small one is not enlarged here, so that the page does the same with it as with the image alone.
+    return draw_sample({"image": resize_image(image, *ids.shape), "mask": ids}, min(_SIDE, max(ids.shape)), classes)
 
 
 def shaped(image: Picture, mask: Tensor) -> Picture:
@@ -44,18 +46,21 @@ def side_by_side(rows: Sequence[Sequence[Picture]], captions: Sequence[Sequence[
     return image_grid(pictures, texts, [None] * len(pictures), columns, _SIDE)
 
 
-def with_legend(picture: Picture, classes: Sequence[str]) -> Picture:
-    """The picture with the colours of the classes, named, below it."""
+def with_legend(picture: Picture, classes: Sequence[str], masks: Sequence[Tensor] = ()) -> Picture:
+    """The picture with the colours of the classes, named, below it, and an empty one if `masks` have pixels of none."""
     from PIL import Image, ImageDraw
 
+    entries: list[tuple[str, Colour | None]] = list(zip(classes, colours_of(classes), strict=True))
+    if any(bool((mask >= len(classes)).any()) for mask in masks):
+        entries.append((_IGNORED, None))
     font, step = font_of_size(_TEXT), _SWATCH + 2 * _GAP + _NAME
     columns = max(1, (picture.shape[1] - _GAP) // step)
-    num_rows = -(-len(classes) // columns)
+    num_rows = -(-len(entries) // columns)
     page = Image.new("RGB", (picture.shape[1], num_rows * (_SWATCH + _GAP) + 2 * _GAP), "white")
     draw = ImageDraw.Draw(page)
-    for number, (name, colour) in enumerate(zip(classes, colours_of(classes), strict=True)):
+    for number, (name, colour) in enumerate(entries):
         left = 2 * _GAP + number % columns * step
         top = _GAP + number // columns * (_SWATCH + _GAP)
-        draw.rectangle((left, top, left + _SWATCH, top + _SWATCH), fill=colour)
+        draw.rectangle((left, top, left + _SWATCH, top + _SWATCH), fill=colour, outline=None if colour else _INK)
         draw.text((left + _SWATCH + _GAP, top + _SWATCH / 2), cut(name, font, _NAME), font=font, fill=_INK, anchor="lm")
     return np.concatenate([picture, np.asarray(page)])

@@ -87,6 +87,10 @@ class Saliency:
                 texts.append(f"prediction, off by {self._distance(found, mask):.3f}")
         return side_by_side(rows, captions)
 
+    def glimpse(self, batch: Batch, predictions: DensePrediction) -> tuple[Batch, DensePrediction]:
+        """All but the logits, which no picture shows."""
+        return batch, predictions._replace(logits=predictions.logits[:, :0])
+
     def tables(self, figures: dict[str, Any]) -> dict[str, Picture]:
         """None."""
         return {}

@@ -114,7 +114,11 @@ class Segmentation:
             [shaped(image, each[0]), *(tinted(image, mask, self.classes) for mask in each)]
             for image, *each in zip(images, *seen, strict=True)
         ]
-        return with_legend(side_by_side(rows, [captions] * len(rows)), self.classes)
+        return with_legend(side_by_side(rows, [captions] * len(rows)), self.classes, masks)
+
+    def glimpse(self, batch: Batch, predictions: DensePrediction) -> tuple[Batch, DensePrediction]:
+        """All but the logits, which no picture shows."""
+        return batch, predictions._replace(logits=predictions.logits[:, :0])
 
     def tables(self, figures: dict[str, Any]) -> dict[str, Picture]:
         """The confusion matrix, in pixels."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,11 @@ Picture = npt.NDArray[np.uint8]
 
 
 class Task(Protocol):
-    """A vision problem. The engine calls these methods and knows nothing else about it."""
+    """A vision problem. The engine calls these methods and knows nothing else about it.
+
+    Some have more: `num_pictured`, how many samples of an evaluation `picture` draws (8, if it is not there); `glimpse`
+    (see `Glimpses`); `palette` and `maps`, or `classes` and `answers`, by which predictions are saved.
+    """
 
     weights: dict[str, float]
     """The weight of each loss in the sum that is minimised."""
@@ -42,9 +46,22 @@ class Task(Protocol):
         ...
 
     def picture(self, batch: Batch, predictions: Any | None) -> Picture | None:
-        """The batch with its predictions drawn, or alone, if there is something to draw."""
+        """The batch with its predictions drawn, or alone, if there is something to draw.
+
+        With predictions it is of samples from all over a split. Where those differ in their sizes, there are lists in
+        place of tensors.
+        """
         ...
 
     def tables(self, figures: dict[str, Any]) -> dict[str, Picture]:
         """Figures that are better looked at than read, drawn; by name."""
+        ...
+
+
+@runtime_checkable
+class Glimpses(Protocol):
+    """A task whose picture needs less than all that is known of a sample: only that is kept until it is drawn."""
+
+    def glimpse(self, batch: Batch, predictions: Any) -> tuple[Batch, Any]:
+        """What `picture` needs of some samples and their predictions."""
         ...

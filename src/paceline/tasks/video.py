@@ -14,7 +14,7 @@ from paceline.losses.term import Term
 from paceline.metrics.state import Metric
 from paceline.metrics.videos import OfVideos
 from paceline.models.asking import ask
-from paceline.tasks.classification import Classification
+from paceline.tasks.classification import Answers, Classification
 from paceline.tasks.task import Picture
 
 _LINE = 2  # pixels between frames
@@ -50,10 +50,21 @@ class VideoClassification(Classification):
         """The figures of a classification, for whole videos, and beside them the share of views that are right."""
         return [OfVideos(super().metrics(), self._multi_label)]
 
+    def answers(self) -> Metric:
+        """What collects the probabilities of each video."""
+        return OfVideos([Answers(self._multi_label)], self._multi_label)
+
     def picture(self, batch: Batch, predictions: Tensor | None) -> Picture | None:
-        """The first samples, four frames of each, framed by whether the prediction is right."""
-        averages = None if predictions is None else self._averaged(predictions)
-        return super().picture(Batch(batch, image=stills(batch["image"])), averages)
+        """Four frames of each sample, framed by whether the prediction is right."""
+        if predictions is None:
+            return super().picture(Batch(batch, image=stills(batch["image"])), None)
+        return super().picture(*self.glimpse(batch, predictions))
+
+    def glimpse(self, batch: Batch, predictions: Tensor) -> tuple[Batch, Tensor]:
+        """Four frames of one view in place of all of all views, and the prediction for the sample."""
+        images = batch["image"]
+        is_clips = isinstance(images, Tensor) and images.ndim > 4
+        return Batch(batch, image=stills(images) if is_clips else images), self._averaged(predictions)
 
     def _averaged(self, logits: Tensor) -> Tensor:
         """Logits [N, classes] that stand for the mean of the views' probabilities."""
