@@ -192,7 +192,7 @@ class Seen:
     recipe = folder_recipe(tmp_path, evaluate={"metrics": ["seen"], "save_predictions": True})
     done = paceline(tmp_path, "train", str(recipe), "--use", "mine")
     assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[-1].strip() == "predictions are in runs/own/predictions"
+    assert "predictions  runs/own/predictions" in done.stderr
     answer = paceline(tmp_path, "eval", "runs/own", "--use", "mine")
     assert answer.returncode == 0, answer.stderr
     lines = answer.stdout.splitlines()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.core.counting import counted, listed
+from paceline.core.counting import counted, listed, shown
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,10 @@ from paceline.core.counting import counted, listed
 )
 def test_numbers_and_nouns(number: float, noun: str, expected: str) -> None:
     assert counted(number, noun) == expected
+
+
+def test_counts_are_shown_whole_and_shares_with_four_digits() -> None:
+    assert (shown(0), shown(12_000), shown(0.5), shown(1.0)) == ("0", "12,000", "0.5000", "1.0000")
 
 
 def test_long_lists_end_with_a_number() -> None:

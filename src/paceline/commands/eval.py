@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.commands.opening import print_json, use_modules
-from paceline.core.counting import counted
+from paceline.core.counting import counted, shown
 from paceline.core.errors import CheckpointError, PacelineError, UsageError
 from paceline.launch.start import share_out
 from paceline.recipe.load import load
@@ -106,4 +106,4 @@ def _print(answer: dict[str, Any], as_json: bool) -> None:
     metrics = answer["metrics"]
     width = max(map(len, metrics), default=0)
     for name, value in metrics.items():
-        print(f"{name:<{width}}  {value if isinstance(value, int) else f'{value:.4f}'}")
+        print(f"{name:<{width}}  {shown(value)}")

@@ -15,7 +15,7 @@ from typing import Any
 
 from paceline.commands.opening import print_json
 from paceline.commands.ownership import check_free
-from paceline.core.counting import counted
+from paceline.core.counting import counted, shown
 from paceline.core.errors import DataError, PacelineError, UsageError
 from paceline.observe.results import About, Result, read_results, write_results
 from paceline.observe.tables import check_suffix
@@ -210,7 +210,7 @@ def _run_cells(result: Result, heads: Sequence[str]) -> list[str]:
 def _number(value: float | None) -> str:
     if value is None:
         return "nan"
-    return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.4g}"
+    return shown(value) if isinstance(value, int) or abs(value) < 1e4 else f"{value:.4g}"
 
 
 def _plus_minus(mean: float | None, deviation: float | None) -> str:

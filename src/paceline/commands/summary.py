@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paceline.core.counting import counted
+from paceline.core.counting import counted, shown
 from paceline.engine.run import Run
 from paceline.metrics.state import is_lower_better
 from paceline.observe.wording import duration
@@ -80,8 +80,8 @@ def closing_lines(run: Run, expect: Mapping[str, float], seconds: float) -> list
     """What came out, and where everything is."""
     lines = [f"{counted(run.progress.step, 'step')}, {counted(run.progress.epoch, 'epoch')}, {duration(seconds)}"]
     for split, figures in run.figures.items():
-        shown = ", ".join(f"{name} {value:.4f}" for name, value in figures.items())
-        lines.append(f"{split:<12} {shown}")
+        told = ", ".join(f"{name} {shown(value)}" for name, value in figures.items())
+        lines.append(f"{split:<12} {told}")
     lines += expectations(run, expect)
     places = {
         "checkpoints": run.out / "checkpoints",
@@ -89,6 +89,7 @@ def closing_lines(run: Run, expect: Mapping[str, float], seconds: float) -> list
         "metrics": run.out / "metrics.jsonl",
         "tensorboard": run.out / "tensorboard",
         "pictures": run.out / "pictures",
+        "predictions": run.out / "predictions",
         "recipe": run.out / "recipe.yaml",
     }
     lines += [f"{name:<12} {path}" for name, path in places.items() if path.exists()]
@@ -106,6 +107,6 @@ def expectations(run: Run, expect: Mapping[str, float]) -> list[str]:
             continue
         is_met = reached[name] <= value if is_lower_better(name, losses) else reached[name] >= value
         lines.append(
-            f"expected     {name} {value:g}: {'reached' if is_met else 'NOT reached'} with {reached[name]:.4f}"
+            f"expected     {name} {value:g}: {'reached' if is_met else 'NOT reached'} with {shown(reached[name])}"
         )
     return lines

@@ -195,8 +195,6 @@ def _train(run: Run, builder: Builder, notes: list[str]) -> None:
         if "test" in run.evaluations:
             publish(run, evaluate_with_average(run, "test"))
         lines = closing_lines(run, builder.recipe.expect, time.monotonic() - started)
-        if run.save_predictions and run.evaluations:
-            lines.append(f"predictions are in {run.out / 'predictions'}")
         observer.emit(Ended("finished", progress.step, progress.epoch, lines))
     except BaseException as error:
         state = "stopped" if isinstance(error, Stopped) else "failed"

@@ -12,6 +12,11 @@ def counted(number: float, noun: str) -> str:
     return f"{shown} {noun}" if number == 1 else f"{shown} {noun}{ending}"
 
 
+def shown(figure: float) -> str:
+    """A figure with four digits, a count as it is."""
+    return f"{figure:,}" if isinstance(figure, int) else f"{figure:.4f}"
+
+
 def listed(things: Any, most: int) -> str:
     """The first of a sequence or array, and how many more there are, as in "2, 3, 5 and 8 more"."""
     more = f" and {len(things) - most:,} more" if len(things) > most else ""
