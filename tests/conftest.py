@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Threads that wait for others of their operation shall not keep a core busy: several tests share the machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# How output looks, and the place that a job gave to the command of the tests: theirs are to be as on any machine.
+_ODD = re.compile(
+    r"(FORCE|NO)_COLOR|CLICOLOR(_FORCE)?|TTY_\w+|COLUMNS|LINES|LANG|LANGUAGE|LC_\w+|PYTHON(UTF8|IOENCODING|WARNINGS)|"
+    r"(LOCAL_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|(SLURM|OMPI|PMIX|TORCHELASTIC)_\w+|"
+    r"PACELINE_(LAUNCHER|RECORDS|RESTARTS)"
+)
+for name in filter(_ODD.fullmatch, list(os.environ)):
+    del os.environ[name]
+
+# A shell that starts the tests in the background has them ignore these, and so would all that they start.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
+
+# How long an example takes is the machine's affair.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -21,6 +42,15 @@ def real_data() -> Path:
         if folder is not None and folder.is_dir():
             return folder
     pytest.skip("no real data: neither PACELINE_DATA nor ../shared/data is there")
+
+
+@pytest.fixture(autouse=True)
+def seeded(request: pytest.FixtureRequest) -> None:
+    """Models are tested with the same weights and images in every run."""
+    if request.path.parent == ROOT / "tests" / "models":
+        import torch
+
+        torch.manual_seed(0)
 
 
 # Files whose tests wait for processes the longest: begun first, they do not keep one worker busy at the end.

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-TIMEOUT = 60.0
+TIMEOUT = 180.0  # far more than anything takes on a machine that is busy with other things
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:

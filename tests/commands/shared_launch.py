@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
+_SECONDS = 600  # far more than all runs take together on a busy machine
 _LAUNCH = """
 import sys
 from paceline.launch.local import Launch, launch
@@ -29,15 +30,24 @@ def environment(**more: str) -> dict[str, str]:
     )
 
 
-@cache
 def shared_runs() -> tuple[Path, list[dict[str, Any]]]:
     """The folder of the runs, and what each of the two processes found."""
+    out, problem = _run_once()
+    assert not problem, problem
+    return out, [json.loads((out / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@cache
+def _run_once() -> tuple[Path, str]:
+    """The folder of the runs and what went wrong, if anything: every test that needs them hears it at once."""
     out = Path(tempfile.mkdtemp(prefix="shared-runs-"))
     atexit.register(shutil.rmtree, out, ignore_errors=True)
     command = [sys.executable, "-c", _LAUNCH, str(SCRIPTS / "shared_runs.py"), str(out)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    return out, [json.loads((out / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
+    try:
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        return out, f"the runs have not ended within {_SECONDS} s: {error.stderr!r}"
+    return out, f"exit code {done.returncode}: {done.stderr}" if done.returncode else ""
 
 
 def paceline(*words: str | Path) -> list[str]:

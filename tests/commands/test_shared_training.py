@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from shared_launch import environment, paceline, shared_runs
-from waiting import is_alive, wait_until
+from waiting import TIMEOUT, is_alive, wait_until
 
 RECIPE = {
     "name": "shared",
@@ -90,7 +90,7 @@ def test_a_checkpoint_of_parts_is_measured_alike_on_one_process_and_on_two(found
     words = ["train.averaging={name: ema, decay: 0.8}", "--json"]
     for more in ([], ["--procs", "2", "train.strategy=fsdp"]):
         command = paceline("eval", out / "recipe.json", "--checkpoint", checkpoint, *words, *more)
-        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=TIMEOUT)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["metrics"] == expected, more
 
@@ -102,7 +102,7 @@ def test_a_split_that_no_number_of_processes_divides_is_measured_alike_on_one_tw
     answers = []
     for number in (1, 2, 3):
         command = paceline("eval", out / "recipe.json", "--checkpoint", checkpoint, *words, "--procs", str(number))
-        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=TIMEOUT)
         assert (done.returncode, done.stderr) == (0, ""), "nothing to say, so no process was started again"
         answers.append(json.loads(done.stdout))
     assert answers[0]["num_samples"] == 1003
@@ -144,7 +144,7 @@ class Project:
 
     def end(self, launcher: subprocess.Popen[str], code: int) -> list[str]:
         """Wait for the end; the lines that were printed."""
-        _, printed = launcher.communicate(timeout=120)
+        _, printed = launcher.communicate(timeout=TIMEOUT)
         assert launcher.returncode == code, printed
         return printed.splitlines()
 
@@ -193,6 +193,7 @@ def test_killed_processes_a_request_to_stop_and_a_killed_launcher_change_nothing
     # A process is killed in step 5: the newest checkpoint is that of step 4, and --fresh has been obeyed already.
     launcher = project.start("--fresh", pause_at=11)
     processes = project.paused(launcher)
+    wait_until((tmp_path / "run" / "checkpoints" / "step-00000004").exists, "what is saved meanwhile is there")
     os.kill(processes[1], signal.SIGKILL)
     project.go()
     wait_until(lambda: not any(map(is_alive, processes)), "both processes have ended")

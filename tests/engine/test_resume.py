@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from waiting import TIMEOUT, wait_until
 
 import paceline.recipe.schema  # noqa: F401 - the names that ship, before the registry is copied
 from paceline import cli
@@ -74,11 +75,8 @@ class Command:
         )
 
     def wait_for(self, is_there: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-        deadline = time.monotonic() + 60
-        while not is_there():
-            assert process.poll() is None, process.communicate()[1]
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: is_there() or process.poll() is not None, "what the run is to do")
+        assert is_there(), process.communicate()[1]
 
     def until_paused(self, pause_at: int) -> subprocess.Popen[str]:
         process = self.start(pause_at)
@@ -87,7 +85,7 @@ class Command:
 
     def end(self, process: subprocess.Popen[str]) -> Outcome:
         (self.folder / "go").touch()
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate(timeout=TIMEOUT)
         steps = sorted(int(path.name[5:]) for path in (self.run / "checkpoints").glob("step-*"))
         return Outcome(process.returncode, error, json.loads((self.run / "status.json").read_text()), steps)
 
@@ -109,6 +107,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Command, dict[str,
 
     # Killed within update 13, behind its first micro-batch and in the middle of an epoch.
     process = command.until_paused(reads(0, 13))
+    command.wait_for((command.run / "checkpoints" / "step-00000010").exists, process)  # it is saved meanwhile
     process.kill()
     outcomes["killed"] = command.end(process)
 
@@ -221,6 +220,7 @@ def test_ctrl_c_reaches_workers_too_and_still_stops_cleanly(tmp_path: Path) -> N
         "data.val.dataset=few",
         "data.workers=2",
         "observe.log_every_steps=1",
+        "checkpoint.every_epochs=1000",
     )
     process = command.start()
     command.wait_for((command.run / "metrics.jsonl").exists, process)
@@ -281,10 +281,10 @@ def status_of(folder: Path) -> dict[str, Any]:
 
 
 def interrupt_twice() -> None:
-    os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(0.05)  # two signals at once would count as one
-    os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(10)
+    assert threading.current_thread() is threading.main_thread()  # where a signal is dealt with before the next line
+    signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
+    raise AssertionError("the run goes on")
 
 
 def test_a_second_sigint_ends_the_run_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import socket
 import sys
 import tempfile
 import textwrap
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from waiting import TIMEOUT
 
@@ -30,6 +33,8 @@ def note(text):
 def wait_for(condition):
     while not condition():
         time.sleep(0.01)
+def wait_for_all():
+    wait_for(lambda: all(Path(f"rank-{each}.notes").exists() for each in range(world)))
 """
 _CLOSING = "\nsys.exit(run_as_worker(body))\n"
 
@@ -67,7 +72,10 @@ class Done:
 
 
 class Going:
-    """A launcher in a process of its own, forked from one that has imported torch already: that saves a second."""
+    """A launcher in a process of its own, forked from one that has imported torch already: that saves a second.
+
+    Whatever a test finds, nothing of it is left behind the `with` that it is used in.
+    """
 
     def __init__(self, folder: Path, plan: Launch, variables: dict[str, str]) -> None:
         self._folder = folder
@@ -75,6 +83,21 @@ class Going:
         context.set_forkserver_preload(["paceline.launch.agent", "paceline.launch.rendezvous", "launching"])
         self._process = context.Process(target=_launch, args=(folder, plan, variables))
         self._process.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Kill the launcher if it is still there, with the processes that it has started and all that those have."""
+        if self._process.exitcode is not None:
+            return
+        tasks = Path(f"/proc/{self._process.pid}/task").glob("*/children")
+        children = [int(child) for task in tasks for child in task.read_text().split()]
+        self._process.kill()
+        for child in children:
+            with suppress(ProcessLookupError):  # each leads a group of its own
+                os.killpg(child, signal.SIGKILL)
+        self._process.join()
 
     def send_signal(self, number: int) -> None:
         assert self._process.pid
@@ -114,7 +137,8 @@ def begin(folder: Path, body: str, plan: Launch | None = None, **more: str) -> G
 
 def run(folder: Path, body: str, plan: Launch | None = None, **more: str) -> Done:
     """Launch to the end."""
-    return begin(folder, body, plan, **more).wait()
+    with begin(folder, body, plan, **more) as going:
+        return going.wait()
 
 
 def notes(folder: Path, rank: int) -> list[str]:

@@ -17,11 +17,12 @@ from paceline.launch.slurm import Job, job_script
 
 # Passes signals on, as srun does, and ends as its command does.
 _SRUN = """#!{python}
-import signal, subprocess, sys
+import pathlib, signal, subprocess, sys
 words = [word for word in sys.argv[1:] if not word.startswith("--")]
 step = subprocess.Popen(words[:1] + sys.argv[sys.argv.index(words[0]) + 1:])
 for number in (signal.SIGUSR1, signal.SIGTERM):
     signal.signal(number, lambda number, frame: step.send_signal(number))
+pathlib.Path("passing").touch()
 code = step.wait()
 sys.exit(code if code >= 0 else 128 - code)
 """
@@ -57,9 +58,17 @@ def submit(folder: Path, script: str, **more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(["bash", "job.sh"], cwd=folder, env=variables, stdout=subprocess.PIPE, text=True)
 
 
+def catches(process: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    caught = next(line for line in lines if line.startswith("SigCgt:")).split()[1]
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
 def test_at_the_time_limit_the_job_goes_back_into_the_queue(cluster: Path) -> None:
     job = submit(cluster, job_script(Job("a", ["train", "recipe.yaml", "name=it's", "a=$HOME b"])))
-    wait_until((cluster / "ready").exists, "the run is there")
+    wait_until(lambda: all((cluster / name).exists() for name in ("passing", "ready")), "the run is there")
+    wait_until(lambda: catches(job.pid, signal.SIGUSR1), "the script waits for the run")
     job.send_signal(signal.SIGUSR1)
     output, _ = job.communicate(timeout=TIMEOUT)
     assert job.returncode == 0

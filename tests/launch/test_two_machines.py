@@ -127,9 +127,11 @@ def test_a_lost_machine_may_come_back_and_changes_no_bit(machines: tuple[Machine
 def test_an_error_on_one_machine_ends_the_other_alike(machines: tuple[Machine, Machine], tmp_path: Path) -> None:
     body = """
     def body():
+        note(start)
+        wait_for_all()
         if rank == 1:
             raise DataError("cat.jpg: cannot be read")
-        time.sleep(0.2)
+        wait_for(lambda: list(Path().glob("paceline-*/start-*/rank-1.json")))
         raise RuntimeError("Connection closed by peer")
     """
     write_worker(tmp_path, body)

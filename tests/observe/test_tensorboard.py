@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
 from paceline.core.picture import save_png
 from paceline.observe.events import Drawn, Evaluated, Event, Logged
@@ -29,8 +31,6 @@ def evaluated(step: int, top1: float) -> Evaluated:
 
 def events_in(folder: Path) -> list[Any]:
     """All that TensorBoard itself reads from the files, one after the other by name."""
-    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
-
     files = sorted(folder.glob("events.out.tfevents.*"))
     return [event for path in files for event in LegacyEventFileLoader(str(path)).Load()]
 
@@ -121,8 +121,6 @@ def test_a_picture_that_is_gone_does_not_take_the_figures_with_it(tmp_path: Path
 
 @given(st.binary(max_size=300))
 def test_checksums_are_those_of_tensorboard(data: bytes) -> None:
-    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
-
     assert int.from_bytes(_checksum(data), "little") == masked_crc32c(data)
 
 
