@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_runs import ALONE, Small, images
+from small_runs import ALONE, NamedFiles, Small, images
 
 from paceline.core.errors import DataError, UsageError
 from paceline.data.batch import Batch, Sample
@@ -25,25 +25,6 @@ from paceline.tasks.video import VideoClassification
 CLASSES = ["cat", "dog, small", "Käfer"]
 
 
-class Files:
-    """A data set that has names and nothing else."""
-
-    classes = CLASSES
-    channels = 3
-
-    def __init__(self, *names: str) -> None:
-        self._names = names
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def path(self, index: int) -> Path:
-        return Path("/set") / self._names[index]
-
-    def read(self, index: int) -> Sample:
-        raise AssertionError("names are told without reading a sample")
-
-
 def task(multi_label: bool = False, kind: type[Classification] = Classification) -> Classification:
     return kind({"cross_entropy": CrossEntropy()}, {"cross_entropy": 1.0}, CLASSES, multi_label=multi_label)
 
@@ -55,7 +36,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 def write(path: Path, chosen: Classification, *measured: tuple[torch.Tensor, Batch]) -> list[dict[str, str]]:
     """The rows of a split whose batches come in this order."""
-    table = PredictionTable(path, Files("a.jpg", "b.jpg", "c.jpg", "\udcff.jpg"), chosen, ALONE)
+    table = PredictionTable(path, NamedFiles("a.jpg", "b.jpg", "c.jpg", "\udcff.jpg"), chosen, ALONE)
     (metric,) = table.metrics
     table.finish([fold(metric.measure(*each) for each in measured)], [])
     return rows(path)
@@ -70,10 +51,10 @@ def test_a_row_for_each_sample(tmp_path: Path) -> None:
     found = write(tmp_path / "in" / "val.csv", task(), (logits[:2], first), (nothing, third), (logits[2:], second))
     assert list(found[0]) == ["sample", "path", "label", "predicted", "probability", *CLASSES]
     assert [list(row.values()) for row in found] == [
-        ["0", "/set/a.jpg", "dog, small", "dog, small", "0.5", "0.25", "0.5", "0.25"],
-        ["1", "/set/b.jpg", "cat", "Käfer", "1", "0", "0", "1"],
-        ["2", "/set/c.jpg", "Käfer", "", "", "nan", "nan", "nan"],
-        ["3", "/set/\udcff.jpg", "cat", "cat", "0.6", "0.6", "0.4", "0"],
+        ["0", "/set/images/a.jpg", "dog, small", "dog, small", "0.5", "0.25", "0.5", "0.25"],
+        ["1", "/set/images/b.jpg", "cat", "Käfer", "1", "0", "0", "1"],
+        ["2", "/set/images/c.jpg", "Käfer", "", "", "nan", "nan", "nan"],
+        ["3", "/set/images/\udcff.jpg", "cat", "cat", "0.6", "0.6", "0.4", "0"],
     ]
     assert [path.name for path in (tmp_path / "in").iterdir()] == ["val.csv"]
 
@@ -101,7 +82,7 @@ def test_a_video_has_one_row_wherever_its_clips_came(multi_label: bool, tmp_path
 
     apart = write(tmp_path / "apart.csv", chosen, clips(0, 1, 2), clips(3))
     views = write(tmp_path / "views.csv", chosen, (logits, Batch(id=torch.tensor([0, 1]), label=labels)))
-    assert [row["path"] for row in apart] == ["/set/a.jpg", "/set/c.jpg"]
+    assert [row["path"] for row in apart] == ["/set/images/a.jpg", "/set/images/c.jpg"]
     for row, view, share, name in zip(apart, views, shares.tolist(), CLASSES, strict=False):
         assert row | {"path": view["path"]} == view
         assert [float(row[each]) for each in CLASSES] == pytest.approx(share, rel=1e-5)

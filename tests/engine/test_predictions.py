@@ -8,32 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_runs import ALONE
+from small_runs import ALONE, NamedFiles
 
 from paceline.core.errors import UsageError
 from paceline.core.palette import Colour, colour_of
 from paceline.data.batch import Batch, Sample
 from paceline.data.reading.masks import decode_grey, decode_ids
 from paceline.engine.predictions import Map, PredictionFolder, can_save, file_names
-
-
-class Files:
-    """A data set that has names and nothing else."""
-
-    classes = ["foreground"]
-    channels = 3
-
-    def __init__(self, *names: str) -> None:
-        self._names = names
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def path(self, index: int) -> Path:
-        return Path("/set/images") / self._names[index]
-
-    def read(self, index: int) -> Sample:
-        raise AssertionError("names are told without reading a sample")
 
 
 class Maps:
@@ -47,11 +28,11 @@ class Maps:
 
 
 def test_files_are_named_like_images() -> None:
-    assert file_names(Files("a.jpg", "b.v2.png")) == ["a.png", "b.v2.png"]
-    assert file_names(Files("x/a.jpg", "y/a.jpg")) == ["x/a.png", "y/a.png"]
-    assert file_names(Files("x/a.jpg", "x/b.jpg")) == ["a.png", "b.png"]
-    assert file_names(Files("a.jpg", "a.png")) == ["a.jpg.png", "a.png.png"]
-    assert file_names(Files("a.jpg", "a.jpg")) == ["a-00000000.png", "a-00000001.png"]
+    assert file_names(NamedFiles("a.jpg", "b.v2.png")) == ["a.png", "b.v2.png"]
+    assert file_names(NamedFiles("x/a.jpg", "y/a.jpg")) == ["x/a.png", "y/a.png"]
+    assert file_names(NamedFiles("x/a.jpg", "x/b.jpg")) == ["a.png", "b.png"]
+    assert file_names(NamedFiles("a.jpg", "a.png")) == ["a.jpg.png", "a.png.png"]
+    assert file_names(NamedFiles("a.jpg", "a.jpg")) == ["a-00000000.png", "a-00000001.png"]
 
 
 def test_without_files_they_are_numbered() -> None:
@@ -71,7 +52,7 @@ def test_without_files_they_are_numbered() -> None:
 def test_numbers_come_back_as_they_were(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     found = [random.integers(0, 256, size).astype(np.uint8) for size in ((5, 7), (9, 4))]
-    dataset, ids = Files("a.jpg", "b.jpg", "c.jpg"), Batch(id=torch.tensor([2, 0]))
+    dataset, ids = NamedFiles("a.jpg", "b.jpg", "c.jpg"), Batch(id=torch.tensor([2, 0]))
     grey = PredictionFolder(tmp_path / "grey", dataset, Maps(), ALONE)
     coloured = PredictionFolder(tmp_path / "ids", dataset, Maps([colour_of(number) for number in range(256)]), ALONE)
     for folder in (grey, coloured, grey):  # a second time, they are replaced
@@ -85,7 +66,7 @@ def test_what_cannot_be_saved_is_told(tmp_path: Path) -> None:
     assert can_save(Maps())
     assert not can_save(object())
     (tmp_path / "file").touch()
-    folder = PredictionFolder(tmp_path / "file", Files("a.jpg"), Maps(), ALONE)
+    folder = PredictionFolder(tmp_path / "file", NamedFiles("a.jpg"), Maps(), ALONE)
     with pytest.raises(UsageError, match=r"file/a\.png: the prediction cannot be written"):
         folder.save(Batch(id=torch.tensor([0])), [np.zeros((2, 2), np.uint8)])
 
@@ -94,7 +75,7 @@ def test_a_folder_holds_the_predictions_of_one_evaluation(tmp_path: Path) -> Non
     place, plain = tmp_path / "run" / "val", np.zeros((2, 2), np.uint8)
 
     def evaluate(*names: str, left_out: Sequence[int] = ()) -> list[str]:
-        folder = PredictionFolder(place, Files(*names), Maps(), ALONE)
+        folder = PredictionFolder(place, NamedFiles(*names), Maps(), ALONE)
         read = [index for index in range(len(names)) if index not in left_out]
         folder.save(Batch(id=torch.tensor(read)), [plain] * len(read))
         folder.finish([], left_out)
