@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -205,6 +206,11 @@ class Seen:
     rows = [line.split(",") for line in table[1:]]
     assert [Path(row[1]) for row in rows] == sorted((tmp_path / "val").rglob("*.jpg"))
     assert [(row[0], row[2]) for row in rows] == [("0", "a"), ("1", "a"), ("2", "a"), ("3", "b"), ("4", "b")]
+    shutil.rmtree(tmp_path / "runs/own/predictions")
+    (tmp_path / "runs/own/predictions").touch()
+    answer = paceline(tmp_path, "eval", "runs/own", "--use", "mine")
+    assert (answer.returncode, answer.stdout.splitlines()) == (2, lines)
+    assert "runs/own/predictions/val.csv: predictions cannot be written (" in answer.stderr
 
 
 def test_predictions_of_a_task_that_cannot_save_any_are_refused_at_once(tmp_path: Path) -> None:

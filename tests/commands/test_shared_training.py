@@ -88,7 +88,7 @@ def test_a_checkpoint_of_parts_is_measured_alike_on_one_process_and_on_two(found
     assert expected["averaged_loss"] != expected["loss"]
     checkpoint = out / "fsdp" / "checkpoints" / "step-00000006"
     words = ["train.averaging={name: ema, decay: 0.8}", "--json"]
-    for more in ([], ["--procs", "2", "train.strategy=fsdp"]):
+    for more in ([], ["train.strategy=fsdp"], ["--procs", "2", "train.strategy=fsdp"]):
         command = paceline("eval", out / "recipe.json", "--checkpoint", checkpoint, *words, *more)
         done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=TIMEOUT)
         assert done.returncode == 0, done.stderr

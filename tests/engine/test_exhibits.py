@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from small_runs import ALONE
 from torch import Tensor
@@ -69,6 +70,12 @@ def test_images_of_many_sizes_are_a_list() -> None:
     found = assemble(ALONE, [each for one in batches([4, 3]) for each in pick({0, 5}, object(), *one)])
     assert found is not None
     assert [tuple(image.shape) for image in found[0]["image"]] == [(3, 6, 4), (3, 5, 4)]
+
+
+def test_what_cannot_be_taken_apart_is_not_drawn() -> None:
+    batch, predictions = batches([4])[0]
+    assert pick({1}, object(), batch, {"scores": np.arange(4)}) == []
+    assert len(pick({1}, object(), batch, predictions)) == 1
 
 
 def test_no_more_is_kept_than_is_drawn() -> None:

@@ -26,7 +26,7 @@ from paceline.engine.loop import train
 from paceline.engine.run import Run
 from paceline.engine.saving import completing_saves, save
 from paceline.models.freezing import Freezing
-from paceline.observe.events import Evaluated, Event, Logged, Observer, Saved, Snapshot
+from paceline.observe.events import Evaluated, Event, Logged, Note, Observer, Saved, Snapshot
 from paceline.optim.averaging import Ema, Swa
 from paceline.optim.plan import Plan
 from paceline.optim.schedules import Schedule, Schedules
@@ -346,3 +346,15 @@ def test_a_save_that_was_begun_is_on_the_disk_before_a_failure_is_told(world: in
         fail()
     assert diary.happened() == ["saved 0"]
     assert run.store.open(run.store.path_of(0)).step == 0
+
+
+def test_predictions_that_cannot_be_written_do_not_end_training(tmp_path: Path) -> None:
+    (tmp_path / "predictions").touch()
+    diary = Diary()
+    run = small(tmp_path).run(observer=Observer([diary]), save_predictions=True)
+    train(run)
+    warnings = [event.text for event in diary.events if isinstance(event, Note) and event.level == "warning"]
+    assert run.progress.is_done
+    assert warnings
+    assert all("predictions/val.csv: predictions cannot be written (" in text for text in warnings)
+    assert all(text.endswith("; training goes on") for text in warnings)

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_runs import ALONE, NamedFiles, Small, images
+from small_runs import NamedFiles, Small, images
 
-from paceline.core.errors import DataError, UsageError
+from paceline.core.errors import DataError
 from paceline.data.batch import Batch, Sample
 from paceline.data.loading.source import Source
 from paceline.data.skipping import SkipList
@@ -36,7 +36,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 def write(path: Path, chosen: Classification, *measured: tuple[torch.Tensor, Batch]) -> list[dict[str, str]]:
     """The rows of a split whose batches come in this order."""
-    table = PredictionTable(path, NamedFiles("a.jpg", "b.jpg", "c.jpg", "\udcff.jpg"), chosen, ALONE)
+    table = PredictionTable(path, NamedFiles("a.jpg", "b.jpg", "c.jpg", "\udcff.jpg"), chosen)
     (metric,) = table.metrics
     table.finish([fold(metric.measure(*each) for each in measured)], [])
     return rows(path)
@@ -132,6 +132,19 @@ def test_what_cannot_be_read_has_no_row_and_is_not_drawn(tmp_path: Path) -> None
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "predictions").touch()
-    run = Small(tmp_path, evaluation_size=3).run(save_predictions=True)
-    with pytest.raises(UsageError, match=r"predictions/val\.csv: predictions cannot be written"):
-        evaluate(run, "val")
+    evaluation = evaluate(Small(tmp_path, evaluation_size=3).run(save_predictions=True), "val")
+    assert evaluation.problem
+    assert "predictions/val.csv: predictions cannot be written (" in evaluation.problem
+    assert evaluation.num_samples == 3
+
+
+def test_of_many_classes_only_the_likeliest_is_kept(tmp_path: Path) -> None:
+    classes = [f"class {number}" for number in range(101)]
+    chosen = Classification({"cross_entropy": CrossEntropy()}, {"cross_entropy": 1.0}, classes)
+    logits = torch.zeros(2, 101)
+    logits[0, 7], logits[1, 3] = 20.0, torch.nan
+    labels = Batch(id=torch.tensor([0, 1]), label=torch.tensor([7, 100]))
+    assert write(tmp_path / "val.csv", chosen, (logits, labels)) == [
+        {"sample": "0", "path": "/set/images/a.jpg", "label": "class 7", "predicted": "class 7", "probability": "1"},
+        {"sample": "1", "path": "/set/images/b.jpg", "label": "class 100", "predicted": "", "probability": ""},
+    ]

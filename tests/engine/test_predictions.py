@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_runs import ALONE, NamedFiles
+from small_runs import NamedFiles
 
 from paceline.core.errors import UsageError
 from paceline.core.palette import Colour, colour_of
@@ -53,8 +53,8 @@ def test_numbers_come_back_as_they_were(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     found = [random.integers(0, 256, size).astype(np.uint8) for size in ((5, 7), (9, 4))]
     dataset, ids = NamedFiles("a.jpg", "b.jpg", "c.jpg"), Batch(id=torch.tensor([2, 0]))
-    grey = PredictionFolder(tmp_path / "grey", dataset, Maps(), ALONE)
-    coloured = PredictionFolder(tmp_path / "ids", dataset, Maps([colour_of(number) for number in range(256)]), ALONE)
+    grey = PredictionFolder(tmp_path / "grey", dataset, Maps())
+    coloured = PredictionFolder(tmp_path / "ids", dataset, Maps([colour_of(number) for number in range(256)]))
     for folder in (grey, coloured, grey):  # a second time, they are replaced
         folder.save(ids, found)
     assert sorted(path.name for path in (tmp_path / "grey").iterdir()) == ["a.png", "c.png"]
@@ -66,7 +66,7 @@ def test_what_cannot_be_saved_is_told(tmp_path: Path) -> None:
     assert can_save(Maps())
     assert not can_save(object())
     (tmp_path / "file").touch()
-    folder = PredictionFolder(tmp_path / "file", NamedFiles("a.jpg"), Maps(), ALONE)
+    folder = PredictionFolder(tmp_path / "file", NamedFiles("a.jpg"), Maps())
     with pytest.raises(UsageError, match=r"file/a\.png: the prediction cannot be written"):
         folder.save(Batch(id=torch.tensor([0])), [np.zeros((2, 2), np.uint8)])
 
@@ -75,7 +75,7 @@ def test_a_folder_holds_the_predictions_of_one_evaluation(tmp_path: Path) -> Non
     place, plain = tmp_path / "run" / "val", np.zeros((2, 2), np.uint8)
 
     def evaluate(*names: str, left_out: Sequence[int] = ()) -> list[str]:
-        folder = PredictionFolder(place, NamedFiles(*names), Maps(), ALONE)
+        folder = PredictionFolder(place, NamedFiles(*names), Maps())
         read = [index for index in range(len(names)) if index not in left_out]
         folder.save(Batch(id=torch.tensor(read)), [plain] * len(read))
         folder.finish([], left_out)
@@ -96,3 +96,6 @@ def test_a_folder_holds_the_predictions_of_one_evaluation(tmp_path: Path) -> Non
     assert evaluate("x/a.jpg", "z/c.jpg", left_out=[0]) == ["y/notes.txt", "z/c.png"]
     assert (outside / "own.png").is_file()
     assert (tmp_path / "run" / "own.png").is_file()
+    place = tmp_path / "run" / "test"
+    place.symlink_to(outside)
+    assert evaluate("a.jpg") == ["a.png", "own.png"], "a link may lead to what others use"

@@ -64,7 +64,9 @@ def test_no_state_packs_into_nothing() -> None:
     assert unpack(pack({})) == {}
 
 
-@pytest.mark.parametrize("figure", ["loss", "dice", "mae", "ber", "averaged_mae", "averaged_loss", "averaged_dice"])
+@pytest.mark.parametrize(
+    "figure", ["loss", "dice", "mae", "ber", "unseen_classes", "absent.car", "averaged_mae", "averaged_dice"]
+)
 def test_of_losses_and_errors_less_is_better(figure: str) -> None:
     assert is_lower_better(figure, ["dice"])
 

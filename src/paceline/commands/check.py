@@ -94,9 +94,11 @@ def _try_figures(run: Run) -> list[str]:
     """The names of the figures that the first samples of each split have."""
     import torch
 
+    from paceline.engine.evaluate import without_gradient
+
     names: dict[str, None] = {}
     run.model.eval()
-    with torch.inference_mode(), run.precision.compute():
+    with without_gradient(run), run.precision.compute():
         for examined in run.evaluations.values():
             batch = _first_batch(run, examined.source, examined.batch)
             predictions = run.task.predict(run.model, batch)

@@ -60,11 +60,13 @@ def main(options: argparse.Namespace) -> int:
             "metrics": evaluation.figures,
         }
         _print(answer, options.json)
-        if run.save_predictions:
+        if run.save_predictions and not evaluation.problem:
             print(f"predictions are in {predictions_place(run, split)}", file=sys.stderr)
         if checked.recipe.observe.results:
             epoch = checkpoint.step / run.progress.steps_per_epoch
             _keep(checked.recipe, _run_of(checkpoint.path, run_folder), answer, epoch, options.overrides)
+        if evaluation.problem:
+            raise UsageError(evaluation.problem)
     return 0
 
 

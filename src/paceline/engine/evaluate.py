@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from paceline.data.batch import Batch
 from paceline.data.loading.loader import Request, load, naming_dead_workers
 from paceline.data.sampler import Cut, evaluation_cuts, owned
 from paceline.engine.exhibits import Exhibit, assemble, pick, spread
-from paceline.engine.predictions import Keeper, make_keeper
+from paceline.engine.predictions import Keeping, NoPredictions, make_keeper
 from paceline.engine.run import EvaluationSet, Run
 from paceline.metrics.state import Folding, Metric, State, fold, pack, unpack
 from paceline.optim.averaging import update_bn
@@ -42,6 +42,8 @@ class Evaluation:
     pictured: tuple[Batch, Any] | None
     num_skipped: int = 0
     """How many more samples the split has, which cannot be read."""
+    problem: str | None = None
+    """Why predictions could not be saved."""
 
 
 class _Measured(NamedTuple):
@@ -81,7 +83,7 @@ def evaluate(run: Run, split: str) -> Evaluation:
     unread = torch.cat(run.mesh.gather(left_out)).tolist() if examined.source.skips is not None else []
     states = [_of_all_processes(run.mesh, folding.result()) for folding in foldings]
     num_figures = len(metrics) - len(keeper.metrics)
-    keeper.finish(states[num_figures:], unread)
+    problem = keeper.finish(states[num_figures:], unread)
     figures: dict[str, Any] = {}
     for metric, state in zip(metrics[:num_figures], states, strict=False):
         figures |= metric.figures(state)
@@ -93,6 +95,7 @@ def evaluate(run: Run, split: str) -> Evaluation:
         time.perf_counter() - started,
         assemble(run.mesh, kept) if run.pictures else None,
         len(unread),
+        problem,
     )
 
 
@@ -109,7 +112,8 @@ def evaluate_with_average(run: Run, split: str) -> Evaluation:
     with averaged(run, run.evaluations[split]):
         average = evaluate(run, split)
     figures = own.figures | {f"averaged_{name}": value for name, value in average.figures.items()}
-    return replace(own, figures=figures, seconds=own.seconds + average.seconds)
+    problem = own.problem or average.problem
+    return replace(own, figures=figures, seconds=own.seconds + average.seconds, problem=problem)
 
 
 @contextmanager
@@ -143,14 +147,14 @@ def _first_samples(run: Run, batch: int) -> Iterator[Batch]:
 
 
 def _measure_all(
-    run: Run, examined: EvaluationSet, metrics: Sequence[Metric], cuts: list[Cut], keeper: Keeper
+    run: Run, examined: EvaluationSet, metrics: Sequence[Metric], cuts: list[Cut], keeper: Keeping | NoPredictions
 ) -> Iterator[_Measured]:
     """Measure each batch, in order: on a CPU several at once, each in a thread that also reads its samples."""
     wanted = spread(len(examined.source.dataset), run.task) if run.pictures else ()
 
     def measure(fetched: Batch) -> _Measured:
         batch = examined.source.finish(fetched, 0, run.mesh.device)
-        with torch.inference_mode(), run.precision.compute():
+        with without_gradient(run), run.precision.compute():
             predictions = run.task.predict(run.model, batch)
             states = [metric.measure(predictions, batch) for metric in metrics]
         if not fetched.is_stand_in:
@@ -164,6 +168,12 @@ def _measure_all(
         return
     with ThreadPoolExecutor(lanes) as pool:
         yield from pool.map(lambda request: measure(examined.source.fetch(*request)), requests)
+
+
+def without_gradient(run: Run) -> AbstractContextManager[object]:
+    """No gradient is computed inside, in the cheapest way that the strategy allows."""
+    # Sharded weights that are first put together in the inference mode could not be used outside of it.
+    return torch.no_grad() if run.parallel.passes == "even" else torch.inference_mode()
 
 
 def _lanes(run: Run, examined: EvaluationSet) -> int:

@@ -31,11 +31,14 @@ def spread(size: int, task: object) -> Collection[int]:
 
 
 def pick(wanted: Collection[int], task: object, batch: Batch, predictions: Any) -> list[Exhibit]:
-    """Those samples of a batch that are drawn."""
+    """Those samples of a batch that are drawn; none if predictions are of a kind that cannot be taken apart."""
     rows = [(row, sample) for row, sample in enumerate(batch.ids.tolist()) if sample in wanted]
-    found = []
+    found: list[Exhibit] = []
     for row, sample in rows:
-        seen = _taken(batch, row, batch.size), _taken(predictions, row, batch.size)
+        try:
+            seen = _taken(batch, row, batch.size), _taken(predictions, row, batch.size)
+        except TypeError:
+            return []
         shown = task.glimpse(*seen) if isinstance(task, Glimpses) else seen
         found.append(Exhibit(sample, _with_leaves(shown, (leaf.detach().cpu().clone() for leaf in _leaves(shown)))))
     return found
@@ -74,8 +77,10 @@ def _taken(value: Any, row: int, size: int) -> Any:
             return value[row : row + 1] if value.ndim and len(value) == size else value
         case list():
             return value[row : row + 1] if len(value) == size else value
-        case _:
+        case tuple() | dict() | str() | int() | float() | None:
             return _mapped(value, lambda each: _taken(each, row, size))
+        case _:
+            raise TypeError
 
 
 def _joined(values: list[Any]) -> Any:

@@ -150,6 +150,8 @@ def publish(run: Run, evaluation: Evaluation) -> None:
     """Record an evaluation's figures and draw its pictures."""
     if evaluation.split == "val" and "val" not in run.figures:
         _check_best(run, evaluation.figures)
+    if evaluation.problem:
+        run.observer.emit(Note(f"{evaluation.problem}; training goes on", "warning"))
     run.figures[evaluation.split] = evaluation.figures
     run.evaluated_step = run.progress.step
     confusion = evaluation.tables.get("confusion")

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from paceline.core.disk import replace_file
 from paceline.core.errors import UsageError
-from paceline.core.mesh import Mesh
 from paceline.data.batch import Batch
 from paceline.data.loading.source import Dataset
 from paceline.metrics.state import Metric, State
@@ -31,7 +30,7 @@ class PredictsClasses(Protocol):
         """What collects them: figures are the tensors "sample", "file", "truth", "predicted" and "probabilities".
 
         "sample" [N] is the number that a row is called by, "file" [N] that of the sample whose file it is; "truth" and
-        "predicted" are bool [N, C].
+        "predicted" are bool [N, C]; "probabilities" are [N, C], or [N, 1] of what is predicted.
         """
         ...
 
@@ -39,12 +38,11 @@ class PredictsClasses(Protocol):
 class PredictionTable:
     """Writes what is predicted for each sample of a split into a file, at the end of its evaluation."""
 
-    def __init__(self, path: Path, dataset: Dataset, task: PredictsClasses, mesh: Mesh) -> None:
+    def __init__(self, path: Path, dataset: Dataset, task: PredictsClasses) -> None:
         self.path = path
         self._dataset = dataset
         self._classes = task.classes
         self._answers = task.answers()
-        self._mesh = mesh
 
     @property
     def metrics(self) -> Sequence[Metric]:
@@ -56,8 +54,6 @@ class PredictionTable:
 
     def finish(self, states: Sequence[State], left_out: Sequence[int]) -> None:
         """Write the file; an earlier one is replaced whole, never seen half-written."""
-        if not self._mesh.is_main:
-            return
         # Names of files may be no UTF-8, and are written as they are.
         content = self._text(self._answers.figures(states[0])).encode("utf-8", "surrogateescape")
         try:
@@ -71,12 +67,16 @@ class PredictionTable:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         paths = [] if path is None else ["path"]
-        writer.writerow(["sample", *paths, "label", "predicted", "probability", *self._classes])
+        is_of_all = found["probabilities"].shape[1] == len(self._classes)
+        each = self._classes if is_of_all else []
+        writer.writerow(["sample", *paths, "label", "predicted", "probability", *each])
         columns = [found[name] for name in ("sample", "file", "truth", "predicted", "probabilities")]
         for row in zip(*columns, strict=True):
             sample, file, truth, predicted, probabilities = (each.tolist() for each in row)
             shares = [f"{share:.6g}" for share in probabilities]
-            chosen = [_BETWEEN.join(compress(names, predicted)) for names in (self._classes, shares)]
+            names = _BETWEEN.join(compress(self._classes, predicted))
+            theirs = _BETWEEN.join(compress(shares, predicted) if is_of_all else shares if names else [])
             label = _BETWEEN.join(compress(self._classes, truth))
-            writer.writerow([sample, *([] if path is None else [path(file)]), label, *chosen, *shares])
+            place = [] if path is None else [path(file)]
+            writer.writerow([sample, *place, label, names, theirs, *(shares if is_of_all else [])])
         return text.getvalue()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from paceline.core.errors import UsageError
@@ -40,7 +41,7 @@ class PredictsMaps(Protocol):
 
 
 class Keeper(Protocol):
-    """Keeps the predictions of one evaluation; all processes have one."""
+    """Keeps the predictions of one evaluation; all processes have one. What cannot be written is a UsageError."""
 
     @property
     def metrics(self) -> Sequence[Metric]:
@@ -52,7 +53,10 @@ class Keeper(Protocol):
         ...
 
     def finish(self, states: Sequence[State], left_out: Sequence[int]) -> None:
-        """All batches were taken; `states` are those of its metrics, `left_out` the samples that cannot be read."""
+        """The first process does this when all have taken all batches.
+
+        `states` are those of its metrics, `left_out` the samples that cannot be read.
+        """
         ...
 
 
@@ -64,19 +68,54 @@ class NoPredictions:
     def save(self, batch: Batch, predictions: Any) -> None:
         """Nothing."""
 
-    def finish(self, states: Sequence[State], left_out: Sequence[int]) -> None:
-        """Nothing."""
+    def finish(self, states: Sequence[State], left_out: Sequence[int]) -> str | None:
+        """Nothing goes wrong."""
+        return None
 
 
-def make_keeper(run: Run, split: str) -> Keeper:
+class Keeping:
+    """Has a keeper do its work; what goes wrong with files is no reason to end an evaluation, and told at its end."""
+
+    def __init__(self, keeper: Keeper, mesh: Mesh) -> None:
+        self.metrics = keeper.metrics
+        self._keeper, self._mesh = keeper, mesh
+        self._problem: str | None = None
+
+    def save(self, batch: Batch, predictions: Any) -> None:
+        """Have the predictions of a batch kept, unless that has failed before."""
+        if self._problem is None:
+            self._try(lambda: self._keeper.save(batch, predictions))
+
+    def finish(self, states: Sequence[State], left_out: Sequence[int]) -> str | None:
+        """Complete what is kept, and return what went wrong in any of the processes."""
+        self._agree()  # all have written
+        if self._mesh.is_main and self._problem is None:
+            self._try(lambda: self._keeper.finish(states, left_out))
+        return self._agree()  # none begins to write again before
+
+    def _try(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except UsageError as error:
+            self._problem = str(error)
+
+    def _agree(self) -> str | None:
+        own = (self._problem or "").encode(errors="surrogateescape")
+        told = self._mesh.gather(torch.tensor(list(own), dtype=torch.uint8))
+        found = (bytes(each.tolist()).decode(errors="surrogateescape") for each in told)
+        self._problem = next(filter(None, found), None)
+        return self._problem
+
+
+def make_keeper(run: Run, split: str) -> Keeping | NoPredictions:
     """What keeps the predictions of a split in the run directory, if they are wanted."""
     if not run.save_predictions:
         return NoPredictions()
     place, dataset = predictions_place(run, split), run.evaluations[split].source.dataset
     if isinstance(run.task, PredictsMaps):
-        return PredictionFolder(place, dataset, run.task, run.mesh)
+        return Keeping(PredictionFolder(place, dataset, run.task), run.mesh)
     assert isinstance(run.task, PredictsClasses), "a run is not built with predictions that cannot be saved"
-    return PredictionTable(place, dataset, run.task, run.mesh)
+    return Keeping(PredictionTable(place, dataset, run.task), run.mesh)
 
 
 def predictions_place(run: Run, split: str) -> Path:
@@ -95,10 +134,9 @@ class PredictionFolder:
 
     metrics: Sequence[Metric] = ()
 
-    def __init__(self, folder: Path, dataset: Dataset, task: PredictsMaps, mesh: Mesh) -> None:
+    def __init__(self, folder: Path, dataset: Dataset, task: PredictsMaps) -> None:
         self.folder = folder
         self._task = task
-        self._mesh = mesh
         self._names = file_names(dataset)
 
     def save(self, batch: Batch, predictions: Any) -> None:
@@ -107,13 +145,11 @@ class PredictionFolder:
             _write(found, self._task.palette, self.folder / self._names[index])
 
     def finish(self, states: Sequence[State], left_out: Sequence[int]) -> None:
-        """Leave no prediction in the folder but those of this evaluation."""
-        self._mesh.barrier()  # all have written
-        if self._mesh.is_main:
-            skipped = set(left_out)
-            names = {name for index, name in enumerate(self._names) if index not in skipped}
-            _remove_others(self.folder, names)
-        self._mesh.barrier()  # none begins to write again before
+        """Leave no prediction there but those of this evaluation, unless the folder is a link and others may use it."""
+        if self.folder.is_symlink() or self.folder.parent.is_symlink():
+            return
+        skipped = set(left_out)
+        _remove_others(self.folder, {name for index, name in enumerate(self._names) if index not in skipped})
 
 
 def file_names(dataset: Dataset) -> list[str]:

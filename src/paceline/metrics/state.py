@@ -22,13 +22,13 @@ Figures = dict[str, Any]
 """Named results: floats, or tensors such as a confusion matrix."""
 
 
-_ERRORS = ("mae", "ber")
+_ERRORS = ("mae", "ber", "unseen_classes")
 
 
 def is_lower_better(figure: str, losses: Container[str]) -> bool:
     """Whether the less of a figure the better: of the loss, of those by these names, and of errors."""
     measured = figure.removeprefix("averaged_")
-    return measured == "loss" or measured in losses or measured in _ERRORS
+    return measured == "loss" or measured in losses or measured in _ERRORS or measured.startswith("absent.")
 
 
 class Metric(Protocol):

@@ -48,8 +48,9 @@ class Task(Protocol):
     def picture(self, batch: Batch, predictions: Any | None) -> Picture | None:
         """The batch with its predictions drawn, or alone, if there is something to draw.
 
-        With predictions it is of samples from all over a split. Where those differ in their sizes, there are lists in
-        place of tensors.
+        With predictions it is of samples from all over a split, if predictions are tensors with samples along their
+        first axis, or lists, tuples and dicts of such. Where samples differ in their sizes, there are lists in place of
+        tensors.
         """
         ...
 

@@ -52,7 +52,7 @@ class VideoClassification(Classification):
 
     def answers(self) -> Metric:
         """What collects the probabilities of each video."""
-        return OfVideos([Answers(self._multi_label)], self._multi_label)
+        return OfVideos([Answers(len(self.classes), self._multi_label)], self._multi_label)
 
     def picture(self, batch: Batch, predictions: Tensor | None) -> Picture | None:
         """Four frames of each sample, framed by whether the prediction is right."""
