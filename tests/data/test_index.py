@@ -1,6 +1,7 @@
 import io
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import time
@@ -200,6 +201,26 @@ def test_a_watched_file_is_told_by_size_and_time(tmp_path: Path) -> None:
         os.utime(path, ns=(time_of_change, time_of_change))
         for _ in range(2):
             assert open_index(tmp_path, "content", {}, build).texts("content") == [content]
+    assert len(calls) == 3
+
+
+def test_a_file_may_be_told_by_its_content(tmp_path: Path) -> None:
+    path, calls = tmp_path / "list.txt", []
+
+    def build(builder: IndexBuilder) -> None:
+        calls.append(path)
+        builder.watch(path, by_content=True)
+        builder.texts("content", [path.read_bytes()])
+
+    for content in (b"one", b"two", b"one"):
+        path.write_bytes(content)
+        age(path)
+        for _ in range(2):
+            assert open_index(tmp_path, "content", {}, build).texts("content") == [content]
+    assert len(calls) == 3
+    path.rename(tmp_path / "old.txt")  # a copy as it is, with its index
+    shutil.copy2(tmp_path / "old.txt", path)
+    open_index(tmp_path, "content", {}, build)
     assert len(calls) == 3
 
 

@@ -1,5 +1,7 @@
 import json
+import os
 import pickle
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -128,6 +130,67 @@ def test_a_list_without_labels(root: Path) -> None:
         assert dataset.classes == []
 
 
+def test_a_table_without_labels(root: Path) -> None:
+    dataset = ListFile(write(root, "list.csv", "image,width\na.png,3\nb/b.png,3\n"))
+    assert pairs(dataset) == [(1, None), (2, None)]
+    found = "list.csv, line 2: no label beside 'a.png'; no column 'label' in its first line, which has image, width; if"
+    assert dataset.notes == [dataset.why_no_labels]
+    assert f"{found} one is it, give it as `label`" in dataset.why_no_labels
+    numbered = ListFile(write(root, "list.txt", "7 a.png\n8 b/b.png\n"), image=1)
+    assert pairs(numbered) == [(1, None), (2, None)]
+    assert "which column is the label? give its number, from 0, as `label`" in numbered.why_no_labels
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arguments"),
+    [
+        ("list.csv", "species,path,part\nbee,a.png,train\nant,b/b.png,train\n", {"image": 1, "label": 0}),
+        ("list.csv", "\n# about\nimage,label\na.png,bee\nb/b.png,ant\n", {"image": 0, "label": 1}),
+        ("list.csv", "path,species\n#none,ant\na.png,bee\nb/b.png,ant\n", {}),
+        ("list.txt", "species path\nbee ./a.png\nant b/b.png\n", {"image": 1, "label": 0}),
+    ],
+)
+def test_a_first_line_that_can_be_no_sample(root: Path, name: str, text: str, arguments: dict[str, int]) -> None:
+    dataset = ListFile(write(root, name, text), **arguments)  # type: ignore[arg-type]
+    assert (pairs(dataset), dataset.classes) == ([(1, 1), (2, 0)], ["ant", "bee"])
+    line = 1 + next(number for number, each in enumerate(text.split("\n")) if each and each[0] != "#")
+    assert dataset.notes[0].startswith(f"line {line} is taken for names of columns, as '")
+
+
+def test_a_first_line_that_may_be_a_sample(root: Path) -> None:
+    (root / "plain").write_bytes((root / "a.png").read_bytes())
+    dataset = ListFile(write(root, "list.csv", "plain,bee\nb/b.png,ant\n"))
+    assert (pairs(dataset), dataset.notes) == ([(1, 1), (2, 0)], [])
+    assert len(ListFile(write(root, "list.csv", "one,bee\ntwo,ant\n"))) == 2
+
+
+def test_blanks_around_cells(root: Path) -> None:
+    text = 'label, image\ncat , a.png \ndog, "b/b.png"\n   \ndog,\t"b/c d.png"\n'
+    dataset = ListFile(write(root, "list.csv", text.replace("\t", " ")))
+    assert (pairs(dataset), dataset.classes) == ([(1, 0), (2, 1), (3, 1)], ["cat", "dog"])
+    (root / "a.png").rename(root / " a.png ")
+    assert pairs(ListFile(write(root, "list.csv", '" a.png ",x\n'))) == [(1, 0)]
+
+
+def test_a_comment_by_its_root(root: Path) -> None:
+    (root / "b/b.png").rename(root / "b/#b.png")
+    file = write(root, "list.csv", "#b.png,x\n../a.png,x\n")
+    assert [len(ListFile(file, root=each)) for each in (root, root / "b", root)] == [1, 2, 1]
+
+
+def test_a_list_of_the_same_size_and_time_is_read_again(root: Path) -> None:
+    texts = ("a.png,x\n", "a.png,y\n")
+    for name, text in zip(("one.csv", "two.csv"), texts, strict=True):
+        os.utime(write(root, name, text), ns=(10**18 + 1, 10**18 + 1))
+    link = root / "list.csv"
+    for name, classes in (("one.csv", ["x"]), ("two.csv", ["y"]), ("one.csv", ["x"])):
+        link.unlink(missing_ok=True)
+        link.symlink_to(name)
+        assert ListFile(link).classes == classes
+    shutil.copy2(root / "two.csv", root / "one.csv")
+    assert ListFile(link).classes == ["y"]
+
+
 def test_several_labels_become_a_vector(root: Path) -> None:
     dataset = ListFile(write(root, "list.csv", "a.png,sun;sea\na.png,\na.png, sea ;\n"), label_separator=";")
     assert dataset.classes == ["sea", "sun"]
@@ -190,7 +253,7 @@ def test_a_list_is_split_by_chance(root: Path) -> None:
         ("list.csv", "a.png,x\na.png, \n", {}, "list.csv, line 2: the label is empty"),
         ("list.csv", 'a.png,x\na.png,"x\n', {}, "list.csv, line 2: not CSV"),
         ("list.csv", "a.png,x\n", {"image": 0, "label": "kind"}, "no column 'kind' in its first line, which has a.png"),
-        ("list.csv", "image,class\na.png,x\n", {}, "no column 'label' in its first line, which has image, class"),
+        ("list.csv", "image,class\na.png,x\n", {"label": "kind"}, "no column 'kind' in its first line, which has"),
         ("list.csv", "a.png,x\n", {"label": 2}, "line 1: 2 columns, expected at least 3"),
         ("list.csv", "x" * 2_000_000, {}, "line 1: longer than 1,048,576 characters"),
         ("list.dat", "a.png,x\n", {}, "its name tells no format (.csv, .tsv, .json, .jsonl, .ndjson, .txt, .lst)"),
@@ -198,10 +261,16 @@ def test_a_list_is_split_by_chance(root: Path) -> None:
             "list.csv, line 3: the label 3 is out of range: expected 0 to 1, as `classes` has names"),
         ("list.csv", "a.png,1\na.png,-1\n", {}, "list.csv, line 2: the label -1 is out of range"),
         ("list.csv", "a.png,1\na.png,99999999\n", {}, "list.csv, line 2: the label 99999999 is out of range"),
+        ("list.csv", "a.png,1\na.png,999999\n", {}, "line 2: the label 999999 asks for 1,000,000 classes of 2 samples;"
+            " name another column as `label` if these are no classes, or give the names of all as `classes`"),
         ("list.csv", "a.png,x\na.png,wasp\n", {"classes": ["x", "y"]},
             "list.csv, line 2: the label 'wasp' is no class; expected one of the 2 classes: x, y"),
         ("list.jsonl", '{"image": "a.png"}\n[1]', {}, "line 2: expected an object"),
-        ("list.jsonl", '{"image": "a.png"', {}, "line 1: not JSON"),
+        ("list.jsonl", '{"image": "a.png"\n', {}, "line 1: not JSON (Expecting ',' delimiter at column 18)"),
+        ("list.jsonl", '{"image": "a.png", "label": null}', {}, "line 1: 'label' is null, expected a word or a number;"
+            " give one, or take the key of all objects out"),
+        ("list.jsonl", '{"image": "a.png", "label": 1, "s": null}', {"split_column": "s", "split": "train"},
+            "line 1: 's' is null, expected a word or a number; give one, or take the object out"),
         ("list.jsonl", "[" * 100_000, {}, "line 1: not JSON"),
         ("list.jsonl", '{"image": 3}', {}, "line 1: 'image' is 3, expected the name of a file"),
         ("list.jsonl", '{"file": "a.png"}', {}, "line 1: 'image' is not there"),
@@ -275,11 +344,19 @@ def test_names_that_lead_out_of_the_root(root: Path) -> None:
         {"file": "x", "format": "xml"},
         {"file": "x", "classes": ["a", "b", "a"]},
         {"file": "x", "label_separator": ""},
+        {"file": "x", "delimiter": ""},
+        {"file": "x", "delimiter": "\n"},
     ],
 )
 def test_arguments_that_make_no_sense(arguments: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         ListFileArguments.model_validate(arguments)
+
+
+def test_a_delimiter_is_one_character() -> None:
+    with pytest.raises(ValidationError, match=r"expected one character that is neither .*, got '; '; a tab is"):
+        ListFileArguments(file="x", delimiter="; ")
+    assert ListFileArguments(file="x", delimiter="\t").delimiter == "\t"
 
 
 @pytest.mark.real_data

@@ -68,8 +68,11 @@ def test_columns_that_the_list_does_not_have(tmp_path: Path, arguments: dict[str
 
 
 def test_comments_in_a_list_whose_names_are_made(tmp_path: Path) -> None:
-    text = "# of 2017\nlabel,id\n#fun,a\n# more\nrun,b\n"
+    (tmp_path / "a.mp4").touch()
+    text = "# of 2017\nlabel,id\n#fun,a\n# fun,a\n#fun,none\n#run\nrun,b\n"
     assert names(video_list(tmp_path / "a.csv", text, video="{id}.mp4")) == ["a.mp4", "b.mp4"]
+    text = "# a b c\n#none 0 run\n#x a run\ny b sit\n# y a sit\n#y none sit\n#\n"
+    assert names(video_list(tmp_path / "a.txt", text, video="{1}.mp4", label=2)) == ["a.mp4", "b.mp4"]
 
 
 # --- Something-Something ------------------------------------------------------------------------------------
@@ -80,7 +83,7 @@ SOMETHING = [{"id": "78687", "template": "Holding [something]"}, {"id": 42326, "
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize("name", ["train.json", "train.jsonl"])
 def test_an_array_of_objects(tmp_path: Path, name: str, indent: int | None) -> None:
-    text = "\ufeff \n" + json.dumps(SOMETHING, indent=indent)
+    text = f"\ufeff{' ' * 5000}\n" + json.dumps(SOMETHING, indent=indent) + " \n\n"
     videos = video_list(tmp_path / name, text, video="videos/{id}.webm", label="template")
     assert names(videos) == ["videos/78687.webm", "videos/42326.webm"]
     assert labels(videos) == ["Holding [something]", "Covering [something]"]
@@ -107,6 +110,9 @@ def test_lines_of_objects_take_patterns_too(tmp_path: Path) -> None:
             ' `video`, or a pattern such as "{id}.mp4"'),
         ('[{"id": 1, "b": 2}]', {"video": "{id}.webm", "label": "a"}, "line 1: has no 'a', unlike the lines before or"
             " what `label` asks for; it has id, b"),
+        ('[{"id": 1}\n]\n\n[{"id": 2}]', {"video": "{id}.webm"}, "line 4: not JSON ('[{\"id\": 2}]' behind the ] that"
+            " ends the array); put all objects into one array"),
+        ('[\n{"id": 1,\n"b"}]', {"video": "{id}.webm"}, "line 3: not JSON (Expecting ':' delimiter at column 4)"),
         ('{\n"a": 1}', {}, 'expected an array, [{"video": "a.mp4", "label": "cat"}, …]'),
     ],
 )  # fmt: skip
@@ -240,11 +246,36 @@ def test_comments(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     text = "# a list, of two\n# more\na.mp4 run\n#1.mp4 run\n#2.mp4 run\n#tag b.mp4\nb.mp4 sit\n# end\n"
     videos = video_list(tmp_path / "list.txt", text)
-    assert names(videos) == ["a.mp4", "#1.mp4", "#tag", "b.mp4"], "a line that names a file is none"
-    assert videos.place(3).endswith("line 7")
+    assert names(videos) == ["a.mp4", "#1.mp4", "b.mp4"], "a line whose name is that of a file is none"
+    assert videos.place(2).endswith("line 7")
     with pytest.raises(DataError, match="the list is empty"):
         video_list(tmp_path / "list.csv", "# nothing\n#\n")
     assert names(video_list(tmp_path / "list.csv", "# a;b\n\nvideo,label\na.mp4,x;y\n")) == ["a.mp4"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arguments"),
+    [
+        ("a.txt", "#made by a.mp4 in May\n# a.mp4 run sit\na.mp4 run\n# b.mp4 run\nb.mp4 sit\n", {}),
+        ("a.csv", "run,a.mp4\n# run,b.mp4\n#1,none\nsit,b.mp4\n", {"video": 1, "label": 0}),
+        ("a.csv", '#,about\n# an "open, "quote\nvideo,label\na.mp4,run\n#a.mp4,run\n # b, "x\nb.mp4,sit\n', {}),
+        ("a.tsv", "#\tvideo\tlabel\na.mp4\trun\nb.mp4\tsit\n", {}),
+        ("a.csv", '#,video,label\n1,a.mp4,run\n2,b.mp4,"sit\n# no comment"\n', {}),
+        ("a.csv", "#,file,label\n1,a.mp4,run\n2,b.mp4,sit\n", {"video": "file", "label": "label"}),
+    ],
+)
+def test_lines_that_are_comments(tmp_path: Path, name: str, text: str, arguments: dict[str, object]) -> None:
+    for each in ("a.mp4", "b.mp4"):
+        (tmp_path / each).touch()
+    videos = video_list(tmp_path / name, text, **arguments)
+    assert (names(videos), [label[:3] for label in labels(videos)]) == (["a.mp4", "b.mp4"], ["run", "sit"])
+
+
+def test_comments_before_a_list_do_not_tell_its_columns(tmp_path: Path) -> None:
+    (tmp_path / "#1.mp4").touch()
+    for text in ("# one two\n#1.mp4\na.mp4\n", "#one two\n#1.mp4\na.mp4\n"):
+        videos = video_list(tmp_path / "a.txt", text)
+        assert (names(videos), videos.classes) == (["#1.mp4", "a.mp4"], [])
 
 
 def test_lists_that_are_not_utf_8(tmp_path: Path) -> None:

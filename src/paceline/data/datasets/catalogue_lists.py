@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from paceline.core.arguments import Arguments, Count, CountOrZero
 from paceline.core.counting import counted
@@ -22,13 +22,23 @@ Colour = Annotated[list[PixelValue], Field(min_length=3, max_length=3)]
 """Red, green and blue."""
 
 
+def _one_character(delimiter: str) -> str:
+    if len(delimiter) != 1 or delimiter in '\r\n"':
+        advice = 'a tab is "\\t" in double quotes, and blanks behind delimiters are left out anyway'
+        raise ValueError(f"expected one character that is neither a line end nor a quote, got {delimiter!r}; {advice}")
+    return delimiter
+
+
+Delimiter = Annotated[str, AfterValidator(_one_character), Field(json_schema_extra={"minLength": 1, "maxLength": 1})]
+
+
 class ListColumnsArguments(Arguments):
     """How lists of all kinds are read."""
 
     file: Name
     root: Name | None = None
     format: Literal["csv", "tsv", "json", "jsonl", "txt"] | None = None
-    delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
+    delimiter: Delimiter | None = None
     label: Column | None = None
     label_from: Literal["column", "folder"] = "column"
     label_separator: Name | None = None

@@ -26,8 +26,12 @@ def write_list(
     separator: str | None,
     classes: Sequence[str] | None,
     what: str,
+    notes: list[str],
 ) -> int:
-    """The columns of an index, a few lines at a time; returns the number of lines."""
+    """The columns of an index, a few lines at a time; returns the number of lines.
+
+    Reading the rows may add to the notes, which are written when all have been read.
+    """
     file, lines, size = book.path, LineNumbers(builder), 0
     parts = ListedParts(builder, file)
     first = next(rows, None)
@@ -48,13 +52,13 @@ def write_list(
         size += len(chunk)
         chunk = list(islice(rows, _CHUNK))
     parts.finish()
-    names, notes = list(classes or []), []
+    names = list(classes or [])
     if has_several or first.beside is not None:
-        names, meaning = book.classes(classes)
-        notes = book.notes()
+        names, meaning = book.classes(classes, size)
+        notes = notes + book.notes()
         builder.numbers("meaning", meaning)
     builder.texts("class", [name.encode(errors="surrogatepass") for name in names])
-    builder.texts("note", [note.encode() for note in notes])
+    builder.texts("note", [note.encode(errors="replace") for note in notes])
     return size
 
 

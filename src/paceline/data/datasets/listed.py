@@ -22,7 +22,7 @@ from paceline.data.indexes.index_file import Column as IndexColumn
 from paceline.data.indexes.labels import LabelBook
 from paceline.data.indexes.line_numbers import find_line
 from paceline.data.indexes.listed_splits import read_fold, read_listed_part
-from paceline.data.indexes.listing import Column, Format, at_line, read_list
+from paceline.data.indexes.listing import Column, Format, at_line, is_file_in, read_list
 from paceline.data.indexes.splits import read_part, split_arguments, write_parts
 from paceline.data.indexes.table_rows import advice_on_delimiter
 from paceline.data.reading.decode import MAX_PIXELS
@@ -81,17 +81,18 @@ class ListFile:
         part_column, part_key = (split_column, "split_column") if fold is None else (fold_column, "fold_column")
 
         def build(builder: IndexBuilder) -> None:
-            builder.watch(self.file)
-            is_folder = label_from == "folder"
-            read = partial(read_list, self.file, format, image, what=self.listed, root=self.root, delimiter=delimiter)
-            read = partial(read, part=part_column, part_key=part_key)
+            builder.watch(self.file, by_content=True)
+            is_folder, notes = label_from == "folder", list[str]()
+            read = partial(read_list, self.file, format, image, what=self.listed, delimiter=delimiter, notes=notes)
+            read = partial(read, part=part_column, part_key=part_key, is_file=partial(is_file_in, self.root))
             rows = with_folders(self.file, read(None, "")) if is_folder else read(label, "label")
             book = LabelBook(self.file, None if is_folder else first_label)
-            size = write_list(builder, book, rows, label_separator, classes, self.listed)
+            size = write_list(builder, book, rows, label_separator, classes, self.listed, notes)
             write_parts(builder, size, split_shares, split_seed)
 
         arguments = {"columns": [format, image, label, label_separator], "classes": classes and list(classes)}
         arguments |= {"file": self.file.name, "table": [delimiter, label_from, first_label, part_column, self.listed]}
+        arguments |= {"root": os.path.relpath(self.root, self.file.parent)}  # comments are told by what is there
         arguments |= split_arguments(split_shares, split_seed)
         self._index = open_index(self.file.parent, "list", arguments, build)
         self._open_columns()
@@ -125,9 +126,11 @@ class ListFile:
         is_seen = [] if self._labels is None else self._labels.seen(self._part)
         absent = [name for name, seen in zip(self.classes, is_seen, strict=False) if not seen]
         shown = ", ".join(absent[:_SHOWN]) + (", …" if len(absent) > _SHOWN else "")
-        odd = [note.decode() for note in self._index.texts("note")]
-        odd += [] if self._labels is not None else [self.why_no_labels]
+        odd = self._listed_notes() if self._labels is not None else [self.why_no_labels]
         return odd + ([f"no sample of {counted(len(absent), 'class')}: {shown}"] if absent else [])
+
+    def _listed_notes(self) -> list[str]:
+        return [note.decode() for note in self._index.texts("note")]
 
     @property
     def why_no_labels(self) -> str:
@@ -136,7 +139,7 @@ class ListFile:
             return ""
         name = os.fsdecode(self._names[0].tobytes())
         place = at_line(self.file, find_line(self._index, 0))
-        advice = advice_on_delimiter([name]) or "give a list that has labels"
+        advice = "; ".join(self._listed_notes()) or advice_on_delimiter([name]) or "give a list that has labels"
         return f"{place}: no label beside {name!r}; {advice}, or `label_from: folder` if a folder is a class"
 
     def open(self, index: int) -> Sample:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 
@@ -13,7 +14,8 @@ from paceline.core.errors import DataError
 from paceline.data.indexes.folders import EXTENSIONS, files_below
 from paceline.data.indexes.index import IndexBuilder
 from paceline.data.indexes.line_numbers import LineNumbers
-from paceline.data.indexes.listing import Row, at_line, encode_name, read_list
+from paceline.data.indexes.listing import Row, at_line, encode_name, is_file_in, read_list
+from paceline.data.indexes.table_rows import advice_on_delimiter
 from paceline.data.reading.masks import MASK_EXTENSIONS
 
 _CHUNK = 1 << 14
@@ -49,13 +51,17 @@ def write_list(
     inside: Path | None,
 ) -> int:
     """The images that a list names, in its order, with the masks beside them or of the same name."""
-    builder.watch(list_file)
-    rows = read_list(list_file, None, None, None, "mask")
+    if not list_file.is_file():
+        raise DataError(f"{list_file}: no such list; `list_file` is looked for in `root`, {root}: correct either")
+    builder.watch(list_file, by_content=True)
+    notes = list[str]()
+    is_file = partial(_is_image, root, folders[0], tuple(extensions or EXTENSIONS))
+    rows = read_list(list_file, None, None, None, "mask", is_file=is_file, is_fixed=True, notes=notes)
     first = next(rows, None)
     if first is None:
         raise DataError(f"{list_file}: the list is empty; expected a line for each image")
     all_rows = chain([first], rows)
-    builder.texts("note", [])
+    builder.texts("note", [note.encode(errors="replace") for note in notes])
     if first.beside is not None:
         return _write_columns(builder, root, list_file, all_rows)
     images, masks = _stems(builder, root, folders, extensions, inside)
@@ -127,7 +133,8 @@ def _refuse_absent(list_file: Path, rows: Sequence[Row], is_absent: Sequence[boo
     absent = [f"{row.image} (line {row.line})" for row, missing in zip(rows, is_absent, strict=True) if missing]
     if absent:
         found = f"no {what} for {len(absent):,} of {len(rows):,} names: {listed(absent, _SHOWN)}"
-        raise DataError(f"{list_file}: {found}; add the files, or take the names out of the list")
+        advice = "add the files, or take the names out of the list"
+        raise DataError(f"{list_file}: {found}; {advice_on_delimiter([rows[0].image], is_fixed=True) or advice}")
 
 
 def _stems(
@@ -160,6 +167,11 @@ def _by_stem(
             raise DataError(f"{folder}: {found[stem]} and {name} have the same name but for their endings; keep one")
         found[stem] = f"{below}/{name}"
     return found
+
+
+def _is_image(root: Path, folder: Path, endings: Sequence[str], name: str) -> bool:
+    """Whether a name in a list is that of a file below the root, or of an image in its folder, but for the ending."""
+    return is_file_in(root, name) or any(is_file_in(folder, f"{name}{ending}") for ending in ("", *endings))
 
 
 def _known_stem(name: str, images: dict[str, str]) -> str:

@@ -1,7 +1,10 @@
 """Indexes of samples that are made once, kept beside the data, and shared by all processes of a machine.
 
 An index is kept in the hidden folder `.paceline` of the data; where that cannot be written to, in the user's cache
-folder. It holds what it was made of, so one that is out of date, damaged or of another version is made anew.
+folder. It holds what it was made of, so one that is out of date, damaged or of another version is made anew. That is
+told by sizes and times of change, and of lists by a checksum of what is in them as well, since a copy, a link or a
+version that is taken out again may have both of another list. Neither the number of a file nor the time its state
+changed is looked at: data that is copied as it is, with its index, has other ones, and so may other machines.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import os
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,9 +32,12 @@ from paceline.data.indexes.index_writer import IndexWriter, NoRoomError
 __all__ = ["Index", "IndexBuilder", "open_index"]
 
 _PATIENCE = 5.0  # seconds until something is said about work that goes on
-_VERSION = 2  # of what data sets write into their indexes
+_VERSION = 3  # of what data sets write into their indexes
 _TICK, _COARSE_TICK = 20_000_000, 2_000_000_000  # nanoseconds within which two changes may have one time
 _SECOND = 1_000_000_000
+_WATCHED = ("watched.size", "watched.changed", "watched.content")
+_UNREAD = -1  # instead of a checksum
+_BLOCK = 1 << 20
 
 
 class IndexBuilder(IndexWriter):
@@ -39,19 +46,22 @@ class IndexBuilder(IndexWriter):
     def __init__(self, home: Path, folder: Path) -> None:
         super().__init__(home)
         self._base = folder
-        self._watched: list[tuple[bytes, int, int]] = []
+        self._watched: list[tuple[bytes, int, int, int]] = []
 
-    def watch(self, path: Path) -> None:
-        """Have the index made anew once this file or folder has changed; to be called before it is looked into."""
-        size, changed = _state(path)
+    def watch(self, path: Path, by_content: bool = False) -> None:
+        """Have the index made anew once this file or folder has changed; to be called before it is looked into.
+
+        With `by_content`, all of the file is read for it whenever the index is opened.
+        """
+        content = _checksum(path) if by_content else _UNREAD
         name = path.relative_to(self._base) if path.is_relative_to(self._base) else path.absolute()
-        self._watched.append((os.fsencode(name), size, changed))
+        self._watched.append((os.fsencode(name), *_state(path), content))
 
     def finish(self, file: IO[bytes], facts: dict[str, Any]) -> None:
         """Write everything, with what is watched."""
-        self.texts("watched", [name for name, _, _ in self._watched])
-        self.numbers("watched.size", np.array([size for _, size, _ in self._watched], np.int64))
-        self.numbers("watched.changed", np.array([changed for _, _, changed in self._watched], np.int64))
+        self.texts("watched", [name for name, *_ in self._watched])
+        for place, column in enumerate(_WATCHED, 1):
+            self.numbers(column, np.array([each[place] for each in self._watched], np.int64))
         self.save(file, facts)
 
 
@@ -97,9 +107,10 @@ def _find(path: Path, folder: Path, asked: int) -> Index | None:
 
 def _is_true(index: Index, folder: Path, asked: int) -> bool:
     began = int(index.facts.get("began", 0))
-    sizes, changes = index.numbers("watched.size"), index.numbers("watched.changed")
-    for name, size, changed in zip(index.texts("watched"), sizes.tolist(), changes.tolist(), strict=True):
-        if _state(folder / os.fsdecode(name)) != (size, changed):
+    columns = [index.numbers(column).tolist() for column in _WATCHED]
+    for name, size, changed, content in zip(index.texts("watched"), *columns, strict=True):
+        path = folder / os.fsdecode(name)
+        if _state(path) != (size, changed) or (content != _UNREAD and _checksum(path) != content):
             return False
         # Changed so shortly before it was looked into that a later change may have the same time.
         tick = _COARSE_TICK if changed % _SECOND == 0 else _TICK
@@ -112,6 +123,15 @@ def _state(path: Path) -> tuple[int, int]:
     """Size, of a file, and time of the last change: what must stay the same."""
     status = path.stat()
     return (-1 if path.is_dir() else status.st_size), status.st_mtime_ns
+
+
+def _checksum(path: Path) -> int:
+    """Of what a file holds."""
+    checksum = 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            checksum = zlib.crc32(block, checksum)
+    return checksum
 
 
 def _make(path: Path, folder: Path, asked: int, build: Callable[[IndexBuilder], None]) -> Index:

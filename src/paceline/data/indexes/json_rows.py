@@ -22,12 +22,12 @@ def line_entries(asked: Asked, file: IO[str]) -> Entries:
     """The objects of JSON lines, with the numbers of the lines."""
     for line, text in enumerate(read_lines(asked.path, file), 1):
         try:
-            content = json.loads(text)
+            content = json.loads(text.rstrip())
         except (ValueError, RecursionError) as error:
-            if text.isspace() or text.startswith("#"):
+            if text.isspace() or text.lstrip().startswith("#"):
                 continue
             expected = f"; expected an array, [{_example(asked)}, …]" if asked.path.suffix.lower() == ".json" else ""
-            raise DataError(f"{at_line(asked.path, line)}: not JSON ({error}){expected}") from error
+            raise DataError(f"{at_line(asked.path, line)}: not JSON ({_reason(error)}){expected}") from error
         yield line, content if type(content) is dict else _object(asked, line, content)
 
 
@@ -43,12 +43,23 @@ def array_entries(asked: Asked, file: IO[str]) -> Entries:
         try:
             content, end = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{at_line(asked.path, line)}: not JSON ({error})") from error
+            line = error.lineno if isinstance(error, json.JSONDecodeError) else line
+            raise DataError(f"{at_line(asked.path, line)}: not JSON ({_reason(error)})") from error
         yield line, _object(asked, line, content)
         gap = _NEXT.match(text, end)
         if gap is None:
             raise DataError(f"{at_line(asked.path, line)}: not JSON (no comma and no ] behind this object)")
         at = gap.end()
+    rest = text[at + 1 :].lstrip()
+    if rest:
+        line = 1 + text.count("\n", 0, len(text) - len(rest))
+        found = f"{rest[:20]!r} behind the ] that ends the array"
+        raise DataError(f"{at_line(asked.path, line)}: not JSON ({found}); put all objects into one array")
+
+
+def _reason(error: Exception) -> str:
+    """Why something is not JSON, without the line, which the message has already."""
+    return f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 def _object(asked: Asked, line: int, content: Any) -> dict[str, Any]:
@@ -59,7 +70,8 @@ def _object(asked: Asked, line: int, content: Any) -> dict[str, Any]:
 
 
 def _example(asked: Asked) -> str:
-    return json.dumps({asked.what: "a.mp4" if asked.what == "video" else "a.jpg", "label": "cat"})
+    beside = {"mask": "a.png"} if asked.usual == "mask" else {"label": "cat"}
+    return json.dumps({asked.what: "a.mp4" if asked.what == "video" else "a.jpg"} | beside)
 
 
 def json_rows(asked: Asked, entries: Entries) -> Iterator[Row]:
@@ -84,7 +96,13 @@ def json_rows(asked: Asked, entries: Entries) -> Iterator[Row]:
         if part and part not in content:
             found = f"has no {part!r}, which `{asked.part_key}` asks for"
             raise DataError(f"{at_line(path, line)}: {found}; it has {_keys(content)}")
-        yield Row(line, name, content.get(other), content.get(part))
+        beside, word = content.get(other), content.get(part)
+        if (has and beside is None) or (part and word is None):
+            key = part if part and word is None else other
+            cure = "the object" if key == part else "the key of all objects"
+            found = f"{key!r} is null, expected a word or a number"
+            raise DataError(f"{at_line(path, line)}: {found}; give one, or take {cure} out")
+        yield Row(line, name, beside, word)
 
 
 def _patterned(asked: Asked, pattern: NamePattern, line: int, content: dict[str, Any]) -> str:
@@ -97,6 +115,8 @@ def _patterned(asked: Asked, pattern: NamePattern, line: int, content: dict[str,
 
 
 def _advice(asked: Asked) -> str:
+    if asked.is_fixed:
+        return f"call its key {asked.what!r}, and that of what belongs to it {asked.usual!r}"
     example = "a.mp4" if asked.what == "video" else "a.jpg"
     return f'give its key as `{asked.what}`, or a pattern such as "{{id}}{example[1:]}"'
 

@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.counting import counted
 from paceline.core.errors import DataError
 from paceline.data.indexes.listing import at_line
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _MOST = 1 << 20
+_MANY = 100_000  # classes that hardly any list has
 
 
 class LabelBook:
@@ -47,19 +49,20 @@ class LabelBook:
             self._lines.append(line)
         return self._numbers[stripped]
 
-    def classes(self, given: Sequence[str] | None) -> tuple[list[str], NDArray[np.int32]]:
+    def classes(self, given: Sequence[str] | None, num_samples: int) -> tuple[list[str], NDArray[np.int32]]:
         """The names of the classes, and the class that each number of a label means.
 
         Without given names these are the labels, sorted; or as many as the largest label asks for, if all labels are
-        whole numbers.
+        whole numbers. More than 100,000 of those, and than ten for each sample, are a DataError.
         """
-        labels = [label for label, number in self._numbers.items()]
-        if given is not None and set(labels) <= set(given):
+        labels, known = list(self._numbers), set(given or ())
+        if given is not None and known.issuperset(labels):
             return list(given), self._meanings({name: place for place, name in enumerate(given)}.__getitem__)
         if self._first is not None and labels and all(map(_WHOLE.fullmatch, labels)):
+            self._refuse_ids(given, self._first, num_samples)
             return self._counted(given, self._first)
         if given is not None:
-            unknown = next(label for label in labels if label not in given)
+            unknown = next(label for label in labels if label not in known)
             expected = f"expected one of the {len(given):,} classes"
             raise DataError(f"{self._at(unknown)}: the label {unknown!r} is no class; {expected}: {_some(given)}")
         names = sorted(labels)
@@ -82,6 +85,15 @@ class LabelBook:
                 raise DataError(f"{found}: {expected}{self._advice_on_range(first, most)}")
         names = given if given is not None else [str(k) for k in range(first, 1 + max(map(int, self._numbers)))]
         return list(names), self._meanings(lambda label: int(label) - first)
+
+    def _refuse_ids(self, given: Sequence[str] | None, first: int, num_samples: int) -> None:
+        """Numbers that are far beyond the samples do not count classes."""
+        largest = max(self._numbers, key=int)
+        num_classes = int(largest) - first + 1
+        if given is None and max(_MANY, 10 * num_samples) < num_classes <= _MOST:
+            found = f"the label {largest} asks for {num_classes:,} classes of {counted(num_samples, 'sample')}"
+            advice = "name another column as `label` if these are no classes, or give the names of all as `classes`"
+            raise DataError(f"{self._at(largest)}: {found}; {advice}")
 
     def _advice_on_range(self, first: int, most: int) -> str:
         least, largest = min(map(int, self._numbers)), max(map(int, self._numbers))

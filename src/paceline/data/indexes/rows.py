@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -25,16 +25,22 @@ class Row(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A list, and what is asked of it: the columns, None for the usual ones, and how these are called."""
+    """A list, and what is asked of it: the columns, None for the usual ones, and how these are called.
+
+    `is_file` tells whether a name is that of a file. Recipes cannot say anything about columns if `is_fixed`. What
+    is to be told about the list is added to `notes`.
+    """
 
     path: Path
-    root: Path
+    is_file: Callable[[str], bool]
     image: Column | None
     beside: Column | None
     usual: str
     what: str
     part: Column | None
     part_key: str
+    is_fixed: bool
+    notes: list[str]
 
     @property
     def pattern(self) -> str | None:

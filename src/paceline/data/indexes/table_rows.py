@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import csv
-import os
 import re
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from pathlib import Path
-from typing import IO, NoReturn
+from pathlib import Path, PurePosixPath
+from typing import IO, NamedTuple, NoReturn
 
 from paceline.core.counting import counted
 from paceline.core.errors import DataError
@@ -20,25 +19,18 @@ Cells = tuple[int, list[str]]
 _DATA = re.compile(r"[+-]?\d+(\.\d+)?|.*\.[A-Za-z]\w{1,3}|.*/.*")  # what names of columns hardly are
 _DELIMITERS = {",": ",", ";": ";", "\t": "\\t"}
 """What tables are separated by, and how recipes write it."""
+_SHOWN = 20  # names of columns in a message
 
 
 def read_cells(path: Path, file: IO[str], form: str, delimiter: str | None) -> Iterator[Cells]:
-    """The columns of each line that is not empty, and the number of the line."""
+    """The columns of each line that is neither empty nor begins with # and a blank, and the number of the line."""
     lines = read_lines(path, file)
     if form == "txt" and delimiter is None:
-        yield from ((number, cells) for number, line in enumerate(lines, 1) if (cells := line.split()))
+        yield from ((n, cells) for n, line in enumerate(lines, 1) if (cells := line.split()) and cells[0] != "#")
         return
     if delimiter is None:
         delimiter, lines = ("\t", lines) if form == "tsv" else _told_by_first_line(lines)
-    reader = csv.reader(lines, delimiter=delimiter, strict=True)
-    number = 1
-    try:
-        for cells in reader:
-            if cells:
-                yield number, cells
-            number = reader.line_num + 1  # a cell in quotes may hold line ends
-    except csv.Error as error:
-        raise DataError(f"{at_line(path, number)}: not {form.upper()} ({error})") from error
+    yield from _split_lines(path, lines, form, delimiter)
 
 
 def _told_by_first_line(lines: Iterator[str]) -> tuple[str, Iterator[str]]:
@@ -51,28 +43,94 @@ def _told_by_first_line(lines: Iterator[str]) -> tuple[str, Iterator[str]]:
     return next((each for each in _DELIMITERS if each in first), ","), chain(looked_at, lines)
 
 
+def _split_lines(path: Path, lines: Iterator[str], form: str, delimiter: str) -> Iterator[Cells]:
+    is_begin = True  # of a sample: in quotes, cells may hold line ends, and then what looks like a comment
+
+    def without_comments() -> Iterator[str]:
+        nonlocal is_begin
+        for line in lines:
+            is_comment = is_begin and line.lstrip()[:2].rstrip() == "#"
+            is_begin = False
+            yield "\n" if is_comment else line
+
+    reader = csv.reader(without_comments(), delimiter=delimiter, strict=True, skipinitialspace=delimiter != " ")
+    number = 1
+    try:
+        for cells in reader:
+            is_begin = True
+            if cells and cells != [""]:
+                yield number, cells
+            number = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(f"{at_line(path, number)}: not {form.upper()} ({error})") from error
+
+
+class _Places(NamedTuple):
+    """Where in a line the name of a file stands, or what the pattern makes it of, and the other columns."""
+
+    pattern: NamePattern | None
+    names: list[int]
+    beside: int | None
+    part: int | None
+
+
 def table_rows(asked: Asked, lines: Iterator[Cells]) -> Iterator[Row]:
     """The names of files and what stands beside them in each line."""
-    first = next((each for each in lines if not _is_comment(asked, each[1])), None)
+    first = next((each for each in lines if each[1][0][:1] != "#" or _is_meant(asked, each[1])), None)
     if first is None:
         raise DataError(f"{asked.path}: the list is empty; expected a line for each sample")
     header = [cell.strip() for cell in first[1]]
-    pattern = NamePattern(asked.path, asked.pattern) if asked.pattern and asked.image not in header else None
-    names = [asked.image] if pattern is None else [int(c) if c.isdecimal() else c for c in pattern.columns]
-    if _is_header(asked, names, header):
-        places = [_place(asked, header, asked.what if name is None else name, asked.what) for name in names]
-        other = _place_beside(asked, header)
+    pattern, names = _name_columns(asked, header)
+    is_named = _is_header(asked, names, header)
+    if is_named:
+        at = [_place(asked, header, asked.what if name is None else name, asked.what) for name in names]
         part = None if asked.part is None else _place(asked, header, asked.part, asked.part_key)
-        rows = lines
+        places = _Places(pattern, at, _place_beside(asked, header), part)
     else:
-        places = [name if isinstance(name, int) else 0 for name in names]
-        other = _number_beside(asked, places, first)
+        at = _numbers(names)
         part = asked.part if isinstance(asked.part, int) else None
-        rows = chain([first], lines)
-    if pattern is None:
-        yield from _plain_rows(asked, rows, places[0], other, part)
-    else:
-        yield from _patterned_rows(asked, rows, pattern, places, other, part)
+        places = _Places(pattern, at, _number_beside(asked, at, first), part)
+    samples: Iterator[Cells]
+    samples = (each for each in lines if each[1][0][:1] != "#" or _names_file(asked, pattern, at, each[1]))
+    if not is_named:
+        second = next(samples, None)
+        is_named = second is not None and pattern is None and _seems_header(asked, at[0], first, second[1])
+        samples = chain([] if is_named else [first], [] if second is None else [second], samples)
+    yield from _rows(asked, samples, places)
+
+
+def _name_columns(asked: Asked, header: list[str]) -> tuple[NamePattern | None, list[Column | None]]:
+    """The pattern of names, if there is one that is not itself a column, and the columns that names are made of."""
+    if asked.pattern is None or asked.image in header:
+        return None, [asked.image]
+    pattern = NamePattern(asked.path, asked.pattern)
+    return pattern, [int(column) if column.isdecimal() else column for column in pattern.columns]
+
+
+def _numbers(names: Sequence[Column | None]) -> list[int]:
+    return [name if isinstance(name, int) else 0 for name in names]
+
+
+def _is_meant(asked: Asked, cells: list[str]) -> bool:
+    """Whether a line that begins with #, and is the first, has the columns that are asked for, or names a file."""
+    header = [cell.strip() for cell in cells]
+    pattern, names = _name_columns(asked, header)
+    wanted = [asked.what if name is None else name for name in names]
+    named = [name for name in (*wanted, asked.beside, asked.part) if isinstance(name, str)]
+    if named and set(named).issubset(header):
+        return True
+    is_numbered = not any(isinstance(name, str) for name in (*names, asked.beside, asked.part))
+    return is_numbered and _names_file(asked, pattern, _numbers(names), cells)
+
+
+def _names_file(asked: Asked, pattern: NamePattern | None, at: list[int], cells: list[str]) -> bool:
+    if max(at) >= len(cells):
+        return False
+    try:
+        name = cells[at[0]] if pattern is None else pattern.name(0, [cells[each] for each in at])
+    except DataError:
+        return False
+    return asked.is_file(name)
 
 
 def _is_header(asked: Asked, names: Sequence[Column | None], first: list[str]) -> bool:
@@ -83,47 +141,40 @@ def _is_header(asked: Asked, names: Sequence[Column | None], first: list[str]) -
     return is_usual or (asked.image is None and asked.what in first)
 
 
-def _is_comment(asked: Asked, cells: list[str]) -> bool:
-    """Whether a line that comes before all others is none of the list."""
-    if not cells[0].startswith("#"):
+def _seems_header(asked: Asked, at: int, first: Cells, second: list[str]) -> bool:
+    """Whether the first line has names of columns though none is asked for, which is then noted.
+
+    What it has for the name of a file has neither an ending nor a folder, unlike the second line. A name alone in a
+    line of pairs needs neither.
+    """
+    line, cells = first
+    if at >= min(len(cells), len(second)) or (asked.is_fixed and len(cells) == 1):
         return False
-    if asked.pattern is None:
-        return asked.image not in cells and not _names_file(asked, cells)
-    return not all(name in cells or name.isdecimal() for name in NamePattern(asked.path, asked.pattern).columns)
+    if _is_path(cells[at]) or not _is_path(second[at]) or asked.is_file(cells[at]):
+        return False
+    shown = ", ".join(cells[:_SHOWN])
+    asked.notes.append(f"line {line} is taken for names of columns, as {cells[at]!r} has no ending: {shown}")
+    return True
 
 
-def _names_file(asked: Asked, cells: list[str]) -> bool:
-    return any(os.path.isfile(asked.root / cell) for cell in cells)  # noqa: PTH113 - False for what can be no name
+def _is_path(cell: str) -> bool:
+    return "/" in cell or bool(PurePosixPath(cell.strip()).suffix)
 
 
-def _plain_rows(asked: Asked, rows: Iterator[Cells], at: int, other: int | None, part: int | None) -> Iterator[Row]:
-    needed = max(at, other or 0, part or 0)
-    for line, cells in rows:
-        if cells[0][:1] == "#" and not _names_file(asked, cells):
-            continue
-        if needed >= len(cells) or not cells[at]:
+def _rows(asked: Asked, lines: Iterator[Cells], places: _Places) -> Iterator[Row]:
+    pattern, names, other, part = places
+    at, needed = names[0], max(other or 0, part or 0, *names)
+    for line, cells in lines:
+        if needed >= len(cells) or (pattern is None and not cells[at].strip()):
             _refuse(asked, line, cells, needed, at)
-        beside = None if other is None else cells[other]
-        yield Row(line, cells[at], beside, None if part is None else cells[part])
+        name = _trimmed(asked, cells[at]) if pattern is None else pattern.name(line, [cells[each] for each in names])
+        yield Row(line, name, None if other is None else cells[other], None if part is None else cells[part])
 
 
-def _patterned_rows(
-    asked: Asked,
-    rows: Iterator[Cells],
-    pattern: NamePattern,
-    places: list[int],
-    other: int | None,
-    part: int | None,
-) -> Iterator[Row]:
-    needed = max(other or 0, part or 0, *places)
-    for line, cells in rows:
-        if needed >= len(cells):
-            if cells[0].startswith("#"):
-                continue
-            _refuse(asked, line, cells, needed, places[0])
-        beside = None if other is None else cells[other]
-        name = pattern.name(line, [cells[at] for at in places])
-        yield Row(line, name, beside, None if part is None else cells[part])
+def _trimmed(asked: Asked, name: str) -> str:
+    """A name without blanks around it, unless there is a file that is called so."""
+    trimmed = name.strip()
+    return name if trimmed != name and asked.is_file(name) else trimmed
 
 
 def _refuse(asked: Asked, line: int, cells: Sequence[str], needed: int, at: int) -> NoReturn:
@@ -131,7 +182,7 @@ def _refuse(asked: Asked, line: int, cells: Sequence[str], needed: int, at: int)
         what = f"{'an' if asked.what[0] in 'aeiou' else 'a'} {asked.what}"
         raise DataError(f"{at_line(asked.path, line)}: no name of {what} in column {at}")
     found = f"{at_line(asked.path, line)}: {counted(len(cells), 'column')}, expected at least {needed + 1}"
-    advice = advice_on_delimiter(cells)
+    advice = advice_on_delimiter(cells, asked.is_fixed)
     if advice:
         raise DataError(f"{found}; {advice}")
     if asked.path.suffix.lower() in (".csv", ".tsv"):
@@ -140,24 +191,30 @@ def _refuse(asked: Asked, line: int, cells: Sequence[str], needed: int, at: int)
     raise DataError(f"{found} as in the lines before; {advice}")
 
 
-def advice_on_delimiter(cells: Sequence[str]) -> str:
-    """What to do about a line of one column that seems to be several; empty if it does not."""
+def advice_on_delimiter(cells: Sequence[str], is_fixed: bool = False) -> str:
+    """What to do about a line of one column that seems to be several; empty if it does not.
+
+    Where recipes have no key for it, `is_fixed`, the list has to have another name.
+    """
     held = next((each for each in _DELIMITERS if each in cells[0]), None) if len(cells) == 1 else None
     if held is None:
         return ""
-    return f'the line holds {_DELIMITERS[held]!r}; if that separates columns, add `delimiter: "{_DELIMITERS[held]}"`'
+    cure = "name the list .csv" if is_fixed else f'add `delimiter: "{_DELIMITERS[held]}"`'
+    return f"the line holds {_DELIMITERS[held]!r}; if that separates columns, {cure}"
 
 
 def _place(asked: Asked, header: list[str], column: Column, key: str) -> int:
     if isinstance(column, int):
         return column
     if column not in header:
-        found = f"{asked.path}: no column {column!r} in its first line, which has {', '.join(header[:20])}"
+        found = f"{asked.path}: no column {column!r} in its first line, which has {', '.join(header[:_SHOWN])}"
         raise DataError(f"{found}; {advice_on_delimiter(header) or _advice_on_names(asked, header, key)}")
     return header.index(column)
 
 
 def _advice_on_names(asked: Asked, header: list[str], key: str) -> str:
+    if asked.is_fixed:
+        return f"call the columns {asked.what} and {asked.usual}"
     if not any(map(_DATA.fullmatch, header)):
         return f"give another `{key}`"
     example = '"{0}_{1:06}.mp4"' if asked.pattern else "0"
@@ -166,9 +223,14 @@ def _advice_on_names(asked: Asked, header: list[str], key: str) -> str:
 
 
 def _place_beside(asked: Asked, header: list[str]) -> int | None:
-    if asked.beside is None and (len(header) == 1 or not asked.usual):
-        return None
-    return _place(asked, header, asked.usual if asked.beside is None else asked.beside, asked.usual)
+    """The column beside names; without one of the usual name, there is none unless it was asked for."""
+    if asked.beside is not None or asked.usual in header:
+        return _place(asked, header, asked.usual if asked.beside is None else asked.beside, asked.usual)
+    if asked.usual and len(header) > 1:
+        cure = f"call it {asked.usual!r}" if asked.is_fixed else f"give it as `{asked.usual}`"
+        shown = ", ".join(header[:_SHOWN])
+        asked.notes.append(f"no column {asked.usual!r} in its first line, which has {shown}; if one is it, {cure}")
+    return None
 
 
 def _number_beside(asked: Asked, places: list[int], first: Cells) -> int | None:
@@ -176,7 +238,10 @@ def _number_beside(asked: Asked, places: list[int], first: Cells) -> int | None:
         return asked.beside
     if len(first[1]) == 1 or not asked.usual:
         return None
-    if asked.pattern and 1 in places:
-        found = f"{at_line(asked.path, first[0])}: {', '.join(first[1][:20])}"
-        raise DataError(f"{found}: which column is the {asked.usual}? give its number, from 0, as `{asked.usual}`")
-    return 1
+    if 1 not in places:
+        return 1
+    question = f"which column is the {asked.usual}? give its number, from 0, as `{asked.usual}`"
+    if asked.pattern:
+        raise DataError(f"{at_line(asked.path, first[0])}: {', '.join(first[1][:_SHOWN])}: {question}")
+    asked.notes.append(question)
+    return None
