@@ -57,6 +57,61 @@ def test_ids_of_other_formats(tmp_path: Path) -> None:
         assert decode_ids(tmp_path / f"mask.{ending}").tolist() == IDS.tolist()
 
 
+def tiff(values: list[int], bits: int, shades: int = 1) -> bytes:
+    """A TIFF file of one row of grey, written by hand."""
+    row = np.packbits(np.unpackbits(np.array(values, np.uint8)[:, None], axis=1)[:, 8 - bits :]).tobytes()
+    tags = {256: len(values), 257: 1, 258: bits, 259: 1, 262: shades, 273: 122, 277: 1, 278: 1, 279: len(row)}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + row
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_ids_of_tiff_files_of_few_bits(tmp_path: Path, bits: int) -> None:
+    values = [0, 1, 1, 0] if bits == 1 else [0, 1, 2, 3]
+    (tmp_path / "mask.tif").write_bytes(tiff(values, bits))
+    assert decode_ids(tmp_path / "mask.tif").tolist() == [values]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"P5\n# by hand\n4 1\n255\n\0\1\2\3", [0, 1, 2, 3]),
+        (b"P5 4 1 65535 \0\0\0\1\0\2\0\3", [0, 1, 2, 3]),
+        (b"P2 4 1 # 7\n255 0 1 2 3\n", [0, 1, 2, 3]),
+        (b"P6 2 1 255\n\0\0\0\1\1\1", [0, 1]),
+        (b"P5\n# 255\n4 1\n127\n\0\1\2\3", r"\(maxval\) is 127, not 255"),
+        (b"P5 4 1 1 \0\1\1\0", r"\(maxval\) is 1, not 255"),
+        (b"P5 4 1 1000 \0\0\0\1\0\2\0\3", r"\(maxval\) is 1000, not 255"),
+        (b"P2 4 1 15 0 1 2 3\n", r"\(maxval\) is 15, not 255"),
+        (b"P6 2 1 127\n\0\0\0\1\1\1", r"\(maxval\) is 127, not 255"),
+        (b"P6 1 1 65535\n\0\1\0\1\0\1", r"\(maxval\) is 65535, not 255"),
+        (b"P5 4# in a number\n 1 127 \0\1\2\3", r"\(maxval\) is (127|unclear), not 255"),
+        (tiff([0, 1, 2, 3], 8, shades=0), r"0 is white \(WhiteIsZero\)"),
+        (tiff([0, 1, 2, 3], 4, shades=0), r"0 is white \(WhiteIsZero\)"),
+        (
+            struct.pack("<2sIHHIIiiHHIIiiII", b"BM", 58, 0, 0, 54, 40, 2, 1, 1, 16, 0, 4, 0, 0, 0, 0) + b"\0\0\x21\4",
+            "a BMP file of 16 bits a pixel",
+        ),
+    ],
+)
+def test_ids_are_as_stored_or_refused_where_greys_are_scaled(
+    tmp_path: Path, content: bytes, expected: list[int] | str
+) -> None:
+    path = tmp_path / "mask.pgm"
+    path.write_bytes(content)
+    if isinstance(expected, list):
+        assert decode_ids(path).tolist() == [expected]
+        return
+    with pytest.raises(DataError, match=rf"mask\.pgm: .*{expected}.*; save it as an 8-bit PNG file"):
+        decode_ids(path)
+
+
+def test_shades_are_scaled_to_255(tmp_path: Path) -> None:
+    path = tmp_path / "mask.pgm"
+    path.write_bytes(b"P5 3 1 100 \0\x64\x14")
+    assert decode_grey(path).tolist() == [[0, 255, 51]]
+
+
 def test_grey_spans_0_to_255(tmp_path: Path) -> None:
     path = tmp_path / "mask.png"
     grey = np.array([[0, 90, 255]], np.uint8)

@@ -1,3 +1,4 @@
+import os
 import pickle
 from pathlib import Path
 
@@ -199,6 +200,38 @@ def test_lists_that_are_wrong(root: Path, text: str, message: str) -> None:
         ImageMask(root, list_file="list.txt", classes=CLASSES)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("list.list", "a\n", r"list\.list: its name tells no format \(\.csv, .*\); give it one of these endings$"),
+        (
+            "list.txt",
+            "images/a.bmp,masks/a.png\n",
+            "the line holds ','; if that separates columns, name the list .csv$",
+        ),
+        ("list.json", '[{"file": "a"}]', "'image' is not there .*; call its key 'image', and that of .* 'mask'$"),
+        ("list.json", "[1]", r"expected an object such as {\"image\": \"a\.jpg\", \"mask\": \"a\.png\"}, got 1"),
+        ("list.csv", "img,mask\na,b\n", "no column 'image' in its first line, .*; call the columns image and mask$"),
+    ],
+)
+def test_lists_that_are_wrong_are_to_be_changed(root: Path, name: str, text: str, message: str) -> None:
+    (root / name).write_text(text)
+    with pytest.raises(DataError, match=message):
+        ImageMask(root, list_file=name, classes=CLASSES)
+
+
+def test_comments_and_a_first_line_of_names_in_a_list_of_pairs(root: Path) -> None:
+    (root / "images/b.bmp").rename(root / "images/#b.bmp")
+    (root / "masks/b.png").rename(root / "masks/#b.png")
+    for text in ("# a\n#b\n#a\na\n", "#about a list\n#b.bmp\n#\na.bmp\n"):
+        (root / "list.txt").write_text(text)
+        assert contents(ImageMask(root, list_file="list.txt", classes=CLASSES)) == [(20, 1), (10, 0)]
+    (root / "list.csv").write_text("photo,truth\n# b,c\n#images/a.bmp,x\nimages/#b.bmp,masks/#b.png\n")
+    dataset = ImageMask(root, list_file="list.csv", classes=CLASSES)
+    assert contents(dataset) == [(20, 1)]
+    assert dataset.notes == ["line 1 is taken for names of columns, as 'photo' has no ending: photo, truth"]
+
+
 def test_files_of_two_columns_that_are_not_there_are_told_at_once(root: Path) -> None:
     lines = ["images/a.bmp,masks/a.png", "", "images/b.bmp,masks/x.png", "images/y.bmp,nowhere/y.png"]
     (root / "list.csv").write_text("\n".join(lines))
@@ -238,7 +271,7 @@ def test_folders_that_are_not_as_expected(root: Path) -> None:
         ImageMask(root / "absent", classes=CLASSES)
     with pytest.raises(DataError, match=r"labels: no such folder; give the folders of images and masks"):
         ImageMask(root, masks="labels", classes=CLASSES)
-    with pytest.raises(DataError, match=r"absent\.txt"):
+    with pytest.raises(DataError, match=r"absent\.txt: no such list; `list_file` is looked for in `root`"):
         ImageMask(root, list_file="absent.txt", classes=CLASSES)
     with pytest.raises(DataError, match=r"images: no images in this folder; expected files ending in \.webp"):
         ImageMask(root, extensions=[".webp"], classes=CLASSES)
@@ -267,6 +300,15 @@ def test_folders_that_are_not_as_expected(root: Path) -> None:
 def test_arguments_that_make_no_sense(arguments: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         ImageMaskArguments.model_validate({"root": "x", **arguments})
+
+
+def test_a_spare_mask_whose_name_is_not_utf_8(root: Path) -> None:
+    paint(root / "masks/spare.png", 1)
+    (root / "masks/spare.png").rename(os.fsdecode(os.fsencode(root) + b"/masks/sp\xe4r.png"))
+    dataset = ImageMask(root, classes=CLASSES, ignore_index=255)
+    assert dataset.notes == [
+        f"1 mask without an image in {root}/images, not used: masks/sp\N{REPLACEMENT CHARACTER}r.png"
+    ]
 
 
 # --- real data ----------------------------------------------------------------------------------------------

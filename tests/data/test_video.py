@@ -20,6 +20,7 @@ from PIL import Image
 from paceline.core.errors import DataError
 from paceline.data.reading import video_packets
 from paceline.data.reading.video import EncodedVideo
+from paceline.data.reading.video_ending import num_before_gap
 from paceline.data.reading.video_timeline import PacketTimes, Timeline, make_timeline
 
 _LONG = {"g": "250", "bf": "3", "preset": "veryfast"}
@@ -273,7 +274,7 @@ def test_damage_ends_in_an_error_or_in_frames(videos: dict[str, tuple[Path, Pixe
         assert EncodedVideo(damaged, max_frames=1000).frames([0, 5]).shape[0] == 2
 
 
-_OPEN_ENDED = ["mpeg4.avi", "h264.avi", "h264.ts", "mpeg2.mpg", "mjpeg.avi", "h264.flv"]
+_OPEN_ENDED = ["mpeg4.avi", "h264.avi", "h264.ts", "mpeg2.mpg", "mpeg2.ts", "hevc.ts", "mjpeg.avi", "h264.flv"]
 
 
 @pytest.fixture(scope="module")
@@ -283,6 +284,8 @@ def open_ended(
     """Videos of containers that may end anywhere."""
     folder = tmp_path_factory.mktemp("open-ended")
     others = [write_video(folder / "mjpeg.avi", "mjpeg"), write_video(folder / "h264.flv", options=_SHORT)]
+    others += [write_video(folder / "mpeg2.ts", "mpeg2video", options={"g": "10", "bf": "2"})]
+    others += [write_video(folder / "hevc.ts", "libx265", options={"x265-params": "log-level=none:keyint=10"})]
     return videos | {path.name: (path, decode_all(path)) for path in others}
 
 
@@ -297,14 +300,54 @@ def test_what_is_cut_short_has_the_frames_that_are_whole(
 ) -> None:
     monkeypatch.setattr(video_packets, "_KEPT_BYTES", kept_bytes)
     path, expected = open_ended[name]
+    assert EncodedVideo(path).num_frames == 40
     content = path.read_bytes()
-    for percent in (70, 73, 76, 79, 82):
-        (tmp_path / name).write_bytes(content[: len(content) * percent // 100])
+    for cut in range(len(content) * 70 // 100, len(content) * 82 // 100, max(1, len(content) // 300)):
+        (tmp_path / name).write_bytes(content[:cut])
         video = EncodedVideo(tmp_path / name)
         frames = video.frames(range(video.num_frames))
         assert 0 < len(frames) < 40
-        sound = [np.abs(frame.astype(int) - expected).mean((1, 2, 3)).min() < 1 for frame in frames]
-        assert all(sound), f"{name} cut at {percent} %"
+        differences = np.abs(frames.astype(int) - expected[: len(frames)]).mean((1, 2, 3))
+        assert differences.max() < 1, f"{name} cut at {cut}: frame {differences.argmax()} of {len(frames)} is another"
+
+
+def test_a_first_frame_that_is_cut_is_damaged(open_ended: dict[str, tuple[Path, Pixels]], tmp_path: Path) -> None:
+    content = open_ended["mjpeg.avi"][0].read_bytes()
+    first = content.index(b"00dc", content.index(b"movi"))
+    for length in (300, 500):
+        (tmp_path / "cut.avi").write_bytes(content[: first + length])
+        with pytest.raises(DataError, match=r"cut\.avi: frame 0 is damaged"):
+            _ = EncodedVideo(tmp_path / "cut.avi").num_frames
+
+
+def test_whole_videos_of_uneven_times_lose_nothing(tmp_path: Path) -> None:
+    for name in ("uneven.flv", "uneven.ts"):
+        path = write_video(tmp_path / name, options=_SHORT, milliseconds=_UNEVEN)
+        assert EncodedVideo(path).num_frames == 40
+    path = write_video(tmp_path / "repeated.avi", "mpeg4", options={"g": "10", "bf": "2"}, milliseconds=_UNEVEN)
+    with av.open(str(path)) as container:
+        assert container.streams.video[0].frames > 40, "empty packets repeat frames"
+    assert EncodedVideo(path).num_frames == len(decode_all(path))
+
+
+@pytest.mark.parametrize(
+    ("shown", "decoded", "expected"),
+    [
+        ([0, 10, 20, 30], [-10, 0, 10, 20], 4),
+        ([0, 10, 20, 50], [-10, 0, 10, 20], 3),  # what was to be shown at 30 and 40 was not decoded yet
+        ([0, 30], [-10, 0], 1),
+        ([0, 10, 30, 40], [0, 10, 20, 30], 4),  # lost before the end: not by a cut
+        ([0, 10, 20, 30], [-5, 0, 5, 10, 15, 20], 4),  # two packets for a frame
+        ([0, 10, 20, 50], [-10, 0, 5, 30], 4),  # of frames that are not equally long
+        ([0, None, 20, 50], [-10, 0, 10, 20], 4),
+        ([0, 15, 25, 40], [-15, 0, 15, 25], 4),  # film on television: two fields and three in turn
+        ([0, 15, 25, 50], [-15, 0, 15, 25], 3),
+        ([5], [5], 1),
+        ([], [], 0),
+    ],
+)
+def test_frames_after_lost_ones_do_not_count(shown: list[int | None], decoded: list[int], expected: int) -> None:
+    assert num_before_gap(shown, decoded) == expected
 
 
 def test_damage_before_the_end_is_named_and_shortens_nothing(

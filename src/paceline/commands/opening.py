@@ -49,5 +49,5 @@ def check_writable(folder: Path) -> None:
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """One JSON object on standard output."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    """One JSON object on standard output; of a name that is no UTF-8, what can be said of it."""
+    print(json.dumps(value, indent=2, ensure_ascii=False).encode(errors="replace").decode())

@@ -130,7 +130,7 @@ class ListFile:
         return odd + ([f"no sample of {counted(len(absent), 'class')}: {shown}"] if absent else [])
 
     def _listed_notes(self) -> list[str]:
-        return [note.decode() for note in self._index.texts("note")]
+        return [note.decode(errors="replace") for note in self._index.texts("note")]
 
     @property
     def why_no_labels(self) -> str:

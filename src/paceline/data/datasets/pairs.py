@@ -20,7 +20,7 @@ from paceline.data.indexes.splits import read_part, split_arguments, write_parts
 from paceline.data.reading.decode import MAX_PIXELS, Pixels
 from paceline.data.reading.encoded import Encoded
 from paceline.data.reading.mask_colours import Colours, PaintedClasses
-from paceline.data.reading.masks import decode_grey, decode_ids
+from paceline.data.reading.masks import decode_grey, decode_ids, unknown_colours
 
 _FAINTEST = 32  # a mask that is nowhere lighter, but not empty, holds ids rather than greys
 
@@ -59,8 +59,8 @@ class ImageMask:
         self.classes = ["foreground"] if binary else list(classes or [])
         self.ignore_index = ignore_index
         self.max_pixels = max_pixels
-        painted = None if colours is None else PaintedClasses(colours, ignore_index)
-        self._decode = decode_grey if binary else partial(decode_ids, painted=painted)
+        self._painted = None if colours is None else PaintedClasses(colours, ignore_index)
+        self._decode = decode_grey if binary else partial(decode_ids, painted=self._painted)
         self._is_known = None if binary else _known(len(self.classes), ignore_index)
         self._inside = inside = None if follow_links else root
         self._list = None if list_file is None else root / list_file
@@ -82,7 +82,7 @@ class ImageMask:
         except OSError as error:
             raise DataError(f"{error.filename}: cannot be listed ({error.strerror})") from error
         self._images, self._masks = self._index.ragged("image"), self._index.ragged("mask")
-        self.notes = [note.decode() for note in self._index.texts("note")]
+        self.notes = [note.decode(errors="replace") for note in self._index.texts("note")]
         if ignore_index is not None and ignore_index < len(self.classes):
             name = self.classes[ignore_index]
             self.notes.append(f"ignore_index {ignore_index} is the id of {name!r}, which is left out of all figures")
@@ -104,6 +104,10 @@ class ImageMask:
         if self._list is None:
             return str(self.path(index))
         return at_line(self._list, find_line(self._index, int(self._part[index])))
+
+    def unknown_colours(self, index: int) -> str:
+        """The commonest colours of painted mask `index` that are of no class; empty if there is none."""
+        return "" if self._painted is None else unknown_colours(self.mask_path(index), self.max_pixels, self._painted)
 
     def open(self, index: int) -> Sample:
         """The image, not decoded yet, and its mask, uint8 [H, W]."""

@@ -68,7 +68,7 @@ class VideoFolder:
         except OSError as error:
             raise DataError(f"{error.filename}: cannot be listed ({error.strerror})") from error
         self.classes = [os.fsdecode(name) for name in index.texts("class")]
-        self.notes = [os.fsdecode(note) for note in index.texts("note")]
+        self.notes = [note.decode(errors="replace") for note in index.texts("note")]
         self._names, self._labels = index.ragged("video"), index.column("label")
         self._part = read_part(index, split, split_shares, len(self._names))
 

@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.counting import counted
+from paceline.core.counting import counted, listed
 from paceline.core.errors import DataError
 from paceline.data.batch import Sample
 from paceline.data.loading.preparing import decoded
@@ -33,6 +33,7 @@ _FRAME_BYTES = 1 << 27  # of a video that are decoded at a time
 _AHEAD = 4  # pieces of work a thread that may wait for being counted
 _PLACES = frozenset({"mask", "masks", "boxes", "keypoints"})  # what tells places in an image
 _PIECES, _LARGEST_PIECE = 200, 64
+_ASKED, _NAMED = 3, 8  # masks whose colours are asked for, and classes that are named, in a note
 _LAST_DRAW = float(np.nextafter(1, 0))  # which asks most of a video
 
 
@@ -65,16 +66,19 @@ class Findings:
     pixels by value; "keypoints" [J, 3]: not labelled, hidden, visible."""
     turned: int = 0
     """Samples whose mask, boxes or joints could have been drawn on an image that does not lie as it is read."""
+    missing: str = ""
+    """What no mask holds, though it should."""
 
     @property
     def notes(self) -> list[str]:
         """What may be wrong though everything can be read."""
+        missing = [self.missing] if self.missing else []
         if not self.turned:
-            return []
+            return missing
         found = (
             f"{counted(self.turned, 'image')} of {self.examined:,} with an Exif orientation, turned upright when read"
         )
-        return [f"{found}; what was drawn on them must lie so too: see the contact sheet"]
+        return [f"{found}; what was drawn on them must lie so too: see the contact sheet", *missing]
 
     def add(self, index: int, seen: Look | Skipped) -> None:
         """Count one more sample."""
@@ -124,6 +128,31 @@ def examine(
         for index, each in zip(piece, seen, strict=True):
             findings.add(index, each)
         tell(len(piece))
+    findings.missing = _missing(dataset, indices, findings)
+
+
+def _missing(dataset: Dataset, indices: Sequence[int], findings: Findings) -> str:
+    """Which classes no mask has a pixel of, and the colours of the first masks that may have been meant for them."""
+    pixels, classes = findings.counts.get("mask"), getattr(dataset, "classes", ())
+    if pixels is None or not classes:
+        return ""
+    if len(classes) == 1:
+        return "" if pixels[1:].any() else f"no mask that was looked at has a pixel of {classes[0]!r}: all are black"
+    ignored = getattr(dataset, "ignore_index", None)
+    counted_classes = [index for index in range(len(classes)) if index != ignored]
+    absent = [repr(classes[index]) for index in counted_classes if not pixels[index]]
+    if not absent:
+        return ""
+    whose = "any class" if len(absent) == len(counted_classes) else listed(absent, _NAMED)
+    return f"no mask that was looked at has a pixel of {whose}{_unknown_colours(dataset, indices, findings)}"
+
+
+def _unknown_colours(dataset: Dataset, indices: Sequence[int], findings: Findings) -> str:
+    ask: Callable[[int], str] | None = getattr(dataset, "unknown_colours", None)
+    bad = {each.sample for each in findings.bad}
+    readable = (index for index in indices if index not in bad)
+    told = (ask(index) for index in islice(readable, _ASKED)) if ask is not None else ()
+    return "".join(f"; one has {each}" for each in dict.fromkeys(told) if each)
 
 
 def _in_order(

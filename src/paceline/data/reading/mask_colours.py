@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -31,20 +31,38 @@ class PaintedClasses:
     def ids(self, path: Path, image: Image.Image) -> Pixels:
         """The ids of an image, uint8 [H, W]; a colour of no class is a DataError, unless there is `ignore_index`."""
         ids = np.empty((image.height, image.width), np.uint8)
-        table, unknown = _table(self._codes), []
-        rows = max(1, _BAND // max(1, image.width))
-        for top in range(0, image.height, rows):
-            bottom = min(top + rows, image.height)
-            codes = packed(image.crop((0, top, image.width, bottom)))
-            found = table[codes]
+        has_unknown = False
+        for rows, _, found in self._bands(image):
             is_unknown = found == 0
             if is_unknown.any():
-                unknown.append(codes[is_unknown])
+                has_unknown = True
                 found[is_unknown] = (self._ignore_index or 0) + 1
-            ids[top:bottom] = found - 1
-        if unknown and self._ignore_index is None:
-            raise DataError(f"{path}: {_told(np.concatenate(unknown), ids.size)}")
+            ids[rows] = found - 1
+        if has_unknown and self._ignore_index is None:
+            advice = "add their classes, or set `ignore_index` to leave such pixels out"
+            raise DataError(f"{path}: has {self.unknown(image)}; {advice}")
         return ids
+
+    def unknown(self, image: Image.Image) -> str:
+        """The commonest colours of an image that are of no class, with their shares; empty if there is none."""
+        unknown = np.concatenate([codes[found == 0] for _, codes, found in self._bands(image)])
+        codes, counts = np.unique(unknown, return_counts=True)
+        if not len(codes):
+            return ""
+        shares = 100 * counts / (image.height * image.width)
+        most = np.argsort(-counts, kind="stable")[:_SHOWN]
+        named = [f"{_unpacked(int(codes[at]))} ({shares[at]:.3g} % of the pixels)" for at in most]
+        more = f" and {counted(len(codes) - _SHOWN, 'colour')} more" if len(codes) > _SHOWN else ""
+        return f"{', '.join(named)}{more}, of none of `colours`"
+
+    def _bands(self, image: Image.Image) -> Iterator[tuple[slice, NDArray[np.uint32], NDArray[np.uint16]]]:
+        """Some rows at a time: which, their colours, and of each the id and one more, or 0 if it is of no class."""
+        table = _table(self._codes)
+        height = max(1, _BAND // max(1, image.width))
+        for top in range(0, image.height, height):
+            bottom = min(top + height, image.height)
+            codes = packed(image.crop((0, top, image.width, bottom)))
+            yield slice(top, bottom), codes, table[codes]
 
 
 def packed(image: Image.Image) -> NDArray[np.uint32]:
@@ -61,15 +79,6 @@ def _table(codes: tuple[int, ...]) -> NDArray[np.uint16]:
     table = np.zeros(1 << 24, np.uint16)
     table[list(codes)] = np.arange(1, len(codes) + 1)
     return table
-
-
-def _told(unknown: NDArray[np.uint32], num_pixels: int) -> str:
-    codes, counts = np.unique(unknown, return_counts=True)
-    most = np.argsort(-counts, kind="stable")[:_SHOWN]
-    named = [f"{_unpacked(int(codes[at]))} ({100 * int(counts[at]) / num_pixels:.3g} % of the pixels)" for at in most]
-    more = f" and {counted(len(codes) - _SHOWN, 'colour')} more" if len(codes) > _SHOWN else ""
-    found = f"has {', '.join(named)}{more}, of none of `colours`"
-    return f"{found}; add their classes, or set `ignore_index` to leave such pixels out"
 
 
 def _unpacked(code: int) -> list[int]:

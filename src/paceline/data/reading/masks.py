@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ _FORMATS = ("PNG", "BMP", "GIF", "TIFF", "PPM")
 _DAMAGE = (OSError, ValueError, SyntaxError, EOFError, TypeError, KeyError, IndexError, OverflowError, struct.error)
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 _SPREAD = {2: 85, 4: 17}  # what Pillow multiplies grey of few bits with
-_BITS = 258  # a tag of a TIFF file
+_BITS, _SHADES, _WHITE_IS_ZERO = 258, 262, 0  # tags of a TIFF file, and a value of the second
+_NETPBM = re.compile(rb"P[2356]" + 3 * rb"(?:\s|#[^\r\n]*)+(\d+)")  # width, height and the value of white
 _LARGEST = 255
 _EXPECTED = "one id a pixel, as 8-bit grey or a palette"
 _IN_ALPHA = "its transparency (alpha channel) differs from pixel to pixel, and the mask seems to be in it"
@@ -31,7 +33,7 @@ def decode_ids(path: Path, max_pixels: int = MAX_PIXELS, painted: PaintedClasses
     """A mask of class ids, uint8 [H, W], as stored: the indices of a palette, or grey values whatever their bits.
 
     With `painted`, the ids that the colours stand for. Else colours are a DataError, as are ids above 255, a damaged
-    file and JPEG, which does not keep numbers as they are.
+    file, and what does not keep numbers as they are: JPEG, and greys that are scaled or turned round when read.
     """
     data = read_bytes(path)
     if data.startswith(_JPEG):
@@ -42,14 +44,36 @@ def decode_ids(path: Path, max_pixels: int = MAX_PIXELS, painted: PaintedClasses
         raise DataError(f"{path}: {_described(image.mode)}; save the mask with {_EXPECTED}")
     if painted is not None:
         return painted.ids(path, image)
+    scaled = _scaled(image, data)
+    if scaled is not None:
+        raise DataError(f"{path}: {scaled}, so its values are not ids as they stand; save it as an 8-bit PNG file")
     if is_deep:
         return _from_deep(path, np.array(image))
     if image.mode not in ("1", "L", "P"):
         return _from_channels(path, image)
     ids = np.array(image, np.uint8)
-    if data.startswith(_PNG) and image.mode == "L" and data[24] in _SPREAD:
-        ids //= _SPREAD[data[24]]
+    if image.mode == "L" and _bits(image, data) in _SPREAD:
+        ids //= _SPREAD[_bits(image, data)]
     return ids
+
+
+def unknown_colours(path: Path, max_pixels: int, painted: PaintedClasses) -> str:
+    """The commonest colours of a painted mask that are of no class, as text; empty if there is none."""
+    return painted.unknown(_load(path, read_bytes(path), max_pixels))
+
+
+def _scaled(image: Image.Image, data: bytes) -> str | None:
+    """What keeps the values of a file from being those that Pillow gives, if something does."""
+    if image.format == "PPM" and image.mode != "1":
+        header = _NETPBM.match(data)
+        white = 0 if header is None else int(header[3])
+        if white != (0xFFFF if image.mode == "I" else 255):
+            return f"the value of white (maxval) is {white or 'unclear'}, not 255"
+    if image.format == "BMP" and struct.unpack_from("<I", data, 14)[0] >= 40 and data[28] == 16:
+        return "a BMP file of 16 bits a pixel, 5 or 6 for each colour"
+    if image.mode == "L" and getattr(image, "tag_v2", {}).get(_SHADES) == _WHITE_IS_ZERO:
+        return "a TIFF file in which 0 is white (WhiteIsZero)"
+    return None
 
 
 def _from_deep(path: Path, values: NDArray[Any]) -> Pixels:

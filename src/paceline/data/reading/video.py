@@ -34,7 +34,8 @@ class EncodedVideo:
     Frames are numbered as they are shown, from 0, as decoding all of them would number them. In mp4, mov and Matroska
     files the packets tell the numbers; where packets have no times, decoding starts at the beginning, and the frames of
     other containers are also counted by decoding. A file of these, or of Matroska, that is cut off has as many as are
-    left whole. Frames stand upright as the file's display matrix says, turned by quarters only.
+    left whole; in Matroska the last few may skip some that are lost, elsewhere they are left out if times tell that.
+    Frames stand upright as the file's display matrix says, turned by quarters only.
     """
 
     def __init__(self, path: Path, max_pixels: int = MAX_PIXELS, max_frames: int = MAX_FRAMES) -> None:
