@@ -234,8 +234,20 @@ def test_columns_by_name_and_by_number_together(tmp_path: Path) -> None:
 def test_splits_come_from_one_place() -> None:
     with pytest.raises(ValueError, match="either split_column or split_shares"):
         ListFileArguments(file="x", split="a", split_column=2, split_shares={"a": 0.5, "b": 0.5})
-    with pytest.raises(ValueError, match="split needs split_column, the column that tells it, or split_shares"):
+    with pytest.raises(ValueError, match="split needs split_column, the column that tells it, fold or split_shares"):
         ListFileArguments(file="x", split="a")
+    with pytest.raises(ValueError, match="either fold or split_shares"):
+        ListFileArguments(file="x", split="train", fold=0, split_shares={"train": 0.5, "val": 0.5})
+    with pytest.raises(ValueError, match="with fold, split is train"):
+        ListFileArguments(file="x", split="a", fold=0)
+
+
+def test_images_have_folds_too(tmp_path: Path) -> None:
+    path = tmp_path / "list.csv"
+    path.write_text("image,label,part\na.png,ant,0\nb.png,bee,1\nc.png,ant,0\n")
+    asked = [ListFileArguments(file=str(path), fold=0, fold_column="part", split=split) for split in ("train", "val")]
+    parts = [ListFile(**each.model_dump()) for each in asked]
+    assert [names(part) for part in parts] == [["b.png"], ["a.png", "c.png"]]
 
 
 # --- comments, encodings and names that are nearly right ----------------------------------------------------

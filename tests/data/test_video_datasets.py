@@ -160,7 +160,7 @@ def test_without_a_clip_it_is_refused(root: Path) -> None:
     [
         ({"fold": 1}, "with fold, split is train"),
         ({"fold": 1, "split": "train", "split_shares": {"train": 1.0}}, "either fold or split_shares"),
-        ({"split": "train"}, "split needs split_column, .* or fold or split_shares"),
+        ({"split": "train"}, "split needs split_column, .*, fold or split_shares"),
         ({"split": "train", "split_column": 2, "fold": 1}, "either split_column or fold"),
         ({"split_column": 2}, "split_column needs split"),
         ({"label_from": "folder", "label": 1}, "takes no column; take label out"),

@@ -82,8 +82,9 @@ class Folder:
         try:
             path.mkdir(exist_ok=True)
             content |= {"files": self._write_files(path), "places": self.places}
-            write_file(described, [memoryview(seal(content))])
             sync_folder(path)
+            # Nothing may follow: with the last description there, the first process syncs and renames the folder.
+            write_file(described, [memoryview(seal(content))])
         except OSError as error:
             with suppress(OSError):
                 for name in (*self.pieces, described.name):

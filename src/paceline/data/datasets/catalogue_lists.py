@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from paceline.core.arguments import Arguments, Count, CountOrZero
+from paceline.core.arguments import Count, CountOrZero
 from paceline.core.counting import counted
 from paceline.core.registry import register
 from paceline.data.argument_types import Name, PixelValue
@@ -32,8 +31,8 @@ def _one_character(delimiter: str) -> str:
 Delimiter = Annotated[str, AfterValidator(_one_character), Field(json_schema_extra={"minLength": 1, "maxLength": 1})]
 
 
-class ListColumnsArguments(Arguments):
-    """How lists of all kinds are read."""
+class ListArguments(SplitArguments):
+    """How lists of all kinds are read, and which of their lines are taken."""
 
     file: Name
     root: Name | None = None
@@ -45,6 +44,9 @@ class ListColumnsArguments(Arguments):
     first_label: CountOrZero = 0
     classes: ClassNames | None = None
     split_column: Column | None = None
+    fold: CountOrZero | None = None
+    fold_column: Column = 3
+    follow_links: bool = False
 
     @model_validator(mode="after")
     def _a_label_from_one_place(self) -> Self:
@@ -53,33 +55,30 @@ class ListColumnsArguments(Arguments):
             raise ValueError(f"label_from: folder takes no column; take {given} out")
         return self
 
+    @model_validator(mode="after")
+    def _a_split_that_there_is(self) -> Self:
+        """A split has a name, and comes from one place."""
+        ways = {"split_column": self.split_column, "fold": self.fold, "split_shares": self.split_shares}
+        given = [name for name, value in ways.items() if value is not None]
+        if len(given) > 1:
+            raise ValueError(f"give either {given[0]} or {given[1]}")
+        if self.fold is not None and self.split not in ("train", "val", "test"):
+            raise ValueError("with fold, split is train (all other folds), val or test (this fold)")
+        if self.split_column is not None and self.split is None:
+            raise ValueError("split_column needs split, the word that stands in this column, such as train")
+        if self.split is not None and not given:
+            raise ValueError(
+                "split needs split_column, the column that tells it, fold or split_shares; for a split with a list of"
+                " its own, name that as file"
+            )
+        return self
 
-def check_listed_split(split: str | None, column: str | int | None, others: Mapping[str, object]) -> None:
-    """A split that a column of the list tells has a name, and comes from nowhere else."""
-    given = next((name for name, value in others.items() if value is not None), None)
-    if column is not None and given is not None:
-        raise ValueError(f"give either split_column or {given}")
-    if column is not None and split is None:
-        raise ValueError("split_column needs split, the word that stands in this column, such as train")
-    if split is not None and column is None and given is None:
-        known = " or ".join(others)
-        raise ValueError(
-            f"split needs split_column, the column that tells it, or {known}; for a split with a list of its own,"
-            " name that as file"
-        )
 
-
-class ListFileArguments(SplitArguments, ListColumnsArguments):
+class ListFileArguments(ListArguments):
     """Arguments of `list_file`."""
 
     image: Column | None = None
-    follow_links: bool = False
     max_pixels: Count = 100_000_000
-
-    @model_validator(mode="after")
-    def _a_split_that_there_is(self) -> Self:
-        check_listed_split(self.split, self.split_column, {"split_shares": self.split_shares})
-        return self
 
 
 class ImageMaskArguments(DrawnSplitArguments):

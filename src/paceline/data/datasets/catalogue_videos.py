@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from paceline.core.arguments import Arguments, Count, CountOrZero, Positive
 from paceline.core.registry import register
 from paceline.data.argument_types import Name, PositiveRange
-from paceline.data.datasets.catalogue_lists import Column, ListColumnsArguments, check_listed_split
+from paceline.data.datasets.catalogue_lists import Column, ListArguments
 
 datasets = register.kind("dataset")
 transforms = register.kind("transform")
@@ -35,30 +35,13 @@ class VideoFolderArguments(Arguments):
         return self
 
 
-class VideoListArguments(ListColumnsArguments):
+class VideoListArguments(ListArguments):
     """Arguments of `video_list`."""
 
     video: Column | None = None
-    split: Name | None = None
-    fold: CountOrZero | None = None
-    fold_column: Column = 3
-    split_shares: Shares | None = None
-    split_seed: CountOrZero = 0
-    follow_links: bool = False
+    split_shares: Shares | None = None  # of any sum
     max_pixels: Count = 67_108_864
     max_frames: Count = 1_000_000
-
-    @model_validator(mode="after")
-    def _a_part_that_there_is(self) -> Self:
-        if self.fold is not None:
-            if self.split not in ("train", "val", "test"):
-                raise ValueError("with fold, split is train (all other folds), val or test (this fold)")
-            if self.split_shares is not None:
-                raise ValueError("give either fold or split_shares")
-        parts = {"fold": self.fold, "split_shares": self.split_shares}
-        check_listed_split(self.split, self.split_column, parts)
-        _check_part(self.split, self.split_shares)
-        return self
 
 
 def _check_part(split: str | None, shares: dict[str, float] | None) -> None:
