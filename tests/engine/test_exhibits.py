@@ -10,7 +10,7 @@ from small_runs import ALONE
 from torch import Tensor
 
 from paceline.data.batch import Batch
-from paceline.engine.exhibits import assemble, pick, spread
+from paceline.engine.exhibits import assemble, drawn, pick
 from paceline.losses.classification import CrossEntropy
 from paceline.tasks.video import VideoClassification
 
@@ -26,9 +26,9 @@ class Prediction(NamedTuple):
 
 
 def test_samples_are_spread_evenly() -> None:
-    assert sorted(spread(1000, object())) == [0, 125, 250, 375, 500, 625, 750, 875]
-    assert sorted(spread(3, object())) == [0, 1, 2]
-    assert sorted(spread(0, object())) == []
+    assert sorted(drawn(1000, object())) == [0, 125, 250, 375, 500, 625, 750, 875]
+    assert sorted(drawn(3, object())) == [0, 1, 2]
+    assert sorted(drawn(0, object())) == []
 
 
 def batches(sizes: list[int]) -> list[tuple[Batch, Prediction]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from paceline.commands.data_recipe import read_data_recipe
 from paceline.commands.opening import print_json
 from paceline.commands.progress_bar import progress_bar
+from paceline.core.counting import spread
 from paceline.core.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -104,12 +105,6 @@ def _look_at(recipe: DataRecipe, report: SplitReport, sheet: Sheet, limit: int |
         report.stages = measure(source, [readable[place] for place in spread(len(readable), most)], threads)
     except UNREADABLE as error:
         report.add_note(str(error))
-
-
-def spread(size: int, number: int) -> list[int]:
-    """So many of the numbers below `size`, at equal distances; all, if there are not more."""
-    number = min(number, size)
-    return [size * place // number for place in range(number)]
 
 
 def _write_sheet(sheet: Sheet, recipe: DataRecipe, path: Path, reports: list[SplitReport]) -> Path | None:

@@ -1,4 +1,4 @@
-"""Numbers of things, and lists of them, in messages."""
+"""Numbers of things, some of them chosen, and lists of them in messages."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ def counted(number: float, noun: str) -> str:
     shown = f"{number:,}" if isinstance(number, int) else f"{number:g}"
     ending = "es" if noun.endswith(("s", "tch")) else "s"
     return f"{shown} {noun}" if number == 1 else f"{shown} {noun}{ending}"
+
+
+def spread(size: int, number: int) -> list[int]:
+    """So many of the numbers below `size`, at equal distances; all, if there are not more."""
+    number = min(number, size)
+    return [size * place // number for place in range(number)]
 
 
 def shown(figure: float) -> str:

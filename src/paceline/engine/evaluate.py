@@ -21,7 +21,7 @@ from paceline.core.mesh import Mesh
 from paceline.data.batch import Batch
 from paceline.data.loading.loader import Request, load, naming_dead_workers
 from paceline.data.sampler import Cut, evaluation_cuts, owned
-from paceline.engine.exhibits import Exhibit, assemble, pick, spread
+from paceline.engine.exhibits import Exhibit, assemble, drawn, pick
 from paceline.engine.predictions import Keeping, NoPredictions, make_keeper
 from paceline.engine.run import EvaluationSet, Run
 from paceline.metrics.state import Folding, Metric, State, fold, pack, unpack
@@ -150,7 +150,7 @@ def _measure_all(
     run: Run, examined: EvaluationSet, metrics: Sequence[Metric], cuts: list[Cut], keeper: Keeping | NoPredictions
 ) -> Iterator[_Measured]:
     """Measure each batch, in order: on a CPU several at once, each in a thread that also reads its samples."""
-    wanted = spread(len(examined.source.dataset), run.task) if run.pictures else ()
+    wanted = drawn(len(examined.source.dataset), run.task) if run.pictures else ()
 
     def measure(fetched: Batch) -> _Measured:
         batch = examined.source.finish(fetched, 0, run.mesh.device)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from paceline.core.counting import spread
 from paceline.core.mesh import Mesh
 from paceline.data.batch import Batch
 from paceline.metrics.state import State, pack, unpack
@@ -24,10 +25,9 @@ class Exhibit(NamedTuple):
     """The batch and its predictions."""
 
 
-def spread(size: int, task: object) -> Collection[int]:
+def drawn(size: int, task: object) -> Collection[int]:
     """The samples of a split that are drawn: as many as the task says, evenly apart, always the same ones."""
-    number = min(size, getattr(task, "num_pictured", _UNLESS_TOLD))
-    return {size * index // number for index in range(number)}
+    return set(spread(size, getattr(task, "num_pictured", _UNLESS_TOLD)))
 
 
 def pick(wanted: Collection[int], task: object, batch: Batch, predictions: Any) -> list[Exhibit]:

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from paceline.core.errors import DataError
 from paceline.data.batch import Batch
 from paceline.losses.term import Term
+from paceline.metrics.answers import Answers
 from paceline.metrics.state import Metric
 from paceline.metrics.videos import OfVideos
 from paceline.models.asking import ask
-from paceline.tasks.classification import Answers, Classification
+from paceline.tasks.classification import Classification
 from paceline.tasks.task import Picture
 
 _LINE = 2  # pixels between frames
