@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: train test lint format types bench chaos clean
+.PHONY: train test lint format types table bench chaos clean
 
 train: $(VENV)/.installed
 	$(BIN)/paceline train quickstart --procs 2
@@ -23,6 +23,10 @@ format: $(VENV)/.installed-dev
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
+
+# After a registered name, its signature or the version of a library has changed.
+table: $(VENV)/.installed-dev
+	$(BIN)/python -m paceline.core.table
 
 bench: .venv-bench/.installed
 	.venv-bench/bin/python -m benchmarks

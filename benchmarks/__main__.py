@@ -10,7 +10,7 @@ from benchmarks.report import PAGE, machine, show, write_page
 NAMES = (
     "step",
     "loader",
-    "pictures",
+    "images",
     "picture_training",
     "video",
     "startup",

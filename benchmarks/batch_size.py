@@ -17,15 +17,16 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from paceline.core.chart import save_line_chart
+from paceline.visualize.curves import draw_curves
+from paceline.visualize.image import save_png
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BATCHES = (64, 256, 1024)
 LR = 0.05  # at batch 64
 RULES = {
-    "linear rule, warm-up": ["optimizer.reference_batch=64", "optimizer.lr_rule=linear"],
-    "square-root rule, warm-up": ["optimizer.reference_batch=64", "optimizer.lr_rule=sqrt"],
-    "no rule": ["optimizer.reference_batch=null", "schedule.warmup=none", "schedule.warmup_epochs=null"],
+    "linear rule, warm-up": ["optimizer.base_batch_size=64", "optimizer.lr_scaling=linear"],
+    "square-root rule, warm-up": ["optimizer.base_batch_size=64", "optimizer.lr_scaling=sqrt"],
+    "no rule": ["optimizer.base_batch_size=null", "schedule.warmup=none", "schedule.warmup_epochs=null"],
 }
 
 
@@ -51,17 +52,17 @@ def accuracy(batch: int, overrides: list[str], options: argparse.Namespace, seed
     """Validation top-1 of one run."""
     with tempfile.TemporaryDirectory() as folder:
         fixed = [
-            f"data.batch={batch}", f"train.seed={seed}", f"train.epochs={options.epochs}", "model.widths=[8,16,32]",
-            "train.threads=1",
+            f"data.batch_size={batch}", f"train.seed={seed}", f"train.epochs={options.epochs}",
+            "model.widths=[8,16,32]", "train.threads=1",
             "optimizer.name=sgd", f"optimizer.lr={LR}", "optimizer.momentum=0.9", "optimizer.weight_decay=5e-4",
-            "schedule.warmup_epochs=0.5", f"evaluate.every_epochs={options.epochs}", "observe.pictures=false",
+            "schedule.warmup_epochs=0.5", f"evaluate.every_epochs={options.epochs}", "logging.images=false",
             f"checkpoint.every_epochs={options.epochs}", "expect.top1=0",
         ]  # fmt: skip
         command = [sys.executable, "-m", "paceline", "train", "fashion", *fixed, *overrides, "--out", f"{folder}/run"]
         subprocess.run(command, check=True, capture_output=True)
         records = [json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
-    figure: float = [record for record in records if record["split"] == "val"][-1]["top1"]
-    return figure
+    metric: float = [record for record in records if record["split"] == "val"][-1]["top1"]
+    return metric
 
 
 def show(results: dict[str, dict[int, list[float]]], options: argparse.Namespace) -> None:
@@ -70,10 +71,8 @@ def show(results: dict[str, dict[int, list[float]]], options: argparse.Namespace
         rule: (list(by_batch), [statistics.mean(values) for values in by_batch.values()])
         for rule, by_batch in results.items()
     }
-    save_line_chart(
-        curves, DOCS / "batch-size.png", f"Fashion-MNIST after {options.epochs} epochs, mean of {options.seeds} seeds",
-        "batch", "top-1", log_x=True,
-    )  # fmt: skip
+    title = f"Fashion-MNIST after {options.epochs} epochs, mean of {options.seeds} seeds"
+    save_png(draw_curves(curves, title, "batch", "top-1", log_x=True), DOCS / "batch-size.png")
     header = "| rule | " + " | ".join(f"batch {batch}" for batch in BATCHES) + " |\n|---|" + "---|" * len(BATCHES)
     rows = [
         f"| {rule} | " + " | ".join(_cell(by_batch[batch]) for batch in BATCHES) + " |"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from benchmarks.nets import Mlp, SmallConvNet
-from paceline.data.datasets.embedded import fashion_small
+from paceline.data.datasets.idx import fashion_small
 
 MEAN, STD = 0.286, 0.353
 LR, WEIGHT_DECAY = 1e-3, 0.01

@@ -75,8 +75,8 @@ def paceline_own_loop(contest: Contest) -> None:
     """A loop of one's own around `paceline.train_step`: exact batches and checks, but nobody looks on."""
     run = paceline.build(_recipe(contest), out=contest.folder / "own")
     run.model.train()
-    for update in run.batches:
-        paceline.train_step(run, update)
+    for step_batch in run.batches:
+        paceline.train_step(run, step_batch)
 
 
 def lightning_trainer(contest: Contest) -> None:
@@ -137,7 +137,7 @@ def _recipe(contest: Contest) -> Any:
         "task": "classification",
         "model": {"name": contest.model},
         "data": {
-            "batch": contest.batch,
+            "batch_size": contest.batch,
             "drop_last": True,
             "train": {
                 "dataset": "fashion_small",
@@ -150,7 +150,7 @@ def _recipe(contest: Contest) -> Any:
         "schedule": {"decay": "cosine"},
         "train": {"steps": contest.steps, "threads": torch.get_num_threads()},
         "checkpoint": {"every_steps": contest.steps},
-        "observe": {"log_every_steps": LOG_EVERY_STEPS},
+        "logging": {"every_steps": LOG_EVERY_STEPS},
     }
     path = contest.folder / "recipe.json"
     path.write_text(json.dumps(recipe), encoding="utf-8")

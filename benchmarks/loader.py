@@ -15,10 +15,11 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.contest import MEAN, STD, Pair
 from benchmarks.measuring import Measured, Turn, interleave, spread
 from benchmarks.report import Goal, Section
-from paceline.data.datasets.embedded import fashion_small
-from paceline.data.loading.source import Source
-from paceline.data.sampler import Order
-from paceline.data.transforms.batch_transforms import Flip, Normalize, RandomCrop
+from paceline.data.datasets.idx import fashion_small
+from paceline.data.sampler import Permutation
+from paceline.data.split_loader import SplitLoader
+from paceline.data.transforms.batch import Normalize
+from paceline.data.transforms.geometric import RandomCrop, RandomHorizontalFlip
 from paceline.models.torchvision_ops import import_torchvision
 
 LEAST = 20
@@ -42,7 +43,7 @@ class Samples(Dataset[Pair]):
 
 
 def plain_transform(image: Tensor) -> Tensor:
-    """Crop, flip and normalise one image with as few calls as that takes."""
+    """Crop, flip and normalize one image with as few calls as that takes."""
     top, left, mirror = random.randrange(2 * _PADDING + 1), random.randrange(2 * _PADDING + 1), random.random() < 0.5
     height, width = image.shape[1:]
     cropped = F.pad(image, (_PADDING,) * 4)[:, top : top + height, left : left + width]
@@ -79,7 +80,7 @@ def measure(is_quick: bool) -> Section:
     return Section(
         "Loading from memory",
         f"The embedded Fashion-MNIST part (uint8 [6000, 1, 28, 28]): random crop with padding {_PADDING}, flip,"
-        f" normalise, batches of {_BATCH}; one thread a process; {rounds} rounds of whole epochs, workers kept alive."
+        f" normalize, batches of {_BATCH}; one thread a process; {rounds} rounds of whole epochs, workers kept alive."
         " The goal was set against the faster way to write the transforms, which is plain tensor code; torchvision's is"
         " shown beside it because people use it.",
         ["loader", "samples/s", "Paceline is faster by", "middle half"],
@@ -105,9 +106,11 @@ def _goal(name: str, measured: Mapping[str, Measured], ours: Measured) -> Goal:
 
 def in_memory() -> Turn:
     """Whole batches: order, gathering and the transforms."""
-    source = Source(fashion_small("train"), [RandomCrop(_PADDING), Flip(), Normalize([MEAN], [STD])], seed=0)
+    source = SplitLoader(
+        fashion_small("train"), [RandomCrop(28, _PADDING), RandomHorizontalFlip(), Normalize([MEAN], [STD])], seed=0
+    )
     size, device = len(source.dataset), torch.device("cpu")
-    order, epochs = Order(size, seed=0), 5
+    order, epochs = Permutation(size, seed=0), 5
 
     def take() -> float:
         begin = perf_counter()

@@ -48,7 +48,7 @@ def _say(text: str) -> None:
 
 
 def rotated(names: Sequence[str], number: int) -> list[str]:
-    """The names with another one first in each round, so that none always follows the same neighbour's heat."""
+    """The names with another one first in each round, so that none always follows the same neighbor's heat."""
     start = number % len(names)
     return [*names[start:], *names[:start]]
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from benchmarks.measuring import Turn, interleave, spread
 from benchmarks.memory_case import Trainee
 from benchmarks.report import Goal, Section
-from paceline.core.mesh import join
+from paceline.core.world import join
 
 _PLAIN, _AGAIN, _BF16, _BOTH = "plain", "checkpointing", "bf16", "bf16 + checkpointing"
 _OPTIONS: dict[str, list[str]] = {
@@ -57,7 +57,7 @@ def measure(is_quick: bool) -> Section:
     """Bytes of tensors at their peak, growth of the process, and seconds a step, for each case."""
     models = (_LIGHT,) if is_quick else (_LIGHT, _RESNET)
     cases = [Case(model, processes, way) for model in models for processes in (1, 2) for way in _OPTIONS]
-    figures = {case: _in_fresh_processes(case) for case in cases}
+    metrics = {case: _in_fresh_processes(case) for case in cases}
     rounds = 3 if is_quick else 7
     seconds = interleave({_PLAIN: _step("none"), _AGAIN: _step("blocks")}, rounds)
     slower = seconds[_AGAIN].ratios(seconds[_PLAIN])
@@ -65,8 +65,8 @@ def measure(is_quick: bool) -> Section:
         "MINet on four images of 320², SGD with momentum, BCE + CEL; memory in fresh processes, after two steps."
         " Activations are the peak of live tensor bytes above parameters, gradients, buffers and optimizer state, total"
         " is the peak with them; both are counted, not estimated. Two processes have two images each and exchange"
-        " gradients (ddp); the figures are those of the one that holds more. The published ratios are of MiB in use on"
-        f" GPUs, light variant, multi-scale, to be set beside the totals. {_state(figures)} Resident growth is what the"
+        " gradients (ddp); the metrics are those of the one that holds more. The published ratios are of MiB in use on"
+        f" GPUs, light variant, multi-scale, to be set beside the totals. {_state(metrics)} Resident growth is what the"
         " process grew by at most from before the first step (allocator, threads and libraries included). bf16 is"
         " emulated by this kind of processor, so its time says nothing and is not shown. Checkpointing takes"
         f" {statistics.median(slower):.2f} × the time of plain a step of the light variant (middle half"
@@ -76,13 +76,13 @@ def measure(is_quick: bool) -> Section:
         *("MINet", "processes", "activations, MiB", "ratio", "total, MiB", "ratio", "published ratio"),
         *("resident growth, MiB", "ratio"),
     ]
-    rows = [_row(case, figures) for case in cases]
-    return Section("Memory of a training step", method, header, rows, _goals(figures, statistics.median(slower)))
+    rows = [_row(case, metrics) for case in cases]
+    return Section("Memory of a training step", method, header, rows, _goals(metrics, statistics.median(slower)))
 
 
-def _state(figures: _Figures) -> str:
+def _state(metrics: _Figures) -> str:
     """How much of the total no way of computing frees."""
-    plain = {case: each for case, each in figures.items() if case == case.plain()}
+    plain = {case: each for case, each in metrics.items() if case == case.plain()}
     shares = [
         f"{each['state'] / _MEBI:.0f} MiB of {_NAMES[case.model]} ({each['state'] / each['total']:.3f} of plain)"
         for case, each in plain.items()
@@ -90,25 +90,25 @@ def _state(figures: _Figures) -> str:
     return f"Training state alone, which stays whatever is computed again, is {' and '.join(shares)}."
 
 
-def _row(case: Case, figures: _Figures) -> list[str]:
-    def pair(figure: str) -> list[str]:
-        return [f"{figures[case][figure] / _MEBI:.0f}", f"{_ratio(case, figure, figures):.3f}"]
+def _row(case: Case, metrics: _Figures) -> list[str]:
+    def pair(metric: str) -> list[str]:
+        return [f"{metrics[case][metric] / _MEBI:.0f}", f"{_ratio(case, metric, metrics):.3f}"]
 
     published = f"{_PUBLISHED[case] / _PUBLISHED[case.plain()]:.3f}" if case in _PUBLISHED else "–"
     name = f"{_NAMES[case.model]}: {case.way}"
     return [name, str(case.processes), *pair("activations"), *pair("total"), published, *pair("resident")]
 
 
-def _ratio(case: Case, figure: str, figures: _Figures) -> float:
-    return figures[case][figure] / figures[case.plain()][figure]
+def _ratio(case: Case, metric: str, metrics: _Figures) -> float:
+    return metrics[case][metric] / metrics[case.plain()][metric]
 
 
-def _goals(figures: _Figures, slower: float) -> list[Goal]:
+def _goals(metrics: _Figures, slower: float) -> list[Goal]:
     again, both = Case(_LIGHT, 1, _AGAIN), Case(_LIGHT, 1, _BOTH)
     aims = (
-        ("activations with checkpointing at most 0.40 of plain", _ratio(again, "activations", figures), 0.40),
-        ("activations with bf16 and checkpointing at most 0.25 of plain", _ratio(both, "activations", figures), 0.25),
-        ("total with bf16 and checkpointing at most 0.376 of plain", _ratio(both, "total", figures), 0.376),
+        ("activations with checkpointing at most 0.40 of plain", _ratio(again, "activations", metrics), 0.40),
+        ("activations with bf16 and checkpointing at most 0.25 of plain", _ratio(both, "activations", metrics), 0.25),
+        ("total with bf16 and checkpointing at most 0.376 of plain", _ratio(both, "total", metrics), 0.376),
         ("checkpointing at most 1.40 × the time of plain", slower, 1.40),
     )
     return [Goal(text, f"{value:.3f}", value <= limit) for text, value, limit in aims]
@@ -131,5 +131,5 @@ def _in_fresh_processes(case: Case) -> dict[str, int]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr}")
-    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return figures
+    metrics: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return metrics

@@ -1,4 +1,4 @@
-"""One case of the memory benchmark, in processes of its own: three steps, then figures as JSON."""
+"""One case of the memory benchmark, in processes of its own: three steps, then metrics as JSON."""
 
 from __future__ import annotations
 
@@ -13,30 +13,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.core.mesh import Mesh, join
-from paceline.engine.live_bytes import LiveBytes, own_training_state
-from paceline.engine.mixed_precision import make_precision
-from paceline.engine.remat import Blocks, NoRemat, Remat, Selective, apply_remat
-from paceline.engine.strategies import ddp
+from paceline.core.world import World, join
+from paceline.engine.activation_checkpointing.memory import LiveBytes, own_training_state
+from paceline.engine.activation_checkpointing.policies import (
+    Blocks,
+    NoActivationCheckpointing,
+    Remat,
+    Selective,
+    apply_remat,
+)
+from paceline.engine.precision.mixed import make_precision
+from paceline.engine.strategies.names import ddp
 from paceline.launch.environment import take_place
-from paceline.launch.local import Launch, launch
+from paceline.launch.launcher import Launch, launch
 from paceline.models.minet import MINet, minet_light, minet_resnet50
 
 _BATCH, _SIZE = 4, 320
 _MODELS: dict[str, Callable[[], MINet]] = {"light": minet_light, "resnet50": minet_resnet50}
-_WAYS: dict[str, Remat] = {"none": NoRemat(), "blocks": Blocks(), "selective": Selective()}
+_WAYS: dict[str, Remat] = {"none": NoActivationCheckpointing(), "blocks": Blocks(), "selective": Selective()}
 
 
 class Trainee:
     """The model, its optimizer and what this process gets of one batch."""
 
-    def __init__(self, mesh: Mesh, model: str, checkpointing: str, is_bf16: bool) -> None:
+    def __init__(self, world: World, model: str, checkpointing: str, is_bf16: bool) -> None:
         torch.manual_seed(0)
         self.model = _MODELS[model]()
         apply_remat(self.model, _WAYS[checkpointing])
-        self.network = ddp(self.model, mesh, is_exact=False).network
+        self.network = ddp(self.model, world, is_exact=False).network
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
-        own_images = _BATCH // mesh.world
+        own_images = _BATCH // world.size
         self.images = torch.rand(own_images, 3, _SIZE, _SIZE)
         self.masks = (torch.rand(own_images, 1, _SIZE, _SIZE) > 0.5).float()
         self.is_bf16 = is_bf16
@@ -68,7 +74,7 @@ def loss_of(model: nn.Module, images: Tensor, masks: Tensor, is_bf16: bool) -> T
 
 
 def main() -> int:
-    """Measure what the options say; with several processes, give the figures of the one that holds most."""
+    """Measure what the options say; with several processes, give the metrics of the one that holds most."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", choices=list(_MODELS), default="light")
     parser.add_argument("--processes", type=int, choices=(1, 2), default=1, help="that share the batch")
@@ -78,12 +84,12 @@ def main() -> int:
     if options.processes > 1 and take_place() is None:
         command = [sys.executable, "-m", "benchmarks.memory_case", *sys.argv[1:]]
         return launch(command, Launch(options.processes, restarts=0))
-    mesh = join("cpu")
-    with mesh.together():
-        figures = measured(Trainee(mesh, options.model, options.checkpointing, options.bf16))
-        most = torch.stack(mesh.gather(torch.tensor([list(figures.values())]))).amax(0)[0].tolist()
-    if mesh.is_main:
-        print(json.dumps(dict(zip(figures, most, strict=True))), flush=True)
+    world = join("cpu")
+    with world.together():
+        metrics = measured(Trainee(world, options.model, options.checkpointing, options.bf16))
+        most = torch.stack(world.gather(torch.tensor([list(metrics.values())]))).amax(0)[0].tolist()
+    if world.is_main:
+        print(json.dumps(dict(zip(metrics, most, strict=True))), flush=True)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""JPEG files of 500×375 pixels to load: real photos where they are at hand, else pictures that compress like photos."""
+"""JPEG files of 500×375 pixels to load: real photos where they are at hand, else images that compress like photos."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Photos:
         self._folder = TemporaryDirectory(prefix="paceline-photos-")
         self.root = Path(self._folder.name)
         found = _real_photos()
-        self.origin = "hymenoptera photos, scaled up" if found else "made pictures"
+        self.origin = "hymenoptera photos, scaled up" if found else "made images"
         for number, pixels in zip(range(_COUNT), _scaled_up(found) if found else _made(), strict=False):
             path = self.root / _CLASSES[number % 2] / f"{number:04}.jpg"
             path.parent.mkdir(exist_ok=True)

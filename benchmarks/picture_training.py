@@ -25,13 +25,13 @@ from torch import Tensor, nn
 from benchmarks.measuring import Measured, Turn, interleave, spread
 from benchmarks.photos import MEAN, SIZE, STD, Photos, pillow_loader
 from benchmarks.report import Goal, Section
-from paceline.core.allocation import keep_freed_memory
+from paceline.core.process_memory import keep_freed_memory
 from paceline.data.datasets.image_folder import ImageFolder
-from paceline.data.loading.loader import Request, load
-from paceline.data.loading.source import Source
-from paceline.data.sampler import Order
-from paceline.data.transforms.batch_transforms import Flip, Normalize
-from paceline.data.transforms.sample_transforms import RandomResizedCrop
+from paceline.data.loader import Request, load
+from paceline.data.sampler import Permutation
+from paceline.data.split_loader import SplitLoader
+from paceline.data.transforms.batch import Normalize
+from paceline.data.transforms.geometric import RandomHorizontalFlip, RandomResizedCrop
 from paceline.models.torchvision_ops import import_torchvision
 
 LEAST = 1.3
@@ -65,8 +65,8 @@ Pairs = Callable[[], Iterator[tuple[Tensor, Tensor]]]
 def ours(root: Path, steps: int) -> Pairs:
     """Paceline's loader and transforms."""
     dataset = ImageFolder(root)
-    source = Source(dataset, [RandomResizedCrop(SIZE), Flip(), Normalize(MEAN, STD)], seed=0)
-    order, numbers, device = Order(len(dataset), seed=0), count(), torch.device("cpu")
+    source = SplitLoader(dataset, [RandomResizedCrop(SIZE), RandomHorizontalFlip(), Normalize(MEAN, STD)], seed=0)
+    order, numbers, device = Permutation(len(dataset), seed=0), count(), torch.device("cpu")
 
     def some() -> Iterator[tuple[Tensor, Tensor]]:
         epoch = next(numbers)
@@ -152,7 +152,7 @@ def measure(is_quick: bool) -> Section:
         measured = interleave(turns, rounds)
     return Section(
         "Training on photos from files",
-        f"{photos.described}: random-resized crop to {SIZE}, flip, normalise, batches of {_BATCH}; forward, backward"
+        f"{photos.described}: random-resized crop to {SIZE}, flip, normalize, batches of {_BATCH}; forward, backward"
         f" and SGD in the channels_last layout on {torch.get_num_threads()} threads, {rounds} rounds of 4 or 10 steps;"
         f" {_WORKERS} threads or workers load. Each contestant has its own process; Paceline's keeps freed memory,"
         " as a run on a processor does. Waiting includes the transforms of whole batches, which only Paceline has.",

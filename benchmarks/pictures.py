@@ -17,15 +17,15 @@ from benchmarks import pictures_dali, pictures_packed
 from benchmarks.measuring import Measured, Turn, interleave, spread
 from benchmarks.photos import MEAN, SIZE, STD, Photos, pillow_loader
 from benchmarks.report import Goal, Section
-from paceline.core.allocation import keep_freed_memory
+from paceline.core.process_memory import keep_freed_memory
+from paceline.data import dali
+from paceline.data.autotune import Kind
 from paceline.data.datasets.image_folder import ImageFolder
-from paceline.data.loading import dali
-from paceline.data.loading.choosing import Kind
-from paceline.data.loading.loader import Request, load
-from paceline.data.loading.source import Source
-from paceline.data.sampler import Order
-from paceline.data.transforms.batch_transforms import Flip, Normalize
-from paceline.data.transforms.sample_transforms import RandomResizedCrop
+from paceline.data.loader import Request, load
+from paceline.data.sampler import Permutation
+from paceline.data.split_loader import SplitLoader
+from paceline.data.transforms.batch import Normalize
+from paceline.data.transforms.geometric import RandomHorizontalFlip, RandomResizedCrop
 
 BATCH, WORKERS = 64, 2
 OURS, PACKED = "Paceline, automatic", f"Paceline from a pack, {WORKERS} threads"
@@ -34,7 +34,7 @@ _REST = 0.3  # seconds between two turns: DALI goes on to read ahead when its tu
 DALI = f"DALI on the host, {WORKERS} threads"
 
 Epochs = Callable[[], Iterator[Tensor]]
-"""Gives, each time it is called, the normalised batches of one more epoch."""
+"""Gives, each time it is called, the normalized batches of one more epoch."""
 
 
 class Aim(NamedTuple):
@@ -51,8 +51,8 @@ AIMS = [Aim(OURS, PILLOW, 2.0), Aim(OURS, DALI, 1.1), Aim(PACKED, PILLOW, 6.0)]
 def ours(root: Path, kind: Kind, workers: int | None) -> Epochs:
     """Paceline: order, reading, the transforms of samples, and those of batches."""
     dataset = ImageFolder(root)
-    source = Source(dataset, [RandomResizedCrop(SIZE), Flip(), Normalize(MEAN, STD)], seed=0)
-    order, numbers, device = Order(len(dataset), seed=0), count(), torch.device("cpu")
+    source = SplitLoader(dataset, [RandomResizedCrop(SIZE), RandomHorizontalFlip(), Normalize(MEAN, STD)], seed=0)
+    order, numbers, device = Permutation(len(dataset), seed=0), count(), torch.device("cpu")
 
     def epoch() -> Iterator[Tensor]:
         number = next(numbers)
@@ -63,7 +63,7 @@ def ours(root: Path, kind: Kind, workers: int | None) -> Epochs:
     return epoch
 
 
-def _requests(order: Order, epoch: int) -> Iterator[Request]:
+def _requests(order: Permutation, epoch: int) -> Iterator[Request]:
     for start in range(0, order.size, BATCH):
         yield Request(epoch, order.at(epoch, start, min(start + BATCH, order.size)))
 
@@ -97,7 +97,7 @@ def measure(is_quick: bool) -> Section:
     measured = interleave({name: _turn(prepare(photos.root)) for name, prepare in contestants().items()}, rounds)
     return Section(
         "Loading photos from files",
-        f"{photos.described}: random-resized crop to {SIZE}, flip, normalise, batches of {BATCH}; {rounds} rounds of"
+        f"{photos.described}: random-resized crop to {SIZE}, flip, normalize, batches of {BATCH}; {rounds} rounds of"
         " whole epochs. Files are in the system's cache. The workers of DataLoader and DALI are kept alive between"
         " rounds, Paceline's threads and processes are started anew.",
         ["loader", "images/s", "Paceline is faster by", "middle half"],

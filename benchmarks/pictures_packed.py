@@ -12,12 +12,12 @@ from torch import Tensor
 from benchmarks.photos import MEAN, SIZE, STD
 from paceline.data.datasets.image_folder import ImageFolder
 from paceline.data.datasets.packed import packed
-from paceline.data.loading.loader import Request, load
-from paceline.data.loading.source import Source
-from paceline.data.packs.pack import write_pack
-from paceline.data.sampler import Order
-from paceline.data.transforms.batch_transforms import Flip, Normalize
-from paceline.data.transforms.sample_transforms import RandomResizedCrop
+from paceline.data.loader import Request, load
+from paceline.data.pack import write_pack
+from paceline.data.sampler import Permutation
+from paceline.data.split_loader import SplitLoader
+from paceline.data.transforms.batch import Normalize
+from paceline.data.transforms.geometric import RandomHorizontalFlip, RandomResizedCrop
 
 SHORTER_SIDE = 256
 THREADS = 2
@@ -26,9 +26,11 @@ THREADS = 2
 def epochs(root: Path, batch: int) -> Callable[[], Iterator[Tensor]]:
     """What gives, each time it is called, the batches of one more epoch, ready for a model; the pack is made first."""
     written = write_pack(ImageFolder(root), root.with_name(f"{root.name}.pack"), SHORTER_SIDE)
-    source = Source(packed(written.path), [RandomResizedCrop(SIZE), Flip(), Normalize(MEAN, STD)], seed=0)
+    source = SplitLoader(
+        packed(written.path), [RandomResizedCrop(SIZE), RandomHorizontalFlip(), Normalize(MEAN, STD)], seed=0
+    )
     written.path.unlink()  # it stays mapped
-    order, numbers, device = Order(written.samples, seed=0), count(), torch.device("cpu")
+    order, numbers, device = Permutation(written.samples, seed=0), count(), torch.device("cpu")
 
     def epoch() -> Iterator[Tensor]:
         number = next(numbers)
@@ -38,6 +40,6 @@ def epochs(root: Path, batch: int) -> Callable[[], Iterator[Tensor]]:
     return epoch
 
 
-def _requests(order: Order, epoch: int, batch: int) -> Iterator[Request]:
+def _requests(order: Permutation, epoch: int, batch: int) -> Iterator[Request]:
     for start in range(0, order.size, batch):
         yield Request(epoch, order.at(epoch, start, min(start + batch, order.size)))

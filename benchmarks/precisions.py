@@ -19,8 +19,8 @@ _CASES: dict[str, dict[str, object]] = {
     name: {"train.precision": name} for name in (_PLAIN, "bf16", "fp16", "O1", "O2", "O3")
 }
 _SEEDS, _EPOCHS = (0, 1, 2), 3
-# Most processors emulate float16, which is slow: a small network for all, with smaller updates.
-_CHANGES = {"model.widths": [8, 16], "data.batch": 32, "train.threads": 1, "observe.pictures": False}
+# Most processors emulate float16, which is slow: a small network for all, with smaller steps.
+_CHANGES = {"model.widths": [8, 16], "data.batch_size": 32, "train.threads": 1, "logging.images": False}
 
 
 def measure(is_quick: bool) -> Section:
@@ -39,8 +39,8 @@ def measure(is_quick: bool) -> Section:
     far = [name for name, verdict in verdicts.items() if verdict != _WITHIN]
     return Section(
         "Precisions",
-        f"The quickstart with a network of {_CHANGES['model.widths']} channels, {_CHANGES['data.batch']} samples an"
-        f" update; epochs: {epochs}, seeds: {len(seeds)}. Top-1 is that of the test split at the end, evaluated in the"
+        f"The quickstart with a network of {_CHANGES['model.widths']} channels, {_CHANGES['data.batch_size']} samples a"
+        f" step; epochs: {epochs}, seeds: {len(seeds)}. Top-1 is that of the test split at the end, evaluated in the"
         " same precision. Within noise: the means differ from float32's by at most"
         " two standard errors of their difference, or by no more than float32's own results differ among seeds."
         " A run that ends early because numbers leave the range of their format counts as 0. Seconds are those of this"
@@ -78,7 +78,7 @@ def _top1(overrides: dict[str, object]) -> float:
             paceline.train(run)
         except TrainingError:
             return 0.0
-        return run.figures["val"]["top1"]
+        return run.metrics["val"]["top1"]
 
 
 def _row(name: str, values: Sequence[float], plain: Sequence[float], seconds: float) -> list[str]:

@@ -25,7 +25,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Section:
-    """One benchmark: what was compared and how, the figures, and the goals."""
+    """One benchmark: what was compared and how, the metrics, and the goals."""
 
     title: str
     method: str
@@ -38,8 +38,8 @@ def show(section: Section) -> None:
     """Print a section for a person at a terminal."""
     print(f"\n{section.title}")
     widths = [max(map(len, column)) for column in zip(section.header, *section.rows, strict=True)]
-    for name, *figures in (section.header, *section.rows):
-        aligned = [figure.rjust(width) for figure, width in zip(figures, widths[1:], strict=True)]
+    for name, *metrics in (section.header, *section.rows):
+        aligned = [metric.rjust(width) for metric, width in zip(metrics, widths[1:], strict=True)]
         print("  " + "  ".join([name.ljust(widths[0]), *aligned]))
     for goal in section.goals:
         print(f"  {_verdict(goal)}")

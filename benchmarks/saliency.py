@@ -1,4 +1,4 @@
-"""What measuring a saliency map costs beside PySODMetrics, which computes the same figures."""
+"""What measuring a saliency map costs beside PySODMetrics, which computes the same metrics."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def measure(is_quick: bool) -> Section:
         ratio = statistics.median(ratios)
         goals = [Goal(f"at least {TIMES:g} times as fast", f"{ratio:.2f} ({spread(ratios)})", ratio >= TIMES)]
     return Section(
-        "Saliency figures",
-        f"All eleven figures of {NUM_IMAGES} noisy predictions of {HEIGHT} x {WIDTH}: processor time of one thread,"
+        "Saliency metrics",
+        f"All eleven metrics of {NUM_IMAGES} noisy predictions of {HEIGHT} x {WIDTH}: processor time of one thread,"
         f" median of {rounds} rounds in turns. Paceline keeps freed memory, as in a run. `{REFERENCE}` names the Python"
         " that has pysodmetrics 1.6.2.",
         ["package", "ms an image"],

@@ -39,7 +39,7 @@ def main(contestant: str) -> None:
 def _paceline() -> Callable[[Picture, Picture], object]:
     import torch
 
-    from paceline.core.allocation import keep_freed_memory
+    from paceline.core.process_memory import keep_freed_memory
     from paceline.data.batch import Batch
     from paceline.metrics.saliency import Saliency
 
@@ -48,7 +48,7 @@ def _paceline() -> Callable[[Picture, Picture], object]:
 
     def judge(prediction: Picture, mask: Picture) -> object:
         batch = Batch(id=torch.tensor([0]), mask=torch.from_numpy(mask)[None])
-        return metric.measure(torch.from_numpy(prediction)[None], batch)
+        return metric.update(torch.from_numpy(prediction)[None], batch)
 
     return judge
 

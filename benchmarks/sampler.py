@@ -8,7 +8,7 @@ import tracemalloc
 from time import perf_counter
 
 from benchmarks.report import Goal, Section
-from paceline.data.sampler import Order
+from paceline.data.sampler import Permutation
 
 SIZE, BATCH = 10**9, 128
 MEGABYTES, MILLISECONDS = 1.0, 1.0
@@ -22,10 +22,10 @@ def measure(is_quick: bool) -> Section:
     memory, speed = _peak_megabytes(), _samples_per_second(batches)
     return Section(
         "The order of a billion samples",
-        f"`Order` for {SIZE:,} samples: the most memory that making it and reading batches takes, the time of"
+        f"`Permutation` for {SIZE:,} samples: the most memory that making it and reading batches takes, the time of"
         f" making it and reading a batch at a random place of a random epoch ({resumes} times), and batches of {BATCH}"
         " read in order.",
-        ["figure", "value"],
+        ["metric", "value"],
         [
             ["peak memory", f"{memory:.2f} MB"],
             ["resume, median", f"{median:.2f} ms"],
@@ -42,13 +42,13 @@ def measure(is_quick: bool) -> Section:
 def _resume(chance: random.Random) -> float:
     epoch, start = chance.randrange(1000), chance.randrange(SIZE - BATCH)
     begin = perf_counter()
-    Order(SIZE, seed=0).at(epoch, start, start + BATCH)
+    Permutation(SIZE, seed=0).at(epoch, start, start + BATCH)
     return perf_counter() - begin
 
 
 def _peak_megabytes() -> float:
     tracemalloc.start()
-    order = Order(SIZE, seed=0)
+    order = Permutation(SIZE, seed=0)
     for start in range(0, 100 * BATCH, BATCH):
         order.at(3, start, start + BATCH)
     _, peak = tracemalloc.get_traced_memory()
@@ -57,7 +57,7 @@ def _peak_megabytes() -> float:
 
 
 def _samples_per_second(batches: int) -> float:
-    order = Order(SIZE, seed=0)
+    order = Permutation(SIZE, seed=0)
     begin = perf_counter()
     for start in range(0, batches * BATCH, BATCH):
         order.at(0, start, start + BATCH)

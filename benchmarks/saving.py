@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from benchmarks.measuring import Measured, interleave, spread
 from benchmarks.report import Goal, Section
-from paceline.checkpoint.background import Saver
 from paceline.checkpoint.state import Tree, optimizer_tree
 from paceline.checkpoint.store import Store
+from paceline.checkpoint.writer import Saver
 
 LIMIT = 0.1
 _WIDTH, _BLOCKS, _BATCH = 720, 16, 256  # 8.3 million parameters: 100 MB with the two averages of AdamW

@@ -21,7 +21,7 @@ from benchmarks.processes import PACELINE
 from benchmarks.report import Goal, Section
 
 LEAST_SPEED, MOST_START, MOST_BYTES = 0.98, 1.20, 0.55
-_TURN = 20  # updates, after which the other has its turn; ours logs once in each
+_TURN = 20  # steps, after which the other has its turn; ours logs once in each
 _WIDTHS, _BATCH = [32, 64, 128], 64
 _CASE = {
     "widths": _WIDTHS,
@@ -46,16 +46,16 @@ def measure(is_quick: bool) -> Section:
     return Section(
         "Two processes",
         "`paceline train --procs 2` against a script for torchrun, two processes with one thread each: the"
-        f" quickstart's network, {_BATCH} samples an update indexed out of memory and normalised, fused AdamW,"
+        f" quickstart's network, {_BATCH} samples a step indexed out of memory and normalized, fused AdamW,"
         " a cosine schedule, deterministic algorithms in both; buffers are not broadcast in either. Ours logs every"
         f" {_TURN} steps to files and TensorBoard and checks every gradient, the script does neither."
         f" Samples a second come from turns of {_TURN} steps that the two loops take in the same processes"
         f" ({len(speed[_OURS].costs)} each, after two that are left out): two runs of the same program differ by more"
         " than what is looked for. The start is from before the command to the end of process 0's first optimizer step,"
         f" in fresh processes ({len(start[_OURS].costs)} rounds). Bytes are those of the process that holds more:"
-        " parameters and AdamW's state; all floating-point tensors alive between two updates; and at the peak within an"
+        " parameters and AdamW's state; all floating-point tensors alive between two steps; and at the peak within an"
         " update.",
-        ["what", "contestant", "figure", "ratio", "middle half"],
+        ["what", "contestant", "metric", "ratio", "middle half"],
         [*_speed_rows(speed), *_start_rows(start), *_byte_rows(held)],
         _goals(speed, start, held),
     )
@@ -69,7 +69,7 @@ def _write_recipe(folder: Path, num_steps: int) -> Path:
         "task": "classification",
         "model": {"name": "convnet", "widths": _WIDTHS},
         "data": {
-            "batch": _BATCH,
+            "batch_size": _BATCH,
             "drop_last": True,
             **{
                 name: {"dataset": "fashion_small", "split": split, "transforms": [normalize]}
@@ -82,7 +82,7 @@ def _write_recipe(folder: Path, num_steps: int) -> Path:
         "train": {"steps": num_steps},
         "evaluate": {"every_steps": num_steps},
         "checkpoint": {"every_steps": num_steps},
-        "observe": {"log_every_steps": _TURN},
+        "logging": {"every_steps": _TURN},
     }
     path = folder / "recipe.json"
     path.write_text(json.dumps(recipe), encoding="utf-8")
@@ -90,7 +90,7 @@ def _write_recipe(folder: Path, num_steps: int) -> Path:
 
 
 def _starts(recipe: Path) -> dict[str, Turn]:
-    """Seconds from before each contestant's command to the end of its first update."""
+    """Seconds from before each contestant's command to the end of its first step."""
     out, notes = recipe.with_name("run"), recipe.with_name("notes.json")
 
     def by_hand() -> list[str]:
@@ -133,8 +133,8 @@ def _train(recipe: Path, out: Path, plugin: str) -> list[str]:
 
 def _weigh(recipe: Path, strategy: str) -> dict[str, int]:
     printed = _run([sys.executable, "weigh.py", str(recipe), strategy], {})
-    figures: dict[str, int] = json.loads(printed.splitlines()[-1])
-    return figures
+    metrics: dict[str, int] = json.loads(printed.splitlines()[-1])
+    return metrics
 
 
 def _run(command: list[str], variables: Mapping[str, str]) -> str:
@@ -149,10 +149,10 @@ def _run(command: list[str], variables: Mapping[str, str]) -> str:
 def _speed_rows(measured: Mapping[str, Measured]) -> list[list[str]]:
     by_hand, ours = measured[_BY_HAND], measured[_OURS]
     ratios = by_hand.ratios(ours)  # of seconds, so the reverse is that of samples a second
-    figures = {each.name: f"{_BATCH / each.median:.0f}" for each in (by_hand, ours)}
+    metrics = {each.name: f"{_BATCH / each.median:.0f}" for each in (by_hand, ours)}
     return [
-        ["samples a second", _BY_HAND, figures[_BY_HAND], "1.00", ""],
-        ["samples a second", _OURS, figures[_OURS], f"{statistics.median(ratios):.3f}", spread(ratios)],
+        ["samples a second", _BY_HAND, metrics[_BY_HAND], "1.00", ""],
+        ["samples a second", _OURS, metrics[_OURS], f"{statistics.median(ratios):.3f}", spread(ratios)],
     ]
 
 
@@ -168,13 +168,13 @@ def _start_rows(measured: Mapping[str, Measured]) -> list[list[str]]:
 def _byte_rows(held: Mapping[str, dict[str, int]]) -> list[list[str]]:
     titles = {
         "held": "parameters + optimizer, kB",
-        "at_rest": "alive between updates, kB",
-        "peak": "peak of an update, kB",
+        "at_rest": "alive between steps, kB",
+        "peak": "peak of a step, kB",
     }
     return [
-        [title, strategy, f"{figures[key] / 1e3:.0f}", f"{figures[key] / held['ddp'][key]:.3f}", ""]
+        [title, strategy, f"{metrics[key] / 1e3:.0f}", f"{metrics[key] / held['ddp'][key]:.3f}", ""]
         for key, title in titles.items()
-        for strategy, figures in held.items()
+        for strategy, metrics in held.items()
     ]
 
 

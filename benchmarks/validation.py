@@ -18,7 +18,7 @@ name: wrong
 task: clasification
 model: {name: timm/resnet81}
 data:
-  batch: 0
+  batch_size: 0
   train: {dataset: fashion_small, split: training}
 losses: [{name: cross_entropy, smoothing: 0.1}]
 optimizer: {name: adamw, lr: -1}

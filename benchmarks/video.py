@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from benchmarks.measuring import Measured, Turn, interleave, spread
 from benchmarks.report import Goal, Section
-from paceline.data.reading.video import EncodedVideo
+from paceline.data.io.video import EncodedVideo
 from paceline.data.transforms.clips import Clip
 
 LEAST = 2.0
 _FRAMES, _STRIDE = 8, 4
 _CLIP = Clip(_FRAMES, _STRIDE, short="last")
-_OURS, _NAIVE, _KEPT = "Paceline", "decode all, then sample", "the same, its colour converter kept"
+_OURS, _NAIVE, _KEPT = "Paceline", "decode all, then sample", "the same, its color converter kept"
 Read = Callable[[Path, NDArray[np.float64]], NDArray[np.uint8]]
 
 
@@ -122,7 +122,7 @@ def _short_videos(folder: Path, number: int) -> tuple[list[Path], str]:
 
 
 def _make(path: Path, num_frames: int, size: tuple[int, int], keyframe_every: int, shift: int) -> Path:
-    """A video of drifting colours with some noise."""
+    """A video of drifting colors with some noise."""
     y, x = np.mgrid[: size[0], : size[1]]
     noise = np.random.default_rng(shift).integers(0, 24, (*size, 3))
     with av.open(str(path), "w") as container:

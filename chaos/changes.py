@@ -14,7 +14,7 @@ from pathlib import Path
 from chaos.row import Row
 from chaos.training import STEPS, Command, difference, send, undisturbed
 
-_WORLD = ("train.reproducible=world", "train.micro_batch=16")
+_WORLD = ("train.reproducible=world", "train.micro_batch_size=16")
 _NOTING = '''
 import json, os
 from paceline import register
@@ -76,11 +76,11 @@ def _samples(folder: Path) -> tuple[bool, str]:
     """Two epochs on 2, 1 and 3 processes; stopped on request, so that no update is done twice.
 
     A run this short is not compared with one process, and a replica of three begins with passes that count nothing:
-    these see the samples of the first update, which then come again, so what follows itself is left out.
+    these see the samples of the first step, which then come again, so what follows itself is left out.
     """
     folder.mkdir()
     (folder / "noting.py").write_text(_NOTING)
-    words = ("losses=[{name: noting}]", "train.steps=96", "data.batch=125", "--use", "noting")
+    words = ("losses=[{name: noting}]", "train.steps=96", "data.batch_size=125", "--use", "noting")
     for procs, wanted in ((2, 25), (1, 60), (3, None)):
         command = Command(folder, "run", procs, *words)
         if wanted is not None:

@@ -114,7 +114,7 @@ def try_all(names: set[str] | None = None) -> list[Outcome]:
     folder = Path(__file__).parent.parent
     with tempfile.TemporaryDirectory(prefix="paceline-hostile-") as place:
         command = [sys.executable, "-m", "chaos.hostile", place, *listed]
-        variables = {**os.environ, "OMP_NUM_THREADS": "1"}
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", "PACELINE_CACHE": f"{place}/cache"}
         done = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, timeout=600, check=False, env=variables
         )

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from chaos.row import Row
-from paceline.commands.directory import recipe_lines
+from paceline.commands.run_directory import recipe_lines
 from paceline.core.errors import RecipeError, UsageError
 from paceline.recipe.json_schema import json_schema
 from paceline.recipe.load import load, shipped_recipes

@@ -38,7 +38,7 @@ def run(quick: bool) -> list[Row]:
 
 
 def _ask(folder: Path, out: str, generator: random.Random, whole: dict[str, str]) -> tuple[int, str | None]:
-    """How many updates were begun and done between the signal and the save, and what went wrong."""
+    """How many steps were begun and done between the signal and the save, and what went wrong."""
     command = Command(folder, out, 2)
     wanted = int(generator.uniform(0.05, 0.9) * STEPS)
     command.wait_until(lambda: command.steps_done() >= wanted)

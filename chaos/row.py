@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PAGE = Path(__file__).parent.parent / "docs" / "reliability.md"
-BEGIN, END = "<!-- figures of make chaos -->", "<!-- end of the figures -->"
+BEGIN, END = "<!-- metrics of make chaos -->", "<!-- end of the metrics -->"
 _HEADER = "| fault or input | goal | measured | | on |\n|---|---|---|---|---|"
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.engine.heartbeat import read_beat
+from paceline.engine.watchdog import read_beat
 
 STEPS = 150
 RECIPE: dict[str, Any] = {
@@ -22,8 +22,8 @@ RECIPE: dict[str, Any] = {
     "task": "classification",
     "model": {"name": "convnet", "widths": [4, 8]},
     "data": {
-        "batch": 48,
-        "train": {"dataset": "fashion_small", "split": "train", "transforms": [{"name": "flip"}]},
+        "batch_size": 48,
+        "train": {"dataset": "fashion_small", "split": "train", "transforms": [{"name": "random_horizontal_flip"}]},
         "val": {"dataset": "fashion_small", "split": "test"},
     },
     "losses": [{"name": "cross_entropy"}],
@@ -31,7 +31,7 @@ RECIPE: dict[str, Any] = {
     "train": {"steps": STEPS, "averaging": {"name": "ema", "decay": 0.99}},
     "evaluate": {"every_steps": 50},
     "checkpoint": {"every_steps": 10},
-    "observe": {"log_every_steps": 10, "pictures": False, "tensorboard": False},
+    "logging": {"every_steps": 10, "images": False, "tensorboard": False},
 }
 LONGEST = 120.0
 """Seconds after which a run counts as stuck."""
@@ -40,18 +40,22 @@ LONGEST = 120.0
 class Command:
     """`paceline train` on the recipe in a folder, going on in the background."""
 
-    def __init__(self, folder: Path, out: str, procs: int, *words: str) -> None:
+    def __init__(
+        self, folder: Path, out: str, procs: int, *words: str, log: Path | None = None, **variables: str
+    ) -> None:
         (folder / "recipe.json").write_text(json.dumps(RECIPE))
         self.out, self.mark, self.begun = folder / out, f"CHAOS={uuid.uuid4().hex}", time.monotonic()
         name, value = self.mark.split("=")
-        self.log = folder / f"{out}.log"
-        with self.log.open("a") as log:
+        self.log, self.temporary = log or folder / f"{out}.log", folder / "temporary"
+        self.temporary.mkdir(exist_ok=True)
+        with self.log.open("a") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "paceline", "train", "recipe.json", "--out", out, "--procs", str(procs), *words],
                 cwd=folder,
-                env={**os.environ, name: value},
-                stdout=log,
-                stderr=log,
+                env={**os.environ, "TMPDIR": str(self.temporary), **variables, name: value},
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
             )
 
     def wait(self) -> int:
@@ -83,6 +87,10 @@ class Command:
         deadline = time.monotonic() + LONGEST
         while not is_so() and self.process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.005)
+
+    def has_recorded(self) -> bool:
+        """Whether there is any metric of it."""
+        return bool(records(self.out))
 
     def said(self) -> str:
         """All that it printed."""
@@ -116,10 +124,20 @@ def bits(out: Path) -> dict[str, str]:
         f"{path.parent.name}/{path.name}": hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted((out / "checkpoints").glob("step-*/*.safetensors"))
     }
+    lines = [{name: value for name, value in line.items() if name != "clock"} for line in records(out)]
+    return {**found, "metrics": json.dumps(lines)}
+
+
+def records(out: Path) -> list[dict[str, Any]]:
+    """The metrics that a run has recorded so far."""
     metrics = out / "metrics.jsonl"
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
-    found["metrics"] = json.dumps([{name: value for name, value in line.items() if name != "clock"} for line in lines])
-    return found
+    lines = metrics.read_text().splitlines(keepends=True) if metrics.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def saved_step(out: Path) -> int:
+    """The step of the newest checkpoint; 0 before there is one."""
+    return max((int(path.name[5:]) for path in (out / "checkpoints").glob("step-*")), default=0)
 
 
 def last_of(whole: dict[str, str]) -> dict[str, str]:
@@ -134,6 +152,7 @@ def difference(whole: dict[str, str], command: Command) -> str | None:
     if different:
         return f"differs in {', '.join(different[:3])}"
     left = [str(path) for path in command.out.rglob("*") if ".partial" in path.name or ".replaced" in path.name]
+    left += [str(path) for path in command.temporary.iterdir() if path.name.startswith(("paceline-", "pymp-"))]
     if left:
         return f"left {left[0]}"
     return f"left the processes {orphans}" if (orphans := command.orphans()) else None

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.data.datasets.embedded import FASHION_CLASSES
-from paceline.data.datasets.idx import Split, idx
+from paceline.data.datasets.idx import FASHION_CLASSES, Split, idx
 
 EMBEDDED = Path(__file__).parent.parent / "src" / "paceline" / "data" / "embedded" / "fashion"
 PER_CLASS: dict[Split, int] = {"train": 600, "test": 200}

@@ -44,6 +44,22 @@ def real_data() -> Path:
     pytest.skip("no real data: neither PACELINE_DATA nor ../shared/data is there")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that indexes are kept in, here and in all processes that tests start."""
+    folder = tmp_path_factory.mktemp("cache")
+    os.environ["PACELINE_CACHE"] = str(folder)
+    return folder
+
+
+@pytest.fixture
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same for one test alone."""
+    folder = tmp_path_factory.mktemp("own-cache")
+    monkeypatch.setenv("PACELINE_CACHE", str(folder))
+    return folder
+
+
 @pytest.fixture(autouse=True)
 def seeded(request: pytest.FixtureRequest) -> None:
     """Models are tested with the same weights and images in every run."""
@@ -59,7 +75,7 @@ _LONG = {
     "test_any_number_of_processes.py",
     "test_shared_training.py",
     "test_two_machines.py",
-    "test_health.py",
+    "test_nonfinite.py",
     "test_shared_mistakes.py",
     "test_recipes.py",
     "test_tasks_resume.py",

@@ -24,7 +24,7 @@ def hostile() -> Any:
 def test_all_are_refused(hostile: Any) -> None:
     outcomes = hostile.try_all()
     assert [f"{outcome.name}: {outcome.problem}" for outcome in outcomes if outcome.problem] == []
-    assert len(outcomes) >= 70
+    assert len(outcomes) >= 140
     assert {outcome.code for outcome in outcomes} == {2, 3, 4}
     assert max(outcome.megabytes for outcome in outcomes) < 1024
 

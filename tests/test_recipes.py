@@ -12,10 +12,10 @@ import torch
 
 from paceline.models.surgery import Surgery, apply
 from paceline.models.torchvision_ops import import_torchvision
+from paceline.recipe.build_context import resolve
 from paceline.recipe.load import load, shipped_recipes
 from paceline.recipe.schema import Weights
 from paceline.recipe.validate import validate
-from paceline.recipe.workshop import resolve
 
 
 @pytest.mark.parametrize("name", sorted(shipped_recipes()))

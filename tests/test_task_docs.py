@@ -1,4 +1,4 @@
-"""The pages on saliency, segmentation and video: recipes are valid, commands run, and no loss or figure is left out."""
+"""The pages on saliency, segmentation and video: recipes are valid, commands run, and no loss or metric is left out."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def test_recipes_that_are_named_ship(task: str) -> None:
 def test_what_the_page_says_is_reached_is_what_the_recipe_expects(task: str) -> None:
     expected = validate(load(f"{task}_sample")).recipe.expect
     assert expected
-    for figure, value in expected.items():
-        assert f"`{figure}` {value:g}" in PAGES[task]
+    for metric, value in expected.items():
+        assert f"`{metric}` {value:g}" in PAGES[task]
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_pictures_and_links_are_there(task: str) -> None:
     pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", PAGES[task])
-    assert pictures == [f"pictures/{task}.png"]
+    assert pictures == [f"images/{task}.png"]
     assert (DOCS / pictures[0]).stat().st_size <= 150_000
     assert min(Image.open(DOCS / pictures[0]).size) > 100
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", PAGES[task]):

@@ -1,7 +1,7 @@
 """Has the hand-written loop take its turn within a run of ours: the same processes, one after the other.
 
 Two runs of the same program differ by more than what is looked for; turns of one second, side by side, do not.
-CASE is the hand-written loop's, TURN the updates in a turn, NOTES where process 0 writes the seconds of all turns.
+CASE is the hand-written loop's, TURN the steps in a turn, NOTES where process 0 writes the seconds of all turns.
 """
 
 import json
@@ -16,7 +16,7 @@ _WARM_UP = 2  # turns of each that do not count
 
 
 class Turns:
-    """Counts the updates of our run, and after every so many has the other loop do as many."""
+    """Counts the steps of our run, and after every so many has the other loop do as many."""
 
     def __init__(self) -> None:
         self.length, self.case = int(os.environ["TURN"]), json.loads(os.environ["CASE"])
@@ -25,7 +25,7 @@ class Turns:
         self.seconds: dict[str, list[float]] = {"ours": [], "by_hand": []}
 
     def step_ended(self, optimizer: Any, *_: Any) -> None:
-        """After an update of whichever loop."""
+        """After a step of whichever loop."""
         if self.by_hand is not None and self.by_hand.gi_running:  # type: ignore[attr-defined]
             return
         self.num_steps += 1

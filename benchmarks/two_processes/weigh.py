@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 import paceline
 from paceline.launch.environment import take_place
-from paceline.launch.local import Launch, launch
+from paceline.launch.launcher import Launch, launch
 
 _STEPS = 3
 
@@ -58,7 +58,7 @@ def size(tensors: Iterable[Tensor]) -> int:
 
 
 def weigh(recipe: str, strategy: str) -> dict[str, int]:
-    """Bytes of parameters and optimizer state, of all that is alive between updates, and at the peak of an update."""
+    """Bytes of parameters and optimizer state, of all that is alive between steps, and at the peak of a step."""
     run = paceline.build(recipe, {"train.strategy": strategy}, out=tempfile.gettempdir())
     run.model.train()
     updates = iter(run.batches)
@@ -71,13 +71,13 @@ def weigh(recipe: str, strategy: str) -> dict[str, int]:
     for parameter in run.model.parameters():
         # Replicas get their gradients out of buffers that Python has not seen.
         parameter.register_post_accumulate_grad_hook(lambda each: watched.notice([each.grad]))  # type: ignore[no-untyped-call]
-    figures = [size(held), size(alive)]
+    metrics = [size(held), size(alive)]
     del alive
     with watched:
         paceline.train_step(run, next(updates))
-    most = torch.stack(run.mesh.gather(torch.tensor([[*figures, watched.peak]]))).amax(0)[0].tolist()
-    run.mesh.barrier()
-    run.mesh.leave()
+    most = torch.stack(run.world.gather(torch.tensor([[*metrics, watched.peak]]))).amax(0)[0].tolist()
+    run.world.barrier()
+    run.world.leave()
     return dict(zip(("held", "at_rest", "peak"), most, strict=True))
 
 

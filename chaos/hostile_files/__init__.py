@@ -3,7 +3,7 @@
 All of them must be refused in a sentence, without running anything that they hold and without filling memory.
 """
 
-from chaos.hostile_files import checkpoints, folders, idx, images, pickles, recipes, weights
+from chaos.hostile_files import checkpoints, folders, idx, images, pickles, recipes, special_files, weights
 from chaos.hostile_files.case import CANARY, Case
 
 __all__ = ["CANARY", "CASES", "Case"]
@@ -16,4 +16,5 @@ CASES: list[Case] = [
     *images.case,
     *folders.case,
     *idx.case,
+    *special_files.case,
 ]

@@ -11,8 +11,8 @@ def recipe(**changes: Any) -> dict[str, Any]:
     """A sound recipe with some keys replaced."""
     changed = {name: value for name, value in changes.items() if name != "data"}
     data = {
-        "batch": 4,
-        "workers": 0,
+        "batch_size": 4,
+        "num_workers": 0,
         "train": {"dataset": "fashion_small", "split": "train"},
         **changes.get("data", {}),
     }

@@ -35,7 +35,7 @@ def _() -> list[str]:
     return check_image(png(50_000, 50_000, data=_bomb(64)))
 
 
-@case("a PNG whose colour profile is a bomb", 3)
+@case("a PNG whose color profile is a bomb", 3)
 def _() -> list[str]:
     return check_image(png(8, 8, (b"iCCP", b"x\0\0" + _bomb(128))))
 
@@ -71,7 +71,7 @@ def _() -> list[str]:
 
 
 def _tiff(**tags: int) -> bytes:
-    numbers = {"width": 256, "height": 257, "bits": 258, "packed": 259, "colours": 262, "strip": 273, "samples": 277}
+    numbers = {"width": 256, "height": 257, "bits": 258, "packed": 259, "colors": 262, "strip": 273, "samples": 277}
     numbers |= {"rows": 278, "strip_bytes": 279, "tile_width": 322, "tile_height": 323, "tile": 324, "tile_bytes": 325}
     entries = sorted((numbers[name], value) for name, value in tags.items())
     listed = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in entries)
@@ -80,13 +80,13 @@ def _tiff(**tags: int) -> bytes:
 
 @case("a TIFF of 100,000 × 100,000", 3)
 def _() -> list[str]:
-    common = {"bits": 8, "packed": 1, "colours": 1, "samples": 1}
+    common = {"bits": 8, "packed": 1, "colors": 1, "samples": 1}
     return check_image(_tiff(width=100_000, height=100_000, strip=8, rows=100_000, strip_bytes=64, **common))
 
 
 @case("a small TIFF with one huge tile", 3)
 def _() -> list[str]:
-    tags = {"bits": 8, "packed": 8, "colours": 1, "samples": 1, "width": 16, "height": 16}
+    tags = {"bits": 8, "packed": 8, "colors": 1, "samples": 1, "width": 16, "height": 16}
     tags |= {"tile_width": 40_000, "tile_height": 40_000}
     packed = _bomb(64)
     start = len(_tiff(**tags, tile=0, tile_bytes=0))

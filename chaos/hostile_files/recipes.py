@@ -131,3 +131,23 @@ def _() -> list[str]:
 @case("a name that is code", 2)
 def _() -> list[str]:
     return check(model={"name": "os:system", "command": f"touch {CANARY.absolute()}"})
+
+
+@case("a model of ten million blocks", 2)
+def _() -> list[str]:
+    return check(model={"name": "convnet", "depth": 10_000_000})
+
+
+@case("a layer that no memory holds", 2)
+def _() -> list[str]:
+    return check(model={"name": "convnet", "widths": [1_000_000]})
+
+
+@case("a layer of more channels than can be counted", 2)
+def _() -> list[str]:
+    return check(model={"name": "convnet", "widths": [10**30]})
+
+
+@case("a weight that makes every loss infinite", 2)
+def _() -> list[str]:
+    return check(losses=[{"name": "cross_entropy", "weight": 1e300}])

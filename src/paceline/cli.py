@@ -7,11 +7,13 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from pathlib import Path
 
 from paceline import __version__
-from paceline.core.errors import PacelineError, UsageError
-from paceline.core.garbage import kept_waiting
+from paceline.core.errors import PacelineError, UsageError, naming_full_disks
+from paceline.core.process_memory import kept_waiting
+from paceline.core.streams import open_missing, say, settle
 from paceline.launch.environment import LAUNCHER
 
 _COMMANDS = {
@@ -22,7 +24,7 @@ _COMMANDS = {
     "sample": "write a small synthetic data set, and print how a recipe reads it",
     "show": "the resolved recipe, the model, parameter groups, the batch and the learning rate",
     "find-lr": "train while the learning rate grows, and suggest one",
-    "replay": "do an update again that was not finite, from the bundle that the run left",
+    "replay": "do a step again that was not finite, from the bundle that the run left",
     "results": "compare what runs reached, and keep it in a CSV or XLSX table",
     "convert": "rewrite a .pth, .pt or .bin file of weights as safetensors",
     "recipes": "list the recipes that ship with the package",
@@ -33,29 +35,33 @@ _COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the result is the exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if LAUNCHER in os.environ:
-        from paceline.launch.worker import run_as_worker
-
-        return run_as_worker(lambda: _run(words))
+    open_missing()
+    words, is_process = (sys.argv[1:], True) if arguments is None else (list(arguments), False)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error: names of files may be no UTF-8
     try:
-        return _run(words)
+        if LAUNCHER in os.environ:
+            from paceline.launch.worker import run_as_worker
+
+            return run_as_worker(lambda: _run(words, is_process))
+        return _run(words, is_process)
     except PacelineError as error:
-        sys.stdout.flush()
-        print(error, file=sys.stderr)
+        settle()
+        say(error)
         return error.exit_code
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        say("interrupted")
         return 130
     except BrokenPipeError:
-        sys.stderr.close()
         return 1
+    finally:
+        settle()
 
 
-def _run(words: list[str]) -> int:
+def _run(words: list[str], is_process: bool) -> int:
     options = _parse(words)
-    options.arguments = words
-    with kept_waiting():
+    options.arguments, options.is_process = words, is_process
+    with kept_waiting(), naming_full_disks():
         command = importlib.import_module(f"paceline.commands.{options.command.replace('-', '_')}")
         code: int = command.main(options)
     return code
@@ -67,7 +73,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     options, rest = parser.parse_known_args(arguments)
     wrong = [word for word in rest if word.startswith("-") or "=" not in word]
     if wrong and not hasattr(options, "overrides"):
-        parser.error(f"unrecognised: {' '.join(wrong)}")
+        parser.error(f"unrecognized: {' '.join(wrong)}")
     if wrong:
         what = "unknown option" if wrong[0].startswith("-") else "expected key=value, got"
         raise UsageError(f"paceline {options.command}: {what} {wrong[0]}; see paceline {options.command} --help")
@@ -86,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("train", "eval", "check", "data", "show", "find-lr", "slurm"):
         _add_recipe(made[name], "RECIPE or RUN" if name == "eval" else "RECIPE")
     made["replay"].add_argument("bundle", type=Path, metavar="BUNDLE", help="a folder runs/NAME/replay/step-…")
-    made["replay"].add_argument("--rank", type=int, default=0, help="whose part of the update (default: 0)")
+    made["replay"].add_argument("--rank", type=int, default=0, help="whose part of the step (default: 0)")
     made["replay"].add_argument("--use", action="append", default=[], metavar="MODULE", help="import a module first")
     for name in ("eval", "check", "data", "show", "find-lr", "recipes", "replay"):
         made[name].add_argument("--json", action="store_true", help="print one JSON object and nothing else")
@@ -95,6 +101,9 @@ def _parser() -> argparse.ArgumentParser:
         "--from", dest="start", type=Path, metavar="CHECKPOINT", help="start from this checkpoint"
     )
     made["train"].add_argument("--fresh", action="store_true", help="start over; an earlier run is kept beside it")
+    made["train"].add_argument(
+        "--accept-data", action="store_true", help="continue although the data is not what it was; says what changed"
+    )
     made["eval"].add_argument("--checkpoint", type=Path, help="a checkpoint (default: the run's best, else newest)")
     made["eval"].add_argument("--split", choices=("val", "test"), help="default: test if the recipe has it, else val")
     for name in ("train", "eval"):
@@ -108,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
         made[name].add_argument("--plot", type=Path, metavar="FILE", help="draw the curve into a PNG file")
     made["find-lr"].add_argument("--low", type=float, default=1e-6, help="the first learning rate (default: 1e-6)")
     made["find-lr"].add_argument("--high", type=float, default=10.0, help="the last (default: 10)")
-    made["find-lr"].add_argument("--steps", type=int, default=100, help="updates in between (default: 100)")
+    made["find-lr"].add_argument("--steps", type=int, default=100, help="steps in between (default: 100)")
     return parser
 
 
@@ -158,7 +167,7 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="run directories, or folders of them (runs)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="bring the rows of a .csv or .xlsx file up to date")
     parser.add_argument("--split", choices=("val", "test"), help="default: both")
-    parser.add_argument("--best", action="store_true", help="the best checkpoints' figures (default: the last ones)")
+    parser.add_argument("--best", action="store_true", help="the best checkpoints' metrics (default: the last ones)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
 

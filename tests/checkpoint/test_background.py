@@ -17,10 +17,10 @@ import torch
 from full_disk import files_limited_to
 from torch import Tensor, nn
 
-from paceline.checkpoint.background import NoSaver, Saver
 from paceline.checkpoint.shards import Part
 from paceline.checkpoint.state import flatten, optimizer_tree
 from paceline.checkpoint.store import Store, open_checkpoint
+from paceline.checkpoint.writer import NoSaver, Saver
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_what_changes_after_the_copy_is_saved_as_it_was(
     assert [name for name in before if not same_bits(found.model[name], before[name])] == []
     assert same_bits(found.state["inner"][0], before["wide"])
     assert (found.state["inner"][1], found.state["note"]) == ({"rate": 0.1}, "x")
-    assert found.figures == {"top1": 0.5}
+    assert found.metrics == {"top1": 0.5}
 
 
 def test_the_files_are_those_of_the_store_itself(root: Path, tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ LEAVING = """
 import sys
 from pathlib import Path
 import torch
-from paceline.checkpoint.background import Saver
+from paceline.checkpoint.writer import Saver
 from paceline.checkpoint.store import Store
 
 rank, world = int(sys.argv[2]), int(sys.argv[3])

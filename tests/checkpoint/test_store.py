@@ -39,8 +39,8 @@ def state_at(step: int) -> dict[str, Any]:
     }
 
 
-def save(store: Store, step: int, **figures: float) -> Path:
-    return store.save(step, model_at(step), state_at(step), figures).path
+def save(store: Store, step: int, **metrics: float) -> Path:
+    return store.save(step, model_at(step), state_at(step), metrics).path
 
 
 def is_of_step(checkpoint: Checkpoint | None, step: int) -> bool:
@@ -76,7 +76,7 @@ def test_a_checkpoint_comes_back_as_it_was_saved(root: Path) -> None:
     assert sorted(item.name for item in path.iterdir()) == FILES
     checkpoint = open_checkpoint(path)
     assert is_of_step(checkpoint, 1200)
-    assert checkpoint.figures == {"top1": 0.5}
+    assert checkpoint.metrics == {"top1": 0.5}
     plain = safetensors.torch.load_file(path / "model.safetensors")
     assert plain["conv.bias"].tolist() == [1200, 1201, 1202, 1203]
 
@@ -235,11 +235,33 @@ def test_rotation_keeps_the_newest_and_the_best(run: Path, root: Path) -> None:
     assert step_folders(root) == ["step-00000002", "step-00000005", "step-00000006"]
     assert is_of_step(open_checkpoint(run / "best"), 2)
     assert store.index() == [
-        {"step": 2, "figures": {"loss": 0.2}, "best": True},
-        {"step": 5, "figures": {"loss": 0.2}, "best": False},
-        {"step": 6, "figures": {"loss": 0.7}, "best": False},
+        {"step": 2, "metrics": {"loss": 0.2}, "best": True},
+        {"step": 5, "metrics": {"loss": 0.2}, "best": False},
+        {"step": 6, "metrics": {"loss": 0.7}, "best": False},
     ]
     assert json.loads((root / "index.json").read_text())["steps"] == store.index()
+
+
+def test_best_and_rotation_follow_when_a_checkpoint_is_judged_after_it_was_saved(run: Path, root: Path) -> None:
+    store = Store(root, keep_last=1, best="top1")
+    for step, top1, kept, best in ((1, 0.5, [1], 1), (2, 0.4, [1, 2], 1), (3, 0.9, [3], 3), (4, 0.8, [3, 4], 3)):
+        before = step_folders(root) if root.exists() else []
+        save(store, step)
+        # Until it is judged, what it may replace as the best is there beside it.
+        assert step_folders(root)[-1:] == [f"step-{step:08d}"]
+        assert set(before[:1]) <= set(step_folders(root))
+        entered = store.enter(step, {"top1": top1, "loss": float("inf")})
+        assert entered.is_best == (best == step)
+        assert step_folders(root) == [f"step-{each:08d}" for each in kept]
+        assert is_of_step(open_checkpoint(run / "best"), best)
+        found = open_checkpoint(entered.path)
+        assert is_of_step(found, step)
+        assert found.metrics == {"top1": top1, "loss": float("inf")}
+        assert sorted(item.name for item in entered.path.iterdir()) == FILES
+    assert [(entry["step"], entry["best"]) for entry in store.index()] == [(3, True), (4, False)]
+    shutil.rmtree(root / "step-00000004")
+    with pytest.raises(CheckpointError, match="step-00000004"):
+        store.enter(4, {"top1": 1.0})
 
 
 def test_every_nth_step_is_kept(root: Path) -> None:
@@ -318,14 +340,6 @@ def test_a_link_to_a_folder_elsewhere_is_not_followed(root: Path, tmp_path: Path
         save(store, 1)
 
 
-def test_something_else_called_best_is_not_overwritten(run: Path, root: Path) -> None:
-    run.mkdir()
-    (run / "best").write_text("my best recipe")
-    with pytest.raises(CheckpointError, match="best: is in the way"):
-        save(Store(root, best="top1"), 1, top1=0.5)
-    assert (run / "best").read_text() == "my best recipe"
-
-
 def test_leftovers_of_a_killed_save_go_with_the_next(root: Path) -> None:
     store = Store(root)
     save(store, 1)
@@ -344,7 +358,7 @@ def test_saving_a_step_again_replaces_it_and_moves_what_others_added(root: Path)
     store.save(5, model_at(6), state_at(6), {"top1": 0.1})
     assert open_checkpoint(path).model["conv.weight"][0, 0] == 6
     assert (path / "notes.txt").read_text() == "keep me"
-    assert store.index() == [{"step": 5, "figures": {"top1": 0.1}, "best": True}]
+    assert store.index() == [{"step": 5, "metrics": {"top1": 0.1}, "best": True}]
     assert step_folders(root) == ["step-00000005"]
 
 
@@ -360,7 +374,7 @@ def test_the_last_step_is_the_one_saved_or_found(root: Path) -> None:
 def test_what_cannot_be_saved_leaves_no_trace(root: Path) -> None:
     with pytest.raises(TypeError, match="when"):
         Store(root).save(1, model_at(1), {"when": object()}, {})
-    with pytest.raises(TypeError, match="figures must be numbers"):
+    with pytest.raises(TypeError, match="metrics must be numbers"):
         Store(root).save(1, model_at(1), {}, {"confusion": torch.zeros(2)})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match="-1"):
         Store(root).save(-1, model_at(1), {}, {})

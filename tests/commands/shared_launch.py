@@ -17,7 +17,7 @@ SCRIPTS = Path(__file__).resolve().parent / "scripts"
 _SECONDS = 600  # far more than all runs take together on a busy machine
 _LAUNCH = """
 import sys
-from paceline.launch.local import Launch, launch
+from paceline.launch.launcher import Launch, launch
 sys.exit(launch([sys.executable, *sys.argv[1:]], Launch(2, restarts=0)))
 """
 

@@ -27,16 +27,16 @@ RECIPE = {
     "task": "classification",
     "model": {"name": "shaken"},
     "data": {
-        "batch": 50,
-        "train": {"dataset": "fashion_small", "split": "train", "transforms": [{"name": "flip"}]},
+        "batch_size": 50,
+        "train": {"dataset": "fashion_small", "split": "train", "transforms": [{"name": "random_horizontal_flip"}]},
         "val": {"dataset": "fashion_small", "split": "test"},
     },
     "losses": [{"name": "cross_entropy", "label_smoothing": 0.1}],
     "optimizer": {"name": "adamw", "lr": 0.01, "weight_decay": 0.05},
-    "train": {"steps": 30, "micro_batch": 13, "clip_norm": 1.0, "averaging": {"name": "ema", "decay": 0.9}},
-    "evaluate": {"every_steps": 30, "batch": 300},
+    "train": {"steps": 30, "micro_batch_size": 13, "clip_grad_norm": 1.0, "averaging": {"name": "ema", "decay": 0.9}},
+    "evaluate": {"every_steps": 30, "batch_size": 300},
     "checkpoint": {"every_steps": 10, "keep_last": 9},
-    "observe": {"log_every_steps": 5, "pictures": False, "tensorboard": False},
+    "logging": {"every_steps": 5, "images": False, "tensorboard": False},
 }
 
 
@@ -79,8 +79,8 @@ def _state(document: dict[str, object]) -> dict[str, object]:
     return inner
 
 
-def figures(run: Path) -> list[dict[str, object]]:
-    """All recorded figures but those of the clock."""
+def metrics(run: Path) -> list[dict[str, object]]:
+    """All recorded metrics but those of the clock."""
     lines = (run / "metrics.jsonl").read_text().splitlines()
     return [{name: value for name, value in json.loads(line).items() if name != "clock"} for line in lines]
 
@@ -97,17 +97,17 @@ def test_world_gives_the_same_bits_on_any_number_of_processes(project: Path) -> 
     world = "train.reproducible=world"
     for procs in (1, 2, 3, 4):
         train(project, f"world-{procs}", procs, world)
-    expected, recorded = bits(project / "world-1"), figures(project / "world-1")
+    expected, recorded = bits(project / "world-1"), metrics(project / "world-1")
     for procs in (2, 3, 4):
         assert bits(project / f"world-{procs}") == expected, procs
-        assert figures(project / f"world-{procs}") == recorded, procs
+        assert metrics(project / f"world-{procs}") == recorded, procs
 
     shutil.copytree(project / "world-2", project / "moved", symlinks=True)
     for step, procs in ((10, 1), (20, 3)):
         stop_after(project / "moved", step)
         train(project, "moved", procs, world)
         assert bits(project / "moved") == expected, f"on {procs} from step {step}"
-    assert figures(project / "moved") == recorded
+    assert metrics(project / "moved") == recorded
 
 
 def test_a_run_on_three_processes_goes_on_to_the_bit(project: Path) -> None:
@@ -116,4 +116,4 @@ def test_a_run_on_three_processes_goes_on_to_the_bit(project: Path) -> None:
     stop_after(project / "resumed", 10)
     train(project, "resumed", 3)
     assert bits(project / "resumed") == bits(project / "whole")
-    assert figures(project / "resumed") == figures(project / "whole")
+    assert metrics(project / "resumed") == metrics(project / "whole")

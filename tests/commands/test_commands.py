@@ -48,8 +48,8 @@ def folder_recipe(folder: Path, **changes: object) -> Path:
         "task": "classification",
         "model": {"name": "convnet", "widths": [4]},
         "data": {
-            "batch": 4,
-            "workers": 0,
+            "batch_size": 4,
+            "num_workers": 0,
             "train": {
                 "dataset": "image_folder",
                 "root": "train",
@@ -96,7 +96,7 @@ def test_train_fills_the_run_directory(finished: Path) -> None:
     assert set(records[2]["smoothed"]["loss"]) == {"median", "mean", "global_mean", "max", "latest"}
     assert set(records[2]["clock"]["step_time"]) == {"median", "mean", "global_mean", "max", "latest"}
     assert (run / "best").resolve().name in {"step-00000002", "step-00000004"}
-    names = {path.name for path in (run / "pictures").iterdir()}
+    names = {path.name for path in (run / "images").iterdir()}
     assert {"train-samples-00000001.png", "val-confusion-00000002.png", "val-predictions-00000004.png"} <= names
     assert list((run / "tensorboard").iterdir())
 
@@ -181,10 +181,10 @@ from paceline import register
 
 @register.metric("seen")
 class Seen:
-    def measure(self, predictions, batch):
+    def update(self, predictions, batch):
         return {"seen": torch.tensor(len(predictions))}
 
-    def figures(self, state):
+    def compute(self, state):
         return {"samples_that_were_seen": int(state["seen"]), "all": 1.0}
 """
     )
@@ -222,7 +222,7 @@ from paceline import register
 @register.task("silent")
 class Silent:
     weights = {"cross_entropy": 1.0}
-    main_figure = "loss"
+    main_metric = "loss"
 """
     )
     pictures(tmp_path / "train", {"a": 2, "b": 2})
@@ -255,7 +255,7 @@ def pooled(num_classes, in_channels):
     assert answer.returncode == 2, answer.stderr
     assert "of 16×16 pixels: Expected more than 1 value per channel" in answer.stderr
     assert "data.drop_last" in answer.stderr
-    for mended in ("data.drop_last=true", "data.batch=5", "train.steps=1"):
+    for mended in ("data.drop_last=true", "data.batch_size=5", "train.steps=1"):
         again = paceline(tmp_path, "check", str(recipe), "--use", "mine", mended)
         assert again.returncode == 0, again.stderr
 
@@ -272,16 +272,19 @@ def test_check_tries_everything_and_leaves_nothing(tmp_path: Path) -> None:
 
 def test_check_names_the_figures_and_the_best_that_is_none_of_them(tmp_path: Path) -> None:
     answer = paceline(tmp_path, "check", "quickstart", *SMALL, "checkpoint.best=top_1")
+    assert answer.returncode == 2
+    assert 'command line: checkpoint.best: unknown metric "top_1"; did you mean "top1"' in answer.stderr
+    answer = paceline(tmp_path, "check", "quickstart", *SMALL, "task.top_k=[1,11]", "checkpoint.best=top11")
     assert (answer.returncode, answer.stdout.splitlines()[-1]) == (0, "all good")
-    assert "\nfigures     cross_entropy, loss, top1, " in answer.stdout
-    assert "command line: checkpoint.best: the first samples have no figure 'top_1'" in answer.stderr
+    assert "\nmetrics     cross_entropy, loss, top1, " in answer.stdout
+    assert "command line: checkpoint.best: the first samples have no metric 'top11'" in answer.stderr
 
 
 def test_show_tells_origins_model_and_batch(tmp_path: Path) -> None:
-    answer = paceline(tmp_path, "show", "quickstart", "data.batch=100", "train.micro_batch=50", "--json")
+    answer = paceline(tmp_path, "show", "quickstart", "data.batch_size=100", "train.micro_batch_size=50", "--json")
     assert answer.returncode == 0, answer.stderr
     found = json.loads(answer.stdout)
-    assert found["origins"]["data.batch"] == "command line"
+    assert found["origins"]["data.batch_size"] == "command line"
     assert found["origins"]["train.seed"] == "default"
     assert found["origins"]["optimizer.lr"].startswith("paceline/recipes/classification/quickstart.yaml:")
     assert found["batch"]["micro_batches"] == 2
@@ -325,7 +328,7 @@ def unreadable_picture(folder: Path) -> None:
     pictures(folder / "train", {"ant": 2, "bee": 2})
     pictures(folder / "val", {"ant": 2, "bee": 2})
     for index in range(2):
-        (folder / "train" / "ant" / f"{index}.jpg").write_bytes(b"\xff\xd8\xffnot a picture")
+        (folder / "train" / "ant" / f"{index}.jpg").write_bytes(b"\xff\xd8\xffnot a image")
 
 
 @pytest.mark.parametrize(
@@ -372,7 +375,7 @@ def test_multi_label_with_a_data_set_and_a_metric_of_ones_own(tmp_path: Path) ->
 import numpy as np
 import torch
 from paceline import register
-from paceline.metrics.state import State
+from paceline.metrics.metric import State
 
 
 @register.dataset("dots")
@@ -396,10 +399,10 @@ class Dots:
 
 @register.metric("seen")
 class Seen:
-    def measure(self, predictions, batch) -> State:
+    def update(self, predictions, batch) -> State:
         return {"seen": torch.tensor(len(predictions))}
 
-    def figures(self, state: State) -> dict[str, float]:
+    def compute(self, state: State) -> dict[str, float]:
         return {"seen": float(state["seen"])}
 """
     )
@@ -408,8 +411,8 @@ class Seen:
         "task": {"name": "classification", "multi_label": True},
         "model": {"name": "convnet", "widths": [8]},
         "data": {
-            "batch": 8,
-            "workers": 0,
+            "batch_size": 8,
+            "num_workers": 0,
             "train": {
                 "dataset": "dots",
                 "size": 64,
@@ -420,7 +423,7 @@ class Seen:
         "losses": ["bce"],
         "optimizer": {"name": "adamw", "lr": 0.02},
         "train": {"epochs": 8},
-        "evaluate": {"metrics": ["seen"], "batch": 16},
+        "evaluate": {"metrics": ["seen"], "batch_size": 16},
     }
     (tmp_path / "dots.json").write_text(json.dumps(recipe))
     done = paceline(tmp_path, "train", "dots.json", "--use", "mine")

@@ -19,10 +19,9 @@ import pytest
 from PIL import Image
 
 from paceline.cli import main
-from paceline.core.palette import colour_of
 from paceline.core.registry import register
-from paceline.data.looking.drawing import LEFT, RIGHT
-from paceline.data.looking.sheet import CELL
+from paceline.data.contact_sheet import CELL
+from paceline.visualize.colors import LEFT, RIGHT, class_color
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -161,25 +160,25 @@ def test_classes_that_no_mask_holds_are_noted(tmp_path: Path, run: Any) -> None:
         Image.new("RGB", (20, 10), "gray").save(tmp_path / "images" / f"{name}.png")
         Image.fromarray(painted).save(tmp_path / "masks" / f"{name}.png")
     train: dict[str, Any] = {"dataset": "image_mask", "root": ".", "classes": ["ground", "beetle", "leaf"]}
-    train |= {"ignore_index": 255, "colours": [[0, 0, 0], [0, 0, 200], [0, 201, 0]]}
+    train |= {"ignore_index": 255, "colors": [[0, 0, 0], [0, 0, 200], [0, 201, 0]]}
     told = run(write_recipe(tmp_path, train), "--json")
     assert told.code == 0
     assert told.train["notes"] == [
         "no mask that was looked at has a pixel of 'leaf'; one has [0, 200, 0] (25 % of the pixels), of none of"
-        " `colours`"
+        " `colors`"
     ]
-    wrong = train | {"colours": [[1, 1, 1], [2, 2, 2], [3, 3, 3]]}
+    wrong = train | {"colors": [[1, 1, 1], [2, 2, 2], [3, 3, 3]]}
     told = run(write_recipe(tmp_path, wrong))
     named = "[0, 0, 0] (65 % of the pixels), [0, 200, 0] (25 % of the pixels), [0, 0, 200] (10 % of the pixels)"
     assert (
-        f"note     no mask that was looked at has a pixel of any class; one has {named}, of none of `colours`"
+        f"note     no mask that was looked at has a pixel of any class; one has {named}, of none of `colors`"
         in told.out
     )
-    right = train | {"colours": [[0, 0, 0], [0, 0, 200], [0, 200, 0]]}
+    right = train | {"colors": [[0, 0, 0], [0, 0, 200], [0, 200, 0]]}
     assert run(write_recipe(tmp_path, right), "--json").train["notes"] == []
-    ignored = right | {"colours": [[0, 0, 0], [0, 0, 200], [9, 9, 9]], "ignore_index": 2}
+    ignored = right | {"colors": [[0, 0, 0], [0, 0, 200], [9, 9, 9]], "ignore_index": 2}
     notes = run(write_recipe(tmp_path, ignored), "--json").train["notes"]
-    assert notes == ["ignore_index 2 is the id of 'leaf', which is left out of all figures"], "it need not occur"
+    assert notes == ["ignore_index 2 is the id of 'leaf', which is left out of all metrics"], "it need not occur"
 
 
 def test_masks_of_nothing_are_noted(tmp_path: Path, run: Any) -> None:
@@ -245,9 +244,9 @@ def test_data_sets_of_ones_own_are_checked_too(tmp_path: Path, run: Any, monkeyp
     told = run(write_recipe(tmp_path, {"dataset": "wrong_labels"}), "--json")
     assert told.code == 3
     assert {each["sample"]: each["reason"] for each in told.train["bad"]} == {
-        0: "the label is 2, but there are 2 classes, counted from 0",
+        0: "WrongLabels: the label is 2, but there are 2 classes, counted from 0",
         1: "ValueError: no idea",
-        2: "the mask is 8×5 pixels, but its image 8×8",
+        2: "WrongLabels: the mask is 8×5 pixels, but its image 8×8",
     }
 
 
@@ -284,7 +283,7 @@ def test_videos_are_decoded_whole_and_bad_ones_named(tmp_path: Path, run: Any) -
 
 
 def make_voc(root: Path) -> None:
-    """One grey image of 120×80 with a box over its columns 30 to 59 and rows 20 to 39."""
+    """One gray image of 120×80 with a box over its columns 30 to 59 and rows 20 to 39."""
     for name in ("Annotations", "JPEGImages"):
         (root / name).mkdir(parents=True)
     Image.new("RGB", (120, 80), (90, 90, 90)).save(root / "JPEGImages" / "one.png")
@@ -297,18 +296,18 @@ def make_voc(root: Path) -> None:
 def test_the_sheet_shows_boxes_where_the_transforms_bring_them(tmp_path: Path, run: Any) -> None:
     """Mirrored, columns 30 to 59 become 60 to 89; the sheet shows the image twice as large."""
     make_voc(tmp_path / "voc")
-    transforms = [{"name": "mirror", "chance": 1}, {"name": "normalize", "mean": [0.4], "std": [0.2]}]
+    transforms = [{"name": "random_horizontal_flip", "p": 1}, {"name": "normalize", "mean": [0.4], "std": [0.2]}]
     recipe = write_recipe(tmp_path, {"dataset": "voc", "root": "voc", "transforms": transforms})
     assert run(recipe).code == 0
     sheet = np.array(Image.open(tmp_path / "data-mine.png"))
-    colour = np.all(sheet == colour_of(0), axis=-1)
-    colour[-40:] = False  # the legend below the grid
-    rows, columns = np.flatnonzero(colour.any(1)), np.flatnonzero(colour.any(0))
+    color = np.all(sheet == class_color(0), axis=-1)
+    color[-40:] = False  # the legend below the grid
+    rows, columns = np.flatnonzero(color.any(1)), np.flatnonzero(color.any(0))
     assert (rows[-1] - rows[0] + 1, columns[-1] - columns[0] + 1) == (40, 60)
     inside = sheet[rows[0] + 2 : rows[-1] - 1, columns[0] + 2 : columns[-1] - 1]
-    assert np.all(inside == 90), "normalisation is undone"
-    grey = np.flatnonzero(np.all(sheet == 90, axis=-1).any(0))
-    assert columns[0] - grey[0] == 120, "the box begins at column 60 of the image"
+    assert np.all(inside == 90), "normalization is undone"
+    gray = np.flatnonzero(np.all(sheet == 90, axis=-1).any(0))
+    assert columns[0] - gray[0] == 120, "the box begins at column 60 of the image"
 
 
 def test_the_recipes_own_policy_and_task_do_not_matter(tmp_path: Path, run: Any) -> None:
@@ -435,6 +434,7 @@ def test_outlines_and_keypoints_of_coco_are_counted_and_drawn(tmp_path: Path, ru
         "right_eye": {"not_labelled": 0, "hidden": 1, "visible": 0},
     }
     sheet = np.array(Image.open(tmp_path / "data-mine.png"))
-    colours = {tuple(each) for each in sheet.reshape(-1, 3).tolist()}
-    tinted = tuple(round(0.45 * 90 + 0.55 * each) for each in colour_of(0))
-    assert {colour_of(0), LEFT, RIGHT, tinted} <= colours
+    colors = {tuple(pixel) for pixel in sheet.reshape(-1, 3).tolist()}
+    assert {class_color(0), LEFT, RIGHT} <= colors
+    blended = 0.45 * 90 + 0.55 * np.array(class_color(0))
+    assert np.abs(sheet - blended).max(-1).min() <= 1

@@ -11,13 +11,13 @@ import pytest
 
 from paceline import cli
 from paceline.checkpoint.store import Store, open_checkpoint
-from paceline.commands.directory import recipe_differences
+from paceline.commands.run_directory import recipe_differences
 from paceline.recipe.load import load
 from paceline.recipe.validate import validate
 
 # Keys with defaults, in sections, in parts with a name, in lists, and a section as a whole.
 NEWER = ["train.on_nonfinite", "train.sync_bn", "optimizer.trust_ratio", "losses.0.class_weights", "evaluate.threads"]
-NEWER += ["model.dropout", "task.top_k", "observe", "schedule"]
+NEWER += ["model.dropout", "task.top_k", "logging", "schedule"]
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "name": "old",
         "task": "classification",
         "model": {"name": "convnet", "widths": [4]},
-        "data": {"batch": 64, "train": {"dataset": "fashion_small", "split": "train"}},
+        "data": {"batch_size": 64, "train": {"dataset": "fashion_small", "split": "train"}},
         "losses": ["cross_entropy"],
         "optimizer": {"name": "sgd", "lr": 0.1},
         "train": {"steps": 2},
@@ -68,11 +68,11 @@ def test_a_key_that_is_gone_is_a_change(recipe: dict[str, Any]) -> None:
 def test_a_run_of_an_older_version_goes_on(
     recipe: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["train", "recipe.json", "--out", "run", "observe.tensorboard=false", "observe.pictures=false"]
+    words = ["train", "recipe.json", "--out", "run", "logging.tensorboard=false", "logging.images=false"]
     assert cli.main(words) == 0
     checkpoint = open_checkpoint(tmp_path / "run")
     state = {**checkpoint.state, "recipe": without(checkpoint.state["recipe"], *NEWER)}
-    Store(tmp_path / "run" / "checkpoints").save(checkpoint.step, checkpoint.model, state, checkpoint.figures)
+    Store(tmp_path / "run" / "checkpoints").save(checkpoint.step, checkpoint.model, state, checkpoint.metrics)
     assert cli.main([*words, "train.steps=4"]) == 0
     assert "continues after step 2" in capsys.readouterr().err
     assert open_checkpoint(tmp_path / "run").step == 4

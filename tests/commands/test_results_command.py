@@ -13,24 +13,24 @@ import openpyxl
 import pytest
 
 from paceline.cli import main
-from paceline.observe.events import Ended, Evaluated, Observer, Started
-from paceline.observe.jsonl import MetricsFile
-from paceline.observe.status import StatusFile
+from paceline.loggers.events import Ended, Evaluated, LoggerGroup, Started
+from paceline.loggers.jsonl import JsonlLogger
+from paceline.loggers.status import StatusFile
 
 
-def make_run(folder: Path, *figures: dict[str, float], name: str = "", task: str = "classification") -> Path:
+def make_run(folder: Path, *metrics: dict[str, float], name: str = "", task: str = "classification") -> Path:
     """A run directory as training leaves it: evaluated every four steps, and on test at the end."""
     folder.mkdir(parents=True)
     lines = [f"name: {name or folder.name}  # here", f"task: {{name: {task}}}", "model: {name: convnet, widths: [4]}"]
     (folder / "recipe.yaml").write_text("\n".join(lines) + "\n")
-    observer = Observer([StatusFile(folder / "status.json", 8), MetricsFile(folder / "metrics.jsonl")])
-    observer.emit(Started(folder.name, folder, "cpu", 1, 8, 4))
-    for number, each in enumerate(figures, 1):
-        observer.emit(Evaluated(4 * number, number, "val", each, 20))
-    if figures:
-        observer.emit(Evaluated(4 * len(figures), len(figures), "test", figures[-1], 10))
-        observer.emit(Ended("finished", 4 * len(figures), len(figures)))
-    observer.close()
+    logger = LoggerGroup([StatusFile(folder / "status.json", 8), JsonlLogger(folder / "metrics.jsonl")])
+    logger.emit(Started(folder.name, folder, "cpu", 1, 8, 4))
+    for number, each in enumerate(metrics, 1):
+        logger.emit(Evaluated(4 * number, number, "val", each, 20))
+    if metrics:
+        logger.emit(Evaluated(4 * len(metrics), len(metrics), "test", metrics[-1], 10))
+        logger.emit(Ended("finished", 4 * len(metrics), len(metrics)))
+    logger.close()
     return folder
 
 
@@ -81,7 +81,7 @@ def test_json_holds_every_figure_and_the_summaries(folder: Path, capsys: pytest.
     assert [(each["directory"], each["split"], each["step"]) for each in found["runs"][:3]] == [
         ("runs/fold-1", "val", 12), ("runs/fold-1", "test", 12), ("runs/fold-2", "val", 8),
     ]  # fmt: skip
-    assert found["runs"][2]["figures"] == {"top1": 0.8, "averaged_top1": 0.9}
+    assert found["runs"][2]["metrics"] == {"top1": 0.8, "averaged_top1": 0.9}
     assert [(each["split"], each["num_runs"]) for each in found["summaries"]] == [("val", 3), ("test", 3)]
     assert found["summaries"][0]["mean"] == {"top1": pytest.approx(0.8)}
     assert found["summaries"][0]["standard_deviation"] == {"top1": pytest.approx(0.1)}
@@ -89,7 +89,7 @@ def test_json_holds_every_figure_and_the_summaries(folder: Path, capsys: pytest.
 
 def test_best_takes_the_figures_of_the_best_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (only,) = json.loads(answer(capsys, "--best", "--json"))["runs"]
-    assert (only["run"], only["split"], only["step"], only["figures"]) == ("fold-1", "val", 8, {"top1": 1.0})
+    assert (only["run"], only["split"], only["step"], only["metrics"]) == ("fold-1", "val", 8, {"top1": 1.0})
 
 
 def test_named_runs_of_one_recipe_are_told_apart(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""`observe.results` in real runs: one row a run and split, brought up to date by training and by measuring."""
+"""`logging.results` in real runs: one row a run and split, brought up to date by training and by measuring."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rows(folder: Path) -> list[dict[str, str]]:
 
 def test_training_going_on_and_measuring_update_one_row(tmp_path: Path) -> None:
     (tmp_path / "all.csv").write_text("notes,directory,split\nby hand,elsewhere,val\n")
-    done = paceline(tmp_path, "train", "quickstart", *SMALL, "observe.results=all.csv")
+    done = paceline(tmp_path, "train", "quickstart", *SMALL, "logging.results=all.csv")
     assert done.returncode == 0, done.stderr
     by_hand, ours = rows(tmp_path)
     assert by_hand["notes"] == "by hand"
@@ -47,7 +47,7 @@ def test_training_going_on_and_measuring_update_one_row(tmp_path: Path) -> None:
     assert (ours["task"], ours["model"], ours["state"], ours["step"]) == ("classification", "convnet", "finished", "2")
     assert float(ours["top1"]) == last["top1"]
 
-    longer = ["train", "quickstart", *SMALL, "observe.results=all.csv", "train.steps=3", "--procs", "2"]
+    longer = ["train", "quickstart", *SMALL, "logging.results=all.csv", "train.steps=3", "--procs", "2"]
     done = paceline(tmp_path, *longer)
     assert done.returncode == 0, done.stderr
     assert [(row["directory"], row["step"]) for row in rows(tmp_path)] == [("elsewhere", ""), ("runs/quickstart", "3")]
@@ -67,7 +67,7 @@ def test_training_going_on_and_measuring_update_one_row(tmp_path: Path) -> None:
 
 def test_a_table_in_use_ends_neither_training_nor_measuring(tmp_path: Path) -> None:
     (tmp_path / "all.xlsx").write_bytes(b"precious")
-    done = paceline(tmp_path, "train", "quickstart", *SMALL, "observe.results=all.xlsx")
+    done = paceline(tmp_path, "train", "quickstart", *SMALL, "logging.results=all.xlsx")
     assert done.returncode == 0, done.stderr
     assert "warning: all.xlsx: is not a whole XLSX file" in done.stderr
     assert json.loads((tmp_path / "runs/quickstart/status.json").read_text())["state"] == "finished"
@@ -85,7 +85,7 @@ def test_a_table_in_use_ends_neither_training_nor_measuring(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["all.pdf", "3", ".csv"])
 def test_another_kind_of_file_is_refused_before_training(tmp_path: Path, name: str) -> None:
-    refused = paceline(tmp_path, "train", "quickstart", f"observe.results={name}")
+    refused = paceline(tmp_path, "train", "quickstart", f"logging.results={name}")
     assert refused.returncode == 2
-    assert "observe.results: expected" in refused.stderr
+    assert "logging.results: expected" in refused.stderr
     assert list(tmp_path.iterdir()) == []

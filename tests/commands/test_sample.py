@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 import yaml
 
-import paceline.data.transforms.view_catalogue
-import paceline.recipe.schema  # noqa: F401
 from paceline.commands.sample import main
 from paceline.core.errors import UsageError
 from paceline.core.registry import register
 from paceline.data import synthetic
-from paceline.data.loading.source import Source
+from paceline.data.split_loader import SplitLoader
 
 KINDS = ["saliency", "segmentation", "video"]
 
@@ -25,13 +23,13 @@ def sample(kind: str, folder: Path, number: int = 8, seed: int = 0) -> int:
     return main(argparse.Namespace(kind=kind, folder=folder, number=number, seed=seed))
 
 
-def read(part: dict[str, Any]) -> Source:
+def read(part: dict[str, Any]) -> SplitLoader:
     """What a recipe's data.train or data.val stands for."""
     transforms = []
     for each in part.pop("transforms"):
         arguments = {"name": each} if isinstance(each, str) else dict(each)
         transforms.append(_make("transform", arguments.pop("name"), arguments))
-    return Source(_make("dataset", part.pop("dataset"), part), transforms, 0)
+    return SplitLoader(_make("dataset", part.pop("dataset"), part), transforms, 0)
 
 
 def _make(kind: str, name: str, arguments: dict[str, Any]) -> Any:

@@ -15,11 +15,11 @@ RECIPE = {
     "name": "wrong",
     "task": "classification",
     "model": {"name": "flat"},
-    "data": {"batch": 16, "train": {"dataset": "few", "split": "train", "count": 40}},
+    "data": {"batch_size": 16, "train": {"dataset": "few", "split": "train", "count": 40}},
     "losses": [{"name": "cross_entropy"}],
     "optimizer": {"name": "adamw", "lr": 0.01},
-    "train": {"steps": 3, "micro_batch": 5},
-    "observe": {"pictures": False, "tensorboard": False},
+    "train": {"steps": 3, "micro_batch_size": 5},
+    "logging": {"images": False, "tensorboard": False},
 }
 
 
@@ -69,12 +69,13 @@ FOUND_BY_PROCESSES = {
     "growing train.strategy=fsdp": (1, GROWING),
     "growing train.strategy=zero": (1, GROWING),
     "growing train.reproducible=world": (1, GROWING),
+    "half": (2, "train.strategy.parameters: the model does not compute with bf16 parameters"),
     "single": (2, "train.strategy: single is for one process, but 2 were started; use ddp, or --procs 1"),
     "dp": (2, "train.strategy: dp is for one process, but 2 were started; use ddp, or --procs 1"),
     "normless": (2, "train.sync_bn: the model has no BatchNorm layers to join"),
-    "small last update": (2, "train.sync_bn: the last update of an epoch has 1 sample"),
-    "one micro-batch": (2, "2 processes are too many: an update of 16 samples is cut into 1 micro-batch"),
-    "one sample": (2, "2 processes are too many: an update of 1 sample"),
+    "small last step": (2, "train.sync_bn: the last step of an epoch has 1 sample"),
+    "one micro-batch": (2, "2 processes are too many: a step of 16 samples is cut into 1 micro-batch"),
+    "one sample": (2, "2 processes are too many: a step of 1 sample"),
 }
 
 

@@ -19,16 +19,21 @@ RECIPE = {
     "task": "classification",
     "model": {"name": "flat"},
     "data": {
-        "batch": 16,
-        "train": {"dataset": "few", "split": "train", "pausing": True, "transforms": [{"name": "flip"}]},
+        "batch_size": 16,
+        "train": {
+            "dataset": "few",
+            "split": "train",
+            "pausing": True,
+            "transforms": [{"name": "random_horizontal_flip"}],
+        },
         "val": {"dataset": "few", "split": "test"},
     },
     "losses": [{"name": "cross_entropy"}],
     "optimizer": {"name": "adamw", "lr": 0.01},
-    "train": {"steps": 12, "micro_batch": 5},  # 4 micro-batches, so each process reads twice a step
-    "evaluate": {"every_steps": 6, "batch": 60},
+    "train": {"steps": 12, "micro_batch_size": 5},  # 4 micro-batches, so each process reads twice a step
+    "evaluate": {"every_steps": 6, "batch_size": 60},
     "checkpoint": {"every_steps": 4, "keep_last": 9},
-    "observe": {"log_every_steps": 3, "pictures": False, "tensorboard": False},
+    "logging": {"every_steps": 3, "images": False, "tensorboard": False},
 }
 
 
@@ -65,20 +70,38 @@ def test_sharing_a_run_gives_what_one_process_gives(found: dict[str, Any]) -> No
 
 
 def test_a_run_in_parts_goes_on_to_the_bit(found: dict[str, Any]) -> None:
-    for strategy in ("ddp", "fsdp", "zero"):
-        whole, resumed = found["resuming"][strategy]["bits"]
+    assert len(found["resuming"]) == 3 + 3
+    for strategy, runs in found["resuming"].items():
+        whole, resumed = runs["bits"]
         assert whole == resumed, strategy
+
+
+def test_a_request_to_one_process_ends_an_evaluation_in_all_and_costs_nothing(found: dict[str, Any]) -> None:
+    assert len(found["evaluations"]) == 3
+    for strategy, run in found["evaluations"].items():
+        assert run["stops"] == [[75, 3, ["evaluate", "record"]]] * 2, strategy
+        assert run["bits"][0] == run["bits"][1], strategy
+        assert run["index"][0] == run["index"][1], strategy
+        assert [entry["step"] for entry in run["index"][0] if entry["metrics"]] == [3, 6], strategy
+
+
+def test_batchnorm_trains_among_bfloat16_parameters(found: dict[str, Any]) -> None:
+    runs = found["half_parameters"]
+    assert list(runs) == ["plain", "fsdp", "zero", "sync_bn"]
+    for name, run in runs.items():
+        assert run["losses"] == pytest.approx(runs["plain"]["losses"], abs=0.3 if name == "sync_bn" else 0.05), name
+    assert len({run["bits"] for run in runs.values()}) == 4
 
 
 def test_an_overflow_in_one_process_skips_the_same_update_in_all(found: dict[str, Any]) -> None:
     assert len(found["overflows"]) == 3
     for strategy, run in found["overflows"].items():
-        updates = run["updates"]
+        updates = run["steps"]
         assert len(updates) == 2
         skipped = [sum(update <= step for update in updates) for step in range(6)]
         assert run["skipped"] == skipped, strategy
         assert run["scale"] == [2.0**16 / 2**number for number in skipped], strategy
-        assert run["resumed"] == run["scale"][3:], strategy
+        assert run["resumed"] == run["scale"][2:], strategy  # what is logged at a step is so after its checkpoint
         assert run["bits"][0] == run["bits"][1], strategy
 
 
@@ -98,7 +121,7 @@ def test_a_checkpoint_of_parts_is_measured_alike_on_one_process_and_on_two(found
 def test_a_split_that_no_number_of_processes_divides_is_measured_alike_on_one_two_and_three() -> None:
     out, _ = shared_runs()
     checkpoint = out / "fsdp" / "checkpoints" / "step-00000006"
-    words = ["data.val.count=1003", "evaluate.batch=64", "train.averaging={name: ema, decay: 0.8}", "--json"]
+    words = ["data.val.count=1003", "evaluate.batch_size=64", "train.averaging={name: ema, decay: 0.8}", "--json"]
     answers = []
     for number in (1, 2, 3):
         command = paceline("eval", out / "recipe.json", "--checkpoint", checkpoint, *words, "--procs", str(number))

@@ -24,7 +24,7 @@ SMALL = {
     "train.steps": 6,
     "schedule.warmup": "none",
     "schedule.warmup_epochs": None,
-    "observe.pictures": False,
+    "logging.images": False,
 }
 
 
@@ -47,10 +47,10 @@ def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_how_a_batch_is_split_changes_neither_rate_nor_weights(tmp_path: Path) -> None:
-    """1×64, 2×32 and 4×16, in float64 and without BatchNorm: the same after 20 updates to 1e-6."""
+    """1×64, 2×32 and 4×16, in float64 and without BatchNorm: the same after 20 steps to 1e-6."""
     finals, rates = [], []
     for micro in (64, 32, 16):
-        run = build(tmp_path, train__steps=20, train__micro_batch=micro, schedule__decay="cosine")
+        run = build(tmp_path, train__steps=20, train__micro_batch_size=micro, schedule__decay="cosine")
         without_batch_norm(run.model)
         run.model.double()
         rates.append([paceline.train_step(run, update).lr for update in _in_double(run)])
@@ -80,24 +80,24 @@ def _in_double(run: Run):  # type: ignore[no-untyped-def]
 
 
 def test_the_rules_of_the_batch(tmp_path: Path) -> None:
-    common = {"optimizer__lr": 0.1, "optimizer__reference_batch": 256}
-    assert build(tmp_path, **common).plan.schedules.lr.lr == pytest.approx(0.1 * 64 / 256)
-    square = build(tmp_path, **common, optimizer__lr_rule="sqrt")
-    assert square.plan.schedules.lr.lr == pytest.approx(0.1 * (64 / 256) ** 0.5)
-    assert build(tmp_path, optimizer__lr=0.1).plan.schedules.lr.lr == 0.1
+    common = {"optimizer__lr": 0.1, "optimizer__base_batch_size": 256}
+    assert build(tmp_path, **common).scheduler.schedules.lr.lr == pytest.approx(0.1 * 64 / 256)
+    square = build(tmp_path, **common, optimizer__lr_scaling="sqrt")
+    assert square.scheduler.schedules.lr.lr == pytest.approx(0.1 * (64 / 256) ** 0.5)
+    assert build(tmp_path, optimizer__lr=0.1).scheduler.schedules.lr.lr == 0.1
 
 
 def test_the_derivation_that_is_printed(tmp_path: Path) -> None:
-    overrides = ["data.batch=100", "train.micro_batch=50", "optimizer.lr=0.1", "optimizer.reference_batch=25"]
+    overrides = ["data.batch_size=100", "train.micro_batch_size=50", "optimizer.lr=0.1", "optimizer.base_batch_size=25"]
     builder = Builder(validate(load("quickstart", overrides)))
     lines = derivation(builder, builder.run(tmp_path))
     assert lines == [
-        "batch    an update of 100 samples = 2 micro-batches of 50, on 1 process",
+        "batch    a step of 100 samples = 2 micro-batches of 50, on 1 process",
         "steps    60 an epoch, 540 in all",
-        "lr       0.4 = 0.1 × 100 / 25 (reference_batch)",
+        "lr       0.4 = 0.1 × 100 / 25 (base_batch_size)",
     ]
-    square = Builder(validate(load("quickstart", [*overrides, "optimizer.lr_rule=sqrt"])))
-    assert derivation(square, square.run(tmp_path))[2] == "lr       0.2 = 0.1 × √(100 / 25) (reference_batch)"
+    square = Builder(validate(load("quickstart", [*overrides, "optimizer.lr_scaling=sqrt"])))
+    assert derivation(square, square.run(tmp_path))[2] == "lr       0.2 = 0.1 × √(100 / 25) (base_batch_size)"
 
 
 def test_frozen_parts_neither_move_nor_get_state_until_they_learn(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_run_with_everything_resumes_to_the_bit(tmp_path: Path) -> None:
         "optimizer.name=sgd", "optimizer.momentum=0.9", "optimizer.presets=[bias_double]", "optimizer.layer_decay=0.8",
         "optimizer.trust_ratio={clip: true}", "schedule.decay=one_cycle",
         "schedule.momentum={decay: inverse_one_cycle, start: 0.95, end: 0.85}",
-        "train.averaging={name: ema, decay: 0.9}", "train.clip_norm=1", "model.freeze=[stages.0]",
+        "train.averaging={name: ema, decay: 0.9}", "train.clip_grad_norm=1", "model.freeze=[stages.0]",
         "model.unfreeze=[{match: [stages.0], at_steps: 3}]", "checkpoint.every_steps=2", "checkpoint.keep_last=9",
     ]  # fmt: skip
     whole = command(tmp_path, "train", "quickstart", *everything, "--out", "whole")
@@ -162,6 +162,14 @@ def test_find_lr_suggests_a_rate_and_writes_nothing_else(tmp_path: Path) -> None
     assert all(later > earlier for earlier, later in zip(found["lr"], found["lr"][1:], strict=False))
     assert 1e-5 < found["suggested"] < 3
     assert [path.name for path in tmp_path.iterdir()] == ["range.png"]
+
+
+def test_find_lr_that_meets_nan_leaves_nothing_in_the_way_of_training(tmp_path: Path) -> None:
+    found = command(tmp_path, "find-lr", "quickstart", "--low", "1e30", "--high", "1e38")
+    assert (found.returncode, found.stdout) == (1, ""), found.stderr
+    assert list(tmp_path.iterdir()) == []
+    trained = command(tmp_path, "train", "quickstart")
+    assert trained.returncode == 0, trained.stderr
 
 
 def test_lazy_layers_take_their_shapes_from_the_data(tmp_path: Path) -> None:

@@ -3,80 +3,109 @@
 import runpy
 from collections.abc import Iterator, Sequence
 from functools import partial
+from importlib import metadata
 from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
 import torch
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
-from paceline.core.arguments import Arguments
-from paceline.core.mesh import Mesh
-from paceline.core.registry import Family, Register, Registry, arguments_of, register
+from paceline.core.constraints import ExactlyOneOf
+from paceline.core.registry import Definition, Family, Library, Register, Registry, Row, UnlistedArguments, register
+from paceline.core.signatures import arguments_of
+from paceline.core.world import World
 from paceline.engine.step import train_step
 from paceline.recipe.build import Builder
 from paceline.recipe.load import load
 from paceline.recipe.validate import validate
 
-
-class Small(Arguments):
-    width: int = 3
-
-
-def family(is_open: bool) -> Family:
-    return Family(
-        prefix="lib/",
-        target="operator:mul",
-        arguments=Small,
-        summary="of a library",
-        members=lambda: ["alpha", "beta"],
-        is_open=lambda: is_open,
-    )
+ROWS: dict[str, Row] = {
+    "late": {
+        "target": "a.module.that.does.not.exist:Thing",
+        "summary": "a summary",
+        "arguments": {"width": {"type": "integer", "minimum": 1, "default": 3}, "name": {"type": "string"}},
+        "checks": [["Requires", "width", "name"]],
+    },
+    "address": {"target": "math:hypot", "summary": "", "arguments": {}},
+}
 
 
-def test_a_name_is_found_with_its_arguments_and_imported_late() -> None:
-    registry = Registry("thing")
-    registry.add("late", "a.module.that.does.not.exist:Thing", Small, "a summary")
-    entry = registry.find("late")
+def family(version: str = metadata.version("pydantic"), members: Any = ("alpha", "beta")) -> Family:
+    library = {"distribution": "pydantic", "version": version, "members": members}
+    arguments = {"width": {"type": "integer", "default": 3}}
+    row = {"target": "operator:mul", "summary": "of a library", "arguments": arguments, "library": library}
+    return Family("lib/", row)
+
+
+def one() -> None:
+    """The first."""
+
+
+def other() -> None: ...
+
+
+def test_a_name_of_the_table_is_found_with_its_arguments_and_imported_late() -> None:
+    entry = Registry("thing", ROWS).find("late")
     assert entry is not None
-    assert (entry.arguments, entry.summary) == (Small, "a summary")
+    assert entry.summary == "a summary"
+    assert dict(entry.arguments.model_validate_json('{"name": "x"}')) == {"width": 3, "name": "x"}
+    for wrong in ("{}", '{"name": "x", "width": 0}', '{"name": "x", "height": 1}'):
+        with pytest.raises(ValidationError):
+            entry.arguments.model_validate_json(wrong)
     with pytest.raises(ModuleNotFoundError):
         entry.resolve()
 
 
 def test_a_target_may_be_an_object_or_its_address() -> None:
-    registry = Registry("thing")
-    registry.add("object", len)
-    registry.add("address", "math:hypot")
-    counting, measuring = (entry.resolve() for entry in registry)
-    assert (counting([1, 2]), measuring(3, 4)) == (2, 5.0)
+    registry = Registry("thing", ROWS)
+    registry.add(Definition("thing", "object", one))
+    assert registry.find("object").resolve() is one  # type: ignore[union-attr]
+    assert registry.find("address").resolve()(3, 4) == 5.0  # type: ignore[union-attr]
 
 
 def test_unknown_names_are_not_found() -> None:
-    registry = Registry("thing")
-    registry.families.append(family(is_open=False))
-    assert registry.find("nothing") is None
-    assert registry.find("lib/gamma") is None
-    assert registry.find("alpha") is None
+    register = Register(lambda: {"thing": {"lib/": family()._row}})
+    registry = register.kind("thing")
+    for name in ("nothing", "lib/gamma", "alpha", "lib/", "lib"):
+        assert registry.find(name) is None
 
 
 def test_a_name_is_given_once() -> None:
     registry = Registry("thing")
-    registry.add("one", len)
+    registry.add(Definition("thing", "one", one))
     with pytest.raises(ValueError, match="thing 'one' is registered already"):
-        registry.add("one", repr)
-    assert [entry.target for entry in registry] == [len]
+        registry.add(Definition("thing", "one", other))
+    assert [entry.target for entry in registry] == [one]
+
+
+def test_a_user_cannot_take_a_name_of_the_table() -> None:
+    registry = Registry("thing", ROWS)
+    with pytest.raises(ValueError, match="thing 'address' is registered already, as math:hypot"):
+        registry.add(Definition("thing", "address", one))
+
+
+def test_the_package_itself_wins_over_a_table_that_is_old() -> None:
+    registry = Registry("thing", ROWS)
+    registry.add(Definition("thing", "address", arguments_of))
+    assert registry.find("address").resolve() is arguments_of  # type: ignore[union-attr]
+
+
+def test_two_of_the_package_cannot_have_one_name() -> None:
+    register = Register()
+    register.task("arguments")(arguments_of)
+    with pytest.raises(ValueError, match=r"is defined by paceline.core.signatures:arguments_of and by paceline.core"):
+        register.task("arguments")(Registry)
 
 
 def test_names_come_in_order_with_those_of_families_last() -> None:
-    registry = Registry("thing")
-    registry.families.append(family(is_open=False))
-    registry.add("zebra", len)
-    registry.add("ant", repr)
-    assert registry.names() == ["zebra", "ant", "lib/alpha", "lib/beta"]
+    registry = Registry("thing", {"lib/": family()._row, **ROWS})
+    registry.add(Definition("thing", "ant", one))
+    assert registry.names() == ["late", "address", "ant", "lib/alpha", "lib/beta"]
 
 
 def test_a_family_fills_in_the_name_of_its_member() -> None:
-    entry = family(is_open=False).find("lib/beta")
+    entry = family().find("lib/beta")
     assert entry is not None
     maker = entry.resolve()
     assert isinstance(maker, partial)
@@ -84,17 +113,47 @@ def test_a_family_fills_in_the_name_of_its_member() -> None:
 
 
 def test_a_tag_behind_a_dot_belongs_to_the_architecture() -> None:
-    tagged = family(is_open=False).find("lib/alpha.trained_somewhere")
+    tagged = family().find("lib/alpha.trained_somewhere")
     assert tagged is not None
     assert tagged.member == "alpha.trained_somewhere"
-    assert family(is_open=False).find("lib/gamma.alpha") is None
+    assert family().find("lib/gamma.alpha") is None
 
 
 def test_another_version_of_the_library_may_have_more_names() -> None:
-    found = family(is_open=True).find("lib/gamma")
+    found = family("0.0").find("lib/gamma")
     assert found is not None
     assert found.member == "gamma"
-    assert family(is_open=True).find("other/gamma") is None
+    assert dict(found.arguments()) == {"width": 3}
+    assert family("0.0").find("other/gamma") is None
+
+
+def test_members_may_have_arguments_of_their_own() -> None:
+    own = family("0.0", {"alpha": {"width": {"type": "number"}}})
+    assert dict(own.find("lib/alpha").arguments.model_validate({"width": 2.5})) == {"width": 2.5}  # type: ignore[union-attr]
+    assert own.find("lib/gamma").arguments is UnlistedArguments  # type: ignore[union-attr]
+    assert set(own.arguments.model_fields) == {"width"}
+
+
+def test_the_longer_of_two_prefixes_is_asked_first() -> None:
+    inner = {**family("0.0")._row, "target": "operator:add"}
+    registry = Registry("thing", {"lib/": family("0.0")._row, "lib/inner/": inner})
+    assert registry.find("lib/inner/new").target == "operator:add"  # type: ignore[union-attr]
+
+
+def test_a_user_registers_the_names_of_a_library() -> None:
+    register = Register()
+
+    @register.model("my_zoo/", library=Library("pydantic", lambda: ["small", "large"]))
+    def build(name: str, num_classes: int, depth: Annotated[int, Field(ge=1)] = 2) -> tuple[str, int, int]:
+        return name, num_classes, depth
+
+    entry = register.kind("model").find("my_zoo/small")
+    assert entry is not None
+    assert dict(entry.arguments()) == {"depth": 2}
+    assert entry.resolve()(num_classes=3, depth=1) == ("small", 3, 1)
+    assert register.kind("model").names() == ["my_zoo/small", "my_zoo/large"]
+    with pytest.raises(ValueError, match="model 'my_zoo/' is registered already"):
+        register.model("my_zoo/", library=Library("pydantic", lambda: ["other"]))(build)
 
 
 def test_decorators_register_users_things_with_their_summary() -> None:
@@ -107,7 +166,9 @@ def test_decorators_register_users_things_with_their_summary() -> None:
         With more to say.
         """
 
-        def __init__(self, num_classes: int, in_channels: int, width: int, names: Sequence[str] = ("a",)) -> None:
+        def __init__(
+            self, num_classes: int, in_channels: int, width: Annotated[int, Field(ge=2)], names: Sequence[str] = ("a",)
+        ) -> None:
             self.given = (num_classes, in_channels, width, names)
 
     entry = register.kind("model").find("mine")
@@ -116,6 +177,27 @@ def test_decorators_register_users_things_with_their_summary() -> None:
     # What the builder supplies is not the recipe's to give.
     assert set(entry.arguments.model_fields) == {"width", "names"}
     assert dict(entry.arguments.model_validate_json('{"width": 4}')) == {"width": 4, "names": ("a",)}
+    with pytest.raises(ValidationError):
+        entry.arguments.model_validate_json('{"width": 1}')
+
+
+def test_a_user_may_check_arguments_together() -> None:
+    register = Register()
+
+    @register.transform("fit", checks=[ExactlyOneOf("size", "multiple")])
+    def fit(size: int | None = None, multiple: int | None = None) -> None: ...
+
+    arguments = register.kind("transform").find("fit").arguments  # type: ignore[union-attr]
+    assert dict(arguments.model_validate({"size": 3})) == {"size": 3, "multiple": None}
+    for wrong in ({}, {"size": 3, "multiple": 4}):
+        with pytest.raises(ValidationError, match="give either size or multiple"):
+            arguments.model_validate(wrong)
+
+
+def test_only_what_a_recipe_gives_must_be_defined_when_a_name_is_registered() -> None:
+    def make(width: int, num_classes: "Later") -> "Later": ...  # type: ignore[name-defined] # noqa: F821
+
+    assert set(arguments_of(make, {"num_classes"}).model_fields) == {"width"}
 
 
 @pytest.mark.parametrize("given", ['{"width": "wide"}', '{"width": 4, "depth": 2}', "{}"])
@@ -148,9 +230,9 @@ import paceline
 
 COMPONENTS = """
 from paceline.data.batch import Batch
-from paceline.data.datasets.embedded import fashion_small
-from paceline.losses.term import Term
-from paceline.metrics.loss import LossFigures
+from paceline.data.datasets.idx import fashion_small
+from paceline.losses.loss_term import LossTerm
+from paceline.metrics.loss import LossMetrics
 
 
 @paceline.register.model("users_model")
@@ -185,17 +267,17 @@ class Loss:
     def count(self, batch: Batch) -> float:
         return float(batch.size)
 
-    def __call__(self, outputs: Tensor, batch: Batch) -> Term:
+    def __call__(self, outputs: Tensor, batch: Batch) -> LossTerm:
         wanted = torch.nn.functional.one_hot(batch["label"], self.num_classes)
-        return Term((outputs - wanted).abs().pow(self.power).sum(), float(batch.size))
+        return LossTerm((outputs - wanted).abs().pow(self.power).sum(), float(batch.size))
 
 
 @paceline.register.metric("users_metric")
 class Metric:
-    def measure(self, predictions: Tensor, batch: Batch) -> dict[str, Tensor]:
+    def update(self, predictions: Tensor, batch: Batch) -> dict[str, Tensor]:
         return {"seen": torch.tensor(batch.size)}
 
-    def figures(self, state: dict[str, Tensor]) -> dict[str, float]:
+    def compute(self, state: dict[str, Tensor]) -> dict[str, float]:
         return {"seen": float(state["seen"])}
 """
 
@@ -256,5 +338,5 @@ def test_what_a_user_registers_builds_and_takes_a_step(part: str, tmp_path: Path
     module.write_text(IMPORTS + code, encoding="utf-8")
     runpy.run_path(str(module))
     checked = validate(load("quickstart", ["train.threads=1", *overrides]))
-    run = Builder(checked, Mesh(0, 1, 0, torch.device("cpu"))).run(tmp_path)
+    run = Builder(checked, World(0, 1, 0, torch.device("cpu"))).run(tmp_path)
     train_step(run, next(iter(run.batches)))

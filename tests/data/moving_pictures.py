@@ -17,7 +17,7 @@ HEIGHT, WIDTH = 48, 64
 
 
 def picture(number: int, height: int = HEIGHT, width: int = WIDTH) -> Pixels:
-    """Frame `number`: colours that drift, and a noisy patch that jumps."""
+    """Frame `number`: colors that drift, and a noisy patch that jumps."""
     y, x = np.mgrid[:height, :width]
     drift = np.stack([2 * x + 5 * number, 3 * y + 3 * number, x + y + 7 * number], axis=-1).astype(np.uint8)
     top, left = number * 5 % (height - 12), number * 7 % (width - 12)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from paceline.core.errors import DataError
-from paceline.data.batch import JointNames, Sample
+from paceline.data.batch import KeypointNames, Sample
 
 
 @dataclass
@@ -22,7 +22,7 @@ class Scenes:
     with_objects: bool = True
     classes: list[str] = field(default_factory=lambda: ["ground", "Käfer"])
     channels: int = 3
-    joints: JointNames = field(default_factory=lambda: JointNames(["left", "right"], [(0, 1)], [(0, 1)]))
+    joints: KeypointNames = field(default_factory=lambda: KeypointNames(["left", "right"], [(0, 1)], [(0, 1)]))
 
     def __len__(self) -> int:
         return self.size

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from paceline.data.batch import RAGGED, Sample
+from paceline.data.transforms.base import OnSamples
 
 NONE = np.empty(0)
 SHARES = st.floats(0, 1, exclude_max=True)
@@ -52,9 +53,15 @@ def same(one: Sample, other: Sample) -> bool:
     return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
+def on_samples(transform: Any) -> Any:
+    """The transform as it runs on single samples."""
+    return OnSamples(transform) if hasattr(transform, "on_sample") else transform
+
+
 def apply(transform: Any, sample: Sample, draws: Any = NONE) -> Sample:
     """The changed sample, after looking whether it obeys what holds for all transforms of samples."""
     before = copied(sample)
+    transform = on_samples(transform)
     result: Sample = transform(sample, np.asarray(draws, np.float64))
     assert same(sample, before), "what is given stays as it is"
     assert same(transform(sample, np.asarray(draws, np.float64)), result), "the same draws do the same"

@@ -8,8 +8,8 @@ from scenes import SHARES, apply, box_of, rectangles, samples
 
 from paceline.data.batch import Sample
 from paceline.data.transforms.affine import PoseCrop, RandomAffine, RandomRotation, move_around
-from paceline.data.transforms.geometry import map_points
-from paceline.data.transforms.joint import warp
+from paceline.data.transforms.coordinates import map_points
+from paceline.data.transforms.functional import warp
 
 LAST = 1 - 1e-12
 
@@ -91,7 +91,7 @@ def test_shrinking_much_averages() -> None:
     st.floats(-40, 40),
 )
 @settings(max_examples=40, deadline=None)
-def test_a_keypoint_stays_on_its_coloured_pixel(seed: int, degrees: float, scale: float, shear: float) -> None:
+def test_a_keypoint_stays_on_its_colored_pixel(seed: int, degrees: float, scale: float, shear: float) -> None:
     generator = np.random.default_rng(seed)
     left, top = (int(each) for each in generator.integers(4, 30, 2))
     sample = rectangles(44, 40, [(left, top, left + 6, top + 6)])

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from moving_pictures import HEIGHT, WIDTH, Pixels, decode_all, write_video
 from pydantic import ValidationError
+from registered import arguments_of
 
-from paceline.core.errors import DataError
-from paceline.data.datasets.catalogue_videos import ClipArguments
-from paceline.data.reading.video import EncodedVideo
+from paceline.core.errors import ArgumentError, DataError
+from paceline.data.io.video import EncodedVideo
 from paceline.data.transforms.clips import Clip, MultiClip, Stride, choose, require_clips
 
 _NONE = np.empty(0)
@@ -121,8 +121,8 @@ def test_what_is_no_video_is_refused() -> None:
 
 
 def test_arguments() -> None:
-    assert ClipArguments(frames=8, stride="whole").speed == [1.0, 1.0]
+    assert arguments_of("transform", "clip")(frames=8, stride="whole").speed == [1.0, 1.0]
     with pytest.raises(ValidationError, match="lower bound"):
-        ClipArguments(frames=8, speed=[2.0, 1.0])
-    with pytest.raises(ValidationError, match="with whole there is none"):
-        ClipArguments(frames=8, stride="whole", speed=[1.0, 2.0])
+        arguments_of("transform", "clip")(frames=8, speed=[2.0, 1.0])
+    with pytest.raises(ArgumentError, match=r"speed: .* where stride is whole"):
+        Clip(8, stride="whole", speed=[1.0, 2.0])

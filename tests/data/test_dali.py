@@ -13,18 +13,18 @@ import torch
 from PIL import Image
 
 from paceline.core.errors import DataError
+from paceline.data import dali
 from paceline.data.batch import Batch, Sample
-from paceline.data.datasets.memory import MemoryImages
-from paceline.data.loading import dali
-from paceline.data.loading.dali import is_installed, load_by_dali
-from paceline.data.loading.loader import load
-from paceline.data.loading.source import Request, Source
-from paceline.data.reading.encoded import Encoded
-from paceline.data.skipping import SkipList
+from paceline.data.dali import is_installed, load_by_dali
+from paceline.data.datasets.idx import MemoryImages
+from paceline.data.io.image import Encoded
+from paceline.data.loader import load
+from paceline.data.skip_list import SkipList
+from paceline.data.split_loader import Request, SplitLoader
 from paceline.data.transforms.affine import RandomRotation
-from paceline.data.transforms.batch_transforms import Flip, Normalize
-from paceline.data.transforms.kinds import BatchTransform, SampleTransform
-from paceline.data.transforms.sample_transforms import CenterCrop, Mirror, RandomResizedCrop, Resize
+from paceline.data.transforms.base import BatchTransform, OnSamples, SampleTransform
+from paceline.data.transforms.batch import Normalize
+from paceline.data.transforms.geometric import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 
 needs_dali = pytest.mark.skipif(not is_installed(), reason="NVIDIA DALI is not installed: pip install 'paceline[dali]'")
 
@@ -56,7 +56,7 @@ class Photos:
 
 
 def picture(number: int) -> npt.NDArray[np.uint8]:
-    """A smooth picture of its own size, whose parts all look different."""
+    """A smooth image of its own size, whose parts all look different."""
     height, width = 90 + 7 * number % 40, 120 + 5 * number % 50
     rows, columns = np.mgrid[:height, :width].astype(np.float32)
     waves = [128 + 100 * np.sin(columns / (19 + number % 5) + k) * np.cos(rows / (18 + k) + number) for k in range(3)]
@@ -77,7 +77,7 @@ def requests(sizes: Sequence[int], epoch: int = 3, start: int = 0) -> Iterator[R
         start += size
 
 
-def compare(source: Source, asked: list[Request], tolerance: float = 2.0) -> list[Batch]:
+def compare(source: SplitLoader, asked: list[Request], tolerance: float = 2.0) -> list[Batch]:
     """What DALI gives, after it was held against the ordinary way."""
     found = list(load_by_dali(source, asked, threads=2))
     assert len(found) == len(asked)
@@ -98,11 +98,11 @@ def compare(source: Source, asked: list[Request], tolerance: float = 2.0) -> lis
 @pytest.mark.parametrize(
     "transforms",
     [
-        [RandomResizedCrop(64), Mirror()],
+        [RandomResizedCrop(64), OnSamples(RandomHorizontalFlip())],
         [Resize(72), CenterCrop(64)],
         [Resize([50, 60])],
         [CenterCrop([130, 110], fill=[255, 0, 9])],
-        [Mirror(1.0), Resize(80, side="longer"), CenterCrop(80), RandomResizedCrop([32, 48])],
+        [RandomHorizontalFlip(1.0), Resize(80, side="longer"), CenterCrop(80), RandomResizedCrop([32, 48])],
     ],
     ids=lambda transforms: "-".join(type(each).__name__ for each in transforms),
 )
@@ -110,15 +110,19 @@ def test_samples_order_crops_and_flips_are_those_of_the_loader(
     paths: list[Path], transforms: list[SampleTransform]
 ) -> None:
     """The batches grow, shrink and end with a partial one, as those of an epoch or an evaluation may."""
-    found = compare(Source(Photos(paths), transforms, seed=7), list(requests([4, 5, 1, 8, 5])))
+    found = compare(SplitLoader(Photos(paths), transforms, seed=7), list(requests([4, 5, 1, 8, 5])))
     assert [len(batch.ids) for batch in found] == [4, 5, 1, 8, 5]
 
 
 @needs_dali
 def test_a_recipe_for_training(paths: list[Path]) -> None:
     """Transforms of whole batches are the same as ever; a crop of another sample would be far off."""
-    transforms: list[SampleTransform | BatchTransform] = [RandomResizedCrop(64), Flip(), Normalize([0.5], [0.25])]
-    source = Source(Photos(paths), transforms, seed=7)
+    transforms: list[SampleTransform | BatchTransform] = [
+        RandomResizedCrop(64),
+        RandomHorizontalFlip(),
+        Normalize([0.5], [0.25]),
+    ]
+    source = SplitLoader(Photos(paths), transforms, seed=7)
     asked, cpu = list(requests([8, 8])), torch.device("cpu")
     ours = [source.finish(batch, 3, cpu)["image"] for batch in load(source, asked, 0)]
     theirs = [source.finish(batch, 3, cpu)["image"] for batch in load(source, asked, 2, "dali")]
@@ -129,7 +133,7 @@ def test_a_recipe_for_training(paths: list[Path]) -> None:
 
 @needs_dali
 def test_going_on_in_the_middle_gives_the_same(paths: list[Path]) -> None:
-    source = Source(Photos(paths), [RandomResizedCrop(64), Mirror()], seed=7)
+    source = SplitLoader(Photos(paths), [RandomResizedCrop(64), OnSamples(RandomHorizontalFlip())], seed=7)
     whole = list(load_by_dali(source, requests([6, 6, 6, 5]), threads=2))
     rest = list(load_by_dali(source, requests([6, 5], start=12), threads=1))
     for one, other in zip(whole[2:], rest, strict=True):
@@ -140,7 +144,7 @@ def test_going_on_in_the_middle_gives_the_same(paths: list[Path]) -> None:
 @needs_dali
 def test_batches_stay_as_they_are(paths: list[Path]) -> None:
     """DALI's memory is not written again while somebody holds a batch."""
-    source = Source(Photos(paths), [RandomResizedCrop(64)], seed=7)
+    source = SplitLoader(Photos(paths), [RandomResizedCrop(64)], seed=7)
     held, copies = [], []
     for batch in load_by_dali(source, requests([4] * 10), threads=2):
         held.append(batch["image"])
@@ -150,7 +154,7 @@ def test_batches_stay_as_they_are(paths: list[Path]) -> None:
 
 @needs_dali
 def test_files_of_every_kind(paths: list[Path], tmp_path: Path) -> None:
-    """Turned ones and grey ones, and those that DALI is not asked to read, mixed with others."""
+    """Turned ones and gray ones, and those that DALI is not asked to read, mixed with others."""
     image = Image.fromarray(picture(3))
     mixed = paths[:4]
     for orientation in range(1, 9):
@@ -158,19 +162,22 @@ def test_files_of_every_kind(paths: list[Path], tmp_path: Path) -> None:
         exif[ORIENTATION] = orientation
         image.save(tmp_path / f"turned {orientation}.jpg", exif=exif, quality=95)
         mixed = [*mixed, tmp_path / f"turned {orientation}.jpg"]
-    for name, mode in (("grey.jpg", "L"), ("inks.jpg", "CMYK"), ("plain.png", "RGB"), ("palette.gif", "P")):
+    for name, mode in (("gray.jpg", "L"), ("inks.jpg", "CMYK"), ("plain.png", "RGB"), ("palette.gif", "P")):
         image.convert(mode).save(tmp_path / name)
         mixed = [*mixed, tmp_path / name]
-    chains: list[list[SampleTransform]] = [[RandomResizedCrop(64), Mirror()], [Resize(72), CenterCrop(64)]]
+    chains: list[list[SampleTransform]] = [
+        [RandomResizedCrop(64), OnSamples(RandomHorizontalFlip())],
+        [Resize(72), CenterCrop(64)],
+    ]
     for transforms in chains:
-        source = Source(Photos(mixed), transforms, seed=7)
+        source = SplitLoader(Photos(mixed), transforms, seed=7)
         asked = [Request(0, np.arange(16)), Request(1, np.array([14, 15])), Request(1, np.array([0, 14, 8]))]
         assert [len(batch.ids) for batch in compare(source, asked)] == [16, 2, 3]
 
 
 @needs_dali
 def test_sizes_that_differ_are_named(paths: list[Path]) -> None:
-    batches = load_by_dali(Source(Photos(paths), [Resize(40)], seed=0), requests([4]))
+    batches = load_by_dali(SplitLoader(Photos(paths), [Resize(40)], seed=0), requests([4]))
     with pytest.raises(DataError, match=r"samples 2 and 7 differ in size \(.*so they cannot be stacked"):
         next(batches)
 
@@ -195,7 +202,7 @@ def damaged(folder: Path, paths: list[Path]) -> list[Path]:
     ],
 )
 def test_a_bad_file_is_named_in_its_turn(paths: list[Path], tmp_path: Path, index: int, message: str) -> None:
-    source = Source(Photos(damaged(tmp_path, paths)), [RandomResizedCrop(32)], seed=0)
+    source = SplitLoader(Photos(damaged(tmp_path, paths)), [RandomResizedCrop(32)], seed=0)
     batches = load_by_dali(source, [Request(0, np.array([3, 4])), Request(0, np.array([1, index]))])
     assert next(batches).ids.tolist() == [3, 4]
     with pytest.raises(DataError, match=message):
@@ -205,13 +212,13 @@ def test_a_bad_file_is_named_in_its_turn(paths: list[Path], tmp_path: Path, inde
 @needs_dali
 def test_bad_files_are_left_out_where_that_is_the_policy(paths: list[Path], tmp_path: Path) -> None:
     skips = SkipList("train", 10)
-    source = Source(Photos(damaged(tmp_path, paths)), [RandomResizedCrop(32)], seed=0, skips=skips)
+    source = SplitLoader(Photos(damaged(tmp_path, paths)), [RandomResizedCrop(32)], seed=0, skips=skips)
     first, alone, last = load_by_dali(
         source, [Request(0, np.array([1, 9, 2, 12])), Request(0, np.array([10, 11])), Request(0, np.array([5]))]
     )
     assert first.ids.tolist() == [1, 2]
     assert [each.sample for each in first.skipped] == [9, 12]
-    assert alone.is_stand_in
+    assert alone.is_placeholder
     assert last.ids.tolist() == [5]
 
 
@@ -222,24 +229,24 @@ def test_what_dali_stumbles_over_is_read_the_ordinary_way(paths: list[Path], tmp
     tables = content.index(b"\xff\xc4") + 5  # behind the marker, the length and the number of a table
     content[tables : tables + 16] = b"\xff" * 16
     (tmp_path / "hollow.jpg").write_bytes(content)
-    source = Source(Photos([*paths[:4], tmp_path / "hollow.jpg"]), [RandomResizedCrop(32)], seed=0)
+    source = SplitLoader(Photos([*paths[:4], tmp_path / "hollow.jpg"]), [RandomResizedCrop(32)], seed=0)
     asked = [Request(0, np.array(ids)) for ids in ([0, 1], [2, 4], [3])]
     batches = load_by_dali(source, asked)
     assert next(batches).ids.tolist() == [0, 1]
     with pytest.raises(DataError, match=r"hollow\.jpg: damaged or truncated image"):
         next(batches)
-    skipping = Source(source.dataset, [RandomResizedCrop(32)], seed=0, skips=SkipList("train", 5))
+    skipping = SplitLoader(source.dataset, [RandomResizedCrop(32)], seed=0, skips=SkipList("train", 5))
     assert [batch.ids.tolist() for batch in load_by_dali(skipping, asked)] == [[0, 1], [2], [3]]
 
 
 @needs_dali
 def test_what_is_not_done_is_refused(paths: list[Path]) -> None:
-    with pytest.raises(DataError, match=r"data.loader: dali does resize, .* but not RandomRotation"):
-        load_by_dali(Source(Photos(paths), [RandomRotation(20), Resize(32)], seed=0), requests([2]))
+    with pytest.raises(DataError, match=r"data.loader: dali does resize, .* but not random_rotation"):
+        load_by_dali(SplitLoader(Photos(paths), [RandomRotation(20), Resize(32)], seed=0), requests([2]))
     memory = MemoryImages(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), {}, ["a"])
     with pytest.raises(DataError, match="decodes image files, which MemoryImages does not have"):
-        load_by_dali(Source(memory, [Resize([4, 4])], seed=0), requests([2]))
-    masks = Source(Photos(paths, with_mask=True), [Resize([32, 32])], seed=0)
+        load_by_dali(SplitLoader(memory, [Resize([4, 4])], seed=0), requests([2]))
+    masks = SplitLoader(Photos(paths, with_mask=True), [Resize([32, 32])], seed=0)
     with pytest.raises(DataError, match="is for images with labels; this data set has 'mask'"):
         next(load_by_dali(masks, requests([2])))
 
@@ -247,7 +254,7 @@ def test_what_is_not_done_is_refused(paths: list[Path]) -> None:
 @needs_dali
 def test_giving_up_early_ends_its_threads(paths: list[Path]) -> None:
     before = set(threading.enumerate())
-    batches = load_by_dali(Source(Photos(paths), [RandomResizedCrop(32)], seed=0), requests([4] * 100))
+    batches = load_by_dali(SplitLoader(Photos(paths), [RandomResizedCrop(32)], seed=0), requests([4] * 100))
     next(batches)
     batches.close()  # type: ignore[attr-defined]
     assert set(threading.enumerate()) <= before
@@ -256,4 +263,39 @@ def test_giving_up_early_ends_its_threads(paths: list[Path]) -> None:
 def test_without_dali_it_says_how_to_get_it(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dali, "is_installed", lambda: False)
     with pytest.raises(DataError, match=r"pip install 'paceline\[dali\]', or use data.loader: auto"):
-        load_by_dali(Source(Photos(paths), [Resize(32)], seed=0), requests([2]))
+        load_by_dali(SplitLoader(Photos(paths), [Resize(32)], seed=0), requests([2]))
+
+
+@dataclass
+class Mixed(Photos):
+    """Files and, for some, images that are not encoded, of any type; labels are tensors."""
+
+    arrays: dict[int, npt.NDArray[np.generic]] = field(default_factory=dict)
+
+    def open(self, index: int) -> Sample:
+        image = self.arrays[index] if index in self.arrays else Encoded.read(self.paths[index])
+        return {"image": image, "label": torch.tensor(index)}
+
+
+@needs_dali
+def test_images_of_other_types_are_stacked_or_refused(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.jpg" for number in range(4)]
+    for number, path in enumerate(paths):
+        assert cv2.imwrite(str(path), picture(number))
+    resize, ids = Resize([32, 32]), np.arange(4)
+    floats = {number: picture(number).astype(np.float64) / 256 for number in range(4)}
+
+    def batch(arrays: dict[int, npt.NDArray[np.generic]]) -> Batch:
+        return next(load_by_dali(SplitLoader(Mixed(paths, arrays=arrays), [resize], 0), [Request(0, ids)], 1))
+
+    plain, merged = batch({}), batch({2: picture(2)})
+    assert merged["label"].tolist() == [0, 1, 2, 3]
+    assert torch.equal(plain["image"][[0, 1, 3]], merged["image"][[0, 1, 3]])
+    found = batch(dict(floats))
+    assert found["image"].dtype == torch.float32
+    expected = resize({"image": floats[3].astype(np.float32)}, np.empty(0))["image"]
+    assert torch.equal(found["image"][3], torch.from_numpy(np.ascontiguousarray(expected)).permute(2, 0, 1))
+    with pytest.raises(DataError, match=r"samples 0 and 2 differ in type \(uint8 and float32\)"):
+        batch({2: floats[2]})
+    with pytest.raises(DataError, match=rf"{paths[2].name}.*int16"):
+        batch({2: picture(2).astype(np.int16)})

@@ -10,10 +10,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paceline.core.errors import DataError
-from paceline.data.datasets.embedded import FASHION_CLASSES, fashion_small
-from paceline.data.datasets.idx import idx
+from paceline.data.datasets.idx import FASHION_CLASSES, MemoryImages, fashion_small, idx
 from paceline.data.datasets.image_folder import ImageFolder
-from paceline.data.datasets.memory import MemoryImages
 
 IMAGES = np.arange(3 * 2 * 4, dtype=np.uint8).reshape(3, 2, 4)
 LABELS = np.array([2, 0, 9], np.uint8)
@@ -161,9 +159,9 @@ def test_idx_with_damaged_gzip(tmp_path: Path, damage: str) -> None:
 # --- folders of images --------------------------------------------------------------------------------------
 
 
-def paint(path: Path, colour: tuple[int, int, int], size: tuple[int, int] = (6, 4)) -> None:
+def paint(path: Path, color: tuple[int, int, int], size: tuple[int, int] = (6, 4)) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, colour).save(path)
+    Image.new("RGB", size, color).save(path)
 
 
 def test_image_folder_numbers_classes_and_images_by_name(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from paceline.core.errors import DataError
-from paceline.data.reading.decode import decode_image
+from paceline.data.io.image import decode_image
 
 HEIGHT, WIDTH = 40, 56
 
@@ -69,7 +69,7 @@ def test_cmyk_jpeg(tmp_path: Path, photo: Image.Image) -> None:
 
 
 def test_jpeg_of_a_rare_subsampling(tmp_path: Path) -> None:
-    # A flat grey image, rewritten by hand to 4:1:0: eight blocks of luminance and two of colour in one unit,
+    # A flat gray image, rewritten by hand to 4:1:0: eight blocks of luminance and two of color in one unit,
     # each "no change of brightness, end of block" in the standard tables.
     stream = io.BytesIO()
     Image.new("RGB", (32, 16), (128, 128, 128)).save(stream, "JPEG", subsampling=0)
@@ -99,7 +99,7 @@ def test_transparency_shows_white(tmp_path: Path, photo: Image.Image, mode: str,
     assert difference(decode_image(saved(image, tmp_path / "image", kind, **options)), expected.round()) <= 1
 
 
-def test_transparent_colour_of_a_palette_shows_white(tmp_path: Path) -> None:
+def test_transparent_color_of_a_palette_shows_white(tmp_path: Path) -> None:
     image = Image.new("P", (2, 1))
     image.putpalette([10, 20, 30, 40, 50, 60])
     image.putpixel((1, 0), 1)
@@ -117,9 +117,9 @@ def test_sixteen_bits_become_eight(tmp_path: Path, photo: Image.Image, name: str
 
 @pytest.mark.parametrize("name", ["image.png", "image.tif", "image.pgm"])
 def test_sixteen_bit_grey_becomes_eight(tmp_path: Path, photo: Image.Image, name: str) -> None:
-    grey = np.asarray(photo)[:, :, 0]
-    assert cv2.imwrite(str(tmp_path / name), grey.astype(np.uint16) * 257)
-    assert difference(decode_image(tmp_path / name), np.repeat(grey[:, :, None], 3, axis=2)) == 0
+    gray = np.asarray(photo)[:, :, 0]
+    assert cv2.imwrite(str(tmp_path / name), gray.astype(np.uint16) * 257)
+    assert difference(decode_image(tmp_path / name), np.repeat(gray[:, :, None], 3, axis=2)) == 0
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP"])
@@ -238,7 +238,7 @@ def test_large_images_are_converted_band_by_band(
     options = {"transparency": 3} if mode == "P" else {}
     path = saved(image if mode == "I;16" else image.convert(mode), tmp_path / "image.png", "PNG", **options)
     whole = decode_image(path)
-    monkeypatch.setattr("paceline.data.reading.decode._BAND", 3 * WIDTH)
+    monkeypatch.setattr("paceline.data.io.image._BAND", 3 * WIDTH)
     assert difference(decode_image(path), whole) == 0
 
 
@@ -294,6 +294,6 @@ def test_real_photos_decode(real_data: Path) -> None:
     assert paths
     for path in paths:
         with Image.open(path) as opened:
-            # Decoders differ where they interpolate colour; on the whole the pictures are the same.
+            # Decoders differ where they interpolate color; on the whole the images are the same.
             gap = np.abs(decode_image(path).astype(int) - np.asarray(opened.convert("RGB"), int))
         assert gap.mean() < 1

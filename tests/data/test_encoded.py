@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from paceline.core.errors import DataError
-from paceline.data.reading.decode import decode_image
-from paceline.data.reading.encoded import Encoded
+from paceline.data.io.image import Encoded, decode_image
 
 
 def photo(path: Path, height: int, width: int, kind: str, orientation: int = 1) -> Path:

@@ -2,6 +2,7 @@ import io
 import os
 import pickle
 import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -15,10 +16,10 @@ from hypothesis import strategies as st
 from waiting import TIMEOUT, wait_until
 
 from paceline.core.errors import DataError
-from paceline.data.indexes import index as index_module
-from paceline.data.indexes.index import Index, IndexBuilder, open_index
-from paceline.data.indexes.index_file import DamagedIndexError
-from paceline.data.indexes.index_writer import IndexWriter
+from paceline.data.index import cache_folder
+from paceline.data.index import index as index_module
+from paceline.data.index.index import Index, IndexBuilder, open_index
+from paceline.data.index.index_file import DamagedIndexError, IndexWriter
 
 LONG_AGO = 1_000_000_000_000_000_001
 
@@ -47,9 +48,9 @@ class Names:
 
 
 @pytest.fixture
-def names(tmp_path: Path) -> Names:
+def names(tmp_path: Path, own_cache: Path) -> Names:
     folder = tmp_path / "data"
-    (folder / ".paceline").mkdir(parents=True)
+    folder.mkdir()
     for name in ("b.jpg", "ä a.jpg"):
         (folder / name).touch()
     age(folder)
@@ -145,22 +146,14 @@ def test_no_flipped_bit_and_no_cut_goes_unnoticed(names: Names) -> None:
 # --- kept and made anew -------------------------------------------------------------------------------------
 
 
-def test_an_index_is_made_once(names: Names) -> None:
+def test_an_index_is_made_once_and_not_beside_the_data(names: Names, own_cache: Path) -> None:
     for _ in range(3):
         index = names.open()
         assert index.texts("name") == [b"b.jpg", "ä a.jpg".encode()]
         assert index.numbers("length").tolist() == [5, 7]
     assert names.calls == 1
-    assert kept(names.folder / ".paceline") == [index.path]
-    assert [path.name for path in names.folder.iterdir() if path.name.startswith(".")] == [".paceline"]
-
-
-def test_making_the_hidden_folder_does_not_outdate_what_is_in_it(tmp_path: Path) -> None:
-    (tmp_path / "a.jpg").touch()
-    names = Names(tmp_path)
-    for _ in range(2):
-        assert names.open().texts("name") == [b"a.jpg"]
-    assert names.calls == 1
+    assert kept(own_cache) == [index.path]
+    assert len(list(names.folder.iterdir())) == 2
 
 
 def test_other_arguments_are_another_index(names: Names) -> None:
@@ -168,14 +161,14 @@ def test_other_arguments_are_another_index(names: Names) -> None:
     assert names.calls == len(paths) == 2
 
 
-def test_a_change_is_noticed(names: Names) -> None:
+def test_a_change_is_noticed(names: Names, own_cache: Path) -> None:
     names.open()
     (names.folder / "c.jpg").touch()
     assert names.open().texts("name")[1] == b"c.jpg"
     age(names.folder)
     names.open()
     assert names.calls == 3
-    assert len(kept(names.folder / ".paceline")) == 1
+    assert len(kept(own_cache)) == 1
 
 
 def test_a_change_at_the_same_time_is_noticed(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,48 +233,76 @@ def test_what_is_damaged_or_foreign_is_made_anew(names: Names, damage: str) -> N
     assert path.read_bytes()[200:] == whole[200:]
 
 
-def test_an_index_that_cannot_lie_beside_the_data_lies_in_the_cache(
-    names: Names, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (names.folder / ".paceline").rmdir()
-    (names.folder / ".paceline").touch()  # in the way, for root as well
-    age(names.folder)
-    for _ in range(2):
-        index = names.open()
-        assert kept(tmp_path / "cache/paceline") == [index.path]
-    assert names.calls == 1
-    elsewhere = tmp_path / "elsewhere"
+def test_each_folder_has_its_own(names: Names, own_cache: Path) -> None:
+    elsewhere = names.folder.parent / "elsewhere"
     elsewhere.mkdir()
-    (elsewhere / ".paceline").touch()
     assert open_index(elsewhere, "names", {}, Names(elsewhere)).texts("name") == []
-    assert len(kept(tmp_path / "cache/paceline")) == 2
+    assert len(names.open().texts("name")) == 2
+    assert len(kept(own_cache)) == 2
+    linked = names.folder.parent / "link"
+    linked.symlink_to(names.folder)
+    assert len(open_index(linked, "names", {}, names).texts("name")) == 2
+    assert names.calls == 1
 
 
-def test_a_folder_that_is_not_to_be_written_to_stays_as_it_is(
-    names: Names, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (names.folder / ".paceline").rmdir()
-    names.folder.chmod(0o555)
-    assert names.open().path.parent == tmp_path / "cache/paceline"
-    assert not (names.folder / ".paceline").exists()
-    names.folder.chmod(0o755)
+def test_where_indexes_are_kept(names: Names, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert names.open().path.parent == own_cache
+    monkeypatch.delenv("PACELINE_CACHE")
+    assert names.open().path.parent == tmp_path / "xdg/paceline"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert names.open().path.parent == tmp_path / "home/.cache/paceline"
+    assert stat.S_IMODE((tmp_path / "home/.cache/paceline").stat().st_mode) == 0o700
 
 
 def test_without_any_place_it_says_so(names: Names, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (names.folder / ".paceline").rmdir()
-    (names.folder / ".paceline").touch()
     (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "file"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
-    with pytest.raises(DataError, match="no place to keep an index"):
+    with pytest.raises(DataError, match=r"no place to keep an index.*PACELINE_CACHE"):
         names.open()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert names.open().path.parent == tmp_path / f"paceline-{os.getuid()}"
 
 
-def test_what_building_raises_is_raised_and_nothing_is_left(names: Names) -> None:
+def test_the_oldest_make_room(names: Names, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [names.open(size=size).path for size in range(4)]
+    lengths = [path.stat().st_size for path in paths]
+    for place, path in enumerate(paths):
+        os.utime(path, ns=(LONG_AGO + place, LONG_AGO + place))
+    names.open(size=0)  # used again, so the youngest now
+    left_over = own_cache / "index-names-0-0.partial"
+    left_over.touch()
+    age(left_over)
+    monkeypatch.setattr(cache_folder, "MAX_BYTES", sum(lengths[:3]))
+    last = names.open(size=4).path
+    assert kept(own_cache) == sorted([paths[0], paths[3], last])
+    monkeypatch.setattr(cache_folder, "MAX_BYTES", 1)
+    assert kept(own_cache) == sorted([paths[0], paths[3], last]), "nothing is removed unless something is written"
+    assert [names.open(size=5).path] == kept(own_cache)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to others")
+def test_an_index_of_somebody_else_is_not_used(names: Names) -> None:
+    path = names.open().path
+    os.chown(path, 12345, -1)
+    names.open()
+    assert names.calls == 2
+    assert path.stat().st_uid == 0
+
+
+def test_pipes_in_the_place_of_an_index_or_a_list_are_not_waited_for(names: Names) -> None:
+    path = names.open().path
+    path.unlink()
+    os.mkfifo(path)
+    assert len(names.open().texts("name")) == 2
+    os.mkfifo(names.folder / "list.txt")
+    with pytest.raises(OSError, match="a pipe, not a file"):
+        open_index(names.folder, "x", {}, lambda builder: builder.watch(names.folder / "list.txt", by_content=True))
+
+
+def test_what_building_raises_is_raised_and_nothing_is_left(names: Names, own_cache: Path) -> None:
     def build(builder: IndexBuilder) -> None:
         builder.texts("name", [b"x"])
         raise DataError("line 3 is wrong")
@@ -290,7 +311,7 @@ def test_what_building_raises_is_raised_and_nothing_is_left(names: Names) -> Non
         open_index(names.folder, "names", {}, build)
     with pytest.raises(FileNotFoundError):
         open_index(names.folder, "names", {}, lambda builder: builder.watch(names.folder / "absent"))
-    assert list((names.folder / ".paceline").iterdir()) == []
+    assert list(own_cache.iterdir()) == []
 
 
 # --- other processes ----------------------------------------------------------------------------------------
@@ -316,7 +337,7 @@ def test_an_index_goes_to_a_worker_as_a_name(names: Names) -> None:
 BUILD = """
 import os, sys, time
 from pathlib import Path
-from paceline.data.indexes import index
+from paceline.data.index import index
 index._PATIENCE = 600
 folder = Path(sys.argv[1])
 def build(builder):
@@ -358,7 +379,7 @@ def is_waiting(process: int) -> bool:
     return any(f" {process} " in line and "->" in line for line in Path("/proc/locks").read_text().splitlines())
 
 
-def test_one_process_builds_and_the_others_wait(names: Names, start: Start) -> None:
+def test_one_process_builds_and_the_others_wait(names: Names, own_cache: Path, start: Start) -> None:
     processes = [start() for _ in range(3)]
     wait_until(lambda: sum(is_waiting(process.pid) for process in processes) == 2, "two wait for the third")
     (names.folder.parent / "go").touch()
@@ -366,10 +387,10 @@ def test_one_process_builds_and_the_others_wait(names: Names, start: Start) -> N
         output, errors = process.communicate(timeout=TIMEOUT)
         assert (output, errors) == ("[b'from somebody']\n", "")
     assert len(builders(names)) == 1
-    assert len(list((names.folder / ".paceline").iterdir())) == 1
+    assert len(list(own_cache.iterdir())) == 1
 
 
-def test_a_builder_that_dies_is_followed_by_another(names: Names, start: Start) -> None:
+def test_a_builder_that_dies_is_followed_by_another(names: Names, own_cache: Path, start: Start) -> None:
     first = start()
     wait_until(lambda: builders(names) == [first.pid], "the first builds")
     second = start()
@@ -380,7 +401,7 @@ def test_a_builder_that_dies_is_followed_by_another(names: Names, start: Start) 
     output, _ = second.communicate(timeout=TIMEOUT)
     assert output == "[b'from somebody']\n"
     assert builders(names) == [first.pid, second.pid]
-    assert len(list((names.folder / ".paceline").iterdir())) == 1
+    assert len(list(own_cache.iterdir())) == 1
 
 
 class Answered(io.StringIO):

@@ -1,5 +1,7 @@
 """Batches in the order of the run, the same for any number of workers; and errors of workers."""
 
+import multiprocessing
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -9,14 +11,13 @@ import pytest
 import torch
 
 from paceline.core.errors import DataError
-from paceline.core.mesh import Mesh
-from paceline.core.progress import Progress
+from paceline.core.intervals import Progress
+from paceline.core.world import World
 from paceline.data.batch import Batch, Sample
-from paceline.data.loading.loader import Request, TrainBatches, Update, load
-from paceline.data.loading.source import Source
-from paceline.data.sampler import Order, Updates
-from paceline.data.transforms.batch_transforms import Flip, RandomCrop
-from paceline.data.transforms.sample_transforms import RandomResizedCrop
+from paceline.data.loader import Request, StepBatch, TrainBatches, load
+from paceline.data.sampler import BatchSampler, Permutation
+from paceline.data.split_loader import SplitLoader
+from paceline.data.transforms.geometric import RandomCrop, RandomHorizontalFlip, RandomResizedCrop
 
 SIZE, BATCH, MICRO = 53, 16, 6
 CPU = torch.device("cpu")
@@ -35,19 +36,19 @@ class Pictures:
 
     def read(self, index: int) -> Sample:
         if index == self.broken:
-            raise DataError(f"picture {index} cannot be decoded: expected a JPEG, found text; replace the file")
+            raise DataError(f"image {index} cannot be decoded: expected a JPEG, found text; replace the file")
         generator = np.random.default_rng(index)
         height, width = generator.integers(9, 14, 2)
         return {"image": generator.integers(0, 256, (height, width, 3), dtype=np.uint8), "label": index % 3}
 
 
 def batches(workers: int, step: int = 0, rank: int = 0, world: int = 1, broken: int | None = None) -> TrainBatches:
-    updates = Updates(SIZE, BATCH, MICRO)
+    updates = BatchSampler(SIZE, BATCH, MICRO)
     return TrainBatches(
-        Source(Pictures(broken), [RandomResizedCrop(8), RandomCrop(1), Flip()], seed=5),
+        SplitLoader(Pictures(broken), [RandomResizedCrop(8), RandomCrop(8, padding=1), RandomHorizontalFlip()], seed=5),
         updates,
-        Order(SIZE, 5),
-        Mesh(rank, world, rank, CPU),
+        Permutation(SIZE, 5),
+        World(rank, world, rank, CPU),
         Progress(10, updates.steps_per_epoch, step),
         workers,
     )
@@ -58,7 +59,7 @@ def held(stream: TrainBatches) -> dict[tuple[int, int], Batch]:
     return {
         (micro.step, micro.index): stream.source.finish(micro.batch, micro.epoch, CPU)
         for update in stream
-        for micro in update.microbatches
+        for micro in update.micro_batches
     }
 
 
@@ -75,7 +76,7 @@ def reference() -> dict[tuple[int, int], Batch]:
 
 
 def test_updates_follow_the_order_and_the_cuts(reference: dict[tuple[int, int], Batch]) -> None:
-    order, steps_per_epoch = Order(SIZE, 5), 4
+    order, steps_per_epoch = Permutation(SIZE, 5), 4
     for epoch in range(3):
         steps = [step for step in range(10) if step // steps_per_epoch == epoch]
         ids = [int(i) for key, batch in reference.items() if key[0] in steps for i in batch.ids]
@@ -88,7 +89,7 @@ def test_updates_follow_the_order_and_the_cuts(reference: dict[tuple[int, int], 
 def test_an_update_counts_all_its_samples_and_micro_batches() -> None:
     for world in (1, 2, 5):
         for rank in range(world):
-            found = [(u.step, u.num_samples, u.num_microbatches) for u in islice(batches(0, 0, rank, world), 4)]
+            found = [(u.step, u.num_samples, u.num_micro_batches) for u in islice(batches(0, 0, rank, world), 4)]
             assert found == [(0, 16, 3), (1, 16, 3), (2, 16, 3), (3, 5, 1)]
 
 
@@ -124,9 +125,25 @@ def test_processes_share_the_micro_batches(world: int, reference: dict[tuple[int
 
 
 def test_a_rank_without_micro_batches_still_has_every_update() -> None:
-    updates: list[Update] = list(batches(0, 0, rank=6, world=7))
+    updates: list[StepBatch] = list(batches(0, 0, rank=6, world=7))
     assert [update.step for update in updates] == list(range(10))
-    assert all(update.microbatches == [] for update in updates)
+    assert all(update.micro_batches == [] for update in updates)
+
+
+def test_workers_outlast_stop_signals_and_end_with_the_process_that_started_them() -> None:
+    """A run that was asked to stop, as all processes are by schedulers and terminals, needs them for one more step."""
+    stream = iter(batches(2))
+    next(stream)
+    workers = multiprocessing.active_children()
+    assert len(workers) == 2
+    for name in ("TERM", "HUP", "USR1", "INT"):
+        subprocess.run(["kill", f"-{name}", *(str(worker.pid) for worker in workers)], check=True)
+    assert len(list(islice(stream, 3))) == 3
+    assert [worker.exitcode for worker in workers] == [None, None]
+    for worker in workers:
+        worker.terminate()
+        worker.join(20)
+    assert [worker.exitcode for worker in workers] == [0, 0]
 
 
 def requests() -> Iterator[Request]:
@@ -135,9 +152,9 @@ def requests() -> Iterator[Request]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_data_error_arrives_as_itself(workers: int) -> None:
-    stream = load(Source(Pictures(broken=3), [], seed=0), requests(), workers)
+    stream = load(SplitLoader(Pictures(broken=3), [], seed=0), requests(), workers)
     assert [next(stream).ids.tolist() for _ in range(3)] == [[0], [1], [2]]
     with pytest.raises(DataError) as caught:
         next(stream)
-    assert str(caught.value) == "picture 3 cannot be decoded: expected a JPEG, found text; replace the file"
+    assert str(caught.value) == "image 3 cannot be decoded: expected a JPEG, found text; replace the file"
     assert type(caught.value) is DataError

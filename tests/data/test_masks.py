@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paceline.core.errors import DataError
-from paceline.data.reading import mask_colours
-from paceline.data.reading.mask_colours import PaintedClasses
-from paceline.data.reading.masks import decode_grey, decode_ids
+from paceline.data.io import mask as mask_colors
+from paceline.data.io.mask import PaintedClasses, decode_grey, decode_ids
 
 IDS = np.array([[0, 1, 2], [3, 2, 0]], np.uint8)
 
@@ -22,22 +21,22 @@ def chunk(kind: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
 
-def png(values: NDArray[np.uint8], depth: int, colour_type: int, palette: bytes = b"") -> bytes:
+def png(values: NDArray[np.uint8], depth: int, color_type: int, palette: bytes = b"") -> bytes:
     """A PNG file written by hand, so that its bits are known."""
     height, width = values.shape[:2]
     bits = np.unpackbits(values.reshape(height, -1, 1), axis=2)[:, :, 8 - depth :].reshape(height, -1)
     rows = b"".join(b"\0" + row.tobytes() for row in np.packbits(bits, axis=1))
-    header = struct.pack(">IIBBBBB", width, height, depth, colour_type, 0, 0, 0)
-    colours = chunk(b"PLTE", palette) if palette else b""
-    data = chunk(b"IHDR", header) + colours + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    header = struct.pack(">IIBBBBB", width, height, depth, color_type, 0, 0, 0)
+    colors = chunk(b"PLTE", palette) if palette else b""
+    data = chunk(b"IHDR", header) + colors + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + data
 
 
 @pytest.mark.parametrize("depth", [2, 4, 8])
-@pytest.mark.parametrize(("colour_type", "palette"), [(0, b""), (3, bytes(range(100, 112)))])
-def test_ids_are_as_stored_whatever_their_bits(tmp_path: Path, depth: int, colour_type: int, palette: bytes) -> None:
+@pytest.mark.parametrize(("color_type", "palette"), [(0, b""), (3, bytes(range(100, 112)))])
+def test_ids_are_as_stored_whatever_their_bits(tmp_path: Path, depth: int, color_type: int, palette: bytes) -> None:
     path = tmp_path / "mask.png"
-    path.write_bytes(png(IDS, depth, colour_type, palette))
+    path.write_bytes(png(IDS, depth, color_type, palette))
     assert decode_ids(path).tolist() == IDS.tolist()
     assert decode_ids(path).dtype == np.uint8
 
@@ -58,7 +57,7 @@ def test_ids_of_other_formats(tmp_path: Path) -> None:
 
 
 def tiff(values: list[int], bits: int, shades: int = 1) -> bytes:
-    """A TIFF file of one row of grey, written by hand."""
+    """A TIFF file of one row of gray, written by hand."""
     row = np.packbits(np.unpackbits(np.array(values, np.uint8)[:, None], axis=1)[:, 8 - bits :]).tobytes()
     tags = {256: len(values), 257: 1, 258: bits, 259: 1, 262: shades, 273: 122, 277: 1, 278: 1, 279: len(row)}
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
@@ -114,10 +113,10 @@ def test_shades_are_scaled_to_255(tmp_path: Path) -> None:
 
 def test_grey_spans_0_to_255(tmp_path: Path) -> None:
     path = tmp_path / "mask.png"
-    grey = np.array([[0, 90, 255]], np.uint8)
-    for image in (Image.fromarray(grey), Image.fromarray(grey).convert("RGB"), Image.fromarray(grey).convert("LA")):
+    gray = np.array([[0, 90, 255]], np.uint8)
+    for image in (Image.fromarray(gray), Image.fromarray(gray).convert("RGB"), Image.fromarray(gray).convert("LA")):
         image.save(path)
-        assert decode_grey(path).tolist() == grey.tolist()
+        assert decode_grey(path).tolist() == gray.tolist()
     path.write_bytes(png(np.array([[0, 1, 1]], np.uint8), 1, 0))
     assert decode_grey(path).tolist() == [[0, 255, 255]]
     path.write_bytes(png(np.array([[0, 1, 1]], np.uint8), 8, 3, bytes([0, 0, 0, 255, 255, 255])))
@@ -176,11 +175,11 @@ def test_what_is_no_mask(tmp_path: Path, make: Callable[[Path], Path], of_ids: s
             decode_grey(path)
 
 
-# --- greys, alpha channels and colours ----------------------------------------------------------------------
+# --- grays, alpha channels and colors ----------------------------------------------------------------------
 
 
 def saved_channels(folder: Path, *channels: list[int]) -> Path:
-    """A row of pixels: grey and alpha, red, green and blue, or these and alpha."""
+    """A row of pixels: gray and alpha, red, green and blue, or these and alpha."""
     mode = {2: "LA", 3: "RGB", 4: "RGBA"}[len(channels)]
     Image.fromarray(np.array([channels], np.uint8).transpose(0, 2, 1).copy(), mode).save(folder / "mask.png")
     return folder / "mask.png"
@@ -193,8 +192,8 @@ def test_ids_saved_as_equal_channels_are_ids(tmp_path: Path) -> None:
     assert decode_ids(saved_channels(tmp_path, ids, [255] * 3)).tolist() == [ids]
     assert decode_ids(saved_channels(tmp_path, ids, ids, ids, [0, 255, 255])).tolist() == [ids], "ground not painted"
     path = saved_channels(tmp_path, ids, ids, [0, 1, 6])
-    advice = r"not an id of a class; give the colour of each class as `colours`, or save the mask with one id a pixel"
-    with pytest.raises(DataError, match=rf"mask\.png: pixel \(2, 0\) has the colour \[7, 7, 6\], {advice}"):
+    advice = r"not an id of a class; give the color of each class as `colors`, or save the mask with one id a pixel"
+    with pytest.raises(DataError, match=rf"mask\.png: pixel \(2, 0\) has the color \[7, 7, 6\], {advice}"):
         decode_ids(path)
 
 
@@ -223,7 +222,7 @@ def test_ids_of_16_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("grey", "alpha", "expected"),
+    ("gray", "alpha", "expected"),
     [
         ([255, 255, 255], [0, 255, 99], [0, 255, 99]),  # white, and the object in alpha
         ([0, 255, 255], [0, 255, 99], [0, 255, 99]),  # the same, with nothing stored where nothing is seen
@@ -235,33 +234,31 @@ def test_ids_of_16_bits(tmp_path: Path) -> None:
         ([0, 255, 99], [0, 255, 99], [0, 255, 99]),
     ],
 )
-def test_grey_and_alpha(tmp_path: Path, grey: list[int], alpha: list[int], expected: list[int]) -> None:
-    assert decode_grey(saved_channels(tmp_path, grey, grey, grey, alpha)).tolist() == [expected]
-    assert decode_grey(saved_channels(tmp_path, grey, alpha)).tolist() == [expected]
+def test_grey_and_alpha(tmp_path: Path, gray: list[int], alpha: list[int], expected: list[int]) -> None:
+    assert decode_grey(saved_channels(tmp_path, gray, gray, gray, alpha)).tolist() == [expected]
+    assert decode_grey(saved_channels(tmp_path, gray, alpha)).tolist() == [expected]
 
 
-@pytest.mark.parametrize(("grey", "alpha"), [([0, 0, 0], [0, 255, 99]), ([40, 255, 99], [0, 255, 255])])
-def test_grey_and_alpha_of_which_either_may_be_the_mask(tmp_path: Path, grey: list[int], alpha: list[int]) -> None:
-    with pytest.raises(DataError, match=r"mask\.png: its transparency \(alpha channel\) .*save the mask as 8-bit grey"):
-        decode_grey(saved_channels(tmp_path, grey, grey, grey, alpha))
+@pytest.mark.parametrize(("gray", "alpha"), [([0, 0, 0], [0, 255, 99]), ([40, 255, 99], [0, 255, 255])])
+def test_grey_and_alpha_of_which_either_may_be_the_mask(tmp_path: Path, gray: list[int], alpha: list[int]) -> None:
+    with pytest.raises(DataError, match=r"mask\.png: its transparency \(alpha channel\) .*save the mask as 8-bit gray"):
+        decode_grey(saved_channels(tmp_path, gray, gray, gray, alpha))
 
 
 def test_a_photo_that_is_cut_out_is_no_mask(tmp_path: Path) -> None:
     path = saved_channels(tmp_path, [0, 9, 9], [0, 8, 8], [0, 7, 7], [0, 255, 255])
-    with pytest.raises(DataError, match=r"has the colour \[9, 8, 7\]; .* if it is a cut-out, save its alpha channel"):
+    with pytest.raises(DataError, match=r"has the color \[9, 8, 7\]; .* if it is a cut-out, save its alpha channel"):
         decode_grey(path)
     path = saved_channels(tmp_path, [0, 9, 9], [0, 8, 8], [0, 7, 7])
-    with pytest.raises(
-        DataError, match=r"has the colour \[9, 8, 7\]; a binary mask is grey, from 0 to 255: save it so"
-    ):
+    with pytest.raises(DataError, match=r"has the color \[9, 8, 7\]; a binary mask is gray, from 0 to 255: save it so"):
         decode_grey(path)
 
 
-COLOURS = [[0, 0, 0], [128, 64, 128], [255, 0, 1]]
+COLORS = [[0, 0, 0], [128, 64, 128], [255, 0, 1]]
 
 
-def test_colours_stand_for_classes(tmp_path: Path) -> None:
-    painted = PaintedClasses(COLOURS)
+def test_colors_stand_for_classes(tmp_path: Path) -> None:
+    painted = PaintedClasses(COLORS)
     path = saved_channels(tmp_path, [255, 0, 128, 0], [0, 0, 64, 0], [1, 0, 128, 0])
     assert decode_ids(path, painted=painted).tolist() == [[2, 0, 1, 0]]
     assert decode_ids(path, painted=painted).dtype == np.uint8
@@ -274,18 +271,16 @@ def test_colours_stand_for_classes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("band", [1, 1 << 22])
-def test_colours_of_no_class(tmp_path: Path, band: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mask_colours, "_BAND", band)
+def test_colors_of_no_class(tmp_path: Path, band: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mask_colors, "_BAND", band)
     pixels = np.zeros((5, 4, 3), np.uint8)
-    for column, colour in enumerate([[1, 2, 3], [128, 64, 128], [9, 9, 9], [7, 7, 7]]):
-        pixels[1 + column :, column] = colour
+    for column, color in enumerate([[1, 2, 3], [128, 64, 128], [9, 9, 9], [7, 7, 7]]):
+        pixels[1 + column :, column] = color
     Image.fromarray(pixels).save(tmp_path / "mask.png")
     named = r"\[1, 2, 3\] \(20 % of the pixels\), \[9, 9, 9\] \(10 % of the pixels\), \[7, 7, 7\] \(5 % of the pixels\)"
-    with pytest.raises(
-        DataError, match=rf"mask\.png: has {named}, of none of `colours`; add their classes, or set `ig"
-    ):
-        decode_ids(tmp_path / "mask.png", painted=PaintedClasses(COLOURS))
-    found = decode_ids(tmp_path / "mask.png", painted=PaintedClasses(COLOURS, ignore_index=255))
+    with pytest.raises(DataError, match=rf"mask\.png: has {named}, of none of `colors`; add their classes, or set `ig"):
+        decode_ids(tmp_path / "mask.png", painted=PaintedClasses(COLORS))
+    found = decode_ids(tmp_path / "mask.png", painted=PaintedClasses(COLORS, ignore_index=255))
     assert found.tolist() == [[0] * 4, [255, 0, 0, 0], [255, 1, 0, 0], [255, 1, 255, 0], [255, 1, 255, 255]]
-    with pytest.raises(DataError, match=r"\[128, 64, 128\] \(15 % .* and 1 colour more, of none"):
-        decode_ids(tmp_path / "mask.png", painted=PaintedClasses(COLOURS[:1]))
+    with pytest.raises(DataError, match=r"\[128, 64, 128\] \(15 % .* and 1 color more, of none"):
+        decode_ids(tmp_path / "mask.png", painted=PaintedClasses(COLORS[:1]))

@@ -15,15 +15,14 @@ import pytest
 import torch
 
 from paceline.core.errors import DataError
-from paceline.core.mesh import Mesh
+from paceline.core.world import World
+from paceline.data import cache as memory_room
 from paceline.data.batch import Sample
-from paceline.data.loading import memory_room
-from paceline.data.loading.loader import Request, load
-from paceline.data.loading.memory_cache import Cached
-from paceline.data.loading.memory_room import estimated_bytes, keep_in_memory
-from paceline.data.loading.source import Source
+from paceline.data.cache import Cached, estimated_bytes, keep_in_memory
+from paceline.data.loader import Request, load
+from paceline.data.split_loader import SplitLoader
 
-ALONE = Mesh(0, 1, 0, torch.device("cpu"))
+ALONE = World(0, 1, 0, torch.device("cpu"))
 SIZE = 24
 
 
@@ -102,7 +101,7 @@ def test_it_is_the_data_set_otherwise_but_nothing_is_left_encoded(cached: Cached
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("kind", ["thread", "process"])
 def test_workers_share_it(cached: Cached, pictures: Pictures, kind: Any) -> None:
-    source = Source(cached, [], 0)
+    source = SplitLoader(cached, [], 0)
     requests = [Request(0, np.arange(start, start + 4)) for start in range(0, SIZE, 4)]
     first, again = (list(load(source, requests, 2, kind)) for _ in range(2))
     assert all(torch.equal(one["image"], other["image"]) for one, other in zip(first, again, strict=True))
@@ -150,6 +149,22 @@ def test_no_file_is_left_while_it_is_used(pictures: Pictures, tmp_path: Path, mo
     (tmp_path / "memory").mkdir()
     assert keep_in_memory(pictures, ALONE, pytest.fail).read(1)["label"] == 1
     assert list((tmp_path / "memory").iterdir()) == []
+
+
+def test_no_file_is_left_by_a_process_that_is_killed_while_others_open_it(
+    pictures: Pictures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[Path] = []
+
+    class Watched(World):
+        def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+            names.extend(tmp_path.iterdir())
+            return super().gather(tensor)
+
+    monkeypatch.setattr(memory_room, "_SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(memory_room, "_bytes_at", lambda dataset, index: 2000)
+    assert keep_in_memory(pictures, Watched(0, 1, 0, torch.device("cpu")), print).num_kept == 0
+    assert names == []
 
 
 def test_what_does_not_fit_is_told_and_read_anew(pictures: Pictures, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from paceline.data.datasets.memory import MemoryImages
-from paceline.data.loading.source import Source
-from paceline.data.transforms.batch_transforms import Flip
+from paceline.data.datasets.idx import MemoryImages
+from paceline.data.split_loader import SplitLoader
+from paceline.data.transforms.geometric import RandomHorizontalFlip
 from paceline.data.transforms.multi_scale import MultiScale
 
 
@@ -104,7 +104,7 @@ def test_all_of_a_step_have_one_size_wherever_they_are_computed() -> None:
     sizes = [4, 5, 7, 8]
 
     def side(seed: int, step: int, epoch: int, *ids: int) -> int:
-        source = Source(MemoryImages(images, {}, []), [Flip(), MultiScale(sizes)], seed)
+        source = SplitLoader(MemoryImages(images, {}, []), [RandomHorizontalFlip(), MultiScale(sizes)], seed)
         finished = source.finish(source.fetch(epoch, np.array(ids)), epoch, torch.device("cpu"), step)
         return int(finished["image"].shape[-1])
 

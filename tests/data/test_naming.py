@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from moving_pictures import write_video
+from registered import arguments_of
 
 from paceline.core.errors import DataError
-from paceline.data.datasets.catalogue_videos import VideoListArguments
-from paceline.data.datasets.listed import ListFile
-from paceline.data.datasets.videos import VideoList
-from paceline.data.indexes.naming import NamePattern
+from paceline.data.datasets.list_file import ListFile
+from paceline.data.datasets.video import VideoList
+from paceline.data.index.folders import NamePattern
 
 KINETICS = "{youtube_id}_{time_start:06}_{time_end:06}.mp4"
 LIST = """label,youtube_id,time_start,time_end,split
@@ -35,7 +35,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_kinetics(root: Path) -> None:
-    arguments = VideoListArguments(file=str(root / "validate.csv"), video=KINETICS)
+    arguments = arguments_of("dataset", "video_list")(file=str(root / "validate.csv"), video=KINETICS)
     videos = VideoList(**arguments.model_dump() | {"file": root / "validate.csv"})
     assert videos.classes == ["petting animal (not cat)", "testifying"]
     assert [videos.open(index)["label"] for index in range(3)] == [1, 0, 1]

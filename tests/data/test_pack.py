@@ -15,8 +15,8 @@ from PIL import Image
 
 from paceline.core.errors import DataError
 from paceline.data.datasets.packed import packed
-from paceline.data.packs.pack import write_pack
-from paceline.data.packs.pack_format import PREAMBLE
+from paceline.data.pack import write_pack
+from paceline.data.pack_format import PREAMBLE
 
 
 def same(one: object, other: object) -> None:
@@ -130,7 +130,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
 WRITE_SLOWLY = """
 import sys
 from pathlib import Path
-from paceline.data.packs.pack import write_pack
+from paceline.data.pack import write_pack
 from packable import Scenes
 
 write_pack(Scenes(size=1000, pause=0.01), Path(sys.argv[1]), None, lambda done, of: print(done, flush=True))

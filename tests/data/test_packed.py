@@ -13,11 +13,10 @@ from packable import Scenes
 
 from paceline.core.errors import DataError
 from paceline.data.datasets.packed import PackedSamples, packed
-from paceline.data.loading.source import Source
-from paceline.data.packs.pack import write_pack
-from paceline.data.packs.pack_format import PREAMBLE, records_begin
-from paceline.data.transforms.batch_transforms import Flip
-from paceline.data.transforms.sample_transforms import RandomResizedCrop
+from paceline.data.pack import write_pack
+from paceline.data.pack_format import PREAMBLE, records_begin
+from paceline.data.split_loader import SplitLoader
+from paceline.data.transforms.geometric import RandomHorizontalFlip, RandomResizedCrop
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +168,7 @@ def test_a_later_version_is_named(pack: PackedSamples, tmp_path: Path) -> None:
 
 def test_even_samples_come_as_whole_batches(tmp_path: Path) -> None:
     write_pack(Scenes(size=9, even=True, with_objects=False), tmp_path / "p", None)
-    source = Source(packed(tmp_path / "p"), [Flip()], seed=0)
+    source = SplitLoader(packed(tmp_path / "p"), [RandomHorizontalFlip()], seed=0)
     assert source.in_memory
     ids = np.array([7, 0, 7, 3])
     batch = source.fetch(0, ids)
@@ -193,7 +192,7 @@ def test_damage_is_noticed_in_whole_batches_too(tmp_path: Path) -> None:
     length = PREAMBLE.unpack_from(content)[1]
     content[records_begin(length, header.room, header.row_type().itemsize) + 5] ^= 1
     (tmp_path / "p").write_bytes(content)
-    source = Source(packed(tmp_path / "p"), [], seed=0)
+    source = SplitLoader(packed(tmp_path / "p"), [], seed=0)
     assert source.fetch(0, np.array([1, 8])).size == 2
     with pytest.raises(DataError, match="sample 0 is damaged"):
         source.fetch(0, np.array([1, 0]))
@@ -202,8 +201,8 @@ def test_damage_is_noticed_in_whole_batches_too(tmp_path: Path) -> None:
 def test_samples_of_several_sizes_or_with_objects_are_taken_one_by_one(tmp_path: Path) -> None:
     write_pack(Scenes(with_objects=False), tmp_path / "sizes", None)
     write_pack(Scenes(even=True), tmp_path / "objects", None)
-    assert not Source(packed(tmp_path / "sizes"), [], seed=0).in_memory
-    source = Source(packed(tmp_path / "objects"), [], seed=0)
+    assert not SplitLoader(packed(tmp_path / "sizes"), [], seed=0).in_memory
+    source = SplitLoader(packed(tmp_path / "objects"), [], seed=0)
     assert not source.in_memory
     batch = source.fetch(0, np.array([0, 3]))
     assert [len(boxes) for boxes in batch["boxes"]] == [0, 3]
@@ -212,7 +211,7 @@ def test_samples_of_several_sizes_or_with_objects_are_taken_one_by_one(tmp_path:
 def test_transforms_run_on_packed_samples(tmp_path: Path) -> None:
     write_pack(Scenes(with_objects=False), tmp_path / "p", None)
     transforms = [RandomResizedCrop(16)]
-    ours = Source(packed(tmp_path / "p"), transforms, seed=5).fetch(2, np.array([4, 1]))
-    plain = Source(Scenes(with_objects=False), transforms, seed=5).fetch(2, np.array([4, 1]))
+    ours = SplitLoader(packed(tmp_path / "p"), transforms, seed=5).fetch(2, np.array([4, 1]))
+    plain = SplitLoader(Scenes(with_objects=False), transforms, seed=5).fetch(2, np.array([4, 1]))
     for name in plain:
         assert torch.equal(ours[name], plain[name]), name

@@ -15,10 +15,10 @@ import torch
 
 from paceline.core.errors import DataError
 from paceline.data.batch import Sample
-from paceline.data.keys import uniforms
-from paceline.data.loading.source import Source
-from paceline.data.reading.encoded import Encoded
-from paceline.data.skipping import SkipList
+from paceline.data.io.image import Encoded
+from paceline.data.rng import uniforms
+from paceline.data.skip_list import SkipList
+from paceline.data.split_loader import SplitLoader
 
 Draws = npt.NDArray[np.float64]
 CPU = torch.device("cpu")
@@ -78,7 +78,7 @@ class Look:
 def test_images_are_decoded_before_the_first_who_needs_pixels(
     files: Files, wishes: list[bool], expected: list[str]
 ) -> None:
-    source = Source(files, [Look(files.seen, wish) for wish in wishes], seed=0)
+    source = SplitLoader(files, [Look(files.seen, wish) for wish in wishes], seed=0)
     batch = source.fetch(0, np.array([3]))
     assert files.seen == expected
     assert batch["image"].unique().tolist() == [30]
@@ -109,13 +109,13 @@ class Collect:
         return {"image": np.concatenate(parts, axis=1), "label": sample["label"]}
 
 
-def found(source: Source, epoch: int, index: int) -> list[int]:
+def found(source: SplitLoader, epoch: int, index: int) -> list[int]:
     """The values of the sample and of those beside it."""
     return [int(value) for value in source.fetch(epoch, np.array([index]))["image"][0, 0, 0, ::5]]
 
 
 def test_further_samples_come_as_they_are_on_their_own(files: Files) -> None:
-    alone, mixing = Source(files, [Shift()], 7), Source(files, [Shift(), Collect(4)], 7)
+    alone, mixing = SplitLoader(files, [Shift()], 7), SplitLoader(files, [Shift(), Collect(4)], 7)
     values = {index: found(alone, 2, index)[0] for index in range(6)}
     chosen = set()
     for index in range(6):
@@ -129,7 +129,7 @@ def test_further_samples_come_as_they_are_on_their_own(files: Files) -> None:
 
 
 def test_further_samples_that_cannot_be_read_are_replaced(files: Files) -> None:
-    whole = Source(files, [Collect(4)], 7, SkipList("train", 3))
+    whole = SplitLoader(files, [Collect(4)], 7, SkipList("train", 3))
     before = {index: found(whole, 0, index) for index in range(6) if index != 2}
     (files.folder / "2.png").write_text("no image")
     for index, values in before.items():
@@ -138,7 +138,7 @@ def test_further_samples_that_cannot_be_read_are_replaced(files: Files) -> None:
         assert [int(value) for value in batch["image"][0, 0, 0, ::5]] == [30 if each == 20 else each for each in values]
     assert any(20 in values[1:] for values in before.values())
     with pytest.raises(DataError, match=r"2\.png: not an image"):
-        Source(files, [Collect(4)], 7).fetch(0, np.arange(6)[[0, 1, 3, 4, 5]])
+        SplitLoader(files, [Collect(4)], 7).fetch(0, np.arange(6)[[0, 1, 3, 4, 5]])
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Multiply:
 
 
 def test_draws_of_a_step_depend_on_the_step_alone(files: Files) -> None:
-    source = Source(files, [Shift(), Multiply()], 7)
+    source = SplitLoader(files, [Shift(), Multiply()], 7)
     drawn: Callable[[int, int, int], list[float]] = lambda epoch, step, index: source.finish(  # noqa: E731
         source.fetch(epoch, np.array([index])), epoch, CPU, step
     )["image"][0].tolist()

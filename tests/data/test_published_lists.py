@@ -7,14 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
+from registered import arguments_of
 
-from paceline.core.errors import DataError
-from paceline.data.datasets.catalogue_lists import ListFileArguments
-from paceline.data.datasets.catalogue_videos import VideoListArguments
-from paceline.data.datasets.clips_apart import ClipsApart
-from paceline.data.datasets.listed import ListFile
-from paceline.data.datasets.videos import VideoList
-from paceline.data.indexes.hints import hint_on_missing
+from paceline.core.errors import ArgumentError, DataError
+from paceline.data.datasets.list_file import ListFile
+from paceline.data.datasets.video import ClipsApart, VideoList
+from paceline.data.index.folders import hint_on_missing
 
 
 def names(dataset: ListFile) -> list[str]:
@@ -27,7 +25,7 @@ def labels(dataset: ListFile) -> list[str]:
 
 def video_list(path: Path, text: str, **arguments: object) -> VideoList:
     path.write_text(text)
-    return VideoList(**VideoListArguments(file=str(path), **arguments).model_dump() | {"file": path})  # type: ignore[arg-type]
+    return VideoList(**arguments_of("dataset", "video_list")(file=str(path), **arguments).model_dump() | {"file": path})
 
 
 # --- Kinetics -----------------------------------------------------------------------------------------------
@@ -190,7 +188,7 @@ def test_a_list_is_looked_for_in_its_root(tmp_path: Path, monkeypatch: pytest.Mo
 # --- a column of splits -------------------------------------------------------------------------------------
 
 
-def test_a_column_tells_the_split(tmp_path: Path) -> None:
+def test_a_column_tells_the_split(tmp_path: Path, own_cache: Path) -> None:
     text = "image,label,set\na.png,ant,train\nb.png,bee,val\nc.png,cat, train\nd.png,ant,test\n"
     path = tmp_path / "all.csv"
     path.write_text(text)
@@ -203,7 +201,7 @@ def test_a_column_tells_the_split(tmp_path: Path) -> None:
     assert [part.classes for part in parts.values()] == [["ant", "bee", "cat"]] * 3
     assert parts["val"].place(0) == f"{path}, line 3"
     assert labels(parts["train"]) == ["ant", "cat"]
-    assert len(list((tmp_path / ".paceline").iterdir())) == 1, "one index for all"
+    assert len(list(own_cache.iterdir())) == 1, "one index for all"
     found = r"no line is of the split 'valid'; the column 'set' has train \(2\), val \(1\), test \(1\); give one of"
     with pytest.raises(DataError, match=found):
         ListFile(path, split="valid", split_column="set")
@@ -233,19 +231,22 @@ def test_columns_by_name_and_by_number_together(tmp_path: Path) -> None:
 
 def test_splits_come_from_one_place() -> None:
     with pytest.raises(ValueError, match="either split_column or split_shares"):
-        ListFileArguments(file="x", split="a", split_column=2, split_shares={"a": 0.5, "b": 0.5})
-    with pytest.raises(ValueError, match="split needs split_column, the column that tells it, fold or split_shares"):
-        ListFileArguments(file="x", split="a")
+        arguments_of("dataset", "list_file")(file="x", split="a", split_column=2, split_shares={"a": 0.5, "b": 0.5})
+    with pytest.raises(ValueError, match="split needs split_column or fold or split_shares"):
+        arguments_of("dataset", "list_file")(file="x", split="a")
     with pytest.raises(ValueError, match="either fold or split_shares"):
-        ListFileArguments(file="x", split="train", fold=0, split_shares={"train": 0.5, "val": 0.5})
-    with pytest.raises(ValueError, match="with fold, split is train"):
-        ListFileArguments(file="x", split="a", fold=0)
+        arguments_of("dataset", "list_file")(file="x", split="train", fold=0, split_shares={"train": 0.5, "val": 0.5})
+    with pytest.raises(ArgumentError, match=r"split: with fold, expected train .*, got a"):
+        ListFile(Path("x"), split="a", fold=0)
 
 
 def test_images_have_folds_too(tmp_path: Path) -> None:
     path = tmp_path / "list.csv"
     path.write_text("image,label,part\na.png,ant,0\nb.png,bee,1\nc.png,ant,0\n")
-    asked = [ListFileArguments(file=str(path), fold=0, fold_column="part", split=split) for split in ("train", "val")]
+    asked = [
+        arguments_of("dataset", "list_file")(file=str(path), fold=0, fold_column="part", split=split)
+        for split in ("train", "val")
+    ]
     parts = [ListFile(**each.model_dump()) for each in asked]
     assert [names(part) for part in parts] == [["b.png"], ["a.png", "c.png"]]
 

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from pydantic import ValidationError
+from registered import arguments_of
 
 from paceline.core.errors import DataError
-from paceline.data.catalogue import ImageFolderArguments
 from paceline.data.datasets.image_folder import ImageFolder
-from paceline.data.indexes.splits import draw_parts
+from paceline.data.index.splits import draw_parts
 
 
 @given(
@@ -51,7 +51,7 @@ def folder_of(root: Path, count: int) -> Path:
     return root
 
 
-def test_image_folder_is_split_by_chance(tmp_path: Path) -> None:
+def test_image_folder_is_split_by_chance(tmp_path: Path, own_cache: Path) -> None:
     root = folder_of(tmp_path, 20)
     shares = {"train": 0.8, "val": 0.2}
     train, val = (ImageFolder(root, split, split_shares=shares) for split in ("train", "val"))
@@ -63,7 +63,7 @@ def test_image_folder_is_split_by_chance(tmp_path: Path) -> None:
         sample = val.read(index)
         number = int(val.path(index).stem)
         assert (sample["image"][0, 0, 0], sample["label"]) == (number, number % 2)
-    assert len(list((root / ".paceline").iterdir())) == 1  # both splits are drawn at once
+    assert len(list(own_cache.iterdir())) == 1  # both splits are drawn at once
     other = ImageFolder(root, "val", split_shares=shares, split_seed=1)
     assert {val.path(index) for index in range(4)} != {other.path(index) for index in range(4)}
 
@@ -79,7 +79,7 @@ def test_a_part_that_is_empty_or_unknown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"split": "train", "split_shares": {"train": 0.8, "val": 0.1}}, "1 together, got 0.9"),
+        ({"split": "train", "split_shares": {"train": 0.8, "val": 0.1}}, "add up to 1, got 0.9"),
         (
             {"split": "test", "split_shares": {"train": 0.8, "val": 0.2}},
             r"one of split_shares \(train, val\), got test",
@@ -91,4 +91,4 @@ def test_a_part_that_is_empty_or_unknown(tmp_path: Path) -> None:
 )
 def test_shares_that_make_no_sense(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        ImageFolderArguments.model_validate({"root": "x", **arguments})
+        arguments_of("dataset", "image_folder").model_validate({"root": "x", **arguments})

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paceline.data.datasets.pairs import ImageMask
-from paceline.data.datasets.videos import VideoFolder, VideoList
-from paceline.data.loading.source import Source
+from paceline.data.datasets.image_mask import ImageMask
+from paceline.data.datasets.video import VideoFolder, VideoList
+from paceline.data.split_loader import SplitLoader
 from paceline.data.synthetic import (
     IGNORED,
     MOTIONS,
@@ -58,9 +58,9 @@ def test_saliency_has_grey_masks_of_vivid_shapes(tmp_path: Path) -> None:
         inside = sample["mask"] == 255
         assert set(np.unique(sample["mask"])) == {0, 255}
         assert 0.02 < inside.mean() < 0.6
-        colours = sample["image"].astype(np.float64)
+        colors = sample["image"].astype(np.float64)
         sizes.add(inside.shape)
-        edges = np.abs(np.diff(colours.mean(2), axis=1)).mean()
+        edges = np.abs(np.diff(colors.mean(2), axis=1)).mean()
         assert edges > 1  # it has a texture
     assert len(sizes) > 1
     assert {parts[0].path(index) for index in range(9)}.isdisjoint(parts[1].path(index) for index in range(3))
@@ -73,7 +73,7 @@ def test_segmentation_has_masks_of_classes_and_borders(tmp_path: Path) -> None:
     assert set(np.unique(masks)) == {0, 1, 2, 3, IGNORED}
     assert 0.01 < np.mean(np.array(masks) == IGNORED) < 0.15
     assert Image.open(root / "masks/image_0000.png").mode == "P"
-    batch = Source(dataset, [], 0).fetch(0, np.arange(4))
+    batch = SplitLoader(dataset, [], 0).fetch(0, np.arange(4))
     assert batch["image"].shape == (4, 3, 96, 128)
 
 
@@ -86,7 +86,7 @@ def test_videos_are_read_by_list_and_by_folder(tmp_path: Path) -> None:
     for part in listed:
         for index in range(len(part)):
             assert part.path(index).parent.name == MOTIONS[part.open(index)["label"]]
-    batch = Source(listed[0], [MultiClip(clips=2, frames=4, stride=2)], 0).fetch(0, np.arange(4))
+    batch = SplitLoader(listed[0], [MultiClip(clips=2, frames=4, stride=2)], 0).fetch(0, np.arange(4))
     assert batch["image"].shape == (4, 2, 3, 4, 80, 112)
     assert batch["label"].tolist() == [0, 1, 2, 3]
 

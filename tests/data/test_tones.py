@@ -18,7 +18,7 @@ from torchvision.transforms.v2 import functional as oracle  # noqa: E402
 
 
 def picture(*shape: int, seed: int = 0) -> Pixels:
-    """Smooth patches of many colours, as photographs have them."""
+    """Smooth patches of many colors, as photographs have them."""
     noise = np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
     if min(shape[-3:-1]) < 8:
         return noise
@@ -90,14 +90,14 @@ def test_blur_is_that_of_torchvision(sigma: float) -> None:
 
 def test_grey_is_that_of_torchvision() -> None:
     image = picture(40, 33, 3)
-    assert difference(tones.grey(image), expected(oracle.rgb_to_grayscale, image, 3)) <= 1
+    assert difference(tones.gray(image), expected(oracle.rgb_to_grayscale, image, 3)) <= 1
 
 
 def test_by_hand() -> None:
     image = np.array([[[100, 50, 0]]], np.uint8)
     assert tones.scale(image, 1.5, 10).tolist() == [[[160, 85, 10]]]
     assert tones.scale(image, 3.0, -20).tolist() == [[[255, 130, 0]]]
-    assert tones.grey(image).tolist() == [[[59, 59, 59]]]  # 29.9 + 29.35
+    assert tones.gray(image).tolist() == [[[59, 59, 59]]]  # 29.9 + 29.35
     assert tones.saturation(image, 0.5).tolist() == [[[80, 55, 30]]]
     assert tones.contrast(image, 0.5).tolist() == [[[80, 55, 30]]]
     assert tones.contrast(np.array([[[10], [30]]], np.uint8), 2.0)[..., 0].tolist() == [[0, 40]]
@@ -108,7 +108,7 @@ CHANGES: dict[str, Callable[[Pixels], Pixels]] = {
     "contrast": lambda image: tones.contrast(image, 1.4),
     "saturation": lambda image: tones.saturation(image, 0.3),
     "hue": lambda image: tones.hue(image, 0.2),
-    "grey": tones.grey,
+    "gray": tones.gray,
     "solarize": lambda image: tones.solarize(image, 77),
     "posterize": lambda image: tones.posterize(image, 2),
     "autocontrast": tones.autocontrast,
@@ -146,7 +146,7 @@ def test_what_looks_at_a_whole_image_looks_at_a_whole_clip(name: str) -> None:
     assert np.array_equal(CHANGES[name](clip).reshape(48, 12, 3), CHANGES[name](tall))
 
 
-def test_colours_need_three_channels() -> None:
+def test_colors_need_three_channels() -> None:
     with pytest.raises(DataError, match="images of 4 channels"):
         tones.hue(np.zeros((2, 2, 4), np.uint8), 0.1)
     assert tones.scale(np.ones((2, 2, 5), np.uint8), 3.0).tolist() == np.full((2, 2, 5), 3).tolist()

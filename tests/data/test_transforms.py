@@ -1,4 +1,3 @@
-import inspect
 import math
 
 import numpy as np
@@ -7,16 +6,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
+from registered import arguments_of
 
-import paceline.data.catalogue as catalogue
-import paceline.data.transforms.augment_catalogue as augment_catalogue
-import paceline.data.transforms.transform_catalogue as transform_catalogue
-from paceline.core.arguments import Arguments
-from paceline.core.registry import register
 from paceline.data.batch import Sample
-from paceline.data.transforms.batch_transforms import Flip, Normalize, RandomCrop, RandomErasing
-from paceline.data.transforms.kinds import BatchTransform, SampleTransform, split
-from paceline.data.transforms.sample_transforms import CenterCrop, Image, RandomResizedCrop, Resize
+from paceline.data.transforms.base import BatchTransform, OnSamples, SampleTransform, split
+from paceline.data.transforms.batch import Normalize, RandomErasing
+from paceline.data.transforms.geometric import (
+    CenterCrop,
+    Image,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+)
+from paceline.data.transforms.mix import MixUp
 
 NONE = np.empty(0)
 SIDES = st.integers(1, 40)
@@ -37,13 +40,13 @@ def numbered(*shape: int) -> Image:
 
 def test_shrinking_averages() -> None:
     image = np.array([[0, 4, 100, 100], [8, 12, 100, 100]], np.uint8)[:, :, None]
-    # Weights of neighbours fall off linearly over two output pixels: in a row 3/7, 3/7 and 1/7 at its end.
+    # Weights of neighbors fall off linearly over two output pixels: in a row 3/7, 3/7 and 1/7 at its end.
     expected = [(3 * 4 + 3 * 8 + 100) / 7, (8 + 3 * 100 + 3 * 100) / 7]
     np.testing.assert_allclose(resized([1, 2], image)[0, :, 0], expected, atol=1)
 
 
 def test_growing_interpolates() -> None:
-    # Pixel centres at −0.25, 0.25, 0.75 and 1.25 of the old pixels.
+    # Pixel centers at −0.25, 0.25, 0.75 and 1.25 of the old pixels.
     image = np.array([[0, 100]], np.uint8)[:, :, None]
     assert resized([1, 4], image)[:, :, 0].tolist() == [[0, 25, 75, 100]]
 
@@ -73,7 +76,7 @@ def test_center_crop_by_hand() -> None:
 
 
 def test_random_resized_crop_by_hand() -> None:
-    crop = RandomResizedCrop(size=2, area=(0.25, 0.25), aspect=(1.0, 1.0))
+    crop = RandomResizedCrop(size=2, scale=(0.25, 0.25), ratio=(1.0, 1.0))
     assert crop.box(100, 100, np.array([0.3, 0.7, 0.5, 0.0])) == (25, 0, 50, 50)
     assert crop.box(100, 100, np.array([0.3, 0.7, 0.999, 0.999])) == (50, 50, 50, 50)
     image = numbered(4, 4, 1)
@@ -103,7 +106,7 @@ def test_random_resized_crop_keeps_its_ranges(height: int, width: int, draws: tu
 
 def test_random_resized_crop_draws_the_area_evenly_over_what_fits() -> None:
     # At aspect 1 a part of a 200×100 image covers at most half of it.
-    crop = RandomResizedCrop(size=5, area=(0.1, 1.0), aspect=(1.0, 1.0))
+    crop = RandomResizedCrop(size=5, scale=(0.1, 1.0), ratio=(1.0, 1.0))
     for draw, share in ((0.0, 0.1), (0.5, 0.3), (1 - 1e-9, 0.5)):
         rows, columns = crop.box(200, 100, np.array([0.5, draw, 0, 0]))[2:]
         assert rows * columns / 20_000 == pytest.approx(share, abs=0.01)
@@ -121,53 +124,54 @@ def test_samples_are_not_changed_in_place() -> None:
 # --- recipes ------------------------------------------------------------------------------------------------
 
 
-def test_split_keeps_the_order_of_each_kind() -> None:
-    given: list[SampleTransform | BatchTransform] = [Resize(4), CenterCrop(3), Flip(), RandomCrop(1)]
-    assert split(given) == ([Resize(4), CenterCrop(3)], [Flip(), RandomCrop(1)])
-    assert split([]) == ([], [])
+FLIP, CROP, NORMALIZE = RandomHorizontalFlip(), RandomCrop(3, padding=1), Normalize([0.5], [0.5])
+PLACES: list[tuple[list[SampleTransform | BatchTransform], bool, int]] = [
+    ([], False, 0),
+    ([Resize(4), CenterCrop(3), FLIP, NORMALIZE], False, 2),
+    ([FLIP, NORMALIZE], False, 0),
+    ([FLIP, Resize(4), NORMALIZE], False, 2),  # behind the flip stands what works on samples alone
+    ([Resize(4), FLIP, CROP, FLIP, NORMALIZE], False, 3),  # before the crop, images differ in size
+    ([CROP, FLIP, NORMALIZE], True, 0),
+    ([CROP, Resize(4), CROP, FLIP], True, 3),  # Resize has changed the size that they had
+    ([NORMALIZE, CROP], False, 0),  # after a transform of batches, images have one size
+]
+
+
+@pytest.mark.parametrize(("transforms", "have_one_size", "end"), PLACES)
+def test_split_decides_where_transforms_run(
+    transforms: list[SampleTransform | BatchTransform], have_one_size: bool, end: int
+) -> None:
+    samples, batches = split(transforms, have_one_size)
+    either = (RandomCrop, RandomHorizontalFlip)
+    assert samples == [OnSamples(each) if isinstance(each, either) else each for each in transforms[:end]]
+    assert batches == transforms[end:]
+    assert not any(each.is_batch for each in samples)
+    assert [each.draws for each in [*samples, *batches]] == [each.draws for each in transforms]
 
 
 def test_split_names_both_transforms_that_are_out_of_order() -> None:
-    with pytest.raises(ValueError, match=r"^random_resized_crop must come before flip: "):
-        split([Resize(4), Flip(), RandomCrop(1), RandomResizedCrop(3)])
-
-
-@pytest.mark.parametrize("kind", ["dataset", "transform"])
-def test_each_name_takes_the_arguments_it_lists(kind: str) -> None:
-    for entry in register.kind(kind):
-        if not str(entry.target).startswith("paceline.data."):
-            continue
-        parameters = {
-            name: value
-            for name, value in inspect.signature(entry.resolve()).parameters.items()
-            if kind == "dataset" or name not in {"num_classes", "pairs"}  # which the data set tells
-        }
-        assert sorted(entry.arguments.model_fields) == sorted(parameters)
-        for name, field in entry.arguments.model_fields.items():
-            required = parameters[name].default is inspect.Parameter.empty
-            assert field.is_required() == required
-            if not required:
-                default = parameters[name].default
-                assert field.default == (list(default) if isinstance(default, tuple) else default)
+    with pytest.raises(ValueError, match=r"^random_resized_crop must come before mixup: "):
+        split([Resize(4), FLIP, MixUp(num_classes=2), RandomResizedCrop(3)])
 
 
 @pytest.mark.parametrize(
-    ("arguments", "values"),
+    ("kind", "name", "values"),
     [
-        (transform_catalogue.CropArguments, {"size": 0}),
-        (transform_catalogue.CropArguments, {"size": [3]}),
-        (transform_catalogue.RandomResizedCropArguments, {"size": 3, "area": [0.5, 0.1]}),
-        (transform_catalogue.RandomResizedCropArguments, {"size": 3, "area": [0.0, 1.0]}),
-        (augment_catalogue.FlipArguments, {"chance": 1.5}),
-        (augment_catalogue.NormalizeArguments, {"mean": [0.5, 0.5], "std": [0.5]}),
-        (augment_catalogue.NormalizeArguments, {"mean": [0.5], "std": [0.0]}),
-        (catalogue.IdxArguments, {"root": "x", "split": "val"}),
-        (catalogue.ImageFolderArguments, {"root": "x", "extensions": ["jpg"]}),
+        ("transform", "center_crop", {"size": 0}),
+        ("transform", "center_crop", {"size": [3]}),
+        ("transform", "random_resized_crop", {"size": 3, "scale": [0.5, 0.1]}),
+        ("transform", "random_resized_crop", {"size": 3, "scale": [0.0, 1.0]}),
+        ("transform", "random_horizontal_flip", {"p": 1.5}),
+        ("transform", "random_crop", {"padding": 2}),
+        ("transform", "normalize", {"mean": [0.5, 0.5], "std": [0.5]}),
+        ("transform", "normalize", {"mean": [0.5], "std": [0.0]}),
+        ("dataset", "idx", {"root": "x", "split": "val"}),
+        ("dataset", "image_folder", {"root": "x", "extensions": ["jpg"]}),
     ],
 )
-def test_wrong_arguments_are_refused(arguments: type[Arguments], values: dict[str, object]) -> None:
+def test_wrong_arguments_are_refused(kind: str, name: str, values: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
-        arguments(**values)
+        arguments_of(kind, name)(**values)
 
 
 def test_draws_are_as_many_as_a_transform_says() -> None:
@@ -175,4 +179,4 @@ def test_draws_are_as_many_as_a_transform_says() -> None:
     assert Resize(2).draws == CenterCrop(2).draws == Normalize([0], [1]).draws == 0
     assert RandomResizedCrop(2).box(9, 9, draws[: RandomResizedCrop.draws])
     assert not any(kind.is_batch for kind in (Resize, CenterCrop, RandomResizedCrop))
-    assert all(kind.is_batch for kind in (Flip, RandomCrop, RandomErasing, Normalize))
+    assert all(kind.is_batch for kind in (RandomHorizontalFlip, RandomCrop, RandomErasing, Normalize))

@@ -18,10 +18,9 @@ from moving_pictures import HEIGHT, WIDTH, Pixels, decode_all, forget_times, wri
 from PIL import Image
 
 from paceline.core.errors import DataError
-from paceline.data.reading import video_packets
-from paceline.data.reading.video import EncodedVideo
-from paceline.data.reading.video_ending import num_before_gap
-from paceline.data.reading.video_timeline import PacketTimes, Timeline, make_timeline
+from paceline.data.io import video_index as video_packets
+from paceline.data.io.video import EncodedVideo
+from paceline.data.io.video_index import PacketTimes, Timeline, make_timeline, num_before_gap
 
 _LONG = {"g": "250", "bf": "3", "preset": "veryfast"}
 _SHORT = {"g": "8", "bf": "2", "preset": "veryfast", "x264-params": "scenecut=0"}
@@ -220,8 +219,8 @@ _BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
     "empty": (_empty, "0 bytes"),
     "text": (_text, "not a video that can be read"),
     "photo": (_photo, "not a video that can be read"),
-    "pipe": (_pipe, "expected a video file"),
-    "folder": (lambda path: path.parent, "expected a video file"),
+    "pipe": (_pipe, "a pipe, not a file"),
+    "folder": (lambda path: path.parent, "a directory, not a file"),
     "sound": (_sound, r"no video in it \(only audio\)"),
     "without frames": (_without_frames, "no video in it"),
     "without frames, avi": (lambda path: _without_frames(path.with_suffix(".avi")), "without frames"),

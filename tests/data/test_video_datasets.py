@@ -11,15 +11,14 @@ import pytest
 import torch
 from moving_pictures import HEIGHT, WIDTH, decode_all, write_video
 from pydantic import ValidationError
+from registered import arguments_of
 
-from paceline.core.errors import DataError
+from paceline.core.errors import ArgumentError, DataError
 from paceline.core.registry import register
-from paceline.data.datasets.catalogue_videos import VideoFolderArguments, VideoListArguments
-from paceline.data.datasets.clips_apart import ClipsApart
-from paceline.data.datasets.videos import VideoFolder, VideoList
-from paceline.data.loading.loader import Request, load
-from paceline.data.loading.source import Source
-from paceline.data.reading.video import EncodedVideo
+from paceline.data.datasets.video import ClipsApart, VideoFolder, VideoList
+from paceline.data.io.video import EncodedVideo
+from paceline.data.loader import Request, load
+from paceline.data.split_loader import SplitLoader
 from paceline.data.transforms.clips import Clip, MultiClip
 
 
@@ -132,18 +131,18 @@ def test_files_that_are_missing_or_outside_are_named_with_their_line(root: Path,
 
 def test_batches_of_clips_and_of_views(root: Path, made: Path) -> None:
     expected = torch.from_numpy(decode_all(made))
-    clips = Source(VideoFolder(root), [Clip(4, 2)], seed=0).fetch(0, np.arange(3))
+    clips = SplitLoader(VideoFolder(root), [Clip(4, 2)], seed=0).fetch(0, np.arange(3))
     assert clips["image"].shape == (3, 3, 4, HEIGHT, WIDTH)
     assert clips["label"].tolist() == [0, 0, 1]
-    views = Source(VideoFolder(root), [MultiClip(2, 4, 2)], seed=0).fetch(0, np.arange(3))
+    views = SplitLoader(VideoFolder(root), [MultiClip(2, 4, 2)], seed=0).fetch(0, np.arange(3))
     assert views["image"].shape == (3, 2, 3, 4, HEIGHT, WIDTH), "[N, V, C, T, H, W]"
     torch.testing.assert_close(views["image"][1, 1], expected[[5, 7, 9, 11]].permute(3, 0, 1, 2))
 
 
 def test_a_clip_depends_on_seed_epoch_and_sample_alone(root: Path) -> None:
-    source = Source(VideoFolder(root), [Clip(3, 1, (1.0, 2.0))], seed=3)
+    source = SplitLoader(VideoFolder(root), [Clip(3, 1, (1.0, 2.0))], seed=3)
     together = source.fetch(1, np.arange(4))["image"]
-    alone = Source(VideoFolder(root), [Clip(3, 1, (1.0, 2.0))], seed=3).fetch(1, np.array([2]))["image"]
+    alone = SplitLoader(VideoFolder(root), [Clip(3, 1, (1.0, 2.0))], seed=3).fetch(1, np.array([2]))["image"]
     assert torch.equal(together[2:3], alone)
     (by_worker,) = load(source, [Request(1, np.arange(4))], 1)
     assert torch.equal(by_worker["image"], together)
@@ -152,24 +151,28 @@ def test_a_clip_depends_on_seed_epoch_and_sample_alone(root: Path) -> None:
 
 def test_without_a_clip_it_is_refused(root: Path) -> None:
     with pytest.raises((DataError, ValueError), match="name: clip"):
-        Source(VideoFolder(root), [], seed=0).fetch(0, np.arange(1))
+        SplitLoader(VideoFolder(root), [], seed=0).fetch(0, np.arange(1))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"fold": 1}, "with fold, split is train"),
+        ({"fold": 1}, "fold needs split"),
         ({"fold": 1, "split": "train", "split_shares": {"train": 1.0}}, "either fold or split_shares"),
-        ({"split": "train"}, "split needs split_column, .*, fold or split_shares"),
+        ({"split": "train"}, "split needs split_column or fold or split_shares"),
         ({"split": "train", "split_column": 2, "fold": 1}, "either split_column or fold"),
         ({"split_column": 2}, "split_column needs split"),
-        ({"label_from": "folder", "label": 1}, "takes no column; take label out"),
         ({"split": "test", "split_shares": {"train": 1.0}}, "one of split_shares"),
     ],
 )
 def test_arguments_that_contradict_each_other(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        VideoListArguments(file="list.txt", **arguments)
+        arguments_of("dataset", "video_list")(file="list.txt", **arguments)
+
+
+def test_a_folder_that_is_a_class_leaves_no_column_to_name() -> None:
+    with pytest.raises(ArgumentError, match="label: label_from: folder takes no column"):
+        VideoList(Path("list.txt"), label_from="folder", label=1)
 
 
 def test_names_of_recipes_stand_for_what_takes_their_arguments(root: Path) -> None:
@@ -177,8 +180,8 @@ def test_names_of_recipes_stand_for_what_takes_their_arguments(root: Path) -> No
     listed = register.kind("dataset").find("video_list")
     assert folder is not None
     assert listed is not None
-    assert len(folder.resolve()(**VideoFolderArguments(root=str(root)).model_dump())) == 4
-    arguments = VideoListArguments(file="folds.txt", root=str(root), fold=1, split="val")
+    assert len(folder.resolve()(**arguments_of("dataset", "video_folder")(root=str(root)).model_dump())) == 4
+    arguments = arguments_of("dataset", "video_list")(file="folds.txt", root=str(root), fold=1, split="val")
     assert len(listed.resolve()(**arguments.model_dump())) == 1
 
 

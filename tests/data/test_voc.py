@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from paceline.core.errors import DataError
-from paceline.data.datasets import voc_xml
+from paceline.data.datasets import voc as voc_xml
 from paceline.data.datasets.voc import Voc
 
 CAT = ("cat", (1, 1, 40, 30))

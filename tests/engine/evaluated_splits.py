@@ -1,4 +1,4 @@
-"""Splits of awkward sizes: figures to the last bit, predictions and what is drawn, for one process and for several."""
+"""Splits of awkward sizes: metrics to the last bit, predictions and images, for one process and for several."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from small_runs import NormedNet, Small
+from small_runs import CLASSES, NormedNet, Small
+from torch import Tensor
 
-from paceline.core.mesh import Mesh
+from paceline.core.world import World
+from paceline.data.batch import Batch
 from paceline.engine.evaluate import evaluate
+from paceline.engine.visualizer import visualize_evaluation
+from paceline.losses.classification import CrossEntropy
+from paceline.tasks.classification import Classification
+from paceline.visualize.grid import Panel, class_legend
 
 # Size and batch. Of the last four some processes of three, or of two, have no batch at all.
 SPLITS = [(1003, 64), (1003, 256), (130, 64), (70, 64), (5, 4), (1, 4)]
 
 
-def measure_all(mesh: Mesh, out: Path) -> list[dict[str, Any]]:
+def measure_all(world: World, out: Path) -> list[dict[str, Any]]:
     """What each split comes to; its predictions are written into a folder of `out`."""
-    return [_measure(mesh, out / f"{size}-{batch}", size, batch) for size, batch in SPLITS]
+    return [_measure(world, out / f"{size}-{batch}", size, batch) for size, batch in SPLITS]
 
 
 def tables(out: Path) -> list[bytes]:
@@ -26,21 +31,31 @@ def tables(out: Path) -> list[bytes]:
     return [(out / f"{size}-{batch}" / "predictions" / "val.csv").read_bytes() for size, batch in SPLITS]
 
 
-def pictured(out: Path) -> list[dict[str, Any]]:
-    """The samples of each split that would be drawn."""
-    found = [load_file(out / f"{size}-{batch}" / "pictured") for size, batch in SPLITS]
-    return [{name: tensor.tolist() for name, tensor in each.items()} for each in found]
+def written_images(out: Path) -> list[dict[str, bytes]]:
+    """The image files of each split, by name."""
+    folders = [out / f"{size}-{batch}" / "images" for size, batch in SPLITS]
+    return [{path.name: path.read_bytes() for path in sorted(folder.iterdir())} for folder in folders]
 
 
-def _measure(mesh: Mesh, out: Path, size: int, batch: int) -> dict[str, Any]:
+class WithLegend(Classification):
+    """Says in a legend what it predicts, and in captions which sample it is."""
+
+    def draw(self, batch: Batch, predictions: Tensor | None, index: int) -> list[Panel]:
+        assert predictions is not None
+        (panel,) = super().draw(batch, predictions, index)
+        legend = class_legend(predictions[index].argmax(), self.classes)
+        return [panel._replace(caption=f"{batch.ids[index]}: {panel.caption}", legend=legend)]
+
+
+def _measure(world: World, out: Path, size: int, batch: int) -> dict[str, Any]:
     small = Small(out, dtype=torch.float32, net=NormedNet, evaluation_size=size, evaluation_batch=batch)
-    evaluation = evaluate(small.run(mesh=mesh, save_predictions=True, pictures=True), "val")
-    if mesh.is_main:
-        assert evaluation.pictured is not None
-        samples, predictions = evaluation.pictured
-        save_file({**samples, "predictions": predictions}, out / "pictured")
+    task = WithLegend({"cross_entropy": CrossEntropy()}, {"cross_entropy": 1.0}, CLASSES, top_k=(1,))
+    run = small.run(world=world, save_predictions=True, visualize=True, task=task)
+    evaluation = evaluate(run, "val")
+    visualize_evaluation(run, evaluation)
     return {
-        "figures": {name: value.hex() for name, value in sorted(evaluation.figures.items())},
+        "captions": {sample: panel.caption for sample, (panel,) in evaluation.panels.items()},
+        "metrics": {name: value.hex() for name, value in sorted(evaluation.metrics.items())},
         "confusion": evaluation.tables["confusion"].tolist(),
         "num_samples": evaluation.num_samples,
     }

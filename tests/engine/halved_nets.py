@@ -1,4 +1,4 @@
-"""Small nets and plain updates, for the tests of precisions."""
+"""Small nets and plain steps, for the tests of precisions."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from paceline.engine.mixed_precision import make_precision
-from paceline.engine.objective import Objective
-from paceline.engine.precision import Precision
+from paceline.engine.loss_accumulator import ScaledLoss
+from paceline.engine.precision.base import Precision
+from paceline.engine.precision.mixed import make_precision
 from paceline.optim.clipping import Unclipped
 
 CPU = torch.device("cpu")
@@ -20,13 +20,13 @@ NAMES = ["fp32", "tf32", "bf16", "fp16", "O0", "O1", "O2", "O3"]
 
 
 class Trial:
-    """A model under some precision, as a run has it: an optimizer over its weights, updates, a loss."""
+    """A model under some precision, as a run has it: an optimizer over its weights, steps, a loss."""
 
     def __init__(self, precision: str | Precision, model: nn.Module, lr: float = 0.1) -> None:
         self.precision = make_precision(precision, CPU) if isinstance(precision, str) else precision
         self.model = model
         self.optimizer: Optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-        self.learning: list[nn.Parameter] = self.optimizer.param_groups[0]["params"]
+        self.trainable: list[nn.Parameter] = self.optimizer.param_groups[0]["params"]
         self.weights = self.precision.attach(model)
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
@@ -38,17 +38,17 @@ class Trial:
         """Put the gradient of the mean loss on the optimizer's parameters; the result is its norm."""
         parts = zip(images.chunk(micro_batches), labels.chunk(micro_batches), strict=True)
         for part_images, part_labels in parts:
-            self.precision.backward([Objective(self.loss(part_images, part_labels), 1 / len(labels))])
-        self.precision.collect(self.learning)
-        return Unclipped()(self.learning)
+            self.precision.backward([ScaledLoss(self.loss(part_images, part_labels), 1 / len(labels))])
+        self.precision.unscale(self.trainable)
+        return Unclipped()(self.trainable)
 
     def update(self, images: Tensor, labels: Tensor, micro_batches: int = 1) -> bool:
         """One update; whether it was done."""
         skipped = self.precision.overflowed(self.gradients(images, labels, micro_batches))
         if not skipped:
             self.optimizer.step()
-            self.precision.publish()
-        for parameter in self.learning:
+            self.precision.sync_weights()
+        for parameter in self.trainable:
             parameter.grad = None
         return not skipped
 

@@ -14,24 +14,25 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.checkpoint.store import Store
-from paceline.core.mesh import Mesh
-from paceline.core.progress import Progress
+from paceline.core.intervals import Progress
+from paceline.core.world import World
 from paceline.data.batch import Batch, Sample
-from paceline.data.datasets.memory import MemoryImages
-from paceline.data.loading.loader import TrainBatches
-from paceline.data.loading.source import Source
-from paceline.data.sampler import Order, Updates
-from paceline.data.transforms.kinds import BatchTransform
-from paceline.engine.parallel import SingleProcess
-from paceline.engine.run import EvaluationSet, Periods, Run
+from paceline.data.datasets.idx import MemoryImages
+from paceline.data.loader import TrainBatches
+from paceline.data.sampler import BatchSampler, Permutation
+from paceline.data.split_loader import SplitLoader
+from paceline.data.transforms.base import BatchTransform
+from paceline.engine.nonfinite_trace import diagnose
+from paceline.engine.run import EvaluationSet, Intervals, Run
+from paceline.engine.strategies.ddp import SingleStrategy
 from paceline.losses.classification import CrossEntropy
-from paceline.losses.term import Loss, Term
-from paceline.optim.plan import Plan
+from paceline.losses.loss_term import Loss, LossTerm
+from paceline.optim.scheduler import Scheduler
 from paceline.optim.schedules import Schedule, Schedules
 from paceline.tasks.classification import Classification
 
 CPU = torch.device("cpu")
-ALONE = Mesh(0, 1, 0, CPU)
+ALONE = World(0, 1, 0, CPU)
 NUM_CLASSES = 3
 CLASSES = [f"class {number}" for number in range(NUM_CLASSES)]
 
@@ -42,11 +43,30 @@ class SoftDice:
     def count(self, batch: Batch) -> None:
         return None
 
-    def __call__(self, outputs: Tensor, batch: Batch) -> Term:
+    def __call__(self, outputs: Tensor, batch: Batch) -> LossTerm:
         truth = nn.functional.one_hot(batch["label"], outputs.shape[1]).to(outputs.dtype)
         shares = outputs.sigmoid()
         overlap, both = (shares * truth).sum(), (shares + truth).sum()
-        return Term(both - 2 * overlap, both)
+        return LossTerm(both - 2 * overlap, both)
+
+
+class Remembering(SoftDice):
+    """Dice of sharpened outputs; it remembers how large outputs were so far, and how often it saw each sample."""
+
+    def __init__(self, size: int) -> None:
+        self.heat = torch.ones((), dtype=torch.float64)
+        self.seen = torch.zeros(size, dtype=torch.int64)
+
+    def __call__(self, outputs: Tensor, batch: Batch) -> LossTerm:
+        self.heat = 0.9 * self.heat + 0.1 * outputs.detach().abs().mean()
+        self.seen[batch.ids] += 1
+        return super().__call__(outputs / self.heat, batch)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"heat": self.heat, "seen": self.seen}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.heat, self.seen = state["heat"], state["seen"]
 
 
 class Net(nn.Module):
@@ -63,7 +83,7 @@ class Net(nn.Module):
 
 
 class PlainNet(Net):
-    """No normalisation over samples: a whole batch and its parts have the same gradients."""
+    """No normalization over samples: a whole batch and its parts have the same gradients."""
 
     def __init__(self) -> None:
         super().__init__(nn.Conv2d(2, 5, 3), nn.Tanh(), nn.Flatten(), nn.Linear(80, NUM_CLASSES))
@@ -114,7 +134,7 @@ def grouped(model: nn.Module) -> list[dict[str, Any]]:
 def solver(optimizer: Optimizer, lr: float, steps: int) -> dict[str, Any]:
     """The parts of a run that learn, at a learning rate that stays."""
     schedule = Schedule(lr, lambda done: 1.0, total_steps=steps, steps_per_epoch=1)
-    return {"optimizer": optimizer, "plan": Plan(optimizer, Schedules(schedule))}
+    return {"optimizer": optimizer, "scheduler": Scheduler(optimizer, Schedules(schedule))}
 
 
 @dataclass(frozen=True)
@@ -124,7 +144,7 @@ class Small:
     out: Path
     size: int = 64
     batch: int = 64
-    micro_batch: int = 64
+    micro_batch_size: int = 64
     steps: int = 4
     losses: Mapping[str, tuple[Loss, float]] | None = None
     net: type[nn.Module] = PlainNet
@@ -143,15 +163,16 @@ class Small:
         torch.manual_seed(0)
         model = self.net().to(self.dtype)
         losses = self.losses or {"cross_entropy": (CrossEntropy(), 1.0)}
-        source = Source(images(self.size, self.dtype), list(self.transforms), seed=7)
-        updates = Updates(self.size, self.batch, self.micro_batch)
+        data = images(self.size, self.dtype)
+        source = SplitLoader(data, list(self.transforms), seed=7, float_type=self.dtype)
+        updates = BatchSampler(self.size, self.batch, self.micro_batch_size)
         progress = Progress(self.steps, updates.steps_per_epoch)
-        mesh = Mesh(self.rank, self.world, self.rank, CPU)
+        world = World(self.rank, self.world, self.rank, CPU)
         fields: dict[str, Any] = {
             "name": "small",
             "out": self.out,
             "seed": 7,
-            "mesh": mesh,
+            "world": world,
             "task": Classification(
                 {name: loss for name, (loss, _) in losses.items()},
                 {name: weight for name, (_, weight) in losses.items()},
@@ -161,23 +182,24 @@ class Small:
             "model": model,
             **solver(torch.optim.SGD(grouped(model), lr=self.lr), self.lr, self.steps),
             "source": source,
-            "batches": TrainBatches(source, updates, Order(self.size, 7), mesh, progress, workers=0),
+            "batches": TrainBatches(source, updates, Permutation(self.size, 7), world, progress, workers=0),
             "evaluations": self.evaluations(),
             "progress": progress,
-            "periods": Periods(*self.every),
+            "intervals": Intervals(*self.every),
             "store": Store(self.out / "checkpoints"),
             "recipe": {},
             "threads": torch.get_num_threads(),
-            "pictures": False,
+            "visualize": False,
+            "explain_nonfinite": diagnose,
         }
         chosen = {**fields, **parts}
-        return Run(**{"masters": chosen["model"], "parallel": SingleProcess(chosen["model"]), **chosen})
+        return Run(**{"master_model": chosen["model"], "strategy": SingleStrategy(chosen["model"]), **chosen})
 
     def evaluations(self) -> dict[str, EvaluationSet]:
         """A validation split, if it has a size."""
         if not self.evaluation_size:
             return {}
-        source = Source(images(self.evaluation_size, self.dtype), [], seed=7)
+        source = SplitLoader(images(self.evaluation_size, self.dtype), [], seed=7, float_type=self.dtype)
         return {"val": EvaluationSet(source, self.evaluation_batch, self.evaluation_workers, threads=1)}
 
 

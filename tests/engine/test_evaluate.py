@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from evaluated_splits import SPLITS, measure_all, pictured, tables
+from evaluated_splits import SPLITS, measure_all, tables, written_images
 from small_runs import ALONE, NUM_CLASSES, NormedNet, Small, images, threads
 from torch import Tensor
 
 from paceline.core.errors import DataError
 from paceline.data.batch import Batch
-from paceline.data.loading.source import Source
-from paceline.data.loading.stacking import Ids
+from paceline.data.collate import Ids
+from paceline.data.split_loader import SplitLoader
 from paceline.engine.evaluate import Evaluation, check_ledger, evaluate
 from paceline.engine.run import EvaluationSet, Run
 
@@ -31,7 +31,7 @@ def small(out: Path, **changes: Any) -> Small:
 
 
 def bits(evaluation: Evaluation) -> dict[str, Any]:
-    return {name: value.hex() for name, value in evaluation.figures.items()} | {
+    return {name: value.hex() for name, value in evaluation.metrics.items()} | {
         name: table.tolist() for name, table in evaluation.tables.items()
     }
 
@@ -42,7 +42,7 @@ def with_cores(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], Path]:
-    """The figures of one process, and the folder with the rest."""
+    """The metrics of one process, and the folder with the rest."""
     folder = tmp_path_factory.mktemp("alone")
     return measure_all(ALONE, folder), folder
 
@@ -57,18 +57,23 @@ def test_processes_agree_with_one_to_the_bit(
     )
     assert done.returncode == 0, done.stderr.decode()
     for rank in range(world):
-        assert json.loads((tmp_path / f"rank-{rank}.json").read_text()) == alone[0]
+        assert json.loads((tmp_path / f"rank-{rank}.json").read_text()) == json.loads(json.dumps(alone[0]))
     assert tables(tmp_path) == tables(alone[1])
-    assert pictured(tmp_path) == pictured(alone[1])
+    assert written_images(tmp_path) == written_images(alone[1])
 
 
 def test_every_sample_has_its_row_and_some_are_drawn(alone: tuple[list[dict[str, Any]], Path]) -> None:
-    for (size, _), table, drawn in zip(SPLITS, tables(alone[1]), pictured(alone[1]), strict=True):
-        assert [int(line.split(b",")[0]) for line in table.splitlines()[1:]] == list(range(size))
+    metrics, folder = alone
+    for (size, _), found, table, files in zip(SPLITS, metrics, tables(folder), written_images(folder), strict=True):
+        lines = [line.decode().split(",") for line in table.splitlines()[1:]]
+        assert [int(line[0]) for line in lines] == list(range(size))
         number = min(24, size)
-        assert drawn["id"] == [size * index // number for index in range(number)]
-        assert drawn["label"] == images(size).fields["label"][drawn["id"]].tolist()
-        assert len(drawn["predictions"]) == len(drawn["image"]) == number
+        assert list(found["captions"]) == [size * index // number for index in range(number)]
+        labels = images(size).fields["label"]
+        for sample, caption in found["captions"].items():
+            assert caption.startswith(f"{sample}: ")
+            assert caption.endswith(f"class {labels[sample]}"), "alone, or behind a wrong prediction"
+        assert set(files) == {"val-confusion-00000000.png", "val-predictions-00000000.png"}
 
 
 @pytest.mark.parametrize("batch", [1003, 256, 64, 7])
@@ -128,8 +133,8 @@ def test_figures_are_those_of_a_plain_loop(tmp_path: Path) -> None:
     ]
     chosen = logits.log_softmax(1)[torch.arange(SIZE), labels]
     assert evaluation.tables["confusion"].tolist() == confusion
-    assert evaluation.figures["top1"] == int((predicted == labels).sum()) / SIZE
-    assert evaluation.figures["cross_entropy"] == pytest.approx(-chosen.mean().item(), rel=1e-12)
+    assert evaluation.metrics["top1"] == int((predicted == labels).sum()) / SIZE
+    assert evaluation.metrics["cross_entropy"] == pytest.approx(-chosen.mean().item(), rel=1e-12)
     assert evaluation.num_samples == SIZE
 
 
@@ -165,11 +170,11 @@ def test_mode_and_threads_come_back_after_an_error(tmp_path: Path) -> None:
         assert (run.model.training, torch.get_num_threads()) == (True, 2)
 
 
-def test_nothing_is_kept_where_nothing_is_drawn(tmp_path: Path) -> None:
-    assert evaluate(small(tmp_path).run(), "val").pictured is None
+def test_nothing_is_drawn_where_no_images_are_wanted(tmp_path: Path) -> None:
+    assert evaluate(small(tmp_path).run(), "val").panels == {}
 
 
-class Changed(Source):
+class Changed(SplitLoader):
     """Gives other ids than it was asked for."""
 
     def __init__(self, wanted: int, given: int) -> None:

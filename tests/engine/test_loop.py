@@ -1,5 +1,6 @@
 """Training from where a run stands to its end: what is due when, stopping on request, and going on to the same bits."""
 
+import itertools
 import math
 import multiprocessing
 import os
@@ -7,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +18,22 @@ import torch
 from small_runs import CLASSES, NormedNet, PlainNet, Small, grouped, one_thread, solver  # noqa: F401
 from torch import Tensor
 
-from paceline.checkpoint.background import Saver
 from paceline.checkpoint.store import Store
-from paceline.core.errors import DataError, Stopped, TrainingError
-from paceline.data.batch import Sample
-from paceline.data.loading.loader import TrainBatches
-from paceline.data.loading.source import Source
+from paceline.checkpoint.writer import Saver
+from paceline.core.errors import CheckpointError, DataError, Stopped, TrainingError
+from paceline.data.batch import Batch, Sample
+from paceline.data.loader import TrainBatches
+from paceline.data.split_loader import SplitLoader
 from paceline.engine.loop import train
 from paceline.engine.run import Run
 from paceline.engine.saving import completing_saves, save
+from paceline.loggers.events import Evaluated, Event, Logged, LoggerGroup, Note, Saved, Snapshot
+from paceline.losses.classification import CrossEntropy
 from paceline.models.freezing import Freezing
-from paceline.observe.events import Evaluated, Event, Logged, Note, Observer, Saved, Snapshot
 from paceline.optim.averaging import Ema, Swa
-from paceline.optim.plan import Plan
+from paceline.optim.scheduler import Scheduler
 from paceline.optim.schedules import Schedule, Schedules
+from paceline.tasks.classification import Classification
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -63,9 +67,9 @@ class AtOnce(Saver):
 
 
 def small(out: Path, **changes: Any) -> Small:
-    """Six updates, two an epoch, of 24 and 16 samples in micro-batches of about 8."""
+    """Six steps, two an epoch, of 24 and 16 samples in micro-batches of about 8."""
     common = Small(
-        out, size=40, batch=24, micro_batch=8, steps=6, net=NormedNet, dtype=torch.float32, evaluation_size=30
+        out, size=40, batch=24, micro_batch_size=8, steps=6, net=NormedNet, dtype=torch.float32, evaluation_size=30
     )
     return replace(common, **changes)
 
@@ -90,17 +94,17 @@ def final(run: Run) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("every", "expected"),
     [
-        ((2, 1, 2), "l1 e2 l2 s2 l3 e4 l4 s4 l5 e6 l6 s6"),
-        ((4, 3, 5), "l3 e4 s5 e6 l6 s6"),
-        ((100, 100, 100), "e6 l6 s6"),
-        ((1.5, 2.5, 100), "e2 e3 l3 e5 l5 e6 l6 s6"),
+        ((2, 1, 2), "l1 s2 e2 l2 l3 s4 e4 l4 l5 s6 e6 l6"),
+        ((4, 3, 5), "l3 s4 e4 s5 s6 e6 l6"),
+        ((100, 100, 100), "s6 e6 l6"),
+        ((1.5, 2.5, 100), "s2 e2 s3 e3 l3 s5 e5 l5 s6 e6 l6"),
     ],
 )
-def test_due_at_a_step_evaluate_then_record_then_save(
+def test_due_at_a_step_save_then_evaluate_then_record_and_what_is_measured_is_saved(
     every: tuple[float, float, float], expected: str, tmp_path: Path
 ) -> None:
     diary = Diary()
-    run = small(tmp_path, every=every).run(observer=Observer([diary]))
+    run = small(tmp_path, every=every).run(logger=LoggerGroup([diary]))
     run.saver = AtOnce(run.store)
     train(run)
     words = {"e": "evaluated", "l": "logged", "s": "saved"}
@@ -110,23 +114,23 @@ def test_due_at_a_step_evaluate_then_record_then_save(
 
 def test_records_tell_the_step_its_epoch_and_its_figures(tmp_path: Path) -> None:
     diary = Diary()
-    run = small(tmp_path).run(observer=Observer([diary]))
+    run = small(tmp_path).run(logger=LoggerGroup([diary]))
     train(run)
     logged = [event for event in diary.events if isinstance(event, Logged)]
     assert [event.epoch for event in logged] == [0.5, 1, 1.5, 2, 2.5, 3]
-    assert all(set(event.figures) == {"loss", "cross_entropy", "grad_norm", "lr"} for event in logged)
-    losses = [event.figures["loss"] for event in logged]
+    assert all(set(event.metrics) == {"loss", "cross_entropy", "grad_norm", "lr"} for event in logged)
+    losses = [event.metrics["loss"] for event in logged]
     assert logged[-1].smoothed["loss"]["mean"] == pytest.approx(sum(losses) / 6, rel=1e-12)
     evaluated = [event for event in diary.events if isinstance(event, Evaluated)]
     assert [(event.split, event.num_samples) for event in evaluated] == [("val", 30)] * 3
-    assert run.figures["val"] == evaluated[-1].figures
+    assert run.metrics["val"] == evaluated[-1].metrics
 
 
 def test_the_test_split_is_left_for_the_end(tmp_path: Path) -> None:
     diary = Diary()
     made = small(tmp_path)
     sets = made.evaluations()
-    run = made.run(observer=Observer([diary]), evaluations={**sets, "test": sets["val"]})
+    run = made.run(logger=LoggerGroup([diary]), evaluations={**sets, "test": sets["val"]})
     train(run)
     measured = [(event.split, event.step) for event in diary.events if isinstance(event, Evaluated)]
     assert [step for split, step in measured if split == "val"] == [2, 4, 6]
@@ -162,15 +166,15 @@ def test_a_signal_ends_the_run_at_a_step_with_its_state_saved(
     assert (saved.step, run.progress.step) == (2, 2)
 
 
-def test_a_request_in_the_last_step_lets_the_run_finish(tmp_path: Path) -> None:
-    run = small(tmp_path).run()
+def test_a_request_in_the_last_step_lets_a_run_finish_that_has_nothing_to_measure(tmp_path: Path) -> None:
+    run = small(tmp_path, evaluation_size=0).run()
     run.progress.step = 5
     run.stop.requested = True
     train(run)
     assert run.progress.is_done
 
 
-def learning(out: Path, kind: str) -> Run:
+def trainable(out: Path, kind: str) -> Run:
     """A run with Adam; its first layers may begin to learn with the fourth update, or its weights be averaged."""
     run = adam(small(out).run())
     if kind == "thawing":
@@ -185,30 +189,36 @@ def learning(out: Path, kind: str) -> Run:
 @pytest.fixture(scope="module", params=["plain", "thawing", "ema", "swa"])
 def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
     """A kind of run, and what it ends with."""
-    run = learning(tmp_path_factory.mktemp("whole"), request.param)
+    run = trainable(tmp_path_factory.mktemp("whole"), request.param)
     train(run)
     return request.param, final(run)
 
 
-@pytest.mark.parametrize("stop", range(1, 6))
+@pytest.mark.parametrize("asked", range(7))
 def test_stopped_anywhere_and_continued_a_run_ends_with_the_same_bits(
-    stop: int, uninterrupted: tuple[str, Any], tmp_path: Path
+    asked: int, uninterrupted: tuple[str, Any], tmp_path: Path
 ) -> None:
+    """Asked behind a step, a run stops at once if that step is to be evaluated, else behind the next one."""
     kind, expected = uninterrupted
-    first = learning(tmp_path, kind)
-    first.observer = Observer([StopAt(first, stop - 1)])
-    if stop == 1:
-        first.stop.requested = True
+    first = trainable(tmp_path, kind)
+    first.logger = LoggerGroup([StopAt(first, asked)])
+    first.stop.requested = asked == 0
     with pytest.raises(Stopped):
         train(first)
-    assert first.progress.step == stop
-    second = learning(tmp_path, kind)
-    torch.manual_seed(stop)  # no state of a generator is kept, and none is needed
-    checkpoint = second.store.newest()
-    assert checkpoint is not None
-    second.restore(checkpoint)
+    assert first.progress.step == {0: 1, 1: 2, 2: 2, 3: 4, 4: 4, 5: 6, 6: 6}[asked]
+    second = continued(tmp_path, lambda out: trainable(out, kind))
+    torch.manual_seed(asked)  # no state of a generator is kept, and none is needed
     train(second)
     assert final(second) == expected
+
+
+def continued(out: Path, make: Callable[[Path], Run], **parts: Any) -> Run:
+    """A run that goes on from the newest checkpoint."""
+    run = replace(make(out), **parts)
+    checkpoint = run.store.newest()
+    assert checkpoint is not None
+    run.restore(checkpoint)
+    return run
 
 
 class StopAt(Diary):
@@ -226,7 +236,7 @@ class StopAt(Diary):
 def test_a_checkpoint_brings_back_what_was_chosen_automatically(tmp_path: Path) -> None:
     first = small(tmp_path).run(threads=2)
     train(first)
-    second = small(tmp_path, micro_batch=24).run(threads=1)
+    second = small(tmp_path, micro_batch_size=24).run(threads=1)
     checkpoint = second.store.newest()
     assert checkpoint is not None
     before = torch.get_num_threads()
@@ -235,15 +245,15 @@ def test_a_checkpoint_brings_back_what_was_chosen_automatically(tmp_path: Path) 
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-    assert (second.threads, second.batches.updates.micro_batch) == (2, 8)
+    assert (second.threads, second.batches.updates.micro_batch_size) == (2, 8)
     assert second.progress.is_done
 
 
 def test_a_failing_run_keeps_its_last_good_checkpoint(tmp_path: Path) -> None:
     run = small(tmp_path, every=(100, 100, 2)).run()
     schedule = Schedule(1.0, lambda step: math.inf if step == 2 else 0.1, total_steps=6, steps_per_epoch=2)
-    run.plan = Plan(run.optimizer, Schedules(schedule))
-    with pytest.raises(TrainingError, match="update 4"):
+    run.scheduler = Scheduler(run.optimizer, Schedules(schedule))
+    with pytest.raises(TrainingError, match="step 4"):
         train(run)
     saved = run.store.newest()
     assert saved is not None
@@ -254,17 +264,13 @@ def test_a_failing_run_keeps_its_last_good_checkpoint(tmp_path: Path) -> None:
 def test_a_checkpoint_carries_the_figures_of_its_own_weights(tmp_path: Path) -> None:
     """Those of an earlier evaluation would have `best` chosen by what other weights reached."""
     diary = Diary()
-    run = small(tmp_path, every=(4, 100, 3)).run(observer=Observer([diary]), store=Store(tmp_path / "c", 9, "top1"))
+    run = small(tmp_path, every=(4, 100, 3)).run(logger=LoggerGroup([diary]), store=Store(tmp_path / "c", 9, "top1"))
     run.saver = AtOnce(run.store)
     train(run)
-    assert diary.happened() == ["saved 3", "evaluated 4", "evaluated 6", "logged 6", "saved 6"]
-    last = [event for event in diary.events if isinstance(event, Evaluated)][-1]
-    figures = {entry["step"]: entry["figures"] for entry in run.store.index()}
-    assert figures[3] == {}
-    assert figures[6] == last.figures
-    other = small(tmp_path, every=(2, 100, 3)).run(store=Store(tmp_path / "d", 9, "top1"))
-    train(other)
-    assert [entry["figures"] == {} for entry in other.store.index()] == [True, False]
+    assert diary.happened() == ["saved 3", "saved 4", "evaluated 4", "saved 6", "evaluated 6", "logged 6"]
+    found = {event.step: event.metrics for event in diary.events if isinstance(event, Evaluated)}
+    assert {entry["step"]: entry["metrics"] for entry in run.store.index()} == {3: {}, **found}
+    assert run.store.open(run.store.path_of(4)).metrics == found[4]
 
 
 class Reading:
@@ -312,8 +318,8 @@ def test_a_worker_that_dies_during_a_step_is_a_data_error(tmp_path: Path) -> Non
     run = small(tmp_path, net=Sleeping, steps=40).run()
     assert isinstance(run.model, Sleeping)
     run.model.deed = kill_a_worker
-    source = Source(Reading(), [Widen()], seed=0)
-    batches = TrainBatches(source, run.batches.updates, run.batches.order, run.mesh, run.progress, workers=1)
+    source = SplitLoader(Reading(), [Widen()], seed=0)
+    batches = TrainBatches(source, run.batches.updates, run.batches.order, run.world, run.progress, workers=1)
     run = replace(run, source=source, batches=batches)
     with pytest.raises(DataError, match="a loader worker died"):
         train(run)
@@ -328,7 +334,7 @@ class Greedy(PlainNet):
 
 def test_lack_of_memory_says_what_can_be_done(tmp_path: Path) -> None:
     run = small(tmp_path, net=Greedy).run()
-    with pytest.raises(TrainingError, match=r"out of memory in update 1, with 8 samples.*train\.micro_batch=4"):
+    with pytest.raises(TrainingError, match=r"out of memory in step 1, with 8 samples.*train\.micro_batch_size=4"):
         train(run)
 
 
@@ -336,7 +342,7 @@ def test_lack_of_memory_says_what_can_be_done(tmp_path: Path) -> None:
 def test_a_save_that_was_begun_is_on_the_disk_before_a_failure_is_told(world: int, tmp_path: Path) -> None:
     """As when another process dies while the first one writes for all."""
     diary = Diary()
-    run = small(tmp_path, world=world).run(observer=Observer([diary]))
+    run = small(tmp_path, world=world).run(logger=LoggerGroup([diary]))
 
     def fail() -> None:
         save(run)
@@ -351,10 +357,171 @@ def test_a_save_that_was_begun_is_on_the_disk_before_a_failure_is_told(world: in
 def test_predictions_that_cannot_be_written_do_not_end_training(tmp_path: Path) -> None:
     (tmp_path / "predictions").touch()
     diary = Diary()
-    run = small(tmp_path).run(observer=Observer([diary]), save_predictions=True)
+    run = small(tmp_path).run(logger=LoggerGroup([diary]), save_predictions=True)
     train(run)
     warnings = [event.text for event in diary.events if isinstance(event, Note) and event.level == "warning"]
     assert run.progress.is_done
     assert warnings
     assert all("predictions/val.csv: predictions cannot be written (" in text for text in warnings)
     assert all(text.endswith("; training goes on") for text in warnings)
+
+
+class Evaluating(NormedNet):
+    """Does something in its forward pass of a given number, counted from 0, of all that are for an evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deeds: dict[int, Callable[[], None]] = {}
+        self.calls = itertools.count()
+
+    def forward(self, images: Tensor) -> Tensor:
+        if not self.training:
+            self.deeds.get(next(self.calls), bool)()
+        return super().forward(images)
+
+
+def measured(out: Path, kind: str = "plain", **changes: Any) -> Run:
+    """Evaluated behind the steps 2, 4 and 6 in 8 batches; an average of the weights in 8 more."""
+    run = adam(small(out, net=Evaluating, evaluation_batch=4, **changes).run())
+    sets = run.evaluations
+    run = replace(run, evaluations={**sets, "test": sets["val"]}, store=Store(out / "checkpoints", 2, "top1"))
+    run.averaging = {"plain": run.averaging, "ema": Ema(0.8), "swa": Swa(6, 2, start=0.1, every_steps=1)}[kind]
+    return run
+
+
+def story(*diaries: Diary) -> list[Any]:
+    """What was recorded, in order, without clocks."""
+    events = [event for diary in diaries for event in diary.events]
+    return [replace(event, clock={}) for event in events if isinstance(event, Evaluated | Logged)]
+
+
+def split_of(event: Evaluated | Logged) -> str:
+    return event.split if isinstance(event, Evaluated) else "train"
+
+
+def begin(out: Path, kind: str, deeds: dict[int, Callable[[Run], None]]) -> tuple[Run, Diary]:
+    diary = Diary()
+    run = replace(measured(out, kind), logger=LoggerGroup([diary]))
+    assert isinstance(run.model, Evaluating)
+    run.model.deeds = {number: partial(deed, run) for number, deed in deeds.items()}
+    return run, diary
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, list[Any], list[Any]]]:
+    """What a kind of run ends with, what it recorded, and what became of its checkpoints."""
+
+    @cache
+    def find(kind: str) -> tuple[Any, list[Any], list[Any]]:
+        run, diary = begin(tmp_path_factory.mktemp("undisturbed"), kind, {})
+        train(run)
+        return final(run), story(diary), run.store.index()
+
+    return find
+
+
+def ask(run: Run) -> None:
+    run.stop.requested = True
+
+
+def fail(run: Run) -> None:
+    raise ZeroDivisionError("a user's metric")
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "step"),
+    [
+        ("plain", 0, 2),
+        ("plain", 11, 4),  # in the middle of the second evaluation
+        ("plain", 16, 6),
+        ("plain", 26, 6),  # in that of the test split
+        ("ema", 20, 4),
+        ("ema", 28, 4),  # while the average is measured
+        ("swa", 9, 2),  # while BatchNorm statistics of the average are
+    ],
+)
+@pytest.mark.parametrize(("deed", "error"), [(ask, Stopped), (fail, ZeroDivisionError)])
+def test_an_evaluation_that_does_not_end_costs_no_step_and_is_done_first_afterwards(
+    kind: str,
+    number: int,
+    step: int,
+    deed: Callable[[Run], None],
+    error: type[Exception],
+    undisturbed: Callable[[str], tuple[Any, list[Any], list[Any]]],
+    tmp_path: Path,
+) -> None:
+    first, early = begin(tmp_path, kind, {number: deed})
+    with pytest.raises(error):
+        train(first)
+    assert first.progress.step == step
+    late = Diary()
+    second = continued(tmp_path, lambda out: measured(out, kind), logger=LoggerGroup([late]))
+    assert second.progress.step == step
+    kept = [event for event in story(early) if event.step < step or split_of(event) not in second.pending_splits]
+    train(second)
+    expected = undisturbed(kind)
+    assert final(second) == expected[0]
+    assert kept + story(late) == expected[1]
+    assert second.store.index() == expected[2]
+
+
+def test_what_was_measured_before_a_kill_is_not_measured_again_and_best_follows(
+    undisturbed: Callable[[str], tuple[Any, list[Any], list[Any]]], tmp_path: Path
+) -> None:
+    """As when the kill comes between the manifest, which tells what was measured, and the link."""
+    expected, _, index = undisturbed("plain")
+    first, _ = begin(tmp_path, "plain", {26: fail})
+    with pytest.raises(ZeroDivisionError):
+        train(first)
+    first.store.link.unlink()
+    late = Diary()
+    second = continued(tmp_path, measured, logger=LoggerGroup([late]))
+    train(second)
+    assert [event.split for event in late.events if isinstance(event, Evaluated)] == ["test"]
+    assert final(second) == expected
+    assert [entry["step"] for entry in index if entry["best"]] == [int(second.store.link.resolve().name[5:])]
+
+
+class Undrawable(Classification):
+    def draw(self, batch: Batch, predictions: Any | None, index: int) -> Any:
+        raise ValueError("no sample" if predictions is None else "no prediction")
+
+    def draw_metrics(self, metrics: dict[str, Any]) -> Any:
+        raise RuntimeError("no table")
+
+
+def test_what_cannot_be_drawn_is_logged_and_training_goes_on(tmp_path: Path) -> None:
+    diary = Diary()
+    run = small(tmp_path).run(logger=LoggerGroup([diary]), visualize=True)
+    run.task = Undrawable({"cross_entropy": CrossEntropy()}, {"cross_entropy": 1.0}, CLASSES, top_k=(1,))
+    train(run)
+    warnings = [event.text for event in diary.events if isinstance(event, Note) and event.level == "warning"]
+    for told in ("ValueError: no sample", "ValueError: no prediction", "RuntimeError: no table"):
+        assert sum(told in text for text in warnings) >= 1
+    assert run.progress.is_done
+    assert run.store.newest() is not None
+
+
+def test_a_save_that_failed_is_tried_again_before_a_run_is_said_to_be_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was reported when it failed; a request to stop at the same step must not take it for saved."""
+    monkeypatch.setattr("paceline.engine.saving._SECONDS_BETWEEN", 0.0)
+    run, diary = begin(tmp_path, "plain", {0: ask})
+    run.store.root.write_bytes(b"in the way")
+    with pytest.raises(CheckpointError, match="after step 2 could not be saved"):
+        train(run)
+    run.store.root.unlink()
+
+    def make_room_and_ask(run: Run) -> None:
+        run.store.root.unlink()
+        ask(run)
+
+    run, diary = begin(tmp_path, "plain", {0: make_room_and_ask})
+    run.store.root.write_bytes(b"in the way")
+    with pytest.raises(Stopped):
+        train(run)
+    assert diary.happened() == ["logged 1", "saved 2"]
+    saved = run.store.newest()
+    assert saved is not None
+    assert (saved.step, saved.state["pending"]) == (2, ["evaluate", "record"])

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from paceline.core.errors import CheckpointError
-from paceline.engine.loss_scale import DynamicScale, FixedScale, LossScale, make_loss_scale, unscale
+from paceline.engine.precision.loss_scale import DynamicScale, FixedScale, LossScale, make_loss_scale, unscale
 
 FINE, INFINITE, UNDEFINED = torch.tensor(1.5), torch.tensor(float("inf")), torch.tensor(float("nan"))
 
 
 def course(scale: LossScale, norms: str) -> list[tuple[float, bool]]:
-    """The scale after each update, and whether it was left out: "." is a finite norm, "x" an infinite one, "n" NaN."""
+    """The scale after each step, and whether it was left out: "." is a finite norm, "x" an infinite one, "n" NaN."""
     kinds = {".": FINE, "x": INFINITE, "n": UNDEFINED}
     found = []
     for norm in norms:
@@ -89,9 +89,9 @@ def test_a_scale_that_no_gradient_survives_is_refused(wanted: float) -> None:
 
 
 def test_gradients_are_divided_where_there_are_any() -> None:
-    learning, frozen = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
-    learning.grad = torch.tensor([2.0, -1024.0])
-    unscale([learning, frozen], 1024.0)
-    assert learning.grad.tolist() == [2 / 1024, -1]
+    trainable, frozen = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    trainable.grad = torch.tensor([2.0, -1024.0])
+    unscale([trainable, frozen], 1024.0)
+    assert trainable.grad.tolist() == [2 / 1024, -1]
     assert frozen.grad is None
     unscale([frozen], 2.0)

@@ -1,20 +1,29 @@
-"""A user's own loss that remembers something goes on where it was, after the command is killed or the run resumed."""
+"""A user's own loss that remembers something: of every micro-batch once, and after a kill where it was."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
+from small_runs import PlainNet, Remembering, Small, one_thread  # noqa: F401
+from torch import Tensor
 
 from paceline.checkpoint.store import open_checkpoint
+from paceline.engine.evaluate import evaluate
+from paceline.engine.finite_check import FiniteCheck, KeptBuffers
+from paceline.engine.nonfinite_trace import diagnose
+from paceline.engine.run import Run
+from paceline.engine.step import train_step
 
 PLUGIN = '''
 import os, signal
 import torch
 import torch.nn.functional as F
 from paceline import register
-from paceline.losses.term import Term
+from paceline.losses.loss_term import LossTerm
 
 
 @register.loss("drifting")
@@ -34,7 +43,7 @@ class Drifting:
             self.calls += 1
             if os.environ.get("DIE_AT") == str(self.calls):
                 os.kill(os.getpid(), signal.SIGKILL)
-        return Term(F.cross_entropy(outputs / self.heat, batch["label"], reduction="sum"), float(batch.size))
+        return LossTerm(F.cross_entropy(outputs / self.heat, batch["label"], reduction="sum"), float(batch.size))
 
     def state_dict(self):
         return {"heat": self.heat, "calls": self.calls}
@@ -48,12 +57,12 @@ RECIPE = """
 name: drifting
 task: classification
 model: {name: convnet, widths: [4]}
-data: {batch: 64, train: {dataset: fashion_small, split: train}}
+data: {batch_size: 64, train: {dataset: fashion_small, split: train}}
 losses: [{name: drifting}]
 optimizer: {name: sgd, lr: 0.1}
 train: {steps: 12, threads: 1}
 checkpoint: {every_steps: 3}
-observe: {pictures: false}
+logging: {images: false}
 """
 
 
@@ -82,3 +91,48 @@ def test_what_a_loss_remembers_is_saved_and_resumed(tmp_path: Path) -> None:
     assert torch.equal(parts[0]["heat"], parts[1]["heat"])
     assert parts[0]["calls"] == parts[1]["calls"] == 12
     assert all(torch.equal(ends[0].model[name], ends[1].model[name]) for name in ends[0].model)
+
+
+class Bursting(PlainNet):
+    """Gives what is not finite in its pass of number `at`."""
+
+    at, passes = -1, 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.passes += self.training
+        return super().forward(images) * (torch.inf if self.passes == self.at else 1)
+
+
+def remembering(out: Path, **fields: Any) -> tuple[Run, Remembering]:
+    """A run of one epoch whose loss has a first pass, with four micro-batches a step."""
+    loss = Remembering(48)
+    losses = {"remembering": (loss, 1.0)}
+    small = Small(out, size=48, batch=16, micro_batch_size=4, steps=3, losses=losses, net=Bursting, evaluation_size=20)
+    return small.run(parts={"loss remembering": loss}, **fields), loss
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_every_micro_batch_is_remembered_once_whatever_other_passes_there_are(tmp_path: Path) -> None:
+    run, loss = remembering(tmp_path)
+    for step_batch in run.batches:
+        train_step(run, step_batch)
+        before = loss.seen.clone(), loss.heat.clone()
+        evaluate(run, "val")
+        diagnose(run, step_batch)
+        assert torch.equal(loss.seen, before[0])
+        assert torch.equal(loss.heat, before[1])
+    assert loss.seen.tolist() == [1] * 48
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_an_update_that_is_left_out_is_not_remembered(tmp_path: Path) -> None:
+    run, loss = remembering(
+        tmp_path, finite_check=FiniteCheck("skip"), explain_nonfinite=lambda run, step_batch: "burst"
+    )
+    run.buffers = KeptBuffers(run.model, run.parts)
+    assert isinstance(run.model, Bursting)
+    run.model.at = 14  # four first passes and four that count a step: this one counts, in the second
+    skipped = [train_step(run, step_batch).skipped for step_batch in run.batches]
+    assert skipped == [False, True, False]
+    assert loss.seen.sum() == 32
+    assert loss.heat.isfinite()

@@ -1,4 +1,4 @@
-"""Precisions by name: what they compute in, what they do to gradients, and when they leave an update out."""
+"""Precisions by name: what they compute in, what they do to gradients, and when they leave a step out."""
 
 import json
 import math
@@ -12,9 +12,9 @@ from small_runs import one_thread  # noqa: F401
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from paceline.engine.mixed_precision import CudaFloat32, make_precision
-from paceline.engine.objective import Objective
-from paceline.engine.precision import FullPrecision
+from paceline.engine.loss_accumulator import ScaledLoss
+from paceline.engine.precision.base import FullPrecision
+from paceline.engine.precision.mixed import CudaFloat32, make_precision
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SCALED = ["fp16", "O1", "O2", "O3"]
@@ -67,7 +67,7 @@ def test_the_gradient_is_that_of_fp32_whatever_the_scale(name: str) -> None:
     for scale in (8.0, 1000.0, 4096.0):
         trial = Trial(make_precision(name, CPU, loss_scale=scale), small_net())
         assert trial.gradients(*samples(), micro_batches=3).item() == pytest.approx(norm, rel=5e-3)
-        for found, expected in zip(gradients_of(trial.learning), gradients_of(reference.learning), strict=True):
+        for found, expected in zip(gradients_of(trial.trainable), gradients_of(reference.trainable), strict=True):
             assert found.dtype == torch.float32
             assert (found - expected).norm() < 0.01 * norm
 
@@ -80,8 +80,8 @@ def test_gradients_too_small_for_float16_survive_by_the_scale(name: str) -> None
         precision.attach(layer)
         with precision.compute():
             output = layer(torch.ones(1, 1))
-        precision.backward([Objective(output.float().sum(), 1e-9)])
-        precision.collect(parameters)
+        precision.backward([ScaledLoss(output.float().sum(), 1e-9)])
+        precision.unscale(parameters)
         return gradients_of(parameters)[0].item()
 
     assert slope(1.0) == 0
@@ -97,7 +97,7 @@ def test_an_overflow_leaves_the_weights_alone_and_halves_a_dynamic_scale(name: s
     trial.model.eval()  # running statistics are not the concern here
     before = {key: value.clone() for key, value in trial.weights.state_dict().items()}
     assert not trial.update(spoiled, labels)
-    assert trial.precision.figures() == {"loss_scale": 2.0**15, "skipped_updates": 1}
+    assert trial.precision.metrics() == {"loss_scale": 2.0**15, "skipped_updates": 1}
     assert all(torch.equal(value, before[key]) for key, value in trial.weights.state_dict().items())
     while not trial.update(images, labels):
         pass
@@ -108,8 +108,8 @@ def test_a_float16_loss_that_its_own_scale_drives_out_of_range_is_an_overflow() 
     precision, weight = make_precision("fp16", CPU), nn.Parameter(torch.ones(2))
     taken = []
     for _ in range(2):
-        precision.backward([Objective(weight.half().sum(), 1.5)])
-        precision.collect([weight])
+        precision.backward([ScaledLoss(weight.half().sum(), 1.5)])
+        precision.unscale([weight])
         taken.append(not precision.overflowed(gradients_of([weight])[0].norm()))
         last, weight.grad = gradients_of([weight])[0], None
     assert taken == [False, True]
@@ -121,7 +121,7 @@ def test_without_a_scale_the_norm_is_not_even_read(name: str) -> None:
     unreadable = torch.empty((), device="meta")
     precision = make_precision(name, CPU)
     assert precision.overflowed(unreadable) is False
-    assert precision.state_dict() == precision.figures() == {}
+    assert precision.state_dict() == precision.metrics() == {}
 
 
 @pytest.mark.parametrize("name", SCALED)
@@ -131,7 +131,7 @@ def test_the_state_survives_being_saved(name: str) -> None:
         first.overflowed(torch.tensor(norm))
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert second.state_dict() == first.state_dict()
-    assert second.figures() == {"loss_scale": 2.0**14, "skipped_updates": 2}
+    assert second.metrics() == {"loss_scale": 2.0**14, "skipped_updates": 2}
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -154,7 +154,7 @@ def test_recomputed_activations_have_the_same_gradients(name: str, reentrant: bo
     for recompute in (recomputed, lambda net, images: net(images)):
         trial = Trial(make_precision(name, CPU, None if name == "bf16" else 256.0), Recomputing(small_net(), recompute))
         trial.gradients(*samples())
-        found.append(gradients_of(trial.learning))
+        found.append(gradients_of(trial.trainable))
     assert all(torch.equal(first, second) for first, second in zip(*found, strict=True))
 
 
@@ -172,7 +172,7 @@ def test_tf32_holds_only_where_it_was_asked_for() -> None:
         with precision.compute():
             assert switches() == expected
         assert switches() == before
-        precision.backward([Objective(weight * 2, 1.0)])
+        precision.backward([ScaledLoss(weight * 2, 1.0)])
         assert seen.pop() == expected
         assert switches() == before
 

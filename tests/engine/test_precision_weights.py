@@ -9,8 +9,8 @@ from small_runs import one_thread  # noqa: F401
 from torch import Tensor, nn
 
 from paceline.checkpoint.state import load_optimizer, optimizer_tree
-from paceline.engine.mixed_precision import make_precision, raise_eps
-from paceline.engine.precision import Precision
+from paceline.engine.precision.base import Precision
+from paceline.engine.precision.mixed import fit_half_weights, make_precision
 from paceline.models.freezing import Freezing
 from paceline.models.zoo import build_timm, build_torchvision
 from paceline.optim.averaging import Ema
@@ -65,8 +65,8 @@ def test_o2_keeps_masters_and_norm_layers_in_float32() -> None:
     assert {name: HALF if not name.startswith(norms) else FULL for name in held} == held
     assert set(dtypes(trial.weights).values()) == {FULL}
     assert list(trial.weights.state_dict()) == list(small_net().state_dict())
-    assert [id(one) for one in trial.weights.parameters()] == [id(one) for one in trial.learning]
-    carriers = trial.precision.carriers(trial.learning)
+    assert [id(one) for one in trial.weights.parameters()] == [id(one) for one in trial.trainable]
+    carriers = trial.precision.carriers(trial.trainable)
     assert [id(one) for one in carriers] == [id(one) for one in trial.model.parameters()]
 
 
@@ -74,7 +74,7 @@ def test_o3_is_float16_throughout_unless_norm_layers_are_kept() -> None:
     trial = Trial("O3", small_net())
     assert trial.weights is trial.model
     assert set(dtypes(trial.model).values()) == {HALF}
-    assert {parameter.dtype for parameter in trial.learning} == {HALF}
+    assert {parameter.dtype for parameter in trial.trainable} == {HALF}
     kept = dtypes(Trial(pure(keep_norms=True), small_net()).model)
     assert {name.split(".")[0] for name, dtype in kept.items() if dtype == FULL} == {"1", "4"}
     cast = Trial(make_precision("O2", CPU, keep_norms=False), small_net())
@@ -89,11 +89,11 @@ def test_changes_below_the_resolution_of_float16_add_up_in_the_masters_only() ->
         nn.init.ones_(layer.weight)
         trial = Trial(make_precision(name, CPU, loss_scale=1.0), layer)
         for _ in range(20):
-            for carrier in trial.precision.carriers(trial.learning):
+            for carrier in trial.precision.carriers(trial.trainable):
                 carrier.grad = torch.full_like(carrier, -1e-3)
-            trial.precision.collect(trial.learning)
-            trial.optimizer.step()  # by 1e-4, where neighbours of 1 are 1e-3 apart
-            trial.precision.publish()
+            trial.precision.unscale(trial.trainable)
+            trial.optimizer.step()  # by 1e-4, where neighbors of 1 are 1e-3 apart
+            trial.precision.sync_weights()
         ends[name] = layer.weight.item()
     assert ends["O3"] == 1
     assert ends["O2"] == pytest.approx(1.002, abs=2**-10)
@@ -143,8 +143,8 @@ def test_float32_made_inside_of_a_model_is_cast_where_it_meets_weights(name: str
     assert outputs["logits"][0].dtype == FULL
     assert torch.allclose(outputs["logits"][0], expected, atol=2e-3)
     outputs["logits"][0].sum().backward()
-    trial.precision.collect(trial.learning)
-    gradients_of(trial.learning)
+    trial.precision.unscale(trial.trainable)
+    gradients_of(trial.trainable)
 
 
 def test_what_comes_in_dicts_is_left_alone() -> None:
@@ -180,11 +180,11 @@ def test_shared_weights_stay_shared_and_gradients_meet_in_one_master() -> None:
     model = nn.Sequential(first, second)
     trial = Trial(make_precision("O2", CPU, loss_scale=8.0), model)
     assert first.weight is second.weight
-    assert len(trial.learning) == 1
+    assert len(trial.trainable) == 1
     assert trial.weights.get_parameter("0.weight") is trial.weights.get_parameter("1.weight")
     (model(torch.ones(1, 3)).sum() * 8).backward()
-    trial.precision.collect(trial.learning)
-    assert gradients_of(trial.learning)[0].tolist() == [[2, 2, 2]] * 3
+    trial.precision.unscale(trial.trainable)
+    assert gradients_of(trial.trainable)[0].tolist() == [[2, 2, 2]] * 3
 
 
 def test_parts_that_begin_to_learn_later_do_so_through_their_masters() -> None:
@@ -199,7 +199,7 @@ def test_parts_that_begin_to_learn_later_do_so_through_their_masters() -> None:
     assert [name for name, one in named.items() if one.grad is None] == ["0.weight", "0.bias", "1.weight", "1.bias"]
     freezing.apply(2)
     trial.gradients(*samples())
-    gradients_of(trial.learning)
+    gradients_of(trial.trainable)
 
 
 def test_frozen_weights_stay_frozen() -> None:
@@ -222,7 +222,7 @@ def test_a_restored_run_goes_on_to_the_same_bits(name: str) -> None:
         assert first.update(*samples())
     saved = {key: value.clone() for key, value in first.weights.state_dict().items()}
     second.weights.load_state_dict(saved)
-    second.precision.publish()
+    second.precision.sync_weights()
     load_optimizer(second.optimizer, second.weights, optimizer_tree(first.optimizer, first.weights))
     second.precision.load_state_dict(first.precision.state_dict())
     for one in (first, second):
@@ -242,9 +242,9 @@ def test_an_average_is_of_the_masters_and_can_be_computed_with() -> None:
         average.update(trial.weights)
         courses.append(trial.weights.get_parameter("0.weight").detach().clone())
     with average.applied(trial.weights):
-        trial.precision.publish()
+        trial.precision.sync_weights()
         held = trial.model.get_parameter("0.weight").detach().clone()
-    trial.precision.publish()
+    trial.precision.sync_weights()
     assert torch.equal(held, (courses[0] + courses[1]).div(2).half())
     assert torch.equal(trial.model.get_parameter("0.weight"), courses[1].half())
 
@@ -261,5 +261,5 @@ def test_eps_is_raised_to_what_float16_knows_where_moments_are_float16_only() ->
     half, whole = nn.Parameter(torch.ones(1, dtype=torch.float16)), nn.Parameter(torch.ones(1))
     groups: list[dict[str, Any]] = [{"params": [half]}, {"params": [whole]}, {"params": [half.detach()], "eps": 1e-3}]
     optimizer = torch.optim.AdamW(groups)
-    raise_eps(optimizer)
+    fit_half_weights(optimizer)
     assert [group["eps"] for group in optimizer.param_groups] == [1e-4, 1e-8, 1e-3]

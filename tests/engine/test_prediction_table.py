@@ -12,13 +12,13 @@ from small_runs import NamedFiles, Small, images
 
 from paceline.core.errors import DataError
 from paceline.data.batch import Batch, Sample
-from paceline.data.loading.source import Source
-from paceline.data.skipping import SkipList
+from paceline.data.skip_list import SkipList
+from paceline.data.split_loader import SplitLoader
 from paceline.engine.evaluate import evaluate
-from paceline.engine.prediction_table import PredictionTable
+from paceline.engine.predictions import PredictionTable
 from paceline.engine.run import EvaluationSet
 from paceline.losses.classification import CrossEntropy
-from paceline.metrics.state import fold
+from paceline.metrics.metric import fold
 from paceline.tasks.classification import Classification
 from paceline.tasks.video import VideoClassification
 
@@ -30,7 +30,7 @@ def task(multi_label: bool = False, kind: type[Classification] = Classification)
 
 
 def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+    with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -38,8 +38,24 @@ def write(path: Path, chosen: Classification, *measured: tuple[torch.Tensor, Bat
     """The rows of a split whose batches come in this order."""
     table = PredictionTable(path, NamedFiles("a.jpg", "b.jpg", "c.jpg", "\udcff.jpg"), chosen)
     (metric,) = table.metrics
-    table.finish([fold(metric.measure(*each) for each in measured)], [])
+    table.finish([fold(metric.update(*each) for each in measured)], [])
     return rows(path)
+
+
+def test_names_are_no_formulas_and_labels_that_are_numbers_stay(tmp_path: Path) -> None:
+    class Relative(NamedFiles):
+        def path(self, index: int) -> Path:
+            return Path(self._names[index])
+
+    chosen = Classification({"cross_entropy": CrossEntropy()}, {"cross_entropy": 1.0}, ["-1", "=1+1"])
+    table = PredictionTable(tmp_path / "val.csv", Relative("@a.jpg", "-b/c.jpg"), chosen)
+    (metric,) = table.metrics
+    batch = Batch(id=torch.arange(2), label=torch.tensor([0, 1]))
+    table.finish([fold([metric.update(torch.tensor([[1.0, 1.0], [0.0, 1.0]]), batch)])], [])
+    found = rows(tmp_path / "val.csv")
+    assert list(found[0])[-2:] == ["-1", "'=1+1"]
+    written = [[row[name] for name in ("path", "label", "predicted", "probability")] for row in found]
+    assert written == [["'@a.jpg", "-1", "-1", "0.5"], ["'-b/c.jpg", "'=1+1", "'=1+1", "0.731059"]]
 
 
 def test_a_row_for_each_sample(tmp_path: Path) -> None:
@@ -54,7 +70,7 @@ def test_a_row_for_each_sample(tmp_path: Path) -> None:
         ["0", "/set/images/a.jpg", "dog, small", "dog, small", "0.5", "0.25", "0.5", "0.25"],
         ["1", "/set/images/b.jpg", "cat", "Käfer", "1", "0", "0", "1"],
         ["2", "/set/images/c.jpg", "Käfer", "", "", "nan", "nan", "nan"],
-        ["3", "/set/images/\udcff.jpg", "cat", "cat", "0.6", "0.6", "0.4", "0"],
+        ["3", "/set/images/\\udcff.jpg", "cat", "cat", "0.6", "0.6", "0.4", "0"],
     ]
     assert [path.name for path in (tmp_path / "in").iterdir()] == ["val.csv"]
 
@@ -93,12 +109,12 @@ def test_a_video_has_one_row_wherever_its_clips_came(multi_label: bool, tmp_path
 
 def test_a_table_is_that_of_the_last_evaluation(tmp_path: Path) -> None:
     run = Small(tmp_path, evaluation_size=37).run(save_predictions=True)
-    figures = evaluate(run, "val").figures
+    metrics = evaluate(run, "val").metrics
     found = rows(tmp_path / "predictions" / "val.csv")
     assert [row["sample"] for row in found] == [str(number) for number in range(37)]
     assert "path" not in found[0]
     assert [row["label"] for row in found] == [f"class {label}" for label in images(37).fields["label"].tolist()]
-    assert sum(row["label"] == row["predicted"] for row in found) / 37 == figures["top1"]
+    assert sum(row["label"] == row["predicted"] for row in found) / 37 == metrics["top1"]
     with torch.no_grad():
         next(run.model.parameters()).add_(1)
     evaluate(run, "val")
@@ -121,13 +137,12 @@ class Damaged:
 
 
 def test_what_cannot_be_read_has_no_row_and_is_not_drawn(tmp_path: Path) -> None:
-    examined = EvaluationSet(Source(Damaged(), [], 0, SkipList("val", 2)), batch=2, workers=0, threads=1)
+    examined = EvaluationSet(SplitLoader(Damaged(), [], 0, SkipList("val", 2)), batch=2, workers=0, threads=1)
     small = Small(tmp_path, dtype=torch.float32)
-    evaluation = evaluate(small.run(save_predictions=True, pictures=True, evaluations={"val": examined}), "val")
+    evaluation = evaluate(small.run(save_predictions=True, visualize=True, evaluations={"val": examined}), "val")
     assert [row["sample"] for row in rows(tmp_path / "predictions" / "val.csv")] == ["0", "2", "3"]
     assert evaluation.num_skipped == 2
-    assert evaluation.pictured is not None
-    assert evaluation.pictured[0].ids.tolist() == [0, 2, 3]
+    assert list(evaluation.panels) == [0, 2, 3]
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:

@@ -11,16 +11,16 @@ import torch
 from small_runs import NamedFiles
 
 from paceline.core.errors import UsageError
-from paceline.core.palette import Colour, colour_of
 from paceline.data.batch import Batch, Sample
-from paceline.data.reading.masks import decode_grey, decode_ids
+from paceline.data.io.mask import decode_grey, decode_ids
 from paceline.engine.predictions import Map, PredictionFolder, can_save, file_names
+from paceline.visualize.colors import Color, class_color
 
 
 class Maps:
     """A task that predicts what it is given."""
 
-    def __init__(self, palette: Sequence[Colour] | None = None) -> None:
+    def __init__(self, palette: Sequence[Color] | None = None) -> None:
         self.palette = palette
 
     def maps(self, predictions: list[Map]) -> list[Map]:
@@ -53,12 +53,12 @@ def test_numbers_come_back_as_they_were(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     found = [random.integers(0, 256, size).astype(np.uint8) for size in ((5, 7), (9, 4))]
     dataset, ids = NamedFiles("a.jpg", "b.jpg", "c.jpg"), Batch(id=torch.tensor([2, 0]))
-    grey = PredictionFolder(tmp_path / "grey", dataset, Maps())
-    coloured = PredictionFolder(tmp_path / "ids", dataset, Maps([colour_of(number) for number in range(256)]))
-    for folder in (grey, coloured, grey):  # a second time, they are replaced
+    gray = PredictionFolder(tmp_path / "gray", dataset, Maps())
+    colored = PredictionFolder(tmp_path / "ids", dataset, Maps([class_color(number) for number in range(256)]))
+    for folder in (gray, colored, gray):  # a second time, they are replaced
         folder.save(ids, found)
-    assert sorted(path.name for path in (tmp_path / "grey").iterdir()) == ["a.png", "c.png"]
-    assert decode_grey(tmp_path / "grey/c.png").tolist() == found[0].tolist()
+    assert sorted(path.name for path in (tmp_path / "gray").iterdir()) == ["a.png", "c.png"]
+    assert decode_grey(tmp_path / "gray/c.png").tolist() == found[0].tolist()
     assert decode_ids(tmp_path / "ids/a.png").tolist() == found[1].tolist()
 
 

@@ -20,24 +20,23 @@ import paceline.recipe.schema  # noqa: F401 - the names that ship, before the re
 from paceline import cli
 from paceline.core.errors import DataError
 from paceline.core.registry import register
-from paceline.data.datasets.embedded import fashion_small
-from paceline.data.datasets.memory import MemoryImages
+from paceline.data.datasets.idx import MemoryImages, fashion_small
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 STEPS, STEPS_PER_EPOCH = 30, 7
 OVERRIDES = [
     "train.epochs=null",
     f"train.steps={STEPS}",
-    "train.micro_batch=40",
+    "train.micro_batch_size=40",
     "train.threads=1",
-    "data.batch=96",
+    "data.batch_size=96",
     "data.train.dataset=pausing",
     "data.val.dataset=few",
     "model={name: convnet, widths: [4, 8], dropout: 0.2}",
     "schedule.warmup_epochs=0.5",
     "evaluate.every_epochs=0.5",
     "checkpoint.every_steps=5",
-    "observe.log_every_steps=4",
+    "logging.every_steps=4",
 ]
 
 
@@ -105,14 +104,13 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Command, dict[str,
     command = Command(tmp_path_factory.mktemp("broken"), *OVERRIDES)
     outcomes = {}
 
-    # Killed within update 13, behind its first micro-batch and in the middle of an epoch.
+    # Killed within step 13, behind its first micro-batch and in the middle of an epoch.
     process = command.until_paused(reads(0, 13))
-    command.wait_for((command.run / "checkpoints" / "step-00000010").exists, process)  # it is saved meanwhile
     process.kill()
     outcomes["killed"] = command.end(process)
 
-    # Goes on from step 10; asked to stop within update 17, which is still done.
-    process = command.until_paused(reads(10, 17))
+    # Goes on from step 11, which was evaluated; asked to stop within step 17, which is still done.
+    process = command.until_paused(reads(11, 17))
     process.terminate()
     outcomes["terminated"] = command.end(process)
 
@@ -120,12 +118,12 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Command, dict[str,
     return command, outcomes
 
 
-def reads(done: int, update: int) -> int:
-    """The number, counted from 1, of the second read for `update` in a process that starts behind `done` updates.
+def reads(done: int, step_batch: int) -> int:
+    """The number, counted from 1, of the second read for `update` in a process that starts behind `done` steps.
 
-    Of 600 samples there are six updates of three micro-batches and then one of 24 samples, a single micro-batch.
+    Of 600 samples there are six steps of three micro-batches and then one of 24 samples, a single micro-batch.
     """
-    return 2 + sum(1 if step % STEPS_PER_EPOCH == 0 else 3 for step in range(done + 1, update))
+    return 2 + sum(1 if step % STEPS_PER_EPOCH == 0 else 3 for step in range(done + 1, step_batch))
 
 
 def checkpoint(command: Command, name: str, step: int = STEPS) -> bytes:
@@ -138,7 +136,7 @@ def records(command: Command) -> list[dict[str, Any]]:
 
 
 def events(command: Command) -> dict[str, list[tuple[int, Any]]]:
-    """What TensorBoard shows, clocks left out: scalars by tag and step, and pictures."""
+    """What TensorBoard shows, clocks left out: scalars by tag and step, and images."""
     shown = EventAccumulator(str(command.run / "tensorboard"), {"scalars": 0, "images": 0}).Reload()
     scalars = {tag: [(point.step, point.value) for point in shown.Scalars(tag)] for tag in shown.Tags()["scalars"]}
     images = {
@@ -153,7 +151,7 @@ Broken = tuple[Command, dict[str, Outcome]]
 def test_a_kill_leaves_the_last_checkpoint(broken: Broken) -> None:
     killed = broken[1]["killed"]
     assert killed.code == -signal.SIGKILL
-    assert killed.steps == [5, 10]
+    assert killed.steps[-3:] == [7, 10, 11]
     assert killed.status["state"] == "running"
 
 
@@ -163,7 +161,7 @@ def test_sigterm_stops_at_a_step_with_its_state_saved(broken: Broken) -> None:
     assert terminated.status["state"] == "stopped"
     assert terminated.status["step"] == terminated.steps[-1] == 17
     assert "SIGTERM" in terminated.status["reason"]
-    assert "weights  from runs/quickstart/checkpoints/step-00000010" in terminated.error
+    assert "weights  from runs/quickstart/checkpoints/step-00000011" in terminated.error
     assert "Traceback" not in terminated.error
 
 
@@ -204,12 +202,13 @@ def test_interruptions_change_nothing_that_tensorboard_shows(whole: Command, bro
 
 
 def test_interruptions_change_no_picture(whole: Command, broken: Broken) -> None:
-    found = {path.name: path.read_bytes() for path in (broken[0].run / "pictures").iterdir()}
-    assert found == {path.name: path.read_bytes() for path in (whole.run / "pictures").iterdir()}
+    found = {path.name: path.read_bytes() for path in (broken[0].run / "images").iterdir()}
+    assert found == {path.name: path.read_bytes() for path in (whole.run / "images").iterdir()}
 
 
-def test_ctrl_c_reaches_workers_too_and_still_stops_cleanly(tmp_path: Path) -> None:
-    """A terminal sends the signal to all processes of the command, the loader's workers included."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_request_that_reaches_workers_too_still_stops_cleanly(number: signal.Signals, tmp_path: Path) -> None:
+    """Terminals, schedulers and `timeout` signal all processes of the command, the loader's workers included."""
     command = Command(
         tmp_path,
         "train.epochs=null",
@@ -218,13 +217,14 @@ def test_ctrl_c_reaches_workers_too_and_still_stops_cleanly(tmp_path: Path) -> N
         "train.threads=1",
         "data.train.dataset=one_by_one",
         "data.val.dataset=few",
-        "data.workers=2",
-        "observe.log_every_steps=1",
+        "data.num_workers=2",
+        "data.loader=process",
+        "logging.every_steps=1",
         "checkpoint.every_epochs=1000",
     )
     process = command.start()
     command.wait_for((command.run / "metrics.jsonl").exists, process)
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, number)
     outcome = command.end(process)
     assert outcome.code == 75, outcome.error
     assert outcome.status["state"] == "stopped"
@@ -288,7 +288,7 @@ def interrupt_twice() -> None:
 
 
 def test_a_second_sigint_ends_the_run_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = [*TINY, "data.train.dataset=scripted", "observe.pictures=false"]
+    command = [*TINY, "data.train.dataset=scripted", "logging.images=false"]
     Scripted.deed = interrupt_twice
     assert cli.main(command) == 130
     assert status_of(here)["state"] == "failed"
@@ -328,7 +328,7 @@ def test_a_run_killed_between_its_last_checkpoint_and_its_end_is_finished(here: 
 
 def test_other_pictures_beside_ours_are_no_obstacle(here: Path) -> None:
     assert cli.main(TINY) == 0
-    drawing = here / "runs/quickstart/pictures/my-own-drawing.png"
+    drawing = here / "runs/quickstart/images/my-own-drawing.png"
     drawing.write_bytes(b"mine")
     assert cli.main([*TINY, "train.steps=3"]) == 0
     assert drawing.read_bytes() == b"mine"
@@ -345,4 +345,4 @@ def test_a_finished_run_is_left_alone(here: Path) -> None:
 def test_another_recipe_does_not_continue_a_run(here: Path) -> None:
     assert cli.main(TINY) == 0
     assert cli.main([*TINY, "optimizer.lr=0.5"]) == 4
-    assert cli.main([*TINY, "train.steps=3", "observe.log_every_steps=1"]) == 0
+    assert cli.main([*TINY, "train.steps=3", "logging.every_steps=1"]) == 0

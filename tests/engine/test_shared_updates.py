@@ -1,4 +1,4 @@
-"""However processes share an update, it is the same update: real processes, started by our launcher."""
+"""However processes share a step, it is the same step: real processes, started by our launcher."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 SCRIPT = Path(__file__).parent / "scripts" / "shared_updates.py"
 LAUNCH = """
 import sys
-from paceline.launch.local import Launch, launch
+from paceline.launch.launcher import Launch, launch
 sys.exit(launch([sys.executable, *sys.argv[2:]], Launch(int(sys.argv[1]), restarts=0)))
 """
 
@@ -47,3 +47,18 @@ def test_processes_share_the_samples_of_every_update(found: list[dict[str, Any]]
             assert all(of_step[rank] for rank in range(world))
             seen += [number for ids in of_step for number in ids]
         assert sorted(seen) == list(range(50))
+
+
+def test_what_a_loss_remembers_is_that_of_the_first_process(found: list[dict[str, Any]]) -> None:
+    for strategy, first in found[0]["remembered"].items():
+        seen = first["first" if "ordered" in strategy else "own"]
+        assert 0 < len(seen) == len(set(seen))
+        assert first["seen"] == [int(sample in seen) for sample in range(50)], strategy
+        for other in found[1:]:
+            assert other["remembered"][strategy]["heat"] == first["heat"], strategy
+            assert other["remembered"][strategy]["seen"] == first["seen"], strategy
+
+
+def test_on_any_number_of_processes_it_is_the_same_with_world(found: list[dict[str, Any]]) -> None:
+    alone, shared = (found[0]["remembered"][name] for name in ("ordered, alone", "ordered"))
+    assert (shared["heat"], shared["seen"]) == (alone["heat"], alone["seen"])

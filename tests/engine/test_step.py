@@ -13,20 +13,20 @@ from small_runs import CPU, Net, NormedNet, Small, SoftDice, grouped, one_thread
 from torch import Tensor, nn
 
 from paceline.core.errors import TrainingError
-from paceline.core.mesh import Mesh
+from paceline.core.world import World
 from paceline.data.batch import Batch
-from paceline.data.datasets.memory import MemoryImages
-from paceline.data.loading.loader import MicroBatch, TrainBatches, Update
-from paceline.data.loading.source import Source
-from paceline.data.sampler import Order, Updates
+from paceline.data.datasets.idx import MemoryImages
+from paceline.data.loader import MicroBatch, StepBatch, TrainBatches
+from paceline.data.sampler import BatchSampler, Permutation
+from paceline.data.split_loader import SplitLoader
 from paceline.engine.run import Run
 from paceline.engine.step import train_step
 from paceline.losses.classification import CrossEntropy
-from paceline.losses.term import Loss, Term
+from paceline.losses.loss_term import Loss, LossTerm
 from paceline.models.freezing import Freezing
 from paceline.optim.clipping import NormClip, ValueClip
 from paceline.optim.decays import cosine
-from paceline.optim.plan import Plan
+from paceline.optim.scheduler import Scheduler
 from paceline.optim.schedules import Schedule, Schedules
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -36,12 +36,12 @@ GOLDEN: dict[str, Any] = json.loads(
 )
 
 
-def golden_run(out: Path, micro_batch: int) -> Run:
+def golden_run(out: Path, micro_batch_size: int) -> Run:
     """The run of tests/golden/make_curve.py."""
     pixels = [[math.sin(1 + 4 * sample + place) for place in range(4)] for sample in range(21)]
     images = torch.tensor(pixels, dtype=torch.float64).view(21, 1, 2, 2)
     labels = torch.tensor([sample * sample % 3 for sample in range(21)])
-    source = Source(MemoryImages(images, {"label": labels}, ["a", "b", "c"]), [], seed=7)
+    source = SplitLoader(MemoryImages(images, {"label": labels}, ["a", "b", "c"]), [], seed=7, float_type=torch.float64)
     linear = nn.Linear(4, 3).double()
     with torch.no_grad():
         rows = [[0.1 * (number + 1) * (place - 1.5) for place in range(4)] for number in range(3)]
@@ -51,15 +51,19 @@ def golden_run(out: Path, micro_batch: int) -> Run:
     small = Small(out, size=21, steps=9, losses={"cross_entropy": (CrossEntropy(label_smoothing=0.1), 1.0)})
     optimizer = torch.optim.SGD(grouped(model), lr=1.0, momentum=0.9, weight_decay=0.01)
     schedule = Schedule(0.5, cosine, total_steps=9, steps_per_epoch=3, warmup_steps=2, warmup_from=0.1, floor=0.05)
-    run = small.run(model=model, source=source, optimizer=optimizer, plan=Plan(optimizer, Schedules(schedule)))
-    run.batches = TrainBatches(source, Updates(21, 8, micro_batch), Order(21, 7), run.mesh, run.progress, workers=0)
+    run = small.run(
+        model=model, source=source, optimizer=optimizer, scheduler=Scheduler(optimizer, Schedules(schedule))
+    )
+    run.batches = TrainBatches(
+        source, BatchSampler(21, 8, micro_batch_size), Permutation(21, 7), run.world, run.progress, workers=0
+    )
     return run
 
 
-@pytest.mark.parametrize("micro_batch", [8, 3, 1])
-def test_a_whole_run_has_the_numbers_computed_by_hand(micro_batch: int, tmp_path: Path) -> None:
-    run = golden_run(tmp_path, micro_batch)
-    results = [train_step(run, update) for update in run.batches]
+@pytest.mark.parametrize("micro_batch_size", [8, 3, 1])
+def test_a_whole_run_has_the_numbers_computed_by_hand(micro_batch_size: int, tmp_path: Path) -> None:
+    run = golden_run(tmp_path, micro_batch_size)
+    results = [train_step(run, step_batch) for step_batch in run.batches]
     found = [
         {"loss": result.losses["loss"].item(), "grad_norm": result.grad_norm.item(), "lr": result.lr}
         for result in results
@@ -72,7 +76,7 @@ def test_a_whole_run_has_the_numbers_computed_by_hand(micro_batch: int, tmp_path
 
 
 def test_a_step_tells_its_rate_and_leaves_no_gradient(tmp_path: Path) -> None:
-    run = Small(tmp_path, lr=0.25, micro_batch=20).run()
+    run = Small(tmp_path, lr=0.25, micro_batch_size=20).run()
     result = train_step(run, next(iter(run.batches)))
     assert result.lr == 0.25
     assert [group["lr"] for group in run.optimizer.param_groups] == [0.25]
@@ -81,14 +85,14 @@ def test_a_step_tells_its_rate_and_leaves_no_gradient(tmp_path: Path) -> None:
 
 
 def test_reported_tensors_hold_no_graph(tmp_path: Path) -> None:
-    run = Small(tmp_path, micro_batch=20, losses={"dice": (SoftDice(), 1.0)}).run()
+    run = Small(tmp_path, micro_batch_size=20, losses={"dice": (SoftDice(), 1.0)}).run()
     result = train_step(run, next(iter(run.batches)))
     assert not any(value.requires_grad for value in [*result.losses.values(), result.grad_norm])
 
 
 @pytest.mark.parametrize("limit", [1e-3, 1e3])
 def test_clipping_is_that_of_the_whole_update(limit: float, tmp_path: Path) -> None:
-    small = Small(tmp_path, micro_batch=13, lr=1.0)
+    small = Small(tmp_path, micro_batch_size=13, lr=1.0)
     plain, clipped = small.run(), small.run(clip=NormClip(limit))
     before = [parameter.detach().clone() for parameter in plain.model.parameters()]
     results = [train_step(run, next(iter(run.batches))) for run in (plain, clipped)]
@@ -117,12 +121,12 @@ class Poisoned(nn.Module):
 def test_gradients_that_are_not_finite_end_the_run_before_the_weights_change(
     clip: NormClip | ValueClip | None, tmp_path: Path
 ) -> None:
-    run = Small(tmp_path, micro_batch=16, net=Poisoned, lr=0.01).run(**({"clip": clip} if clip else {}))
-    update = next(iter(run.batches))
+    run = Small(tmp_path, micro_batch_size=16, net=Poisoned, lr=0.01).run(**({"clip": clip} if clip else {}))
+    step_batch = next(iter(run.batches))
     before = {name: value.detach().clone() for name, value in run.model.named_parameters()}
     named = r"outputs are finite, the gradients of scale are not"  # of no other parameter, clipped or not
-    with pytest.raises(TrainingError, match=rf"gradient of update 1 is not finite.*: {named}.*optimizer\.lr"):
-        train_step(run, update)
+    with pytest.raises(TrainingError, match=rf"gradient of step 1 is not finite.*: {named}.*optimizer\.lr"):
+        train_step(run, step_batch)
     assert all(torch.equal(value, before[name]) for name, value in run.model.named_parameters())
     assert not run.optimizer.state
 
@@ -131,10 +135,10 @@ def test_a_loss_that_is_not_a_number_ends_the_run_and_is_named(tmp_path: Path) -
     run = Small(tmp_path).run()
     with torch.no_grad():
         next(run.model.parameters()).fill_(math.nan)
-    update = next(iter(run.batches))
+    step_batch = next(iter(run.batches))
     with pytest.raises(TrainingError) as caught:
-        train_step(run, update)
-    first = ", ".join(str(number) for number in update.microbatches[0].batch.ids[:8].tolist())
+        train_step(run, step_batch)
+    first = ", ".join(str(number) for number in step_batch.micro_batches[0].batch.ids[:8].tolist())
     assert f"layers.0 (Conv2d) gives what is not finite for samples {first} and 56 more" in str(caught.value)
 
 
@@ -144,8 +148,8 @@ class Nothing:
     def count(self, batch: Batch) -> float:
         return 0.0
 
-    def __call__(self, outputs: Tensor, batch: Batch) -> Term:
-        return Term(torch.zeros(()), 0.0)
+    def __call__(self, outputs: Tensor, batch: Batch) -> LossTerm:
+        return LossTerm(torch.zeros(()), 0.0)
 
 
 def test_a_loss_without_a_gradient_beside_one_with_is_no_obstacle(tmp_path: Path) -> None:
@@ -174,9 +178,9 @@ def test_owning_the_loop_is_the_same_as_training(tmp_path: Path) -> None:
     run = Small(tmp_path, size=40, batch=16, steps=6).run()
     run.freezing = Freezing(run.model, ["layers.0"], [(2, ["layers.0"])])
     learned = []
-    for done, update in enumerate(run.batches, start=1):
+    for done, step_batch in enumerate(run.batches, start=1):
         before = next(run.model.parameters()).detach().clone()
-        train_step(run, update)
+        train_step(run, step_batch)
         learned.append(not torch.equal(before, next(run.model.parameters())))
         assert run.progress.step == done
     assert learned == [False, False, True, True, True, True]
@@ -184,7 +188,7 @@ def test_owning_the_loop_is_the_same_as_training(tmp_path: Path) -> None:
     assert list(run.batches) == []
 
 
-class Recorded(Mesh):
+class Recorded(World):
     """One process of two, in this one: notes what it adds, and adds what the other was noted to add before it."""
 
     def __init__(self, others: list[Tensor]) -> None:
@@ -206,23 +210,23 @@ class Recorded(Mesh):
 
 @pytest.mark.parametrize("loss", [CrossEntropy(), SoftDice()])
 def test_an_empty_rank_joins_every_collective(loss: Loss, tmp_path: Path) -> None:
-    small = Small(tmp_path, micro_batch=32, losses={"one": (loss, 1.0)})
+    small = Small(tmp_path, micro_batch_size=32, losses={"one": (loss, 1.0)})
     full = next(iter(small.run().batches))
     busy = Recorded([])
-    expected = train_step(small.run(mesh=busy), full)
+    expected = train_step(small.run(world=busy), full)
     idle = Recorded(busy.__dict__["added"])
-    empty = Update(full.step, full.num_samples, full.num_microbatches, [])
-    found = train_step(small.run(mesh=idle), empty)
+    empty = StepBatch(full.step, full.num_samples, full.num_micro_batches, [])
+    found = train_step(small.run(world=idle), empty)
     assert len(idle.__dict__["added"]) == len(busy.__dict__["added"])
     assert list(found.losses) == list(expected.losses)
     assert all(value == 0 for value in found.losses.values())
 
 
 def test_micro_batches_may_be_handed_in_by_hand(tmp_path: Path) -> None:
-    run = Small(tmp_path, micro_batch=32).run()
-    other = Small(tmp_path, micro_batch=32).run()
-    update = next(iter(run.batches))
-    copied = [MicroBatch(micro.step, micro.index, micro.epoch, micro.batch) for micro in update.microbatches]
-    one = train_step(run, update)
-    two = train_step(other, Update(0, 64, 2, copied))
+    run = Small(tmp_path, micro_batch_size=32).run()
+    other = Small(tmp_path, micro_batch_size=32).run()
+    step_batch = next(iter(run.batches))
+    copied = [MicroBatch(micro.step, micro.index, micro.epoch, micro.batch) for micro in step_batch.micro_batches]
+    one = train_step(run, step_batch)
+    two = train_step(other, StepBatch(0, 64, 2, copied))
     assert torch.equal(one.losses["loss"], two.losses["loss"])

@@ -1,4 +1,4 @@
-"""Write curve.json: nine updates of a linear classifier, computed number by number from the contracts.
+"""Write curve.json: nine steps of a linear classifier, computed number by number from the contracts.
 
     python tests/golden/make_curve.py
 

@@ -2,8 +2,8 @@
 
     python tests/golden/make_schedules.py
 
-Nothing of the package is used. Pet's are listed by the number i of the update, counted from 1; those at fractional
-epochs by the number of the update, counted from 0; the others by the epoch e, counted from 0.
+Nothing of the package is used. Pet's are listed by the number i of the step, counted from 1; those at fractional
+epochs by the number of the step, counted from 0; the others by the epoch e, counted from 0.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def pet(warmup: int, total: int, steps: list[int]) -> dict[str, dict[str, float]
 
 
 def mae(steps_per_epoch: int) -> dict[str, float]:
-    """Half a cosine to an absolute floor, behind linear warm-up from 0, at fractional epochs; keyed by the update."""
+    """Half a cosine to an absolute floor, behind linear warm-up from 0, at fractional epochs; keyed by the step."""
     warmup_epochs, epochs = 40, 400
     lr, min_lr = 1.5e-4 * 4096 / 256, 1e-6
 

@@ -17,7 +17,7 @@ from typing import Self
 from waiting import TIMEOUT
 
 from paceline.core.errors import PacelineError
-from paceline.launch.local import Launch, launch
+from paceline.launch.launcher import Launch, launch
 
 # What a test's processes begin with: their place, a way to say that they are there, and the errors of the package.
 _OPENING = """
@@ -40,7 +40,7 @@ _CLOSING = "\nsys.exit(run_as_worker(body))\n"
 
 _LAUNCH = """
 import sys
-from paceline.launch.local import Launch, launch
+from paceline.launch.launcher import Launch, launch
 from paceline.launch.network import Endpoint
 sys.exit(launch({command!r}, {plan!r}))
 """

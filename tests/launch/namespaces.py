@@ -29,6 +29,19 @@ class Machine:
                 cwd=folder, env=environment(TMPDIR=str(folder)), stdout=output, stderr=output,
             )  # fmt: skip
 
+    def run(self, *command: str) -> str:
+        """What a command writes here."""
+        return _run("ip", "netns", "exec", self.name, *command)
+
+    def listening(self) -> dict[int, str]:
+        """The ports that take connections, and the address of each."""
+        found: dict[int, str] = {}
+        for file in ("tcp", "tcp6"):
+            table = self.run("cat", f"/proc/net/{file}").splitlines()[1:]
+            places = [line.split()[1].split(":") for line in table if line.split()[3] == "0A"]
+            found |= {int(port, 16): ".".join(map(str, bytes.fromhex(host)[::-1])) for host, port in places}
+        return found
+
     def set_cable(self, state: str) -> None:
         """Plug the cable in (`up`) or out (`down`)."""
         _run("ip", "-n", self.name, "link", "set", "cable", state)
@@ -68,5 +81,5 @@ def _remove(machines: Sequence[Machine]) -> None:
         subprocess.run(["ip", "netns", "delete", machine.name], capture_output=True, check=False)
 
 
-def _run(*words: str) -> None:
-    subprocess.run(words, check=True, capture_output=True, text=True)
+def _run(*words: str) -> str:
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout

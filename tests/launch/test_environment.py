@@ -7,11 +7,15 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline import cli
 from paceline.core.errors import UsageError
-from paceline.launch.environment import Place, find_place, first_host, restart_count, threads_of_each
+from paceline.core.place import Place
+from paceline.core.world import World, join
+from paceline.launch.environment import find_place, first_host, restart_count, threads_of_each
 
 SLURM = {
     "SLURM_JOB_ID": "1234567",
@@ -76,9 +80,59 @@ def test_open_mpi() -> None:
     assert alone.address == "127.0.0.1"
 
 
-def test_a_variable_that_is_no_number_is_named() -> None:
-    with pytest.raises(UsageError, match="WORLD_SIZE: expected a whole number, got 'two'"):
-        find_place({"RANK": "0", "WORLD_SIZE": "two"})
+_TWO = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+_MPI = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
+_NONSENSE = [
+    ({"RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE"),
+    ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE"),
+    ({"RANK": "0", "WORLD_SIZE": "9" * 5000}, "WORLD_SIZE"),
+    ({"RANK": "5", "WORLD_SIZE": "1"}, "RANK"),
+    ({**_TWO, "RANK": "2"}, "RANK"),
+    ({**_TWO, "RANK": "-1"}, "RANK"),
+    ({**_TWO, "MASTER_PORT": "99999"}, "MASTER_PORT"),
+    ({**_TWO, "MASTER_PORT": "0"}, "MASTER_PORT"),
+    ({**_TWO, "LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE"),
+    ({**_TWO, "LOCAL_WORLD_SIZE": "3"}, "LOCAL_WORLD_SIZE"),
+    ({**_TWO, "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "1"}, "LOCAL_RANK"),
+    ({**SLURM, "SLURM_PROCID": "7"}, "SLURM_PROCID"),
+    ({**SLURM, "SLURM_STEP_NUM_TASKS": "0"}, "SLURM_STEP_NUM_TASKS"),
+    ({**SLURM, "SLURM_NODEID": "9", "SLURM_NNODES": "0"}, "SLURM_NNODES"),
+    ({**SLURM, "MASTER_PORT": "65536"}, "MASTER_PORT"),
+    ({**_MPI, "OMPI_COMM_WORLD_RANK": "2"}, "OMPI_COMM_WORLD_RANK"),
+    ({**_MPI, "OMPI_COMM_WORLD_SIZE": "0"}, "OMPI_COMM_WORLD_SIZE"),
+]
+
+
+@pytest.mark.parametrize(("variables", "name"), _NONSENSE)
+def test_variables_that_describe_no_place(
+    variables: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    assert cli.main(["train", "quickstart"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert f"variable {name}: expected a whole number" in lines[0]
+
+
+def test_commands_that_start_no_processes_look_at_the_same_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "5")  # somebody's, for something else
+    assert join("cpu") == World(0, 1, 0, torch.device("cpu"))
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(UsageError, match="variable RANK"):
+        join("cpu")
+    for name, value in {**_TWO, "MASTER_ADDR": "no such host"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match="MASTER_ADDR=no such host"):
+        join("cpu")
+
+
+def test_a_launcher_that_is_no_process_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PACELINE_LAUNCHER", "me")
+    assert cli.main(["recipes"]) == 2
+    assert "PACELINE_LAUNCHER" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -126,7 +180,7 @@ def test_cores_are_divided_and_never_run_out() -> None:
 def test_a_place_is_taken_without_torch() -> None:
     code = (
         "import os, sys; from paceline.launch.environment import take_place; place = take_place();"
-        "import paceline.launch.start, paceline.launch.local, paceline.launch.worker;"
+        "import paceline.launch.start, paceline.launch.launcher, paceline.launch.worker;"
         "print(place.rank, os.environ['RANK'], os.environ['MASTER_PORT'], 'torch' in sys.modules)"
     )
     variables = {"PATH": os.environ["PATH"], "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "7"}

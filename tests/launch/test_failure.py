@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+from paceline.launch.exit_record import Record, read_records
 from paceline.launch.failure import Ended, Failure, judge
-from paceline.launch.record import Record, read_records
 
 
 def blame(

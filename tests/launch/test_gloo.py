@@ -10,7 +10,7 @@ import pytest
 from launching import environment, free_port, notes, run
 from waiting import TIMEOUT
 
-from paceline.launch.local import Launch
+from paceline.launch.launcher import Launch
 
 _SUM = """
     import torch

@@ -14,7 +14,7 @@ import pytest
 from launching import begin, environment, free_port, launcher, notes, run, write_worker
 from waiting import TIMEOUT, is_alive, wait_until
 
-from paceline.launch.local import Launch, worker_command
+from paceline.launch.launcher import Launch, worker_command
 from paceline.launch.network import Endpoint
 
 
@@ -271,6 +271,37 @@ def test_nothing_is_left_in_the_temporary_folder(tmp_path: Path) -> None:
     place.mkdir()
     done = run(tmp_path, "def body(): return print('x', file=sys.stderr) or 0", TMPDIR=str(place))
     assert (done.returncode, list(place.iterdir())) == (0, [])
+
+
+# Processes whose loader workers are in the middle of a sample, in which torch does not look after their parent.
+_READING = """
+    import numpy as np
+    from paceline.data.worker_pool import load_by_processes
+    from paceline.data.split_loader import Request
+    class Source:
+        def fetch(self, epoch, ids):
+            if ids[0] < 2:
+                return np.arange(3)  # what is sent to the parent goes through sockets that lie in a folder
+            note(os.getpid())
+            time.sleep(1000)
+    def body():
+        for _ in load_by_processes(Source(), [Request(0, np.array([number])) for number in range(8)], 2):
+            pass
+"""
+
+
+def test_a_killed_launcher_leaves_no_loader_worker_and_its_folder_to_the_next(tmp_path: Path) -> None:
+    place = tmp_path / "t"
+    place.mkdir()
+    with begin(tmp_path, _READING, Launch(1), TMPDIR=str(place)) as going:
+        wait_until(lambda: len(notes(tmp_path, 0)) == 2, "both workers read")
+        going.send_signal(signal.SIGKILL)
+        going.wait()
+    workers = [int(each) for each in notes(tmp_path, 0)]
+    wait_until(lambda: not any(map(is_alive, workers)), "they have ended")
+    assert len(list(place.iterdir())) == 1
+    assert run(tmp_path, "def body(): return 0", TMPDIR=str(place)).returncode == 0
+    assert list(place.iterdir()) == []
 
 
 def test_a_rendezvous_that_nobody_serves_is_given_up(tmp_path: Path) -> None:

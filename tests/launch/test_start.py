@@ -13,8 +13,8 @@ from waiting import TIMEOUT
 
 from paceline import __version__
 from paceline.core.errors import UsageError
-from paceline.launch.local import Launch
-from paceline.launch.network import Endpoint, address_towards, can_connect, interface_of, is_here
+from paceline.launch.launcher import Launch
+from paceline.launch.network import Endpoint, address_towards, can_connect, interface_of, is_loopback
 from paceline.launch.start import read_plan
 
 
@@ -78,12 +78,20 @@ def test_wrong_options(given: dict[str, Any], problem: str) -> None:
 
 
 def test_addresses_of_this_machine() -> None:
-    assert is_here(Endpoint("127.0.0.1", 1))
-    assert not is_here(Endpoint("192.0.2.1", 1))
+    assert [is_loopback(host) for host in ("127.0.0.1", "127.0.1.1", "::1", "localhost")] == [True] * 4
+    assert not any(is_loopback(host) for host in ("192.0.2.1", "host", "127.host"))
     assert address_towards(Endpoint("127.0.0.1", 1)) == "127.0.0.1"
     assert interface_of("127.0.0.1") in ("lo", "lo0", None)
     assert interface_of("192.0.2.1") is None
     assert not can_connect(Endpoint("127.0.0.1", 1), timeout=1.0)
+
+
+def test_a_name_that_other_machines_cannot_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.launch import rendezvous
+
+    monkeypatch.setattr(rendezvous, "address_towards", lambda endpoint: "127.0.1.1")
+    with pytest.raises(UsageError, match=r"--rendezvous gpu07:29400: .* 127\.0\.1\.1"):
+        rendezvous.meet(Endpoint("gpu07", 29400), 1, 2, timeout=1.0)
 
 
 def test_endpoints_in_words() -> None:

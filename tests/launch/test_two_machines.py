@@ -16,7 +16,7 @@ from namespaces import Machine, two_machines
 from waiting import TIMEOUT, is_alive, wait_until
 
 from paceline import cli
-from paceline.launch.local import Launch
+from paceline.launch.launcher import Launch
 from paceline.launch.network import Endpoint
 
 # A data set whose processes wait for a signal, or for the file `go`, when they read for the fifth time.
@@ -24,8 +24,8 @@ _DATA = """
 import os, select, signal, time
 from pathlib import Path
 import paceline
-from paceline.data.datasets.embedded import fashion_small
-from paceline.data.datasets.memory import MemoryImages
+from paceline.data.datasets.idx import fashion_small
+from paceline.data.datasets.idx import MemoryImages
 
 class Pausing(MemoryImages):
     asked = 0
@@ -52,12 +52,15 @@ _RECIPE = {
     "name": "far",
     "task": "classification",
     "model": {"name": "convnet", "widths": [4, 6], "dropout": 0.2},
-    "data": {"batch": 16, "train": {"dataset": "pausing", "split": "train", "transforms": [{"name": "flip"}]}},
+    "data": {
+        "batch_size": 16,
+        "train": {"dataset": "pausing", "split": "train", "transforms": [{"name": "random_horizontal_flip"}]},
+    },
     "losses": [{"name": "cross_entropy"}],
     "optimizer": {"name": "adamw", "lr": 0.01},
-    "train": {"steps": 12, "micro_batch": 5, "reproducible": "world"},
+    "train": {"steps": 12, "micro_batch_size": 5, "reproducible": "world"},
     "checkpoint": {"every_steps": 1, "keep_last": 20},
-    "observe": {"log_every_steps": 3, "pictures": False, "tensorboard": False},
+    "logging": {"every_steps": 3, "images": False, "tensorboard": False},
 }
 _STEPS = 12
 
@@ -88,8 +91,8 @@ def bits(run: Path) -> list[str]:
     return [hashlib.sha256((folder / f"{name}.safetensors").read_bytes()).hexdigest() for name in ("model", "state")]
 
 
-def figures(run: Path) -> list[dict[str, object]]:
-    """All that was recorded but for the clock's figures."""
+def metrics(run: Path) -> list[dict[str, object]]:
+    """All that was recorded but for the clock's metrics."""
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in record.items() if name != "clock"} for record in records]
 
@@ -104,6 +107,9 @@ def test_a_lost_machine_may_come_back_and_changes_no_bit(machines: tuple[Machine
         return len(notes) == size and all(int(note[0]) == size for note in notes)
 
     wait_until(lambda: paused_in_a_world_of(2), "both machines are at work")
+    # The store of the launchers, that of the processes, and each process: nowhere but where they meet.
+    assert [set(machine.listening().values()) for machine in machines] == [{machine.address} for machine in machines]
+    assert 29402 in machines[0].listening()
     processes = _forget(project)
     second.kill()
     second.wait()
@@ -121,7 +127,7 @@ def test_a_lost_machine_may_come_back_and_changes_no_bit(machines: tuple[Machine
     assert [process.wait(TIMEOUT) for process in (first, second)] == [0, 0], _logs(project)
     assert cli.main(["train", "recipe.json", "--use", "far_data", "--out", "alone"]) == 0
     assert bits(project / "run") == bits(project / "alone"), _logs(project)
-    assert figures(project / "run") == figures(project / "alone")
+    assert metrics(project / "run") == metrics(project / "alone")
 
 
 def test_an_error_on_one_machine_ends_the_other_alike(machines: tuple[Machine, Machine], tmp_path: Path) -> None:

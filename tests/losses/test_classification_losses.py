@@ -10,12 +10,11 @@ from pydantic import ValidationError
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import paceline.losses.catalogue  # noqa: F401
 from paceline.core.errors import DataError, RecipeError
 from paceline.core.registry import register
 from paceline.data.batch import Batch
 from paceline.losses.classification import BinaryCrossEntropy, CrossEntropy
-from paceline.losses.term import Loss, Term
+from paceline.losses.loss_term import Loss, LossTerm
 
 WEIGHTS = [0.5, 2.0, 1.0, 3.0]
 
@@ -36,7 +35,7 @@ def batch_of(labels: Tensor) -> Batch:
     return Batch(id=torch.arange(len(labels)), label=labels)
 
 
-def ratio(term: Term) -> float:
+def ratio(term: LossTerm) -> float:
     assert term.numerator.ndim == 0
     return float(term.numerator) / float(term.denominator)
 
@@ -88,13 +87,13 @@ def test_unweighted_denominators_are_plain_numbers() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    cuts=st.sets(st.integers(1, 8)),
+    slices=st.sets(st.integers(1, 8)),
     loss=st.sampled_from([CrossEntropy(0.1), CrossEntropy(class_weights=WEIGHTS), BinaryCrossEntropy(0.1, WEIGHTS)]),
 )
-def test_the_gradient_of_an_update_does_not_depend_on_its_cuts(cuts: set[int], loss: Loss) -> None:
+def test_the_gradient_of_an_update_does_not_depend_on_its_cuts(slices: set[int], loss: Loss) -> None:
     labels, weight = some_labels(), some_logits(4, seed=5).double().requires_grad_()
     inputs = some_logits().double()
-    edges = [0, *sorted(cuts), 9]
+    edges = [0, *sorted(slices), 9]
     parts = [slice(start, stop) for start, stop in pairwise(edges)]
 
     def gradient(slices: list[slice]) -> Tensor:

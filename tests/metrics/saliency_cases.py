@@ -23,13 +23,13 @@ def synthetic_cases(seed: int = 7) -> dict[str, tuple[npt.NDArray[Any], Picture]
         mask = blobs(height, width, draw)
         cases[f"noisy {height} x {width}"] = noisy(mask, draw), mask
     mask = blobs(32, 40, draw)
-    one, grey = np.zeros((32, 40), np.uint8), (draw.random((32, 40)) * 256).astype(np.uint8)
+    one, gray = np.zeros((32, 40), np.uint8), (draw.random((32, 40)) * 256).astype(np.uint8)
     one[11, 30] = 255
     corner = np.zeros((32, 40), np.uint8)
     corner[-1, -1] = 255
     all_but_one = 255 - one
     empty, full = np.zeros_like(mask), np.full_like(mask, 255)
-    masks = {"empty": empty, "full": full, "one pixel": one, "corner": corner, "all but one": all_but_one, "grey": grey}
+    masks = {"empty": empty, "full": full, "one pixel": one, "corner": corner, "all but one": all_but_one, "gray": gray}
     cases |= {f"noisy, {name} mask": (noisy(each, draw), each) for name, each in masks.items()}
     for level in (0, 77, 128, 255):
         flat = np.full_like(mask, level)
@@ -38,10 +38,10 @@ def synthetic_cases(seed: int = 7) -> dict[str, tuple[npt.NDArray[Any], Picture]
     cases |= {
         "perfect": (mask, mask),
         "inverted": (255 - mask, mask),
-        "all noise": (grey, mask),
-        "narrow range": ((grey // 8 + 100).astype(np.uint8), mask),
-        "one row": (grey[:1], mask[15:16]),
-        "one column": (grey[:, :1], mask[:, 20:21]),
+        "all noise": (gray, mask),
+        "narrow range": ((gray // 8 + 100).astype(np.uint8), mask),
+        "one row": (gray[:1], mask[15:16]),
+        "one column": (gray[:, :1], mask[:, 20:21]),
         "real numbers": (draw.random((32, 40)), mask),
         "real numbers that fit": (0.1 + 0.6 * (noisy(mask, draw) / 255 + draw.random((32, 40))) / 2, mask),
     }

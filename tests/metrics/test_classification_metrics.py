@@ -9,15 +9,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
-import paceline.metrics.catalogue  # noqa: F401
 from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.data.batch import Batch
 from paceline.losses.classification import BinaryCrossEntropy, CrossEntropy
 from paceline.metrics.classification import ConfusionMatrix, MultiLabel, TopK
-from paceline.metrics.loss import LossFigures
+from paceline.metrics.loss import LossMetrics
+from paceline.metrics.metric import Figures, Metric, fold
 from paceline.metrics.ranking import Auroc, MeanAveragePrecision
-from paceline.metrics.state import Figures, Metric, fold
 
 NAN = math.nan
 
@@ -26,11 +25,11 @@ def batch_of(labels: Tensor) -> Batch:
     return Batch(id=torch.arange(len(labels)), label=labels)
 
 
-def figures(metric: Metric, logits: Tensor, labels: Tensor, sizes: list[int] | None = None) -> Figures:
-    """Measure in batches of these sizes (one batch of all if none are given), fold, and take the figures."""
+def computed(metric: Metric, logits: Tensor, labels: Tensor, sizes: list[int] | None = None) -> Figures:
+    """Measure in batches of these sizes (one batch of all if none are given), fold, and take the metrics."""
     sizes = sizes or [len(labels)]
     parts = zip(torch.split(logits, sizes), torch.split(labels, sizes), strict=True)
-    return metric.figures(fold([metric.measure(part, batch_of(truth)) for part, truth in parts]))
+    return metric.compute(fold([metric.update(part, batch_of(truth)) for part, truth in parts]))
 
 
 def drawn(num_samples: int, num_classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -54,7 +53,7 @@ def drawn_several(num_samples: int, num_classes: int, seed: int = 0) -> tuple[Te
 
 def test_top_k_by_hand() -> None:
     logits = torch.tensor([[0.1, 0.9, 0.5], [0.3, 0.2, 0.1], [1.0, 2.0, 3.0], [5.0, 4.0, 3.0]])
-    assert figures(TopK([1, 2, 3]), logits, torch.tensor([2, 0, 2, 2])) == {
+    assert computed(TopK([1, 2, 3]), logits, torch.tensor([2, 0, 2, 2])) == {
         "top1": 0.5,
         "top2": 0.75,
         "top3": 1.0,
@@ -64,7 +63,7 @@ def test_top_k_by_hand() -> None:
 def test_top_k_without_ties_is_as_scikit_learn_counts() -> None:
     logits = torch.randn(60, 7, generator=torch.Generator().manual_seed(3))
     labels = drawn(60, 7)[1]
-    found = figures(TopK([1, 2, 5]), logits, labels)
+    found = computed(TopK([1, 2, 5]), logits, labels)
     for k in (1, 2, 5):
         expected = oracle.top_k_accuracy_score(labels.numpy(), logits.numpy(), k=k, labels=range(7))
         assert found[f"top{k}"] == pytest.approx(expected)
@@ -72,7 +71,7 @@ def test_top_k_without_ties_is_as_scikit_learn_counts() -> None:
 
 def test_of_tied_classes_the_lower_number_is_ahead() -> None:
     logits = torch.zeros(4, 4)
-    assert figures(TopK([1, 2, 3, 4]), logits, torch.arange(4)) == {
+    assert computed(TopK([1, 2, 3, 4]), logits, torch.arange(4)) == {
         "top1": 0.25,
         "top2": 0.5,
         "top3": 0.75,
@@ -83,20 +82,20 @@ def test_of_tied_classes_the_lower_number_is_ahead() -> None:
 def test_top_k_with_ties_is_a_stable_sort() -> None:
     logits, labels = drawn(200, 6)
     order = logits.argsort(dim=1, descending=True, stable=True)
-    found = figures(TopK([1, 3]), logits, labels)
+    found = computed(TopK([1, 3]), logits, labels)
     for k in (1, 3):
         assert found[f"top{k}"] == (order[:, :k] == labels[:, None]).any(dim=1).sum().item() / 200
 
 
 def test_a_k_above_the_number_of_classes_has_no_figure() -> None:
-    assert figures(TopK(), *drawn(5, 3)).keys() == {"top1"}
-    assert figures(TopK([1, 5]), torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64)) == {"top1": 1.0}
-    assert figures(TopK([1, 5]), *drawn(5, 5)).keys() == {"top1", "top5"}
+    assert computed(TopK(), *drawn(5, 3)).keys() == {"top1"}
+    assert computed(TopK([1, 5]), torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64)) == {"top1": 1.0}
+    assert computed(TopK([1, 5]), *drawn(5, 5)).keys() == {"top1", "top5"}
 
 
 def test_logits_that_are_not_numbers_are_never_right() -> None:
     logits = torch.tensor([[NAN, NAN, NAN], [9.0, NAN, 0.0], [NAN, 1.0, 2.0], [0.0, 0.0, math.inf]])
-    found = figures(TopK([1, 3]), logits, torch.tensor([0, 0, 0, 2]))
+    found = computed(TopK([1, 3]), logits, torch.tensor([0, 0, 0, 2]))
     assert found == {"top1": 0.25, "top3": 0.25}
 
 
@@ -114,21 +113,21 @@ def test_the_confusion_matrix_is_scikit_learns(seed: int) -> None:
     labels = torch.where(labels == 4, 3, labels)  # the last class never occurs
     logits[:, 2] = -9  # and class 2 is never predicted
     predicted = logits.argmax(dim=1)
-    found = figures(ConfusionMatrix(5), logits, labels)
+    found = computed(ConfusionMatrix(5), logits, labels)
     assert found.pop("confusion").tolist() == (oracle.confusion_matrix(labels, predicted, labels=range(5)).tolist())
     assert found == pytest.approx(macro(labels, predicted, labels=range(5)))
 
 
 def test_the_confusion_matrix_by_hand() -> None:
     logits = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
-    found = figures(ConfusionMatrix(2), logits, torch.tensor([0, 0, 1, 1]))
+    found = computed(ConfusionMatrix(2), logits, torch.tensor([0, 0, 1, 1]))
     assert found.pop("confusion").tolist() == [[2, 0], [1, 1]]
     assert found == pytest.approx({"precision": (2 / 3 + 1) / 2, "recall": 0.75, "f1": (4 / 5 + 2 / 3) / 2})
 
 
 def test_a_sample_without_a_prediction_stands_in_no_column_and_lowers_the_recall() -> None:
     logits = torch.tensor([[1.0, 0.0], [NAN, NAN], [0.0, 1.0]])
-    found = figures(ConfusionMatrix(2), logits, torch.tensor([0, 0, 1]))
+    found = computed(ConfusionMatrix(2), logits, torch.tensor([0, 0, 1]))
     assert found.pop("confusion").tolist() == [[1, 0], [0, 1]]
     assert found == pytest.approx({"precision": 1.0, "recall": 0.75, "f1": (2 / 3 + 1) / 2})
 
@@ -140,7 +139,7 @@ def test_auroc_by_hand_with_a_tie() -> None:
     # Pairs (positive, negative): 3 > 1, 3 > 2, 2 > 1 are won and 2 = 2 is half: 3.5 of 4.
     scores, labels = torch.tensor([3.0, 2.0, 1.0, 2.0]), torch.tensor([1, 1, 0, 0])
     logits = torch.stack([torch.zeros(4), scores], dim=1)
-    assert figures(Auroc(2), logits, labels) == {"auroc": 0.875}
+    assert computed(Auroc(2), logits, labels) == {"auroc": 0.875}
 
 
 @pytest.mark.parametrize("num_classes", [2, 3, 6])
@@ -152,7 +151,7 @@ def test_auroc_of_single_labels_is_scikit_learns(num_classes: int) -> None:
         if num_classes == 2
         else oracle.roc_auc_score(labels.numpy(), scores, multi_class="ovr", average="macro")
     )
-    assert figures(Auroc(num_classes), logits, labels)["auroc"] == pytest.approx(expected, abs=1e-12)
+    assert computed(Auroc(num_classes), logits, labels)["auroc"] == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("num_classes", [1, 2, 5])
@@ -160,7 +159,7 @@ def test_auroc_of_several_labels_is_scikit_learns(num_classes: int) -> None:
     logits, truth = drawn_several(70, num_classes)
     expected = oracle.roc_auc_score(truth.int().numpy(), logits.double().sigmoid().numpy(), average="macro")
     for labels in (truth, truth.to(torch.uint8), truth.float()):
-        assert figures(Auroc(num_classes), logits, labels)["auroc"] == pytest.approx(expected, abs=1e-12)
+        assert computed(Auroc(num_classes), logits, labels)["auroc"] == pytest.approx(expected, abs=1e-12)
 
 
 def test_classes_without_positives_are_left_out_of_the_auroc() -> None:
@@ -168,25 +167,25 @@ def test_classes_without_positives_are_left_out_of_the_auroc() -> None:
     labels = torch.where(labels == 2, 3, labels)
     scores = logits.double().softmax(dim=1)
     areas = [oracle.roc_auc_score((labels == c).numpy(), scores[:, c].numpy()) for c in (0, 1, 3)]
-    assert figures(Auroc(4), logits, labels)["auroc"] == pytest.approx(sum(areas) / 3, abs=1e-12)
+    assert computed(Auroc(4), logits, labels)["auroc"] == pytest.approx(sum(areas) / 3, abs=1e-12)
 
 
 def test_zeros_of_either_sign_tie() -> None:
     logits, truth = torch.tensor([[0.0], [-0.0]]), torch.tensor([[True], [False]])
-    assert figures(Auroc(1), logits, truth) == {"auroc": 0.5}
+    assert computed(Auroc(1), logits, truth) == {"auroc": 0.5}
 
 
 def test_very_confident_predictions_do_not_tie() -> None:
     logits = torch.tensor([[0.0, 20.0], [0.0, 21.0]])  # float32 probabilities are 1 for both
-    assert figures(Auroc(2), logits, torch.tensor([0, 1])) == {"auroc": 1.0}
+    assert computed(Auroc(2), logits, torch.tensor([0, 1])) == {"auroc": 1.0}
 
 
 def test_an_undefined_auroc_is_left_out() -> None:
     for num_classes in (1, 2, 3):
         logits = torch.randn(5, num_classes)
-        assert figures(Auroc(num_classes), logits, torch.zeros(5, dtype=torch.int64)) == {}
+        assert computed(Auroc(num_classes), logits, torch.zeros(5, dtype=torch.int64)) == {}
     broken = torch.tensor([[0.0, NAN], [1.0, 0.0]])
-    assert figures(Auroc(2), broken, torch.tensor([0, 1])) == {}
+    assert computed(Auroc(2), broken, torch.tensor([0, 1])) == {}
 
 
 # Average precision
@@ -195,22 +194,22 @@ def test_an_undefined_auroc_is_left_out() -> None:
 def test_average_precision_by_hand_with_a_tie() -> None:
     # By score: a positive (1 of 1), then a positive and a negative together (2 of 3): (1 + 2 / 3) / 2.
     logits, labels = torch.tensor([[3.0], [2.0], [1.0], [2.0]]), torch.tensor([[True], [True], [False], [False]])
-    assert figures(MeanAveragePrecision(1), logits, labels) == {"map": (1 + 2 / 3) / 2}
+    assert computed(MeanAveragePrecision(1), logits, labels) == {"map": (1 + 2 / 3) / 2}
 
 
 @pytest.mark.parametrize("num_classes", [1, 2, 5])
 def test_average_precision_of_several_labels_is_scikit_learns(num_classes: int) -> None:
     logits, truth = drawn_several(70, num_classes)
     expected = oracle.average_precision_score(truth.int().numpy(), logits.double().numpy(), average="macro")
-    assert figures(MeanAveragePrecision(num_classes), logits, truth)["map"] == pytest.approx(expected, abs=1e-12)
+    assert computed(MeanAveragePrecision(num_classes), logits, truth)["map"] == pytest.approx(expected, abs=1e-12)
 
 
 def test_classes_without_positives_have_no_average_precision() -> None:
     logits, truth = drawn_several(60, 4)
     truth[:, 2] = False
     each = [oracle.average_precision_score(truth[:, c].numpy(), logits[:, c].numpy()) for c in (0, 1, 3)]
-    assert figures(MeanAveragePrecision(4), logits, truth)["map"] == pytest.approx(sum(each) / 3, abs=1e-12)
-    assert figures(MeanAveragePrecision(4), logits, torch.zeros_like(truth)) == {}
+    assert computed(MeanAveragePrecision(4), logits, truth)["map"] == pytest.approx(sum(each) / 3, abs=1e-12)
+    assert computed(MeanAveragePrecision(4), logits, torch.zeros_like(truth)) == {}
 
 
 # Several labels
@@ -227,22 +226,22 @@ def test_several_labels_are_judged_as_by_scikit_learn(threshold: float) -> None:
             "exact_match": oracle.accuracy_score(truth.int().numpy(), predicted),
             "accuracy": 1 - oracle.hamming_loss(truth.int().numpy(), predicted),
         }
-        assert figures(MultiLabel(4, threshold), logits, labels) == pytest.approx(expected)
+        assert computed(MultiLabel(4, threshold), logits, labels) == pytest.approx(expected)
 
 
 def test_single_labels_are_taken_as_one_of_several() -> None:
     logits, labels = drawn(30, 5)
     one_hot = torch.nn.functional.one_hot(labels, 5)
-    assert figures(MultiLabel(5), logits, labels) == figures(MultiLabel(5), logits, one_hot)
+    assert computed(MultiLabel(5), logits, labels) == computed(MultiLabel(5), logits, one_hot)
 
 
 def test_labels_whose_logits_are_not_numbers_are_never_right() -> None:
     logits, truth = torch.full((2, 2), NAN), torch.tensor([[True, False], [False, False]])
-    assert set(figures(MultiLabel(2), logits, truth).values()) == {0.0}
+    assert set(computed(MultiLabel(2), logits, truth).values()) == {0.0}
 
 
 def test_nothing_predicted_and_nothing_there_gives_no_division_by_zero() -> None:
-    found = figures(MultiLabel(2), torch.full((3, 2), -1.0), torch.zeros(3, 2, dtype=torch.bool))
+    found = computed(MultiLabel(2), torch.full((3, 2), -1.0), torch.zeros(3, 2, dtype=torch.bool))
     assert found == {
         "precision": 0,
         "recall": 0,
@@ -253,17 +252,17 @@ def test_nothing_predicted_and_nothing_there_gives_no_division_by_zero() -> None
     }
 
 
-# Losses as figures
+# Losses as metrics
 
 
 def test_losses_are_the_means_over_all_samples() -> None:
     logits, labels = drawn(23, 4)
     weights = [1.0, 2.0, 0.5, 4.0]
-    metric = LossFigures(
+    metric = LossMetrics(
         {"cross_entropy": CrossEntropy(0.1, weights), "bce": BinaryCrossEntropy()},
         {"cross_entropy": 1.0, "bce": 0.5},
     )
-    found = figures(metric, logits, labels, [5, 5, 5, 5, 3])
+    found = computed(metric, logits, labels, [5, 5, 5, 5, 3])
     entropy = torch.nn.functional.cross_entropy(
         logits, labels, weight=torch.tensor(weights), label_smoothing=0.1
     ).item()
@@ -275,17 +274,17 @@ def test_losses_are_the_means_over_all_samples() -> None:
 
 def test_loss_states_are_rows_in_double_precision_without_gradient() -> None:
     logits, labels = drawn(6, 3)
-    metric = LossFigures({"cross_entropy": CrossEntropy()}, {"cross_entropy": 1.0})
-    state = metric.measure(logits.requires_grad_(), batch_of(labels))
+    metric = LossMetrics({"cross_entropy": CrossEntropy()}, {"cross_entropy": 1.0})
+    state = metric.update(logits.requires_grad_(), batch_of(labels))
     assert {(tuple(value.shape), value.dtype, value.requires_grad) for value in state.values()} == {
         ((1,), torch.float64, False)
     }
-    assert metric.figures(state).keys() == {"cross_entropy", "loss"}
+    assert metric.compute(state).keys() == {"cross_entropy", "loss"}
 
 
 def test_a_loss_over_nothing_is_left_out() -> None:
-    metric = LossFigures({"cross_entropy": CrossEntropy(class_weights=[0.0, 1.0])}, {"cross_entropy": 1.0})
-    assert figures(metric, torch.zeros(2, 2), torch.zeros(2, dtype=torch.int64)) == {}
+    metric = LossMetrics({"cross_entropy": CrossEntropy(class_weights=[0.0, 1.0])}, {"cross_entropy": 1.0})
+    assert computed(metric, torch.zeros(2, 2), torch.zeros(2, dtype=torch.int64)) == {}
 
 
 # What holds for all of them
@@ -314,9 +313,9 @@ def test_no_division_into_batches_changes_a_bit(sizes: list[int], num_classes: i
     if not several:
         metrics += [TopK([1, 2, 5]), ConfusionMatrix(num_classes)]
     for metric in metrics:
-        at_once = figures(metric, logits, labels)
-        assert same_bits(figures(metric, logits, labels, sizes), at_once)
-        assert same_bits(figures(metric, logits, labels, [1] * total), at_once)
+        at_once = computed(metric, logits, labels)
+        assert same_bits(computed(metric, logits, labels, sizes), at_once)
+        assert same_bits(computed(metric, logits, labels, [1] * total), at_once)
         assert all(math.isfinite(value) for name, value in at_once.items() if name != "confusion")
 
 
@@ -324,10 +323,10 @@ def test_no_division_into_batches_changes_a_bit(sizes: list[int], num_classes: i
 def test_states_carry_no_gradient_and_add_only_whole_numbers(metric: Metric) -> None:
     logits, labels = drawn(8, 5)
     for outputs in (logits.clone().requires_grad_(), logits.bfloat16()):
-        state = metric.measure(outputs, batch_of(labels))
+        state = metric.update(outputs, batch_of(labels))
         assert not any(value.requires_grad for value in state.values())
         assert {value.dtype for value in state.values()} <= {torch.int64, torch.float32}
-        assert same_bits(metric.figures(state), figures(metric, logits, labels))
+        assert same_bits(metric.compute(state), computed(metric, logits, labels))
 
 
 def test_labels_and_models_that_do_not_fit_are_refused() -> None:
@@ -336,13 +335,13 @@ def test_labels_and_models_that_do_not_fit_are_refused() -> None:
     metric: Metric
     for metric in (TopK(), ConfusionMatrix(4)):
         with pytest.raises(DataError, match=r"one label per sample, got labels of shape \[6, 4\]"):
-            metric.measure(logits, batch_of(truth))
+            metric.update(logits, batch_of(truth))
     for metric in (ConfusionMatrix(3), Auroc(3), MultiLabel(3)):
         with pytest.raises(DataError, match="the data have 3 classes, but the model tells 4 apart"):
-            metric.measure(logits, batch_of(single))
+            metric.update(logits, batch_of(single))
     for metric in (Auroc(4), MultiLabel(4)):
         with pytest.raises(DataError, match="the data have 4 classes, but samples have 2 labels each"):
-            metric.measure(logits, batch_of(truth[:, :2]))
+            metric.update(logits, batch_of(truth[:, :2]))
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
-"""Saliency figures against PySODMetrics' golden numbers, their definitions written out, and hand-computed ones."""
+"""Saliency metrics against PySODMetrics' golden numbers, their definitions written out, and hand-computed ones."""
 
 import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +19,8 @@ from scipy import ndimage  # type: ignore[import-untyped]
 from paceline.core.errors import DataError, RecipeError
 from paceline.core.registry import register
 from paceline.data.batch import Batch
+from paceline.metrics.metric import Figures, fold
 from paceline.metrics.saliency import FIGURES, Saliency
-from paceline.metrics.saliency_catalogue import Figure, SaliencyArguments
-from paceline.metrics.state import Figures, fold
 
 Case = tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]
 
@@ -32,14 +31,14 @@ TOLERANCE = 1e-9  # agreement is wanted to 1e-6; what is seen is much better
 
 
 def measured(cases: Sequence[Case], metric: Saliency | None = None, sizes: Sequence[int] | None = None) -> Figures:
-    """Measure in batches of these sizes (one batch of all if none are given), fold, and take the figures."""
+    """Measure in batches of these sizes (one batch of all if none are given), fold, and take the metrics."""
     metric, states, start = metric or Saliency(), [], 0
     for size in sizes or [len(cases)]:
         part = [tuple(torch.from_numpy(each.copy()) for each in case) for case in cases[start : start + size]]
         batch = Batch(id=torch.arange(start, start + size), mask=[mask for _, mask in part])
-        states.append(metric.measure([prediction for prediction, _ in part], batch))
+        states.append(metric.update([prediction for prediction, _ in part], batch))
         start += size
-    return metric.figures(fold(states))
+    return metric.compute(fold(states))
 
 
 def drawn(seed: int, height: int, width: int, share: float) -> Case:
@@ -60,8 +59,8 @@ def test_figures_are_those_of_pysodmetrics(name: str, way: str, stretch: bool) -
     golden = GOLDEN["synthetic"][name]
     assert fingerprint(*CASES[name]) == golden["fingerprint"], "not the case that the golden numbers were made from"
     found = measured([CASES[name]], Saliency(stretch=stretch))
-    known = {figure: value for figure, value in golden[way].items() if value is not None}
-    assert {figure: found[figure] for figure in known} == pytest.approx(known, abs=TOLERANCE)
+    known = {metric: value for metric, value in golden[way].items() if value is not None}
+    assert {metric: found[metric] for metric in known} == pytest.approx(known, abs=TOLERANCE)
     assert known.keys() | {"s_measure"} == set(FIGURES)
 
 
@@ -90,8 +89,8 @@ def test_figures_of_real_masks_are_those_of_pysodmetrics(real_data: Path, way: s
     states = []
     for number, case in enumerate(real_cases(masks, alter)):
         prediction, mask = (torch.from_numpy(each) for each in case)
-        states.append(metric.measure(prediction[None], Batch(id=torch.tensor([number]), mask=mask[None])))
-    assert metric.figures(fold(states)) == pytest.approx(GOLDEN["ecssd"][way], abs=TOLERANCE)
+        states.append(metric.update(prediction[None], Batch(id=torch.tensor([number]), mask=mask[None])))
+    assert metric.compute(fold(states)) == pytest.approx(GOLDEN["ecssd"][way], abs=TOLERANCE)
 
 
 def test_figures_by_hand() -> None:
@@ -160,8 +159,8 @@ def test_the_weighted_f_is_that_of_a_whole_distance_transform(case: Case) -> Non
 @settings(deadline=None, max_examples=40)
 @given(st.lists(SHAPES, min_size=2, max_size=6), st.data())
 def test_any_cut_into_batches_gives_the_same_bits(cases: list[Case], data: st.DataObject) -> None:
-    cuts = sorted(data.draw(st.sets(st.integers(1, len(cases) - 1))))
-    sizes = np.diff([0, *cuts, len(cases)]).tolist()
+    slices = sorted(data.draw(st.sets(st.integers(1, len(cases) - 1))))
+    sizes = np.diff([0, *slices, len(cases)]).tolist()
     assert measured(cases, sizes=sizes) == measured(cases)
 
 
@@ -179,7 +178,7 @@ def test_where_arrays_lie_in_memory_does_not_matter(name: str) -> None:
     for offset in range(24):
         held.append(np.empty(1000 * offset + 8, np.uint8))  # so that what is allocated in between moves too
         maps, masks = (torch.from_numpy(placed(each, offset))[None] for each in (prediction, mask))
-        found.append(metric.figures(metric.measure(maps, Batch(id=torch.tensor([0]), mask=masks))))
+        found.append(metric.compute(metric.update(maps, Batch(id=torch.tensor([0]), mask=masks))))
     assert all(each == found[0] for each in found)
 
 
@@ -217,7 +216,7 @@ def test_predictions_of_any_precision_with_a_channel(dtype: torch.dtype) -> None
     prediction, mask = (torch.from_numpy(each.copy()) for each in CASES["noisy 48 x 33"])
     metric, batch = Saliency(), Batch(id=torch.arange(2), mask=torch.stack([mask, mask]))
     low = (prediction / 255).to(dtype)
-    found = metric.figures(metric.measure(low.expand(2, 1, -1, -1), batch))
+    found = metric.compute(metric.update(low.expand(2, 1, -1, -1), batch))
     assert found == pytest.approx(measured([(low.double().numpy(), mask.numpy())]), abs=1e-12)
 
 
@@ -236,7 +235,7 @@ def test_an_image_of_one_pixel_has_figures() -> None:
 
 def test_states_are_small_and_of_fixed_width() -> None:
     prediction, mask = (torch.from_numpy(each.copy()) for each in CASES["perfect"])
-    state = Saliency().measure(prediction[None], Batch(id=torch.tensor([0]), mask=mask[None]))
+    state = Saliency().update(prediction[None], Batch(id=torch.tensor([0]), mask=mask[None]))
     curves = {name for name, value in state.items() if value.shape == (256,)}
     assert curves == {"f_curve", "e_curve"}
     assert all(state[name].dtype == torch.int64 for name in curves)
@@ -246,27 +245,25 @@ def test_states_are_small_and_of_fixed_width() -> None:
 def test_a_prediction_of_another_size_is_named() -> None:
     batch = Batch(id=torch.tensor([17]), mask=torch.zeros(1, 6, 8, dtype=torch.uint8))
     with pytest.raises(DataError, match=r"sample 17 is 3 x 4, but its mask is 6 x 8"):
-        Saliency().measure(torch.zeros(1, 3, 4), batch)
+        Saliency().update(torch.zeros(1, 3, 4), batch)
 
 
 @pytest.mark.parametrize("value", [-0.01, 1.5, math.inf])
 def test_logits_are_refused(value: float) -> None:
     batch = Batch(id=torch.tensor([0]), mask=torch.zeros(1, 2, 2, dtype=torch.uint8))
     with pytest.raises(RecipeError, match="from 0 to 1"):
-        Saliency().measure(torch.full((1, 2, 2), value), batch)
+        Saliency().update(torch.full((1, 2, 2), value), batch)
 
 
 def test_arguments() -> None:
     entry = register.kind("metric").find("saliency")
     assert entry is not None
-    assert entry.arguments is SaliencyArguments
     assert entry.resolve() is Saliency
-    assert get_args(Figure) == FIGURES
-    assert tuple(SaliencyArguments().figures) == FIGURES
-    wrongly: list[dict[str, Any]] = [{"figures": ["max_g"]}, {"figures": []}, {"stretch": 1}]
+    assert tuple(dict(entry.arguments())["metrics"]) == FIGURES
+    wrongly: list[dict[str, Any]] = [{"metrics": ["max_g"]}, {"metrics": []}, {"stretch": 1}]
     for wrong in wrongly:
         with pytest.raises(ValidationError):
-            SaliencyArguments.model_validate(wrong)
+            entry.arguments.model_validate(wrong)
 
 
 def test_predictions_that_are_noisy_are_neither_perfect_nor_useless() -> None:

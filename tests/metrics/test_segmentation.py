@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
-import paceline.metrics.segmentation_catalogue  # noqa: F401
 from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.data.batch import Batch
 from paceline.metrics.boundary import BoundaryF, _measured, _spread
+from paceline.metrics.metric import Figures, Metric, fold, pack, unpack
 from paceline.metrics.segmentation import Segmentation
-from paceline.metrics.state import Figures, Metric, fold, pack, unpack
 
 NAN = math.nan
 IGNORED = 255
@@ -27,14 +26,14 @@ def batch_of(masks: Any, first: int = 0) -> Batch:
     return Batch(id=torch.arange(first, first + len(masks)), mask=masks)
 
 
-def figures(metric: Metric, predictions: Any, masks: Any, sizes: list[int] | None = None) -> Figures:
-    """Measure in batches of these sizes (one batch of all if none are given), fold, and take the figures."""
+def metrics(metric: Metric, predictions: Any, masks: Any, sizes: list[int] | None = None) -> Figures:
+    """Measure in batches of these sizes (one batch of all if none are given), fold, and take the metrics."""
     states, start = [], 0
     for size in sizes or [len(masks)]:
         part = slice(start, start + size)
-        states.append(metric.measure(predictions[part], batch_of(masks[part], start)))
+        states.append(metric.update(predictions[part], batch_of(masks[part], start)))
         start += size
-    return metric.figures(fold(states))
+    return metric.compute(fold(states))
 
 
 def drawn(
@@ -86,7 +85,7 @@ def test_figures_are_those_of_sets_of_pixels(seed: int, num_classes: int, num_sa
     predicted, masks = drawn(num_samples, num_classes, seed)
     # More classes than are drawn, so that some are never seen, and some only predicted.
     predicted = torch.where(predicted == 0, num_classes, predicted)
-    found = figures(Segmentation(num_classes + 2), predicted, masks)
+    found = metrics(Segmentation(num_classes + 2), predicted, masks)
     expected = pixel_by_pixel(predicted, masks, num_classes + 2)
     assert found.pop("confusion").tolist() == expected.pop("confusion")
     np.testing.assert_allclose(found.pop("class_iou").numpy(), expected.pop("class_iou"), rtol=1e-14)
@@ -97,7 +96,7 @@ def test_figures_are_scikit_learns() -> None:
     predicted, masks = drawn()
     counting = masks != IGNORED
     truth, guess = masks[counting].numpy(), predicted[counting].numpy()
-    found = figures(Segmentation(CLASSES), predicted, masks)
+    found = metrics(Segmentation(CLASSES), predicted, masks)
     assert found["class_iou"].tolist() == pytest.approx(oracle.jaccard_score(truth, guess, average=None).tolist())
     assert found["miou"] == pytest.approx(oracle.jaccard_score(truth, guess, average="macro"))
     weighted = oracle.jaccard_score(truth, guess, average="weighted")
@@ -110,7 +109,7 @@ def test_figures_are_scikit_learns() -> None:
 def test_segmentation_by_hand() -> None:
     masks = torch.tensor([[[0, 0, 1], [0, 255, 1]]], dtype=torch.uint8)
     predicted = torch.tensor([[[0, 2, 1], [0, 3, 0]]])
-    found = figures(Segmentation(4, classes=["sky", "road", "car", "dog"]), predicted, masks)
+    found = metrics(Segmentation(4, classes=["sky", "road", "car", "dog"]), predicted, masks)
     assert found.pop("class_iou").nan_to_num(-1).tolist() == [2 / 4, 1 / 2, 0, -1]
     assert found.pop("confusion").tolist() == [[2, 0, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
     assert found == {
@@ -129,7 +128,7 @@ def test_segmentation_by_hand() -> None:
 
 def test_an_ignored_id_may_be_that_of_a_class() -> None:
     masks = torch.tensor([[[0, 1, 2]]], dtype=torch.uint8)
-    found = figures(Segmentation(3, ignore_index=0), torch.tensor([[[0, 1, 1]]]), masks)
+    found = metrics(Segmentation(3, ignore_index=0), torch.tensor([[[0, 1, 1]]]), masks)
     assert found["confusion"].tolist() == [[0, 0, 0], [0, 1, 0], [0, 1, 0]]
     assert found["miou"] == 0.25
     assert found["unseen_classes"] == 0
@@ -137,7 +136,7 @@ def test_an_ignored_id_may_be_that_of_a_class() -> None:
 
 def test_a_pixel_taken_for_the_ignored_class_is_wrong_and_no_more() -> None:
     masks = torch.tensor([[[0, 1, 1, 2, 2]]], dtype=torch.uint8)
-    found = figures(Segmentation(3, 0, ["void", "road", "car"]), torch.tensor([[[1, 1, 0, 2, 2]]]), masks)
+    found = metrics(Segmentation(3, 0, ["void", "road", "car"]), torch.tensor([[[1, 1, 0, 2, 2]]]), masks)
     assert (found["iou.road"], found["iou.car"], found["miou"]) == (0.5, 1.0, 0.75)
     assert (found["pixel_accuracy"], found["unseen_classes"]) == (0.75, 0)
     assert not {"iou.void", "absent.void"} & found.keys()
@@ -145,21 +144,21 @@ def test_a_pixel_taken_for_the_ignored_class_is_wrong_and_no_more() -> None:
 
 def test_without_labelled_pixels_there_are_no_shares() -> None:
     masks = torch.full((2, 3, 3), IGNORED, dtype=torch.uint8)
-    found = figures(Segmentation(2, classes=["a", "b"]), torch.zeros(2, 3, 3, dtype=torch.int64), masks)
+    found = metrics(Segmentation(2, classes=["a", "b"]), torch.zeros(2, 3, 3, dtype=torch.int64), masks)
     assert set(found) == {"unseen_classes", "absent.a", "absent.b", "class_iou", "confusion"}
     assert found["unseen_classes"] == 2
     assert bool(found["class_iou"].isnan().all())
-    assert figures(BoundaryF(2), torch.zeros(2, 3, 3, dtype=torch.int64), masks).keys() == {"class_boundary_f"}
+    assert metrics(BoundaryF(2), torch.zeros(2, 3, 3, dtype=torch.int64), masks).keys() == {"class_boundary_f"}
 
 
 def test_pixels_without_a_prediction_are_never_right() -> None:
     masks = torch.zeros(1, 2, 2, dtype=torch.uint8)
     logits = torch.zeros(1, 3, 2, 2)
     logits[0, 2, 0, 0] = logits[0, 0, 1, 1] = NAN
-    found = figures(Segmentation(3), logits, masks)
+    found = metrics(Segmentation(3), logits, masks)
     assert found["pixel_accuracy"] == 0.5 == found["miou"]
     assert found["unseen_classes"] == 2
-    assert same_bits(found, figures(Segmentation(3), torch.tensor([[[3, 0], [0, -1]]]), masks))
+    assert same_bits(found, metrics(Segmentation(3), torch.tensor([[[3, 0], [0, -1]]]), masks))
 
 
 # Boundaries
@@ -203,7 +202,7 @@ def by_all_pairs(predicted: Tensor, masks: Tensor, num_classes: int, distance: f
 )
 def test_boundaries_are_those_found_pair_by_pair(seed: int, num_classes: int, distance: float) -> None:
     predicted, masks = drawn(2, num_classes, seed, ignored=0.02)
-    found = figures(BoundaryF(num_classes + 1, distance=distance), predicted, masks)
+    found = metrics(BoundaryF(num_classes + 1, distance=distance), predicted, masks)
     expected = by_all_pairs(predicted, masks, num_classes + 1, distance)
     np.testing.assert_allclose(found["class_boundary_f"].numpy(), expected, rtol=1e-12)
     assert found["boundary_f"] == pytest.approx(np.nanmean(expected))
@@ -215,7 +214,7 @@ def test_boundaries_by_hand() -> None:
     masks[:, :, 4:] = 1
     predicted[:, :, 6:] = 1
     for distance, expected in ((1.0, 0.0), (1.9, 0.0), (2.0, 1.0)):
-        found = figures(BoundaryF(3, distance=distance, classes=["left", "right", "top"]), predicted, masks)
+        found = metrics(BoundaryF(3, distance=distance, classes=["left", "right", "top"]), predicted, masks)
         assert found["boundary_f"] == expected == found["boundary_f.left"] == found["boundary_f.right"]
         assert found["class_boundary_f"].isnan().tolist() == [False, False, True]
         assert "boundary_f.top" not in found
@@ -228,7 +227,7 @@ def test_the_distance_grows_with_the_image() -> None:
         masks[:, :, 100:] = 1
         predicted[0, :, 100 + near :] = 1
         predicted[1, :, 101 + near :] = 1
-        assert figures(BoundaryF(2), predicted, masks)["boundary_f"] == 0.5
+        assert metrics(BoundaryF(2), predicted, masks)["boundary_f"] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -237,7 +236,7 @@ def test_the_distance_grows_with_the_image() -> None:
     ids=["met", "missed", "broken"],
 )
 def test_a_class_that_fills_the_image_has_no_boundary(predicted: list[list[int]], expected: float) -> None:
-    found = figures(BoundaryF(2), torch.tensor([predicted]), torch.zeros(1, 2, 2, dtype=torch.uint8))
+    found = metrics(BoundaryF(2), torch.tensor([predicted]), torch.zeros(1, 2, 2, dtype=torch.uint8))
     assert found["boundary_f"] == expected
     assert found["class_boundary_f"].isnan().tolist() == [False, True]
 
@@ -258,22 +257,22 @@ def test_both_ways_to_find_what_is_near_agree(seed: int, reach: float) -> None:
 def test_no_division_into_batches_changes_a_bit(sizes: list[int], seed: int) -> None:
     predicted, masks = drawn(sum(sizes), CLASSES, seed)
     for metric in (Segmentation(CLASSES + 1), BoundaryF(CLASSES + 1, distance=1.5)):
-        at_once = figures(metric, predicted, masks)
-        assert same_bits(figures(metric, predicted, masks, sizes), at_once)
-        assert same_bits(figures(metric, predicted, masks, [1] * sum(sizes)), at_once)
-        state = metric.measure(predicted, batch_of(masks))
-        assert same_bits(metric.figures(unpack(pack(state))), at_once)
+        at_once = metrics(metric, predicted, masks)
+        assert same_bits(metrics(metric, predicted, masks, sizes), at_once)
+        assert same_bits(metrics(metric, predicted, masks, [1] * sum(sizes)), at_once)
+        state = metric.update(predicted, batch_of(masks))
+        assert same_bits(metric.compute(unpack(pack(state))), at_once)
 
 
 @pytest.mark.parametrize("metric", [Segmentation(CLASSES), BoundaryF(CLASSES)])
 def test_numbers_logits_and_lists_of_samples_are_the_same(metric: Metric) -> None:
     predicted, masks = drawn()
-    expected = figures(metric, predicted, masks)
+    expected = metrics(metric, predicted, masks)
     logits = torch.nn.functional.one_hot(predicted, CLASSES).movedim(-1, 1).float()
     for given_as in (logits, logits.bfloat16(), logits.requires_grad_(), predicted.to(torch.uint8), list(predicted)):
-        assert same_bits(figures(metric, given_as, masks), expected)
-        assert same_bits(figures(metric, given_as, list(masks)), expected)
-    state = metric.measure(logits, batch_of(masks))
+        assert same_bits(metrics(metric, given_as, masks), expected)
+        assert same_bits(metrics(metric, given_as, list(masks)), expected)
+    state = metric.update(logits, batch_of(masks))
     assert not any(value.requires_grad for value in state.values())
     assert {value.dtype for value in state.values()} <= {torch.int64, torch.float64}
 
@@ -282,15 +281,15 @@ def test_numbers_logits_and_lists_of_samples_are_the_same(metric: Metric) -> Non
 def test_samples_may_differ_in_size(metric: Metric) -> None:
     predicted, masks = drawn(2)
     cropped = [predicted[0], predicted[1, :7, 2:]], [masks[0], masks[1, :7, 2:]]
-    whole = figures(metric, *cropped)
-    assert same_bits(whole, figures(metric, *cropped, [1, 1]))
+    whole = metrics(metric, *cropped)
+    assert same_bits(whole, metrics(metric, *cropped, [1, 1]))
 
 
 def test_what_is_given_stays_as_it_is() -> None:
     predicted, masks = drawn()
     before = predicted.clone(), masks.clone()
     for metric in (Segmentation(CLASSES), BoundaryF(CLASSES)):
-        metric.measure(predicted, batch_of(masks))
+        metric.update(predicted, batch_of(masks))
     assert torch.equal(predicted, before[0])
     assert torch.equal(masks, before[1])
 
@@ -300,20 +299,20 @@ def test_predictions_and_masks_that_do_not_fit_are_refused(kind: Any) -> None:
     predicted, masks = drawn()
     batch = batch_of(masks, first=20)
     with pytest.raises(DataError, match=r"the prediction of sample 20 is 13×10 pixels, its mask 13×11;.*resize"):
-        kind(CLASSES).measure(predicted[:, 1:], batch)
+        kind(CLASSES).update(predicted[:, 1:], batch)
     with pytest.raises(DataError, match="the data have 4 classes, but the model tells 7 apart"):
-        kind(CLASSES).measure(torch.zeros(5, 7, 11, 13), batch)
+        kind(CLASSES).update(torch.zeros(5, 7, 11, 13), batch)
     with pytest.raises(
         DataError, match=r"a class number for each pixel, or logits of all classes, got one torch\.float32"
     ):
-        kind(CLASSES).measure(predicted.float(), batch)
+        kind(CLASSES).update(predicted.float(), batch)
     with pytest.raises(DataError, match="of sample 20 holds the id 255; expected 0 to 3, as ignore_index is not set"):
-        kind(CLASSES, ignore_index=None).measure(predicted, batch)
+        kind(CLASSES, ignore_index=None).update(predicted, batch)
     masks[2, 0, 0] = 9
     with pytest.raises(DataError, match="of sample 22 holds the id 9; expected 0 to 3, or 255, ignore_index"):
-        kind(CLASSES).measure(predicted, batch)
+        kind(CLASSES).update(predicted, batch)
     with pytest.raises(DataError, match="these samples have none"):
-        kind(CLASSES).measure(predicted, Batch(id=torch.arange(5)))
+        kind(CLASSES).update(predicted, Batch(id=torch.arange(5)))
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,8 @@
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.metrics.state import State, fold, is_lower_better, pack, unpack
+from paceline.metrics.metric import State, fold, pack, unpack
 
 
 def state_of(count: int, values: list[float]) -> State:
@@ -40,7 +39,7 @@ def test_the_states_are_left_as_they_were() -> None:
     st.lists(st.tuples(st.integers(-9, 9), st.lists(st.floats(width=32, allow_nan=False))), min_size=2),
     st.data(),
 )
-def test_neighbours_may_be_folded_first(parts: list[tuple[int, list[float]]], data: st.DataObject) -> None:
+def test_neighbors_may_be_folded_first(parts: list[tuple[int, list[float]]], data: st.DataObject) -> None:
     states = [state_of(*part) for part in parts]
     cut = data.draw(st.integers(1, len(states) - 1))
     whole, halves = fold(states), fold([fold(states[:cut]), fold(states[cut:])])
@@ -62,15 +61,3 @@ def test_packed_states_come_back_as_they_were() -> None:
 def test_no_state_packs_into_nothing() -> None:
     assert len(pack({})) == 0
     assert unpack(pack({})) == {}
-
-
-@pytest.mark.parametrize(
-    "figure", ["loss", "dice", "mae", "ber", "unseen_classes", "absent.car", "averaged_mae", "averaged_dice"]
-)
-def test_of_losses_and_errors_less_is_better(figure: str) -> None:
-    assert is_lower_better(figure, ["dice"])
-
-
-@pytest.mark.parametrize("figure", ["top1", "max_f", "averaged_top1"])
-def test_of_other_figures_more_is_better(figure: str) -> None:
-    assert not is_lower_better(figure, ["dice"])

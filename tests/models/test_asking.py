@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from paceline.core.errors import RecipeError
-from paceline.models.asking import ask
 from paceline.models.decoders import fpn, unet
+from paceline.models.forward import ask
 from paceline.models.zoo import build_timm
 
 SMALL = {"depth": 4, "embed_dim": 24, "num_heads": 2}
@@ -48,7 +48,7 @@ def test_others_are_not_told_of_a_size_to_be_made_for() -> None:
 def test_what_is_not_about_shapes_is_left_as_it_is() -> None:
     class Failing(nn.Module):
         def forward(self, images: torch.Tensor) -> torch.Tensor:
-            raise RuntimeError("a neighbour has gone")
+            raise RuntimeError("a neighbor has gone")
 
-    with pytest.raises(RuntimeError, match="a neighbour has gone"):
+    with pytest.raises(RuntimeError, match="a neighbor has gone"):
         ask(Failing(), torch.zeros(1, 3, 8, 8))

@@ -10,9 +10,8 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from paceline.core.registry import register
-from paceline.engine.blocks import find_blocks
-from paceline.engine.recompute import recompute
-from paceline.models import dense_catalogue
+from paceline.engine.activation_checkpointing.blocks import find_blocks
+from paceline.engine.activation_checkpointing.checkpointed_module import recompute
 from paceline.models.decoders import PixelClassifier, fpn, unet
 from paceline.models.encoders import build_encoder
 from paceline.models.freezing import Freezing
@@ -203,14 +202,15 @@ def test_a_frozen_encoder_keeps_its_statistics() -> None:
 
 def test_recipes_know_them_and_refuse_unknown_backbones() -> None:
     models = register.kind("model")
-    assert dense_catalogue.models is models
     entry = models.find("unet")
     assert entry is not None
     arguments = entry.arguments.model_validate({"backbone": TORCHVISION})
     with torch.device("meta"):
         model = entry.resolve()(num_classes=1, in_channels=3, **arguments.model_dump())
         assert model(torch.empty(1, 3, 64, 64)).shape == (1, 1, 64, 64)
-    with pytest.raises(ValidationError, match=r"timm has no model 'mobilenetv2_1OO'; there is .*timm/mobilenetv2_100"):
+    with pytest.raises(
+        ValidationError, match=r"there is no model 'timm/mobilenetv2_1OO'; there is .*timm/mobilenetv2_100"
+    ):
         entry.arguments.model_validate({"backbone": "timm/mobilenetv2_1OO"})
     with pytest.raises(ValidationError, match="expected timm/NAME or torchvision/NAME"):
         entry.arguments.model_validate({"backbone": "mobilenet_v2"})

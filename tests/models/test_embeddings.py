@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from paceline.models.embeddings import fit_positions, resample_offsets, resample_positions
+from paceline.models.position_embeddings import fit_positions, resample_offsets, resample_positions
 from paceline.models.torchvision_ops import import_torchvision
 
 

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from paceline.core.registry import register
-from paceline.engine.blocks import find_blocks
-from paceline.engine.recompute import recompute
-from paceline.models import dense_catalogue
+from paceline.engine.activation_checkpointing.blocks import find_blocks
+from paceline.engine.activation_checkpointing.checkpointed_module import recompute
 from paceline.models.frame_pooling import FramePooling
 from paceline.models.freezing import Freezing
 from paceline.models.surgery import Surgery, apply, find_heads
@@ -116,7 +115,6 @@ def test_a_backbone_without_a_linear_end_is_refused() -> None:
 
 
 def test_recipes_know_it() -> None:
-    assert dense_catalogue.models is register.kind("model")
     entry = register.kind("model").find("frame_pooling")
     assert entry is not None
     arguments = entry.arguments.model_validate({"backbone": TIMM, "pooling": "max", "dropout": 0.2})

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from paceline.models.interaction import AggregateInteraction, SelfInteraction
+from paceline.models.minet import AggregateInteraction, SelfInteraction
 
 Map = NDArray[np.float64]  # [channels, rows, columns]
 Size = tuple[int, int]
@@ -60,10 +60,10 @@ class ByLoops:
         """What the levels, finest first, become at the resolution of the level `own`."""
         entered = [self.entered(index, level) for index, level in enumerate(levels)]
         exchanged = [
-            self.mixed(f"exchange.{index}", [neighbour(each, to) for each in entered[max(0, index - 1) : index + 2]])
+            self.mixed(f"exchange.{index}", [neighbor(each, to) for each in entered[max(0, index - 1) : index + 2]])
             for index, to in enumerate(entered)
         ]
-        fused = self.mixed("fuse", [neighbour(each, exchanged[own]) for each in exchanged])
+        fused = self.mixed("fuse", [neighbor(each, exchanged[own]) for each in exchanged])
         left = self.norm("leave.1", self.convolution("leave.0", fused))
         return rectified(left + self.convolution("shortcut", levels[own]))
 
@@ -83,7 +83,7 @@ def rectified(x: Map) -> Map:
     return np.where(x > 0, x, 0.0)
 
 
-def neighbour(x: Map, like: Map) -> Map:
+def neighbor(x: Map, like: Map) -> Map:
     """A level as another one sees it: pooled towards a coarser, repeated towards a finer one."""
     size = (like.shape[1], like.shape[2])
     return pooled(x, size) if x.shape[1:] > size else nearest(x, size)
@@ -108,7 +108,7 @@ def nearest(x: Map, size: Size) -> Map:
 
 
 def bilinear(x: Map, size: Size) -> Map:
-    """Each pixel's centre is put between the centres of four pixels; the border continues outwards."""
+    """Each pixel's center is put between the centers of four pixels; the border continues outwards."""
     out = np.empty((len(x), *size))
     for row in range(size[0]):
         for column in range(size[1]):
@@ -122,9 +122,9 @@ def bilinear(x: Map, size: Size) -> Map:
 
 def between(place: int, length: int, source_length: int) -> tuple[int, int, float]:
     """The two source pixels around a place, and how far from the first to the second it lies."""
-    centre = max((place + 0.5) * source_length / length - 0.5, 0.0)
-    first = int(centre)
-    return first, min(first + 1, source_length - 1), centre - first
+    center = max((place + 0.5) * source_length / length - 0.5, 0.0)
+    first = int(center)
+    return first, min(first + 1, source_length - 1), center - first
 
 
 def with_random_weights(module: nn.Module) -> nn.Module:
@@ -186,7 +186,7 @@ ALONE: Rows = [[1]]
 
 
 class Known:
-    """A module whose convolutions keep the pixel in the centre and whose norms change nothing, until told."""
+    """A module whose convolutions keep the pixel in the center and whose norms change nothing, until told."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module.double().eval()
@@ -224,7 +224,7 @@ class Known:
         return rows
 
 
-def test_a_level_aggregates_its_coarser_neighbour_as_worked_out_by_hand() -> None:
+def test_a_level_aggregates_its_coarser_neighbor_as_worked_out_by_hand() -> None:
     known = Known(AggregateInteraction((1, 2), own=0, out_channels=1))
     fine: list[Rows] = [[[1, 2], [3, 4]]]
     coarse: list[Rows] = [[[1]], [[2]]]

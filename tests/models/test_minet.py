@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.registry import register
-from paceline.models.interaction import halved
-from paceline.models.minet import MINet, minet_light, minet_resnet50, minet_vgg16
+from paceline.models.minet import MINet, halved, minet_light, minet_resnet50, minet_vgg16
 
 
 @pytest.mark.parametrize(
@@ -84,8 +83,6 @@ def test_an_odd_border_is_halved_as_the_other_branch_wants_it() -> None:
 
 @pytest.mark.parametrize("name", ["minet_vgg16", "minet_resnet50", "minet_light"])
 def test_recipes_can_name_it(name: str) -> None:
-    import paceline.models.catalogue  # noqa: F401
-
     entry = register.kind("model").find(name)
     assert entry is not None
     with torch.device("meta"):

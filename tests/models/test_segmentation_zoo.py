@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.registry import Entry, register
-from paceline.engine.blocks import find_blocks
-from paceline.engine.recompute import recompute
-from paceline.models import dense_catalogue
+from paceline.engine.activation_checkpointing.blocks import find_blocks
+from paceline.engine.activation_checkpointing.checkpointed_module import recompute
 from paceline.models.surgery import Surgery, apply, find_heads
-from paceline.models.video_zoo import WindowMean
+from paceline.models.zoo import WindowMean
 
 SEGMENTATION = [
     "deeplabv3_mobilenet_v3_large",
@@ -50,10 +49,10 @@ def gradients(model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
 
 
 def test_the_families_hold_the_library_s_models() -> None:
-    members = {family.prefix: family.members() for family in dense_catalogue.models.families}
-    assert members["torchvision/segmentation/"] == SEGMENTATION
-    assert members["torchvision/video/"] == VIDEO
-    assert entry_of("segmentation/fcn_resnet50").target == "paceline.models.segmentation_zoo:build_segmentation"
+    names = {family.prefix: family.names() for family in register.kind("model").families}
+    assert names["torchvision/segmentation/"] == [f"torchvision/segmentation/{name}" for name in SEGMENTATION]
+    assert names["torchvision/video/"] == [f"torchvision/video/{name}" for name in VIDEO]
+    assert entry_of("segmentation/fcn_resnet50").target == "paceline.models.zoo:build_segmentation"
     assert register.kind("model").find("torchvision/segmentation/resnet18") is None
 
 
@@ -153,11 +152,11 @@ def test_a_clip_that_is_too_short_for_s3d_is_named() -> None:
         built("video/s3d")(torch.empty(1, 3, 4, 64, 64))
 
 
-def test_the_catalogue_needs_neither_torch_nor_the_libraries() -> None:
+def test_naming_them_needs_neither_torch_nor_the_libraries() -> None:
     code = (
         "import sys\n"
-        "import paceline.models.dense_catalogue as catalogue\n"
-        "entry = catalogue.models.find('torchvision/segmentation/fcn_resnet50')\n"
+        "from paceline import register\n"
+        "entry = register.kind('model').find('torchvision/segmentation/fcn_resnet50')\n"
         "entry.arguments(aux=False)\n"
         "print({'torch', 'timm', 'torchvision'} & set(sys.modules))\n"
     )

@@ -204,7 +204,7 @@ def test_a_new_head_starts_as_declared(init: Any, width: float) -> None:
     assert model.state_dict()["0.weight"].eq(7).all()
 
 
-def test_a_head_that_was_loaded_is_not_initialised() -> None:
+def test_a_head_that_was_loaded_is_not_initialized() -> None:
     model = MobileLike(10)
     apply(model, weights_of(model), Surgery(head_init="zeros"))
     assert model.state_dict()["classifier.1.weight"].eq(7).all()
@@ -306,24 +306,24 @@ def test_a_prefix_that_would_help_is_named() -> None:
 )
 def test_an_rgb_network_sees_grey_images_as_it_saw_repeated_ones(build: Any, name: str, args: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    colour, grey = (build(name, 5, channels, args).eval() for channels in (3, 1))
-    fitted = fit(grey, colour.state_dict())
+    color, gray = (build(name, 5, channels, args).eval() for channels in (3, 1))
+    fitted = fit(gray, color.state_dict())
     ((kernel, change),) = fitted.reshaped.items()
     assert kernel in ("conv1.0.weight", "features.0.0.weight")
     assert change.how == "summed over its 3 channels"
     image = torch.rand(2, 1, 64, 64)
     with torch.no_grad():
-        assert torch.allclose(grey(image), colour(image.expand(-1, 3, -1, -1)), atol=1e-5, rtol=1e-5)
+        assert torch.allclose(gray(image), color(image.expand(-1, 3, -1, -1)), atol=1e-5, rtol=1e-5)
 
 
 def test_a_grey_network_sees_a_repeated_image_as_it_saw_the_grey_one() -> None:
     torch.manual_seed(0)
-    grey, image = nn.Sequential(nn.Conv2d(1, 4, 3)), torch.rand(2, 1, 8, 8)
+    gray, image = nn.Sequential(nn.Conv2d(1, 4, 3)), torch.rand(2, 1, 8, 8)
     for num_channels in (3, 5):
-        colour = nn.Sequential(nn.Conv2d(num_channels, 4, 3))
-        fit(colour, grey.state_dict())
+        color = nn.Sequential(nn.Conv2d(num_channels, 4, 3))
+        fit(color, gray.state_dict())
         repeated = image.expand(-1, num_channels, -1, -1)
-        assert torch.allclose(colour(repeated), grey(image), atol=1e-6)
+        assert torch.allclose(color(repeated), gray(image), atol=1e-6)
     six = nn.Sequential(nn.Conv2d(6, 4, 3))
     three = nn.Sequential(nn.Conv2d(3, 4, 3))
     fit(six, three.state_dict())
@@ -337,11 +337,11 @@ def test_weights_for_bgr_images_are_turned_round() -> None:
     fitted = apply(rgb, bgr.state_dict(), Surgery(channels="bgr"))
     assert torch.allclose(rgb(image), bgr(image.flip(1)), atol=1e-6)
     assert fitted.summary() == ["loaded         2 tensors", "reshaped       1 tensor   0.weight (from BGR to RGB)"]
-    grey = nn.Sequential(nn.Conv2d(1, 4, 3))
-    both = apply(grey, bgr.state_dict(), Surgery(channels="bgr"))
+    gray = nn.Sequential(nn.Conv2d(1, 4, 3))
+    both = apply(gray, bgr.state_dict(), Surgery(channels="bgr"))
     assert both.reshaped["0.weight"].how == "from BGR to RGB, summed over its 3 channels"
     with pytest.raises(ValueError, match=r"needs a first convolution of 3 channels, 0\.weight has \[4, 1, 3, 3\]"):
-        apply(rgb, grey.state_dict(), Surgery(channels="bgr"))
+        apply(rgb, gray.state_dict(), Surgery(channels="bgr"))
     with pytest.raises(ValueError, match="needs a first convolution that is loaded"):
         apply(nn.Linear(2, 2), nn.Linear(2, 2).state_dict(), Surgery(channels="bgr"))
 
@@ -392,7 +392,7 @@ def test_a_torchvision_vit_changes_size_too() -> None:
 
 
 def test_a_swin_takes_another_window() -> None:
-    args = {"depths": (1, 1), "embed_dim": 12, "num_heads": (1, 2), "patch_size": 4}
+    args: dict[str, Any] = {"depths": (1, 1), "embed_dim": 12, "num_heads": (1, 2), "patch_size": 4}
     four = build_timm("swin_tiny_patch4_window7_224", 5, 3, {**args, "img_size": 32, "window_size": 4})
     two = build_timm("swin_tiny_patch4_window7_224", 5, 3, {**args, "img_size": 32, "window_size": 2})
     older = {**four.state_dict(), "layers.0.blocks.0.attn.relative_position_index": torch.zeros(16, 16)}

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.models.sync_norm import SyncBatchNorm, convert_sync_batchnorm
+from paceline.models.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 from paceline.models.torchvision_ops import import_torchvision
 
 SCRIPT = Path(__file__).resolve().parent / "scripts" / "synchronized.py"
@@ -27,7 +27,7 @@ class Scaled(nn.BatchNorm2d):
 
 
 def case(layer: nn.Module, shape: list[int], sizes: dict[int, list[int]], **options: Any) -> dict[str, Any]:
-    """A layer, two updates of whole batches, and how many samples of them each process gets."""
+    """A layer, two steps of whole batches, and how many samples of them each process gets."""
     generator = torch.Generator().manual_seed(len(shape))
     dtype, layout = options.get("dtype", torch.float64), options.get("layout", torch.contiguous_format)
     layer = layer.to(options.get("weights", dtype)).train(options.get("training", True))

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.models import catalogue
+from paceline.core.registry import register
 from paceline.models.zoo import build_timm, build_torchvision
 
 MODELS = ["timm/resnet18", "torchvision/mobilenet_v2"]
 
 
 def built(name: str, num_classes: int, in_channels: int, **args: Any) -> nn.Module:
-    entry = catalogue.models.find(name)
+    entry = register.kind("model").find(name)
     assert entry is not None
     model: nn.Module = entry.resolve()(num_classes=num_classes, in_channels=in_channels, args=args)
     return model
@@ -41,14 +41,14 @@ def test_the_same_seed_gives_the_same_weights(name: str) -> None:
 
 
 def test_another_first_convolution_differs_in_nothing_but_its_input() -> None:
-    colour, grey = (built("torchvision/mobilenet_v2", 5, channels) for channels in (3, 1))
+    color, gray = (built("torchvision/mobilenet_v2", 5, channels) for channels in (3, 1))
     differing = {
         name: (tuple(one.shape), tuple(other.shape))
-        for (name, one), other in zip(colour.state_dict().items(), grey.state_dict().values(), strict=True)
+        for (name, one), other in zip(color.state_dict().items(), gray.state_dict().values(), strict=True)
         if one.shape != other.shape
     }
     assert differing == {"features.0.0.weight": ((32, 3, 3, 3), (32, 1, 3, 3))}
-    first, other = (model.get_submodule("features.0.0") for model in (colour, grey))
+    first, other = (model.get_submodule("features.0.0") for model in (color, gray))
     for attribute in ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode"):
         assert getattr(first, attribute) == getattr(other, attribute)
     assert first.bias is other.bias is None
@@ -67,7 +67,7 @@ def test_a_tag_of_weights_may_stand_behind_a_timm_name() -> None:
     "name", ["timm/resnet_eighteen", "torchvision/mobilenet_v9", "torchvision/", "timm/", "hub/resnet18", "resnet18"]
 )
 def test_unknown_names_are_refused(name: str) -> None:
-    assert catalogue.models.find(name) is None
+    assert register.kind("model").find(name) is None
 
 
 @pytest.mark.parametrize("name", ["timm/resnet18", "torchvision/lraspp_mobilenet_v3_large"])

@@ -4,7 +4,6 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import paceline.optim.schedule_catalogue  # noqa: F401 - makes the names known
 from paceline.core.registry import register
 from paceline.optim.schedules import Schedule
 

@@ -1,6 +1,5 @@
 """Each decay against torch's schedulers and hand-computed numbers."""
 
-import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -12,8 +11,7 @@ from hypothesis import strategies as st
 from small_schedules import named, schedule, values
 from torch.optim import lr_scheduler
 
-from paceline.core.registry import register
-from paceline.optim.schedules import SUPPLIED, Transition
+from paceline.optim.schedules import Transition
 
 
 def torchs(make: Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler], steps: int = 100) -> Iterator[Any]:
@@ -204,12 +202,3 @@ def test_bounds_and_that_fractions_are_as_fine_as_steps(
     assert values(made, steps) == values(by_fraction, steps)
     if epochs > 1:
         assert all(by_epoch(step) == by_epoch(step - step % steps_per_epoch) for step in steps)
-
-
-@pytest.mark.parametrize("entry", list(register.kind("schedule")), ids=lambda entry: entry.name)
-def test_catalogue_lists_what_each_decay_takes(entry: Any) -> None:
-    parameters = inspect.signature(entry.resolve()).parameters.values()
-    taken = {each.name: each.default for each in parameters if each.name not in ("span", *SUPPLIED)}
-    fields = entry.arguments.model_fields
-    listed = {name: inspect.Parameter.empty if each.is_required() else each.default for name, each in fields.items()}
-    assert listed == taken

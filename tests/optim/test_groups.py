@@ -20,9 +20,9 @@ from torch.nn.utils.parametrizations import spectral_norm
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from paceline.models.torchvision_ops import import_torchvision
-from paceline.optim.groups import Group, RulesError, build_groups, find_parameters
-from paceline.optim.layers import Layers
-from paceline.optim.presets import KINDS, NORM_KINDS, PRESETS, Preset, Rule, Settings, combine
+from paceline.optim.group_presets import KINDS, NORM_KINDS, PRESETS, Preset, Rule, Settings, combine
+from paceline.optim.layer_decay import Layers
+from paceline.optim.param_groups import Group, RulesError, build_groups, find_parameters
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 
@@ -513,5 +513,5 @@ def test_presets_combine() -> None:
 
 
 def test_presets_need_no_torch() -> None:
-    code = "import sys, paceline.optim.presets; sys.exit('torch' in sys.modules)"
+    code = "import sys, paceline.optim.group_presets; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -13,7 +13,7 @@ from torch import nn
 from paceline.core.registry import Registry, register
 from paceline.models.convnet import ConvNet
 from paceline.models.torchvision_ops import import_torchvision
-from paceline.optim.layers import LayerMap, Layers, find_layers
+from paceline.optim.layer_decay import LayerMap, Layers, find_layers
 
 
 def make_timm(name: str, **arguments: Any) -> nn.Module:
@@ -226,14 +226,14 @@ def by_position(model: nn.Module) -> LayerMap:
 
 
 def test_a_registered_map(maps: Registry) -> None:
-    maps.add("by_position", by_position)
+    register.layer_map("by_position")(by_position)
     layers = find_layers(nn.Sequential(*(nn.Linear(2, 2) for _ in range(4))), "by_position")
     assert [layers.id_of(f"{n}.weight") for n in range(4)] == [0, 1, 2, 3]
     assert layers.num_layers == 3
 
 
 def test_a_map_that_places_the_head_itself(maps: Registry) -> None:
-    maps.add("sparse", lambda model: lambda name: 5 if name.startswith("1") else 2)
+    register.layer_map("sparse")(lambda model: lambda name: 5 if name.startswith("1") else 2)
     layers = find_layers(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), "sparse")
     assert (layers.num_layers, layers.id_of("0.bias"), layers.id_of("1.bias")) == (5, 2, 5)
 
@@ -241,19 +241,19 @@ def test_a_map_that_places_the_head_itself(maps: Registry) -> None:
 def test_an_unknown_map_is_refused_with_the_nearest(maps: Registry) -> None:
     with pytest.raises(ValueError, match=r'there is no layer map "mine"; register'):
         find_layers(nn.Linear(2, 2), "mine")
-    maps.add("by_position", by_position)
+    register.layer_map("by_position")(by_position)
     with pytest.raises(ValueError, match=r'there is no layer map "by_positon"; did you mean "by_position"\?'):
         find_layers(nn.Linear(2, 2), "by_positon")
 
 
 @pytest.mark.parametrize("answer", [-1, 1.5, "2"])
 def test_a_map_that_gives_no_layer_numbers_is_refused(maps: Registry, answer: Any) -> None:
-    maps.add("wrong", lambda model: lambda name: answer)
+    register.layer_map("wrong")(lambda model: lambda name: answer)
     with pytest.raises(ValueError, match=r"gives .* for weight; expected a whole number ≥ 0 or None"):
         find_layers(nn.Linear(2, 2), "wrong")
 
 
 def test_a_map_that_places_nothing_is_refused(maps: Registry) -> None:
-    maps.add("empty", lambda model: lambda name: None)
+    register.layer_map("empty")(lambda model: lambda name: None)
     with pytest.raises(ValueError, match="gives no parameter of Linear a layer"):
         find_layers(nn.Linear(2, 2), "empty")

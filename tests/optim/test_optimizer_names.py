@@ -1,28 +1,29 @@
-"""The table of optimizers beside the libraries it was taken from, and the arguments that recipes may write."""
+"""The optimizers that recipes may name beside the libraries they come from, and their arguments."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
+from importlib import metadata
 from typing import Any
 
 import pytest
+import torch
 from pydantic import ValidationError
 
-from paceline.core.registry import register
-from paceline.optim import third_party
-from paceline.optim.catalogue import averages, optimizers
-from paceline.optim.third_party import LEFT_OUT, UnlistedArguments, collect
+from paceline.core.registry import UnlistedArguments, register
+from paceline.optim.torch_optimizers import LEFT_OUT
 
+optimizers = register.kind("optimizer")
 OWN_DEFAULTS = {("sgd", "momentum"): 0.9, ("muon", "momentum"): 0.95}
 FROM_TIMM = ["lamb", "lars", "lion", "muon"]
-PLAIN = [entry.name for entry in optimizers if entry.name not in FROM_TIMM]
 
 
-def table() -> dict[str, Any]:
-    read: dict[str, Any] = json.loads(third_party.TABLE.read_text(encoding="utf-8"))
-    return read
+def of_torch() -> dict[str, type[torch.optim.Optimizer]]:
+    kinds = [getattr(torch.optim, name) for name in torch.optim.__all__]
+    return {kind.__name__: kind for kind in kinds if isinstance(kind, type) and kind is not torch.optim.Optimizer}
 
 
 def checked(name: str, **arguments: Any) -> dict[str, Any]:
@@ -31,33 +32,37 @@ def checked(name: str, **arguments: Any) -> dict[str, Any]:
     return dict(entry.arguments.model_validate_json(json.dumps(arguments)))
 
 
-def test_the_table_is_that_of_the_pinned_versions() -> None:
-    assert collect() == table()
-
-
 def test_everything_of_torch_has_a_name_or_a_reason_not_to() -> None:
-    import torch
-
-    kinds = [getattr(torch.optim, name) for name in torch.optim.__all__]
-    classes = [kind.__name__.lower() for kind in kinds if isinstance(kind, type) and kind is not torch.optim.Optimizer]
-    missing = [name for name in classes if name not in optimizers.names() and name not in LEFT_OUT["torch"]]
-    assert missing == []
+    assert [name for name in of_torch() if name.lower() not in optimizers.names() and name not in LEFT_OUT] == []
 
 
 def test_naming_optimizers_imports_neither_torch_nor_timm() -> None:
     code = (
-        "import sys; from paceline.optim.catalogue import optimizers; optimizers.find('timm/adopt');"
+        "import sys; from paceline import register; register.kind('optimizer').find('timm/adopt').arguments;"
         "sys.exit(bool({'torch', 'timm', 'torchvision'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-@pytest.mark.parametrize("name", [*PLAIN, *FROM_TIMM])
-def test_defaults_are_those_of_the_library(name: str) -> None:
-    listed = table()["timm" if name in FROM_TIMM else "torch"]["names"][name]
+@pytest.mark.parametrize("name", [name for name in of_torch() if name not in LEFT_OUT])
+def test_arguments_and_defaults_are_those_of_torch(name: str) -> None:
+    own = checked(name.lower())
+    taken = inspect.signature(of_torch()[name]).parameters
+    for argument, value in own.items():
+        default = taken[argument].default
+        default = list(default) if isinstance(default, tuple) else default
+        assert value == OWN_DEFAULTS.get((name.lower(), argument), default), argument
+    hidden = {"params", "lr", "weight_decay", "foreach", "fused", "capturable", "differentiable", "maximize"}
+    hidden |= {"decoupled_weight_decay"} if name == "Adam" else set()  # which is adamw
+    assert set(own) == set(taken) - hidden
+
+
+@pytest.mark.parametrize("name", FROM_TIMM)
+def test_defaults_are_those_of_timm(name: str) -> None:
+    listed = checked(f"timm/{name}")
     for argument, value in checked(name).items():
         if (name, argument) != ("muon", "adamw"):
-            assert value == OWN_DEFAULTS.get((name, argument), listed[argument][1]), argument
+            assert value == OWN_DEFAULTS.get((name, argument), listed[argument]), argument
 
 
 def test_momentum_of_rmsprop_is_a_recipe_value() -> None:
@@ -110,7 +115,7 @@ def test_unknown_and_unusable_names_are_not_found(name: str) -> None:
 
 
 def test_another_version_of_timm_may_know_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(third_party, "_installed", lambda library: "9.9")
+    monkeypatch.setattr(metadata, "version", lambda library: "9.9")
     found = optimizers.find("timm/novel")
     assert found is not None
     assert found.arguments is UnlistedArguments
@@ -119,8 +124,8 @@ def test_another_version_of_timm_may_know_other_names(monkeypatch: pytest.Monkey
 
 
 def test_averages_have_names() -> None:
-    assert averages is register.kind("averaging")
-    assert averages.names() == ["none", "ema", "swa"]
+    averages = register.kind("averaging")
+    assert averages.names() == ["ema", "none", "swa"]
     swa = averages.find("swa")
     assert swa is not None
     assert dict(swa.arguments.model_validate_json('{"start": 500}'))["start"] == 500

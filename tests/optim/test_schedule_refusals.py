@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 from small_schedules import schedule
 
+from paceline.core.errors import ArgumentError
 from paceline.core.registry import register
-from paceline.optim.span import ArgumentError
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,17 @@ def test_points_that_are_just_reached() -> None:
     ("name", "arguments", "message"),
     [
         ("multi_step", {"milestone_epochs": [5, 3]}, "expected increasing numbers, got 3 after 5"),
-        ("multi_step", {}, "milestone_epochs: expected this or milestone_steps, got neither"),
-        ("step", {"every_epochs": 1.0, "every_steps": 1}, "cannot be given together with every_epochs"),
-        ("exponential", {"gamma": 1.0, "every_epochs": 1.0, "every_steps": 1}, "cannot be given together"),
+        ("multi_step", {}, "give either milestone_epochs or milestone_steps, got none"),
+        (
+            "step",
+            {"every_epochs": 1.0, "every_steps": 1},
+            "give either every_epochs or every_steps, got every_epochs and every_steps",
+        ),
+        (
+            "exponential",
+            {"gamma": 1.0, "every_epochs": 1.0, "every_steps": 1},
+            "give either every_epochs or every_steps",
+        ),
         ("piecewise", {"point_steps": [[5.0, 1.0], [3.0, 1.0]]}, "expected increasing numbers, got 3 after 5"),
         ("piecewise", {"point_steps": [[5.0]]}, "at least 2 items"),
     ],

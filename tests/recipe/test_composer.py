@@ -11,8 +11,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.recipe import composer
-from paceline.recipe.composer import Unreadable, compose, resolve_scalar
+from paceline.recipe import yaml_tree as composer
+from paceline.recipe.yaml_tree import Unreadable, compose, resolve_scalar
 
 SCALARS = {
     "true": True,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.commands.directory import recipe_lines
+from paceline.commands.run_directory import recipe_lines
 from paceline.core.errors import RecipeError, UsageError
 from paceline.recipe.load import load
 from paceline.recipe.validate import validate

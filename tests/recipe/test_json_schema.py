@@ -17,18 +17,18 @@ VALID: dict[str, Any] = {
     "task": "classification",
     "model": {"name": "timm/resnet18.a1_in1k", "weights": None, "args": {"drop_rate": 0.1}},
     "data": {
-        "batch": 128,
+        "batch_size": 128,
         "train": {
             "dataset": "idx",
             "root": "d",
             "split": "train",
-            "transforms": ["flip", {"name": "resize", "size": 3}],
+            "transforms": ["random_horizontal_flip", {"name": "resize", "size": 3}],
         },
         "val": {"dataset": "idx", "root": "d", "split": "test"},
     },
     "losses": ["cross_entropy", {"name": "bce", "weight": 0.5}],
     "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9},
-    "train": {"epochs": 20, "micro_batch": "auto"},
+    "train": {"epochs": 20, "micro_batch_size": "auto"},
     "expect": {"top1": 0.9},
 }
 
@@ -78,7 +78,7 @@ def test_valid_recipes_pass(validator: jsonschema.Draft202012Validator) -> None:
         ("data.val", None),
         ("data.train", {"dataset": "fashion_small", "split": "train"}),
         ("optimizer", {"name": "adamw", "lr": 1, "betas": [0.9, 0.99]}),
-        ("train.micro_batch", 8),
+        ("train.micro_batch_size", 8),
         ("evaluate", {"metrics": ["auroc", {"name": "top_k", "k": [1]}]}),
     ],
 )
@@ -105,7 +105,7 @@ def test_valid_changes_pass(key: str, value: Any, validator: jsonschema.Draft202
         ("data.train.transforms.0", "flop"),
         ("data.train.transforms.0", "resize"),
         ("data.train.transforms.1.size", 0),
-        ("data.train.transforms.1.chance", 0.5),
+        ("data.train.transforms.1.p", 0.5),
         ("losses", []),
         ("losses", "cross_entropy"),
         ("losses.1.weight", -1),
@@ -118,7 +118,7 @@ def test_valid_changes_pass(key: str, value: Any, validator: jsonschema.Draft202
         ("schedule", "cosin"),
         ("schedule", {"decay": "cosine", "zzz": 1}),
         ("schedule", {"zzz": 1}),
-        ("train.micro_batch", "fast"),
+        ("train.micro_batch_size", "fast"),
         ("expect.top1", "high"),
         ("evaluate", {"metrics": [{"name": "auroc", "k": [1]}]}),
     ],

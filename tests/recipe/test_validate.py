@@ -22,8 +22,8 @@ name: fashion
 task: classification
 model: {name: convnet, depth: 2}
 data:
-  batch: 128
-  train: {dataset: fashion_small, split: train, transforms: [flip, {name: random_crop, padding: 2}]}
+  batch_size: 128
+  train: {dataset: fashion_small, split: train, transforms: [random_horizontal_flip, {name: random_crop, size: 28}]}
   val: {dataset: fashion_small, split: test}
 losses:
   - cross_entropy
@@ -74,8 +74,8 @@ def test_parts_hold_all_their_arguments(check: Check) -> None:
     assert recipe.data.val is not None
     assert extra(recipe.data.val) == {"split": "test"}
     assert [(each.name, extra(each)) for each in recipe.data.train.transforms] == [
-        ("flip", {"chance": 0.5}),
-        ("random_crop", {"padding": 2, "mask_fill": 0}),
+        ("random_horizontal_flip", {"p": 0.5}),
+        ("random_crop", {"size": 28, "padding": 0, "fill": 0, "mask_fill": 0, "min_visible": 0.1}),
     ]
 
 
@@ -98,7 +98,7 @@ def test_resolved_is_plain_whole_and_valid_again(check: Check) -> None:
     assert resolved["losses"] == [
         {"name": "cross_entropy", "weight": 1.0, "label_smoothing": 0.0, "class_weights": None}
     ]
-    assert resolved["evaluate"]["batch"] == 256
+    assert resolved["evaluate"]["batch_size"] == 256
     Path("again.json").write_text(json.dumps(resolved))
     assert validate(load("again.json")).resolved() == resolved
 
@@ -112,7 +112,7 @@ def test_shipped_recipes_are_valid(name: str) -> None:
 def test_places_for_later_messages(check: Check) -> None:
     checked = check(RECIPE, "train.seed=3")
     assert checked.locate("optimizer.lr") == "r.yaml:10:28: optimizer.lr"
-    assert checked.locate("data.train.transforms.1.padding") == "r.yaml:6:97: data.train.transforms.1.padding"
+    assert checked.locate("data.train.transforms.1.size") == "r.yaml:6:112: data.train.transforms.1.size"
     assert checked.locate("train.seed") == "command line: train.seed"
     assert checked.locate("optimizer.nesterov") == "r.yaml:10:1: optimizer.nesterov"
     assert checked.locate("losses.0.weight") == "r.yaml:9:5: losses.0.weight"
@@ -141,7 +141,8 @@ def test_a_new_name_drops_the_arguments_of_the_old(check: Check) -> None:
 
 def test_an_argument_given_along_with_the_new_name_is_not_dropped(check: Check) -> None:
     common = (
-        "name, lr, weight_decay, reference_batch, lr_rule, presets, kinds, rules, layer_decay, layer_map, trust_ratio"
+        "name, lr, weight_decay, base_batch_size, lr_scaling, presets, kinds, rules, layer_decay, layer_map,"
+        " trust_ratio"
     )
     known = f"known here: {common}, betas, eps, amsgrad"
     expected = [f"command line: optimizer.momentum: unknown key; {known}"]
@@ -176,13 +177,13 @@ def test_names_registered_by_a_user_are_checked_by_their_signature(check: Check,
 
 
 def test_problems_of_files_come_in_order_and_those_of_the_command_line_last(check: Check) -> None:
-    base = RECIPE.replace("lr: 0.1", "lr: fast").replace("batch: 128", "batch: 0")
-    found = lines(check, "extends: z.yaml\ntrain: {epochs: 0}\n", "name=-", "data.workers=x", z=base)
+    base = RECIPE.replace("lr: 0.1", "lr: fast").replace("batch_size: 128", "batch_size: 0")
+    found = lines(check, "extends: z.yaml\ntrain: {epochs: 0}\n", "name=-", "data.num_workers=x", z=base)
     assert [line.split(": ")[:2] for line in found] == [
         ["r.yaml:2:17", "train.epochs"],
-        ["z.yaml:5:10", "data.batch"],
+        ["z.yaml:5:15", "data.batch_size"],
         ["z.yaml:10:28", "optimizer.lr"],
-        ["command line", "data.workers"],
+        ["command line", "data.num_workers"],
         ["command line", "name"],
     ]
 

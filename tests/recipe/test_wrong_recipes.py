@@ -22,8 +22,8 @@ model:
   name: timm/resnet18
   weights: null
 data:
-  batch: 128
-  train: {dataset: idx, root: data, split: train, transforms: [flip]}
+  batch_size: 128
+  train: {dataset: idx, root: data, split: train, transforms: [random_horizontal_flip]}
   val:   {dataset: idx, root: data, split: test}
 losses:
   - {name: cross_entropy, label_smoothing: 0.1}
@@ -34,16 +34,16 @@ schedule:
   warmup_epochs: 1
 train:
   epochs: 20
-  micro_batch: 32
+  micro_batch_size: 32
 """
 OPTIMIZER_KEYS = (
-    "name, lr, weight_decay, reference_batch, lr_rule, presets, kinds, rules, layer_decay, layer_map, trust_ratio, "
+    "name, lr, weight_decay, base_batch_size, lr_scaling, presets, kinds, rules, layer_decay, layer_map, trust_ratio, "
 )
 OPTIMIZERS = (
-    "sgd, adam, adamw, rmsprop, adadelta, adagrad, lamb, lars, lion, muon, adamax, nadam, radam, asgd, rprop,"
-    " adafactor, timm/adabelief, timm/adadelta, timm/adafactor, timm/adafactorbv, …"
+    "adadelta, adafactor, adagrad, adam, adamax, adamw, asgd, lamb, lars, lion, muon, nadam, radam, rmsprop, rprop,"
+    " sgd, timm/adabelief, timm/adadelta, timm/adafactor, timm/adafactorbv, …"
 )
-SECTIONS = "extends, name, task, model, data, losses, optimizer, schedule, train, evaluate, checkpoint, observe, expect"
+SECTIONS = "extends, name, task, model, data, losses, optimizer, schedule, train, evaluate, checkpoint, logging, expect"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,10 @@ def edit(old: str, new: str, *lines: str) -> Wrong:
 
 def parted(train: str, validation: str, *lines: str) -> Wrong:
     """Both splits from other places than usual."""
-    old = "{dataset: idx, root: data, split: train, transforms: [flip]}", "{dataset: idx, root: data, split: test}"
+    old = (
+        "{dataset: idx, root: data, split: train, transforms: [random_horizontal_flip]}",
+        "{dataset: idx, root: data, split: test}",
+    )
     return edit("\n  val:   ".join(old), f"{{{train}}}\n  val:   {{{validation}}}", *lines)
 
 
@@ -91,15 +94,19 @@ WRONG = {
     "number infinite": edit("lr: 0.1", "lr: 1e999", "12:28: optimizer.lr: expected a finite number, got inf"),
     "number boolean": edit("lr: 0.1", "lr: true", "12:28: optimizer.lr: expected a number > 0, got true"),
     "number null": edit("lr: 0.1", "lr: null", "12:28: optimizer.lr: expected a number > 0, got null"),
-    "number empty": edit("batch: 128", "batch:", "7:9: data.batch: expected a whole number ≥ 1, got null"),
+    "number empty": edit(
+        "batch_size: 128", "batch_size:", "7:14: data.batch_size: expected a whole number ≥ 1, got null"
+    ),
     "number list": edit("lr: 0.1", "lr: [0.1]", "12:28: optimizer.lr: expected a number > 0, got [0.1]"),
-    "whole number as fraction": edit("128", "12.5", "7:10: data.batch: expected a whole number ≥ 1, got 12.5"),
-    "whole number as float": edit("128", "1e2", "7:10: data.batch: expected a whole number ≥ 1, got 100.0; write 100"),
-    "whole number zero": edit("128", "0", "7:10: data.batch: expected a whole number ≥ 1, got 0"),
+    "whole number as fraction": edit("128", "12.5", "7:15: data.batch_size: expected a whole number ≥ 1, got 12.5"),
+    "whole number as float": edit(
+        "128", "1e2", "7:15: data.batch_size: expected a whole number ≥ 1, got 100.0; write 100"
+    ),
+    "whole number zero": edit("128", "0", "7:15: data.batch_size: expected a whole number ≥ 1, got 0"),
     "whole number or word": edit(
-        "micro_batch: 32",
-        "micro_batch: fast",
-        '19:16: train.micro_batch: expected a whole number ≥ 1 or auto, got "fast"',
+        "micro_batch_size: 32",
+        "micro_batch_size: fast",
+        '19:21: train.micro_batch_size: expected a whole number ≥ 1 or auto, got "fast"',
     ),
     "whole number or null": edit(
         "epochs: 20", "epochs: many", '18:11: train.epochs: expected a whole number ≥ 1 or null, got "many"'
@@ -154,14 +161,27 @@ WRONG = {
     ),
     "list item": typed("task.top_k=[1, 0]", "task.top_k.1: expected a whole number ≥ 1, got 0"),
     "mapping as list": edit(
-        "train:\n  epochs: 20\n  micro_batch: 32", "train: [20]", "17:8: train: expected a mapping, got [20]"
+        "train:\n  epochs: 20\n  micro_batch_size: 32", "train: [20]", "17:8: train: expected a mapping, got [20]"
     ),
     "section empty": edit(
-        "train:\n  epochs: 20\n  micro_batch: 32", "train:", "17:7: train: expected a mapping, got null"
+        "train:\n  epochs: 20\n  micro_batch_size: 32", "train:", "17:7: train: expected a mapping, got null"
     ),
     "part as number": edit("task: classification", "task: 1", "2:7: task: expected a name or a mapping, got 1"),
     "optional part as list": typed("data.test=[1]", "data.test: expected a name, a mapping or null, got [1]"),
-    "figure as word": typed("expect.top1=high", 'expect.top1: expected a number, got "high"'),
+    "depth without end": typed(
+        "model={name: convnet, depth: 10000000}", "model.depth: expected a whole number from 1 to 1000, got 10000000"
+    ),
+    "weight that is no float32": typed(
+        "losses.0.weight=1e300", "losses.0.weight: expected a number from 0 to 1e+30, got 1e+300"
+    ),
+    "threads without number": typed(
+        "train.threads=100000", "train.threads: expected a whole number from 1 to 1024 or auto, got 100000"
+    ),
+    "image beyond memory": typed(
+        "data.train.transforms=[{name: resize, size: [8, 1000000]}]",
+        "data.train.transforms.0.size.1: expected a whole number from 1 to 32767, got 1000000",
+    ),
+    "metric as word": typed("expect.top1=high", 'expect.top1: expected a number, got "high"'),
     # keys
     "key misspelt": edit("  epochs: 20", "  epoch: 20", '18:3: train.epoch: unknown key; did you mean "epochs"?'),
     "section misspelt": edit(
@@ -204,8 +224,8 @@ WRONG = {
     "name unknown": edit(
         "name: cross_entropy",
         "name: zzz",
-        '11:12: losses.0.name: unknown loss "zzz"; expected one of cross_entropy, bce, pixel_cross_entropy,'
-        " ohem_cross_entropy, pixel_bce, cel, dice_loss, iou_loss",
+        '11:12: losses.0.name: unknown loss "zzz"; expected one of bce, cel, cross_entropy, dice_loss,'
+        " iou_loss, ohem_cross_entropy, pixel_bce, pixel_cross_entropy",
     ),
     "name of a library misspelt": edit(
         "timm/resnet18", "timm/resnet18x", f'4:9: model.name: unknown model "timm/resnet18x"; did you mean {MODELS}'
@@ -217,7 +237,9 @@ WRONG = {
     ),
     "name as number": edit("name: sgd", "name: 5", "12:19: optimizer.name: expected one of " + OPTIMIZERS + ", got 5"),
     "short name unknown": edit(
-        "[flip]", "[flop]", '8:64: data.train.transforms.0.name: unknown transform "flop"; did you mean "flip"?'
+        "[random_horizontal_flip]",
+        "[mixop]",
+        '8:64: data.train.transforms.0.name: unknown transform "mixop"; did you mean "mixup"?',
     ),
     # what does not go together
     "epochs and steps": typed(
@@ -226,11 +248,13 @@ WRONG = {
     "neither epochs nor steps": edit(
         "  epochs: 20\n", "", "17:1: train.epochs: expected train.epochs or train.steps, got neither"
     ),
-    "micro-batch above batch": edit("128", "16", "19:16: train.micro_batch: expected at most data.batch (16), got 32"),
+    "micro-batch above batch": edit(
+        "128", "16", "19:21: train.micro_batch_size: expected at most data.batch_size (16), got 32"
+    ),
     "own rule of an argument": edit(
-        "[flip]",
+        "[random_horizontal_flip]",
         "[{name: normalize, mean: [0.5], std: [1, 1]}]",
-        "8:64: data.train.transforms.0: one std for each mean, got 1 means and 2 stds",
+        "8:64: data.train.transforms.0: expected mean and std of the same length, got 1 and 2",
     ),
     "two draws of one split": drawn(
         "split: val, split_shares: {train: 0.8, val: 0.2}, split_seed: 1",
@@ -248,11 +272,13 @@ WRONG = {
     "mixing in evaluation": edit(
         "split: test}",
         "split: test, transforms: [mixup]}",
-        "9:63: data.val.transforms.0: mixup is for training: figures need samples as they are",
+        "9:63: data.val.transforms.0: mixup is for training: metrics need samples as they are",
     ),
     # the text itself
     "odd key": edit("", '"a\\nb": 1\n', r"1:1: a\nb: unknown key; known here: " + SECTIONS),
-    "duplicate key": edit("  batch: 128", "  batch: 128\n  batch: 64", "8:3: data.batch: given twice; first at 7:3"),
+    "duplicate key": edit(
+        "  batch_size: 128", "  batch_size: 128\n  batch_size: 64", "8:3: data.batch_size: given twice; first at 7:3"
+    ),
     "tag": edit("lr: 0.1", "lr: !!float 0.1", "12:28: tag !!float is not allowed; a recipe holds plain values only"),
     "merge key": edit(
         "lr: 0.1", "<<: {lr: 0.1}", "12:24: merge keys (<<) are not supported; use extends, or repeat the values"
@@ -336,8 +362,25 @@ def test_a_recipe_that_does_not_exist(tmp_path: Path) -> None:
 
 _KEYS = ["name", "task", "model", "data", "data.train", "data.train.transforms", "data.train.transforms.0", "losses"]
 _KEYS += ["losses.0", "losses.0.name", "optimizer", "optimizer.name", "schedule.decay", "train", "expect", "evaluate"]
-_VALUES = ["null", "[]", "{}", "[[1]]", "{name: {}}", "{dataset: [x]}", ".inf", "true", "flip", "{decay: sgd}", "[{}]"]
-_VALUES += ["{extends: x}", "{name: sgd, '': 1}", "[flip, {name: resize, size: [1, x]}]", "{args: {a: {b: .nan}}}"]
+_VALUES = [
+    "null",
+    "[]",
+    "{}",
+    "[[1]]",
+    "{name: {}}",
+    "{dataset: [x]}",
+    ".inf",
+    "true",
+    "random_horizontal_flip",
+    "{decay: sgd}",
+    "[{}]",
+]
+_VALUES += [
+    "{extends: x}",
+    "{name: sgd, '': 1}",
+    "[random_horizontal_flip, {name: resize, size: [1, x]}]",
+    "{args: {a: {b: .nan}}}",
+]
 _BELOW = ["", ".0", ".x", ".name"]
 
 

@@ -15,7 +15,7 @@ from paceline import cli
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 KINDS = ["saliency", "segmentation", "video"]
-NUMBER, NUM_VAL = 28, 7  # 21 to learn from: updates of 6, 6, 6 and 3; neither 2 nor 3 processes divide 7
+NUMBER, NUM_VAL = 28, 7  # 21 to learn from: steps of 6, 6, 6 and 3; neither 2 nor 3 processes divide 7
 STEPS = 6
 
 _NORMALIZE = {"name": "normalize", "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
@@ -24,10 +24,10 @@ _MULTI_SCALE = {"name": "multi_scale", "sizes": [48, 64, [64, 80]]}
 _COMMON: dict[str, Any] = {
     "optimizer": {"name": "adamw", "lr": 0.03, "weight_decay": 0.05},
     "schedule": {"decay": "poly", "power": 0.9, "per": "step"},
-    "train": {"steps": STEPS, "micro_batch": 2, "device": "cpu", "threads": 1},
-    "evaluate": {"every_steps": 4, "batch": 2},
+    "train": {"steps": STEPS, "micro_batch_size": 2, "device": "cpu", "threads": 1},
+    "evaluate": {"every_steps": 4, "batch_size": 2},
     "checkpoint": {"every_steps": 2, "keep_last": 9},
-    "observe": {"log_every_steps": 1, "pictures": False, "tensorboard": False},
+    "logging": {"every_steps": 1, "images": False, "tensorboard": False},
 }
 
 
@@ -43,14 +43,20 @@ def small_recipe(kind: str, data: Path) -> dict[str, Any]:
     """A recipe that trains on a CPU in a second, with all that is random about such a task."""
     made = {"saliency": _saliency, "segmentation": _segmentation, "video": _video}[kind](data)
     recipe = {"name": kind, **copy.deepcopy(_COMMON), **made}
-    recipe["data"] |= {"batch": 6, "workers": 0}
+    recipe["data"] |= {"batch_size": 6, "num_workers": 0}
     recipe["evaluate"] = {**_COMMON["evaluate"], **made["evaluate"]}
     return recipe
 
 
 def _saliency(data: Path) -> dict[str, Any]:
     split = {"dataset": "image_mask", "root": str(data), "binary": True}
-    changes = [_RESIZE, {"name": "random_rotation", "degrees": 10}, {"name": "flip"}, _MULTI_SCALE, _NORMALIZE]
+    changes = [
+        _RESIZE,
+        {"name": "random_rotation", "degrees": 10},
+        {"name": "random_horizontal_flip"},
+        _MULTI_SCALE,
+        _NORMALIZE,
+    ]
     return {
         "task": "saliency",
         "model": {"name": "unet", "backbone": "timm/lcnet_035", "widths": [32, 16, 16, 8]},
@@ -66,7 +72,7 @@ def _saliency(data: Path) -> dict[str, Any]:
 def _segmentation(data: Path) -> dict[str, Any]:
     classes = ["background", "disc", "square", "triangle"]
     split = {"dataset": "image_mask", "root": str(data), "classes": classes, "ignore_index": 255}
-    crop, smaller = {"name": "random_fixed_crop", "size": [64, 64]}, {"name": "resize", "size": [72, 96]}
+    crop, smaller = {"name": "random_crop", "size": [64, 64]}, {"name": "resize", "size": [72, 96]}
     return {
         "task": {"name": "segmentation", "flip": True, "scales": [0.75, 1.0], "window": 64, "stride": 48},
         "model": {"name": "fpn", "backbone": "torchvision/shufflenet_v2_x0_5", "width": 16},
@@ -74,7 +80,7 @@ def _segmentation(data: Path) -> dict[str, Any]:
             "train": {
                 **split,
                 "list_file": "train.txt",
-                "transforms": [crop, {"name": "flip"}, _MULTI_SCALE, _NORMALIZE],
+                "transforms": [crop, {"name": "random_horizontal_flip"}, _MULTI_SCALE, _NORMALIZE],
             },
             "val": {**split, "list_file": "val.txt", "transforms": ["keep_truth", smaller, _NORMALIZE]},
         },
@@ -94,7 +100,7 @@ def _video(data: Path) -> dict[str, Any]:
             "train": {
                 **split,
                 "file": str(data / "train.csv"),
-                "transforms": [clip, {"name": "random_fixed_crop", "size": [48, 64]}, _NORMALIZE],
+                "transforms": [clip, {"name": "random_crop", "size": [48, 64]}, _NORMALIZE],
             },
             "val": {
                 **split,
@@ -108,12 +114,12 @@ def _video(data: Path) -> dict[str, Any]:
 
 
 def predictions(run: Path) -> dict[str, bytes]:
-    """The saved predictions of a run, by name: pictures, or a table."""
+    """The saved predictions of a run, by name: images, or a table."""
     return {path.name: path.read_bytes() for path in (run / "predictions").rglob("*.*")}
 
 
 def records(run: Path) -> list[dict[str, Any]]:
-    """All figures that a run has recorded, but for those of the clock."""
+    """All metrics that a run has recorded, but for those of the clock."""
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [{name: value for name, value in json.loads(line).items() if name != "clock"} for line in lines]
 

@@ -18,7 +18,7 @@ _COMMON: dict[str, Any] = {
     "name": "spoiled",
     "optimizer": {"name": "sgd", "lr": 0.01},
     "train": {"epochs": 1, "device": "cpu", "threads": 1},
-    "observe": {"tensorboard": False, "pictures": False},
+    "logging": {"tensorboard": False, "images": False},
 }
 
 
@@ -46,7 +46,7 @@ class Spoiled:
     def __init__(self, folder: Path, recipe: dict[str, Any], capture: pytest.CaptureFixture[str]) -> None:
         self.data, self.out = folder / "data", folder / "run"
         self.recipe = {**_COMMON, **recipe}
-        self.recipe["data"] |= {"batch": 4, "workers": 0}
+        self.recipe["data"] |= {"batch_size": 4, "num_workers": 0}
         self._file, self._capture = folder / "recipe.json", capture
 
     def tell(self, command: str, *words: str) -> Told:
@@ -81,7 +81,7 @@ class Spoiled:
         return code
 
     def skipped(self, split: str, sample: int, *parts: str) -> dict[str, Any]:
-        """With `on_error: skip` the run leaves out this sample alone, says so by name, and finishes; its figures."""
+        """With `on_error: skip` the run leaves out this sample alone, says so by name, and finishes; its metrics."""
         shutil.rmtree(self.out, ignore_errors=True)
         self.recipe["data"] |= {"on_error": "skip", "max_skipped": 1}
         told = self.tell("train")
@@ -96,6 +96,6 @@ class Spoiled:
 
 def copy_of(sample: Path, folder: Path, recipe: dict[str, Any], capture: pytest.CaptureFixture[str]) -> Spoiled:
     """A copy of the data, to be spoiled; `recipe` names them as DATA."""
-    shutil.copytree(sample, folder / "data", ignore=shutil.ignore_patterns(".paceline"))
+    shutil.copytree(sample, folder / "data")
     filled = json.loads(json.dumps(recipe).replace("DATA", str(folder / "data")))
     return Spoiled(folder, filled, capture)

@@ -1,4 +1,4 @@
-"""Classification as the engine sees it: counts, losses, predictions, figures and pictures."""
+"""Classification as the engine sees it: counts, losses, predictions, metrics and images."""
 
 import pytest
 import torch
@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 from paceline.data.batch import Batch
 from paceline.losses.classification import BinaryCrossEntropy, CrossEntropy
-from paceline.losses.term import Loss
+from paceline.losses.loss_term import Loss
 from paceline.metrics.classification import ConfusionMatrix
-from paceline.metrics.state import Figures, State, fold
-from paceline.tasks.classification import Classification, viewable
+from paceline.metrics.metric import Figures, State, fold
+from paceline.tasks.classification import Classification
 
 CLASSES = ["cat", "dog", "eel"]
 
@@ -31,14 +31,14 @@ def batch(size: int = 6, channels: int = 3) -> Batch:
 
 
 def figures_of(chosen: Classification, predictions: Tensor, samples: Batch) -> Figures:
-    """The figures, with the samples measured in two batches."""
+    """The metrics, with the samples measured in two batches."""
     found: Figures = {}
     for metric in chosen.metrics():
         states: list[State] = []
         for part in (slice(0, 4), slice(4, None)):
             cut = Batch({name: value[part] for name, value in samples.items()})
-            states.append(metric.measure(predictions[part], cut))
-        found |= metric.figures(fold(states))
+            states.append(metric.update(predictions[part], cut))
+        found |= metric.compute(fold(states))
     return found
 
 
@@ -110,7 +110,7 @@ def test_the_main_figure_is_among_the_figures(top_k: tuple[int, ...], multi_labe
         losses = {"bce": BinaryCrossEntropy()}
         samples["label"] = nn.functional.one_hot(samples["label"], 3)
     chosen = task(losses, top_k=top_k, multi_label=multi_label)
-    assert chosen.main_figure in figures_of(chosen, torch.randn(6, 3), samples)
+    assert chosen.main_metric in figures_of(chosen, torch.randn(6, 3), samples)
 
 
 def test_further_metrics_come_last() -> None:
@@ -124,50 +124,27 @@ def test_with_many_classes_the_scores_of_all_samples_are_not_kept() -> None:
     assert names == {3, 4}
 
 
-def test_pictures_are_of_the_first_images() -> None:
-    chosen, samples = task(), batch(30)
-    picture = chosen.picture(samples, torch.randn(30, 3))
-    alone = chosen.picture(samples, None)
-    for drawn in (picture, alone):
-        assert drawn is not None
-        assert drawn.dtype.name == "uint8"
-        assert drawn.shape[2] == 3
-    fewer = chosen.picture(batch(3), torch.randn(3, 3))
-    assert fewer is not None
-    assert picture is not None
-    assert fewer.shape[0] < picture.shape[0]
-
-
-def test_right_and_wrong_predictions_look_different() -> None:
+def test_right_and_wrong_predictions_are_told_apart() -> None:
     samples = batch(3)
     right = nn.functional.one_hot(samples["label"], 3).float()
-    good, bad = (task().picture(samples, logits) for logits in (right, -right))
-    assert good is not None
-    assert bad is not None
-    assert good.tobytes() != bad.tobytes()
+    correct, wrong, alone = (task().draw(samples, logits, 1) for logits in (right, right.roll(1, 1), None))
+    assert [panel.caption for (panel,) in (correct, wrong, alone)] == ["dog", "eel, not dog", "dog"]
+    assert [panel.is_correct for (panel,) in (correct, wrong, alone)] == [True, False, None]
+    assert {panel.image.shape for (panel,) in (correct, wrong, alone)} == {(76, 95, 3)}
+
+
+def test_mixed_samples_have_the_label_of_their_largest_share() -> None:
+    samples = Batch(batch(2), label=torch.tensor([[0.2, 0.1, 0.7], [0.6, 0.4, 0.0]]))
+    assert [task().draw(samples, None, index)[0].caption for index in range(2)] == ["eel", "cat"]
 
 
 def test_several_labels_are_not_drawn() -> None:
-    assert task({"bce": BinaryCrossEntropy()}, multi_label=True).picture(batch(3), torch.randn(3, 3)) is None
+    assert task({"bce": BinaryCrossEntropy()}, multi_label=True).num_visualized == 0
+    assert task().num_visualized == 24
 
 
-def test_tables_show_the_confusion_matrix_if_there_is_one() -> None:
-    tables = task().tables({"confusion": torch.tensor([[2, 0, 0], [2, 0, 0], [1, 0, 1]])})
-    assert list(tables) == ["confusion"]
-    assert tables["confusion"].shape[2] == 3
-    assert task().tables({}) == {}
-
-
-@pytest.mark.parametrize("channels", [1, 2, 3, 4])
-def test_images_of_any_range_and_channels_can_be_looked_at(channels: int) -> None:
-    images = torch.randn(2, channels, 4, 5) * 7 - 3
-    first = viewable(images)[0]
-    assert first.shape == (4, 5, 3)
-    shown = images[0, :3] if channels >= 3 else images[0, :1].expand(3, -1, -1)
-    scaled = (shown - images[0].min()) / (images[0].max() - images[0].min()) * 255
-    assert torch.from_numpy(first).permute(2, 0, 1).float().sub(scaled).abs().max() <= 0.51
-
-
-def test_an_image_of_one_colour_is_black_and_not_an_error() -> None:
-    assert viewable(torch.full((1, 3, 2, 2), 5.0))[0].max() == 0
-    assert viewable(torch.full((1, 1, 2, 2), 200, dtype=torch.uint8))[0].shape == (2, 2, 3)
+def test_the_confusion_matrix_is_drawn_if_there_is_one() -> None:
+    images = task().draw_metrics({"confusion": torch.tensor([[2, 0, 0], [2, 0, 0], [1, 0, 1]])})
+    assert list(images) == ["confusion"]
+    assert images["confusion"].shape[2] == 3
+    assert task().draw_metrics({}) == {}

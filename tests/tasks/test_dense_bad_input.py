@@ -53,7 +53,7 @@ def mask(spoiled: Spoiled, split: str = "train", line: int = 2) -> Path:
 
 
 def write(path: Path, value: int | list[int], kind: type = np.uint8) -> None:
-    """One value, or colour, for all pixels of a mask."""
+    """One value, or color, for all pixels of a mask."""
     width, height = Image.open(path).size
     Image.fromarray(np.full((height, width, *np.shape(value)), value, kind)).save(path)
 
@@ -82,14 +82,14 @@ UNREADABLE: list[tuple[str, Spoil, list[str]]] = [
 OF_KIND: list[tuple[str, Spoil, list[str]]] = [
     ("segmentation", lambda path: write(path, 9), ["holds the ids 9; expected 0 to 3", "255, `ignore_index`"]),
     ("segmentation", lambda path: write(path, 300, np.uint16), ["holds the id 300, expected 0 to 255", "8 bits"]),
-    ("segmentation", lambda path: write(path, [9, 0, 0]), ["pixel (0, 0) has the colour [9, 0, 0]", "as `colours`"]),
+    ("segmentation", lambda path: write(path, [9, 0, 0]), ["pixel (0, 0) has the color [9, 0, 0]", "as `colors`"]),
     ("saliency", lambda path: write(path, 0, np.uint16), ["16 bits or more a channel", "save masks with 8 bits"]),
-    ("saliency", lambda path: write(path, [200, 0, 0]), ["pixel (0, 0) has the colour [200, 0, 0]", "is grey"]),
-    ("saliency", write_palette, ["has the colour [128, 0, 0]; a binary mask is grey"]),
+    ("saliency", lambda path: write(path, [200, 0, 0]), ["pixel (0, 0) has the color [200, 0, 0]", "is gray"]),
+    ("saliency", write_palette, ["has the color [128, 0, 0]; a binary mask is gray"]),
     (
         "saliency",
         lambda path: write(path, 1),
-        ["its values are 0 and 1; a binary mask is grey", "multiply them by 255"],
+        ["its values are 0 and 1; a binary mask is gray", "multiply them by 255"],
     ),
     ("saliency", lambda path: write(path, 11), ["its largest value is 11", "give their names as `classes`"]),
 ]
@@ -156,7 +156,7 @@ def test_masks_that_are_all_empty_or_all_full_are_fine(make: Callable[[str], Spo
         write(path, value)
     assert spoiled.tell("train").code == 0
     found = spoiled.tell("eval").json["metrics"]
-    assert all(np.isfinite(figure) for figure in found.values())
+    assert all(np.isfinite(metric) for metric in found.values())
     assert found["mae"] > 0
 
 
@@ -205,12 +205,12 @@ def test_an_image_of_one_pixel_is_as_good_as_any(make: Callable[[str], Spoiled],
         Image.new("RGB", (1, 1), (90, 90, 90)).save(spoiled.data / "images" / f"{path.stem}.jpg")
     assert spoiled.tell("train").code == 0
     found = spoiled.tell("eval").json["metrics"]
-    assert all(np.isfinite(figure) for figure in found.values())
+    assert all(np.isfinite(metric) for metric in found.values())
 
 
 def test_what_a_model_cannot_take_is_told_with_what_to_change(make: Callable[[str], Spoiled]) -> None:
     spoiled = make("segmentation")
-    spoiled.recipe["data"]["batch"] = 1
+    spoiled.recipe["data"]["batch_size"] = 1
     parts = ["model: cannot take 1 image of 32×32 pixels: Expected more than 1 value per channel", "data.drop_last"]
     assert spoiled.refused(*parts, is_made=True) == 2
 
@@ -257,7 +257,7 @@ def test_masks_of_classes_are_no_binary_masks(make: Callable[[str], Spoiled]) ->
     spoiled.recipe |= {"task": "saliency", "losses": ["pixel_bce"]}
     told = spoiled.tell("check")
     assert told.code == 3
-    assert "a binary mask is grey, from 0 to 255: save it so; if these are ids of classes, segment them" in told.last
+    assert "a binary mask is gray, from 0 to 255: save it so; if these are ids of classes, segment them" in told.last
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_an_ignored_class_is_named_and_in_no_figure(make: Callable[[str], Spoile
         spoiled.recipe["data"][split]["ignore_index"] = 2
     told = spoiled.tell("train")
     assert told.code == 0
-    assert "data.train: ignore_index 2 is the id of 'square', which is left out of all figures" in told.err
-    figures = spoiled.tell("eval").json["metrics"]
-    assert "miou" in figures
-    assert not [name for name in figures if name.endswith(".square")]
+    assert "data.train: ignore_index 2 is the id of 'square', which is left out of all metrics" in told.err
+    metrics = spoiled.tell("eval").json["metrics"]
+    assert "miou" in metrics
+    assert not [name for name in metrics if name.endswith(".square")]

@@ -1,4 +1,4 @@
-"""Saliency as the engine sees it: losses at the size of the images, figures and files at that of the masks."""
+"""Saliency as the engine sees it: losses at the size of the images, metrics and files at that of the masks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from paceline.core.errors import DataError
 from paceline.data.batch import Batch
+from paceline.data.transforms.geometric import CenterCrop, Pad, Resize
 from paceline.data.transforms.keep_truth import KeepTruth
-from paceline.data.transforms.sample_transforms import CenterCrop, Pad, Resize
-from paceline.losses.term import Term
+from paceline.losses.loss_term import LossTerm
+from paceline.metrics.metric import Figures, State, fold
 from paceline.metrics.saliency import Saliency as SaliencyFigures
-from paceline.metrics.state import Figures, State, fold
-from paceline.tasks.dense_prediction import at_truth
+from paceline.tasks.pixel_prediction import at_truth
 from paceline.tasks.saliency import Saliency
 
 NONE = np.empty(0)
@@ -29,20 +29,22 @@ class MeanSquare:
     def count(self, batch: Batch) -> float:
         return float(len(batch["mask"]))
 
-    def __call__(self, outputs: Tensor, batch: Batch) -> Term:
+    def __call__(self, outputs: Tensor, batch: Batch) -> LossTerm:
         wrong = outputs[:, 0].sigmoid() - batch["mask"] / 255
-        return Term(wrong.square().mean((1, 2)).sum(), float(len(outputs)))
+        return LossTerm(wrong.square().mean((1, 2)).sum(), float(len(outputs)))
 
 
 class Share:
     """The share of pixels that are salient in both, a metric of the test's own."""
 
-    def measure(self, predictions: list[Tensor], batch: Batch) -> State:
+    higher_is_better = True
+
+    def update(self, predictions: list[Tensor], batch: Batch) -> State:
         pairs = zip(predictions, batch["mask"], strict=True)
         both = [((found > 0.5) & (mask > 128)).double().mean() for found, mask in pairs]
         return {"both": torch.stack(both)}
 
-    def figures(self, state: State) -> Figures:
+    def compute(self, state: State) -> Figures:
         return {"both": sum(state["both"].tolist()) / len(state["both"])}
 
 
@@ -143,15 +145,15 @@ def test_a_resized_crop_comes_back_too() -> None:
 def test_figures_do_not_depend_on_how_samples_were_cut() -> None:
     chosen, everything = task(), [kept(40 + number, 60 - number) for number in range(5)]
     found = []
-    for cuts in ([0, 5], [0, 2, 5], [0, 1, 2, 3, 4, 5]):
-        figures: Figures = {}
+    for slices in ([0, 5], [0, 2, 5], [0, 1, 2, 3, 4, 5]):
+        metrics: Figures = {}
         for metric in chosen.metrics():
-            parts = [batch_of(everything[start:stop]) for start, stop in pairwise(cuts)]
-            states = [metric.measure(chosen.predict(Brightness(), part), part) for part in parts]
-            figures |= metric.figures(fold(states))
-        found.append({name: value for name, value in figures.items() if name not in ("loss", "square")})
+            parts = [batch_of(everything[start:stop]) for start, stop in pairwise(slices)]
+            states = [metric.update(chosen.predict(Brightness(), part), part) for part in parts]
+            metrics |= metric.compute(fold(states))
+        found.append({name: value for name, value in metrics.items() if name not in ("loss", "square")})
     assert found[0] == found[1] == found[2]
-    assert chosen.main_figure in found[0]
+    assert chosen.main_metric in found[0]
     assert found[0]["max_f"] > 0.9
     assert found[0]["both"] == pytest.approx(1 / 3, abs=0.02)
 
@@ -160,8 +162,8 @@ def test_a_metric_that_is_named_takes_the_place_of_the_usual_one() -> None:
     chosen = Saliency({"square": MeanSquare()}, {"square": 1.0}, ["foreground"], [SaliencyFigures(["mae"])])
     samples = batch_of([kept(20, 30)])
     predictions = chosen.predict(Brightness(), samples)
-    figures = [metric.figures(metric.measure(predictions, samples)) for metric in chosen.metrics()]
-    assert [sorted(each) for each in figures] == [["loss", "square"], ["mae"]]
+    metrics = [metric.compute(metric.update(predictions, samples)) for metric in chosen.metrics()]
+    assert [sorted(each) for each in metrics] == [["loss", "square"], ["mae"]]
 
 
 def test_figures_are_those_of_the_saved_maps() -> None:
@@ -171,19 +173,22 @@ def test_figures_are_those_of_the_saved_maps() -> None:
     assert saved.dtype == np.uint8
     assert saved.shape == (200, 300)
     measured, metric = Batch(samples, mask=samples["truth"]), SaliencyFigures()
-    of_the_file = metric.figures(metric.measure([torch.from_numpy(saved)], measured))
-    assert metric.figures(metric.measure(predictions.maps, measured)) == of_the_file
+    of_the_file = metric.compute(metric.update([torch.from_numpy(saved)], measured))
+    assert metric.compute(metric.update(predictions.maps, measured)) == of_the_file
 
 
-def test_pictures_show_image_truth_and_prediction() -> None:
+def test_image_truth_and_prediction_are_drawn_at_the_shape_of_the_truth() -> None:
     samples = batch_of([kept(20, 30), kept(30, 20)])
-    alone, both = (
-        task().picture(samples, predictions) for predictions in (None, task().predict(Brightness(), samples))
-    )
-    assert alone is not None
-    assert both is not None
-    assert both.dtype == np.uint8
-    assert both.shape[1] > alone.shape[1]
+    predictions = task().predict(Brightness(), samples)
+    for index, shape in enumerate([(100, 150, 3), (150, 100, 3)]):
+        alone, panels = task().draw(samples, None, index), task().draw(samples, predictions, index)
+        assert [panel.caption for panel in alone] == ["image", "truth"]
+        assert [panel.image.shape for panel in panels] == [shape] * 3
+        assert all((one.image == other.image).all() for one, other in zip(alone, panels, strict=False))
+        metric = SaliencyFigures()
+        state = metric.update([predictions.maps[index]], Batch(mask=[samples["truth"][index]]))
+        assert panels[2].caption == f"prediction, MAE {metric.compute(state)['mae']:.3f}"
+    assert task().draw_metrics({}) == {}
 
 
 def test_what_is_not_saliency_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Segmentation as the engine sees it: auxiliary heads, views of evaluation, figures at the size of the masks."""
+"""Segmentation as the engine sees it: auxiliary heads, views of evaluation, metrics at the size of the masks."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from registered import arguments_of
 from torch import Tensor, nn
 
-from paceline.core.errors import RecipeError
+from paceline.core.errors import ArgumentError, RecipeError
 from paceline.data.batch import Batch
-from paceline.losses.dense import PixelCrossEntropy
-from paceline.losses.overlap import dice_loss
-from paceline.losses.term import Loss
-from paceline.metrics.state import Figures, fold
-from paceline.tasks.dense_catalogue import SegmentationArguments
-from paceline.tasks.dense_prediction import Views, starts
+from paceline.losses.loss_term import Loss
+from paceline.losses.pixel import PixelCrossEntropy
+from paceline.losses.region import dice_loss
+from paceline.metrics.metric import Figures, fold
+from paceline.tasks.pixel_prediction import PixelPrediction, Views, starts
 from paceline.tasks.segmentation import Segmentation
 
 CLASSES = ["background", "disc", "square"]
@@ -99,8 +99,8 @@ def test_an_auxiliary_head_has_losses_of_its_own() -> None:
     assert mean(terms["aux_pixel_cross_entropy"]) == pytest.approx(cross_entropy(auxiliary, samples), rel=1e-5)
     (gradient,) = torch.autograd.grad(terms["aux_pixel_cross_entropy"].numerator, net.side.weight)
     assert gradient.abs().sum() > 0
-    figures = chosen.metrics()[0].figures(chosen.metrics()[0].measure(chosen.predict(net, samples), samples))
-    assert sorted(figures) == ["dice_loss", "loss", "pixel_cross_entropy"]
+    metrics = chosen.metrics()[0].compute(chosen.metrics()[0].update(chosen.predict(net, samples), samples))
+    assert sorted(metrics) == ["dice_loss", "loss", "pixel_cross_entropy"]
 
 
 def test_a_missing_head_and_a_wrong_number_of_classes_are_told() -> None:
@@ -119,27 +119,27 @@ def test_figures_are_measured_at_the_size_of_each_truth() -> None:
     predictions = chosen.predict(Net(), samples)
     assert [tuple(found.shape) for found in predictions.maps] == [(24, 32), (6, 9)]
     right = [int((found == truth).sum()) for found, truth in zip(predictions.maps, samples["truth"], strict=True)]
-    figures: Figures = {}
+    metrics: Figures = {}
     for metric in chosen.metrics():
-        figures |= metric.figures(metric.measure(predictions, samples))
-    assert figures["pixel_accuracy"] == sum(right) / (24 * 32 + 6 * 9)
-    assert chosen.main_figure in figures
-    assert {"iou.background", "iou.disc", "loss", "pixel_cross_entropy"} <= figures.keys()
-    assert figures["confusion"].shape == (3, 3)
+        metrics |= metric.compute(metric.update(predictions, samples))
+    assert metrics["pixel_accuracy"] == sum(right) / (24 * 32 + 6 * 9)
+    assert chosen.main_metric in metrics
+    assert {"iou.background", "iou.disc", "loss", "pixel_cross_entropy"} <= metrics.keys()
+    assert metrics["confusion"].shape == (3, 3)
 
 
 def test_figures_do_not_depend_on_how_samples_were_cut() -> None:
     chosen, samples = task(), batch(5)
     found = []
-    for cuts in ([0, 5], [0, 2, 5]):
+    for slices in ([0, 5], [0, 2, 5]):
         states: dict[int, Any] = {}
-        for start, stop in pairwise(cuts):
+        for start, stop in pairwise(slices):
             part = Batch({name: value[start:stop] for name, value in samples.items()})
             for number, metric in enumerate(chosen.metrics()[1:]):
-                states.setdefault(number, []).append(metric.measure(chosen.predict(Net(), part), part))
+                states.setdefault(number, []).append(metric.update(chosen.predict(Net(), part), part))
         metrics = chosen.metrics()[1:]
-        figures = [metric.figures(fold(states[number])) for number, metric in enumerate(metrics)]
-        found.append([{name: value for name, value in each.items() if isinstance(value, float)} for each in figures])
+        computed = [metric.compute(fold(states[number])) for number, metric in enumerate(metrics)]
+        found.append([{name: value for name, value in each.items() if isinstance(value, float)} for each in computed])
     assert found[0] == found[1]
 
 
@@ -149,7 +149,7 @@ def test_pixels_without_a_number_are_never_right() -> None:
     predictions = task().predict(nn.Conv2d(3, 3, 1).requires_grad_(False).apply(_break), samples)
     assert set(predictions.maps[0].flatten().tolist()) == {3}
     measured = task().metrics()[1]
-    assert measured.figures(measured.measure(predictions, samples))["pixel_accuracy"] == 0
+    assert measured.compute(measured.update(predictions, samples))["pixel_accuracy"] == 0
 
 
 def _break(module: nn.Module) -> None:
@@ -227,23 +227,40 @@ def test_maps_are_saved_as_ids() -> None:
         assert saved.tolist() == found.tolist()
 
 
-def test_pictures_have_a_legend() -> None:
+def test_classes_are_drawn_over_the_image_and_named() -> None:
     samples, chosen = batch(3), task()
-    alone, both = (chosen.picture(samples, found) for found in (None, chosen.predict(Net(), samples)))
-    assert alone is not None
-    assert both is not None
-    assert both.dtype == np.uint8
-    assert (both.reshape(-1, 3) == chosen.palette[2]).all(1).any()
-    many = Segmentation({"pixel_cross_entropy": PixelCrossEntropy(3)}, {"pixel_cross_entropy": 1.0}, CLASSES * 20)
-    longer = many.picture(samples, None)
-    assert longer is not None
-    assert longer.shape[0] > alone.shape[0]
-    assert list(chosen.tables({"confusion": torch.eye(3)})) == ["confusion"]
-    assert chosen.tables({}) == {}
+    samples["mask"][1] = torch.tensor([1, 255]).repeat(12, 8)
+    image, truth, prediction = chosen.draw(samples, chosen.predict(Net(), samples), 1)
+    assert [panel.caption for panel in (image, truth, prediction)] == ["image", "truth", "prediction"]
+    assert {panel.image.shape for panel in (image, truth, prediction)} == {(120, 160, 3)}
+    assert [(entry.name, entry.color) for entry in truth.legend] == [("disc", chosen.palette[1]), ("ignored", None)]
+    assert {entry.name for entry in prediction.legend} <= set(CLASSES)
+    blended = (0.45 * image.image[0, 0] + 0.55 * np.array(chosen.palette[1])).round()
+    assert truth.image[0, 0].tolist() == blended.tolist()
+    assert truth.image[0, -1].tolist() == image.image[0, -1].tolist()
+    assert len(chosen.draw(samples, None, 1)) == 2
+
+
+@pytest.mark.parametrize("size", [(50, 60), (70, 100), (160, 90), (300, 500)])
+def test_images_are_drawn_at_the_shape_of_their_truth(size: tuple[int, int]) -> None:
+    samples = Batch(batch(1), truth=[torch.zeros(size, dtype=torch.uint8)])
+    prediction = PixelPrediction(torch.empty(1, 3, 12, 16), [torch.zeros(size, dtype=torch.int16)])
+    panels = task().draw(samples, prediction, 0)
+    assert len({panel.image.shape for panel in panels}) == 1
+    height, width, _ = panels[0].image.shape
+    assert max(height, width) > 80
+    assert abs(height / width - size[0] / size[1]) < 0.01
+
+
+def test_the_confusion_matrix_is_drawn_if_there_is_one() -> None:
+    assert list(task().draw_metrics({"confusion": torch.eye(3)})) == ["confusion"]
+    assert task().draw_metrics({}) == {}
 
 
 def test_strides_need_windows_at_least_as_large() -> None:
-    SegmentationArguments(window=[8, 9], stride=8)
-    for wrong, words in (({"stride": 4}, "window too"), ({"window": 4, "stride": [4, 5]}, "leave gaps")):
-        with pytest.raises(ValidationError, match=words):
-            SegmentationArguments.model_validate(wrong)
+    arguments = arguments_of("task", "segmentation")
+    arguments(window=[8, 9], stride=8)
+    with pytest.raises(ValidationError, match="stride needs window"):
+        arguments(stride=4)
+    with pytest.raises(ArgumentError, match=r"stride: .*\[4, 4\].*\[4, 5\] apart leave gaps"):
+        Segmentation({}, {}, ["a", "b"], window=4, stride=[4, 5])

@@ -19,7 +19,7 @@ from PIL import Image
 from sample_recipes import KINDS, NUM_VAL, SCRIPTS, predictions, records, settings_kept, write_sample
 
 from paceline import cli
-from paceline.launch.local import Launch, launch
+from paceline.launch.launcher import Launch, launch
 
 FIGURES = {
     "saliency": {"loss", "pixel_bce", "cel", "mae", "max_f", "weighted_f", "s_measure", "mean_e", "iou", "ber"},
@@ -27,7 +27,7 @@ FIGURES = {
     "video": {"loss", "cross_entropy", "top1", "top2", "auroc"},
 }
 # Clips of one video that are samples of their own, in batches that videos do not fill: processes share a video.
-APART = ["data.val.transforms.0.apart=true", "evaluate.batch=3"]
+APART = ["data.val.transforms.0.apart=true", "evaluate.batch_size=3"]
 CASES: dict[str, list[str]] = {**{kind: [] for kind in KINDS}, "video-apart": APART}
 
 

@@ -32,11 +32,11 @@ ONE_VIEW = {
 
 @dataclass
 class Trained:
-    """What some updates did."""
+    """What some steps did."""
 
     losses: list[dict[str, float]]
     skipped: list[bool]
-    figures: dict[str, float]
+    metrics: dict[str, float]
     weights: dict[str, Tensor]
     recomputed: list[str]
 
@@ -47,16 +47,16 @@ class Trained:
 
 
 def trained(recipe: Path, out: Path, *overrides: str, measures: bool = True) -> Trained:
-    """A few updates of a run as commands build it, and perhaps what it is measured to be afterwards."""
-    small = ["data.batch=3", f"train.steps={STEPS}", "evaluate.save_predictions=false"]
+    """A few steps of a run as commands build it, and perhaps what it is measured to be afterwards."""
+    small = ["data.batch_size=3", f"train.steps={STEPS}", "evaluate.save_predictions=false"]
     builder = Builder(validate(load(str(recipe), [*small, *overrides])))
     run = builder.run(out)
     run.freezing.train_mode(run.model)
     results = [train_step(run, update) for update in run.batches]
     losses = [{name: float(value) for name, value in result.losses.items()} for result in results]
-    figures = evaluate(run, "val").figures if measures else {}
+    metrics = evaluate(run, "val").metrics if measures else {}
     weights = {name: value.clone() for name, value in run.model.state_dict().items()}
-    return Trained(losses, [result.skipped for result in results], figures, weights, builder.recomputed)
+    return Trained(losses, [result.skipped for result in results], metrics, weights, builder.recomputed)
 
 
 def overrides_of(kind: str, precision: str) -> list[str]:
@@ -86,7 +86,7 @@ def plain(folder: Path) -> dict[str, Trained]:
 
 
 def is_finite(found: Trained) -> bool:
-    numbers = [value for losses in [*found.losses, found.figures] for value in losses.values()]
+    numbers = [value for losses in [*found.losses, found.metrics] for value in losses.values()]
     return all(map(math.isfinite, numbers)) and all(bool(value.isfinite().all()) for value in found.weights.values())
 
 
@@ -99,7 +99,7 @@ def test_every_precision_trains_every_task(
     found = trained(folder / f"{kind}.json", tmp_path, *overrides_of(kind, precision))
     assert is_finite(found)
     assert found.skipped == [False] * STEPS
-    assert found.figures.keys() == expected.figures.keys()
+    assert found.metrics.keys() == expected.metrics.keys()
     # Before the first step weights are the same; what differs is rounding.
     assert found.losses[0] == pytest.approx(expected.losses[0], abs=0.05)
     has_changed = found.differing(expected) != []
@@ -114,7 +114,7 @@ def test_every_precision_trains_every_task(
 def test_activations_that_are_computed_again_change_no_bit(
     kind: str, how: str, folder: Path, plain: dict[str, Trained], tmp_path: Path
 ) -> None:
-    words = [*overrides_of(kind, "fp32"), f"model.checkpointing={how}"]
+    words = [*overrides_of(kind, "fp32"), f"train.activation_checkpointing={how}"]
     found = trained(folder / f"{kind}.json", tmp_path, *words, measures=False)
     assert found.recomputed
     assert is_finite(found)
@@ -126,7 +126,7 @@ def test_activations_that_are_computed_again_change_no_bit(
 def test_they_change_none_in_lower_precision_either(kind: str, folder: Path, tmp_path: Path) -> None:
     pair = []
     for how in ("none", "blocks"):
-        words = [*overrides_of(kind, "bf16"), f"model.checkpointing={how}"]
+        words = [*overrides_of(kind, "bf16"), f"train.activation_checkpointing={how}"]
         pair.append(trained(folder / f"{kind}.json", tmp_path / how, *words, measures=False))
     assert pair[1].recomputed
     assert pair[1].losses == pair[0].losses
@@ -134,11 +134,13 @@ def test_they_change_none_in_lower_precision_either(kind: str, folder: Path, tmp
 
 
 def test_minet_computed_again_trains_to_the_same_bits(folder: Path, tmp_path: Path) -> None:
-    words = ["model=minet_light", "train.steps=1", "data.batch=2"]
+    words = ["model=minet_light", "train.steps=1", "data.batch_size=2"]
     pair = []
     for how in ("none", "blocks"):
         out = tmp_path / how
-        pair.append(trained(folder / "saliency.json", out, *words, f"model.checkpointing={how}", measures=False))
+        pair.append(
+            trained(folder / "saliency.json", out, *words, f"train.activation_checkpointing={how}", measures=False)
+        )
     assert pair[1].recomputed
     assert is_finite(pair[0])
     assert pair[1].losses == pair[0].losses

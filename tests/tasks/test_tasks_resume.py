@@ -19,7 +19,7 @@ from sample_recipes import KINDS, SCRIPTS, STEPS, predictions, records, settings
 
 from paceline import cli
 
-DIES_AT, NEWEST = 6, 4  # the update, counted from 1 and of the second epoch, and the checkpoint before it
+DIES_AT, NEWEST = 6, 4  # the step, counted from 1 and of the second epoch, and the checkpoint before it
 TENSORS = ("model.safetensors", "state.safetensors")
 
 
@@ -67,7 +67,7 @@ def state(run: Path) -> dict[str, Any]:
 
 
 def assert_same(broken: Path, whole: Path) -> None:
-    """Weights, the optimizer's state and whatever else resumes, figures and saved predictions are the same bits."""
+    """Weights, the optimizer's state and whatever else resumes, metrics and saved predictions are the same bits."""
     for name in TENSORS:
         assert (checkpoint(broken) / name).read_bytes() == (checkpoint(whole) / name).read_bytes(), name
     assert state(broken) == state(whole)
@@ -94,7 +94,7 @@ def test_a_killed_run_goes_on_to_the_bit(
 def test_two_processes_one_of_which_is_killed_end_like_one_that_never_was(
     recipes: dict[str, Path], tmp_path: Path
 ) -> None:
-    """The CEL's denominators are summed over processes; images of one update have one size in both of them."""
+    """The CEL's denominators are summed over processes; images of one step have one size in both of them."""
     whole, broken, world = tmp_path / "whole", tmp_path / "broken", "train.reproducible=world"
     done = train_and_die(recipes["saliency"], broken, world, "--procs", "2")
     assert done.returncode == 0, done.stderr

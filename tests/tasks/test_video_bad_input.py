@@ -158,7 +158,7 @@ def test_a_class_without_a_video_is_named(spoiled: Spoiled) -> None:
     assert told.code == 0
     assert "data.train: no sample of 1 class: growing" in told.err
     assert "data.val: no sample of 2 classes: sideways, vertical" in told.err
-    assert all(np.isfinite(figure) for figure in spoiled.tell("eval").json["metrics"].values())
+    assert all(np.isfinite(metric) for metric in spoiled.tell("eval").json["metrics"].values())
     assert "no sample of 1 class: growing" in spoiled.tell("data").json["splits"]["train"]["notes"]
 
 

@@ -1,4 +1,4 @@
-"""Videos as the engine sees them: clips, views that make one prediction, figures and pictures."""
+"""Videos as the engine sees them: clips, views that make one prediction, metrics and images."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from paceline.core.errors import DataError
 from paceline.data.batch import Batch
-from paceline.data.loading.stacking import stack
+from paceline.data.collate import stack
 from paceline.data.transforms.multi_crop import MultiCrop
 from paceline.losses.classification import BinaryCrossEntropy, CrossEntropy
-from paceline.metrics.state import Figures, fold
-from paceline.tasks.video import VideoClassification, stills
+from paceline.metrics.metric import Figures, fold
+from paceline.tasks.video import VideoClassification
 
 CLASSES = ["circling", "growing", "sideways"]
 NONE = np.empty(0)
@@ -89,43 +89,45 @@ class Largest(nn.Module):
 
 
 def measured(chosen: VideoClassification, predictions: Tensor, *batches: Batch) -> Figures:
-    figures: Figures = {}
+    metrics: Figures = {}
     for metric in chosen.metrics():
-        figures |= metric.figures(fold(metric.measure(predictions, each) for each in batches))
-    return figures
+        metrics |= metric.compute(fold(metric.update(predictions, each) for each in batches))
+    return metrics
 
 
 def test_a_sure_view_does_not_outvote_all_others() -> None:
     """By probabilities two to one win, where by logits the single view would."""
     views = torch.tensor([[[50.0, 0.0, 0.0], [0.0, 4.0, 0.0], [0.0, 4.0, 0.0]]])
     samples = batch(1, 3, 3, 2, 4, 4) | {"label": torch.tensor([1])}
-    figures = measured(task(), views, Batch(samples))
-    assert (figures["top1"], figures["clip_top1"]) == (1, 2 / 3)
+    metrics = measured(task(), views, Batch(samples))
+    assert (metrics["top1"], metrics["clip_top1"]) == (1, 2 / 3)
 
 
 def test_figures_count_videos_however_they_are_cut() -> None:
     chosen, net, samples = task(), Net(), batch(6, 4, 3, 2, 6, 8)
     found = []
-    for cuts in ([0, 6], [0, 2, 6], [0, 1, 2, 3, 4, 5, 6]):
-        parts = [Batch({name: value[start:stop] for name, value in samples.items()}) for start, stop in pairwise(cuts)]
-        figures: Figures = {}
+    for slices in ([0, 6], [0, 2, 6], [0, 1, 2, 3, 4, 5, 6]):
+        parts = [
+            Batch({name: value[start:stop] for name, value in samples.items()}) for start, stop in pairwise(slices)
+        ]
+        metrics: Figures = {}
         for metric in chosen.metrics():
-            figures |= metric.figures(fold(metric.measure(chosen.predict(net, part), part) for part in parts))
-        found.append({name: value for name, value in figures.items() if isinstance(value, float)})
+            metrics |= metric.compute(fold(metric.update(chosen.predict(net, part), part) for part in parts))
+        found.append({name: value for name, value in metrics.items() if isinstance(value, float)})
     assert found[0] == found[1] == found[2]
-    assert chosen.main_figure in found[0]
-    assert int(figures["confusion"].sum()) == 6
+    assert chosen.main_metric in found[0]
+    assert int(metrics["confusion"].sum()) == 6
 
 
 def test_several_labels_have_their_figures() -> None:
     chosen, samples = task(multi_label=True), batch(6, 2, 3, 2, 6, 8)
     samples["label"] = nn.functional.one_hot(samples["label"], 3).float()
-    figures: Figures = {}
+    metrics: Figures = {}
     for metric in chosen.metrics():
-        figures |= metric.figures(metric.measure(chosen.predict(Net(), samples), samples))
-    assert chosen.main_figure in figures
-    assert "bce" in figures
-    assert chosen.picture(samples, None) is None
+        metrics |= metric.compute(metric.update(chosen.predict(Net(), samples), samples))
+    assert chosen.main_metric in metrics
+    assert "bce" in metrics
+    assert chosen.num_visualized == 0
 
 
 def test_images_are_no_videos() -> None:
@@ -134,16 +136,17 @@ def test_images_are_no_videos() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 3, 8, 4, 6), (3, 2, 3, 8, 4, 6), (3, 3, 1, 4, 6)])
-def test_pictures_show_four_frames(shape: tuple[int, ...]) -> None:
+def test_four_frames_of_the_first_view_are_drawn(shape: tuple[int, ...]) -> None:
     samples = batch(*shape)
-    together = stills(samples["image"])
-    assert together.shape == (3, 3, 10, 14)
-    clip = samples["image"][0, 0] if len(shape) == 6 else samples["image"][0]
-    assert torch.equal(together[0, :, :4, :6], clip[:, 0])
-    assert torch.equal(together[0, :, 6:, 8:], clip[:, shape[-3] * 3 // 4])
-    picture = task().picture(samples, torch.eye(3))
-    assert picture is not None
-    assert picture.dtype == np.uint8
+    clip = samples["image"][1, 0] if len(shape) == 6 else samples["image"][1]
+    for predictions, is_correct in ((torch.eye(3), True), (torch.eye(3)[:, None].repeat(1, 2, 1), True), (None, None)):
+        (panel,) = task().draw(samples, predictions, 1)
+        assert panel.is_correct is is_correct
+        assert panel.caption == "growing"
+        assert panel.image.shape == ((106, 158, 3) if shape[-3] > 1 else (104, 156, 3))
+        expected = (clip - clip.min()) / (clip.max() - clip.min()) * 255
+        assert panel.image[0, 0].tolist() == expected[:, 0, 0, 0].round().tolist()
+        assert panel.image[-1, -1].tolist() == expected[:, shape[-3] * 3 // 4, -1, -1].round().tolist()
 
 
 @pytest.mark.parametrize(("height", "width"), [(10, 30), (30, 10), (10, 10)])

@@ -21,16 +21,15 @@ from safetensors.numpy import load_file
 from torch import Tensor
 
 from paceline.data.batch import Batch
-from paceline.data.datasets.clips_apart import ClipsApart, clips_apart, joined
-from paceline.data.datasets.videos import VideoList
-from paceline.data.loading.source import Source
+from paceline.data.datasets.video import ClipsApart, VideoList, clips_apart, joined
+from paceline.data.split_loader import SplitLoader
 from paceline.data.synthetic import write_video
+from paceline.data.transforms.base import SampleTransform
 from paceline.data.transforms.clips import MultiClip
-from paceline.data.transforms.kinds import SampleTransform
 from paceline.data.transforms.multi_crop import MultiCrop
 from paceline.losses.classification import BinaryCrossEntropy, CrossEntropy
-from paceline.metrics.state import Figures, State, fold, pack, unpack
-from paceline.metrics.videos import OfVideos
+from paceline.metrics.metric import Figures, State, fold, pack, unpack
+from paceline.metrics.video import PerVideo
 from paceline.tasks.video import VideoClassification
 
 CLASSES = ["circling", "growing", "sideways", "vertical"]
@@ -39,11 +38,11 @@ VIDEOS, CLIPS, CROPS = 7, 5, 3
 Numbers = NDArray[np.float64]
 
 
-def metric(multi_label: bool = False) -> OfVideos:
+def metric(multi_label: bool = False) -> PerVideo:
     losses: dict[str, Any] = {"bce": BinaryCrossEntropy()} if multi_label else {"cross_entropy": CrossEntropy()}
     task = VideoClassification(losses, dict.fromkeys(losses, 1.0), CLASSES, top_k=(1, 2), multi_label=multi_label)
     (found,) = task.metrics()
-    assert isinstance(found, OfVideos)
+    assert isinstance(found, PerVideo)
     return found
 
 
@@ -67,8 +66,8 @@ def together(logits: Tensor, labels: Tensor, videos: Sequence[int]) -> tuple[Ten
     return logits[ids].flatten(1, 2), Batch(id=ids, label=labels[ids])
 
 
-def plain(figures: Figures) -> dict[str, Any]:
-    return {name: value.tolist() if isinstance(value, Tensor) else value for name, value in figures.items()}
+def plain(metrics: Figures) -> dict[str, Any]:
+    return {name: value.tolist() if isinstance(value, Tensor) else value for name, value in metrics.items()}
 
 
 def softmax(logits: Numbers) -> Numbers:
@@ -77,7 +76,7 @@ def softmax(logits: Numbers) -> Numbers:
 
 
 def expected(logits: Numbers, labels: NDArray[np.int64]) -> dict[str, float]:
-    """Figures of views [videos, views, classes], counted one by one."""
+    """Metrics of views [videos, views, classes], counted one by one."""
     loss, right, among_two, right_views = 0.0, 0, 0, 0
     for views, label in zip(logits, labels, strict=True):
         average = np.mean([softmax(view) for view in views], 0)
@@ -93,14 +92,14 @@ def expected(logits: Numbers, labels: NDArray[np.int64]) -> dict[str, float]:
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 1000), st.permutations(range(VIDEOS * CLIPS)), st.lists(st.integers(1, 34), max_size=8))
-def test_clips_are_joined_in_any_order_and_from_any_batch(seed: int, order: list[int], cuts: list[int]) -> None:
+def test_clips_are_joined_in_any_order_and_from_any_batch(seed: int, order: list[int], slices: list[int]) -> None:
     logits, labels = drawn(seed)
     chosen = metric()
-    whole = chosen.figures(chosen.measure(*together(logits, labels, range(VIDEOS))))
-    edges = [0, *sorted(set(cuts)), VIDEOS * CLIPS]
-    states = [chosen.measure(*apart(logits, labels, order[start:stop])) for start, stop in pairwise(edges)]
+    whole = chosen.compute(chosen.update(*together(logits, labels, range(VIDEOS))))
+    edges = [0, *sorted(set(slices)), VIDEOS * CLIPS]
+    states = [chosen.update(*apart(logits, labels, order[start:stop])) for start, stop in pairwise(edges)]
     of_ranks = [unpack(pack(fold(states[rank::3]))) for rank in range(3)]
-    assert plain(chosen.figures(fold(of_ranks))) == plain(whole)
+    assert plain(chosen.compute(fold(of_ranks))) == plain(whole)
     by_hand = expected(logits.flatten(1, 2).double().numpy(), labels.numpy())
     assert {name: whole[name] for name in by_hand} == pytest.approx(by_hand, rel=1e-12)
 
@@ -111,8 +110,8 @@ def test_several_labels_are_joined(scale: float) -> None:
     labels = (torch.rand(VIDEOS, len(CLASSES), generator=torch.Generator().manual_seed(4)) > 0.5).float()
     chosen = metric(multi_label=True)
     parts = [range(35)[start::4] for start in range(4)]
-    found = plain(chosen.figures(fold(chosen.measure(*apart(logits, labels, part)) for part in parts)))
-    assert found == plain(chosen.figures(chosen.measure(*together(logits, labels, range(VIDEOS)))))
+    found = plain(chosen.compute(fold(chosen.update(*apart(logits, labels, part)) for part in parts)))
+    assert found == plain(chosen.compute(chosen.update(*together(logits, labels, range(VIDEOS)))))
     assert "clip_top1" not in found
     average = (1 / (1 + np.exp(-logits.double().numpy()))).mean((1, 2))
     truth = labels.numpy() > 0.5
@@ -134,10 +133,10 @@ def test_classes_that_no_view_believes_in_are_still_ranked() -> None:
     logits = torch.tensor([[[50.0, 0.0, 10.0, 5.0]] * 2])
     chosen = metric()
     batch = Batch(id=torch.tensor([0]), label=torch.tensor([2]))
-    figures = chosen.figures(chosen.measure(logits, batch))
-    assert (figures["top1"], figures["top2"]) == (0, 1)
-    assert figures["loss"] == pytest.approx(40, rel=1e-6)
-    never = chosen.figures(chosen.measure(torch.tensor([[[500.0, 0.0, 0.0, 0.0]] * 2]), batch))
+    metrics = chosen.compute(chosen.update(logits, batch))
+    assert (metrics["top1"], metrics["top2"]) == (0, 1)
+    assert metrics["loss"] == pytest.approx(40, rel=1e-6)
+    never = chosen.compute(chosen.update(torch.tensor([[[500.0, 0.0, 0.0, 0.0]] * 2]), batch))
     assert 50 < never["loss"] < 60
 
 
@@ -146,16 +145,16 @@ def test_a_video_with_a_view_that_is_no_number_is_never_right() -> None:
     logits = torch.nn.functional.one_hot(labels, len(CLASSES)).float()[:, None, None].expand_as(logits).clone()
     logits[2, 1, 0, 3] = torch.nan
     chosen = metric()
-    figures = chosen.figures(fold(chosen.measure(*apart(logits, labels, part)) for part in ([11, 12], range(11))))
-    assert figures["top1"] == 2 / 3
-    assert figures["clip_top1"] == 38 / 39
+    metrics = chosen.compute(fold(chosen.update(*apart(logits, labels, part)) for part in ([11, 12], range(11))))
+    assert metrics["top1"] == 2 / 3
+    assert metrics["clip_top1"] == 38 / 39
 
 
 def test_a_video_is_predicted_by_the_clips_that_could_be_read() -> None:
     logits, labels = drawn(5)
     readable = [index for index in range(VIDEOS * CLIPS) if index not in (0, 8, 20, 21, 22, 23, 24)]
     chosen = metric()
-    found = chosen.figures(chosen.measure(*apart(logits, labels, readable)))
+    found = chosen.compute(chosen.update(*apart(logits, labels, readable)))
     views = [logits[video].double().numpy()[clips].reshape(-1, 4) for video, clips in _by_video(readable).items()]
     right = [
         softmax(each).mean(0).argmax() == labels[video] for each, video in zip(views, [0, 1, 2, 3, 5, 6], strict=True)
@@ -174,12 +173,12 @@ def test_videos_seen_once_are_measured_as_they_are() -> None:
     logits, labels = drawn(1)
     chosen = metric()
     once, batch = logits[:, 0, 0], Batch(id=torch.arange(VIDEOS), label=labels)
-    state: State = chosen.measure(once, batch)
-    for number, each in enumerate(chosen.metrics):
-        own = each.measure(once, batch)
+    state: State = chosen.update(once, batch)
+    for number, each in enumerate(chosen.wrapped):
+        own = each.update(once, batch)
         assert all(torch.equal(state[f"{number}.{name}"], value) for name, value in own.items())
-    assert "clip_top1" not in chosen.figures(state)
-    assert "clip_top1" not in chosen.figures(chosen.measure(once, Batch(batch, video=torch.arange(VIDEOS))))
+    assert "clip_top1" not in chosen.compute(state)
+    assert "clip_top1" not in chosen.compute(chosen.update(once, Batch(batch, video=torch.arange(VIDEOS))))
 
 
 @pytest.fixture(scope="module")
@@ -202,8 +201,8 @@ def test_each_clip_is_a_sample_with_the_frames_it_has_in_the_video(project: Path
     assert isinstance(clips, ClipsApart)
     assert (len(clips), clips.classes, clips.path(11)) == (VIDEOS * CLIPS, CLASSES, videos.path(2))
     assert clips_apart(videos, MultiClip(CLIPS, 2, 3)) is videos is joined(clips)
-    whole = Source(videos, transforms, 0).fetch(0, np.array([0, 6]))
-    parts = Source(clips, transforms, 0).fetch(0, np.array([*range(5), *range(30, 35)]))
+    whole = SplitLoader(videos, transforms, 0).fetch(0, np.array([0, 6]))
+    parts = SplitLoader(clips, transforms, 0).fetch(0, np.array([*range(5), *range(30, 35)]))
     assert parts["image"].shape == (10, CROPS, 3, 2, 72, 72)
     assert torch.equal(parts["image"].view_as(whole["image"]), whole["image"])
     assert parts["video"].tolist() == [0] * 5 + [6] * 5
@@ -236,7 +235,7 @@ RECIPE: dict[str, Any] = {
     "task": {"name": "video", "top_k": [1, 2]},
     "model": {"name": "exact"},
     "data": {
-        "batch": 6,
+        "batch_size": 6,
         "train": {
             "dataset": "video_list",
             "file": "data/seven.csv",
@@ -256,8 +255,8 @@ RECIPE: dict[str, Any] = {
     "losses": ["cross_entropy"],
     "optimizer": {"name": "sgd", "lr": 1e-6},
     "train": {"steps": 1, "threads": 1},
-    "evaluate": {"batch": 4},
-    "observe": {"pictures": False, "tensorboard": False},
+    "evaluate": {"batch_size": 4},
+    "logging": {"images": False, "tensorboard": False},
 }
 
 
@@ -282,8 +281,8 @@ def measured(project: Path, procs: int) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
     assert answer["num_samples"] == VIDEOS * CLIPS
-    figures: dict[str, Any] = answer["metrics"]
-    return figures
+    metrics: dict[str, Any] = answer["metrics"]
+    return metrics
 
 
 def test_figures_are_the_same_bits_apart_and_together_on_any_number_of_processes(project: Path) -> None:

@@ -12,11 +12,10 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from paceline.checkpoint.state import JSON
-from paceline.core.disk import write_all
+from paceline.core.atomic_write import create_file, write_all
 from paceline.core.errors import CheckpointError
 
 FORMAT = 1
@@ -62,7 +61,7 @@ class TensorFile:
 def write_file(path: Path, pieces: Iterable[memoryview]) -> dict[str, Any]:
     """Write a file through to the disk; its size and SHA-256."""
     digest, size = hashlib.sha256(), 0
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    descriptor = create_file(path)
     try:
         for piece in pieces:
             for start in range(0, len(piece), _CHUNK):
@@ -76,7 +75,8 @@ def write_file(path: Path, pieces: Iterable[memoryview]) -> dict[str, Any]:
     return {"size": size, "sha256": digest.hexdigest()}
 
 
-_LONGEST_SEALED = 1 << 26  # what describes a checkpoint is short; what fills memory is none of it
+MOST_JSON_BYTES = 1 << 26
+"""What describes a checkpoint is short; what fills memory is none of it."""
 
 
 def seal(content: dict[str, JSON]) -> bytes:
@@ -87,24 +87,52 @@ def seal(content: dict[str, JSON]) -> bytes:
 
 def unseal(path: Path) -> dict[str, JSON]:
     """The content of a sealed file, if not one byte of it has changed."""
+    return parse_sealed(path, read_small(path))
+
+
+def parse_sealed(path: Path, raw: bytes) -> dict[str, JSON]:
+    """As `unseal`, of what was read; `path` is for messages."""
+    content = parse_json(path, raw)
+    if not isinstance(content, dict) or "checksum" not in content:
+        raise CheckpointError(f"{path}: damaged: expected JSON with a checksum, found {raw[:40]!r}")
+    claimed = content.pop("checksum")
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _LONGEST_SEALED:
-            raise CheckpointError(f"{path}: expected a file of at most {_LONGEST_SEALED:,} bytes")
-        raw = path.read_bytes()
+        is_whole = seal(content) == raw
+    except RecursionError as error:
+        raise CheckpointError(f"{path}: damaged: it is nested too deeply") from error
+    if not is_whole:
+        found = hashlib.sha256(_dump(content)).hexdigest()
+        raise CheckpointError(f"{path}: damaged: expected checksum {str(claimed)[:64]}, found {found}")
+    if content.get("format") != FORMAT:
+        raise CheckpointError(f"{path}: expected format {FORMAT}, found {repr(content.get('format'))[:60]}")
+    return content
+
+
+def parse_json(path: Path, raw: bytes) -> JSON:
+    """JSON of any content; `path` is for messages."""
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: damaged: expected JSON, found {raw[:40]!r}") from error
+
+
+def read_small(path: Path, folder: int | None = None) -> bytes:
+    """All of a small file; `folder` is the one that it lies in, if that is open already."""
+    try:
+        # Without blocking, or a pipe would be waited for until somebody writes into it.
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(path if folder is None else path.name, flags, dir_fd=folder)
+        try:
+            status = os.fstat(descriptor)
+            is_small = stat.S_ISREG(status.st_mode) and status.st_size <= MOST_JSON_BYTES
+            raw = os.pread(descriptor, status.st_size, 0) if is_small else b""
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-    try:
-        content = json.loads(raw)
-        claimed = content.pop("checksum")
-    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{path}: damaged: expected JSON with a checksum, found {raw[:40]!r}") from error
-    if seal(content) != raw:
-        found = hashlib.sha256(_dump(content)).hexdigest()
-        raise CheckpointError(f"{path}: damaged: expected checksum {claimed}, found {found}")
-    if content.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: expected format {FORMAT}, found {content.get('format')}")
-    return dict(content)
+    if not is_small:
+        raise CheckpointError(f"{path}: expected a file of at most {MOST_JSON_BYTES:,} bytes")
+    return raw
 
 
 def _dump(content: dict[str, JSON]) -> bytes:
@@ -113,7 +141,18 @@ def _dump(content: dict[str, JSON]) -> bytes:
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file, in memory of their own rather than mapped from it."""
+    return {name: tensor.clone() for name, tensor in map_tensors(path).items()}
+
+
+def map_tensors(path: Path, descriptor: int | None = None) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, mapped from it; `descriptor` is where it is open, if it is."""
     try:
-        return {name: tensor.clone() for name, tensor in safetensors.torch.load_file(path).items()}
-    except (SafetensorError, OSError) as error:
+        if descriptor is None:
+            with path.open("rb") as file:
+                return map_tensors(path, file.fileno())
+        # By its descriptor, since the library opens names in UTF-8 alone.
+        return safetensors.torch.load_file(f"/dev/fd/{descriptor}")
+    except CheckpointError:
+        raise
+    except Exception as error:  # besides its own type, the library raises whatever torch does
         raise CheckpointError(f"{path}: is not a whole safetensors file: {error}") from error

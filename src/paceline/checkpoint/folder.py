@@ -1,41 +1,28 @@
-"""One checkpoint folder: its files and their manifest, written by one process or several, verified before use."""
+"""One checkpoint folder: its files and their manifest, written by one process or several, and removed again."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import stat
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from threading import main_thread
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from paceline import __version__
-from paceline.checkpoint.files import FORMAT, TensorFile, read_tensors, seal, unseal, write_file
-from paceline.checkpoint.shards import Part, Share, assemble, divide, is_part_name, part_names, world_of
-from paceline.checkpoint.state import Tree, flatten, flatten_parts, unflatten
-from paceline.core.disk import sync_folder
+from paceline.checkpoint.files import FORMAT, MOST_JSON_BYTES, TensorFile, seal, unseal, write_file
+from paceline.checkpoint.manifest import MANIFEST, MODEL, SKELETON, STATE, is_ours
+from paceline.checkpoint.shards import Part, Share, divide, part_names
+from paceline.checkpoint.state import Tree, flatten, flatten_parts
+from paceline.core.atomic_write import replace_file, sync_folder
 from paceline.core.errors import CheckpointError
 
-MODEL, STATE, SKELETON, MANIFEST = "model.safetensors", "state.safetensors", "state.json", "manifest.json"
-_OUR_NAMES = frozenset({MODEL, STATE, SKELETON, MANIFEST})
 _POLL_SECONDS = 0.02
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What a folder says of itself: its step, its figures, and the size and SHA-256 of each of its files."""
-
-    step: int
-    figures: dict[str, float]
-    files: dict[str, dict[str, Any]]
 
 
 class Folder:
@@ -46,14 +33,14 @@ class Folder:
         step: int,
         model: Mapping[str, Tensor | Part],
         state: Tree,
-        figures: Mapping[str, float],
+        metrics: Mapping[str, float],
         share: Share | None = None,
     ) -> None:
         self.step, self.share = step, share or Share()
         leaves, skeleton = flatten_parts(state)
-        strays, self.figures = flatten(figures)
+        strays, self.metrics = flatten(metrics)
         if strays:
-            raise TypeError(f"figures must be numbers, found tensors: {', '.join(strays)}")
+            raise TypeError(f"metrics must be numbers, found tensors: {', '.join(strays)}")
         own_model, model_places = divide(model, self.share)
         own_state, state_places = divide(leaves, self.share)
         self.places = {"model": model_places, "state": state_places}
@@ -64,6 +51,8 @@ class Folder:
         self.size = sum(file.size for file in self.tensors.values())
         if self.share.rank == 0:
             text = json.dumps(skeleton, allow_nan=False).encode()
+            if len(text) > MOST_JSON_BYTES:
+                raise TypeError(f"the state has {len(text):,} bytes beside its tensors; keep long lists as tensors")
             self.pieces[SKELETON] = [memoryview(text)]
             self.size += len(text)
 
@@ -132,7 +121,7 @@ class Folder:
             "paceline": __version__,
             "torch": torch.__version__,
             "step": self.step,
-            "figures": self.figures,
+            "metrics": self.metrics,
             "files": files,
         }
         write_file(path / MANIFEST, [memoryview(seal(manifest))])
@@ -148,63 +137,10 @@ def _part_of(path: Path, attempt: str) -> dict[str, Any] | None:
     return content if content.get("attempt") == attempt else None
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint folder, checked in itself but not yet against the files."""
+def enter_figures(folder: Path, metrics: Mapping[str, float]) -> None:
+    """Add to the manifest of a checkpoint what an evaluation of its weights found, all or nothing."""
     path = folder / MANIFEST
-    content = unseal(path)
-    try:
-        files = {name: {"size": int(f["size"]), "sha256": str(f["sha256"])} for name, f in content["files"].items()}
-        manifest = Manifest(int(content["step"]), dict(unflatten({}, content["figures"])), files)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{path}: is not the manifest of a checkpoint") from error
-    world = world_of(files)
-    wanted = {MODEL, STATE} if world == 1 else {name for rank in range(world) for name in part_names(rank, world)}
-    if set(files) != wanted | {SKELETON}:
-        expected = ", ".join(sorted(wanted | {SKELETON}))
-        raise CheckpointError(f"{path}: expected to list {expected}; found {', '.join(sorted(files))}")
-    return manifest
-
-
-def verify(folder: Path) -> Manifest:
-    """The manifest of a checkpoint folder after every file was found to be what it says."""
-    manifest = read_manifest(folder)
-    for name, expected in manifest.files.items():
-        path = folder / name
-        try:
-            status = path.stat()
-            if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
-                raise CheckpointError(f"{path}: damaged: expected a file, found something else")
-            if status.st_size != expected["size"]:
-                raise CheckpointError(f"{path}: damaged: expected {expected['size']} bytes, found {status.st_size}")
-            with path.open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-        if found != expected["sha256"]:
-            raise CheckpointError(f"{path}: damaged: expected SHA-256 {expected['sha256']}, found {found}")
-    return manifest
-
-
-def read_content(folder: Path, manifest: Manifest) -> tuple[dict[str, Tensor], Tree]:
-    """The model and the state of a verified folder, whole, however many processes wrote them."""
-    skeleton = json.loads((folder / SKELETON).read_bytes())
-    world = world_of(manifest.files)
-    if world == 1:
-        return read_tensors(folder / MODEL), unflatten(read_tensors(folder / STATE), skeleton)
-    names = [part_names(rank, world) for rank in range(world)]
-    places = [unseal(folder / described)["places"] for _, _, described in names]
-    load = safetensors.torch.load_file
-    try:
-        model = assemble((load(folder / n[0]), p["model"]) for n, p in zip(names, places, strict=True))
-        state = assemble((load(folder / n[1]), p["state"]) for n, p in zip(names, places, strict=True))
-    except CheckpointError as error:
-        raise CheckpointError(f"{folder}: {error}") from error
-    return model, unflatten(state, skeleton)
-
-
-def is_ours(name: str) -> bool:
-    """Whether a file of a checkpoint may be called so."""
-    return name in _OUR_NAMES or is_part_name(name)
+    replace_file(path, seal(unseal(path) | {"metrics": flatten(metrics)[1]}))
 
 
 def holds_only_ours(path: Path) -> bool:

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from paceline.core.errors import CheckpointError
 
+Places = Mapping[str, tuple[tuple[int, ...], int]]
+"""Of each part its tensor's full shape and its first row, by name."""
 _NAMES = re.compile(r"(?:model|state)-(\d{5})-of-(\d{5})\.safetensors|part-(\d{5})-of-(\d{5})\.json")
 
 
@@ -92,32 +94,64 @@ def divide(leaves: Mapping[str, Tensor | Part], share: Share) -> tuple[dict[str,
     return mine, places
 
 
-def assemble(files: Iterable[tuple[Mapping[str, Tensor], Mapping[str, list[Any]]]]) -> dict[str, Tensor]:
+def read_places(file: str, value: Any) -> dict[str, Places]:
+    """The places that a process has written down for its parts of the model and of the state, checked."""
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file}: expected the places of parts, found {repr(value)[:60]}")
+    return {kind: _places(file, kind, value.get(kind)) for kind in ("model", "state")}
+
+
+def _places(file: str, kind: str, value: Any) -> Places:
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file}: expected the places of the {kind}'s parts, found {repr(value)[:60]}")
+    return {name: _place(f"{file}: {name[:100]}", place) for name, place in value.items()}
+
+
+def _place(what: str, value: Any) -> tuple[tuple[int, ...], int]:
+    shape, start = value if isinstance(value, list) and len(value) == 2 else (None, None)
+    if not isinstance(shape, list) or not all(type(number) is int and number >= 0 for number in (*shape, start)):
+        raise CheckpointError(f"{what}: expected a shape and a row, found {repr(value)[:60]}")
+    return tuple(shape), int(start or 0)
+
+
+def assemble(files: Iterable[tuple[Mapping[str, Tensor], Places]]) -> dict[str, Tensor]:
     """Whole tensors from what `divide` gave each process, in memory of their own."""
     whole: dict[str, Tensor] = {}
-    pieces: dict[str, list[tuple[int, Tensor, list[int]]]] = {}
+    pieces: dict[str, list[Part]] = {}
     for tensors, places in files:
+        if lost := sorted(places.keys() - tensors.keys()):
+            raise CheckpointError(f"of tensor {lost[0]!r} a part is missing")
         for name, tensor in tensors.items():
             if name in places:
-                full_shape, start = places[name]
-                pieces.setdefault(name, []).append((start, tensor, full_shape))
+                pieces.setdefault(name, []).append(_part(name, tensor, *places[name]))
+            elif name in whole:
+                raise CheckpointError(f"tensor {name!r} was saved twice")
             else:
                 whole[name] = tensor.clone()
+    if both := sorted(whole.keys() & pieces.keys()):
+        raise CheckpointError(f"tensor {both[0]!r} was saved whole and in parts")
     return whole | {name: _joined(name, found) for name, found in pieces.items()}
 
 
-def _joined(name: str, pieces: list[tuple[int, Tensor, list[int]]]) -> Tensor:
-    pieces.sort(key=lambda piece: (piece[0], len(piece[1])))
-    _, first, full_shape = pieces[0]
-    joined = torch.empty(full_shape, dtype=first.dtype)
-    end = 0
-    for start, tensor, shape in pieces:
-        if start != end or shape != full_shape or tensor.dtype != first.dtype:
+def _part(name: str, tensor: Tensor, full_shape: tuple[int, ...], start: int) -> Part:
+    try:
+        return Part(tensor, full_shape, start)
+    except ValueError as error:
+        raise CheckpointError(f"tensor {name!r}: {error}") from error
+
+
+def _joined(name: str, parts: list[Part]) -> Tensor:
+    parts.sort(key=lambda part: (part.start, len(part.tensor)))
+    first, end = parts[0], 0
+    for part in parts:
+        if part.start != end or part.full_shape != first.full_shape or part.tensor.dtype != first.tensor.dtype:
             raise CheckpointError(
-                f"the parts of tensor {name!r} do not fit together: expected row {end}, found {start}"
+                f"the parts of tensor {name!r} do not fit together: expected row {end}, found {part.start}"
             )
-        joined[start : start + len(tensor)] = tensor
-        end += len(tensor)
-    if end != full_shape[0]:
-        raise CheckpointError(f"of tensor {name!r} only {end} of {full_shape[0]} rows were saved")
+        end += len(part.tensor)
+    if end != first.full_shape[0]:
+        raise CheckpointError(f"of tensor {name!r} only {end} of {first.full_shape[0]} rows were saved")
+    joined = torch.empty(first.full_shape, dtype=first.tensor.dtype)
+    for part in parts:
+        joined[part.start : part.start + len(part.tensor)] = part.tensor
     return joined

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.checkpoint.shards import Part
-from paceline.core.counting import counted
 from paceline.core.errors import CheckpointError
+from paceline.core.text import pluralize
+from paceline.models.module_types import with_strides_of
 
 Tree = Any
 """Nested dicts (string keys) and lists of tensors and JSON scalars: None, bool, int, float, str."""
@@ -20,7 +21,7 @@ JSON = Any
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A part of a run that remembers something from one update to the next, a user's own included."""
+    """A part of a run that remembers something from one step to the next, a user's own included."""
 
     def state_dict(self) -> Tree:
         """What it remembers, as a tree."""
@@ -32,7 +33,9 @@ class Stateful(Protocol):
 _TENSOR, _FLOAT = "$tensor", "$float"
 # How an optimizer computes belongs to the machine that runs it, so it is never taken from a checkpoint.
 _IMPLEMENTATION = {"foreach", "fused", "capturable", "differentiable"}
+_ELEMENTWISE = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum"}
 _SHOWN = 5
+_DEEPEST = 100
 
 
 def flatten(tree: Tree) -> tuple[dict[str, Tensor], JSON]:
@@ -50,23 +53,30 @@ def flatten_parts(tree: Tree) -> tuple[dict[str, Tensor | Part], JSON]:
     return leaves, _take_apart(tree, (), leaves)
 
 
-def unflatten(tensors: Mapping[str, Tensor], skeleton: JSON) -> Tree:
+def unflatten(tensors: Mapping[str, Tensor], skeleton: JSON, depth: int = 0) -> Tree:
     """The tree that `flatten` was given; its tuples are lists now."""
+    if depth > _DEEPEST:
+        raise CheckpointError(f"the state is nested more than {_DEEPEST} deep")
     if isinstance(skeleton, list):
-        return [unflatten(tensors, item) for item in skeleton]
+        return [unflatten(tensors, item, depth + 1) for item in skeleton]
     if not isinstance(skeleton, dict):
         return skeleton
     if _TENSOR in skeleton:
         name = skeleton[_TENSOR]
-        if name not in tensors:
-            raise CheckpointError(f"the state refers to a tensor {name!r} that was not saved with it")
+        if not isinstance(name, str) or name not in tensors:
+            raise CheckpointError(f"the state refers to a tensor {repr(name)[:100]} that was not saved with it")
         return tensors[name]
     if _FLOAT in skeleton:
-        return float(skeleton[_FLOAT])
-    return {_plain_key(key): unflatten(tensors, value) for key, value in skeleton.items()}
+        number = skeleton[_FLOAT]
+        if number not in ("nan", "inf", "-inf"):
+            raise CheckpointError(f"the state has {repr(number)[:100]} for a number that is not finite")
+        return float(number)
+    return {_plain_key(key): unflatten(tensors, value, depth + 1) for key, value in skeleton.items()}
 
 
 def _take_apart(value: Tree, path: tuple[str, ...], tensors: dict[str, Tensor | Part]) -> JSON:
+    if len(path) > _DEEPEST:
+        raise TypeError(f"{_place(path[:5])}/…: a state more than {_DEEPEST} deep cannot be saved")
     if isinstance(value, Tensor | Part):
         name = _join(path)
         tensors[name] = value.detach()
@@ -136,29 +146,35 @@ def optimizer_tree(optimizer: torch.optim.Optimizer, model: nn.Module) -> Tree:
 def load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tree: Tree) -> None:
     """Put a saved state into an optimizer over the same parameters, bit for bit, however they are grouped.
 
-    The options of a group come back where all of its parameters were in one group when they were saved.
+    The options of a group come back where all of its parameters were in one group when they were saved. What is shaped
+    like a parameter gets its strides: files hold none.
     """
     names = _names_by_group(optimizer, model)
     _check_fit(optimizer, names, tree)
+    _check_moments(optimizer, names, tree["state"])
     packed = optimizer.state_dict()
     source = {name: number for number, group in enumerate(tree["groups"]) for name in group["names"]}
+    if lost := [name for group_names in names for name in group_names if name not in source]:
+        raise CheckpointError(f"the saved groups of the optimizer lack {lost[0]}")
+    parameters = dict(model.named_parameters())
+    saved = {name: _laid_out(_cloned(entry), parameters[name]) for name, entry in tree["state"].items()}
     state: dict[int, Any] = {}
     for group, group_names in zip(packed["param_groups"], names, strict=True):
         sources = {source[name] for name in group_names}
         if len(sources) == 1:
             group.update(_saved_options(group, tree["groups"][sources.pop()]))
         for index, name in zip(group["params"], group_names, strict=True):
-            if name in tree["state"]:
-                state[index] = _cloned(tree["state"][name])
+            if name in saved:
+                state[index] = saved[name]
     optimizer.load_state_dict({**packed, "state": state})
-    _keep_dtypes(optimizer, names, tree["state"])
+    _keep_dtypes(optimizer, names, saved)
 
 
 def _names_by_group(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[list[str]]:
     name_of = {id(parameter): name for name, parameter in model.named_parameters()}
     unknown = sum(id(p) not in name_of for group in optimizer.param_groups for p in group["params"])
     if unknown:
-        raise ValueError(f"the model lacks {counted(unknown, 'parameter')} of the optimizer")
+        raise ValueError(f"the model lacks {pluralize(unknown, 'parameter')} of the optimizer")
     return [[name_of[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
 
 
@@ -179,8 +195,17 @@ def _saved_options(group: dict[str, Any], saved: dict[str, Any]) -> dict[str, An
     for key, present in _options(group).items():
         if key in saved and key not in _IMPLEMENTATION:
             value = _cloned(saved[key])
+            if value is not None and present is not None and _kind(value) != _kind(present):
+                raise CheckpointError(f"the optimizer's {key} was saved as {repr(value)[:60]}; here it is {present!r}")
             options[key] = tuple(value) if isinstance(present, tuple) else value
     return options
+
+
+def _kind(value: Any) -> type:
+    """What may stand for what: numbers and tensors of them, lists and tuples, else the same type."""
+    if isinstance(value, int | float | Tensor) and not isinstance(value, bool):
+        return float
+    return list if isinstance(value, tuple) else type(value)
 
 
 def _check_fit(optimizer: torch.optim.Optimizer, names: list[list[str]], tree: Tree) -> None:
@@ -202,6 +227,14 @@ def _check_fit(optimizer: torch.optim.Optimizer, names: list[list[str]], tree: T
         raise CheckpointError(f"the checkpoint's optimizer state does not fit the model:\n{lines}")
 
 
+def _check_moments(optimizer: torch.optim.Optimizer, names: list[list[str]], saved: dict[str, Any]) -> None:
+    # Torch's fused optimizers go through these and the parameter side by side, whatever their shapes are.
+    for name, shape in _shapes(optimizer, names).items():
+        for key, value in saved.get(name, {}).items():
+            if key in _ELEMENTWISE and isinstance(value, Tensor) and value.ndim and list(value.shape) != shape:
+                raise CheckpointError(f"the optimizer's {key} of {name} is {list(value.shape)}, the parameter {shape}")
+
+
 def _cloned(value: Tree) -> Tree:
     # A step changes these tensors in place: the tree must not change with them.
     if isinstance(value, Tensor):
@@ -211,6 +244,15 @@ def _cloned(value: Tree) -> Tree:
     if isinstance(value, list):
         return [_cloned(item) for item in value]
     return value
+
+
+def _laid_out(entry: dict[str, Tree], parameter: nn.Parameter) -> dict[str, Tree]:
+    return {
+        key: with_strides_of(value, parameter)
+        if isinstance(value, Tensor) and value.shape == parameter.shape
+        else value
+        for key, value in entry.items()
+    }
 
 
 def _keep_dtypes(optimizer: torch.optim.Optimizer, names: list[list[str]], saved: dict[str, Any]) -> None:

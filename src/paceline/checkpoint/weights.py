@@ -1,23 +1,27 @@
-"""Weights of any origin, files told apart by content; nothing in a file is ever executed."""
+"""Weights files of any origin, told apart by content; nothing in a file is ever executed."""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import pickle
 import re
 import warnings
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.checkpoint.files import read_tensors
+from paceline.checkpoint.best import named_in
+from paceline.checkpoint.files import TensorFile, read_tensors, write_file
 from paceline.checkpoint.pretrained import find_published, is_published_name
 from paceline.checkpoint.store import open_checkpoint
-from paceline.core.counting import counted
+from paceline.core.atomic_write import partial_path, sync_folder
 from paceline.core.errors import CheckpointError
+from paceline.core.text import pluralize
 
 _CONTAINERS = ("state_dict", "model", "model_state_dict")
 _WRAPPER = "module."
@@ -27,7 +31,28 @@ _ZIP = b"PK\x03\x04"
 _PICKLES = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
 
 
+@dataclass(frozen=True)
+class FoundWeights:
+    """Tensors by name, and the file or the checkpoint folder that they are from."""
+
+    path: Path
+    tensors: dict[str, Tensor]
+
+    @property
+    def digest(self) -> str:
+        """The same for the same tensors under the same names."""
+        found = hashlib.sha256()
+        for piece in TensorFile(self.tensors):
+            found.update(piece)
+        return found.hexdigest()
+
+
 def read_weights(source: Path | str) -> dict[str, Tensor]:
+    """The tensors of `find_weights`."""
+    return find_weights(source).tensors
+
+
+def find_weights(source: Path | str) -> FoundWeights:
     """Tensors by name from safetensors, a torch file, a run directory or checkpoint folder of ours, or a library.
 
     A library's are named `timm/<model>[.<tag>]` or `torchvision/<model>[.<WEIGHTS>]`; they come from its cache if
@@ -35,15 +60,16 @@ def read_weights(source: Path | str) -> dict[str, Tensor]:
     """
     if isinstance(source, str) and is_published_name(source):
         published = find_published(source)
-        return published.convert(_read_path(published.file))
-    return _read_path(Path(source))
+        return FoundWeights(published.file, published.convert(_read_path(published.file)))
+    if Path(source).is_dir() or named_in(Path(source)) is not None:
+        checkpoint = open_checkpoint(Path(source))
+        return FoundWeights(checkpoint.path, checkpoint.model)
+    return FoundWeights(Path(source), _read_path(Path(source)))
 
 
 def _read_path(path: Path) -> dict[str, Tensor]:
     if not path.exists():
         raise CheckpointError(f"{path}: there is no such file or directory")
-    if path.is_dir():
-        return open_checkpoint(path).model
     if not path.is_file():
         raise CheckpointError(f"{path}: is a pipe or a device; expected a file of weights")
     try:
@@ -71,7 +97,7 @@ def _read(path: Path, start: bytes, size: int) -> Any:
     if start.startswith(_PICKLES):
         return _read_torch(path)
     raise CheckpointError(
-        f"{path}: is neither a safetensors nor a torch file: it begins with {start!r} and has {counted(size, 'byte')}"
+        f"{path}: is neither a safetensors nor a torch file: it begins with {start!r} and has {pluralize(size, 'byte')}"
     )
 
 
@@ -139,3 +165,64 @@ def _without_wrapper(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     if all(name.startswith(_WRAPPER) for name in weights):
         return {name.removeprefix(_WRAPPER): tensor for name, tensor in weights.items()}
     return weights
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What a converted file holds."""
+
+    num_tensors: int
+    size: int
+
+
+def convert(source: Path, out: Path, max_bytes: int) -> Converted:
+    """Write the tensors of a torch file to `out`, completely or not at all; what is larger than allowed is refused."""
+    if source.is_dir():
+        raise CheckpointError(f"{source}: is a folder; expected a file of weights, such as a .pth, .pt or .bin")
+    if out.exists() or out.is_symlink():
+        raise CheckpointError(f"{out}: exists and is not overwritten; move it away, or name another file with --out")
+    if not out.parent.is_dir():
+        raise CheckpointError(f"{out}: there is no folder {out.parent}")
+    _refuse_more_than(max_bytes, _unpacked_size(source), source)
+    weights = read_weights(source)
+    content = _as_file(source, weights)
+    # A few bytes may describe a tensor of any size: one number repeated, for instance.
+    _refuse_more_than(max_bytes, content.size, source)
+    aside = partial_path(out)
+    try:
+        write_file(aside, content)
+        aside.rename(out)
+        sync_folder(out.parent)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise CheckpointError(f"{out}: cannot be written ({content.size:,} bytes are needed): {error}") from error
+    return Converted(len(weights), content.size)
+
+
+def _unpacked_size(path: Path) -> int:
+    """What the file takes in memory at least, as it says itself; 0 for one that is not there or cannot be read."""
+    try:
+        if path.is_file() and zipfile.is_zipfile(path):  # a pipe would be waited for
+            with zipfile.ZipFile(path) as archive:
+                return sum(entry.file_size for entry in archive.infolist())
+        return path.stat().st_size
+    except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError):
+        return 0
+
+
+def _refuse_more_than(most: int, num_bytes: int, path: Path) -> None:
+    if num_bytes > most:
+        raise CheckpointError(
+            f"{path}: unpacks to {num_bytes / 1e9:.3g} GB, more than the {most / 1e9:.3g} GB allowed;"
+            " where the file can be trusted, raise --max-gb"
+        )
+
+
+def _as_file(path: Path, weights: dict[str, Tensor]) -> TensorFile:
+    without_data = [name for name, tensor in weights.items() if tensor.is_meta]
+    if without_data:
+        raise CheckpointError(f"{path}: {without_data[0]} has a shape but no data")
+    try:
+        return TensorFile(weights)
+    except TypeError as error:
+        raise CheckpointError(f"{path}: {error}; safetensors has no such type") from error

@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.commands.opening import print_json, read_recipe
-from paceline.core.counting import counted, listed
+from paceline.commands.common import print_json, read_recipe
 from paceline.core.errors import CheckpointError
+from paceline.core.text import join_first, pluralize
 
 if TYPE_CHECKING:
     from paceline.data.batch import Batch
-    from paceline.data.loading.source import Source
+    from paceline.data.split_loader import SplitLoader
     from paceline.engine.run import Run
 
 _TRIED = 8
@@ -34,9 +34,9 @@ def main(options: argparse.Namespace) -> int:
         report["data"] = _try_data(run)
         report["step"] = _try_step(run)
         _try_smallest(run)
-        report["figures"] = _try_figures(run)
+        report["metrics"] = _try_figures(run)
         report["checkpoint"] = _try_checkpoint(run)
-        if unknown := _unknown_best(run, report["figures"]):
+        if unknown := _unknown_best(run, report["metrics"]):
             report["warnings"] = [f"{checked.locate('checkpoint.best')}: {unknown}"]
     if options.json:
         print_json({"ok": True, **report})
@@ -58,7 +58,7 @@ def _try_data(run: Run) -> dict[str, Any]:
 
 
 def _try_step(run: Run) -> dict[str, Any]:
-    """One real update."""
+    """One real step."""
     from paceline.engine.step import train_step
 
     run.freezing.train_mode(run.model)
@@ -70,28 +70,28 @@ def _try_step(run: Run) -> dict[str, Any]:
 
 
 def _try_smallest(run: Run) -> None:
-    """A forward pass in training of the smallest micro-batch that an epoch has, if the first update has none as small.
+    """A forward pass in training of the smallest micro-batch that an epoch has, if the first step has none as small.
 
     A net with BatchNorm behind global pooling fails with a single sample, at the end of an epoch.
     """
     import torch
 
-    from paceline.data.loading.loader import MicroBatch
-    from paceline.engine.objective import forward, unchanged_buffers
+    from paceline.data.loader import MicroBatch
+    from paceline.engine.forward import forward
 
     updates = run.batches.updates
     last = min(updates.steps_per_epoch, run.progress.total_steps) - 1
-    sizes = {step: min(cut.stop - cut.start for cut in updates.cuts(step)) for step in (0, last)}
+    sizes = {step: min(cut.stop - cut.start for cut in updates.slices(step)) for step in (0, last)}
     if sizes[last] >= sizes[0]:
         return
-    cut = min(updates.cuts(last), key=lambda each: each.stop - each.start)
+    cut = min(updates.slices(last), key=lambda each: each.stop - each.start)
     batch = run.source.fetch(0, run.batches.order.at(0, cut.start, cut.stop))
-    with torch.no_grad(), unchanged_buffers(run.model):
+    with torch.no_grad(), run.strategy.unchanged():
         forward(run, MicroBatch(last, cut.index, 0, batch))
 
 
 def _try_figures(run: Run) -> list[str]:
-    """The names of the figures that the first samples of each split have."""
+    """The names of the metrics that the first samples of each split have."""
     import torch
 
     from paceline.engine.evaluate import without_gradient
@@ -103,25 +103,25 @@ def _try_figures(run: Run) -> list[str]:
             batch = _first_batch(run, examined.source, examined.batch)
             predictions = run.task.predict(run.model, batch)
             for metric in run.task.metrics():
-                figures = metric.figures(metric.measure(predictions, batch))
-                names |= {name: None for name, value in figures.items() if not isinstance(value, torch.Tensor)}
+                metrics = metric.compute(metric.update(predictions, batch))
+                names |= {name: None for name, value in metrics.items() if not isinstance(value, torch.Tensor)}
     return list(names)
 
 
 def _unknown_best(run: Run, names: list[str]) -> str | None:
-    """What is wrong with the figure that the best checkpoint is chosen by."""
+    """What is wrong with the metric that the best checkpoint is chosen by."""
     best = run.store.best
     if best is None or not run.evaluations or best.removeprefix("averaged_") in names:
         return None
-    return f"the first samples have no figure {best!r}, so no checkpoint may be kept as the best"
+    return f"the first samples have no metric {best!r}, so no checkpoint may be kept as the best"
 
 
-def _first_batch(run: Run, source: Source, size: int) -> Batch:
+def _first_batch(run: Run, source: SplitLoader, size: int) -> Batch:
     """The first samples, no more than are stacked in the run itself: images of one batch have one size."""
     import numpy as np
 
     ids = np.arange(min(_TRIED, size, len(source.dataset)))
-    return source.finish(source.fetch(0, ids), 0, run.mesh.device)
+    return source.finish(source.fetch(0, ids), 0, run.world.device)
 
 
 def _try_checkpoint(run: Run) -> dict[str, Any]:
@@ -143,10 +143,10 @@ def _print(report: dict[str, Any]) -> None:
     print(f"recipe      {report['recipe']}")
     for split, found in report["data"].items():
         shape = "×".join(str(length) for length in found["image"])
-        print(f"data        {split}: {counted(found['samples'], 'sample')}, images {shape}")
+        print(f"data        {split}: {pluralize(found['samples'], 'sample')}, images {shape}")
     step = report["step"]
     print(f"step        loss {step['loss']:.4f}, gradient norm {step['grad_norm']:.4f}, {step['seconds']:.2f} s")
-    print(f"figures     {listed(report['figures'], 12)}")
+    print(f"metrics     {join_first(report['metrics'], 12)}")
     print(f"checkpoint  {report['checkpoint']['bytes'] / 2**20:.1f} MB, read back to the bit")
     for warning in report.get("warnings", ()):
         print(f"warning: {warning}", file=sys.stderr)

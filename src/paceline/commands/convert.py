@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from paceline.checkpoint.foreign import convert
-from paceline.commands.opening import print_json
-from paceline.core.counting import counted
+from paceline.checkpoint.weights import convert
+from paceline.commands.common import print_json
 from paceline.core.errors import UsageError
+from paceline.core.text import pluralize
 
 
 def main(options: argparse.Namespace) -> int:
@@ -22,5 +22,5 @@ def main(options: argparse.Namespace) -> int:
             {"file": str(options.file), "out": str(out), "tensors": converted.num_tensors, "bytes": converted.size}
         )
     else:
-        print(f"{out}: {counted(converted.num_tensors, 'tensor')}, {converted.size:,} bytes")
+        print(f"{out}: {pluralize(converted.num_tensors, 'tensor')}, {converted.size:,} bytes")
     return 0

@@ -7,18 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.commands.common import print_json, progress_bar
 from paceline.commands.data_recipe import read_data_recipe
-from paceline.commands.opening import print_json
-from paceline.commands.progress_bar import progress_bar
-from paceline.core.counting import spread
 from paceline.core.errors import DataError, UsageError
+from paceline.core.text import evenly_spaced
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from paceline.commands.data_recipe import DataRecipe
     from paceline.commands.data_report import SplitReport
-    from paceline.data.looking.sheet import Sheet
+    from paceline.data.contact_sheet import ContactSheet
 
 _MEASURED = 64  # samples whose loading is measured
 _MEASURED_IN_MEMORY = 8192
@@ -49,10 +48,10 @@ def _check(options: argparse.Namespace) -> None:
 
 def _examine(recipe: DataRecipe, splits: list[str], options: argparse.Namespace) -> int:
     from paceline.commands.data_report import SplitReport, as_json, lines
-    from paceline.data.looking.sheet import Sheet
+    from paceline.data.contact_sheet import ContactSheet
 
     reports: list[SplitReport] = []
-    sheet, path, interrupted = Sheet(), options.sheet or Path(f"data-{recipe.name}.png"), False
+    sheet, path, interrupted = ContactSheet(), options.sheet or Path(f"data-{recipe.name}.png"), False
     try:
         with progress_bar() as bar:
             for split in splits:
@@ -71,13 +70,13 @@ def _examine(recipe: DataRecipe, splits: list[str], options: argparse.Namespace)
     return DataError.exit_code if any(report.has_bad for report in reports) else 0
 
 
-def _look_at(recipe: DataRecipe, report: SplitReport, sheet: Sheet, limit: int | None, bar: Progress) -> None:
+def _look_at(recipe: DataRecipe, report: SplitReport, sheet: ContactSheet, limit: int | None, bar: Progress) -> None:
     """Everything about one split; a split that cannot be opened does not keep the others from being looked at."""
-    from paceline.data.datasets.clips_apart import joined
-    from paceline.data.loading.choosing import usable_cores
-    from paceline.data.looking.examining import examine
-    from paceline.data.looking.stages import measure
-    from paceline.data.skipping import UNREADABLE
+    from paceline.data.autotune import usable_cores
+    from paceline.data.datasets.video import joined
+    from paceline.data.inspect import examine
+    from paceline.data.loading_profile import measure
+    from paceline.data.skip_list import UNREADABLE
 
     try:
         source = recipe.source(report.split)
@@ -87,7 +86,7 @@ def _look_at(recipe: DataRecipe, report: SplitReport, sheet: Sheet, limit: int |
     report.opened(source)
     files = joined(source.dataset)  # a video is looked at once, also where each of its clips is a sample
     report.samples = size = len(files)
-    indices = spread(size, min(size, limit or size))
+    indices = evenly_spaced(size, min(size, limit or size))
     threads = usable_cores()
     tell = partial(bar.advance, bar.add_task(report.split, total=len(indices)))
     examine(files, indices, report.findings, threads, tell, source.sample_transforms)
@@ -98,22 +97,22 @@ def _look_at(recipe: DataRecipe, report: SplitReport, sheet: Sheet, limit: int |
     if not readable:
         return
     readable = [index * len(source.dataset) // size for index in readable]
-    few = [readable[place] for place in spread(len(readable), _DRAWN[not sheet.shown])]
+    few = [readable[place] for place in evenly_spaced(len(readable), _DRAWN[not sheet.panels])]
     report.add_note(sheet.add(source, report.split, few))
     most = _MEASURED_IN_MEMORY if source.in_memory else _MEASURED
     try:
-        report.stages = measure(source, [readable[place] for place in spread(len(readable), most)], threads)
+        report.stages = measure(source, [readable[place] for place in evenly_spaced(len(readable), most)], threads)
     except UNREADABLE as error:
         report.add_note(str(error))
 
 
-def _write_sheet(sheet: Sheet, recipe: DataRecipe, path: Path, reports: list[SplitReport]) -> Path | None:
-    from paceline.core.picture import save_png
+def _write_sheet(sheet: ContactSheet, recipe: DataRecipe, path: Path, reports: list[SplitReport]) -> Path | None:
+    from paceline.visualize.image import save_png
 
-    if not sheet.shown:
+    if not sheet.panels:
         return None
     try:
-        save_png(sheet.picture(f"{recipe.name}: samples as the transforms make them in the first epoch"), path)
+        save_png(sheet.draw(f"{recipe.name}: samples as the transforms make them in the first epoch"), path)
     except OSError as error:
         reports[0].add_note(f"the contact sheet cannot be written to {path} ({error.strerror}): give another --sheet")
         return None

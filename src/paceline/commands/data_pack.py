@@ -8,11 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.commands.common import print_json, progress_bar
 from paceline.commands.data_recipe import DataRecipe
-from paceline.commands.opening import print_json
-from paceline.commands.progress_bar import progress_bar
-from paceline.core.counting import counted
 from paceline.core.errors import UsageError
+from paceline.core.text import pluralize
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 def pack(recipe: DataRecipe, splits: list[str], options: argparse.Namespace) -> int:
     """Write a pack for each split: the file that is asked for, or with several splits one with each one's name."""
-    from paceline.data.packs.pack import Written, write_pack
+    from paceline.data.pack import Written, write_pack
 
     size = _size(options.size)
     written: dict[str, Written] = {}
@@ -37,7 +36,7 @@ def pack(recipe: DataRecipe, splits: list[str], options: argparse.Namespace) -> 
         print_json({"name": recipe.name, "packs": {split: _as_json(each) for split, each in written.items()}})
         return 0
     for split, each in written.items():
-        print(f"{split}: {counted(each.samples, 'sample')}, {each.bytes / 1e6:,.1f} MB in {each.path}")
+        print(f"{split}: {pluralize(each.samples, 'sample')}, {each.bytes / 1e6:,.1f} MB in {each.path}")
         for left_out in each.left_out:
             print(f"  left out: {left_out}")
     print("\nto use it, write into the recipe, beside the transforms that are there:\n\ndata:")

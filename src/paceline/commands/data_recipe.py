@@ -6,21 +6,21 @@ import argparse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.commands.opening import use_modules
+from paceline.commands.common import use_modules
 from paceline.recipe.document import Document, Origin
 from paceline.recipe.load import load, merge
 from paceline.recipe.schema import Data, DatasetPart
 from paceline.recipe.validate import CheckedRecipe, validate
 
 if TYPE_CHECKING:
-    from paceline.data.loading.source import Source
+    from paceline.data.split_loader import SplitLoader
 
 _SPLITS = ("train", "val", "test")
 # What a recipe has to have beside its data, as plain as can be: nothing of it is built.
 _STAND_IN: dict[str, Any] = {
     "task": {"name": "classification"},
     "model": {"name": "convnet"},
-    "data": {"batch": 1},
+    "data": {"batch_size": 1},
     "losses": [{"name": "cross_entropy"}],
     "optimizer": {"name": "sgd", "lr": 0.1},
     "train": {"epochs": 1},
@@ -48,20 +48,20 @@ class DataRecipe:
         part: DatasetPart = getattr(self.checked.recipe.data, split)
         return part.dataset
 
-    def source(self, split: str) -> Source:
+    def source(self, split: str) -> SplitLoader:
         """One split with its transforms; raises DataError if it cannot be opened."""
         import torch
 
-        from paceline.core.mesh import Mesh
-        from paceline.recipe.build_data import make_sources
-        from paceline.recipe.workshop import Workshop
+        from paceline.core.world import World
+        from paceline.recipe.build_context import BuildContext
+        from paceline.recipe.build_data import make_split_loaders
 
         # Decoded samples are not kept: each is looked at once, and what loading costs is to be seen.
         changes: dict[str, Any] = {each: None for each in _SPLITS if each != split} | {"cache": "none"}
         data: Data = self.checked.recipe.data.model_copy(update=changes)
         recipe = self.checked.recipe.model_copy(update={"data": data})
-        shop = Workshop(CheckedRecipe(recipe, self.checked.document), Mesh(0, 1, 0, torch.device("cpu")))
-        return make_sources(shop)[split]
+        context = BuildContext(CheckedRecipe(recipe, self.checked.document), World(0, 1, 0, torch.device("cpu")))
+        return make_split_loaders(context)[split]
 
 
 def read_data_recipe(options: argparse.Namespace) -> DataRecipe:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.core.counting import counted
 from paceline.core.errors import in_one_line
-from paceline.data.batch import JointNames
-from paceline.data.loading.source import Source
-from paceline.data.looking.examining import Findings
-from paceline.data.looking.stages import Stages
+from paceline.core.text import pluralize
+from paceline.data.batch import KeypointNames
+from paceline.data.inspect import Findings
+from paceline.data.loading_profile import Stages
+from paceline.data.split_loader import SplitLoader
 
 _MOST_CLASSES = 12  # that are all shown; of more, the largest and the smallest
 _MOST_SIZES = 4
@@ -34,13 +34,13 @@ class SplitReport:
     dataset: str
     samples: int = 0
     classes: list[str] = field(default_factory=list)
-    joints: JointNames | None = None
+    joints: KeypointNames | None = None
     findings: Findings = field(default_factory=Findings)
     stages: Stages | None = None
     notes: list[str] = field(default_factory=list)
     error: str | None = None
 
-    def opened(self, source: Source) -> None:
+    def opened(self, source: SplitLoader) -> None:
         """Take down what is known before any sample is read."""
         self.samples = len(source.dataset)
         self.classes = list(getattr(source.dataset, "classes", []))
@@ -139,7 +139,7 @@ def lines(name: str, reports: Sequence[SplitReport], sheet: Path | None, interru
     if not bad and not unopened:
         yield f"\nnothing bad found{' so far' if interrupted else ''}"
         return
-    yield f"\nbad: {counted(len(bad) + len(unopened), 'file')}"
+    yield f"\nbad: {pluralize(len(bad) + len(unopened), 'file')}"
     for report in unopened:
         yield f"  {report.split}: {in_one_line(report.error or '')}"
     for split, each in bad:
@@ -153,7 +153,7 @@ def _split_lines(report: SplitReport) -> Iterator[str]:
         yield f"{report.split}: {report.dataset}, cannot be opened"
         return
     looked = "" if findings.examined == report.samples else f", {findings.examined:,} of them looked at"
-    yield f"{report.split}: {report.dataset}, {counted(report.samples, 'sample')}{looked}"
+    yield f"{report.split}: {report.dataset}, {pluralize(report.samples, 'sample')}{looked}"
     for label, text in _facts(report):
         yield f"  {label:<9}{text}"
     for note in report.notes:
@@ -175,16 +175,15 @@ def _facts(report: SplitReport) -> Iterator[tuple[str, str]]:
         yield "pixels", _shown(shares, "{:.1%}", "classes")
     if "keypoints" in findings.counts:
         seen = findings.counts["keypoints"]
-        labelled = seen[:, 1:].sum(1) / seen.sum(1).clip(1)
-        shares = dict(zip(_joint_names(report), labelled.tolist(), strict=True))
-        yield "joints", "labelled: " + _shown(shares, "{:.0%}", "joints")
+        labeled = seen[:, 1:].sum(1) / seen.sum(1).clip(1)
+        shares = dict(zip(_joint_names(report), labeled.tolist(), strict=True))
+        yield "joints", "labeled: " + _shown(shares, "{:.0%}", "joints")
     if findings.frames:
         yield "frames", f"{_range(findings.frames)}"
     if findings.sizes:
         yield from _sizes(findings.sizes)
-        mean, std = findings.moments()
-        yield "mean", f"[{', '.join(f'{value:.4f}' for value in mean)}]"
-        yield "std", f"[{', '.join(f'{value:.4f}' for value in std)}]"
+        for name, values in zip(("mean", "std"), findings.moments(), strict=True):
+            yield name, f"[{', '.join(f'{value:.4f}' for value in values)}]" if values else "of floats, not counted"
     if report.stages is not None:
         yield from _speed(report.stages, can_be_packed=not findings.frames)
 
@@ -239,7 +238,7 @@ def _range(counter: Counter[int]) -> str:
 
 
 def _speed(stages: Stages, can_be_packed: bool) -> Iterator[tuple[str, str]]:
-    threads = counted(stages.threads, "thread")
+    threads = pluralize(stages.threads, "thread")
     advice = _ADVICE[stages.bound].format(pack="a pack (--pack), data.cache: memory or " if can_be_packed else "")
     yield "speed", f"{stages.samples_per_second:,.0f} samples/s with {threads}; {advice}"
     if not stages.in_memory:

@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.commands.opening import print_json, read_recipe
-from paceline.core.counting import counted
+from paceline.commands.common import print_json, read_recipe
 from paceline.core.errors import TrainingError, UsageError
+from paceline.core.text import pluralize
 
 if TYPE_CHECKING:
+    from paceline.data.loader import StepBatch
     from paceline.engine.run import Run
 
 _SMOOTHING = 0.9
@@ -24,20 +25,22 @@ def main(options: argparse.Namespace) -> int:
     checked = read_recipe(options)
     if not options.low < options.high:
         raise UsageError(f"find-lr: expected --low less than --high, got {options.low:g} and {options.high:g}")
-    from paceline.core.chart import save_line_chart, text_chart
     from paceline.recipe.build import Builder
+    from paceline.visualize.curves import draw_curves, terminal_curve
+    from paceline.visualize.image import save_png
 
     run = Builder(checked).run(Path("runs") / checked.recipe.name)
     rates, losses = range_test(run, options.low, options.high, options.steps)
     found = suggest(rates, losses)
     if options.plot:
         title = f"{run.name}: range test, suggested learning rate {found:.2g}"
-        save_line_chart({"loss": (rates, losses)}, options.plot, title, "learning rate", "loss, smoothed", log_x=True)
+        curves = {"loss": (rates, losses)}
+        save_png(draw_curves(curves, title, "learning rate", "loss, smoothed", log_x=True), options.plot)
     if options.json:
         print_json({"suggested": found, "lr": rates, "loss": losses})
         return 0
     print(f"loss, smoothed, while the learning rate grows from {rates[0]:.1g} to {rates[-1]:.2g}")
-    print("\n".join(text_chart(losses)))
+    print("\n".join(terminal_curve(losses)))
     print(f"suggested optimizer.lr: {found:.2g}" + _hint(checked.recipe))
     return 0
 
@@ -46,25 +49,26 @@ def range_test(run: Run, low: float, high: float, steps: int) -> tuple[list[floa
     """Learning rates and smoothed losses, from `low` up to `high` or to where the loss runs away."""
     from paceline.engine.step import train_step
 
+    run.explain_nonfinite = _expected  # this is how a range test ends: nothing is kept of it
     run.progress.total_steps = steps
-    run.plan.schedules = _Rising(low, high, steps)  # type: ignore[assignment]
+    run.scheduler.schedules = _Rising(low, high, steps)  # type: ignore[assignment]
     run.freezing.train_mode(run.model)
     rates: list[float] = []
     losses: list[float] = []
     average = 0.0
-    for update in run.batches:
+    for step_batch in run.batches:
         try:
-            loss = train_step(run, update).losses["loss"].item()
+            loss = train_step(run, step_batch).losses["loss"].item()
         except TrainingError:
             break
         average = _SMOOTHING * average + (1 - _SMOOTHING) * loss
-        rates.append(run.plan.schedules.lr(update.step))
+        rates.append(run.scheduler.schedules.lr(step_batch.step))
         losses.append(average / (1 - _SMOOTHING ** (len(rates))))
-        _show(update.step + 1, steps, rates[-1], losses[-1])
+        _show(step_batch.step + 1, steps, rates[-1], losses[-1])
         if not math.isfinite(loss) or losses[-1] > _HOPELESS * min(losses):
             break
     if len(rates) < 10:
-        raise TrainingError(f"find-lr: the loss ran away after {counted(len(rates), 'step')}; begin lower with --low")
+        raise TrainingError(f"find-lr: the loss ran away after {pluralize(len(rates), 'step')}; begin lower with --low")
     return rates, losses
 
 
@@ -76,6 +80,10 @@ def suggest(rates: list[float], losses: list[float]) -> float:
         for i in range(1, max(2, lowest))
     ]
     return rates[1 + slopes.index(min(slopes))]
+
+
+def _expected(run: Run, step_batch: StepBatch) -> str:
+    return "the learning rate is too high"
 
 
 class _Rising:
@@ -98,5 +106,5 @@ def _show(step: int, steps: int, rate: float, loss: float) -> None:
 
 
 def _hint(recipe: Any) -> str:
-    reference = recipe.optimizer.reference_batch
-    return f" at batch {recipe.data.batch}; reference_batch is {reference}, so scale it back" if reference else ""
+    reference = recipe.optimizer.base_batch_size
+    return f" at batch {recipe.data.batch_size}; base_batch_size is {reference}, so scale it back" if reference else ""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def model_table(run: Run) -> tuple[list[dict[str, Any]], int]:
     """Parameters and FLOPs of the model and of its parts down to the second level, for one sample; and all FLOPs."""
     counter = FlopCounterMode(display=False, depth=2)
-    batch = run.source.finish(run.source.fetch(0, np.arange(1)), 0, run.mesh.device)
+    batch = run.source.finish(run.source.fetch(0, np.arange(1)), 0, run.world.device)
     run.model.eval()
     with torch.inference_mode(), counter:
         run.task.predict(run.model, batch)

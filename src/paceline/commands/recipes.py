@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from paceline.commands.opening import print_json
+from paceline.commands.common import print_json
 from paceline.recipe.load import load, shipped_recipes
 from paceline.recipe.validate import validate
 
@@ -23,13 +23,13 @@ def main(options: argparse.Namespace) -> int:
         return 0
     width = max(len(name) for name in recipes)
     tasks = max(len(recipe.task.name) for recipe in recipes.values())
-    figures = {
-        name: ", ".join(f"{figure} {value:g}" for figure, value in recipe.expect.items())
+    metrics = {
+        name: ", ".join(f"{metric} {value:g}" for metric, value in recipe.expect.items())
         for name, recipe in recipes.items()
     }
-    expected = max(map(len, figures.values()))
+    expected = max(map(len, metrics.values()))
     for name, recipe in recipes.items():
-        print(f"{name:<{width}}  {recipe.task.name:<{tasks}}  {figures[name]:<{expected}}  {about[name]}")
+        print(f"{name:<{width}}  {recipe.task.name:<{tasks}}  {metrics[name]:<{expected}}  {about[name]}")
     return 0
 
 

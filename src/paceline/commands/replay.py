@@ -1,43 +1,42 @@
-"""`paceline replay`: one update again, from the bundle that a run left when numbers were not finite."""
+"""`paceline replay`: one step again, from the bundle that a run left when numbers were not finite."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from paceline.commands.opening import print_json, use_modules
+from paceline.commands.common import print_json, use_modules
 from paceline.core.errors import UsageError
 from paceline.recipe.load import load
 from paceline.recipe.validate import validate
 
 
 def main(options: argparse.Namespace) -> int:
-    """Do the forward and backward passes of the update; say what each gave and what is wrong with it."""
+    """Do the forward and backward passes of the step; say what each gave and what is wrong with it."""
     folder: Path = options.bundle
     if not (folder / "recipe.json").is_file():
         raise UsageError(f"{folder} is not a replay bundle: it has no recipe.json")
     use_modules(options.use)
     checked = validate(load(str(folder / "recipe.json"), []))
 
-    from paceline.engine.diagnosis import diagnose
-    from paceline.engine.objective import Agreement, forward
+    from paceline.engine.forward import count_losses, forward
+    from paceline.engine.nonfinite_trace import diagnose
     from paceline.engine.replay import read_model, read_update
     from paceline.recipe.build import Builder
 
     run = Builder(checked).run(folder)
-    run.masters.load_state_dict(read_model(folder))
-    run.precision.publish()
+    run.master_model.load_state_dict(read_model(folder))
+    run.precision.sync_weights()
     run.freezing.apply(read_update(folder, options.rank).step)
     run.freezing.train_mode(run.model)
-    update = read_update(folder, options.rank)
-    totals = Agreement(run, update).totals()
-    losses = []
-    for micro in update.microbatches:
+    step_batch = read_update(folder, options.rank)
+    accumulator, losses = count_losses(run, step_batch), []
+    for micro in step_batch.micro_batches:
         terms = forward(run, micro)
-        run.precision.backward([totals[name].objective(term, 1.0) for name, term in terms.items()])
+        run.precision.backward(accumulator.scaled(terms, micro))
         losses.append({name: term.numerator.item() / float(term.denominator) for name, term in terms.items()})
-    norm = float(run.clip(run.parallel.local(run.learning)))
-    answer = {"step": update.step + 1, "losses": losses, "grad_norm": norm, "finding": diagnose(run, update)}
+    norm = float(run.clip(run.strategy.local(run.trainable)))
+    answer = {"step": step_batch.step + 1, "losses": losses, "grad_norm": norm, "finding": diagnose(run, step_batch)}
     if options.json:
         print_json(answer)
         return 0

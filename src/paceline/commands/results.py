@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.commands.opening import print_json
-from paceline.commands.ownership import check_free
-from paceline.core.counting import counted, shown
+from paceline.commands.common import print_json
+from paceline.commands.run_lock import check_free
 from paceline.core.errors import DataError, PacelineError, UsageError
-from paceline.observe.results import About, Result, read_results, write_results
-from paceline.observe.tables import check_suffix
+from paceline.core.text import format_metric, pluralize
+from paceline.loggers.results import About, Result, read_results, write_results
+from paceline.loggers.results_table import check_suffix
 
 _DEEPEST = 4
 _MOVED_ASIDE = re.compile(r".*~\d+")
@@ -26,7 +26,7 @@ _RUN_COLUMNS = ("run", "directory", "model", "state", "step", "epoch")
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print the figures of runs, and bring their rows in `--out` up to date."""
+    """Print the metrics of runs, and bring their rows in `--out` up to date."""
     if options.out:
         check_suffix(options.out)
     results = _read_all(options)
@@ -44,7 +44,7 @@ def main(options: argparse.Namespace) -> int:
     if options.out:
         write_results(options.out, results)
         if not options.json:
-            print(f"{counted(len(results), 'row')} up to date in {options.out}", file=sys.stderr)
+            print(f"{pluralize(len(results), 'row')} up to date in {options.out}", file=sys.stderr)
     return 0
 
 
@@ -60,7 +60,7 @@ def _read_all(options: argparse.Namespace) -> list[Result]:
             continue
         own = [_as_it_is(each) for each in own if options.split in (None, each.split)]
         if not own:
-            print(f"left out: {folder}: there are no such figures in it", file=sys.stderr)
+            print(f"left out: {folder}: there are no such metrics in it", file=sys.stderr)
         found += own
     return found
 
@@ -147,12 +147,12 @@ def _finished(members: Sequence[Result]) -> list[Result]:
 
 
 def _shared(members: Sequence[Result]) -> list[str]:
-    return [name for name in members[0].figures if all(name in each.figures for each in members)]
+    return [name for name in members[0].metrics if all(name in each.metrics for each in members)]
 
 
 def _mean_and_deviation(members: Sequence[Result], name: str) -> tuple[float | None, float | None]:
-    """Over runs, with n - 1 below; None where some run's figure is not finite."""
-    values = [each.figures[name] for each in members]
+    """Over runs, with n - 1 below; None where some run's metric is not finite."""
+    values = [each.metrics[name] for each in members]
     known = [value for value in values if value is not None and math.isfinite(value)]
     if len(known) < len(values):
         return None, None
@@ -160,7 +160,7 @@ def _mean_and_deviation(members: Sequence[Result], name: str) -> tuple[float | N
 
 
 def _as_json(result: Result) -> dict[str, Any]:
-    return result.labels(Path()) | {"figures": result.figures}
+    return result.labels(Path()) | {"metrics": result.metrics}
 
 
 def _summaries(groups: Groups) -> Iterator[dict[str, Any]]:
@@ -180,13 +180,14 @@ def _summaries(groups: Groups) -> Iterator[dict[str, Any]]:
 def _print_group(members: list[Result]) -> None:
     names = _shared(members)
     heads = [column for column in _RUN_COLUMNS if column != "directory" or _are_ambiguous(members)]
-    rows = [[*_run_cells(each, heads), *(_number(each.figures[name]) for name in names)] for each in members]
+    rows = [[*_run_cells(each, heads), *(_number(each.metrics[name]) for name in names)] for each in members]
     finished = _finished(members)
     if len(finished) > 1:
         cells = [f"mean ± sd of {len(finished)}", *[""] * (len(heads) - 1)]
         rows.append([*cells, *(_plus_minus(*_mean_and_deviation(finished, name)) for name in names)])
     _print_columns([*heads, *names], rows, len(heads))
-    others = dict.fromkeys(name for each in members for name in each.figures if name not in names)
+    shared = set(names)
+    others = dict.fromkeys(name for each in members for name in each.metrics if name not in shared)
     if others:
         print(f"only some have {', '.join(others)}")
 
@@ -210,7 +211,7 @@ def _run_cells(result: Result, heads: Sequence[str]) -> list[str]:
 def _number(value: float | None) -> str:
     if value is None:
         return "nan"
-    return shown(value) if isinstance(value, int) or abs(value) < 1e4 else f"{value:.4g}"
+    return format_metric(value) if isinstance(value, int) or abs(value) < 1e4 else f"{value:.4g}"
 
 
 def _plus_minus(mean: float | None, deviation: float | None) -> str:
@@ -218,23 +219,27 @@ def _plus_minus(mean: float | None, deviation: float | None) -> str:
 
 
 def _print_columns(header: list[str], rows: list[list[str]], num_heads: int) -> None:
-    """A table; on a terminal that is too narrow for it the figures go on below, beside the names of the runs."""
+    """A table; on a terminal that is too narrow for it the metrics go on below, beside the names of the runs."""
     from rich.console import Console
     from rich.table import Table
 
     widths = [max(len(row[column]) for row in [header, *rows]) + 2 for column in range(len(header))]
     console = Console(highlight=False)
     room = console.width if console.is_terminal else sum(widths)
-    first, figures = list(range(num_heads)), list(range(num_heads, len(header)))
+    first, metrics = list(range(num_heads)), list(range(num_heads, len(header)))
     while first:
-        shown = first
-        while figures and (len(shown) <= 1 or sum(widths[c] for c in [*shown, figures[0]]) <= room):
-            shown = [*shown, figures.pop(0)]
+        format_metric, used = [*first], sum(widths[column] for column in first)
+        for column in metrics:
+            used += widths[column]
+            if used > room and len(format_metric) > 1:
+                break
+            format_metric.append(column)
+        metrics = metrics[len(format_metric) - len(first) :]
         table = Table(box=None, header_style="bold", pad_edge=False)
-        for column in shown:
+        for column in format_metric:
             is_word = column < min(num_heads, header.index("step"))
             table.add_column(header[column], justify="left" if is_word else "right", no_wrap=True)
         for row in rows:
-            table.add_row(*(row[column] for column in shown))
-        Console(width=max(room, sum(widths[c] for c in shown)), highlight=False, markup=False).print(table)
-        first = [0] if figures else []
+            table.add_row(*(row[column] for column in format_metric))
+        Console(width=max(room, sum(widths[c] for c in format_metric)), highlight=False, markup=False).print(table)
+        first = [0] if metrics else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from paceline.commands.opening import print_json
+from paceline.commands.common import print_json
 from paceline.recipe.json_schema import json_schema
 
 

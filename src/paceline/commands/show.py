@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.commands.directory import leaves, recipe_lines
-from paceline.commands.opening import print_json, read_recipe
-from paceline.core.counting import listed
+from paceline.commands.common import print_json, read_recipe
+from paceline.commands.run_directory import leaves, recipe_lines
+from paceline.core.text import join_first
 
 if TYPE_CHECKING:
     from paceline.engine.run import Run
@@ -38,7 +38,7 @@ def _as_json(run: Run, builder: Builder) -> dict[str, Any]:
 
     rows, flops = model_table(run)
     updates, progress = run.batches.updates, run.progress
-    lr = run.plan.schedules.lr
+    lr = run.scheduler.schedules.lr
     base = [lr(step) for step in range(progress.total_steps)]
     groups = _groups(run)
     return {
@@ -51,9 +51,9 @@ def _as_json(run: Run, builder: Builder) -> dict[str, Any]:
         "schedule": {group["label"]: [value * group["lr_scale"] for value in base] for group in groups},
         "batch": {
             "global": updates.batch,
-            "processes": run.mesh.world,
-            "micro_batch": updates.micro_batch,
-            "micro_batches": len(updates.cuts(0)),
+            "processes": run.world.size,
+            "micro_batch_size": updates.micro_batch_size,
+            "micro_batches": len(updates.slices(0)),
             "steps_per_epoch": progress.steps_per_epoch,
             "total_steps": progress.total_steps,
             "lr": lr.lr,
@@ -84,7 +84,7 @@ def _groups(run: Run) -> list[dict[str, Any]]:
 def _print(run: Run, builder: Builder) -> None:
     from paceline.commands.model_table import model_table
     from paceline.commands.summary import derivation
-    from paceline.core.chart import text_chart
+    from paceline.visualize.curves import terminal_curve
 
     rows, _ = model_table(run)
     print("\n".join(recipe_lines(run.recipe, builder.checked)))
@@ -107,25 +107,26 @@ def _print(run: Run, builder: Builder) -> None:
         num_words=1,
     )
     print("", *derivation(builder, run), "", sep="\n")
-    lr = run.plan.schedules.lr
+    lr = run.scheduler.schedules.lr
     values = [lr(step) for step in range(run.progress.total_steps)]
     print("learning rate before group factors, over the run")
-    print("\n".join(text_chart(values)))
+    print("\n".join(terminal_curve(values)))
 
 
 def _plot(run: Run, path: Path) -> None:
     """The learning rate of each group over the run as a PNG file; groups of the same rate share a curve."""
-    from paceline.core.chart import save_line_chart
+    from paceline.visualize.curves import draw_curves
+    from paceline.visualize.image import save_png
 
     total = run.progress.total_steps
     steps = sorted({total * k // _PLOTTED for k in range(_PLOTTED)} | {total - 1})
-    base = [run.plan.schedules.lr(step) for step in steps]
+    base = [run.scheduler.schedules.lr(step) for step in steps]
     epochs = [step / run.progress.steps_per_epoch for step in steps]
     labels: dict[float, list[str]] = {}
     for group in _groups(run):
         labels.setdefault(group["lr_scale"], []).append(group["label"])
-    curves = {listed(names, 3): (epochs, [value * scale for value in base]) for scale, names in labels.items()}
-    save_line_chart(curves, path, f"{run.name}: learning rate", "epoch", "learning rate")
+    curves = {join_first(names, 3): (epochs, [value * scale for value in base]) for scale, names in labels.items()}
+    save_png(draw_curves(curves, f"{run.name}: learning rate", "epoch", "learning rate"), path)
 
 
 def _print_table(header: tuple[str, ...], rows: list[tuple[str, ...]], num_words: int = 2) -> None:

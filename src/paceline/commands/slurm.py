@@ -8,7 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from paceline.commands.opening import read_recipe
+from paceline.commands.common import read_recipe
 from paceline.core.errors import UsageError
 from paceline.launch.slurm import Job, job_script
 

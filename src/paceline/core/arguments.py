@@ -15,8 +15,12 @@ class Arguments(BaseModel):
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Weight = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
+"""What a loss is multiplied by: float32 ends at 3e38, and the product has to fit."""
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 """A number from 0 to 1, both included."""
+PositiveShare = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+"""A number from 0, not included, to 1."""
 PartialShare = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 """A number from 0 up to, but not including, 1."""
 Count = Annotated[int, Field(ge=1)]

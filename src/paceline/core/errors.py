@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class PacelineError(Exception):
     """A failure that is explained to the user in a sentence, without a traceback."""
@@ -51,6 +55,27 @@ class Stopped(PacelineError):  # noqa: N818 - being asked to stop is no error
     """The run was asked to stop; it saved its state and can be continued."""
 
     exit_code = 75
+
+
+class ArgumentError(ValueError):
+    """An argument cannot be used; `argument` is its name, `reason` what is wrong with it."""
+
+    def __init__(self, argument: str, reason: str) -> None:
+        super().__init__(f"{argument}: {reason}")
+        self.argument = argument
+        self.reason = reason
+
+
+@contextmanager
+def naming_full_disks() -> Iterator[None]:
+    """Have a disk without room, or one that cannot be written, told in a sentence wherever it is met."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        raise PacelineError(f"{place}{error.strerror}; make room, and start the same command again") from error
 
 
 def in_one_line(text: str) -> str:

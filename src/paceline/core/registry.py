@@ -1,107 +1,33 @@
 """Names that recipes may use, what they stand for, and which arguments they take.
 
-An entry knows its arguments without importing what it names, so a recipe is checked before torch is loaded.
+A decorator gives a class or function its name: `@register.loss("mine")`; arguments, defaults and bounds are read off
+the signature. Those of this package are known from a table, `registry.json`, before anything is imported, so that a
+recipe is checked without torch; `python -m paceline.core.table` writes it.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeVar, get_type_hints
+from functools import cache, cached_property, partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
-from pydantic import ConfigDict, create_model
-from pydantic.fields import FieldInfo
+from pydantic import ConfigDict
 
 from paceline.core.arguments import Arguments
+from paceline.core.constraints import ArgumentsCheck
+from paceline.core.signatures import arguments_of, from_json, to_json
 
 T = TypeVar("T", bound=Callable[..., Any])
+Row = dict[str, Any]
+"""What the table knows of a name: its "target", "summary", "arguments" and "checks"; of a family "library" too."""
 
-
-class NoArguments(Arguments):
-    """Takes nothing beyond its name."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One name: `target` is the object itself or "module:attribute", imported by `resolve`."""
-
-    name: str
-    target: Callable[..., Any] | str
-    arguments: type[Arguments]
-    summary: str
-    member: str | None = None
-
-    def resolve(self) -> Callable[..., Any]:
-        """Import what the name stands for; a family's maker comes with its member's name filled in."""
-        if not isinstance(self.target, str):
-            return self.target
-        module, attribute = self.target.split(":")
-        resolved: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
-        return resolved if self.member is None else partial(resolved, self.member)
-
-
-@dataclass(frozen=True)
-class Family:
-    """Names of another library under a prefix (`timm/`), from a table that ships with the package."""
-
-    prefix: str
-    target: str
-    arguments: type[Arguments]
-    summary: str
-    members: Callable[[], list[str]]
-    is_open: Callable[[], bool]
-    """Whether names outside the table may exist too: another version of the library than the table's is installed."""
-
-    def find(self, name: str) -> Entry | None:
-        """The entry of a full name (prefix included) if the library has it, or may have it."""
-        member = name.removeprefix(self.prefix)
-        architecture = member.partition(".")[0]  # timm writes a tag of weights behind a dot
-        if member == name or not (architecture in self.members() or self.is_open()):
-            return None
-        return Entry(name, self.target, self.arguments, self.summary, member)
-
-
-class Registry:
-    """The names of one kind: models, losses, data sets and so on."""
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self.families: list[Family] = []
-        self._entries: dict[str, Entry] = {}
-
-    def add(
-        self,
-        name: str,
-        target: Callable[..., Any] | str,
-        arguments: type[Arguments] = NoArguments,
-        summary: str = "",
-    ) -> None:
-        """Make `name` valid in recipes; a name is given once."""
-        if name in self._entries:
-            raise ValueError(f"{self.kind} {name!r} is registered already, as {self._entries[name].target}")
-        self._entries[name] = Entry(name, target, arguments, summary)
-
-    def find(self, name: str) -> Entry | None:
-        """The entry of that name, or None."""
-        found = (family.find(name) for family in self.families)
-        return self._entries.get(name) or next((entry for entry in found if entry), None)
-
-    def names(self) -> list[str]:
-        """All names: the registered ones in the order in which they were added, then those of the families."""
-        families = [family.prefix + member for family in self.families for member in family.members()]
-        return [*self._entries, *families]
-
-    def __iter__(self) -> Iterator[Entry]:
-        """The registered entries, families left out."""
-        return iter(self._entries.values())
-
-
-class _AnyArguments(Arguments):
-    model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
-
+TABLE = Path(__file__).parent.parent / "registry.json"
 
 # What the builder gives to a component, not the recipe: left out of the arguments read off a signature.
 _SUPPLIED = {
@@ -113,40 +39,234 @@ _SUPPLIED = {
     "layer_map": {"model"},
     "transform": {"num_classes", "pairs"},
     "task": {"losses", "weights", "classes", "extra_metrics", "ignore_index"},
+    "averaging": {"total_steps", "steps_per_epoch"},
+    "strategy": {"model", "world", "is_exact", "devices"},
 }
+KINDS = (
+    "model", "dataset", "transform", "loss", "optimizer", "schedule", "layer_map", "metric", "task",
+    "averaging", "activation_checkpointing", "strategy",
+)  # fmt: skip
 
 
-def arguments_of(target: Callable[..., Any], kind: str = "") -> type[Arguments]:
-    """Read the arguments of a user's class or function off its signature; unannotated ones take anything."""
-    supplied = {"self"} | _SUPPLIED.get(kind, set())
-    hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
-    fields: dict[str, Any] = {}
-    for name, parameter in inspect.signature(target).parameters.items():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or name in supplied:
-            continue
-        default = FieldInfo() if parameter.default is parameter.empty else parameter.default
-        fields[name] = (hints.get(name, Any), default)
-    return create_model(f"{target.__name__}Arguments", __base__=_AnyArguments, **fields)
+class UnlistedArguments(Arguments):
+    """Arguments of what the table does not know; the library itself judges them."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One name: `target` is the object itself or "module:attribute", imported by `resolve`."""
+
+    name: str
+    target: Callable[..., Any] | str
+    summary: str
+    read_arguments: Callable[[], type[Arguments]]
+    member: str | None = None
+
+    @cached_property
+    def arguments(self) -> type[Arguments]:
+        """The arguments that a recipe may give."""
+        return self.read_arguments()
+
+    def resolve(self) -> Callable[..., Any]:
+        """Import what the name stands for; a family's maker comes with its member's name filled in."""
+        resolved = self.target
+        if isinstance(resolved, str):
+            module, attribute = resolved.split(":")
+            resolved = getattr(importlib.import_module(module), attribute)
+        return resolved if self.member is None else partial(resolved, self.member)
+
+
+@dataclass(frozen=True)
+class Library:
+    """Another library whose names follow a prefix: `@register.model("timm/", library=Library("timm", list_models))`.
+
+    The function gives the names, or a mapping from names to the JSON Schemas of their arguments. It is called when the
+    table is written; with another version of the library installed than then, names outside the table may exist too.
+    """
+
+    distribution: str
+    members: Callable[[], Sequence[str] | Mapping[str, Any]]
+
+
+class Family:
+    """The names under a prefix such as `timm/`, as the table has them."""
+
+    def __init__(self, prefix: str, row: Row) -> None:
+        self.prefix = prefix
+        self.summary: str = row["summary"]
+        self.target: Callable[..., Any] | str = row["target"]
+        self._row = row
+        self._members: Sequence[str] | Mapping[str, Any] = row["library"]["members"]
+        self._read_member = cache(self._arguments_of_member)
+
+    def names(self) -> list[str]:
+        """The full names."""
+        return [self.prefix + member for member in self._members]
+
+    def find(self, name: str) -> Entry | None:
+        """The entry of a full name (prefix included) if the library has it, or may have it."""
+        member = name.removeprefix(self.prefix)
+        architecture = member.partition(".")[0]  # timm writes a tag of weights behind a dot
+        if member in ("", name) or not (architecture in self._members or self._is_open()):
+            return None
+        return Entry(name, self.target, self.summary, partial(self._read_member, architecture), member)
+
+    @cached_property
+    def arguments(self) -> type[Arguments]:
+        """The arguments of all members; where each has its own, all that any of them takes, unchecked."""
+        nodes = self._row["arguments"]
+        if isinstance(self._members, Mapping):
+            names = {name for taken in self._members.values() for name in taken}
+            nodes = {name: {"default": None} for name in sorted(names)}
+        return from_json(self.prefix, nodes, self._row.get("checks", ()))
+
+    def _arguments_of_member(self, member: str) -> type[Arguments]:
+        if not isinstance(self._members, Mapping):
+            return self.arguments
+        taken = self._members.get(member)
+        return UnlistedArguments if taken is None else from_json(self.prefix + member, taken)
+
+    def _is_open(self) -> bool:
+        library = self._row["library"]
+        return installed_version(library["distribution"]) != str(library["version"])
+
+
+def installed_version(distribution: str) -> str:
+    """The version of an installed library, without a tag such as `+cpu`."""
+    return metadata.version(distribution).partition("+")[0]
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A name as a decorator gives it."""
+
+    kind: str
+    name: str
+    target: Callable[..., Any]
+    checks: Sequence[ArgumentsCheck] = ()
+    library: Library | None = None
+
+    @property
+    def address(self) -> str:
+        """Where the target is defined: "module:attribute"."""
+        return f"{self.target.__module__}:{self.target.__qualname__}"
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the target belongs to this package, so that the table has it."""
+        return self.target.__module__.startswith("paceline.")
+
+    @property
+    def summary(self) -> str:
+        """The first line of the docstring."""
+        return (inspect.getdoc(self.target) or "").split("\n")[0]
+
+    def arguments(self) -> type[Arguments]:
+        """What the signature takes from a recipe."""
+        supplied = _SUPPLIED.get(self.kind, set()) | ({"name"} if self.library else set())
+        return arguments_of(self.target, supplied, self.checks)
+
+    def row(self) -> Row:
+        """All of it as JSON."""
+        row: Row = {"target": self.address, "summary": self.summary, "arguments": to_json(self.arguments())}
+        if self.checks:
+            row["checks"] = [check.row() for check in self.checks]
+        if self.library:
+            distribution, members = self.library.distribution, self.library.members()
+            version = installed_version(distribution)
+            row["library"] = {"distribution": distribution, "version": version, "members": members}
+        return row
+
+
+class Registry:
+    """The names of one kind: models, losses, data sets and so on."""
+
+    def __init__(self, kind: str, rows: Mapping[str, Row] | None = None) -> None:
+        self.kind = kind
+        self._entries: dict[str, Entry] = {}
+        self._families: dict[str, Family] = {}
+        for name, row in (rows or {}).items():
+            if "library" in row:
+                self._families[name] = Family(name, row)
+            else:
+                read = partial(from_json, f"{kind} {name}", row["arguments"], row.get("checks", ()))
+                self._entries[name] = Entry(name, row["target"], row["summary"], read)
+
+    def add(self, definition: Definition) -> None:
+        """Make a name valid in recipes. A name is given once; what the table says of it stays."""
+        name, target = definition.name, definition.target
+        known = self._entries.get(name) or self._families.get(name)
+        if known is not None and known.target == definition.address:
+            return
+        if known is not None and not definition.is_ours:  # if ours, the table is old
+            raise ValueError(f"{self.kind} {name!r} is registered already, as {known.target}")
+        if definition.library:
+            self._families[name] = Family(name, definition.row() | {"target": target})
+        else:
+            arguments = definition.arguments()  # a signature that cannot be read is refused here
+            self._entries[name] = Entry(name, target, definition.summary, lambda: arguments)
+
+    @property
+    def families(self) -> list[Family]:
+        """The names of other libraries."""
+        return list(self._families.values())
+
+    def find(self, name: str) -> Entry | None:
+        """The entry of that name, or None."""
+        by_length = sorted(self.families, key=lambda family: -len(family.prefix))  # `lib/part/` before `lib/`
+        found = (family.find(name) for family in by_length)
+        return self._entries.get(name) or next((entry for entry in found if entry), None)
+
+    def names(self) -> list[str]:
+        """All names: those of the table, then those added, then those of the families."""
+        return [*self._entries, *(name for family in self.families for name in family.names())]
+
+    def __iter__(self) -> Iterator[Entry]:
+        """The registered entries, families left out."""
+        return iter(self._entries.values())
+
+
+class _Named(Protocol):
+    def __call__(
+        self, name: str, *, checks: Sequence[ArgumentsCheck] = (), library: Library | None = None
+    ) -> Callable[[T], T]: ...
 
 
 class Register:
-    """The decorators with which a user's module adds names: `@register.model("mine")` and so on."""
+    """The decorators that give names: `@register.model("mine")` and so on."""
 
-    def __init__(self) -> None:
+    def __init__(self, table: Callable[[], Mapping[str, Mapping[str, Row]]] = dict) -> None:
         self.kinds: dict[str, Registry] = {}
+        self.definitions: dict[tuple[str, str], Definition] = {}
+        """What decorators of this package have named so far, for the table."""
+        self._table = table
 
     def kind(self, name: str) -> Registry:
         """The registry of one kind; made on first use."""
-        return self.kinds.setdefault(name, Registry(name))
+        if name not in self.kinds:
+            self.kinds[name] = Registry(name, self._table().get(name))
+        return self.kinds[name]
 
-    def __getattr__(self, kind: str) -> Callable[[str], Callable[[T], T]]:
+    def _remember(self, definition: Definition) -> None:
+        known = self.definitions.setdefault((definition.kind, definition.name), definition)
+        if known.address != definition.address:
+            found = f"is defined by {known.address} and by {definition.address}"
+            raise ValueError(f"{definition.kind} {definition.name!r} {found}")
+
+    def __getattr__(self, kind: str) -> _Named:
         if kind.startswith("_") or kind not in KINDS:
             raise AttributeError(f"there is no register.{kind}; there are {', '.join(KINDS)}")
 
-        def named(name: str) -> Callable[[T], T]:
+        def named(
+            name: str, *, checks: Sequence[ArgumentsCheck] = (), library: Library | None = None
+        ) -> Callable[[T], T]:
             def decorate(target: T) -> T:
-                summary = (inspect.getdoc(target) or "").split("\n")[0]
-                self.kind(kind).add(name, target, arguments_of(target, kind), summary)
+                definition = Definition(kind, name, target, checks, library)
+                self.kind(kind).add(definition)
+                if definition.is_ours:
+                    self._remember(definition)
                 return target
 
             return decorate
@@ -154,5 +274,10 @@ class Register:
         return named
 
 
-KINDS = ("model", "dataset", "transform", "loss", "optimizer", "schedule", "layer_map", "metric", "task")
-register = Register()
+@cache
+def _shipped() -> dict[str, dict[str, Row]]:
+    table: dict[str, dict[str, Row]] = json.loads(TABLE.read_text(encoding="utf-8")) if TABLE.exists() else {}
+    return table
+
+
+register = Register(_shipped)

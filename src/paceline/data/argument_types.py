@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from paceline.core.arguments import Count, Positive, Share
+from paceline.core.arguments import CountOrZero, PartialShare, Positive, Share
+from paceline.core.constraints import Ordered, SumsToOne, Unique
 
+_TWO = Field(min_length=2, max_length=2)
 
-def _in_order(bounds: list[float]) -> list[float]:
-    if bounds[0] > bounds[1]:
-        raise ValueError(f"the lower bound comes first, got {bounds}")
-    return bounds
-
-
-Size = Count | Annotated[list[Count], Field(min_length=2, max_length=2)]
-"""One number, or height and width."""
-ShareRange = Annotated[
-    list[Annotated[Share, Field(gt=0)]], Field(min_length=2, max_length=2), AfterValidator(_in_order)
-]
-PositiveRange = Annotated[list[Positive], Field(min_length=2, max_length=2), AfterValidator(_in_order)]
+Side = Annotated[int, Field(ge=1, le=32_767)]
+"""A height or a width; OpenCV takes no more."""
 Name = Annotated[str, Field(min_length=1)]
+HeightWidth = Annotated[Sequence[Side], _TWO]
+Size = Side | HeightWidth
+"""One number, or height and width."""
+PositiveRange = Annotated[Sequence[Positive], _TWO, Ordered()]
+ShareRange = Annotated[Sequence[Annotated[Share, Field(gt=0)]], _TWO, Ordered()]
+Degrees = Annotated[float, Field(ge=0, le=180)]
+
 PixelValue = Annotated[int, Field(ge=0, le=255)]
-Fill = PixelValue | Annotated[list[PixelValue], Field(min_length=1)]
+Fill = PixelValue | Annotated[Sequence[PixelValue], Field(min_length=1)]
 """What is put where no pixel is: one value, or one a channel."""
+Color = Annotated[Sequence[PixelValue], Field(min_length=3, max_length=3)]
+"""Red, green and blue."""
+
+Extensions = Annotated[Sequence[Annotated[str, Field(pattern=r"^\.")]], Field(min_length=1)]
+ClassNames = Annotated[Sequence[Name], Field(min_length=1), Unique()]
+KeypointPairs = Sequence[Annotated[Sequence[CountOrZero], _TWO]]
+SplitShares = Annotated[Mapping[Name, Annotated[PartialShare, Field(gt=0)]], Field(min_length=2), SumsToOne()]
+"""How a data set is split at random: each part's share of it."""
+Column = Name | CountOrZero
+"""A column of a list by the name in its first line, or by number from 0."""

@@ -8,15 +8,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.data.skipping import Skipped
+from paceline.data.skip_list import Skipped
 
 Sample = dict[str, Any]
 """One example as a data set reads it: "image" as uint8 [H, W, C], or [T, H, W, C] of a video, and what the task needs.
 
+Images may also be of floats, which models get as they are; tensors are as good as arrays (`sample_types`).
+
 - "label": a whole number, or float32 [num_classes] of 0 and 1 where several may hold.
 - "mask": uint8 [H, W].
 - Of each of K objects: "boxes" float32 [K, 4] as x1 y1 x2 y2, in pixels from the image's left upper corner; "classes"
-  int64 [K]; "masks" uint8 0/1 [K, H, W]; "keypoints" float32 [K, J, 3] as x, y and 0 not labelled, 1 hidden or
+  int64 [K]; "masks" uint8 0/1 [K, H, W]; "keypoints" float32 [K, J, 3] as x, y and 0 not labeled, 1 hidden or
   2 visible; "crowd" bool [K]; "area" float32 [K].
 - "video": the number of the video that a sample is a clip of, if clips are samples; metrics join those of one video.
 - "size": int64 [2], height and width before any transform; "image_id": the number that the data set's files give it.
@@ -28,7 +30,7 @@ LISTED = RAGGED | {"truth"}
 """All fields that a batch holds as a list: those of objects, and masks of the sizes in which they were read."""
 
 
-class JointNames(NamedTuple):
+class KeypointNames(NamedTuple):
     """What keypoints are called, which of them are left and right of a kind, and which to join by a line."""
 
     names: list[str]
@@ -44,7 +46,7 @@ class Batch(dict[str, Any]):
 
     skipped: Sequence[Skipped] = ()
     """Samples that belong here but could not be read; they are not among those it holds."""
-    is_stand_in: bool = False
+    is_placeholder: bool = False
     """Whether none could be read: it holds another sample, repeated, which counts for nothing."""
 
     @property
@@ -69,7 +71,7 @@ class Batch(dict[str, Any]):
     def _with(self, fields: dict[str, Any]) -> Batch:
         batch = Batch(fields)
         if self.skipped:
-            batch.skipped, batch.is_stand_in = self.skipped, self.is_stand_in
+            batch.skipped, batch.is_placeholder = self.skipped, self.is_placeholder
         return batch
 
 

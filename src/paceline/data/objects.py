@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import DataError
+from paceline.core.regular_file import open_regular
 from paceline.data.batch import Sample
-from paceline.data.indexes.splits import draw_parts
+from paceline.data.index.splits import draw_parts
 
 BadBoxes = Literal["stop", "drop", "clip"]
 """What to do about boxes that do not lie in their image.
@@ -139,7 +140,8 @@ def drawn_part(size: int, split: str | None, shares: Mapping[str, float] | None,
 def read_json(path: Path) -> Any:
     """What a JSON file holds; one that is missing or damaged is a DataError."""
     try:
-        return json.loads(path.read_bytes())
+        with open_regular(path) as file:
+            return json.loads(file.read())
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file") from error
     except OSError as error:

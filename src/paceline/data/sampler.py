@@ -1,4 +1,4 @@
-"""Which sample comes when: a keyed permutation that needs no memory, and the cutting of updates into micro-batches."""
+"""Which sample comes when: a keyed permutation that needs no memory, and the cutting of steps into micro-batches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import isqrt
 import numpy as np
 import numpy.typing as npt
 
-from paceline.data.keys import derive
+from paceline.data.rng import derive
 
 Indices = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
@@ -18,7 +18,7 @@ _BLOCK = 8192  # positions permuted at a time; the only memory the order needs
 _FIRST, _SECOND, _HALF = np.uint64(0x9E37_79B9_7F4A_7C15), np.uint64(0xD6E8_FEB8_6659_FD93), np.uint64(32)
 
 
-class Order:
+class Permutation:
     """The order of `size` samples in every epoch, a pure function of (seed, epoch, position).
 
     Positions are written as (row, column) of the most nearly square rectangle that holds `size`; rounds of a Feistel
@@ -90,8 +90,8 @@ def _remainder(values: Words, divisor: np.uint64, out: Words) -> None:
 
 
 @dataclass(slots=True)
-class Cut:
-    """Micro-batch `index` of an update: positions [start, stop) of its epoch."""
+class BatchSlice:
+    """Micro-batch `index` of a step: positions [start, stop) of its epoch."""
 
     index: int
     start: int
@@ -99,17 +99,17 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Updates:
+class BatchSampler:
     """How the samples of a run are cut into updates and micro-batches (the batch contract).
 
-    Every sample comes once an epoch: the last update of an epoch is smaller unless `drop_last`. The micro-batches of an
+    Every sample comes once an epoch: the last step of an epoch is smaller unless `drop_last`. The micro-batches of an
     update differ in size by at most one, so that none is too small for BatchNorm. Their number is a multiple of
     `multiple`, for what needs as many on every process.
     """
 
     size: int
     batch: int
-    micro_batch: int
+    micro_batch_size: int
     drop_last: bool = False
     multiple: int = 1
 
@@ -122,33 +122,33 @@ class Updates:
         """The epoch that update `step` belongs to, both counted from 0."""
         return step // self.steps_per_epoch
 
-    def cuts(self, step: int) -> list[Cut]:
+    def slices(self, step: int) -> list[BatchSlice]:
         """All micro-batches of update `step`."""
         start = step % self.steps_per_epoch * self.batch
         samples = min(self.batch, self.size - start)
-        number = -(-samples // self.micro_batch)
+        number = -(-samples // self.micro_batch_size)
         number += -number % self.multiple
         edges = [start + samples * k // number for k in range(number + 1)]
-        return [Cut(k, edges[k], edges[k + 1]) for k in range(number)]
+        return [BatchSlice(k, edges[k], edges[k + 1]) for k in range(number)]
 
-    def owned(self, step: int, rank: int, world: int) -> list[Cut]:
+    def rank_slices(self, step: int, rank: int, world: int) -> list[BatchSlice]:
         """The contiguous range of micro-batches that one rank computes; it may be empty."""
-        return owned(self.cuts(step), rank, world)
+        return rank_slices(self.slices(step), rank, world)
 
 
-def owned(items: list[Cut], rank: int, world: int) -> list[Cut]:
+def rank_slices(items: list[BatchSlice], rank: int, world: int) -> list[BatchSlice]:
     """The contiguous share of `items` that belongs to `rank`."""
-    start, stop = share(len(items), rank, world)
+    start, stop = rank_range(len(items), rank, world)
     return items[start:stop]
 
 
-def share(number: int, rank: int, world: int) -> tuple[int, int]:
+def rank_range(number: int, rank: int, world: int) -> tuple[int, int]:
     """Which of `number` things belong to `rank`, from and to; shares differ by at most one, the first are larger."""
     each, more = divmod(number, world)
     start = rank * each + min(rank, more)
     return start, start + each + (rank < more)
 
 
-def evaluation_cuts(size: int, batch: int) -> list[Cut]:
+def evaluation_slices(size: int, batch: int) -> list[BatchSlice]:
     """The evaluation contract: batch k is positions [k·batch, (k+1)·batch), whatever the number of processes."""
-    return [Cut(k, start, min(start + batch, size)) for k, start in enumerate(range(0, size, batch))]
+    return [BatchSlice(k, start, min(start + batch, size)) for k, start in enumerate(range(0, size, batch))]

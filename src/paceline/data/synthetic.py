@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from paceline.core.palette import colours_of
+from paceline.visualize.colors import class_colors
 
 IGNORED = 255
 """In masks of classes, the border of a shape."""
@@ -70,7 +70,7 @@ def write_segmentation(folder: Path, number: int, seed: int) -> None:
 
     Each shape has a third of all hues.
     """
-    palette = [value for colour in colours_of(SHAPES) for value in colour] + [255] * 3 * (256 - len(SHAPES))
+    palette = [value for color in class_colors(SHAPES) for value in color] + [255] * 3 * (256 - len(SHAPES))
 
     def paint(random: Random) -> tuple[Pixels, Image.Image]:
         height, width = 96, 128
@@ -168,16 +168,16 @@ def _ground(random: Random, height: int, width: int) -> Plane:
 
 
 def _texture(random: Random, height: int, width: int, vivid: float, hue: float | None = None) -> Plane:
-    """Two colours in patches, and grain; colours are grey where vivid is 0, pure where 1: [H, W, 3], 0 to 255."""
-    colours = _colours(random, vivid, random.uniform(0, 2 * math.pi) if hue is None else hue)
+    """Two colors in patches, and grain; colors are gray where vivid is 0, pure where 1: [H, W, 3], 0 to 255."""
+    colors = _colors(random, vivid, random.uniform(0, 2 * math.pi) if hue is None else hue)
     cells = random.uniform(0, 1, random.integers(4, 12, 2)).astype(np.float32)
     patches = cv2.resize(cells, (width, height), interpolation=cv2.INTER_LINEAR)[..., None]
     grain = random.normal(0, 8, (height, width, 1)).astype(np.float32)
-    return np.asarray(colours[0] * patches + colours[1] * (1 - patches) + grain, np.float32)
+    return np.asarray(colors[0] * patches + colors[1] * (1 - patches) + grain, np.float32)
 
 
-def _colours(random: Random, vivid: float, hue: float) -> Plane:
-    """Two colours of different brightness whose hues are near the one given, so that no mixture of them is grey."""
+def _colors(random: Random, vivid: float, hue: float) -> Plane:
+    """Two colors of different brightness whose hues are near the one given, so that no mixture of them is gray."""
     hues = hue + random.uniform(-0.5, 0.5, (2, 1))
     brightness = random.uniform(60, 195, (2, 1))
     pure = np.cos(hues + 2 * math.pi / 3 * np.arange(3))  # [2, 3], red, green and blue, which add up to 0

@@ -4,124 +4,158 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.core import garbage
-from paceline.core.counting import counted
-from paceline.core.errors import DataError
-from paceline.core.mesh import Mesh
+from paceline.core import process_memory as garbage
+from paceline.core.errors import DataError, Stopped
+from paceline.core.text import pluralize
+from paceline.core.world import World
 from paceline.data.batch import Batch
-from paceline.data.loading.loader import Request, load, naming_dead_workers
-from paceline.data.sampler import Cut, evaluation_cuts, owned
-from paceline.engine.exhibits import Exhibit, assemble, drawn, pick
+from paceline.data.loader import Request, explain_dead_workers, load
+from paceline.data.sampler import BatchSlice, evaluation_slices, rank_slices
 from paceline.engine.predictions import Keeping, NoPredictions, make_keeper
 from paceline.engine.run import EvaluationSet, Run
-from paceline.metrics.state import Folding, Metric, State, fold, pack, unpack
+from paceline.engine.stateful import unchanged_state
+from paceline.engine.visualizer import Panels, Visualizer
+from paceline.engine.watchdog import EVALUATING
+from paceline.metrics.metric import Folding, Metric, State, fold, pack, unpack
 from paceline.optim.averaging import update_bn
 
 _STATISTICS_UPDATES = 50
+_AHEAD = 2  # batches that a process may be ahead of the slowest one
+
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The figures of one split, and on the first process some of its samples with predictions to draw."""
+    """The metrics of one split, and some of its samples with their predictions, drawn."""
 
     split: str
-    figures: dict[str, float]
+    metrics: dict[str, float]
     tables: dict[str, Any]
     num_samples: int
     seconds: float
-    pictured: tuple[Batch, Any] | None
+    panels: Panels
     num_skipped: int = 0
     """How many more samples the split has, which cannot be read."""
     problem: str | None = None
-    """Why predictions could not be saved."""
+    """Why predictions could not be saved, or drawn."""
 
 
 class _Measured(NamedTuple):
     fetched: Batch
     states: list[State]
-    kept: list[Exhibit]
 
 
 def evaluate(run: Run, split: str) -> Evaluation:
-    """The figures of the model on `split`."""
+    """The metrics of the model on `split`. Raises Stopped, in all processes, once one of them was asked to stop."""
     garbage.resume()
+    run.heartbeat.beat(run.progress.step, EVALUATING)
     started = time.perf_counter()
     examined, keeper = run.evaluations[split], make_keeper(run, split)
     metrics = [*run.task.metrics(), *keeper.metrics]
     size = len(examined.source.dataset)
-    cuts = evaluation_cuts(size, examined.batch)
-    own = owned(cuts, run.mesh.rank, run.mesh.world)
-    ghosts = -(-len(cuts) // run.mesh.world) - len(own) if run.parallel.passes == "even" else 0
+    visualizer = Visualizer(run, size)
+    slices = evaluation_slices(size, examined.batch)
+    own = rank_slices(slices, run.world.rank, run.world.size)
+    rounds = -(-len(slices) // run.world.size)
+    padding = rounds - len(own) if run.strategy.passes == "even" else 0
     foldings, ids = [Folding() for _ in metrics], []
     skipped: list[int] = []
-    kept: list[Exhibit] = []
-    run.parallel.share_buffers()
-    with measuring(run, examined.threads), naming_dead_workers():
-        for number, measured in enumerate(_measure_all(run, examined, metrics, own + cuts[:1] * ghosts, keeper)):
-            run.heartbeat.beat(run.progress.step, "evaluating")
+    run.strategy.share_buffers()
+    with measuring(run, examined.threads), explain_dead_workers():
+        batches = _measure_all(run, examined, metrics, own + slices[:1] * padding, keeper, visualizer)
+        for number, measured in enumerate(until_stopped(run, split, batches, rounds)):
+            run.heartbeat.beat(run.progress.step, EVALUATING)
             if number >= len(own):  # computed for the sake of processes that have more
                 continue
             skipped += [each.sample for each in measured.fetched.skipped]
-            if measured.fetched.is_stand_in:
+            if measured.fetched.is_placeholder:
                 continue
             ids.append(measured.fetched.ids)
-            kept += measured.kept
             for folding, state in zip(foldings, measured.states, strict=True):
                 folding.add(state)
     left_out = torch.tensor(skipped, dtype=torch.int64)
-    check_ledger(run.mesh, [*ids, left_out], size)
-    unread = torch.cat(run.mesh.gather(left_out)).tolist() if examined.source.skips is not None else []
-    states = [_of_all_processes(run.mesh, folding.result()) for folding in foldings]
-    num_figures = len(metrics) - len(keeper.metrics)
-    problem = keeper.finish(states[num_figures:], unread)
-    figures: dict[str, Any] = {}
-    for metric, state in zip(metrics[:num_figures], states, strict=False):
-        figures |= metric.figures(state)
+    check_ledger(run.world, [*ids, left_out], size)
+    unread = torch.cat(run.world.gather(left_out)).tolist() if examined.source.skips is not None else []
+    states = [_of_all_processes(run.world, folding.result()) for folding in foldings]
+    num_reported = len(metrics) - len(keeper.metrics)
+    problem = keeper.finish(states[num_reported:], unread)
+    values: dict[str, Any] = {}
+    for metric, state in zip(metrics[:num_reported], states, strict=False):
+        values |= metric.compute(state)
     return Evaluation(
         split,
-        {name: _number(value) for name, value in figures.items() if not isinstance(value, Tensor)},
-        {name: value for name, value in figures.items() if isinstance(value, Tensor)},
+        {name: _number(value) for name, value in values.items() if not isinstance(value, Tensor)},
+        {name: value for name, value in values.items() if isinstance(value, Tensor)},
         size - len(unread),
         time.perf_counter() - started,
-        assemble(run.mesh, kept) if run.pictures else None,
+        visualizer.gather(),
         len(unread),
-        problem,
+        problem or visualizer.problem,
     )
 
 
 def _number(value: Any) -> float:
-    """A figure as it is told: counts stay whole numbers."""
+    """A metric as it is told: counts stay whole numbers."""
     return value if type(value) is int else float(value)
 
 
 def evaluate_with_average(run: Run, split: str) -> Evaluation:
-    """The figures of the model and, if there is an average of its weights, beside them those of it as `averaged_…`."""
+    """The metrics of the model and, if there is an average of its weights, beside them those of it as `averaged_…`."""
     own = evaluate(run, split)
     if not run.averaging.is_ready:
         return own
-    with averaged(run, run.evaluations[split]):
+    with averaged(run, split):
         average = evaluate(run, split)
-    figures = own.figures | {f"averaged_{name}": value for name, value in average.figures.items()}
+    metrics = own.metrics | {f"averaged_{name}": value for name, value in average.metrics.items()}
     problem = own.problem or average.problem
-    return replace(own, figures=figures, seconds=own.seconds + average.seconds, problem=problem)
+    return replace(own, metrics=metrics, seconds=own.seconds + average.seconds, problem=problem)
+
+
+def until_stopped(
+    run: Run, split: str, items: Generator[_Item, None, None], rounds: int
+) -> Generator[_Item, None, None]:
+    """At most one item a round; once some process was asked to stop, all raise Stopped, behind the same round.
+
+    What the processes tell each other travels while they compute: one that is a little ahead waits for nobody.
+    """
+    answers: deque[Callable[[], list[float]]] = deque()
+    patience = _AHEAD if run.world.size > 1 else 0
+
+    def check(num_open: int) -> None:
+        while len(answers) > num_open:
+            if answers.popleft()()[0]:
+                where = f"while evaluating {split} after step {run.progress.step}"
+                raise Stopped(f"stopped {where} {run.stop}; state is saved")
+
+    with closing(items):
+        for number in range(rounds):
+            answers.append(run.world.start_sum([float(run.stop.requested)]))
+            check(patience if number else 0)  # at first at once: a batch may take long
+            yield from islice(items, 1)
+        check(0)
 
 
 @contextmanager
-def averaged(run: Run, examined: EvaluationSet) -> Iterator[None]:
+def averaged(run: Run, split: str) -> Iterator[None]:
     """Have the model hold the average of its weights, with BatchNorm statistics that belong to it."""
+    examined = run.evaluations[split]
     with _in_place(run):
         if run.averaging.needs_statistics:
-            samples = _first_samples(run, examined.batch)
+            slices = _first_cuts(run, examined.batch)
+            samples = until_stopped(run, split, _first_samples(run, slices), len(slices))
             with measuring(run, examined.threads), run.precision.compute():
                 update_bn(run.model, samples, lambda batch: run.task.predict(run.model, batch))
         yield
@@ -131,37 +165,46 @@ def averaged(run: Run, examined: EvaluationSet) -> Iterator[None]:
 def _in_place(run: Run) -> Iterator[None]:
     run.saver.release()
     try:
-        with run.averaging.applied(run.masters):
-            run.precision.publish()
+        with run.averaging.applied(run.master_model):
+            run.precision.sync_weights()
             yield
     finally:
-        run.precision.publish()
+        run.precision.sync_weights()
 
 
-def _first_samples(run: Run, batch: int) -> Iterator[Batch]:
+def _first_cuts(run: Run, batch: int) -> list[BatchSlice]:
     """Some training samples, always the same ones, cut without regard to processes."""
     updates = run.batches.updates
-    for cut in evaluation_cuts(min(updates.size, _STATISTICS_UPDATES * updates.batch), batch):
+    return evaluation_slices(min(updates.size, _STATISTICS_UPDATES * updates.batch), batch)
+
+
+def _first_samples(run: Run, slices: list[BatchSlice]) -> Generator[Batch, None, None]:
+    for cut in slices:
         fetched = run.source.fetch(0, run.batches.order.at(0, cut.start, cut.stop))
-        yield run.source.finish(fetched, 0, run.mesh.device)
+        yield run.source.finish(fetched, 0, run.world.device)
 
 
 def _measure_all(
-    run: Run, examined: EvaluationSet, metrics: Sequence[Metric], cuts: list[Cut], keeper: Keeping | NoPredictions
-) -> Iterator[_Measured]:
+    run: Run,
+    examined: EvaluationSet,
+    metrics: Sequence[Metric],
+    slices: list[BatchSlice],
+    keeper: Keeping | NoPredictions,
+    visualizer: Visualizer,
+) -> Generator[_Measured, None, None]:
     """Measure each batch, in order: on a CPU several at once, each in a thread that also reads its samples."""
-    wanted = drawn(len(examined.source.dataset), run.task) if run.pictures else ()
 
     def measure(fetched: Batch) -> _Measured:
-        batch = examined.source.finish(fetched, 0, run.mesh.device)
+        batch = examined.source.finish(fetched, 0, run.world.device)
         with without_gradient(run), run.precision.compute():
             predictions = run.task.predict(run.model, batch)
-            states = [metric.measure(predictions, batch) for metric in metrics]
-        if not fetched.is_stand_in:
+            states = [metric.update(predictions, batch) for metric in metrics]
+        if not fetched.is_placeholder:
             keeper.save(batch, predictions)
-        return _Measured(fetched, states, pick(wanted, run.task, batch, predictions))
+            visualizer.add(batch, predictions)
+        return _Measured(fetched, states)
 
-    requests = [Request(0, np.arange(cut.start, cut.stop)) for cut in cuts]
+    requests = [Request(0, np.arange(cut.start, cut.stop)) for cut in slices]
     lanes = _lanes(run, examined)
     if lanes == 1:
         yield from map(measure, load(examined.source, requests, examined.workers))
@@ -173,44 +216,45 @@ def _measure_all(
 def without_gradient(run: Run) -> AbstractContextManager[object]:
     """No gradient is computed inside, in the cheapest way that the strategy allows."""
     # Sharded weights that are first put together in the inference mode could not be used outside of it.
-    return torch.no_grad() if run.parallel.passes == "even" else torch.inference_mode()
+    return torch.no_grad() if run.strategy.passes == "even" else torch.inference_mode()
 
 
 def _lanes(run: Run, examined: EvaluationSet) -> int:
     """How many batches are measured at once; operations keep their own number of threads, so results do not change."""
-    if run.mesh.device.type != "cpu" or examined.workers or run.parallel.passes == "even":
+    if run.world.device.type != "cpu" or examined.workers or run.strategy.passes == "even":
         return 1
-    return max(1, len(os.sched_getaffinity(0)) // run.mesh.local_world // examined.threads)
+    return max(1, len(os.sched_getaffinity(0)) // run.world.local_size // examined.threads)
 
 
-def check_ledger(mesh: Mesh, ids: Sequence[Tensor], size: int) -> None:
+def check_ledger(world: World, ids: Sequence[Tensor], size: int) -> None:
     """Raise unless all processes together saw each of `size` samples exactly once."""
     own = torch.cat(list(ids)) if ids else torch.empty(0, dtype=torch.int64)
-    seen = torch.bincount(torch.cat(mesh.gather(own)), minlength=size)
+    seen = torch.bincount(torch.cat(world.gather(own)), minlength=size)
     if len(seen) == size and bool((seen == 1).all()):
         return
     missing, doubled = (seen == 0).nonzero().flatten().tolist(), (seen > 1).nonzero().flatten().tolist()
     raise DataError(
-        f"evaluation did not see each of {counted(size, 'sample')} once: {len(missing)} missing {missing[:5]},"
+        f"evaluation did not see each of {pluralize(size, 'sample')} once: {len(missing)} missing {missing[:5]},"
         f" {len(doubled)} seen more than once {doubled[:5]}"
     )
 
 
-def _of_all_processes(mesh: Mesh, own: State) -> State:
+def _of_all_processes(world: World, own: State) -> State:
     """Fold the states of the processes; ranks hold batches in their order, so this keeps it."""
-    return fold(unpack(part) for part in mesh.gather(pack(own)))
+    return fold(unpack(part) for part in world.gather(pack(own)))
 
 
 @contextmanager
 def measuring(run: Run, threads: int) -> Iterator[None]:
-    """Evaluation mode and a fixed number of threads per operation; both are put back afterwards."""
+    """Evaluation mode and a fixed number of threads per operation; both, and what losses remember, are put back."""
     was_training, before = run.model.training, torch.get_num_threads()
     run.model.eval()
     torch.set_num_threads(threads)
     try:
-        yield
+        with unchanged_state(run.parts):
+            yield
     finally:
-        run.parallel.release()
+        run.strategy.reshard()
         torch.set_num_threads(before)
         if was_training:
             run.freezing.train_mode(run.model)

@@ -1,39 +1,39 @@
-"""Predictions as files, by sample: maps as PNG files at the size of the truth, classes as the rows of a table."""
+"""Predictions as files: masks as PNG at the original size, classes as rows of a CSV file."""
 
 from __future__ import annotations
 
+import csv
+import io
 import os
-import re
-import secrets
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from itertools import compress
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from paceline.core.atomic_write import is_partial, replace_file
 from paceline.core.errors import UsageError
-from paceline.core.mesh import Mesh
-from paceline.core.palette import Colour
+from paceline.core.table_cells import as_cell
+from paceline.core.world import World
 from paceline.data.batch import Batch
-from paceline.data.loading.source import Dataset
-from paceline.engine.prediction_table import PredictionTable, PredictsClasses
+from paceline.data.split_loader import Dataset
 from paceline.engine.run import Run
-from paceline.metrics.state import Metric, State
+from paceline.metrics.metric import Metric, State
+from paceline.visualize.colors import Color
 
 Map = NDArray[np.uint8]
-
-_ASIDE = re.compile(r"\.[0-9a-f]{16}\.partial")
 
 
 @runtime_checkable
 class PredictsMaps(Protocol):
     """A task whose predictions can be looked at one by one."""
 
-    palette: Sequence[Colour] | None
-    """The colours of the numbers in maps; None: they are shades of grey."""
+    palette: Sequence[Color] | None
+    """The colors of the ids in maps; None: they are shades of gray."""
 
     def maps(self, predictions: Any) -> list[Map]:
         """What is saved of each sample, uint8 [H, W]."""
@@ -76,9 +76,9 @@ class NoPredictions:
 class Keeping:
     """Has a keeper do its work; what goes wrong with files is no reason to end an evaluation, and told at its end."""
 
-    def __init__(self, keeper: Keeper, mesh: Mesh) -> None:
+    def __init__(self, keeper: Keeper, world: World) -> None:
         self.metrics = keeper.metrics
-        self._keeper, self._mesh = keeper, mesh
+        self._keeper, self._world = keeper, world
         self._problem: str | None = None
 
     def save(self, batch: Batch, predictions: Any) -> None:
@@ -89,7 +89,7 @@ class Keeping:
     def finish(self, states: Sequence[State], left_out: Sequence[int]) -> str | None:
         """Complete what is kept, and return what went wrong in any of the processes."""
         self._agree()  # all have written
-        if self._mesh.is_main and self._problem is None:
+        if self._world.is_main and self._problem is None:
             self._try(lambda: self._keeper.finish(states, left_out))
         return self._agree()  # none begins to write again before
 
@@ -101,7 +101,7 @@ class Keeping:
 
     def _agree(self) -> str | None:
         own = (self._problem or "").encode(errors="surrogateescape")
-        told = self._mesh.gather(torch.tensor(list(own), dtype=torch.uint8))
+        told = self._world.gather(torch.tensor(list(own), dtype=torch.uint8))
         found = (bytes(each.tolist()).decode(errors="surrogateescape") for each in told)
         self._problem = next(filter(None, found), None)
         return self._problem
@@ -113,9 +113,9 @@ def make_keeper(run: Run, split: str) -> Keeping | NoPredictions:
         return NoPredictions()
     place, dataset = predictions_place(run, split), run.evaluations[split].source.dataset
     if isinstance(run.task, PredictsMaps):
-        return Keeping(PredictionFolder(place, dataset, run.task), run.mesh)
+        return Keeping(PredictionFolder(place, dataset, run.task), run.world)
     assert isinstance(run.task, PredictsClasses), "a run is not built with predictions that cannot be saved"
-    return Keeping(PredictionTable(place, dataset, run.task), run.mesh)
+    return Keeping(PredictionTable(place, dataset, run.task), run.world)
 
 
 def predictions_place(run: Run, split: str) -> Path:
@@ -171,21 +171,19 @@ def file_names(dataset: Dataset) -> list[str]:
     return [f"{stem}-{index:08d}.png" for index, stem in enumerate(stems)]
 
 
-def _write(found: Map, palette: Sequence[Colour] | None, path: Path) -> None:
+def _write(found: Map, palette: Sequence[Color] | None, path: Path) -> None:
     from PIL import Image
 
     image = Image.fromarray(found)
     if palette is not None:
-        image.putpalette([value for colour in palette for value in colour])
-    # Two processes may write the same sample, if one of them only keeps step with the other.
-    aside = path.with_name(f".{secrets.token_hex(8)}.partial")
+        image.putpalette([value for color in palette for value in color])
+    encoded = io.BytesIO()
+    image.save(encoded, format="PNG")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        image.save(aside, format="PNG")
-        aside.replace(path)
+        # Two processes may write the same sample, if one of them only keeps step with the other.
+        replace_file(path, encoded.getvalue(), is_durable=False)
     except OSError as error:
-        with suppress(OSError):
-            aside.unlink(missing_ok=True)
         raise UsageError(f"{path}: the prediction cannot be written ({error.strerror or error})") from error
 
 
@@ -204,4 +202,69 @@ def _remove_others(folder: Path, names: set[str]) -> None:
 
 
 def _is_prediction(file: str) -> bool:
-    return file.endswith(".png") or _ASIDE.fullmatch(file) is not None
+    return file.endswith(".png") or is_partial(file)
+
+
+_BETWEEN = "|"  # of several classes of one sample
+
+
+@runtime_checkable
+class PredictsClasses(Protocol):
+    """A task that has a probability of each class for each sample."""
+
+    classes: list[str]
+
+    def answers(self) -> Metric:
+        """What collects them: metrics are the tensors "sample", "file", "truth", "predicted" and "probabilities".
+
+        "sample" [N] is the number that a row is called by, "file" [N] that of the sample whose file it is; "truth" and
+        "predicted" are bool [N, C]; "probabilities" are [N, C], or [N, 1] of what is predicted.
+        """
+        ...
+
+
+class PredictionTable:
+    """Writes what is predicted for each sample of a split into a file, at the end of its evaluation."""
+
+    def __init__(self, path: Path, dataset: Dataset, task: PredictsClasses) -> None:
+        self.path = path
+        self._dataset = dataset
+        self._classes = task.classes
+        self._answers = task.answers()
+
+    @property
+    def metrics(self) -> Sequence[Metric]:
+        """Probabilities come to the first process in the same way as what metrics are made of."""
+        return [self._answers]
+
+    def save(self, batch: Batch, predictions: Any) -> None:
+        """Nothing: states have it all."""
+
+    def finish(self, states: Sequence[State], left_out: Sequence[int]) -> None:
+        """Write the file; an earlier one is replaced whole, never seen half-written."""
+        # Names of files may be no UTF-8: the table is, so that everything can read it.
+        content = self._text(self._answers.compute(states[0])).encode(errors="backslashreplace")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(self.path, content)
+        except OSError as error:
+            raise UsageError(f"{self.path}: predictions cannot be written ({error.strerror or error})") from error
+
+    def _text(self, found: dict[str, Tensor]) -> str:
+        path = getattr(self._dataset, "path", None)
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        paths = [] if path is None else ["path"]
+        is_of_all = found["probabilities"].shape[1] == len(self._classes)
+        each = self._classes if is_of_all else []
+        writer.writerow(["sample", *paths, "label", "predicted", "probability", *map(as_cell, each)])
+        columns = [found[name] for name in ("sample", "file", "truth", "predicted", "probabilities")]
+        for row in zip(*columns, strict=True):
+            sample, file, truth, predicted, probabilities = (each.tolist() for each in row)
+            shares = [f"{share:.6g}" for share in probabilities]
+            names = _BETWEEN.join(compress(self._classes, predicted))
+            theirs = _BETWEEN.join(compress(shares, predicted) if is_of_all else shares if names else [])
+            label = _BETWEEN.join(compress(self._classes, truth))
+            words = [*([] if path is None else [str(path(file))]), label, names]
+            writer.writerow([sample, *map(as_cell, words), theirs, *(shares if is_of_all else [])])
+        return text.getvalue()

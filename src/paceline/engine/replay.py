@@ -1,42 +1,39 @@
-"""A bundle that reproduces one update: the weights before it, this process's micro-batches, and the recipe."""
+"""A bundle that reproduces one step: the weights before it, this process's micro-batches, and the recipe."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from paceline.checkpoint.files import TensorFile, read_tensors, write_file
 from paceline.core.errors import CheckpointError
 from paceline.data.batch import Batch
-from paceline.data.loading.loader import MicroBatch, Update
-from paceline.engine.diagnosis import diagnose
-
-if TYPE_CHECKING:
-    from paceline.engine.run import Run
+from paceline.data.loader import MicroBatch, StepBatch
+from paceline.engine.nonfinite_trace import diagnose
+from paceline.engine.run import Run
 
 _MODEL, _RECIPE = "model.safetensors", "recipe.json"
 
 
-def explain_and_keep(run: Run, update: Update) -> str:
-    """What is wrong with an update, and where it is kept; every process keeps its own micro-batches."""
-    finding = diagnose(run, update)
-    folder = run.out / "replay" / f"step-{update.step:08d}"
+def explain_and_keep(run: Run, step_batch: StepBatch) -> str:
+    """What is wrong with a step, and where it is kept; every process keeps its own micro-batches."""
+    finding = diagnose(run, step_batch)
+    folder = run.out / "replay" / f"step-{step_batch.step:08d}"
     model = run.model_state()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if run.mesh.is_main:
+        if run.world.is_main:
             write_file(folder / _MODEL, TensorFile(model))
             write_file(folder / _RECIPE, [memoryview(json.dumps(run.recipe).encode())])
-        _write_batches(folder / f"rank-{run.mesh.rank}", update)
+        _write_batches(folder / f"rank-{run.world.rank}", step_batch)
     except (OSError, TypeError) as error:
         return f"{finding} (it could not be kept for a replay: {error})"
     return f"{finding}; paceline replay {folder} does it again"
 
 
-def read_update(folder: Path, rank: int) -> Update:
+def read_update(folder: Path, rank: int) -> StepBatch:
     """The update of a bundle, as one process had it."""
     path = folder / f"rank-{rank}.json"
     try:
@@ -48,26 +45,27 @@ def read_update(folder: Path, rank: int) -> Update:
         MicroBatch(about["step"], micro["index"], micro["epoch"], _batch(tensors, number), micro["is_ghost"])
         for number, micro in enumerate(about["micro_batches"])
     ]
-    return Update(about["step"], about["num_samples"], about["num_microbatches"], held)
+    return StepBatch(about["step"], about["num_samples"], about["num_micro_batches"], held)
 
 
 def read_model(folder: Path) -> dict[str, Tensor]:
-    """The weights and buffers before the update."""
+    """The weights and buffers before the step."""
     return read_tensors(folder / _MODEL)
 
 
-def _write_batches(path: Path, update: Update) -> None:
+def _write_batches(path: Path, step_batch: StepBatch) -> None:
     tensors: dict[str, Tensor] = {}
-    for number, micro in enumerate(update.microbatches):
+    for number, micro in enumerate(step_batch.micro_batches):
         for name, value in micro.batch.items():
             if isinstance(value, Tensor):
                 tensors[f"{number}/{name}"] = value
     about = {
-        "step": update.step,
-        "num_samples": update.num_samples,
-        "num_microbatches": update.num_microbatches,
+        "step": step_batch.step,
+        "num_samples": step_batch.num_samples,
+        "num_micro_batches": step_batch.num_micro_batches,
         "micro_batches": [
-            {"index": micro.index, "epoch": micro.epoch, "is_ghost": micro.is_ghost} for micro in update.microbatches
+            {"index": micro.index, "epoch": micro.epoch, "is_ghost": micro.is_padding}
+            for micro in step_batch.micro_batches
         ],
     }
     write_file(path.with_suffix(".safetensors"), TensorFile(tensors))

@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from paceline.checkpoint.background import Outcome
-from paceline.core.errors import CheckpointError
+from paceline.checkpoint.writer import Outcome
+from paceline.core.errors import CheckpointError, Stopped
 from paceline.engine.run import Run
-from paceline.observe.events import Note, Saved
+from paceline.loggers.events import Note, Saved
 
 _RETRIES, _SECONDS_BETWEEN = 12, 5.0
 
@@ -22,13 +22,32 @@ def save(run: Run) -> None:
     _begin(run)
 
 
+def complete_save(run: Run) -> None:
+    """Have this step's checkpoint on the disk, in all processes, before what may take long or fail; tried once."""
+    save(run)
+    run.saver.release()
+    report(run, run.saver.finish())
+    run.world.barrier()
+
+
+def enter_figures(run: Run) -> None:
+    """Enter what was measured on the validation split into this step's checkpoint, which may be the best now."""
+    try:
+        saved = run.saver.enter(run.progress.step, run.metrics["val"])
+    except CheckpointError as error:
+        run.logger.emit(Note(f"{error}; training goes on", "warning"))
+        return
+    if saved is not None and saved.is_best:
+        run.logger.emit(Note(f"best so far: {saved.path}"))
+
+
 def report(run: Run, outcomes: list[Outcome]) -> bool:
     """Tell of the saves that have ended; whether all of them were committed."""
     for outcome in outcomes:
         if outcome.error is None:
-            run.observer.emit(Saved(outcome.step, outcome.path, outcome.is_best))
+            run.logger.emit(Saved(outcome.step, outcome.path, outcome.is_best))
         else:
-            run.observer.emit(Note(f"{outcome.error}; training goes on, and the next save tries again", "warning"))
+            run.logger.emit(Note(f"{outcome.error}; training goes on, and the next save tries again", "warning"))
     return all(outcome.error is None for outcome in outcomes)
 
 
@@ -37,8 +56,11 @@ def completing_saves(run: Run) -> Iterator[None]:
     """What was begun inside is on the disk afterwards; if the run fails, as far as this process can see to it alone."""
     try:
         yield
+    except Stopped:  # which all processes agree on
+        finish_saving(run)
+        raise
     except BaseException:
-        if run.mesh.world == 1 or run.parallel.passes != "even":  # else a checkpoint has parts of all processes
+        if run.world.size == 1 or run.strategy.passes != "even":  # else a checkpoint has parts of all processes
             report(run, run.saver.finish())
         raise
     finish_saving(run)
@@ -48,10 +70,8 @@ def finish_saving(run: Run) -> None:
     """Have the newest checkpoint on the disk; where that fails it is tried again, and in the end it is an error."""
     for attempt in range(_RETRIES + 1):
         run.saver.release()
-        outcomes = run.saver.finish()
-        report(run, outcomes)
-        failed = bool(outcomes) and outcomes[-1].error is not None
-        if not run.mesh.start_sum([float(failed)])()[0]:
+        report(run, run.saver.finish())
+        if not run.world.start_sum([float(run.saver.has_failed)])()[0]:
             return
         if attempt < _RETRIES:
             time.sleep(_SECONDS_BETWEEN)
@@ -65,6 +85,6 @@ def finish_saving(run: Run) -> None:
 
 def _begin(run: Run) -> None:
     model, state = run.saved_model(), run.state()
-    figures = run.figures.get("val", {}) if run.evaluated_step == run.progress.step else {}
-    run.observer.flush()  # a checkpoint means that all that was due at its step is done
-    run.saver.begin(run.progress.step, model, state, figures, run.lasting())
+    metrics = run.metrics.get("val", {}) if run.evaluated_step == run.progress.step else {}
+    run.logger.flush()  # a checkpoint means that all is recorded but what it says is pending
+    run.saver.begin(run.progress.step, model, state, metrics, run.lasting())

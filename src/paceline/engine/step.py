@@ -1,65 +1,40 @@
-"""One optimizer update."""
+"""One optimizer step: forward, loss, backward, clip, step."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from torch import Tensor
-
-from paceline.data.loading.loader import Update
-from paceline.engine.objective import Agreement, discarded_pass, forward
-from paceline.engine.run import Run
-from paceline.engine.tally import Tally
+from paceline.data.loader import StepBatch
+from paceline.engine.forward import count_losses, discarded_pass, forward
+from paceline.engine.run import Run, StepResult
 
 
-class StepResult(NamedTuple):
-    """What an update did. Losses and norm are tensors that nobody has read yet."""
-
-    tally: Tally
-    grad_norm: Tensor
-    lr: float
-    should_stop: bool
-    """Whether any process was asked to stop; all processes agree."""
-    skipped: bool = False
-    """Whether the weights were left alone, since numbers were not finite."""
-
-    @property
-    def losses(self) -> dict[str, Tensor]:
-        """The weighted sum as "loss", then each loss by its name: what this process computed of them."""
-        return self.tally.own()
-
-
-def train_step(run: Run, update: Update) -> StepResult:
-    """Forward, backward, clip, step: the same update however it is divided into micro-batches and processes."""
-    if update.step in run.freezing.unfreeze_steps:
-        run.unfreeze(update.step)
-    run.parallel.settle(lambda: discarded_pass(run, update))
+def train_step(run: Run, step_batch: StepBatch) -> StepResult:
+    """One step on a global batch: the same result however it is divided into micro-batches and processes."""
+    if step_batch.step in run.freezing.unfreeze_steps:
+        run.unfreeze(step_batch.step)
+    run.strategy.warm_up(lambda: discarded_pass(run, step_batch))
     run.buffers.keep()
-    agreement = Agreement(run, update)
-    tally = Tally(run.task.weights, update.num_microbatches)
 
-    for micro, finished in zip(update.microbatches, agreement.finished, strict=True):
-        with run.parallel.accumulate(micro, is_last=micro is update.microbatches[-1]):
-            terms = forward(run, micro, finished)
-            tally.totals = agreement.totals()
-            run.precision.backward(run.parallel.objectives(terms, tally, micro))
-        if not micro.is_ghost:
-            tally.add(micro.index, terms)
+    losses = count_losses(run, step_batch)
+    for micro in step_batch.micro_batches:
+        with run.strategy.accumulate(micro, is_last=micro is step_batch.micro_batches[-1]):
+            terms = forward(run, micro)
+            run.precision.backward(losses.scaled(terms, micro, run.strategy.factor))
+        losses.add(terms, micro)
+    losses.finish()
 
-    tally.totals = agreement.totals()
-    run.parallel.exchange(update)
-    run.precision.collect(run.learning)
-    grad_norm = run.clip(run.parallel.local(run.learning))
-    lr = run.plan.apply(update.step)
-    skipped = run.precision.overflowed(grad_norm) or not run.health.accepts(run, update, grad_norm)
-    if not skipped:
+    run.strategy.sync_gradients(step_batch)
+    run.precision.unscale(run.trainable)
+    grad_norm = run.clip(run.strategy.local(run.trainable))
+    lr = run.scheduler.apply(step_batch.step)
+    skipped = run.precision.overflowed(grad_norm) or not run.accepts(step_batch, grad_norm)
+    if skipped:
+        run.buffers.restore()
+    else:
         run.saver.release()
         run.optimizer.step()
-        run.precision.publish()
-        run.averaging.update(run.masters)
-    else:
-        run.buffers.put_back()
-    for parameter in run.learning:  # what optimizer.zero_grad does, without its hooks
+        run.precision.sync_weights()
+        run.averaging.update(run.master_model)
+    for parameter in run.trainable:  # what optimizer.zero_grad does, without its hooks
         parameter.grad = None
-    run.progress.step = update.step + 1
-    return StepResult(tally, grad_norm, lr, agreement.should_stop, skipped)
+    run.progress.step = step_batch.step + 1
+    return StepResult(losses, grad_norm, lr, losses.should_stop, skipped)

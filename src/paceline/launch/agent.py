@@ -18,12 +18,12 @@ from torch.distributed.elastic.events.api import Event, EventSource
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
-from paceline.core.counting import counted
 from paceline.core.errors import Stopped
+from paceline.core.text import pluralize
 from paceline.launch.environment import RECORDS, RESTARTS
+from paceline.launch.exit_record import is_done, read_records
 from paceline.launch.failure import Ended, Failure, judge
 from paceline.launch.machines import Machines
-from paceline.launch.record import is_done, read_records
 from paceline.launch.signals import Interrupted, StopSignals
 
 # What the others of a failed process may take to find that out and to say why; then they are killed.
@@ -131,7 +131,7 @@ class Agent(LocalElasticAgent):
             self._remaining_restarts = 0
         elif self._remaining_restarts:
             number = limit - self._remaining_restarts + 1
-            self._say(f"{failure.summary}; starting again ({number} of {counted(limit, 'restart')})")
+            self._say(f"{failure.summary}; starting again ({number} of {pluralize(limit, 'restart')})")
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         """Before a new start: processes that still run are asked to save their state, as they can if all are there."""

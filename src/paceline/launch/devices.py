@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.core.counting import counted
 from paceline.core.errors import UsageError
+from paceline.core.text import pluralize
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ def choose(devices: Sequence[int], visible: str | None, num_processes: int) -> C
     if beyond:
         within = "ids count from 0"
         if names is not None:
-            within = f"CUDA_VISIBLE_DEVICES={visible} has {counted(len(names), 'device')}"
+            within = f"CUDA_VISIBLE_DEVICES={visible} has {pluralize(len(names), 'device')}"
         raise UsageError(f"train.devices: there is no device {beyond[0]}: {within}")
     if num_processes > len(devices):
         raise UsageError(
-            f"train.devices: {num_processes} processes for {counted(len(devices), 'device')}; "
+            f"train.devices: {num_processes} processes for {pluralize(len(devices), 'device')}; "
             f"name {num_processes} devices or start with --procs {len(devices)}"
         )
     chosen = [str(device) if names is None else names[device] for device in devices]

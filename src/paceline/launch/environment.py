@@ -6,39 +6,16 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from paceline.core.errors import UsageError
+from paceline.core.place import FIRST_PORT, HERE, LAST_PORT, Numbers, Place, read_place
+from paceline.launch.network import is_loopback, use_interface_of
 
 LAUNCHER = "PACELINE_LAUNCHER"  # process id of our own launcher
 RESTARTS = "PACELINE_RESTARTS"  # how often the processes of this run were started before
 RECORDS = "PACELINE_RECORDS"  # the folder in which a process says why it ended
 
-_FIRST_PORT, _NUM_PORTS = 20000, 12000  # below the ports that systems give out on their own
-_HERE = "127.0.0.1"
-
-
-@dataclass(frozen=True)
-class Place:
-    """One process among `world`, `local_world` of them on this machine, who meet at `address`:`port`."""
-
-    rank: int
-    world: int
-    local_rank: int
-    local_world: int
-    address: str
-    port: int
-
-    def variables(self) -> dict[str, str]:
-        """The names under which torch looks for this."""
-        return {
-            "RANK": str(self.rank),
-            "WORLD_SIZE": str(self.world),
-            "LOCAL_RANK": str(self.local_rank),
-            "LOCAL_WORLD_SIZE": str(self.local_world),
-            "MASTER_ADDR": self.address,
-            "MASTER_PORT": str(self.port),
-        }
+_NUM_PORTS = 12000  # of those that are chosen by a job's number
 
 
 def take_place() -> Place | None:
@@ -50,21 +27,19 @@ def take_place() -> Place | None:
     if place is not None:
         os.environ.update(place.variables())
         os.environ.setdefault("OMP_NUM_THREADS", str(threads_of_each(place.local_world, os.environ)))
+        if is_loopback(place.address):
+            use_interface_of(place.address)
     return place
 
 
 def find_place(variables: Mapping[str, str]) -> Place | None:
     """The place that these environment variables describe; None if they describe none."""
-    for read in (_from_torch, _from_slurm, _from_open_mpi):
-        place = read(_Numbers(variables))
-        if place is not None:
-            return place
-    return None
+    return read_place(variables) or _from_slurm(Numbers(variables)) or _from_open_mpi(Numbers(variables))
 
 
 def restart_count(variables: Mapping[str, str] | None = None) -> int:
     """How often this run was started before by whatever keeps it alive: 0 at the first start of a command."""
-    numbers = _Numbers(os.environ if variables is None else variables)
+    numbers = Numbers(os.environ if variables is None else variables)
     return sum(numbers.get(name, 0) for name in (RESTARTS, "SLURM_RESTART_COUNT")) or numbers.get(
         "TORCHELASTIC_RESTART_COUNT", 0
     )
@@ -77,7 +52,7 @@ def is_supervised() -> bool:
 
 def threads_of_each(processes: int, variables: Mapping[str, str] | None = None) -> int:
     """The cores of this machine that each of its processes may keep busy."""
-    given = _Numbers(variables or {}).get("SLURM_CPUS_PER_TASK", 0)
+    given = Numbers(variables or {}).get("SLURM_CPUS_PER_TASK", 0)
     return given or max(1, _num_cores() // processes)
 
 
@@ -89,94 +64,58 @@ def first_host(nodes: str) -> str:
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", name[0])
 
 
-def _from_torch(found: _Numbers) -> Place | None:
-    """As torchrun, `torch.distributed.launch` and our own launcher say it."""
-    if not found.has("RANK", "WORLD_SIZE"):
-        return None
-    world = found["WORLD_SIZE"]
-    if world > 1 and not found.has("MASTER_ADDR", "MASTER_PORT"):
-        raise UsageError(
-            f"RANK and WORLD_SIZE={world} are set, MASTER_ADDR and MASTER_PORT are not: "
-            "start with --procs, or set all four"
-        )
-    local_world = found.get("LOCAL_WORLD_SIZE", world)
-    local_rank = found.get("LOCAL_RANK", found["RANK"] % local_world)
-    address, port = found.text.get("MASTER_ADDR", _HERE), found.get("MASTER_PORT", _FIRST_PORT)
-    return Place(found["RANK"], world, local_rank, local_world, address, port)
-
-
-def _from_slurm(found: _Numbers) -> Place | None:
+def _from_slurm(found: Numbers) -> Place | None:
     """As `srun` says it; the shell of a job script has most of the same variables, and is no task."""
     is_task = found.has("SLURM_STEP_ID") or found.text.get("ENVIRONMENT") != "BATCH"
     if not (is_task and found.has("SLURM_PROCID") and (found.has("SLURM_STEP_NUM_TASKS") or found.has("SLURM_NTASKS"))):
         return None
-    world = found.get("SLURM_STEP_NUM_TASKS", found.get("SLURM_NTASKS", 1))
+    world = found.get("SLURM_STEP_NUM_TASKS", found.get("SLURM_NTASKS", 1, low=1), low=1)
     if world == 1:
         return None
     local_world = _slurm_tasks_here(found, world)
     nodes = found.text.get("SLURM_STEP_NODELIST") or found.text.get("SLURM_JOB_NODELIST") or ""
-    port = _FIRST_PORT + found.get("SLURM_JOB_ID", 0) % _NUM_PORTS
+    port = FIRST_PORT + found.get("SLURM_JOB_ID", 0) % _NUM_PORTS
     address, port = _meeting_point(found, local_world == world, lambda: first_host(nodes), port)
-    return Place(found["SLURM_PROCID"], world, found.get("SLURM_LOCALID", 0), local_world, address, port)
+    rank, local_rank = (found.get(name, 0, high=world - 1) for name in ("SLURM_PROCID", "SLURM_LOCALID"))
+    return Place(rank, world, local_rank, local_world, address, port)
 
 
-def _from_open_mpi(found: _Numbers) -> Place | None:
+def _from_open_mpi(found: Numbers) -> Place | None:
     """As `mpirun` says it."""
-    if not found.has("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE") or found["OMPI_COMM_WORLD_SIZE"] == 1:
+    world = found.get("OMPI_COMM_WORLD_SIZE", 1, low=1)
+    if not found.has("OMPI_COMM_WORLD_RANK") or world == 1:
         return None
-    world = found["OMPI_COMM_WORLD_SIZE"]
-    local_world = found.get("OMPI_COMM_WORLD_LOCAL_SIZE", world)
+    rank = found.get("OMPI_COMM_WORLD_RANK", 0, high=world - 1)
+    local_world = found.get("OMPI_COMM_WORLD_LOCAL_SIZE", world, low=1, high=world)
+    local_rank = found.get("OMPI_COMM_WORLD_LOCAL_RANK", 0, high=local_world - 1)
     job = found.text.get("PMIX_NAMESPACE") or found.text.get("OMPI_MCA_ess_base_jobid", "")
 
     def unknown() -> str:
         raise UsageError("mpirun over several machines: name that of rank 0 with -x MASTER_ADDR=HOST")
 
-    port = _FIRST_PORT + zlib.crc32(job.encode()) % _NUM_PORTS
+    port = FIRST_PORT + zlib.crc32(job.encode()) % _NUM_PORTS
     address, port = _meeting_point(found, local_world == world, unknown, port)
-    return Place(
-        found["OMPI_COMM_WORLD_RANK"], world, found.get("OMPI_COMM_WORLD_LOCAL_RANK", 0), local_world, address, port
-    )
+    return Place(rank, world, local_rank, local_world, address, port)
 
 
 def _meeting_point(
-    found: _Numbers, one_machine: bool, find_host: Callable[[], str], default_port: int
+    found: Numbers, one_machine: bool, find_host: Callable[[], str], default_port: int
 ) -> tuple[str, int]:
     """The address and port of rank 0: what the user set, else this machine, else what is known of the others."""
-    address = found.text.get("MASTER_ADDR") or (_HERE if one_machine else find_host())
-    return address, found.get("MASTER_PORT", default_port)
+    address = found.text.get("MASTER_ADDR") or (HERE if one_machine else find_host())
+    return address, found.get("MASTER_PORT", default_port, low=1, high=LAST_PORT)
 
 
-def _slurm_tasks_here(found: _Numbers, world: int) -> int:
+def _slurm_tasks_here(found: Numbers, world: int) -> int:
     """Slurm counts tasks of machines as `2(x3),1`: two on each of three, one on the last."""
     counts: list[int] = []
     listed = found.text.get("SLURM_STEP_TASKS_PER_NODE") or found.text.get("SLURM_TASKS_PER_NODE") or ""
-    for tasks, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", listed):
+    for tasks, times in re.findall(r"(\d{1,6})(?:\(x(\d{1,6})\))?", listed):
         counts += [int(tasks)] * int(times or 1)
     machine = found.get("SLURM_NODEID", 0)
-    if machine < len(counts):
-        return counts[machine]
-    num_machines = found.get("SLURM_STEP_NUM_NODES", found.get("SLURM_NNODES", 1))
-    return max(1, world // num_machines)
+    num_machines = found.get("SLURM_STEP_NUM_NODES", found.get("SLURM_NNODES", 1, low=1), low=1)
+    return max(1, counts[machine] if machine < len(counts) else world // num_machines)
 
 
 def _num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-class _Numbers:
-    """Environment variables read as whole numbers."""
-
-    def __init__(self, variables: Mapping[str, str]) -> None:
-        self.text = variables
-
-    def has(self, *names: str) -> bool:
-        return all(self.text.get(name) for name in names)
-
-    def __getitem__(self, name: str) -> int:
-        text = self.text[name]
-        if not re.fullmatch(r"\d+", text):
-            raise UsageError(f"the environment variable {name}: expected a whole number, got {text!r}")
-        return int(text)
-
-    def get(self, name: str, default: int) -> int:
-        return self[name] if self.text.get(name) else default

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.core.errors import CheckpointError, DataError, Stopped, UsageError
-from paceline.launch.record import Record
+from paceline.launch.exit_record import Record
 
 # A process that ends so has found a mistake of the user's, or was asked to stop: again would be the same.
 _FINAL_CODES = {error.exit_code for error in (UsageError, DataError, CheckpointError, Stopped)}

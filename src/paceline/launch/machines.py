@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
-from paceline.launch.record import Record
+from paceline.launch.exit_record import Record
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -123,7 +123,7 @@ class SeveralMachines:
     def verdict(self) -> Record | None:
         """Looked for during a second: the machine with the error may find it later than we its consequence."""
         deadline = time.monotonic() + _VERDICT_SECONDS
-        with suppress(RuntimeError):
+        with suppress(RuntimeError, ValueError, TypeError):  # the last two: somebody else has written there
             while time.monotonic() < deadline:
                 if self._run.check([_VERDICT]):
                     return Record.from_text(self._run.get(_VERDICT).decode())

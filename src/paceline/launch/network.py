@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import os
 import socket
 import struct
 import threading
@@ -11,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from paceline.core.errors import UsageError
+from paceline.core.place import HERE
 
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR of <linux/sockios.h>
 
@@ -34,16 +37,12 @@ class Endpoint:
         return cls(host.strip("[]"), int(port))
 
 
-def is_here(endpoint: Endpoint) -> bool:
-    """Whether the endpoint's address is one of this machine: only then can a socket be bound to it."""
-    for family, kind, protocol, _, address in _resolve(endpoint):
-        with closing(socket.socket(family, kind, protocol)) as trial:
-            try:
-                trial.bind((address[0], 0))
-            except OSError:
-                continue
-            return True
-    return False
+def is_loopback(host: str) -> bool:
+    """Whether this names the machine itself as only its own processes reach it; nothing is looked up."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def can_connect(endpoint: Endpoint, timeout: float) -> bool:
@@ -82,6 +81,20 @@ def address_towards(endpoint: Endpoint) -> str:
                 continue
             return str(trial.getsockname()[0])
     return socket.gethostname()
+
+
+def use_interface_of(address: str) -> None:
+    """Have this process and those that it starts talk at this address of the machine, unless the user has chosen.
+
+    Left alone, gloo takes the interface of this machine's name, which others may not reach or should not. NCCL finds
+    its ways to other machines by itself; within one machine it stays there too.
+    """
+    interface = interface_of(HERE if is_loopback(address) else address)
+    if interface is None:
+        return
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    if is_loopback(address):
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
 
 
 def interface_of(address: str) -> str | None:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import time
+from contextlib import suppress
+from datetime import timedelta
 
 from torch import distributed as dist
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.rendezvous import (
-    RendezvousConnectionError,
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
     RendezvousStoreInfo,
 )
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torch.distributed.elastic.utils.distributed import get_free_port
 
-from paceline.core.errors import PacelineError
+from paceline.core.errors import PacelineError, UsageError
+from paceline.core.place import HERE
+from paceline.core.tcp_store import serve_store
 from paceline.launch.machines import Machines, OneMachine, SeveralMachines
-from paceline.launch.network import Endpoint, address_towards, can_connect, is_here
+from paceline.launch.membership import JsonBackend
+from paceline.launch.network import Endpoint, address_towards, can_connect, is_loopback
 
 _NAME = "paceline"
 # Once enough machines have come, others are waited for this long; later ones join a running run.
@@ -39,7 +44,7 @@ class Alone(RendezvousHandler):
         """A world of one machine."""
         port: int = get_free_port()  # type: ignore[no-untyped-call]
         store = dist.HashStore()  # type: ignore[attr-defined]
-        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo("127.0.0.1", port))
+        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(HERE, port))
 
     def is_closed(self) -> bool:
         """Never."""
@@ -65,42 +70,55 @@ def meet(endpoint: Endpoint | None, min_nodes: int, max_nodes: int, timeout: flo
     """The machines of a run; several are in touch within `timeout` seconds, or an error says so."""
     if endpoint is None:
         return OneMachine(Alone())
+    address = address_towards(endpoint)
+    if max_nodes > 1 and is_loopback(address) and not is_loopback(endpoint.host):
+        raise UsageError(
+            f"--rendezvous {endpoint}: this machine knows that name as {address}, which no other machine can reach;"
+            f" use an address that all can reach, as in --rendezvous 10.0.0.1:{endpoint.port}"
+        )
     parameters = RendezvousParameters(
         "c10d",
         str(endpoint),
         _NAME,
         min_nodes,
         max_nodes,
-        address_towards(endpoint),
+        address,
         join_timeout=max(1, round(timeout)),
         last_call_timeout=_LAST_CALL_SECONDS,
         close_timeout=5,
         keep_alive_interval=_HEARTBEAT_SECONDS,
         keep_alive_max_attempt=_HEARTBEATS_MISSED,
-        read_timeout=max(1, round(timeout)),
     )
-    try:
-        backend, store = create_backend(_with_store(parameters, endpoint, timeout))
-    except RendezvousConnectionError:
-        # Another launcher of this machine was quicker to serve the store, or it ended just now: once more.
-        backend, store = create_backend(_with_store(parameters, endpoint, timeout))
-    return SeveralMachines(create_handler(store, backend, parameters), store)
+    store = _open_store(endpoint, timeout)
+    return SeveralMachines(create_handler(store, JsonBackend(store, _NAME), parameters), store)
 
 
-def _with_store(parameters: RendezvousParameters, endpoint: Endpoint, timeout: float) -> RendezvousParameters:
+def _open_store(endpoint: Endpoint, timeout: float) -> TCPStore:
     """Serve the store if the address is one of this machine and nobody serves it yet, else wait until it answers.
 
     The wait is ours, not the store's: that one cannot be interrupted and complains on the terminal.
     """
-    parameters.config["is_host"] = is_here(endpoint) and not can_connect(endpoint, timeout=1.0)
-    if parameters.config["is_host"]:
-        return parameters
     deadline = time.monotonic() + timeout
-    while not can_connect(endpoint, timeout=2.0):
+    patience = timedelta(seconds=max(1.0, timeout))
+    while True:
+        if store := _serve(endpoint, patience):
+            return store
+        if can_connect(endpoint, timeout=2.0):
+            with suppress(RuntimeError):  # who served it has ended just now, or serves something else
+                return TCPStore(endpoint.host, endpoint.port, None, False, patience)
         if time.monotonic() >= deadline:
             raise PacelineError(
                 f"--rendezvous {endpoint}: nobody answers after {timeout:g} s; start the same command on "
                 f"{endpoint.host}, open its port {endpoint.port}, or wait longer with --rendezvous-timeout"
             )
         time.sleep(_SECONDS_BETWEEN_TRIES)
-    return parameters
+
+
+def _serve(endpoint: Endpoint, timeout: timedelta) -> TCPStore | None:
+    """The store, served by this process; None if another machine, or another launcher of this one, is to do that."""
+    try:
+        return serve_store(endpoint.host, endpoint.port, timeout)
+    except OSError as error:
+        if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+            return None
+        raise UsageError(f"--rendezvous {endpoint}: cannot be served: {error.strerror}; choose another port") from error

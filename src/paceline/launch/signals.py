@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+from paceline.core.signals import handled
 
 
 class Interrupted(Exception):  # noqa: N818 - being asked to stop is no error
@@ -30,14 +30,9 @@ class StopSignals:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Take the signals as requests; one that is ignored, as under nohup, stays ignored."""
-        wanted = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-        previous = {number: signal.signal(number, self._note) for number in wanted}
-        try:
+        """Take the stop signals as requests; the launcher's process ends behind it, so no request comes too late."""
+        with handled(self._note, until_exit=True):
             yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from paceline.core.errors import UsageError
 from paceline.launch.devices import default_processes, use_devices
 from paceline.launch.environment import take_place
-from paceline.launch.local import Launch, launch, worker_command
+from paceline.launch.launcher import Launch, launch, worker_command
 from paceline.launch.network import Endpoint
 
 

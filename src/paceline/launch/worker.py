@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -14,16 +11,19 @@ from contextlib import suppress
 from pathlib import Path
 
 from paceline.core.errors import PacelineError
+from paceline.core.parent import end_with
+from paceline.core.place import Numbers
+from paceline.core.temporary import share_folder
 from paceline.launch.environment import LAUNCHER, RECORDS
-from paceline.launch.record import Record, note_done
-
-_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
-_SECONDS_BETWEEN_LOOKS = 0.5
+from paceline.launch.exit_record import Record, note_done
 
 
 def run_as_worker(body: Callable[[], int]) -> int:
     """Run the body and give its exit code; errors go to the launcher, which speaks for all processes."""
-    live_with(int(os.environ.pop(LAUNCHER)))
+    launcher = Numbers(os.environ).get(LAUNCHER, 0, low=1)
+    del os.environ[LAUNCHER]
+    end_with(launcher)
+    share_folder(Path(os.environ[RECORDS]).parent)
     try:
         return _do(body)
     except PacelineError as error:
@@ -48,26 +48,6 @@ def _do(body: Callable[[], int]) -> int:
         with suppress(OSError):
             note_done(Path(os.environ[RECORDS]), int(os.environ["RANK"]))
     return code
-
-
-def live_with(launcher: int) -> None:
-    """Let this process be killed as soon as its launcher is gone, however that came about."""
-    try:
-        library = ctypes.CDLL(None, use_errno=True)
-        is_set = library.prctl(_SET_PARENT_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0) == 0
-    except (OSError, AttributeError):
-        is_set = False
-    # The launcher may have ended before the line above; from then on somebody else is the parent.
-    if os.getppid() != launcher:
-        os._exit(1)
-    if not is_set:
-        threading.Thread(target=_watch, args=(launcher,), name="launcher-watch", daemon=True).start()
-
-
-def _watch(launcher: int) -> None:
-    while os.getppid() == launcher:
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _flush() -> None:

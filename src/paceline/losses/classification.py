@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.core.arguments import NonNegative, PartialShare, Positive
 from paceline.core.errors import DataError
+from paceline.core.registry import register
 from paceline.data.batch import Batch
-from paceline.losses.class_numbers import ClassNumbers, full_precision
-from paceline.losses.term import Term
+from paceline.losses.class_weights import ClassNumbers, full_precision
+from paceline.losses.loss_term import LossTerm
 
 _ROUNDING = 1e-3
 
 
+@register.loss("cross_entropy")
 class CrossEntropy:
     """Softmax cross-entropy with class numbers int64 [N] or with soft targets, float [N, C].
 
@@ -21,7 +26,7 @@ class CrossEntropy:
     target weighs what its classes weigh, each by its share: as much as the class itself if all of it is of one.
     """
 
-    def __init__(self, label_smoothing: float = 0.0, class_weights: list[float] | None = None) -> None:
+    def __init__(self, label_smoothing: PartialShare = 0.0, class_weights: Sequence[NonNegative] | None = None) -> None:
         self.label_smoothing = label_smoothing
         self.weights = None if class_weights is None else ClassNumbers("class_weights", class_weights)
 
@@ -34,7 +39,7 @@ class CrossEntropy:
             return float(len(labels))
         return self.weights.total(labels) if labels.ndim == 1 else self.weights.weighted(labels.double().sum(0))
 
-    def __call__(self, outputs: Tensor, batch: Batch) -> Term:
+    def __call__(self, outputs: Tensor, batch: Batch) -> LossTerm:
         """The loss, summed over samples, and what to divide it by."""
         logits, labels = full_precision(outputs), _labels("cross_entropy", batch)
         weights = None if self.weights is None else self.weights.beside(logits)
@@ -50,10 +55,11 @@ class CrossEntropy:
             logits, labels, weight=weights, reduction="sum", label_smoothing=self.label_smoothing
         )
         if weights is None:
-            return Term(numerator, float(len(labels)))
-        return Term(numerator, (labels * weights).sum() if soft else weights[labels].sum())
+            return LossTerm(numerator, float(len(labels)))
+        return LossTerm(numerator, (labels * weights).sum() if soft else weights[labels].sum())
 
 
+@register.loss("bce")
 class BinaryCrossEntropy:
     """Sigmoid cross-entropy, where each class is a yes or no of its own: the mean over samples and classes.
 
@@ -61,7 +67,7 @@ class BinaryCrossEntropy:
     Label smoothing draws targets [N, C] towards 1/2; class numbers have its share spread over all classes.
     """
 
-    def __init__(self, label_smoothing: float = 0.0, positive_weights: list[float] | None = None) -> None:
+    def __init__(self, label_smoothing: PartialShare = 0.0, positive_weights: Sequence[Positive] | None = None) -> None:
         self.label_smoothing = label_smoothing
         self.weights = None if positive_weights is None else ClassNumbers("positive_weights", positive_weights)
 
@@ -69,7 +75,7 @@ class BinaryCrossEntropy:
         """The number of samples."""
         return float(len(_labels("bce", batch)))
 
-    def __call__(self, outputs: Tensor, batch: Batch) -> Term:
+    def __call__(self, outputs: Tensor, batch: Batch) -> LossTerm:
         """The loss, averaged over classes and summed over samples, and the number of samples."""
         logits, labels = full_precision(outputs), _labels("bce", batch)
         weights = None if self.weights is None else self.weights.beside(logits)
@@ -78,7 +84,7 @@ class BinaryCrossEntropy:
         )
         # Before the forward pass class numbers do not tell C, so the numerator is divided by it here:
         # the result is the mean over N * C all the same.
-        return Term(total / logits.shape[1], float(len(labels)))
+        return LossTerm(total / logits.shape[1], float(len(labels)))
 
     def _targets(self, labels: Tensor, logits: Tensor) -> Tensor:
         smoothing = self.label_smoothing

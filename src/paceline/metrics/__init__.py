@@ -1,1 +1,1 @@
-"""Figures that come out the same however the samples were divided."""
+"""Metrics that come out the same however the samples were divided."""

@@ -11,9 +11,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from paceline.core.arguments import NonNegative
+from paceline.core.registry import register
 from paceline.data.batch import Batch
+from paceline.metrics.metric import Figures, State
 from paceline.metrics.segmentation import class_maps, mean, named
-from paceline.metrics.state import Figures, State
 
 _SHARE_OF_DIAGONAL = 0.0075
 _FAR = 12.0  # pixels; nearer than this a disk is faster than distances, ten times so at four pixels
@@ -27,14 +29,15 @@ Flags = npt.NDArray[np.bool_]
 _NOWHERE: Places = np.empty((2, 0), np.int64)
 
 
+@register.metric("boundary_f")
 class BoundaryF:
     """F1 of boundary pixels that have one of the other side within `distance` pixels, as "boundary_f".
 
-    A boundary pixel of a class belongs to it and has a neighbour above, below, left or right that does not; the edge
-    of the image is no neighbour. Ignored pixels belong to no class in the mask nor in the prediction.
+    A boundary pixel of a class belongs to it and has a neighbor above, below, left or right that does not; the edge
+    of the image is no neighbor. Ignored pixels belong to no class in the mask nor in the prediction.
 
     For each image and class that its mask holds, precision is the share of the prediction's boundary pixels with one
-    of the mask's at most `distance` away, centre to centre; recall is the same the other way round, and F their
+    of the mask's at most `distance` away, center to center; recall is the same the other way round, and F their
     harmonic mean. It is 1 if neither has a boundary, since both are of that class all over, and 0 if only one has or
     the class is not predicted at all. By default `distance` is 0.75 % of the image's diagonal.
 
@@ -47,15 +50,17 @@ class BoundaryF:
         self,
         num_classes: int,
         ignore_index: int | None = 255,
-        distance: float | None = None,
+        distance: NonNegative | None = None,
         classes: Sequence[str] | None = None,
     ) -> None:
         self.num_classes = num_classes
         self.ignore_index = ignore_index
         self.distance = distance
         self.classes = classes
+        values = ("boundary_f", *(f"boundary_f.{name}" for name in classes or ()))
+        self.higher_is_better = dict.fromkeys(values, True)
 
-    def measure(self, predictions: Tensor | Sequence[Tensor], batch: Batch) -> State:
+    def update(self, predictions: Tensor | Sequence[Tensor], batch: Batch) -> State:
         """F of each image and class, float64 [N, C], not a number where the mask does not hold the class."""
         rows = torch.full((batch.size, self.num_classes), math.nan, dtype=torch.float64)
         maps = class_maps("boundary_f", self.num_classes, self.ignore_index, predictions, batch)
@@ -65,16 +70,16 @@ class BoundaryF:
                 row[number] = score
         return {"scores": rows}
 
-    def figures(self, state: State) -> Figures:
+    def compute(self, state: State) -> Figures:
         """The mean, and the means of classes."""
         columns = state["scores"].T
         means = torch.tensor(
             [math.nan if column.isnan().all() else mean(column) for column in columns], dtype=torch.float64
         )
-        figures: Figures = {"class_boundary_f": means}
+        metrics: Figures = {"class_boundary_f": means}
         if not means.isnan().all():
-            figures["boundary_f"] = mean(means)
-        return figures | named("boundary_f", means, self.classes)
+            metrics["boundary_f"] = mean(means)
+        return metrics | named("boundary_f", means, self.classes)
 
     def _scores(self, predicted: Numbers, truth: Numbers) -> dict[int, float]:
         reach = self.distance if self.distance is not None else _SHARE_OF_DIAGONAL * math.hypot(*truth.shape)

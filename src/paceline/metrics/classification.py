@@ -1,4 +1,4 @@
-"""Figures for images with one label or several: batch["label"] against logits [N, C].
+"""Metrics for images with one label or several: batch["label"] against logits [N, C].
 
 A sample whose logits are not numbers never counts as right.
 """
@@ -7,27 +7,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from paceline.core.counting import counted
+from paceline.core.arguments import Count
 from paceline.core.errors import DataError
+from paceline.core.registry import register
+from paceline.core.text import pluralize
 from paceline.data.batch import Batch
-from paceline.metrics.state import Figures, State
+from paceline.metrics.metric import Figures, State
 
 
+@register.metric("top_k")
 class TopK:
     """The share of samples whose label is among the k best classes, as "top1", "top5" and so on.
 
     Of classes with equal scores the one with the lower number is ahead. A k above the number of classes
-    has no figure.
+    has no metric.
     """
 
-    def __init__(self, k: Sequence[int] = (1, 5)) -> None:
+    def __init__(self, k: Annotated[Sequence[Count], Field(min_length=1)] = (1, 5)) -> None:
         self.k = k
+        self.higher_is_better = {f"top{k}": True for k in self.k}
 
-    def measure(self, predictions: Tensor, batch: Batch) -> State:
+    def update(self, predictions: Tensor, batch: Batch) -> State:
         """How many samples are right at each k, and how many there are."""
         logits = predictions.detach()  # [N, C]
         labels = _class_numbers("top_k", batch).unsqueeze(1)  # [N, 1]
@@ -39,24 +45,29 @@ class TopK:
         right = {f"top{k}": (ahead < k).sum().cpu() for k in self.k if k <= num_classes}
         return {**right, "samples": torch.tensor(num_samples)}
 
-    def figures(self, state: State) -> Figures:
+    def compute(self, state: State) -> Figures:
         """Shares from 0 to 1."""
         num_samples = int(state["samples"])
         return {name: int(right) / num_samples for name, right in state.items() if name != "samples"}
 
 
+_AVERAGES = ("precision", "recall", "f1")
+
+
+@register.metric("confusion_matrix")
 class ConfusionMatrix:
     """How often each class was taken for which, and "precision", "recall" and "f1" averaged over classes.
 
     "confusion" is int64 [C, C], rows the truth and columns the prediction. A class that never occurs or is
-    never predicted has 0 where a figure would divide by 0. A sample without a prediction (logits that are not
+    never predicted has 0 where a metric would divide by 0. A sample without a prediction (logits that are not
     numbers) stands in no column, and lowers the recall.
     """
 
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes
+        self.higher_is_better = dict.fromkeys(_AVERAGES, True)
 
-    def measure(self, predictions: Tensor, batch: Batch) -> State:
+    def update(self, predictions: Tensor, batch: Batch) -> State:
         """The counts of one batch, int64 [C, C + 1]: the last column is for samples without a prediction."""
         logits = predictions.detach()
         labels = _class_numbers("confusion_matrix", batch)
@@ -66,7 +77,7 @@ class ConfusionMatrix:
         cells = (labels * width + predicted).cpu()
         return {"counts": torch.bincount(cells, minlength=self.num_classes * width).view(-1, width)}
 
-    def figures(self, state: State) -> Figures:
+    def compute(self, state: State) -> Figures:
         """The matrix and the averages."""
         confusion = state["counts"][:, : self.num_classes]
         right = confusion.diagonal()
@@ -75,19 +86,21 @@ class ConfusionMatrix:
         return {"confusion": confusion.contiguous(), **_class_averages(right, wrongly, missed)}
 
 
+@register.metric("multi_label")
 class MultiLabel:
-    """Figures for several labels per sample; a class is predicted where its sigmoid is above `threshold`.
+    """Metrics for several labels per sample; a class is predicted where its sigmoid is above `threshold`.
 
     "precision", "recall" and "f1" are averaged over classes (0 where one would divide by 0), "micro_f1" is
     over all labels, "accuracy" the share of right labels, "exact_match" that of samples with no label wrong.
     """
 
-    def __init__(self, num_classes: int, threshold: float = 0.5) -> None:
+    def __init__(self, num_classes: int, threshold: Annotated[float, Field(gt=0, lt=1)] = 0.5) -> None:
         self.num_classes = num_classes
         # Comparing logits with the logit of the threshold is the same, and rounds nothing on the way.
         self.least_logit = math.log(threshold / (1 - threshold))
+        self.higher_is_better = dict.fromkeys((*_AVERAGES, "micro_f1", "exact_match", "accuracy"), True)
 
-    def measure(self, predictions: Tensor, batch: Batch) -> State:
+    def update(self, predictions: Tensor, batch: Batch) -> State:
         """Counts for each class [C] and the number of samples that match exactly."""
         logits = predictions.detach().float()
         check_classes("multi_label", self.num_classes, logits, batch["label"])
@@ -102,7 +115,7 @@ class MultiLabel:
         }
         return {name: count.cpu() for name, count in counts.items()} | {"samples": torch.tensor(len(logits))}
 
-    def figures(self, state: State) -> Figures:
+    def compute(self, state: State) -> Figures:
         """Shares from 0 to 1."""
         right, wrongly, missed = state["tp"], state["fp"], state["fn"]
         num_samples = int(state["samples"])
@@ -150,11 +163,11 @@ def _class_numbers(metric: str, batch: Batch) -> Tensor:
 
 def check_classes(metric: str, num_classes: int, logits: Tensor, labels: Tensor) -> None:
     """Raise unless logits [N, C] and labels, [N] or [N, C], are of that many classes."""
-    classes = counted(num_classes, "class")
+    classes = pluralize(num_classes, "class")
     if logits.shape[1] != num_classes:
         raise DataError(f"{metric}: the data have {classes}, but the model tells {logits.shape[1]} apart")
     if labels.ndim == 2 and labels.shape[1] != num_classes:
         raise DataError(
-            f"{metric}: the data have {classes}, but samples have {counted(labels.shape[1], 'label')} each; "
+            f"{metric}: the data have {classes}, but samples have {pluralize(labels.shape[1], 'label')} each; "
             "several labels per sample are given as one yes or no for each class"
         )

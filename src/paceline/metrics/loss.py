@@ -1,4 +1,4 @@
-"""Losses as figures of an evaluation."""
+"""Losses as metrics of an evaluation."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from paceline.data.batch import Batch
-from paceline.losses.term import Loss
-from paceline.metrics.state import Figures, State
+from paceline.losses.loss_term import Loss
+from paceline.metrics.metric import Figures, State
 
 
-class LossFigures:
+class LossMetrics:
     """Each loss over all samples, by its name, and their weighted sum as "loss".
 
     A loss whose denominator comes to 0 is not defined: it is left out, and "loss" with it.
@@ -19,8 +19,9 @@ class LossFigures:
     def __init__(self, losses: dict[str, Loss], weights: dict[str, float]) -> None:
         self.losses = losses
         self.weights = weights
+        self.higher_is_better = dict.fromkeys((*losses, "loss"), False)
 
-    def measure(self, predictions: Tensor, batch: Batch) -> State:
+    def update(self, predictions: Tensor, batch: Batch) -> State:
         """Numerator and denominator of each loss for one batch."""
         outputs = predictions.detach()
         state = {}
@@ -30,17 +31,17 @@ class LossFigures:
             state[f"{name}.denominator"] = _one_row(term.denominator)
         return state
 
-    def figures(self, state: State) -> Figures:
+    def compute(self, state: State) -> Figures:
         """The losses over all batches, and "loss"."""
-        figures: Figures = {}
+        metrics: Figures = {}
         for name in self.losses:
             # Python adds in the order of the batches; torch adds in an order that can depend on its threads.
             denominator = sum(state[f"{name}.denominator"].tolist())
             if denominator != 0:
-                figures[name] = sum(state[f"{name}.numerator"].tolist()) / denominator
-        if len(figures) == len(self.losses):
-            figures["loss"] = sum(self.weights[name] * figures[name] for name in self.losses)
-        return figures
+                metrics[name] = sum(state[f"{name}.numerator"].tolist()) / denominator
+        if len(metrics) == len(self.losses):
+            metrics["loss"] = sum(self.weights[name] * metrics[name] for name in self.losses)
+        return metrics
 
 
 def _one_row(value: Tensor | float) -> Tensor:

@@ -1,4 +1,4 @@
-"""Figures for how well scores put samples in order, class by class: batch["label"] against logits [N, C]."""
+"""Metrics for how well scores put samples in order, class by class: batch["label"] against logits [N, C]."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from paceline.core.registry import register
 from paceline.data.batch import Batch
 from paceline.metrics.classification import check_classes
-from paceline.metrics.state import Figures, State
+from paceline.metrics.metric import Figures, State
 
 
 class Ranking(ABC):
-    """A figure of each class, averaged over those that have it; exact, from the scores of all samples.
+    """A metric of each class, averaged over those that have it; exact, from the scores of all samples.
 
     With one label per sample each class is held against the rest by its softmax probability (of two classes
-    only the second is), with several labels each by its own logit. The figure is left out if no class has it,
+    only the second is), with several labels each by its own logit. The metric is left out if no class has it,
     or if a score is not a number.
     """
 
@@ -25,19 +26,20 @@ class Ranking(ABC):
 
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes
+        self.higher_is_better = {self.name: True}
 
     @abstractmethod
     def worth(self, scores: Tensor, positive: Tensor) -> float | None:
-        """The figure of one class from its scores [N] and which samples have it [N]; None if it has none."""
+        """The metric of one class from its scores [N] and which samples have it [N]; None if it has none."""
 
-    def measure(self, predictions: Tensor, batch: Batch) -> State:
+    def update(self, predictions: Tensor, batch: Batch) -> State:
         """The logits [N, C] and the labels, [N, 1] or [N, C]: floats, which are joined and not added."""
         labels = batch["label"]
         check_classes(self.name, self.num_classes, predictions, labels)
         columns = labels.unsqueeze(1) if labels.ndim == 1 else labels
         return {"logits": predictions.detach().float().cpu(), "labels": columns.float().cpu()}
 
-    def figures(self, state: State) -> Figures:
+    def compute(self, state: State) -> Figures:
         """The mean over classes, if it is defined."""
         # In float64, where far fewer confident predictions round to the same probability.
         logits, labels = state["logits"].double(), state["labels"]
@@ -54,6 +56,7 @@ class Ranking(ABC):
         return {self.name: math.fsum(defined) / len(defined)} if defined else {}
 
 
+@register.metric("auroc")
 class Auroc(Ranking):
     """The area under the ROC curve, with equal scores counted as half, of classes with positives and negatives."""
 
@@ -71,6 +74,7 @@ class Auroc(Ranking):
         return doubled_wins / (2 * num_positive * num_negative)
 
 
+@register.metric("map")
 class MeanAveragePrecision(Ranking):
     """The mean of the precision at each positive, without interpolation, of classes with positives: "map".
 

@@ -1,4 +1,4 @@
-"""Figures for maps of what stands out in an image: batch["mask"] against predictions from 0 to 1.
+"""Metrics for maps of what stands out in an image: batch["mask"] against predictions from 0 to 1.
 
 They agree with those of PySODMetrics. Each is measured image by image, at the size of the mask, and averaged over
 images.
@@ -10,16 +10,18 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from paceline.core.errors import DataError, RecipeError
+from paceline.core.registry import register
 from paceline.data.batch import Batch
-from paceline.metrics.saliency_catalogue import Figure
+from paceline.metrics.metric import Figures, State
 from paceline.metrics.saliency_curves import (
     LEVELS,
     Mask,
@@ -32,20 +34,22 @@ from paceline.metrics.saliency_curves import (
     overlap_at,
     overlaps,
 )
-from paceline.metrics.saliency_structure import s_measure
-from paceline.metrics.saliency_weighted import weighted_f
-from paceline.metrics.state import Figures, State
+from paceline.metrics.saliency_structure import s_measure, weighted_f
 
-FIGURES: tuple[str, ...] = get_args(Figure)
-"""All figures, in the order in which they are given."""
+Figure = Literal[
+    "mae", "max_f", "mean_f", "adaptive_f", "weighted_f", "s_measure", "max_e", "mean_e", "adaptive_e", "iou", "ber",
+]  # fmt: skip
+FIGURES: tuple[Figure, ...] = get_args(Figure)
+"""All metrics, in the order in which they are given."""
 _FOREGROUND = 128  # a mask's pixel is salient above this
 _CURVES = {"f_curve": ("max_f", "mean_f"), "e_curve": ("max_e", "mean_e")}
+_ERRORS = ("mae", "ber")
 _UNIT = 2**40  # of curves: sums of whole numbers have the same bits in any order, and take no room for each image
 
 
 @dataclass(frozen=True)
 class _Image:
-    """One prediction with its mask, and what several figures are made from."""
+    """One prediction with its mask, and what several metrics are made from."""
 
     values: Values
     truth: Mask
@@ -81,8 +85,9 @@ _MEASURES: dict[str, Callable[[_Image], float | Values]] = {
 }
 
 
+@register.metric("saliency")
 class Saliency:
-    """The usual figures of saliency maps; `figures` chooses fewer, and what only others need is not computed.
+    """The usual metrics of saliency maps; `metrics` chooses fewer, and what only others need is not computed.
 
     "mae" is the mean absolute error. "max_f" and "mean_f" (β² = 0.3), "max_e" and "mean_e" are taken from the mean
     curve over 256 thresholds, "adaptive_f" and "adaptive_e" at twice each prediction's mean. "weighted_f" and
@@ -92,16 +97,19 @@ class Saliency:
     1, unless all are the same. Values that are not numbers count as entirely wrong.
     """
 
-    def __init__(self, figures: Sequence[str] = FIGURES, stretch: bool = True) -> None:
-        self.chosen = [name for name in FIGURES if name in figures]
+    def __init__(
+        self, metrics: Annotated[Sequence[Figure], Field(min_length=1)] = FIGURES, stretch: bool = True
+    ) -> None:
+        self.chosen = [name for name in FIGURES if name in metrics]
         self.stretch = stretch
+        self.higher_is_better: dict[str, bool] = {name: name not in _ERRORS for name in self.chosen}
         self._measures = {
             name: measure
             for name, measure in _MEASURES.items()
-            if any(figure in self.chosen for figure in _CURVES.get(name, (name,)))
+            if any(metric in self.chosen for metric in _CURVES.get(name, (name,)))
         }
 
-    def measure(self, predictions: Tensor | Sequence[Tensor], batch: Batch) -> State:
+    def update(self, predictions: Tensor | Sequence[Tensor], batch: Batch) -> State:
         """What each image measures; predictions and masks are [N, H, W], or lists of N where sizes differ.
 
         Predictions are uint8 from 0 to 255 or floats from 0 to 1, and may have a channel; masks are uint8, salient
@@ -118,19 +126,19 @@ class Saliency:
             state[name] = torch.from_numpy(values)
         return state
 
-    def figures(self, state: State) -> Figures:
+    def compute(self, state: State) -> Figures:
         """Means over images, from 0 to 1."""
         num_samples = int(state["samples"])
-        figures: Figures = {}
+        metrics: Figures = {}
         for name in self._measures:
             values = state[name].tolist()
             if name in _CURVES:
                 greatest, mean = _CURVES[name]
-                figures[greatest] = max(values) / (_UNIT * num_samples)
-                figures[mean] = sum(values) / (_UNIT * num_samples * LEVELS)
+                metrics[greatest] = max(values) / (_UNIT * num_samples)
+                metrics[mean] = sum(values) / (_UNIT * num_samples * LEVELS)
             else:
-                figures[name] = math.fsum(values) / num_samples
-        return {name: figures[name] for name in self.chosen}
+                metrics[name] = math.fsum(values) / num_samples
+        return {name: metrics[name] for name in self.chosen}
 
 
 def prepared(prediction: npt.NDArray[Any], truth: Mask, stretch: bool) -> Values:
@@ -158,7 +166,7 @@ def _pairs(predictions: Tensor | Sequence[Tensor], batch: Batch) -> list[tuple[n
             found, expected = (" x ".join(map(str, each.shape)) for each in (levels, mask))
             raise DataError(
                 f"saliency: the prediction for sample {int(batch.ids[number])} is {found}, but its mask is {expected};"
-                " figures are taken at the size of the mask"
+                " metrics are taken at the size of the mask"
             )
         values = levels if levels.dtype in (torch.uint8, torch.float64) else levels.float()
         pairs.append((values.cpu().numpy(), mask.cpu().numpy() > _FOREGROUND))

@@ -1,4 +1,4 @@
-"""Figures that depend on counts of pixels alone: F and E at one threshold or at all 256, IoU and the balanced error."""
+"""Metrics that depend on counts of pixels alone: F and E at one threshold or at all 256, IoU and the balanced error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 Values = npt.NDArray[np.float64]
-"""A prediction from 0 to 1, or figures."""
+"""A prediction from 0 to 1, or metrics."""
 Mask = npt.NDArray[np.bool_]
 Counts = npt.NDArray[np.int64]
 

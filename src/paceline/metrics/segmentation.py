@@ -1,4 +1,4 @@
-"""Figures for a class of each pixel: predictions against batch["mask"].
+"""Metrics for a class of each pixel: predictions against batch["mask"].
 
 Both are given sample by sample, as a tensor or as a list of samples of different sizes: masks [H, W], and predictions
 as class numbers [H, W] or as logits [C, H, W]. A pixel whose logits are not numbers, or whose number is that of no
@@ -13,17 +13,21 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from paceline.core.counting import counted
 from paceline.core.errors import DataError
+from paceline.core.registry import register
+from paceline.core.text import pluralize
 from paceline.data.batch import Batch
-from paceline.metrics.state import Figures, State
+from paceline.metrics.metric import Figures, State
+
+_SHARES = ("miou", "pixel_accuracy", "mean_accuracy", "frequency_weighted_iou")
 
 
+@register.metric("segmentation")
 class Segmentation:
     """Intersection over union and accuracies, all from one confusion matrix of pixels.
 
     Pixels whose mask is `ignore_index` are left out, and if that is the number of a class, so is the class: a pixel
-    that is taken for it is wrong, but it has no figure of its own.
+    that is taken for it is wrong, but it has no metric of its own.
     - "miou": the mean over the classes that occur, in a mask or in a prediction.
     - "pixel_accuracy": the share of pixels that are right; "mean_accuracy": of each class's pixels, the mean over the
       classes that occur in a mask.
@@ -34,15 +38,17 @@ class Segmentation:
     - "class_iou" float64 [C], not a number for an unseen class; with names of `classes` also "iou.NAME" of each seen.
     - "confusion" int64 [C, C], rows the truth and columns the prediction.
 
-    Without any labelled pixel only the last four are given.
+    Without any labeled pixel only the last four are given.
     """
 
     def __init__(self, num_classes: int, ignore_index: int | None = 255, classes: Sequence[str] | None = None) -> None:
         self.num_classes = num_classes
         self.ignore_index = ignore_index
         self.classes = classes
+        self.higher_is_better = dict.fromkeys((*_SHARES, *(f"iou.{name}" for name in classes or ())), True)
+        self.higher_is_better |= dict.fromkeys(("unseen_classes", *(f"absent.{name}" for name in classes or ())), False)
 
-    def measure(self, predictions: Tensor | Sequence[Tensor], batch: Batch) -> State:
+    def update(self, predictions: Tensor | Sequence[Tensor], batch: Batch) -> State:
         """The counts of one batch, int64 [C, C + 1]: the last column is for pixels without a prediction."""
         width = self.num_classes + 1
         counts = torch.zeros(width * width, dtype=torch.int64)
@@ -50,7 +56,7 @@ class Segmentation:
             counts += torch.bincount((truth * width + predicted).flatten(), minlength=width * width)
         return {"counts": counts.view(width, width)[: self.num_classes].clone()}
 
-    def figures(self, state: State) -> Figures:
+    def compute(self, state: State) -> Figures:
         """Shares from 0 to 1, and the tables."""
         confusion = state["counts"][:, : self.num_classes].contiguous()
         right, in_truth = confusion.diagonal(), state["counts"].sum(1)
@@ -66,13 +72,13 @@ class Segmentation:
         if total == 0:
             return beside
         seen = union > 0
-        figures: Figures = {
+        metrics: Figures = {
             "miou": mean(shares),
             "pixel_accuracy": int(right.sum()) / total,
             "mean_accuracy": mean(right.double() / in_truth),
             "frequency_weighted_iou": math.fsum((in_truth[seen].double() * shares[seen]).tolist()) / total,
         }
-        return figures | named("iou", shares, self.classes) | beside
+        return metrics | named("iou", shares, self.classes) | beside
 
 
 def class_maps(
@@ -106,16 +112,16 @@ def mean(shares: Tensor) -> float:
     return math.fsum(defined) / len(defined)
 
 
-def named(figure: str, shares: Tensor, classes: Sequence[str] | None) -> Figures:
-    """Those that are numbers, as figures by the names of their classes."""
+def named(metric: str, shares: Tensor, classes: Sequence[str] | None) -> Figures:
+    """Those that are numbers, as metrics by the names of their classes."""
     pairs = zip(classes or [], shares.tolist(), strict=False)
-    return {f"{figure}.{name}": share for name, share in pairs if not math.isnan(share)}
+    return {f"{metric}.{name}": share for name, share in pairs if not math.isnan(share)}
 
 
 def _predicted(metric: str, num_classes: int, prediction: Tensor) -> Tensor:
     if prediction.ndim == 3:
         if len(prediction) != num_classes:
-            classes = counted(num_classes, "class")
+            classes = pluralize(num_classes, "class")
             raise DataError(f"{metric}: the data have {classes}, but the model tells {len(prediction)} apart")
         best, numbers = prediction.max(0)  # what is not a number is the greatest
         return numbers.masked_fill(best.isnan(), num_classes).cpu()

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
+from pydantic import Field
 from torch import Tensor, nn
 
+from paceline.core.arguments import Count, PartialShare
+from paceline.core.registry import register
 
+
+@register.model("convnet")
 class ConvNet(nn.Module):
     """Stages of residual blocks, each stage at half the resolution of the one before; then mean, dropout, linear."""
 
@@ -14,9 +20,9 @@ class ConvNet(nn.Module):
         self,
         num_classes: int,
         in_channels: int = 3,
-        widths: Sequence[int] = (32, 64, 128),
-        depth: int = 1,
-        dropout: float = 0.0,
+        widths: Annotated[Sequence[Count], Field(min_length=1, max_length=6)] = (32, 64, 128),
+        depth: Annotated[int, Field(ge=1, le=1000)] = 1,
+        dropout: PartialShare = 0.0,
     ) -> None:
         super().__init__()
         channels = [in_channels, *widths]

@@ -7,14 +7,18 @@ the logits are interpolated, for which torch has a deterministic way where that 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
+from paceline.core.arguments import Count
+from paceline.core.registry import register
 from paceline.models.encoders import build_encoder
-from paceline.models.interaction import Unit
+from paceline.models.minet import Unit
+from paceline.models.zoo import BackboneName, LibraryArgs
 
 _WIDEST, _NARROWEST = 128, 16
 _FINEST_STRIDE = 4
@@ -102,12 +106,16 @@ class PyramidLevel(nn.Module):
         return own, self.smooth(own)
 
 
+@register.model("unet")
 def unet(
     num_classes: int,
     in_channels: int = 3,
-    backbone: str = "timm/mobilenetv2_100",
-    widths: Sequence[int] | None = None,
-    backbone_args: dict[str, Any] | None = None,
+    backbone: BackboneName = "timm/mobilenetv2_100",
+    widths: Annotated[
+        Annotated[Sequence[Count], Field(min_length=1)] | None,
+        Field(description="Channels of each step, coarsest first; one less than the maps that the backbone gives."),
+    ] = None,
+    backbone_args: LibraryArgs | None = None,
 ) -> PixelClassifier:
     """A U-Net. Widths are those of its steps, coarsest first; without them 128, 64, 32, 16, and no less."""
     module, channels, _ = build_encoder(backbone, in_channels, backbone_args or {})
@@ -121,12 +129,13 @@ def unet(
     return PixelClassifier(module, UNetDecoder(channels, widths), widths[-1], num_classes)
 
 
+@register.model("fpn")
 def fpn(
     num_classes: int,
     in_channels: int = 3,
-    backbone: str = "timm/mobilenetv2_100",
-    width: int = 64,
-    backbone_args: dict[str, Any] | None = None,
+    backbone: BackboneName = "timm/mobilenetv2_100",
+    width: Count = 64,
+    backbone_args: LibraryArgs | None = None,
 ) -> PixelClassifier:
     """A feature pyramid over the backbone's maps from stride 4 on."""
     module, channels, strides = build_encoder(backbone, in_channels, backbone_args or {})

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.models.torchvision_ops import import_torchvision
-from paceline.models.zoo import build_torchvision
+from paceline.models.zoo import LibraryArgs, build_torchvision
 
 _CLASSIFYING = ("avgpool", "classifier", "fc", "head", "heads", "aux1", "AuxLogits")
 """What torchvision's models call the first thing behind their maps."""
@@ -31,7 +31,7 @@ class Encoder(NamedTuple):
     """Pixels of the image for each step in a map."""
 
 
-def build_encoder(name: str, in_channels: int, args: dict[str, Any]) -> Encoder:
+def build_encoder(name: str, in_channels: int, args: LibraryArgs) -> Encoder:
     """The encoder of a name such as `timm/mobilenetv2_100` or `torchvision/mobilenet_v2`, with fresh weights."""
     library, _, member = name.partition("/")
     if library == "timm":
@@ -67,7 +67,7 @@ class TorchvisionLevels(nn.Module):
                 yield f"{name}.{key}".rstrip("."), features
 
 
-def _build_torchvision(name: str, in_channels: int, args: dict[str, Any]) -> Encoder:
+def _build_torchvision(name: str, in_channels: int, args: LibraryArgs) -> Encoder:
     levels = TorchvisionLevels(build_torchvision(name, 1, in_channels, args)).eval()
     last: dict[int, tuple[str, int]] = {}  # of each height: the last layer, and its channels
     try:
@@ -86,7 +86,7 @@ def _build_torchvision(name: str, in_channels: int, args: dict[str, Any]) -> Enc
     return Encoder(levels.train(), [channels for _, channels in last.values()], strides)
 
 
-def _build_timm(name: str, in_channels: int, args: dict[str, Any]) -> Encoder:
+def _build_timm(name: str, in_channels: int, args: LibraryArgs) -> Encoder:
     import_torchvision()  # timm imports it, so it must come in through our door
     import timm
 

@@ -7,13 +7,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from paceline.core.arguments import PartialShare
+from paceline.core.registry import register
 from paceline.models.surgery import find_heads
-from paceline.models.zoo import build_timm, build_torchvision
+from paceline.models.zoo import BackboneName, LibraryArgs, build_timm, build_torchvision
 
 Pooling = Literal["mean", "max", "statistics"]
 _LEAST_VARIANCE = 1e-6
 
 
+@register.model("frame_pooling")
 class FramePooling(nn.Module):
     """Features of each frame by an image backbone of timm or torchvision, pooled over the frames, then linear.
 
@@ -25,10 +28,10 @@ class FramePooling(nn.Module):
         self,
         num_classes: int,
         in_channels: int = 3,
-        backbone: str = "timm/mobilenetv2_100",
+        backbone: BackboneName = "timm/mobilenetv2_100",
         pooling: Pooling = "mean",
-        dropout: float = 0.0,
-        backbone_args: dict[str, Any] | None = None,
+        dropout: PartialShare = 0.0,
+        backbone_args: LibraryArgs | None = None,
     ) -> None:
         super().__init__()
         self.backbone, num_features = _build_backbone(backbone, in_channels, backbone_args or {})
@@ -58,7 +61,7 @@ def _pooled(features: Tensor, pooling: Pooling) -> Tensor:
             return torch.cat([mean, (variance + _LEAST_VARIANCE).sqrt()], dim=1)
 
 
-def _build_backbone(name: str, in_channels: int, args: dict[str, Any]) -> tuple[nn.Module, int]:
+def _build_backbone(name: str, in_channels: int, args: LibraryArgs) -> tuple[nn.Module, int]:
     library, _, member = name.partition("/")
     if library == "timm":
         model: Any = build_timm(member, 0, in_channels, args)

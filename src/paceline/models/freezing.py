@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from torch import nn
 
-from paceline.core.counting import counted, listed
-from paceline.models.norms import NORM_TYPES
+from paceline.core.text import join_first, pluralize
+from paceline.models.module_types import NORM_TYPES
 from paceline.models.patterns import is_under, select, unmatched
 from paceline.models.surgery import find_heads
 
@@ -112,7 +112,7 @@ class Freezing:
         for step in self.unfreeze_steps:
             names = self.due(step)
             freed = sum(sizes[name] for name in names)
-            tensors = counted(len(names), "tensor")
+            tensors = pluralize(len(names), "tensor")
             lines.append(f"from step {step}: {freed:,} of them learn ({tensors}): {self._modules(names)}")
         return lines
 
@@ -160,7 +160,7 @@ class Freezing:
             for name, first in self._first_name.items()
             if first in chosen
         }
-        return listed(list(largest), _SHOWN)
+        return join_first(list(largest), _SHOWN)
 
 
 def _places(name: str) -> list[str]:

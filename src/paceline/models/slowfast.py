@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
+
+from paceline.core.arguments import Count, PartialShare
+from paceline.core.registry import register
 
 Kernel = tuple[int, int, int]
 
@@ -19,13 +24,20 @@ _SLOW_WIDTH, _FAST_WIDTH = 64, 8  # of the stems; beta is 1/8
 _LATERAL_FRAMES = 7  # of the published 8×8 network; the paper's text has 5
 
 
+@register.model("slowfast_r50")
 class SlowFast(nn.Module):
     """SlowFast with ResNet-50 pathways; takes one clip, of which the slow pathway sees every `alpha`-th frame.
 
     As published, "8×8" takes clips of 32 frames that lie 2 apart; any other number works.
     """
 
-    def __init__(self, num_classes: int, in_channels: int = 3, alpha: int = 4, dropout: float = 0.5) -> None:
+    def __init__(
+        self,
+        num_classes: int,
+        in_channels: int = 3,
+        alpha: Annotated[Count, Field(description="The slow pathway sees every alpha-th frame.")] = 4,
+        dropout: PartialShare = 0.5,
+    ) -> None:
         super().__init__()
         self.alpha = alpha
         leaving = [_FAST_WIDTH, *(4 * _FAST_WIDTH << stage for stage in range(3))]  # channels that a lateral takes
@@ -38,7 +50,7 @@ class SlowFast(nn.Module):
         )
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(32 * (_SLOW_WIDTH + _FAST_WIDTH), num_classes)
-        self.apply(_initialise)
+        self.apply(_initialize)
 
     def forward(self, clips: Tensor) -> Tensor:
         """Logits [N, num_classes] of clips [N, in_channels, T, H, W]."""
@@ -107,7 +119,7 @@ def _unit(in_channels: int, out_channels: int, kernel: Kernel, stride: Kernel = 
     )
 
 
-def _initialise(module: nn.Module) -> None:
+def _initialize(module: nn.Module) -> None:
     if isinstance(module, nn.Conv3d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     elif isinstance(module, nn.Linear):

@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from paceline.models.channels import find_first_convolutions, fit_channels, reverse_channels
-from paceline.models.embeddings import fit_positions, is_computed
-from paceline.models.fitted import Differences, Fitted, Reshaped, Shape
+from paceline.models.module_types import find_first_convolutions, fit_channels, reverse_channels
 from paceline.models.patterns import is_under, rename, select, unmatched
+from paceline.models.position_embeddings import fit_positions, is_computed
+from paceline.models.surgery_report import Differences, Reshaped, Shape, SurgeryReport
 
-__all__ = ["Fitted", "Surgery", "apply", "find_heads", "fit"]
+__all__ = ["Surgery", "SurgeryReport", "apply", "find_heads", "fit"]
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TINY = 2e-5  # a new head of MAE's finetuning: logits start at almost zero
@@ -39,19 +39,19 @@ class Surgery:
     head_init: HeadInit = "default"
     """How the layers of a head that was not loaded start; `trunc_normal` is MAE's, 2e-5 wide."""
     first_conv: Literal["auto", "strict"] = "auto"
-    """`auto` fits the first convolution to the model's number of channels: RGB to grey, grey to RGB."""
+    """`auto` fits the first convolution to the model's number of channels: RGB to gray, gray to RGB."""
     channels: Literal["rgb", "bgr"] = "rgb"
     """The order of channels that the weights were made for."""
     position_embedding: Literal["interpolate", "strict"] = "interpolate"
     """`interpolate` resamples tables of positions that were learned for another image size."""
 
 
-def fit(model: nn.Module, weights: Mapping[str, Tensor]) -> Fitted:
+def fit(model: nn.Module, weights: Mapping[str, Tensor]) -> SurgeryReport:
     """Load weights with the surgery that needs no declaration: a new head, other channels, another image size."""
     return apply(model, weights, Surgery())
 
 
-def apply(model: nn.Module, weights: Mapping[str, Tensor], surgery: Surgery) -> Fitted:
+def apply(model: nn.Module, weights: Mapping[str, Tensor], surgery: Surgery) -> SurgeryReport:
     """Load weights after the declared surgery; what it does not explain is an error, and the model is as before."""
     if surgery.into is not None:
         return _apply_into(surgery.into, model, weights, surgery)
@@ -82,12 +82,12 @@ def apply(model: nn.Module, weights: Mapping[str, Tensor], surgery: Surgery) -> 
     ).refuse(own)
 
     model.load_state_dict({name: tensors[name] for name in loaded}, strict=False)
-    _initialise(model, fresh, surgery.head_init)
+    _initialize(model, fresh, surgery.head_init)
     reshaped = {name: change for name, (_, change) in changed.items()}
-    return Fitted(loaded, reshaped, replaced, missing, unexpected, [*excluded])
+    return SurgeryReport(loaded, reshaped, replaced, missing, unexpected, [*excluded])
 
 
-def _apply_into(name: str, model: nn.Module, weights: Mapping[str, Tensor], surgery: Surgery) -> Fitted:
+def _apply_into(name: str, model: nn.Module, weights: Mapping[str, Tensor], surgery: Surgery) -> SurgeryReport:
     """All of one part is loaded; what that part does not have, the classifier of a backbone, is left."""
     part = dict(model.named_modules()).get(name)
     if part is None or not name:
@@ -97,7 +97,7 @@ def _apply_into(name: str, model: nn.Module, weights: Mapping[str, Tensor], surg
     given = {each: tensor for each, tensor in named.items() if each in own}
     fitted = apply(part, given, replace(surgery, into=None, strip=(), rename=(), head="keep"))
     if surgery.head_init != "default":
-        _initialise(model, find_heads(model), surgery.head_init)
+        _initialize(model, find_heads(model), surgery.head_init)
     fresh = [each for each in model.state_dict() if not is_under(each, [name])]
     return fitted.inside(name, fresh, unused)
 
@@ -222,7 +222,7 @@ def _fit_kernel(name: str, kernel: Tensor, shape: Shape, surgery: Surgery) -> tu
     return (kernel, ", ".join(notes)) if notes else None
 
 
-def _initialise(model: nn.Module, heads: Iterable[str], how: HeadInit) -> None:
+def _initialize(model: nn.Module, heads: Iterable[str], how: HeadInit) -> None:
     names = list(heads)
     for name, module in model.named_modules():
         if how == "default" or not is_under(name, names) or not isinstance(module, (nn.Linear, *_CONVOLUTIONS)):

@@ -5,14 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from paceline.core.counting import counted
+from paceline.core.arguments import Count, CountOrZero, PartialShare
 from paceline.core.errors import CheckpointError
+from paceline.core.registry import register
+from paceline.core.text import pluralize
+from paceline.models.module_types import with_strides_of
 
 T = TypeVar("T")
 
@@ -29,7 +33,7 @@ class Averaging(Protocol):
         """Whether `update_bn` should run before the averaged weights are used."""
 
     def update(self, model: nn.Module) -> None:
-        """Take in the weights after an update."""
+        """Take in the weights after a step."""
 
     def applied(self, model: nn.Module) -> AbstractContextManager[None]:
         """Have the model hold the averaged weights inside; its own weights and buffers come back afterwards."""
@@ -41,6 +45,7 @@ class Averaging(Protocol):
         """Continue from a saved state, to the bit."""
 
 
+@register.averaging("none")
 class NoAveraging:
     """Keeps no average."""
 
@@ -92,7 +97,7 @@ class WeightAverage(ABC):
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """Take in the weights after an update, if one is due."""
+        """Take in the weights after a step, if one is due."""
         self.steps += 1
         since_start = self.steps - self.start_step
         if since_start <= 0 or since_start % self.every_steps:
@@ -149,7 +154,10 @@ class WeightAverage(ABC):
             raise CheckpointError(
                 f"the saved average of the weights does not fit the model: {', '.join(different[:5])}"
             )
-        self._average = {name: self._average[name].to(parameter.device) for name, parameter in named.items()}
+        self._average = {
+            name: with_strides_of(self._average[name].to(parameter.device), parameter)
+            for name, parameter in named.items()
+        }
         self._parameters = list(named.values())
         self._means = list(self._average.values())
         self._is_mixed = any(
@@ -158,13 +166,20 @@ class WeightAverage(ABC):
         self._bound = model
 
 
+@register.averaging("ema")
 class Ema(WeightAverage):
     """An exponential moving average: of the weights before, `decay` is kept each time.
 
     With `warmup`, less is kept at first: (1 + n) / (10 + n), n weights being in the average, until `decay` is reached.
     """
 
-    def __init__(self, decay: float = 0.9999, warmup: bool = True, every_steps: int = 1, start_step: int = 0) -> None:
+    def __init__(
+        self,
+        decay: PartialShare = 0.9999,
+        warmup: Annotated[bool, Field(description="Forgets faster at first.")] = True,
+        every_steps: Count = 1,
+        start_step: CountOrZero = 0,
+    ) -> None:
         super().__init__(start_step, every_steps)
         self.decay = decay
         self.warmup = warmup
@@ -174,6 +189,7 @@ class Ema(WeightAverage):
         return 1 - (min(self.decay, (1 + count) / (10 + count)) if self.warmup else self.decay)
 
 
+@register.averaging("swa")
 class Swa(WeightAverage):
     """The plain mean of the weights from `start` on: a share of the run if below 1, else a number of steps.
 
@@ -184,13 +200,17 @@ class Swa(WeightAverage):
     needs_statistics = True
 
     def __init__(
-        self, total_steps: int, steps_per_epoch: int, start: float = 0.75, every_steps: int | None = None
+        self,
+        total_steps: int,
+        steps_per_epoch: int,
+        start: Annotated[PartialShare | Count, Field(description="A share of the run, or a number of steps.")] = 0.75,
+        every_steps: Annotated[Count | None, Field(description="null: once an epoch.")] = None,
     ) -> None:
         start_step = round(start * total_steps) if start < 1 else int(start)
         every_steps = every_steps or steps_per_epoch
         if start_step + every_steps > total_steps:
             raise ValueError(
-                f"averaging would never begin: from step {start_step}, every {counted(every_steps, 'step')},"
+                f"averaging would never begin: from step {start_step}, every {pluralize(every_steps, 'step')},"
                 f" in a run of {total_steps}; lower start or every_steps"
             )
         super().__init__(start_step, every_steps)

@@ -1,8 +1,4 @@
-"""What changes over a run by plan: learning rate, momentum, weight decay. Pure functions of the step.
-
-A value is read off the number of updates done before this one, so resuming needs only the step. How to write a decay
-of one's own is told in decays.py.
-"""
+"""Schedules of learning rate, momentum and weight decay: pure functions of the step."""
 
 from __future__ import annotations
 
@@ -12,7 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from paceline.optim.span import ArgumentError, Span, either, snapped
+from paceline.core.errors import ArgumentError
+from paceline.optim.durations import Span, either, snapped
 
 Per = Literal["step", "epoch", "fraction"]
 SUPPLIED = ("done", "step", "epoch", "total_steps", "total_epochs")
@@ -20,13 +17,13 @@ SUPPLIED = ("done", "step", "epoch", "total_steps", "total_epochs")
 
 
 class Schedule:
-    """The learning rate of every update, before group factors: warm-up, then decay to a floor.
+    """The learning rate of every step, before group factors: warm-up, then decay to a floor.
 
     `decay` is what a registered name stands for, `arguments` its own. `per` says how progress is read: each `step`;
     each whole `epoch`, its value held; or each `fraction` of an epoch, which is as fine as `step` and differs only
-    where a formula adds 1 to what it counts (f3): that 1 is an epoch. `count_from` is the number of the first update
+    where a formula adds 1 to what it counts (f3): that 1 is an epoch. `count_from` is the number of the first step
     (of the first epoch with `per` epoch) in warm-up and in comparing with points of the run: 1 reaches the learning
-    rate at the last update of warm-up, 0 at the first after it. `decay_from` says where the decay begins to count,
+    rate at the last step of warm-up, 0 at the first after it. `decay_from` says where the decay begins to count,
     at the `start` of the run or after `warmup`; `auto` leaves it to the decay. `floor` is a share, `floor_lr` a
     learning rate.
     """
@@ -69,7 +66,7 @@ class Schedule:
         self._warmup, self._begin = span.warmup, span.begin
 
     def __call__(self, step: int) -> float:
-        """The learning rate of the update that follows `step` others."""
+        """The learning rate of the step that follows `step` others."""
         at = min(step - step % self._tick, self._total)
         if at < self._warmup:
             return self.lr * self._warmth(at)
@@ -105,7 +102,7 @@ class Transition:
         )
 
     def __call__(self, step: int) -> float:
-        """The value for the update that follows `step` others."""
+        """The value for the step that follows `step` others."""
         return self.end + (self.start - self.end) * self._left(step)
 
 
@@ -176,7 +173,7 @@ def _warmup_length(
     total_steps: int,
     steps_per_epoch: int,
 ) -> float:
-    """Warm-up in updates; 0 if none is asked for."""
+    """Warm-up in steps; 0 if none is asked for."""
     if not epochs and not steps:
         return 0.0
     key, value = either("warmup", epochs, steps)

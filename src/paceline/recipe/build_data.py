@@ -5,149 +5,149 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from paceline.core.counting import counted
 from paceline.core.errors import DataError, RecipeError, UsageError
-from paceline.core.progress import Progress
-from paceline.data.loading.loader import TrainBatches, automatic_workers
-from paceline.data.loading.memory_room import keep_in_memory
-from paceline.data.loading.source import Dataset, Source
-from paceline.data.sampler import Order, Updates
-from paceline.data.skipping import SkipList, automatic_limit
+from paceline.core.intervals import Progress
+from paceline.core.text import pluralize
+from paceline.data.cache import keep_in_memory
+from paceline.data.loader import TrainBatches, automatic_workers
+from paceline.data.sampler import BatchSampler, Permutation
+from paceline.data.skip_list import SkipList, automatic_limit
+from paceline.data.split_loader import Dataset, SplitLoader
 from paceline.engine.run import EvaluationSet
+from paceline.recipe.build_context import BuildContext
 from paceline.recipe.schema import DatasetPart
-from paceline.recipe.workshop import Workshop
 
 _SPLITS = ("train", "val", "test")
 _MOST_NOTES = 5  # of a data set that a run begins with
 _WORLD_PARTS, _WORLD_LEAST = (
     8,
     16,
-)  # micro-batches of an update that any number of processes share, and their least size
+)  # micro-batches of a step that any number of processes share, and their least size
 
 
-def make_sources(shop: Workshop) -> dict[str, Source]:
+def make_split_loaders(context: BuildContext) -> dict[str, SplitLoader]:
     """Each split with its transforms."""
-    parts = {split: getattr(shop.recipe.data, split) for split in _SPLITS}
-    return {split: _source(shop, split, part) for split, part in parts.items() if part is not None}
+    parts = {split: getattr(context.recipe.data, split) for split in _SPLITS}
+    return {split: _source(context, split, part) for split, part in parts.items() if part is not None}
 
 
-def find_classes(shop: Workshop, sources: Mapping[str, Source]) -> list[str]:
+def find_classes(context: BuildContext, sources: Mapping[str, SplitLoader]) -> list[str]:
     """The class names, the same in every split and as many as the recipe says."""
     names = list(getattr(sources["train"].dataset, "classes", []))
     for split, source in sources.items():
-        with shop.speaking_of(f"data.{split}"):
+        with context.error_context(f"data.{split}"):
             reason = getattr(source.dataset, "why_no_labels", "")
             if names and reason:
                 raise DataError(reason)
             _check_classes(split, list(getattr(source.dataset, "classes", [])), names)
-    asked = shop.recipe.model.num_classes
+    asked = context.recipe.model.num_classes
     if asked is not None and names and asked != len(names):
         found = f"expected {len(names)}, the number of classes in data.train, got {asked}"
-        raise RecipeError(f"{shop.checked.locate('model.num_classes')}: {found}")
+        raise RecipeError(f"{context.checked.locate('model.num_classes')}: {found}")
     return names or [str(number) for number in range(asked or 0)]
 
 
-def make_updates(shop: Workshop, size: int) -> Updates:
+def make_sampler(context: BuildContext, size: int) -> BatchSampler:
     """How updates are cut (the batch contract)."""
-    data, micro = shop.recipe.data, shop.recipe.train.micro_batch
-    if data.drop_last and size < data.batch:
+    data, micro = context.recipe.data, context.recipe.train.micro_batch_size
+    if data.drop_last and size < data.batch_size:
         message = f"expected at most {size}, the number of samples in data.train, since data.drop_last is true"
-        raise RecipeError(f"{shop.checked.locate('data.batch')}: {message}, got {data.batch}")
-    multiple = shop.mesh.world if shop.recipe.train.sync_bn else 1
-    size_of_micro = automatic_micro_batch(shop, min(data.batch, size)) if micro == "auto" else micro
-    return Updates(size, data.batch, size_of_micro, data.drop_last, multiple)
+        raise RecipeError(f"{context.checked.locate('data.batch_size')}: {message}, got {data.batch_size}")
+    multiple = context.world.size if context.recipe.train.sync_bn else 1
+    size_of_micro = automatic_micro_batch(context, min(data.batch_size, size)) if micro == "auto" else micro
+    return BatchSampler(size, data.batch_size, size_of_micro, data.drop_last, multiple)
 
 
-def automatic_micro_batch(shop: Workshop, samples: int) -> int:
-    """An equal share of an update for each process; for bits that do not depend on processes, a share for each of 8."""
-    if shop.recipe.train.reproducible == "world":
+def automatic_micro_batch(context: BuildContext, samples: int) -> int:
+    """An equal share of a step for each process; for bits that do not depend on processes, a share for each of 8."""
+    if context.recipe.train.reproducible == "world":
         return max(math.ceil(samples / _WORLD_PARTS), min(samples, _WORLD_LEAST))
-    world = shop.mesh.world
+    world = context.world.size
     share = math.ceil(samples / world)
     return share if math.ceil(samples / share) >= world else max(1, samples // world)
 
 
-def check_processes(shop: Workshop, updates: Updates) -> None:
-    """Every process must have something to do in every update."""
-    world, number = shop.mesh.world, len(updates.cuts(0))
+def check_processes(context: BuildContext, updates: BatchSampler) -> None:
+    """Every process must have something to do in every step."""
+    world, number = context.world.size, len(updates.slices(0))
     samples = min(updates.batch, updates.size)
     if number < world or samples < world:
         most = min(number, samples)
         raise UsageError(
-            f"{world} processes are too many: an update of {counted(samples, 'sample')} is cut into"
-            f" {counted(most, 'micro-batch')} of at most {updates.micro_batch}, one of which each process needs; start"
-            f" at most {most} with --procs, or change data.batch ({updates.batch}) or train.micro_batch"
+            f"{world} processes are too many: a step of {pluralize(samples, 'sample')} is cut into"
+            f" {pluralize(most, 'micro-batch')} of at most {updates.micro_batch_size}, one of which each process needs;"
+            f" start at most {most} with --procs, or change data.batch_size ({updates.batch}) or train.micro_batch_size"
         )
     last = updates.size % updates.batch
     if updates.multiple > 1 and 0 < last < world and not updates.drop_last:
-        found = f"the last update of an epoch has {counted(last, 'sample')}"
+        found = f"the last step of an epoch has {pluralize(last, 'sample')}"
         message = f"{found}, fewer than the {world} processes that sync_bn joins"
-        raise RecipeError(f"{shop.checked.locate('train.sync_bn')}: {message}; set data.drop_last to true")
+        raise RecipeError(f"{context.checked.locate('train.sync_bn')}: {message}; set data.drop_last to true")
 
 
-def make_batches(shop: Workshop, source: Source, updates: Updates, progress: Progress) -> TrainBatches:
-    """The stream of updates."""
-    data = shop.recipe.data
+def make_batches(context: BuildContext, source: SplitLoader, updates: BatchSampler, progress: Progress) -> TrainBatches:
+    """The stream of steps."""
+    data = context.recipe.data
     if data.loader == "memory" and not source.in_memory:
         message = "memory needs a data set that lies in memory and transforms of whole batches; use auto"
-        raise RecipeError(f"{shop.checked.locate('data.loader')}: {message}")
-    workers = None if data.workers == "auto" else data.workers
+        raise RecipeError(f"{context.checked.locate('data.loader')}: {message}")
+    workers = None if data.num_workers == "auto" else data.num_workers
     if source.in_memory and data.loader == "auto":
         workers = 0
-    order = Order(updates.size, shop.recipe.train.seed)
-    return TrainBatches(source, updates, order, shop.mesh, progress, workers, kind=data.loader)
+    order = Permutation(updates.size, context.recipe.train.seed)
+    return TrainBatches(source, updates, order, context.world, progress, workers, kind=data.loader)
 
 
-def make_evaluations(shop: Workshop, sources: Mapping[str, Source]) -> dict[str, EvaluationSet]:
+def make_evaluations(context: BuildContext, sources: Mapping[str, SplitLoader]) -> dict[str, EvaluationSet]:
     """The splits to measure on."""
-    evaluate = shop.recipe.evaluate
+    evaluate = context.recipe.evaluate
     sets = {}
     for split in ("val", "test"):
         if split in sources:
             # On a CPU, the threads that measure also read: worker processes would only compete with them.
-            automatic = 0 if shop.mesh.device.type == "cpu" else automatic_workers(sources[split], shop.mesh)
-            workers = automatic if evaluate.workers == "auto" else evaluate.workers
-            sets[split] = EvaluationSet(sources[split], evaluate.batch, workers, evaluate.threads)
+            automatic = 0 if context.world.device.type == "cpu" else automatic_workers(sources[split], context.world)
+            workers = automatic if evaluate.num_workers == "auto" else evaluate.num_workers
+            sets[split] = EvaluationSet(sources[split], evaluate.batch_size, workers, evaluate.threads)
     return sets
 
 
-def num_channels(source: Source) -> int:
+def num_channels(source: SplitLoader) -> int:
     """The number of channels of a split's images."""
     known: int | None = getattr(source.dataset, "channels", None)
     return known if known is not None else int(source.dataset.read(0)["image"].shape[2])
 
 
-def _source(shop: Workshop, split: str, part: DatasetPart) -> Source:
+def _source(context: BuildContext, split: str, part: DatasetPart) -> SplitLoader:
     arguments = dict(part.model_extra or {})
     key = f"data.{split}"
     place = "file" if arguments.get("root") is None else "root"  # files are looked for in the root, if there is one
     if isinstance(arguments.get(place), str):
-        with shop.speaking_of(f"{key}.{place}"):
-            arguments[place] = shop.path(f"{key}.{place}", arguments[place])
-    with shop.speaking_of(key):
-        dataset: Dataset = shop.call("dataset", part.dataset, arguments)
+        with context.error_context(f"{key}.{place}"):
+            arguments[place] = context.path(f"{key}.{place}", arguments[place])
+    with context.error_context(key):
+        dataset: Dataset = context.call("dataset", part.dataset, arguments)
         if not len(dataset):
             raise DataError(f"the data set {part.dataset} is empty: expected at least one sample, found 0")
-        if shop.recipe.data.cache == "memory" and not hasattr(dataset, "gather"):
-            dataset = keep_in_memory(dataset, shop.mesh, shop.notes.append)
-    shop.notes += _shortened(split, getattr(dataset, "notes", []))
+        if context.recipe.data.cache == "memory" and not hasattr(dataset, "gather"):
+            dataset = keep_in_memory(dataset, context.world, context.notes.append)
+    context.notes += _shortened(split, getattr(dataset, "notes", []))
     joints = getattr(dataset, "joints", None)
     supplied = {
-        "num_classes": len(dataset.classes) or shop.recipe.model.num_classes,
+        "num_classes": len(dataset.classes) or context.recipe.model.num_classes,
         "pairs": joints.pairs if joints else None,
     }
     transforms = []
     for index, transform in enumerate(part.transforms):
-        with shop.speaking_of(f"{key}.transforms.{index}"):
-            transforms.append(shop.make("transform", transform.name, transform, **supplied))
-    with shop.speaking_of(f"{key}.transforms"):
+        with context.error_context(f"{key}.transforms.{index}"):
+            transforms.append(context.make("transform", transform.name, transform, **supplied))
+    with context.error_context(f"{key}.transforms"):
         if getattr(dataset, "reads_videos", False):
-            from paceline.data.datasets.clips_apart import clips_apart
+            from paceline.data.datasets.video import clips_apart
             from paceline.data.transforms.clips import require_clips
 
             require_clips(dataset, transforms)
             dataset = clips_apart(dataset, transforms[0])
-        return Source(dataset, transforms, shop.recipe.train.seed, _skips(shop, split, len(dataset)))
+        return SplitLoader(dataset, transforms, context.recipe.train.seed, _skips(context, split, len(dataset)))
 
 
 def _shortened(split: str, notes: list[str]) -> list[str]:
@@ -155,8 +155,8 @@ def _shortened(split: str, notes: list[str]) -> list[str]:
     return [f"data.{split}: {note}" for note in notes[:_MOST_NOTES]] + [more] * (len(notes) > _MOST_NOTES)
 
 
-def _skips(shop: Workshop, split: str, size: int) -> SkipList | None:
-    data = shop.recipe.data
+def _skips(context: BuildContext, split: str, size: int) -> SkipList | None:
+    data = context.recipe.data
     if data.on_error == "stop":
         return None
     return SkipList(split, automatic_limit(size) if data.max_skipped == "auto" else data.max_skipped)
@@ -167,6 +167,6 @@ def _check_classes(split: str, found: list[str], expected: list[str]) -> None:
         return
     different = sorted(set(found) ^ set(expected))[:5]
     raise DataError(
-        f"data.{split} has {counted(len(found), 'class')} and data.train has {len(expected)}; they must be the same"
+        f"data.{split} has {pluralize(len(found), 'class')} and data.train has {len(expected)}; they must be the same"
         f" (different: {', '.join(different) or 'their order'})"
     )

@@ -3,92 +3,122 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from paceline.core.allocation import keep_freed_memory
 from paceline.core.errors import RecipeError
-from paceline.engine.mixed_precision import make_precision
-from paceline.engine.ordered import OrderedTree
-from paceline.engine.parallel import SingleProcess
-from paceline.engine.precision import Precision
-from paceline.engine.remat import apply_remat
-from paceline.models.layout import use_channels_last
-from paceline.models.sync_norm import convert_sync_batchnorm
-from paceline.recipe.workshop import Workshop
+from paceline.core.process_memory import keep_freed_memory
+from paceline.engine.activation_checkpointing.policies import apply_remat
+from paceline.engine.precision.base import Precision
+from paceline.engine.precision.mixed import make_precision
+from paceline.engine.strategies.ddp import SingleStrategy
+from paceline.engine.strategies.deterministic import DeterministicStrategy
+from paceline.models.module_types import make_dense, use_channels_last
+from paceline.models.sync_batch_norm import convert_sync_batchnorm
+from paceline.recipe.build_context import BuildContext
 
 _SHARDED = ("fsdp", "zero")
 
 
-def settle_process(shop: Workshop) -> int:
+def settle_process(context: BuildContext) -> int:
     """Fix what torch does in this process: threads, and deterministic algorithms if asked for."""
-    train = shop.recipe.train
-    threads = automatic_threads(shop) if train.threads == "auto" else train.threads
+    train = context.recipe.train
+    threads = automatic_threads(context) if train.threads == "auto" else train.threads
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(train.reproducible != "off")
     # Meant for finding kernels that read what they should write; it costs a pass over every new tensor.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = train.reproducible == "off"
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if shop.mesh.device.type == "cpu":
+    if context.world.device.type == "cpu":
         keep_freed_memory()
     return threads
 
 
-def automatic_threads(shop: Workshop) -> int:
+def automatic_threads(context: BuildContext) -> int:
     """The machine's cores divided among its processes; where processes must not matter, one."""
-    if shop.recipe.train.reproducible == "world":
+    if context.recipe.train.reproducible == "world":
         return 1
-    return max(1, len(os.sched_getaffinity(0)) // shop.mesh.local_world)
+    return max(1, len(os.sched_getaffinity(0)) // context.world.local_size)
 
 
-def prepare_model(shop: Workshop, model: nn.Module) -> None:
+def prepare_model(context: BuildContext, model: nn.Module) -> None:
     """Make the model compute as the recipe wants, before anything holds its parameters."""
-    train = shop.recipe.train
+    train = context.recipe.train
     if train.sync_bn:
-        with shop.speaking_of("train.sync_bn"):
+        with context.error_context("train.sync_bn"):
             if not convert_sync_batchnorm(model):
-                raise RecipeError(f"{shop.checked.locate('train.sync_bn')}: the model has no BatchNorm layers to join")
+                raise RecipeError(
+                    f"{context.checked.locate('train.sync_bn')}: the model has no BatchNorm layers to join"
+                )
+    make_dense(model)
     if train.channels_last:
         use_channels_last(model)
 
 
-def recompute(shop: Workshop, model: nn.Module, trial: Callable[[], object]) -> list[str]:
+def recompute(context: BuildContext, model: nn.Module, trial: Callable[[], object]) -> list[str]:
     """Have activations computed again as the recipe wants; the names of the blocks that are."""
-    part = shop.recipe.model.checkpointing
-    with shop.speaking_of("model.checkpointing"):
-        return apply_remat(model, shop.make("checkpointing", part.name, part), trial)
+    part = context.recipe.train.activation_checkpointing
+    with context.error_context("train.activation_checkpointing"):
+        return apply_remat(model, context.make("activation_checkpointing", part.name, part), trial)
 
 
-def choose_precision(shop: Workshop) -> Precision:
+def choose_precision(context: BuildContext) -> Precision:
     """In which number format the run computes."""
-    train = shop.recipe.train
-    with shop.speaking_of("train.precision"):
-        return make_precision(train.precision, shop.mesh.device, train.loss_scale, train.keep_norms_fp32)
+    train = context.recipe.train
+    with context.error_context("train.precision"):
+        return make_precision(train.precision, context.world.device, train.loss_scale, train.keep_norms_fp32)
 
 
-def may_skip(shop: Workshop) -> bool:
-    """Whether updates may be left out, so that what they changed has to be put back."""
-    train = shop.recipe.train
+def may_skip(context: BuildContext) -> bool:
+    """Whether steps may be left out, so that what they changed has to be put back."""
+    train = context.recipe.train
     return train.on_nonfinite == "skip" or train.precision in ("fp16", "O1", "O2", "O3")
 
 
-def shard(shop: Workshop, model: nn.Module) -> SingleProcess | None:
+def shard(context: BuildContext, model: nn.Module, trial: Callable[[], object]) -> SingleStrategy | None:
     """For strategies that cut parameters into parts, before an optimizer is made over them."""
-    return _strategy(shop, model) if shop.recipe.train.strategy.name in _SHARDED else None
+    if context.recipe.train.strategy.name not in _SHARDED:
+        return None
+    strategy = _strategy(context, model)
+    if _parameter_format(context) != "fp32":
+        with torch.no_grad(), strategy.unchanged(), _refusing_types(context):
+            trial()
+        strategy.reshard()
+    return strategy
 
 
-def wrap(shop: Workshop, model: nn.Module) -> SingleProcess:
+def _parameter_format(context: BuildContext) -> str:
+    return str((context.recipe.train.strategy.model_extra or {}).get("parameters", "fp32"))
+
+
+@contextmanager
+def _refusing_types(context: BuildContext) -> Iterator[None]:
+    """A model may mix parameters of this format with tensors of its own that are float32."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "type" not in str(error):
+            raise
+        place, name = context.checked.locate("train.strategy.parameters"), _parameter_format(context)
+        said = str(error).strip().split("\n")[0]
+        raise RecipeError(
+            f"{place}: the model does not compute with {name} parameters ({said}); use fp32 with train.precision {name}"
+        ) from error
+
+
+def wrap(context: BuildContext, model: nn.Module) -> SingleStrategy:
     """For the others, when the optimizer is made and weights have the type that they will have."""
-    train = shop.recipe.train
+    train = context.recipe.train
     if train.compile:
         _compile(model)
     if train.reproducible == "world":
-        return OrderedTree(model, shop.mesh)
-    return _strategy(shop, model)
+        return DeterministicStrategy(model, context.world)
+    return _strategy(context, model)
 
 
 def _compile(model: nn.Module) -> None:
@@ -100,24 +130,22 @@ def _compile(model: nn.Module) -> None:
     model._compiled_call_impl = torch.compile(call)
 
 
-def _strategy(shop: Workshop, model: nn.Module) -> SingleProcess:
-    part, mesh = shop.recipe.train.strategy, shop.mesh
+def _strategy(context: BuildContext, model: nn.Module) -> SingleStrategy:
+    part, world = context.recipe.train.strategy, context.world
     name = part.name
-    if name == "auto":
-        name = "ddp" if mesh.world > 1 else "single"
-    if name in ("single", "dp") and mesh.world > 1:
-        message = f"{name} is for one process, but {mesh.world} were started; use ddp, or --procs 1"
-        raise RecipeError(f"{shop.checked.locate('train.strategy')}: {message}")
-    devices = list(range(torch.cuda.device_count())) if mesh.device.type == "cuda" else []
+    if name in ("single", "dp") and world.size > 1:
+        message = f"{name} is for one process, but {world.size} were started; use ddp, or --procs 1"
+        raise RecipeError(f"{context.checked.locate('train.strategy')}: {message}")
+    devices = list(range(torch.cuda.device_count())) if world.device.type == "cuda" else []
     arguments: dict[str, Any] = dict(part.model_extra or {})
-    with shop.speaking_of("train.strategy"):
-        made: SingleProcess = shop.call(
+    with context.error_context("train.strategy"):
+        made: SingleStrategy = context.call(
             "strategy",
             name,
             arguments,
             model=model,
-            mesh=mesh,
+            world=world,
             devices=devices,
-            is_exact=shop.recipe.train.reproducible != "off",
+            is_exact=context.recipe.train.reproducible != "off",
         )
     return made

@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.core.arguments import Arguments
 from paceline.core.errors import RecipeError
-from paceline.recipe.composer import (
+from paceline.recipe.yaml_tree import (
     MAX_DEPTH,
     Composed,
     KeyPath,

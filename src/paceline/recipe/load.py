@@ -9,9 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.core.counting import counted
 from paceline.core.errors import RecipeError, UsageError, in_one_line
-from paceline.recipe.composer import MAX_DEPTH, KeyPath, dotted
+from paceline.core.text import pluralize
 from paceline.recipe.document import (
     COMMAND_LINE,
     SUFFIXES,
@@ -23,8 +22,9 @@ from paceline.recipe.document import (
     places,
     read_document,
 )
+from paceline.recipe.expectations import near
 from paceline.recipe.schema import PARTS
-from paceline.recipe.words import near
+from paceline.recipe.yaml_tree import MAX_DEPTH, KeyPath, dotted
 
 MAX_EXTENDS = 8
 MAX_FILES = 64
@@ -240,7 +240,7 @@ def _address(tree: Any, segments: list[str], label: str) -> KeyPath:
     for segment in segments:
         if isinstance(tree, list):
             if not segment.isdecimal() or int(segment) >= len(tree):
-                held = f"{counted(len(tree), 'item')}, counted from 0"
+                held = f"{pluralize(len(tree), 'item')}, counted from 0"
                 raise RecipeError(f"{label}: {dotted(path)} has {held}; {segment} is none of them")
             path = (*path, int(segment))
             tree = tree[int(segment)]

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-from paceline.recipe.composer import KeyPath
-from paceline.recipe.words import Node, describe, hint, join_or, near, show
+from paceline.recipe.expectations import Node, describe, hint, join_or, near, show
+from paceline.recipe.yaml_tree import KeyPath
 
 MAX_LISTED = 20
 """Names or keys that a message lists when none of them is near."""

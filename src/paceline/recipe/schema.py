@@ -6,34 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-import paceline.data.catalogue
-import paceline.data.datasets.catalogue_lists
-import paceline.data.datasets.catalogue_objects
-import paceline.data.datasets.catalogue_packed
-import paceline.data.datasets.catalogue_videos
-
-# Importing the catalogues makes their names known.
-import paceline.data.transforms.augment_catalogue
-import paceline.data.transforms.transform_catalogue
-import paceline.data.transforms.view_catalogue
-import paceline.engine.catalogue
-import paceline.engine.strategy_catalogue
-import paceline.losses.catalogue
-import paceline.losses.dense_catalogue
-import paceline.metrics.catalogue
-import paceline.metrics.saliency_catalogue
-import paceline.metrics.segmentation_catalogue
-import paceline.models.catalogue
-import paceline.models.dense_catalogue
-import paceline.optim.catalogue
-import paceline.optim.schedule_catalogue
-import paceline.tasks.catalogue
-import paceline.tasks.dense_catalogue  # noqa: F401
-from paceline.core.arguments import Arguments, Count, CountOrZero, NonNegative, Positive, Share
+from paceline.core.arguments import Arguments, Count, CountOrZero, NonNegative, Positive, Share, Weight
 from paceline.recipe.document import PartSpec
 
 Auto = Literal["auto"]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Threads = Annotated[int, Field(ge=1, le=1024)]
+"""Of one operation; libraries end the process where they cannot start as many as they are told."""
 PresetName = Literal["pet", "bias_double", "no_decay_bias_norm", "backbone_tenth", "no_decay_1d"]
 KindName = Literal[
     "weight", "bias", "norm", "embedding",
@@ -106,7 +85,6 @@ class ModelPart(Part):
     """Patterns of parameters that do not learn; all_but_head freezes everything else than the classifier."""
     unfreeze: list[Unfreeze] = []
     """What begins to learn later, and when."""
-    checkpointing: CheckpointingPart = CheckpointingPart(name="none")
 
 
 class TransformPart(Part):
@@ -125,14 +103,14 @@ class DatasetPart(Part):
 class Data(Section):
     """What is learned from, and how it is loaded."""
 
-    batch: Count
+    batch_size: Count
     """Samples per optimizer update, over all processes."""
     train: DatasetPart
     val: DatasetPart | None = None
     test: DatasetPart | None = None
     loader: Literal["auto", "memory", "thread", "process", "dali"] = "auto"
     """What reads samples ahead; auto: what is found to be fastest here, which never changes a pixel."""
-    workers: CountOrZero | Auto = "auto"
+    num_workers: CountOrZero | Auto = "auto"
     cache: Literal["none", "memory"] = "none"
     """Whether decoded samples are kept in memory, shared by the processes of a machine."""
     on_error: Literal["stop", "skip"] = "stop"
@@ -140,14 +118,14 @@ class Data(Section):
     max_skipped: CountOrZero | Auto = "auto"
     """How many samples of each split may be left out; auto: one in a hundred, from 1 to 100."""
     drop_last: bool = False
-    """Leave out the last, smaller update of an epoch."""
+    """Leave out the last, smaller step of an epoch."""
 
 
 class LossPart(Part):
     """One loss; several are added, each with its weight."""
 
     name: str
-    weight: NonNegative = 1.0
+    weight: Weight = 1.0
 
 
 class Kind(Section):
@@ -196,10 +174,10 @@ class OptimizerPart(Part):
     name: str
     lr: Positive
     weight_decay: NonNegative = 0.0
-    reference_batch: Count | None = None
-    """`lr` is meant for this batch and scaled to `data.batch` by `lr_rule`."""
-    lr_rule: Literal["linear", "sqrt"] = "linear"
-    """linear: lr × batch / reference_batch; sqrt: lr × its square root."""
+    base_batch_size: Count | None = None
+    """`lr` is meant for this batch and scaled to `data.batch_size` by `lr_scaling`."""
+    lr_scaling: Literal["linear", "sqrt"] = "linear"
+    """linear: lr × batch / base_batch_size; sqrt: lr × its square root."""
     presets: list[PresetName] = []
     """Settings that are known by name; kinds and rules come on top."""
     kinds: Kinds = Kinds()
@@ -232,7 +210,7 @@ class SchedulePart(Part):
     warmup_from: Share = 0.0
     """The share of the learning rate that warm-up starts from, or that constant warm-up uses."""
     count_from: Literal[0, 1] = 0
-    """The number of the first update in warm-up: with 1 its last update has the whole learning rate."""
+    """The number of the first step in warm-up: with 1 its last step has the whole learning rate."""
     decay_from: Literal["auto", "start", "warmup"] = "auto"
     """Where decay begins to count; auto leaves it to the decay."""
     floor: Share = 0.0
@@ -271,31 +249,32 @@ class Train(Section):
     keep_norms_fp32: bool | None = None
     """Whether O2 and O3 leave norm layers in float32; null: O2 does, O3 does not."""
     strategy: StrategyPart = StrategyPart(name="auto")
+    activation_checkpointing: CheckpointingPart = CheckpointingPart(name="none")
     sync_bn: bool = False
     """Takes BatchNorm's statistics over the micro-batches that all processes compute at the same time."""
     channels_last: bool = False
     """Lays images out pixel by pixel, which many convolutions are faster with."""
     compile: bool = False
     """Has torch.compile translate the model: slow to start, faster afterwards."""
-    micro_batch: Count | Auto = "auto"
-    """Samples per forward and backward pass; an update accumulates as many as `data.batch` needs."""
-    clip_norm: Positive | None = None
-    clip_value: Positive | None = None
-    clip_adaptive: Positive | None = None
+    micro_batch_size: Count | Auto = "auto"
+    """Samples per forward and backward pass; a step accumulates as many as `data.batch_size` needs."""
+    clip_grad_norm: Positive | None = None
+    clip_grad_value: Positive | None = None
+    adaptive_clip: Positive | None = None
     """Each unit's gradient at most this share of the unit's weights; 0.01 is usual."""
     averaging: AveragingPart = AveragingPart(name="none")
     reproducible: Literal["off", "run", "world"] = "run"
     """run: the same command gives the same bits; world: on any number of processes too."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
-    """What to do about an update whose gradient is not finite: end the run, or leave it out (at most 10 in a row)."""
+    """What to do about a step whose gradient is not finite: end the run, or leave it out (at most 10 in a row)."""
     hang_seconds: Positive = 600.0
     """How long several processes may make no progress before they are started again."""
-    threads: Count | Auto = "auto"
+    threads: Threads | Auto = "auto"
     """Threads inside one operation; auto: the machine's cores by the processes on it, with reproducible world: 1."""
 
 
 class MetricPart(Part):
-    """A figure beyond those the task brings."""
+    """A metric beyond those the task brings."""
 
     name: str
 
@@ -305,17 +284,17 @@ class Evaluate(Section):
 
     every_epochs: Positive | None = None
     every_steps: Count | None = None
-    batch: Count = 256
-    """Samples per evaluation batch; fixed, so that figures do not depend on the number of processes."""
-    workers: CountOrZero | Auto = "auto"
-    threads: Count = 1
+    batch_size: Count = 256
+    """Samples per evaluation batch; fixed, so that metrics do not depend on the number of processes."""
+    num_workers: CountOrZero | Auto = "auto"
+    threads: Threads = 1
     metrics: list[MetricPart] = []
     save_predictions: bool = False
     """Writes what is predicted for each sample below predictions/: a PNG file of a map, else a row of a CSV file."""
 
 
 class Checkpoint(Section):
-    """What is kept on disk to continue from."""
+    """What is kept on disk to continue from; one is also saved before each evaluation."""
 
     every_epochs: Positive | None = None
     every_steps: Count | None = None
@@ -323,17 +302,18 @@ class Checkpoint(Section):
     keep_every: Count | None = None
     """Checkpoints whose step is a multiple of this are kept for good."""
     best: str | None = "auto"
-    """The figure by which the best checkpoint is kept; auto: the task's own; null: none."""
+    """The metric by which the best checkpoint is kept; auto: the task's own; null: none."""
     direction: Literal["auto", "max", "min"] = "auto"
+    """Whether the greatest or the least of it is best; auto: as `higher_is_better` of its metric says."""
 
 
-class Observe(Section):
+class Logging(Section):
     """What is shown and recorded."""
 
-    log_every_steps: Count | None = None
-    log_every_epochs: Positive | None = None
+    every_steps: Count | None = None
+    every_epochs: Positive | None = None
     tensorboard: bool = True
-    pictures: bool = True
+    images: bool = True
     results: Annotated[str, Field(pattern=r"^.+\.(csv|xlsx)$")] | None = None
     """A table that keeps a row for each run and split; a relative path is one from the current folder, as runs/ is."""
 
@@ -351,7 +331,7 @@ class Recipe(Section):
     train: Train
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
-    observe: Observe = Observe()
+    logging: Logging = Logging()
     expect: dict[str, float] = {}
     """What this recipe is known to reach; compared at the end."""
 
@@ -369,6 +349,6 @@ PARTS = [
     PartSpec(("schedule", "weight_decay"), "schedule", "decay", TransitionPart),
     PartSpec(("train", "averaging"), "averaging", "name", AveragingPart),
     PartSpec(("train", "strategy"), "strategy", "name", StrategyPart),
-    PartSpec(("model", "checkpointing"), "checkpointing", "name", CheckpointingPart),
+    PartSpec(("train", "activation_checkpointing"), "activation_checkpointing", "name", CheckpointingPart),
     PartSpec(("evaluate", "metrics", "*"), "metric", "name", MetricPart),
 ]

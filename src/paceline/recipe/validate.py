@@ -14,12 +14,12 @@ from pydantic import ValidationError
 from paceline.core.arguments import Arguments
 from paceline.core.errors import RecipeError
 from paceline.core.registry import Entry, register
-from paceline.recipe.composer import KeyPath, dotted
-from paceline.recipe.cross_checks import cross_checks
 from paceline.recipe.document import COMMAND_LINE, Document, Origin, PartSpec, children, lookup, places
+from paceline.recipe.expectations import show
+from paceline.recipe.incompatible import cross_checks
 from paceline.recipe.problems import Problem, expected_names, problems_of, unknown_name
 from paceline.recipe.schema import PARTS, Recipe
-from paceline.recipe.words import show
+from paceline.recipe.yaml_tree import KeyPath, dotted
 
 DEFAULT = Origin("default")
 

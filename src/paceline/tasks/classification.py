@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-import numpy as np
-import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from paceline.core.picture import heat_map, image_grid
+from paceline.core.arguments import Count
+from paceline.core.registry import register
 from paceline.data.batch import Batch
-from paceline.losses.term import Loss, Term
-from paceline.metrics.answers import Answers
+from paceline.losses.loss_term import Loss, LossTerm
+from paceline.metrics.class_predictions import ClassPredictions
 from paceline.metrics.classification import ConfusionMatrix, MultiLabel, TopK
-from paceline.metrics.loss import LossFigures
+from paceline.metrics.loss import LossMetrics
+from paceline.metrics.metric import Metric
 from paceline.metrics.ranking import Auroc, MeanAveragePrecision
-from paceline.metrics.state import Metric
-from paceline.models.asking import ask
-from paceline.tasks.task import Picture
+from paceline.models.forward import ask
+from paceline.visualize.confusion_matrix import draw_confusion_matrix
+from paceline.visualize.grid import Panel
+from paceline.visualize.image import Image, fit, to_image
 
 _RANKED_CLASSES = 100  # beyond this the scores of a whole evaluation are too many to keep by default
-_PICTURED = 24
+_NUM_VISUALIZED, _IMAGE_SIDE = 24, 96
 
 
+@register.task("classification")
 class Classification:
     """Tells what is in an image."""
 
@@ -33,17 +36,17 @@ class Classification:
         weights: Mapping[str, float],
         classes: Sequence[str],
         extra_metrics: Sequence[Metric] = (),
-        top_k: Sequence[int] = (1, 5),
+        top_k: Annotated[Sequence[Count], Field(min_length=1)] = (1, 5),
         multi_label: bool = False,
     ) -> None:
         self.loss_functions = dict(losses)
         self.weights = dict(weights)
         self.classes = list(classes)
-        self.main_figure = "f1" if multi_label else "top1"
-        self.num_pictured = 0 if multi_label else _PICTURED
+        self.main_metric = "f1" if multi_label else "top1"
+        self.num_visualized = 0 if multi_label else _NUM_VISUALIZED
         self._multi_label = multi_label
         self._metrics: list[Metric] = [
-            LossFigures(self.loss_functions, self.weights),
+            LossMetrics(self.loss_functions, self.weights),
             *self._own_metrics(top_k),
             *extra_metrics,
         ]
@@ -52,7 +55,7 @@ class Classification:
         """The denominator of each loss."""
         return {name: loss.count(batch) for name, loss in self.loss_functions.items()}
 
-    def losses(self, model: nn.Module, batch: Batch) -> dict[str, Term]:
+    def losses(self, model: nn.Module, batch: Batch) -> dict[str, LossTerm]:
         """Each loss of the model's logits."""
         logits = ask(model, batch["image"])
         return {name: loss(logits, batch) for name, loss in self.loss_functions.items()}
@@ -66,29 +69,31 @@ class Classification:
         """Losses, accuracy, precision, recall, F1 and the area under the ROC curve."""
         return self._metrics
 
-    def picture(self, batch: Batch, predictions: Tensor | None) -> Picture | None:
-        """Images, framed by whether the prediction is right; without predictions, with their labels."""
-        if self._multi_label:
-            return None
-        images, labels = viewable(batch["image"][:_PICTURED]), batch["label"][:_PICTURED]
-        truth = (labels.argmax(1) if labels.ndim == 2 else labels).tolist()  # mixed samples have several
+    def draw(self, batch: Batch, predictions: Tensor | None, index: int) -> list[Panel]:
+        """Draw the image, framed by whether the prediction is correct; without one, with its label."""
+        label = batch["label"][index]
+        truth = int(label.argmax() if label.ndim else label)  # mixed samples have several
+        image = self.thumbnail(batch["image"][index])
         if predictions is None:
-            return image_grid(images, [self.classes[label] for label in truth], [None] * len(truth), columns=8)
-        predicted = predictions[:_PICTURED].argmax(1).tolist()
-        captions = [self._caption(guess, label) for guess, label in zip(predicted, truth, strict=True)]
-        marks = ["good" if guess == label else "bad" for guess, label in zip(predicted, truth, strict=True)]
-        return image_grid(images, captions, marks, columns=8)
+            return [Panel(image, self.classes[truth])]
+        predicted = int(predictions[index].argmax())
+        if predicted == truth:
+            return [Panel(image, self.classes[truth], is_correct=True)]
+        return [Panel(image, f"{self.classes[predicted]}, not {self.classes[truth]}", is_correct=False)]
 
-    def tables(self, figures: dict[str, Any]) -> dict[str, Picture]:
-        """The confusion matrix."""
-        if "confusion" not in figures:
+    def thumbnail(self, image: Tensor) -> Image:
+        """Return an image [C, H, W] as it is drawn."""
+        return fit(to_image(image), _IMAGE_SIDE)
+
+    def draw_metrics(self, metrics: dict[str, Any]) -> dict[str, Image]:
+        """Draw the confusion matrix."""
+        if "confusion" not in metrics:
             return {}
-        matrix = np.asarray(figures["confusion"])
-        return {"confusion": heat_map(matrix, self.classes, self.classes, "Confusion matrix")}
+        return {"confusion": draw_confusion_matrix(metrics["confusion"], self.classes, "Confusion matrix")}
 
     def answers(self) -> Metric:
         """What collects the probabilities of each sample."""
-        return Answers(len(self.classes), self._multi_label)
+        return ClassPredictions(len(self.classes), self._multi_label)
 
     def _own_metrics(self, top_k: Sequence[int]) -> list[Metric]:
         num_classes = len(self.classes)
@@ -99,20 +104,3 @@ class Classification:
         else:
             counted, ranked = [TopK(sorted({1, *top_k})), ConfusionMatrix(num_classes)], [Auroc(num_classes)]
         return counted + (ranked if num_classes <= _RANKED_CLASSES else [])
-
-    def _caption(self, guess: int, label: int) -> str:
-        if guess == label:
-            return self.classes[label]
-        return f"{self.classes[guess]}, not {self.classes[label]}"
-
-
-def viewable(images: Tensor | Sequence[Tensor]) -> list[Picture]:
-    """Images [N, C, H, W] of any range as uint8 [H, W, 3], each stretched to its own range; also such of many sizes."""
-    if not isinstance(images, Tensor):
-        return [picture for image in images for picture in viewable(image.unsqueeze(0))]
-    pictures = images.detach().float().cpu()
-    low, high = pictures.amin((1, 2, 3), keepdim=True), pictures.amax((1, 2, 3), keepdim=True)
-    scaled = (pictures - low) / (high - low).clamp(min=1e-6) * 255
-    rgb = scaled.round().to(torch.uint8).permute(0, 2, 3, 1)  # [N, H, W, C]
-    rgb = rgb[..., :3] if rgb.shape[-1] >= 3 else rgb[..., :1].expand(*rgb.shape[:-1], 3)
-    return list(rgb.numpy())

@@ -9,29 +9,30 @@ import numpy as np
 from torch import Tensor, nn
 
 from paceline.core.errors import DataError
+from paceline.core.registry import register
 from paceline.data.batch import Batch
-from paceline.losses.term import Loss, Term
-from paceline.metrics.loss import LossFigures
+from paceline.losses.loss_term import Loss, LossTerm
+from paceline.metrics.loss import LossMetrics
+from paceline.metrics.metric import Metric
 from paceline.metrics.saliency import Saliency as SaliencyFigures
 from paceline.metrics.saliency import prepared
-from paceline.metrics.state import Metric
-from paceline.models.asking import ask
-from paceline.tasks.classification import viewable
-from paceline.tasks.dense_pictures import grey, shaped, side_by_side
-from paceline.tasks.dense_prediction import DensePrediction, OfLogits, OfMaps, at_truth, main_output, resized, truths
-from paceline.tasks.task import Picture
+from paceline.models.forward import ask
+from paceline.tasks.pixel_prediction import OfLogits, OfMaps, PixelPrediction, at_truth, main_output, resized, truths
+from paceline.visualize.grid import Panel
+from paceline.visualize.image import Image, fit, to_image, to_rgb
 
-_PICTURED = 8
+_IMAGE_SIDE = 160
 
 
+@register.task("saliency")
 class Saliency:
     """Finds the salient objects of an image: a map from 0 to 1 beside a mask from 0 to 255.
 
-    All figures of saliency are measured, or those that the recipe chooses by naming the metric itself.
+    All metrics of saliency are measured, or those that the recipe chooses by naming the metric itself.
     """
 
     palette = None
-    """Saved maps are grey."""
+    """Saved maps are gray."""
 
     def __init__(
         self,
@@ -44,12 +45,12 @@ class Saliency:
             raise DataError(f"saliency: the masks have {len(classes)} classes, expected one; set binary: true in data")
         self.loss_functions = dict(losses)
         self.weights = dict(weights)
-        self.main_figure = "max_f"
+        self.main_metric = "max_f"
         chosen = [metric for metric in extra_metrics if isinstance(metric, SaliencyFigures)]
         measured = extra_metrics if chosen else [SaliencyFigures(), *extra_metrics]
         self._stretch = chosen[0].stretch if chosen else True
         self._metrics: list[Metric] = [
-            OfLogits(LossFigures(self.loss_functions, self.weights)),
+            OfLogits(LossMetrics(self.loss_functions, self.weights)),
             *(OfMaps(metric) for metric in measured),
         ]
 
@@ -57,50 +58,44 @@ class Saliency:
         """The denominator of each loss."""
         return {name: loss.count(batch) for name, loss in self.loss_functions.items()}
 
-    def losses(self, model: nn.Module, batch: Batch) -> dict[str, Term]:
+    def losses(self, model: nn.Module, batch: Batch) -> dict[str, LossTerm]:
         """Each loss of the model's logits [N, 1, H, W]."""
         logits = self._logits(model, batch)
         return {name: loss(logits, batch) for name, loss in self.loss_functions.items()}
 
-    def predict(self, model: nn.Module, batch: Batch) -> DensePrediction:
+    def predict(self, model: nn.Module, batch: Batch) -> PixelPrediction:
         """The logits, and how salient each pixel of each truth is, from 0 to 1 in 255 steps."""
         logits = self._logits(model, batch).float()
-        # In the steps of a PNG file, so that figures are those of the files, which is what others measure; and in
+        # In the steps of a PNG file, so that metrics are those of the files, which is what others measure; and in
         # float64, as they do: a step stretched in float32 may fall below the threshold that it stands for.
         planes = at_truth(logits.detach().sigmoid(), batch)
         maps = [plane[0].clamp(0, 1).mul(255).round().double().div(255) for plane in planes]
-        return DensePrediction(logits, maps)
+        return PixelPrediction(logits, maps)
 
     def metrics(self) -> Sequence[Metric]:
         """Losses at the size of the model's images, everything else at that of the truth."""
         return self._metrics
 
-    def picture(self, batch: Batch, predictions: DensePrediction | None) -> Picture | None:
-        """The first images with their truth and, if there is one, the prediction and how far it is off on average."""
-        images, masks = viewable(batch["image"][:_PICTURED]), truths(batch)[:_PICTURED]
-        rows = [[shaped(image, mask), grey(mask)] for image, mask in zip(images, masks, strict=True)]
-        captions = [["image", "truth"] for _ in rows]
+    def draw(self, batch: Batch, predictions: PixelPrediction | None, index: int) -> list[Panel]:
+        """Draw the image, its mask and, if there is one, the prediction with its error."""
+        mask = truths(batch)[index]
+        image = fit(to_image(batch["image"][index]), _IMAGE_SIDE, mask.shape)  # may have been resized otherwise
+        panels = [Panel(image, "image"), Panel(_draw_map(mask), "truth")]
         if predictions is not None:
-            pairs = zip(rows, captions, predictions.maps, masks, strict=False)
-            for row, texts, found, mask in pairs:
-                row.append(grey(found * 255))
-                texts.append(f"prediction, off by {self._distance(found, mask):.3f}")
-        return side_by_side(rows, captions)
+            found = predictions.maps[index]
+            panels.append(Panel(_draw_map(found * 255), f"prediction, MAE {self._error(found, mask):.3f}"))
+        return panels
 
-    def glimpse(self, batch: Batch, predictions: DensePrediction) -> tuple[Batch, DensePrediction]:
-        """All but the logits, which no picture shows."""
-        return batch, predictions._replace(logits=predictions.logits[:, :0])
-
-    def tables(self, figures: dict[str, Any]) -> dict[str, Picture]:
-        """None."""
+    def draw_metrics(self, metrics: dict[str, Any]) -> dict[str, Image]:
+        """Draw nothing."""
         return {}
 
-    def maps(self, predictions: DensePrediction) -> list[Picture]:
-        """What is saved of each sample: grey from 0 to 255, uint8 [H, W]."""
+    def maps(self, predictions: PixelPrediction) -> list[Image]:
+        """What is saved of each sample: gray from 0 to 255, uint8 [H, W]."""
         return [(found * 255).round().cpu().numpy().astype(np.uint8) for found in predictions.maps]
 
-    def _distance(self, found: Tensor, mask: Tensor) -> float:
-        """What the metric calls MAE."""
+    def _error(self, found: Tensor, mask: Tensor) -> float:
+        """Return the MAE of one map, as the metric computes it."""
         truth = mask.cpu().numpy() > 128
         return float(np.abs(prepared(found.cpu().numpy(), truth, self._stretch) - truth).mean())
 
@@ -109,3 +104,8 @@ class Saliency:
         if logits.shape[1] != 1:
             raise DataError(f"saliency: the model gives {logits.shape[1]} maps for an image, expected one")
         return resized(logits, batch["mask"].shape[-2:])
+
+
+def _draw_map(values: Tensor) -> Image:
+    """Return values from 0 to 255, [H, W], in shades of gray."""
+    return fit(to_rgb(values.cpu().numpy().astype(np.uint8)[..., None]), _IMAGE_SIDE)

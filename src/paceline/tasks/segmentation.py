@@ -3,41 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from paceline.core.counting import counted
-from paceline.core.errors import DataError, RecipeError
-from paceline.core.palette import colour_of, colours_of
-from paceline.core.picture import heat_map
+from paceline.core.arguments import Positive, Weight
+from paceline.core.constraints import Requires
+from paceline.core.errors import ArgumentError, DataError, RecipeError
+from paceline.core.registry import register
+from paceline.core.text import pluralize
+from paceline.data.argument_types import Size
 from paceline.data.batch import Batch
-from paceline.losses.term import Loss, Term
-from paceline.metrics.loss import LossFigures
+from paceline.losses.loss_term import Loss, LossTerm
+from paceline.metrics.loss import LossMetrics
+from paceline.metrics.metric import Metric
 from paceline.metrics.segmentation import Segmentation as SegmentationFigures
-from paceline.metrics.state import Metric
-from paceline.models.asking import ask
-from paceline.tasks.classification import viewable
-from paceline.tasks.dense_pictures import shaped, side_by_side, tinted, with_legend
-from paceline.tasks.dense_prediction import (
-    DensePrediction,
+from paceline.models.forward import ask
+from paceline.tasks.pixel_prediction import (
     OfLogits,
     OfMaps,
+    PixelPrediction,
     Views,
     at_truth,
     main_output,
     resized,
     truths,
 )
-from paceline.tasks.task import Picture
+from paceline.visualize.colors import class_colors
+from paceline.visualize.confusion_matrix import draw_confusion_matrix
+from paceline.visualize.grid import Panel, class_legend
+from paceline.visualize.image import Image, fit, to_image
+from paceline.visualize.overlay import draw_label_map
 
-_PICTURED = 8
-_NAMED = 32  # classes whose figures are told one by one
+_IMAGE_SIDE = 160
+_NAMED = 32  # classes whose metrics are told one by one
 _AUXILIARY = "aux_"
 
 
+@register.task("segmentation", checks=[Requires("stride", "window")])
 class Segmentation:
     """Tells the class of every pixel, those aside whose mask is `ignore_index`.
 
@@ -52,39 +57,39 @@ class Segmentation:
         classes: Sequence[str],
         extra_metrics: Sequence[Metric] = (),
         ignore_index: int | None = 255,
-        aux_weight: float = 0.0,
+        aux_weight: Weight = 0.0,
         flip: bool = False,
-        scales: Sequence[float] = (1.0,),
-        window: int | Sequence[int] | None = None,
-        stride: int | Sequence[int] | None = None,
+        scales: Annotated[Sequence[Positive], Field(min_length=1)] = (1.0,),
+        window: Size | None = None,
+        stride: Size | None = None,
     ) -> None:
         if len(classes) < 2:
             raise DataError(
-                f"segmentation: the masks have {counted(len(classes), 'class')}, expected two or more; name them as"
+                f"segmentation: the masks have {pluralize(len(classes), 'class')}, expected two or more; name them as"
                 " classes in data, or use task: saliency for masks that are binary"
             )
         self.loss_functions = dict(losses)
         self.weights = dict(weights)
         self.classes = list(classes)
-        self.main_figure = "miou"
-        self.palette = colours_of(classes[:256]) + [colour_of(number) for number in range(len(classes), 256)]
+        self.main_metric = "miou"
+        self.palette = class_colors(classes[:256], 256)
         names = self.classes if len(self.classes) <= _NAMED else None
         self._metrics: list[Metric] = [
-            OfLogits(LossFigures(self.loss_functions, dict(weights))),
+            OfLogits(LossMetrics(self.loss_functions, dict(weights))),
             OfMaps(SegmentationFigures(len(self.classes), ignore_index, names)),
             *(OfMaps(metric) for metric in extra_metrics),
         ]
         self._has_auxiliary = aux_weight > 0
         if self._has_auxiliary:
             self.weights |= {f"{_AUXILIARY}{name}": weight * aux_weight for name, weight in weights.items()}
-        self._views = Views(flip, scales, _sides(window), _sides(stride))
+        self._views = Views(flip, scales, *_windows(window, stride))
 
     def counts(self, batch: Batch) -> dict[str, float | None]:
         """The denominator of each loss; that of an auxiliary head is the same."""
         own = {name: loss.count(batch) for name, loss in self.loss_functions.items()}
         return own | {f"{_AUXILIARY}{name}": count for name, count in own.items()} if self._has_auxiliary else own
 
-    def losses(self, model: nn.Module, batch: Batch) -> dict[str, Term]:
+    def losses(self, model: nn.Module, batch: Batch) -> dict[str, LossTerm]:
         """Each loss of the model's logits [N, C, H, W], and of its auxiliary ones."""
         outputs, size = ask(model, batch["image"]), batch["mask"].shape[-2:]
         logits = self._checked(main_output(outputs))
@@ -94,40 +99,37 @@ class Segmentation:
             terms |= {f"{_AUXILIARY}{name}": loss(auxiliary, batch) for name, loss in self.loss_functions.items()}
         return terms
 
-    def predict(self, model: nn.Module, batch: Batch) -> DensePrediction:
+    def predict(self, model: nn.Module, batch: Batch) -> PixelPrediction:
         """The logits, and the class of each pixel of each truth; where those are no numbers, that of no class."""
         logits = self._views(lambda images: self._checked(main_output(ask(model, images))), batch["image"])
         maps = [_best(planes) for planes in at_truth(logits.detach(), batch)]
-        return DensePrediction(resized(logits, batch["mask"].shape[-2:]), maps)
+        return PixelPrediction(resized(logits, batch["mask"].shape[-2:]), maps)
 
     def metrics(self) -> Sequence[Metric]:
         """Losses at the size of the model's images, everything else at that of the truth."""
         return self._metrics
 
-    def picture(self, batch: Batch, predictions: DensePrediction | None) -> Picture | None:
-        """The first images, beside them tinted by their truth and by the prediction, if there is one, and a legend."""
-        images, masks = viewable(batch["image"][:_PICTURED]), truths(batch)[:_PICTURED]
-        seen, captions = [masks], ["image", "truth"]
+    def draw(self, batch: Batch, predictions: PixelPrediction | None, index: int) -> list[Panel]:
+        """Draw the image, and the classes of its mask and, if there is one, of the prediction blended over it."""
+        maps = {"truth": truths(batch)[index]}
         if predictions is not None:
-            seen, captions = [*seen, predictions.maps[:_PICTURED]], [*captions, "prediction"]
-        rows = [
-            [shaped(image, each[0]), *(tinted(image, mask, self.classes) for mask in each)]
-            for image, *each in zip(images, *seen, strict=True)
-        ]
-        return with_legend(side_by_side(rows, [captions] * len(rows)), self.classes, masks)
+            maps["prediction"] = predictions.maps[index]
+        # The image may have been cut or resized otherwise than the mask.
+        image = fit(to_image(batch["image"][index]), _IMAGE_SIDE, maps["truth"].shape)
+        panels = [Panel(image, "image")]
+        for name, label_map in maps.items():
+            ids = label_map.cpu().numpy()
+            overlay = draw_label_map(image, ids, self.palette[: len(self.classes)])
+            panels.append(Panel(overlay, name, legend=class_legend(ids, self.classes)))
+        return panels
 
-    def glimpse(self, batch: Batch, predictions: DensePrediction) -> tuple[Batch, DensePrediction]:
-        """All but the logits, which no picture shows."""
-        return batch, predictions._replace(logits=predictions.logits[:, :0])
-
-    def tables(self, figures: dict[str, Any]) -> dict[str, Picture]:
-        """The confusion matrix, in pixels."""
-        if "confusion" not in figures:
+    def draw_metrics(self, metrics: dict[str, Any]) -> dict[str, Image]:
+        """Draw the confusion matrix, in pixels."""
+        if "confusion" not in metrics:
             return {}
-        matrix = np.asarray(figures["confusion"])
-        return {"confusion": heat_map(matrix, self.classes, self.classes, "Confusion matrix, in pixels")}
+        return {"confusion": draw_confusion_matrix(metrics["confusion"], self.classes, "Confusion matrix, in pixels")}
 
-    def maps(self, predictions: DensePrediction) -> list[Picture]:
+    def maps(self, predictions: PixelPrediction) -> list[Image]:
         """What is saved of each sample: the ids of classes, uint8 [H, W]."""
         return [found.clamp(max=255).to(torch.uint8).cpu().numpy() for found in predictions.maps]
 
@@ -150,5 +152,10 @@ def _auxiliary(outputs: Any) -> Tensor:
     return logits
 
 
-def _sides(size: int | Sequence[int] | None) -> Sequence[int] | None:
-    return (size, size) if isinstance(size, int) else size
+def _windows(window: Size | None, stride: Size | None) -> tuple[Sequence[int] | None, Sequence[int] | None]:
+    """Height and width of windows, and how far they are apart."""
+    sizes, steps = ((each, each) if isinstance(each, int) else each for each in (window, stride))
+    if sizes and steps and (steps[0] > sizes[0] or steps[1] > sizes[1]):
+        found = f"windows of {list(sizes)} that are {list(steps)} apart leave gaps"
+        raise ArgumentError("stride", f"{found}; give a smaller stride")
+    return sizes, steps

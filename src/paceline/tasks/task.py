@@ -3,66 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
 from torch import nn
 
 from paceline.data.batch import Batch
-from paceline.losses.term import Term
-from paceline.metrics.state import Metric
-
-Picture = npt.NDArray[np.uint8]
-"""Something a person can look at, [H, W, 3]."""
+from paceline.losses.loss_term import LossTerm
+from paceline.metrics.metric import Metric
+from paceline.visualize.grid import Panel
+from paceline.visualize.image import Image
 
 
 class Task(Protocol):
     """A vision problem. The engine calls these methods and knows nothing else about it.
 
-    Some have more: `num_pictured`, how many samples of an evaluation `picture` draws (8, if it is not there); `glimpse`
-    (see `Glimpses`); `palette` and `maps`, or `classes` and `answers`, by which predictions are saved.
+    Some have more: `num_visualized`, how many samples of a split are drawn (8 if it is not there, none if it is 0);
+    `palette` and `maps`, or `classes` and `answers`, by which predictions are saved.
     """
 
     weights: dict[str, float]
-    """The weight of each loss in the sum that is minimised."""
-    main_figure: str
-    """The figure by which one model is better than another."""
+    """The weight of each loss in the sum that is minimized."""
+    main_metric: str
+    """The metric by which one model is better than another."""
 
     def counts(self, batch: Batch) -> dict[str, float | None]:
         """The denominator of each loss, or None where it contains predictions."""
         ...
 
-    def losses(self, model: nn.Module, batch: Batch) -> dict[str, Term]:
+    def losses(self, model: nn.Module, batch: Batch) -> dict[str, LossTerm]:
         """Each loss of a micro-batch as a numerator and a denominator."""
         ...
 
     def predict(self, model: nn.Module, batch: Batch) -> Any:
-        """What the metrics and the picture are made from."""
+        """What `metrics` and `draw` are given."""
         ...
 
     def metrics(self) -> Sequence[Metric]:
         """How predictions are measured."""
         ...
 
-    def picture(self, batch: Batch, predictions: Any | None) -> Picture | None:
-        """The batch with its predictions drawn, or alone, if there is something to draw.
+    def draw(self, batch: Batch, predictions: Any | None, index: int) -> Sequence[Panel]:
+        """Draw sample `index` of a batch with its prediction, or a training sample without: images side by side.
 
-        With predictions it is of samples from all over a split, if predictions are tensors with samples along their
-        first axis, or lists, tuples and dicts of such. Where samples differ in their sizes, there are lists in place of
-        tensors.
+        An evaluation calls this on the process that predicted the sample, so a panel should be no larger than it is
+        shown: `visualize.image.fit` makes it so.
         """
         ...
 
-    def tables(self, figures: dict[str, Any]) -> dict[str, Picture]:
-        """Figures that are better looked at than read, drawn; by name."""
-        ...
-
-
-@runtime_checkable
-class Glimpses(Protocol):
-    """A task whose picture needs less than all that is known of a sample: only that is kept until it is drawn."""
-
-    def glimpse(self, batch: Batch, predictions: Any) -> tuple[Batch, Any]:
-        """What `picture` needs of some samples and their predictions."""
+    def draw_metrics(self, metrics: dict[str, Any]) -> dict[str, Image]:
+        """Draw metrics that are better looked at than read, such as a confusion matrix; by name."""
         ...

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import paceline
-from paceline.data.datasets.embedded import fashion_small
-from paceline.data.datasets.memory import MemoryImages
+from paceline.data.datasets.idx import MemoryImages, fashion_small
 
 MARKED = 7  # the number of the sample that `fragile` cannot bear
 
@@ -38,6 +37,21 @@ def normless(num_classes: int, in_channels: int) -> nn.Sequential:
     return nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(16 * in_channels, num_classes))
 
 
+class Centerd(nn.Module):
+    """Has a float32 buffer of its own between layers, which makes what comes out of the first float32."""
+
+    def __init__(self, num_classes: int, in_channels: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16 * in_channels, 8), nn.Linear(8, num_classes)
+        self.register_buffer("center", torch.zeros(8))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits."""
+        pooled = nn.functional.adaptive_avg_pool2d(images, 4).flatten(1)
+        logits: Tensor = self.second(self.first(pooled) - self.center)
+        return logits
+
+
 class Growing(nn.Module):
     """Adds a parameter to itself in its third pass of training."""
 
@@ -56,7 +70,7 @@ class Growing(nn.Module):
 
 
 class Fragile(nn.Module):
-    """Gradients overflow in whichever process computes an image of one colour; losses stay what they are."""
+    """Gradients overflow in whichever process computes an image of one color; losses stay what they are."""
 
     def __init__(self, num_classes: int, in_channels: int) -> None:
         super().__init__()
@@ -70,6 +84,7 @@ class Fragile(nn.Module):
         return logits
 
 
+paceline.register.model("centerd")(Centerd)
 paceline.register.model("growing")(Growing)
 paceline.register.model("fragile")(Fragile)
 

@@ -1,4 +1,4 @@
-"""One of several processes: evaluates splits of several sizes. Argument: a folder for the figures."""
+"""One of several processes: evaluates splits of several sizes. Argument: a folder for the metrics."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from evaluated_splits import measure_all
 
-from paceline.core.mesh import join
+from paceline.core.world import join
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    mesh = join("cpu")
+    world = join("cpu")
     try:
-        found = measure_all(mesh, folder)
-        (folder / f"rank-{mesh.rank}.json").write_text(json.dumps(found), encoding="utf-8")
+        found = measure_all(world, folder)
+        (folder / f"rank-{world.rank}.json").write_text(json.dumps(found), encoding="utf-8")
     finally:
-        mesh.leave()
+        world.leave()
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from torch import distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.engine.mixed_precision import make_precision
-from paceline.engine.objective import Objective
+from paceline.engine.loss_accumulator import ScaledLoss
+from paceline.engine.precision.mixed import make_precision
 from paceline.optim.clipping import Unclipped
 
 SPOILED = {1: 1, 3: 0}  # update: the rank whose gradient overflows
@@ -29,7 +29,7 @@ def train(name: str, rank: int) -> dict[str, Any]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    learning = optimizer.param_groups[0]["params"]
+    trainable = optimizer.param_groups[0]["params"]
     precision = make_precision(name, torch.device("cpu"), loss_scale="dynamic")
     weights = precision.attach(model)
     shared = DistributedDataParallel(model)
@@ -38,14 +38,14 @@ def train(name: str, rank: int) -> dict[str, Any]:
         with precision.compute():
             loss = shared(torch.randn(3, 4)).float().square().sum()
         factor = math.inf if SPOILED.get(step) == rank else 1.0
-        precision.backward([Objective(loss, factor)])
-        precision.collect(learning)
-        norm = Unclipped()(learning)
+        precision.backward([ScaledLoss(loss, factor)])
+        precision.unscale(trainable)
+        norm = Unclipped()(trainable)
         finite.append(math.isfinite(norm.item()))
         skipped = precision.overflowed(norm)
         if not skipped:
             optimizer.step()
-            precision.publish()
+            precision.sync_weights()
         optimizer.zero_grad()
         done.append(not skipped)
     numbers = torch.cat([weight.detach().double().flatten() for weight in weights.parameters()]).tolist()

@@ -15,8 +15,7 @@ from torch import Tensor
 
 import paceline
 from paceline.data.batch import Sample
-from paceline.data.datasets.embedded import fashion_small
-from paceline.data.datasets.memory import MemoryImages
+from paceline.data.datasets.idx import MemoryImages, fashion_small
 
 Split = Literal["train", "test"]
 

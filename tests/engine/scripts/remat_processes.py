@@ -14,8 +14,14 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.engine.blocks import find_blocks
-from paceline.engine.remat import Blocks, NoRemat, Remat, Selective, apply_remat
+from paceline.engine.activation_checkpointing.blocks import find_blocks
+from paceline.engine.activation_checkpointing.policies import (
+    Blocks,
+    NoActivationCheckpointing,
+    Remat,
+    Selective,
+    apply_remat,
+)
 from paceline.models.convnet import ConvNet
 
 
@@ -62,7 +68,7 @@ def main() -> None:
     differing = {}
     for strategy in STRATEGIES:
         for name, make in NETS.items():
-            plain = trained(make, NoRemat(), strategy)
+            plain = trained(make, NoActivationCheckpointing(), strategy)
             for how in (Blocks(), Selective()):
                 other = trained(make, how, strategy)
                 different = [key for key in plain if not torch.equal(plain[key], other[key])]

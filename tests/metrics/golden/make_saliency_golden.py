@@ -1,4 +1,4 @@
-"""Make saliency.json, the golden numbers for saliency figures, with PySODMetrics in an environment of its own.
+"""Make saliency.json, the golden numbers for saliency metrics, with PySODMetrics in an environment of its own.
 
     python -m venv ENVIRONMENT
     ENVIRONMENT/bin/pip install pysodmetrics==1.6.2
@@ -29,7 +29,7 @@ GOLDEN = Path(__file__).with_name("saliency.json")
 
 
 class Judge:
-    """All figures of PySODMetrics under our names."""
+    """All metrics of PySODMetrics under our names."""
 
     def __init__(self) -> None:
         self.mae, self.structure = oracle.MAE(), oracle.Smeasure()
@@ -44,7 +44,7 @@ class Judge:
         )
 
     def step(self, prediction: npt.NDArray[Any], mask: npt.NDArray[np.uint8], stretch: bool) -> None:
-        """Judge one image. What it normalises itself has to be uint8; anything else is made ready here."""
+        """Judge one image. What it normalizes itself has to be uint8; anything else is made ready here."""
         own = stretch and prediction.dtype == np.uint8
         truth = mask if own else mask > 128
         if not own:
@@ -54,11 +54,11 @@ class Judge:
         for each in (self.mae, self.structure, self.e, self.weighted, self.counts):
             each.step(prediction, truth, normalize=own)
 
-    def figures(self) -> dict[str, float | None]:
+    def metrics(self) -> dict[str, float | None]:
         """The means over all images judged; None where one has no number."""
         e, counts = self.e.get_results()["em"], self.counts.get_results()
         f = counts["f"]
-        figures = {
+        metrics = {
             "mae": self.mae.get_results()["mae"],
             "max_f": f["dynamic"].max(),
             "mean_f": f["dynamic"].mean(),
@@ -71,15 +71,15 @@ class Judge:
             "iou": counts["iou"]["binary"],
             "ber": counts["ber"]["binary"],
         }
-        return {name: float(value) if np.isfinite(value) else None for name, value in figures.items()}
+        return {name: float(value) if np.isfinite(value) else None for name, value in metrics.items()}
 
 
 def judged(cases: Iterable[tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]], stretch: bool) -> dict[str, float | None]:
-    """The figures of all cases together."""
+    """The metrics of all cases together."""
     judge = Judge()
     for prediction, mask in cases:
         judge.step(prediction, mask, stretch)
-    return judge.figures()
+    return judge.metrics()
 
 
 def main() -> None:
@@ -96,7 +96,7 @@ def main() -> None:
         }
         for name, case in cases.items()
     }
-    # Its S-measure is not a number if a mask's centre is in the last row or column, nor is any mean with that in it.
+    # Its S-measure is not a number if a mask's center is in the last row or column, nor is any mean with that in it.
     sound = [case for name, case in cases.items() if golden["synthetic"][name]["stretched"]["s_measure"] is not None]
     golden["all that have numbers"] = {"stretched": judged(sound, True), "as it is": judged(sound, False)}
     if len(sys.argv) > 1:

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from paceline.models.sync_norm import convert_sync_batchnorm
+from paceline.models.sync_batch_norm import convert_sync_batchnorm
 
 
 def results(layer: nn.Module, steps: list[tuple[Tensor, Tensor]]) -> dict[str, Any]:
-    """What comes of some updates, in order: inputs and gradients of the outputs are given."""
+    """What comes of some steps, in order: inputs and gradients of the outputs are given."""
     found: dict[str, Any] = {"outputs": [], "input_gradients": []}
     for values, gradient in steps:
         values = values.detach().requires_grad_()  # noqa: PLW2901

@@ -10,7 +10,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from paceline import cli
-from paceline.core.mesh import Mesh
+from paceline.core.world import World
 
 
 def main(commands: Path) -> int:
@@ -19,7 +19,7 @@ def main(commands: Path) -> int:
     `commands` is a file that lists of each command its words and a folder for what it prints, `printed-RANK`.
     """
     # A group that was left cannot be joined again; the next command finds itself in it.
-    with patch.object(Mesh, "leave"):
+    with patch.object(World, "leave"):
         for words, folder in json.loads(commands.read_text(encoding="utf-8")):
             printed = Path(folder) / f"printed-{os.environ['RANK']}"
             with printed.open("w", encoding="utf-8") as file, redirect_stdout(file):

@@ -1,4 +1,4 @@
-"""A user's module: in the update of number DIE_AT the last process kills itself, once, when a checkpoint is there.
+"""A user's module: in the step of number DIE_AT the last process kills itself, once, when a checkpoint is there.
 
 DIE_BEHIND is the checkpoint. The file `died` tells that it has happened.
 """
@@ -20,7 +20,7 @@ _updates = itertools.count(1)
 
 
 def _die(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """The gradient of the update is there, its step is not done; checkpoints are written beside training."""
+    """The gradient of the step is there, its step is not done; checkpoints are written beside training."""
     number = next(_updates)
     is_last = int(os.environ.get("RANK", "0")) == int(os.environ.get("WORLD_SIZE", "1")) - 1
     if number != int(os.environ["DIE_AT"]) or not is_last or Path("died").exists():

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.arguments import Count, CountOrZero
+from paceline.core.constraints import KeyOf, Requires
 from paceline.core.errors import DataError
-from paceline.data.batch import JointNames, Sample
+from paceline.core.registry import register
+from paceline.data.argument_types import ClassNames, Name, SplitShares
+from paceline.data.batch import KeypointNames, Sample
 from paceline.data.datasets.coco_json import (
     Category,
     CocoImages,
@@ -20,13 +25,16 @@ from paceline.data.datasets.coco_json import (
     read_parts,
 )
 from paceline.data.datasets.segments import Segments
-from paceline.data.indexes.kept_arrays import Arrays, Watch, as_bytes, from_bytes, kept_arrays
-from paceline.data.joint_names import mirrored_pairs
+from paceline.data.index.index import Arrays, Watch, as_bytes, from_bytes, kept_arrays
+from paceline.data.io.image import MAX_PIXELS, ImageFiles, packed_names
+from paceline.data.keypoint_names import mirrored_pairs
 from paceline.data.objects import BadBoxes, Objects, check_boxes, drawn_part
-from paceline.data.reading.decode import MAX_PIXELS
-from paceline.data.reading.image_files import ImageFiles, packed_names
+
+if TYPE_CHECKING:
+    from paceline.data.fingerprint import DataDigest
 
 
+@register.dataset("coco", checks=[KeyOf("split", "split_shares"), Requires("split", "split_shares")])
 class Coco:
     """The images of a COCO json file, in the order of their ids, with boxes and, if wanted, masks and keypoints.
 
@@ -41,18 +49,18 @@ class Coco:
     def __init__(
         self,
         root: Path,
-        annotations: str,
-        images: str = "images",
-        split: str | None = None,
-        split_shares: Mapping[str, float] | None = None,
-        split_seed: int = 0,
-        classes: Sequence[str] | None = None,
+        annotations: Name,
+        images: Name = "images",
+        split: Name | None = None,
+        split_shares: SplitShares | None = None,
+        split_seed: CountOrZero = 0,
+        classes: ClassNames | None = None,
         masks: bool = False,
         keypoints: bool = False,
         keep_empty: bool = True,
         bad_boxes: BadBoxes = "clip",
         follow_links: bool = False,
-        max_pixels: int = MAX_PIXELS,
+        max_pixels: Count = MAX_PIXELS,
     ) -> None:
         root = Path(root)
         self.annotations = root / annotations
@@ -86,6 +94,11 @@ class Coco:
     def path(self, index: int) -> Path:
         """The file of image `index`."""
         return self._files.path(int(self._rows[index]))
+
+    def update_digest(self, digest: DataDigest) -> None:
+        """Add the names and sizes of the images to a fingerprint, and what the annotations hold."""
+        digest.content(self.annotations)
+        digest.files(self._files.folder, self._files.names(self._rows), "images")
 
     def open(self, index: int) -> Sample:
         """The image, not decoded yet, its size and id, and the boxes, classes and so on of its objects."""
@@ -179,7 +192,7 @@ def _chosen(path: Path, categories: list[Category], classes: Sequence[str] | Non
     return [by_name[name] for name in classes] if classes else categories
 
 
-def _joints(path: Path, categories: list[Category]) -> JointNames:
+def _joints(path: Path, categories: list[Category]) -> KeypointNames:
     """The keypoints of the categories, which those that have any must have in common."""
     named = [category for category in categories if category.keypoints]
     if not named:
@@ -192,11 +205,11 @@ def _joints(path: Path, categories: list[Category]) -> JointNames:
             advice = "choose one of them by `classes`"
             raise DataError(f"{path}: {first.name} and {other.name} have different keypoints; {advice}")
     limbs = [(start - 1, end - 1) for start, end in first.skeleton]
-    return JointNames(list(first.keypoints), mirrored_pairs(first.keypoints), limbs)
+    return KeypointNames(list(first.keypoints), mirrored_pairs(first.keypoints), limbs)
 
 
 def _placed(keypoints: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Keypoints [M, J, 3] with pixels' numbers made into their middles, and zeros where none is labelled."""
+    """Keypoints [M, J, 3] with pixels' numbers made into their middles, and zeros where none is labeled."""
     is_labelled = keypoints[..., 2:] > 0
     positions = np.where(is_labelled, keypoints[..., :2] + np.float32(0.5), np.float32(0))
     return np.concatenate([positions, keypoints[..., 2:]], axis=2)

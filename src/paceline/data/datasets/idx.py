@@ -1,4 +1,4 @@
-"""The IDX files of the MNIST family: one file of images and one of labels for each split."""
+"""IDX files of the MNIST family, and the small part of Fashion-MNIST that ships with the package."""
 
 from __future__ import annotations
 
@@ -7,14 +7,23 @@ import math
 import struct
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from paceline.core.errors import DataError
-from paceline.data.datasets.memory import MemoryImages
+from paceline.core.registry import register
+from paceline.core.regular_file import first_file, open_regular
+from paceline.data.argument_types import Name
+from paceline.data.batch import Sample
+
+if TYPE_CHECKING:
+    from paceline.data.fingerprint import DataDigest
+
 
 Split = Literal["train", "test"]
 
@@ -26,8 +35,11 @@ _FREE = 1 << 26  # bytes that may pack as they like
 _CHUNK = 1 << 20
 
 
-def idx(root: Path, split: Split, classes: Sequence[str] | None = None) -> MemoryImages:
-    """The grey images and labels of one split of a folder of IDX files, packed with gzip or not.
+@register.dataset("idx")
+def idx(
+    root: Path, split: Split, classes: Annotated[Sequence[Name], Field(min_length=1)] | None = None
+) -> MemoryImages:
+    """The gray images and labels of one split of a folder of IDX files, packed with gzip or not.
 
     Label k means classes[k]; without `classes` there are ten, named by their digits.
     """
@@ -52,9 +64,9 @@ def idx(root: Path, split: Split, classes: Sequence[str] | None = None) -> Memor
 
 def _find(root: Path, split: Split, ending: str) -> Path:
     candidates = [root / f"{prefix}-{ending}{packed}" for prefix in _PREFIXES[split] for packed in ("", ".gz")]
-    for path in candidates:
-        if path.is_file():
-            return path
+    found = first_file(candidates)
+    if found is not None:
+        return found
     if not root.is_dir():
         raise DataError(f"{root}: no such folder; expected one with IDX files such as {candidates[0].name}")
     expected = " or ".join(path.name for path in candidates)
@@ -64,14 +76,16 @@ def _find(root: Path, split: Split, ending: str) -> Path:
 def _read(path: Path, dimensions: int) -> Tensor:
     """All of an IDX file of bytes as a uint8 tensor, if the file is exactly as long as its header says."""
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+        with open_regular(path) as file, gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file as stream:
             shape = _read_header(stream, path, dimensions)
             size, longest = math.prod(shape), _longest(path)
             # Compared first, so that a wrong header cannot ask for more memory than the file can fill.
             data = torch.empty(size if size <= longest else 0, dtype=torch.uint8)
             found = _fill(data, stream)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read, the file is damaged or truncated ({error})") from error
+        why = getattr(error, "strerror", None)
+        told = f" ({why})" if why else f", the file is damaged or truncated ({error})"
+        raise DataError(f"{path}: cannot be read{told}") from error
     if found != size:
         fewer = f"fewer, or packs them {_MAX_RATIO} times" if path.suffix == ".gz" else "fewer"
         held = "more" if found > size else f"only {found}" if size <= longest else fewer
@@ -112,3 +126,58 @@ def _read_header(stream: BinaryIO | gzip.GzipFile, path: Path, dimensions: int) 
 
 def _by(shape: Sequence[int]) -> str:
     return " × ".join(map(str, shape))
+
+
+FASHION_CLASSES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+_FASHION = Path(__file__).parent.parent / "embedded" / "fashion"
+
+
+@register.dataset("fashion_small")
+def fashion_small(split: Split) -> MemoryImages:
+    """A class-balanced part of Fashion-MNIST: 6,000 gray 28×28 images to train on and 2,000 to test on."""
+    return idx(_FASHION, split, FASHION_CLASSES)
+
+
+@dataclass
+class MemoryImages:
+    """Images, uint8 [N, C, H, W], and further fields by name: numbers such as "label", [N], or arrays, [N, ...]."""
+
+    images: Tensor
+    fields: dict[str, Tensor]
+    classes: list[str]
+    channels: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.channels = self.images.shape[1]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def update_digest(self, digest: DataDigest) -> None:
+        """Add all images and fields to a fingerprint."""
+        for name, values in {"image": self.images, **self.fields}.items():
+            digest.array(name, values.numpy())
+
+    def read(self, index: int) -> Sample:
+        """One sample: "image" as uint8 [H, W, C] and its fields."""
+        sample: Sample = {"image": self.images[index].permute(1, 2, 0).numpy()}
+        for name, values in self.fields.items():
+            value = values[index]
+            sample[name] = value.item() if value.ndim == 0 else value.numpy()
+        return sample
+
+    def gather(self, ids: Tensor) -> dict[str, Tensor]:
+        """The samples `ids` (int64 [N]) together: "image" [N, C, H, W] and the fields, copied."""
+        gathered = {name: values.index_select(0, ids) for name, values in self.fields.items()}
+        return {"image": self.images.index_select(0, ids), **gathered}

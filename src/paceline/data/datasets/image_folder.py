@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from paceline.core.arguments import Count, CountOrZero
+from paceline.core.constraints import KeyOf
 from paceline.core.errors import DataError
+from paceline.core.registry import register
+from paceline.data.argument_types import Extensions, Name, SplitShares
 from paceline.data.batch import Sample
-from paceline.data.indexes.folders import EXTENSIONS, files_below, folder_names, left_out_note, refuse_escape
-from paceline.data.indexes.index import IndexBuilder, open_index
-from paceline.data.indexes.splits import read_part, split_arguments, write_parts
-from paceline.data.reading.decode import MAX_PIXELS, decode_image
-from paceline.data.reading.encoded import Encoded
+from paceline.data.index.folders import (
+    EXTENSIONS,
+    files_below,
+    folder_names,
+    left_out_note,
+    refuse_escape,
+    refuse_escaping_file,
+)
+from paceline.data.index.index import IndexBuilder, open_index
+from paceline.data.index.splits import read_part, split_arguments, write_parts
+from paceline.data.io.image import MAX_PIXELS, Encoded, decode_image
+
+if TYPE_CHECKING:
+    from paceline.data.fingerprint import DataDigest
 
 _SPLITS = {"train", "val", "valid", "validation", "test"}
 
 
+@register.dataset("image_folder", checks=[KeyOf("split", "split_shares")])
 class ImageFolder:
     """The images under root/split/class/, or root/class/ without a split, at any depth below their class.
 
@@ -34,20 +48,20 @@ class ImageFolder:
     def __init__(
         self,
         root: Path,
-        split: str | None = None,
-        extensions: Sequence[str] | None = None,
-        min_size: int | None = None,
+        split: Name | None = None,
+        extensions: Extensions | None = None,
+        min_size: Count | None = None,
         follow_links: bool = False,
-        max_pixels: int = MAX_PIXELS,
-        split_shares: Mapping[str, float] | None = None,
-        split_seed: int = 0,
+        max_pixels: Count = MAX_PIXELS,
+        split_shares: SplitShares | None = None,
+        split_seed: CountOrZero = 0,
     ) -> None:
         root = Path(root)
         self.folder = root / split if split and not split_shares else root
         self.max_pixels = max_pixels
         self.min_size = None if min_size is None else (min_size, min_size)
         endings = tuple(extension.lower() for extension in extensions or EXTENSIONS)
-        inside = None if follow_links else root
+        self._inside = inside = None if follow_links else root
 
         def build(builder: IndexBuilder) -> None:
             size = _write(builder, self.folder, endings, inside)
@@ -72,16 +86,25 @@ class ImageFolder:
         """The file of image `index`."""
         return self.folder / os.fsdecode(self._names[self._part[index]].tobytes())
 
+    def update_digest(self, digest: DataDigest) -> None:
+        """Add the names and sizes of the images to a fingerprint."""
+        digest.files(self.folder, self._names.texts(self._part))
+
     def open(self, index: int) -> Sample:
         """The image, not decoded yet unless there is a `min_size` to decode it for, and its label."""
         if self.min_size is not None:
             return self.read(index)
-        return {"image": Encoded.read(self.path(index), self.max_pixels), "label": self._label(index)}
+        return {"image": Encoded.read(self._checked_path(index), self.max_pixels), "label": self._label(index)}
 
     def read(self, index: int) -> Sample:
         """The decoded image, uint8 [H, W, 3], and its label."""
-        image = decode_image(self.path(index), self.max_pixels, self.min_size)
+        image = decode_image(self._checked_path(index), self.max_pixels, self.min_size)
         return {"image": image, "label": self._label(index)}
+
+    def _checked_path(self, index: int) -> Path:
+        path = self.path(index)
+        refuse_escaping_file(path, self._inside)
+        return path
 
     def _label(self, index: int) -> int:
         return int(self._labels[self._part[index]])

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.core.errors import DataError
-from paceline.data.batch import RAGGED, JointNames, Sample
-from paceline.data.packs.pack_format import (
+from paceline.core.registry import register
+from paceline.core.regular_file import open_regular
+from paceline.data.batch import RAGGED, KeypointNames, Sample
+from paceline.data.pack_format import (
     MAGIC,
     MAX_HEADER_BYTES,
     PREAMBLE,
@@ -29,12 +31,16 @@ from paceline.data.packs.pack_format import (
     records_begin,
     shape_of,
 )
-from paceline.data.skipping import Skipped
+from paceline.data.skip_list import Skipped
+
+if TYPE_CHECKING:
+    from paceline.data.fingerprint import DataDigest
 
 _MADE_AGAIN = "write it again with `paceline data RECIPE --pack`"
 _VIEWS = ("image", "mask")  # what transforms and stacking copy anyway; anything else is small, and is copied here
 
 
+@register.dataset("packed")
 def packed(file: Path) -> PackedSamples:
     """The samples of a pack; where all have the same shapes, whole batches of them can be had at once."""
     samples = PackedSamples(Path(file))
@@ -67,7 +73,7 @@ class PackedSamples:
         self.notes = [f"left out when the pack was written: {each}" for each in self.left_out]
         if self.header.joints is not None:
             names, pairs, limbs = self.header.joints.names, self.header.joints.pairs, self.header.joints.limbs
-            self.joints = JointNames(names, [(a, b) for a, b in pairs], [(a, b) for a, b in limbs])
+            self.joints = KeypointNames(names, [(a, b) for a, b in pairs], [(a, b) for a, b in limbs])
 
     def __reduce__(self) -> tuple[type[PackedSamples], tuple[Path]]:
         return type(self), (self.file,)  # a worker maps the file itself, and shares its pages
@@ -78,6 +84,10 @@ class PackedSamples:
     def path(self, index: int) -> Path:
         """The pack, which holds all samples."""
         return self.file
+
+    def update_digest(self, digest: DataDigest) -> None:
+        """Add the checksums of all samples to a fingerprint."""
+        digest.array("samples", self._rows["crc"])
 
     def read(self, index: int) -> Sample:
         """Sample `index` as it was packed."""
@@ -173,10 +183,10 @@ def _column(map_: mmap.mmap, dtype: str, shape: tuple[int, ...], offset: int, st
     return np.ndarray(shape, dtype, map_, offset, (stride, *within))
 
 
-def _planar(images: NDArray[np.uint8], numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
+def _planar(images: NDArray[Any], numbers: NDArray[np.int64]) -> NDArray[Any]:
     """Some of images [N, H, W, C] as [n, C, H, W]."""
     _, height, width, channels = images.shape
-    planes = np.empty((len(numbers), channels, height, width), np.uint8)
+    planes = np.empty((len(numbers), channels, height, width), images.dtype)
     for plane, number in zip(planes, numbers.tolist(), strict=True):
         cv2.split(images[number], list(plane))
     return planes
@@ -184,7 +194,7 @@ def _planar(images: NDArray[np.uint8], numbers: NDArray[np.int64]) -> NDArray[np
 
 def _mapped(file: Path) -> mmap.mmap:
     try:
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError as error:
         raise DataError(f"{file}: no such file; make it with `paceline data RECIPE --pack {file}`") from error
@@ -208,7 +218,8 @@ def _read_header(file: Path, data: mmap.mmap) -> tuple[int, Header]:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file}: the header cannot be understood ({error}); {_MADE_AGAIN}") from error
     image = header.arrays.get("image")
-    if image is None or image.dtype != "uint8" or image.dims not in (3, 4) or not 0 < header.samples <= header.room:
+    is_image = image is not None and image.dtype in ("uint8", "float32") and image.dims in (3, 4)
+    if not is_image or not 0 < header.samples <= header.room:
         raise DataError(f"{file}: the header is not that of a pack of images; {_MADE_AGAIN}")
     return length, header
 

@@ -1,25 +1,37 @@
-"""Objects in photos as PASCAL VOC keeps them: an xml file for each image, and lists of names for the splits."""
+"""PASCAL VOC annotations: one XML file per image, and lists of names for the splits."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, NamedTuple
+from xml.etree.ElementTree import Element, TreeBuilder
+from xml.parsers import expat
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.arguments import Count, CountOrZero
+from paceline.core.constraints import KeyOf
 from paceline.core.errors import DataError
+from paceline.core.registry import register
+from paceline.core.regular_file import first_file, open_regular
+from paceline.data.argument_types import ClassNames, Name, SplitShares
 from paceline.data.batch import Sample
-from paceline.data.datasets.voc_xml import VocAnnotation, read_voc_xml
-from paceline.data.indexes.kept_arrays import Arrays, Watch, as_bytes, from_bytes, kept_arrays
+from paceline.data.index.index import Arrays, Watch, as_bytes, from_bytes, kept_arrays
+from paceline.data.io.image import EXTENSIONS, MAX_PIXELS, ImageFiles, packed_names, read_bytes
 from paceline.data.objects import BadBoxes, Objects, at_most, check_boxes, drawn_part
-from paceline.data.reading.decode import MAX_PIXELS
-from paceline.data.reading.image_files import EXTENSIONS, ImageFiles, packed_names
+
+if TYPE_CHECKING:
+    from paceline.data.fingerprint import DataDigest
+
 
 _ANY_SIZE = 1 << 30
 
 
+@register.dataset("voc", checks=[KeyOf("split", "split_shares")])
 class Voc:
     """The images root/JPEGImages/ that root/ImageSets/Main/<split>.txt names, and root/Annotations/ for each.
 
@@ -35,13 +47,13 @@ class Voc:
     def __init__(
         self,
         root: Path,
-        split: str | None = None,
-        split_shares: Mapping[str, float] | None = None,
-        split_seed: int = 0,
-        classes: Sequence[str] | None = None,
+        split: Name | None = None,
+        split_shares: SplitShares | None = None,
+        split_seed: CountOrZero = 0,
+        classes: ClassNames | None = None,
         bad_boxes: BadBoxes = "clip",
         follow_links: bool = False,
-        max_pixels: int = MAX_PIXELS,
+        max_pixels: Count = MAX_PIXELS,
     ) -> None:
         root = Path(root)
         listed = None if split_shares else split
@@ -65,6 +77,13 @@ class Voc:
     def path(self, index: int) -> Path:
         """The file of image `index`."""
         return self._files.path(int(self._rows[index]))
+
+    def update_digest(self, digest: DataDigest) -> None:
+        """Add the names and sizes of the images to a fingerprint, and what the annotations hold."""
+        images = self._files.names(self._rows)
+        digest.files(self._files.folder, images, "JPEGImages")
+        annotations = [os.fsencode(f"{_without_extension(os.fsdecode(name))}.xml") for name in images]
+        digest.files(self._files.root / "Annotations", annotations, "Annotations", by_content=True)
 
     def open(self, index: int) -> Sample:
         """The image, not decoded yet, its size, and the boxes, classes, difficulty and areas of its objects."""
@@ -117,16 +136,17 @@ def _stems(folder: Path, watch: Watch) -> list[str]:
 def _split_names(root: Path, split: str, available: list[str], watch: Watch) -> list[str]:
     """The names in the list of a split, each found to have an annotation."""
     places = [root / "ImageSets" / "Main" / f"{split}.txt", root / f"{split}.txt"]
-    path = next((place for place in places if place.is_file()), None)
+    path = first_file(places)
     if path is None:
         there = sorted(each.stem for folder in (places[0].parent, root) for each in folder.glob("*.txt"))
         lists = f"; there are the lists {', '.join(there)}" if there else ""
         raise DataError(f"{places[0]}: no such list, nor {places[1]}{lists}")
     watch(path)
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        with open_regular(path) as file:
+            lines = file.read().decode("utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as text ({error})") from error
+        raise DataError(f"{path}: cannot be read as text ({getattr(error, 'strerror', None) or error})") from error
     known = set(available)
     names = []
     for number, line in enumerate(lines, 1):
@@ -224,3 +244,85 @@ def _objects(
     labels = np.array([numbers[each.name] for each in written], np.int64)[kept]
     is_difficult = np.array([each.is_difficult for each in written], np.bool_)[kept]
     return Objects.arrays(len(names), images[kept], boxes, labels, is_difficult), notes
+
+
+MAX_BYTES = 1 << 24
+"""Bytes of the largest annotation that is read: tens of thousands of objects."""
+_CORNERS = ("xmin", "ymin", "xmax", "ymax")
+
+
+class VocObject(NamedTuple):
+    """An object as it is written: its corners are the numbers of pixels, counted from 1, both included."""
+
+    name: str
+    corners: tuple[float, ...]
+    is_difficult: bool
+
+
+class VocAnnotation(NamedTuple):
+    """What the file says of an image; height and width are 0 where it says nothing."""
+
+    filename: str
+    height: int
+    width: int
+    objects: list[VocObject]
+
+
+def read_voc_xml(path: Path) -> VocAnnotation:
+    """The annotation in a file; what is missing in it, or is no number, is a DataError that names the object."""
+    root = _parse(path)
+    if root.tag != "annotation":
+        raise DataError(f"{path}: the outermost element is <{root.tag}>, expected <annotation>")
+    objects = [_object(path, number, each) for number, each in enumerate(root.findall("object"), 1)]
+    filename = (root.findtext("filename") or "").strip()
+    return VocAnnotation(filename, _length(root, "size/height"), _length(root, "size/width"), objects)
+
+
+def _parse(path: Path) -> Element:
+    try:
+        size = path.stat().st_size
+    except (OSError, ValueError):
+        size = 0  # reading it says what is wrong
+    if size > MAX_BYTES:
+        raise DataError(f"{path}: {size:,} bytes; an annotation has at most {MAX_BYTES:,}")
+
+    def refuse(*_: object) -> None:
+        raise DataError(f"{path}: has a DOCTYPE, which is not read: it can make a small file huge; remove it")
+
+    builder = TreeBuilder()
+    parser = expat.ParserCreate()
+    parser.StartDoctypeDeclHandler = refuse
+    parser.StartElementHandler = builder.start
+    parser.EndElementHandler = builder.end
+    parser.CharacterDataHandler = builder.data
+    try:
+        parser.Parse(read_bytes(path), True)
+    except (expat.ExpatError, LookupError, ValueError) as error:
+        raise DataError(f"{path}: not well-formed xml ({error})") from error
+    return builder.close()
+
+
+def _object(path: Path, number: int, element: Element) -> VocObject:
+    name = (element.findtext("name") or "").strip()
+    if not name:
+        raise DataError(f"{path}: object {number} has no <name>")
+    corners = tuple(_corner(path, number, element, corner) for corner in _CORNERS)
+    return VocObject(name, corners, (element.findtext("difficult") or "").strip() == "1")
+
+
+def _corner(path: Path, number: int, element: Element, corner: str) -> float:
+    text = element.findtext(f"bndbox/{corner}")
+    if text is None:
+        raise DataError(f"{path}: object {number} has no <{corner}> in a <bndbox>")
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise DataError(f"{path}: object {number} has {text.strip()!r} as its <{corner}>, expected a number")
+    return value
+
+
+def _length(root: Element, place: str) -> int:
+    text = (root.findtext(place) or "").strip()
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0

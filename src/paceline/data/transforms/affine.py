@@ -5,27 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
+from paceline.core.arguments import Positive, Share
+from paceline.core.registry import register
+from paceline.data.argument_types import Degrees, Fill, HeightWidth, PixelValue, PositiveRange
 from paceline.data.batch import RAGGED, Sample
-from paceline.data.transforms.geometry import Map, Numbers, size_of
-from paceline.data.transforms.joint import warp
-from paceline.data.transforms.pixels import Fill
+from paceline.data.transforms.coordinates import Map, Numbers, size_of
+from paceline.data.transforms.functional import warp
 
 Draws = NDArray[np.float64]
 
 
+@register.transform("random_rotation")
 @dataclass(frozen=True)
 class RandomRotation:
     """Turn around the middle by up to `degrees` either way; the size stays, and corners are filled."""
 
-    degrees: float
+    degrees: Degrees
     fill: Fill = 0
-    mask_fill: int = 0
-    min_visible: float = 0.1
+    mask_fill: PixelValue = 0
+    min_visible: Share = 0.1
     draws: ClassVar[int] = 1
     is_batch: ClassVar[bool] = False
 
@@ -37,6 +41,7 @@ class RandomRotation:
         return warp(sample, mapping, height, width, self.fill, self.mask_fill, self.min_visible)
 
 
+@register.transform("random_affine")
 @dataclass(frozen=True)
 class RandomAffine:
     """Turn, scale, shear and shift at random, around the middle; the size stays.
@@ -45,13 +50,13 @@ class RandomAffine:
     the height and of the width; `scale` is uniform in its logarithm.
     """
 
-    degrees: float = 0.0
-    scale: Sequence[float] = (1.0, 1.0)
-    translate: float = 0.0
-    shear: float = 0.0
+    degrees: Degrees = 0.0
+    scale: PositiveRange = (1.0, 1.0)
+    translate: Share = 0.0
+    shear: Annotated[float, Field(ge=0, le=80)] = 0.0
     fill: Fill = 0
-    mask_fill: int = 0
-    min_visible: float = 0.1
+    mask_fill: PixelValue = 0
+    min_visible: Share = 0.1
     draws: ClassVar[int] = 5
     is_batch: ClassVar[bool] = False
 
@@ -71,6 +76,7 @@ class RandomAffine:
         return warp(sample, mapping, height, width, self.fill, self.mask_fill, self.min_visible)
 
 
+@register.transform("pose_crop")
 @dataclass(frozen=True)
 class PoseCrop:
     """Bring the first object to a fixed size, as pose networks take it, and leave out all others.
@@ -80,12 +86,12 @@ class PoseCrop:
     was read.
     """
 
-    size: Sequence[int]
-    margin: float = 1.25
-    scale: Sequence[float] = (1.0, 1.0)
-    degrees: float = 0.0
+    size: HeightWidth
+    margin: Positive = 1.25
+    scale: PositiveRange = (1.0, 1.0)
+    degrees: Degrees = 0.0
     fill: Fill = 0
-    mask_fill: int = 0
+    mask_fill: PixelValue = 0
     draws: ClassVar[int] = 2
     is_batch: ClassVar[bool] = False
 
@@ -136,8 +142,8 @@ def _surroundings(sample: Sample) -> Numbers:
         box: Numbers = sample["boxes"][0]
         return box
     if len(sample.get("keypoints", ())):
-        labelled = sample["keypoints"][0][sample["keypoints"][0][:, 2] > 0, :2]
-        if len(labelled):
-            return np.concatenate([labelled.min(0), labelled.max(0)])
+        labeled = sample["keypoints"][0][sample["keypoints"][0][:, 2] > 0, :2]
+        if len(labeled):
+            return np.concatenate([labeled.min(0), labeled.max(0)])
     height, width = size_of(sample)
     return np.array([0, 0, width, height], np.float32)

@@ -9,16 +9,20 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.errors import DataError
+from paceline.core.arguments import Count
+from paceline.core.errors import ArgumentError, DataError
+from paceline.core.registry import register
+from paceline.data.argument_types import PositiveRange
 from paceline.data.batch import Sample
-from paceline.data.reading.video import EncodedVideo
+from paceline.data.io.video import EncodedVideo
 
 Short = Literal["loop", "last", "refuse"]
 """What is done where a video ends before its clip: begin again, repeat the last frame, or refuse the video."""
-Stride = int | Literal["whole"]
+Stride = Count | Literal["whole"]
 Numbers = NDArray[np.int64]
 
 
+@register.transform("clip")
 @dataclass(frozen=True)
 class Clip:
     """One clip of a video, "image" uint8 [T, H, W, 3]: `frames` frames, `stride` apart, from a random place.
@@ -28,15 +32,19 @@ class Clip:
     the middle and its speed is that of the middle of the range.
     """
 
-    frames: int
+    frames: Count
     stride: Stride = 1
-    speed: Sequence[float] = (1.0, 1.0)
+    speed: PositiveRange = (1.0, 1.0)
     place: Literal["random", "middle"] = "random"
     short: Short = "loop"
     draws: ClassVar[int] = 2
     is_batch: ClassVar[bool] = False
     reads_encoded: ClassVar[bool] = True
     makes_clips: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.stride == "whole" and list(self.speed) != [1.0, 1.0]:
+            raise ArgumentError("speed", "multiplies a stride that is a number; take it out where stride is whole")
 
     def __call__(self, sample: Sample, draws: NDArray[np.float64]) -> Sample:
         """The sample with its clip."""
@@ -50,6 +58,7 @@ class Clip:
         }
 
 
+@register.transform("multi_clip")
 @dataclass(frozen=True)
 class MultiClip:
     """Several clips of a video, evenly spread from its beginning to its end, "image" uint8 [V, T, H, W, 3].
@@ -60,8 +69,8 @@ class MultiClip:
     less.
     """
 
-    clips: int
-    frames: int
+    clips: Count
+    frames: Count
     stride: Stride = 1
     short: Short = "loop"
     apart: bool = False

@@ -9,9 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import DataError
+from paceline.core.registry import register
 from paceline.data.batch import Sample
 
 
+@register.transform("keep_truth")
 @dataclass(frozen=True)
 class KeepTruth:
     """Keep the mask of this moment as "truth", uint8 [H, W], which no later transform changes.

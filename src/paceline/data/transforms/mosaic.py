@@ -4,36 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
+from paceline.core.arguments import Share
 from paceline.core.errors import DataError
+from paceline.core.registry import register
+from paceline.data.argument_types import Fill, PixelValue
 from paceline.data.batch import RAGGED, Sample
-from paceline.data.transforms.geometry import Window, place_objects, size_of
-from paceline.data.transforms.joint import frame, resize
-from paceline.data.transforms.pixels import Fill
-from paceline.data.transforms.sample_transforms import Size, height_and_width
+from paceline.data.transforms.coordinates import Window, place_objects, size_of
+from paceline.data.transforms.functional import frame, resize
+from paceline.data.transforms.geometric import height_and_width
 
 Draws = NDArray[np.float64]
+Side = Annotated[int, Field(ge=2)]
 
 
+@register.transform("mosaic")
 @dataclass(frozen=True)
 class Mosaic:
     """Lay four images around a point of a canvas of `size`, each fitted into half of its height and width.
 
     The point is drawn from the canvas's middle half; one corner of each image touches it, what reaches beyond the
     canvas is cut off, and what nothing covers is filled. Objects of which less than `min_visible` is left are left
-    out. With twice the final size, cut down by what follows, objects keep about their scale. Without the `chance` the
-    sample stays as it is, so a transform that gives one size has to follow.
+    out. With twice the final size, cut down by what follows, objects keep about their scale. It happens with
+    probability `p`; else the sample stays as it is, so a transform that gives one size has to follow.
     """
 
-    size: Size
-    chance: float = 1.0
+    size: Side | Annotated[Sequence[Side], Field(min_length=2, max_length=2)]
+    p: Share = 1.0
     fill: Fill = 114
-    mask_fill: int = 0
-    min_visible: float = 0.1
+    mask_fill: PixelValue = 0
+    min_visible: Share = 0.1
     others: ClassVar[int] = 3
     draws: ClassVar[int] = 3
     is_batch: ClassVar[bool] = False
@@ -41,7 +46,7 @@ class Mosaic:
 
     def __call__(self, sample: Sample, draws: Draws, others: Sequence[Sample]) -> Sample:
         """The four as one: the sample above and left of the point, the `others` right of it, below, and both."""
-        if draws[0] >= self.chance:
+        if draws[0] >= self.p:
             return dict(sample)
         if "label" in sample:
             raise DataError("mosaic joins images with their objects, but a label is of one image alone: leave it out")

@@ -10,13 +10,16 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.arguments import Count
 from paceline.core.errors import DataError
+from paceline.core.registry import register
 from paceline.data.batch import Sample
-from paceline.data.transforms.geometry import size_of
+from paceline.data.transforms.coordinates import size_of
 
 _MIDDLE = Fraction(1, 2)
 
 
+@register.transform("multi_crop")
 @dataclass(frozen=True)
 class MultiCrop:
     """Cut squares of `size` out of a clip, spread evenly along its longer side, in the middle of its shorter one.
@@ -25,8 +28,8 @@ class MultiCrop:
     all. A task averages what a model says of the views to one prediction for each video.
     """
 
-    size: int
-    crops: int = 3
+    size: Count
+    crops: Count = 3
     draws: ClassVar[int] = 0
     is_batch: ClassVar[bool] = False
 

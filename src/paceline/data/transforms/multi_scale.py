@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
+from paceline.core.registry import register
+from paceline.data.argument_types import Size
 from paceline.data.transforms.batch_objects import has_objects, retrace, scale
 
-Size = int | Sequence[int]
-"""One number, or height and width."""
 
-
+@register.transform("multi_scale")
 @dataclass(frozen=True)
 class MultiScale:
     """Resize to one of `sizes`, each as likely: the same for all that a step computes, in every process.
@@ -23,7 +24,7 @@ class MultiScale:
     Images are interpolated and averaged where they shrink; masks keep their values; boxes and keypoints follow.
     """
 
-    sizes: Sequence[Size]
+    sizes: Annotated[Sequence[Size], Field(min_length=1)]
     draws: ClassVar[int] = 1
     is_batch: ClassVar[bool] = True
     per_step: ClassVar[bool] = True

@@ -1,6 +1,6 @@
 """Images, clips and masks cut, scaled, turned and mirrored. Results may share memory with what is given.
 
-An image is uint8 [H, W, C], a clip [T, H, W, C]; a mask is uint8 [H, W], masks of objects [K, H, W].
+An image is uint8 or float32 [H, W, C], a clip [T, H, W, C]; a mask is uint8 [H, W], masks of objects [K, H, W].
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import DataError
-from paceline.data.transforms.geometry import Map, Window, compose
+from paceline.data.argument_types import Fill
+from paceline.data.sample_types import Image
+from paceline.data.transforms.coordinates import Map, Window, compose
 from paceline.data.transforms.resizing import resize_image
 
-Image = NDArray[np.uint8]
-"""One image, uint8 [H, W, C], or one clip, uint8 [T, H, W, C]."""
-Fill = int | Sequence[int]
-"""A value from 0 to 255 for what no pixel covers: one, or one a channel."""
+Mask = NDArray[np.uint8]
 
 _LONGEST = 32_766  # pixels on a side that OpenCV can warp
 # Samples are worked on side by side by the loader's workers: threads inside would compete with them.
@@ -34,27 +33,27 @@ def frame_image(image: Image, window: Window, fill: Fill = 0) -> Image:
     if part.shape[-3:-1] == (height, width):
         return part
     channels = image.shape[-1]
-    row = np.empty((width, channels), np.uint8)
-    row[:] = _colour(fill, channels)
-    framed = np.empty((*image.shape[:-3], height, width, channels), np.uint8)
+    row = np.empty((width, channels), image.dtype)
+    row[:] = fill_values(fill, channels)
+    framed = np.empty((*image.shape[:-3], height, width, channels), image.dtype)
     framed[...] = row  # rows are copied much faster than pixels are set
     framed[(..., *here, slice(None))] = part
     return framed
 
 
-def frame_mask(mask: Image, window: Window, fill: int = 0) -> Image:
+def frame_mask(mask: Mask, window: Window, fill: int = 0) -> Mask:
     """The same of a mask [H, W] or of masks [K, H, W]."""
     top, left, height, width = (int(bound) for bound in window)
     here, there = _overlap(mask.shape[-2:], top, left, height, width)
     part = mask[(..., *there)]
     if part.shape[-2:] == (height, width):
         return part
-    framed = np.full((*mask.shape[:-2], height, width), fill, np.uint8)
+    framed = np.full((*mask.shape[:-2], height, width), fill, mask.dtype)
     framed[(..., *here)] = part
     return framed
 
 
-def sample_mask(mask: Image, window: Window, height: int, width: int) -> Image:
+def sample_mask(mask: Mask, window: Window, height: int, width: int) -> Mask:
     """The part of a mask or of masks in a window, at that size: each pixel is the one that its middle falls on."""
     rows = _nearest(window.top, window.height, height, mask.shape[-2])
     columns = _nearest(window.left, window.width, width, mask.shape[-1])
@@ -69,15 +68,15 @@ def warp_image(image: Image, mapping: Map, height: int, width: int, fill: Fill =
     if share < 1:
         image = resize_image(image, max(1, int(rows * share)), max(1, int(columns * share)))
         mapping = compose(mapping, Window(0, 0, *image.shape[-3:-1]).onto(rows, columns))
-    border = _colour(fill, image.shape[-1])
+    border = fill_values(fill, image.shape[-1])
     return _each_frame(image, lambda frame: _warp(frame, mapping, height, width, cv2.INTER_LINEAR, border))
 
 
-def warp_mask(mask: Image, mapping: Map, height: int, width: int, fill: int = 0) -> Image:
+def warp_mask(mask: Mask, mapping: Map, height: int, width: int, fill: int = 0) -> Mask:
     """A mask or masks moved likewise; each pixel takes the value of the nearest."""
     if mask.ndim == 2:
         return _warp(mask, mapping, height, width, cv2.INTER_NEAREST, [fill])
-    warped = np.empty((len(mask), height, width), np.uint8)
+    warped = np.empty((len(mask), height, width), mask.dtype)
     for one, other in zip(mask, warped, strict=True):
         other[:] = _warp(one, mapping, height, width, cv2.INTER_NEAREST, [fill])
     return warped
@@ -88,12 +87,12 @@ def mirror_image(image: Image) -> Image:
     return _each_frame(image, lambda frame: cv2.flip(frame, 1))
 
 
-def mirror_mask(mask: Image) -> Image:
+def mirror_mask(mask: Mask) -> Mask:
     """The same of a mask or of masks."""
     return np.ascontiguousarray(mask[..., ::-1])
 
 
-def _colour(fill: Fill, channels: int) -> list[int]:
+def fill_values(fill: Fill, channels: int) -> list[int]:
     """The value for each channel."""
     values = [fill] if isinstance(fill, int) else list(fill)
     if len(values) not in (1, channels):

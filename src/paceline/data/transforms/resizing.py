@@ -5,9 +5,8 @@ from __future__ import annotations
 import cv2
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-Image = NDArray[np.uint8]
+from paceline.data.sample_types import Image
 
 
 def resize_image(image: Image, height: int, width: int) -> Image:
@@ -24,10 +23,10 @@ def resize_image(image: Image, height: int, width: int) -> Image:
 
 
 def _averaged(image: Image, height: int, width: int) -> Image:
-    """By torch's kernel for bytes, several times as fast as OpenCV's averaging, into the layout that it works in."""
+    """By torch's kernel, for bytes several times as fast as OpenCV's averaging, into the layout that it works in."""
     frames = torch.from_numpy(np.require(image, requirements=["C", "W"]))
     frames = (frames if image.ndim == 4 else frames.unsqueeze(0)).permute(0, 3, 1, 2)
-    result = np.empty((*image.shape[:-3], height, width, image.shape[-1]), np.uint8)
+    result = np.empty((*image.shape[:-3], height, width, image.shape[-1]), image.dtype)
     place = torch.from_numpy(result).view(len(frames), height, width, -1).permute(0, 3, 1, 2)
     torch.ops.aten._upsample_bilinear2d_aa.out(frames, [height, width], False, None, None, out=place)
     return result

@@ -1,7 +1,7 @@
-"""Changes of the colours of an image, uint8 [H, W, C], or of all frames of a clip, [T, H, W, C], alike.
+"""Changes of the colors of an image, uint8 [H, W, C], or of all frames of a clip, [T, H, W, C], alike.
 
-Each gives a new array. Factors are relative: 1 changes nothing. What colours are needs three channels (red, green,
-blue); a grey image has none to change, so there these changes do nothing.
+Each gives a new array. Factors are relative: 1 changes nothing. What colors are needs three channels (red, green,
+blue); a gray image has none to change, so there these changes do nothing.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ def contrast(image: Pixels, factor: float) -> Pixels:
 
 
 def saturation(image: Pixels, factor: float) -> Pixels:
-    """Away from grey, or towards it."""
-    if not _has_colours(image):
+    """Away from gray, or towards it."""
+    if not _has_colors(image):
         return image
     matrix = factor * np.eye(3) + (1 - factor) * _GREY
     return _like(image, cv2.transform(_flat(image), matrix))
 
 
 def hue(image: Pixels, turn: float) -> Pixels:
-    """Around the circle of colours; 1 is a whole turn."""
+    """Around the circle of colors; 1 is a whole turn."""
     return hue_and_saturation(image, turn, 1.0)
 
 
 def hue_and_saturation(image: Pixels, turn: float, factor: float) -> Pixels:
     """In the space of hue, saturation and value: hue turned, and saturation multiplied."""
-    if not _has_colours(image):
+    if not _has_colors(image):
         return image
     # In whole numbers this would be off by up to ten levels; in float32 it takes little longer.
     cone = cv2.cvtColor(_flat(image).astype(np.float32), cv2.COLOR_RGB2HSV)
@@ -57,9 +57,9 @@ def hue_and_saturation(image: Pixels, turn: float, factor: float) -> Pixels:
     return _like(image, cv2.convertScaleAbs(cv2.cvtColor(cone, cv2.COLOR_HSV2RGB, dst=cone)))
 
 
-def grey(image: Pixels) -> Pixels:
-    """Without colours, in as many channels as before."""
-    if not _has_colours(image):
+def gray(image: Pixels) -> Pixels:
+    """Without colors, in as many channels as before."""
+    if not _has_colors(image):
         return image
     return _like(image, cv2.cvtColor(cv2.cvtColor(_flat(image), cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB))
 
@@ -136,19 +136,26 @@ def _sharpened(frame: Pixels, factor: float) -> Pixels:
     return result
 
 
-def _has_colours(image: Pixels) -> bool:
+def _has_colors(image: Pixels) -> bool:
     channels: int = image.shape[-1]
     if channels not in (1, 3):
-        raise DataError(f"images of {channels} channels have no colours that could be changed: 1 or 3 are needed")
+        raise DataError(f"images of {channels} channels have no colors that could be changed: 1 or 3 are needed")
     return channels == 3
+
+
+def _refuse_floats(image: Pixels) -> None:
+    if image.dtype != np.uint8:
+        raise DataError(f"colors are changed in images of uint8, from 0 to 255, but this one is of {image.dtype}")
 
 
 def _flat(image: Pixels) -> Pixels:
     """One tall image [T · H, W, C], for what is done to each pixel by itself."""
+    _refuse_floats(image)
     return image if image.ndim == 3 else image.reshape(-1, *image.shape[2:])
 
 
 def _frames(image: Pixels) -> list[Pixels]:
+    _refuse_floats(image)
     return [image] if image.ndim == 3 else list(image)
 
 

@@ -1,0 +1,92 @@
+"""Where a run goes on: from which checkpoint, and whether its recipe and its data are still those of the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.checkpoint.store import Checkpoint, open_checkpoint
+from paceline.commands.run_directory import recipe_differences
+from paceline.core.agreement import decide, read_together
+from paceline.core.errors import CheckpointError, DataError
+from paceline.data.fingerprint import DataFingerprint, differences, fingerprint
+from paceline.engine.run import Run
+from paceline.engine.saved_state import check_state
+
+Fingerprints = Mapping[str, Mapping[str, Any]]
+"""The fingerprint of each split, as a checkpoint keeps it."""
+
+
+def resume(
+    run: Run, named: Path | None, is_first_start: bool, accepts_data: bool
+) -> tuple[Checkpoint | None, list[str]]:
+    """Continue from the named checkpoint, else the newest that can be used; None where nothing was saved yet.
+
+    What the user should know comes with it.
+    """
+    checkpoint = read_together(run.world, lambda: _choose(run, named, is_first_start), open_checkpoint)
+    run.store.last_step = decide(run.world, lambda: run.store.last_step)
+    notes = [f"not used: {reason}" for reason in run.store.rejected]
+    if checkpoint is None:
+        return None, notes
+    if changed := recipe_differences(checkpoint.state["recipe"], run.recipe):
+        listed = "\n  ".join(changed)
+        raise CheckpointError(
+            f"{checkpoint.path} was made with another recipe:\n  {listed}\n"
+            "change the recipe back, start over with --fresh, or choose another directory with --out"
+        )
+    notes += _check_data(checkpoint, run, accepts_data)
+    run.restore(checkpoint)
+    return checkpoint, [*notes, f"weights  from {checkpoint.path}, step {checkpoint.step}"]
+
+
+def _choose(run: Run, named: Path | None, is_first_start: bool) -> Checkpoint | None:
+    newest = run.store.newest(check_state)
+    if named is None or (newest and not is_first_start):
+        if newest is None and run.store.rejected:
+            reasons = "\n  ".join(run.store.rejected)
+            raise CheckpointError(
+                f"{run.out}: none of its checkpoints can be used:\n  {reasons}\n"
+                "start over with --fresh, which keeps them, or from another checkpoint with --from"
+            )
+        return newest
+    checkpoint = open_checkpoint(named)
+    check_state(checkpoint)
+    if newest and newest.step > checkpoint.step:
+        raise CheckpointError(
+            f"{run.out} holds step {newest.step}, newer than step {checkpoint.step} of {named};"
+            " nothing newer is overwritten: choose another directory with --out"
+        )
+    return checkpoint
+
+
+def fingerprints(run: Run) -> dict[str, dict[str, Any]]:
+    """The fingerprints of all splits as the first process finds them, in all processes."""
+    sources = {"train": run.source} | {split: each.source for split, each in run.evaluations.items()}
+    return decide(run.world, lambda: {name: fingerprint(each.dataset).to_json() for name, each in sources.items()})
+
+
+def data_differences(checkpoint: Checkpoint, now: Fingerprints) -> list[str]:
+    """A sentence for each thing in which the data of these splits is not what it was when the checkpoint was saved."""
+    saved = checkpoint.state.get("data") or {}
+    known = [split for split in now if split in saved]
+    before, after = ({split: DataFingerprint.from_json(each[split]) for split in known} for each in (saved, now))
+    return differences(before, after)
+
+
+def _check_data(checkpoint: Checkpoint, run: Run, is_accepted: bool) -> list[str]:
+    """Refuse other data than that of the checkpoint; where it is accepted, tell what no longer holds."""
+    found = data_differences(checkpoint, run.data)
+    if not found:
+        return []
+    if not is_accepted:
+        raise DataError(
+            f"{checkpoint.path} was saved with other data: {'; '.join(found)}."
+            " Put the data back, start over with --fresh, or go on with it by --accept-data"
+        )
+    return [
+        f"data     other than before step {checkpoint.step}, and accepted: {'; '.join(found)}",
+        "         so the bits are not those of an uninterrupted run, the epoch under way does not see every sample",
+        f"         once, and metrics up to step {checkpoint.step} are not comparable with later ones",
+    ]

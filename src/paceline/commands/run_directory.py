@@ -1,0 +1,147 @@
+"""The run directory: what it holds beside checkpoints, and whether a recipe may continue it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from paceline.core import atomic_write as disk
+from paceline.core.atomic_write import is_partial, replace_file
+from paceline.core.errors import RecipeError, UsageError
+from paceline.core.json_file import read_json
+from paceline.recipe.document import Document
+from paceline.recipe.validate import CheckedRecipe, validate
+
+# What may differ between the parts of one run; everything else would make it another run.
+_MAY_CHANGE = (
+    "name", "logging", "checkpoint", "expect", "train.epochs", "train.steps", "data.num_workers", "data.loader",
+    "data.on_error", "data.max_skipped", "train.devices", "train.hang_seconds", "train.on_nonfinite",
+    "evaluate.every_epochs", "evaluate.every_steps", "evaluate.num_workers",
+    "data.train.root", "data.val.root", "data.test.root", "data.train.file", "data.val.file", "data.test.file",
+    "model.weights",
+)  # fmt: skip
+
+# What a start that was cut short may leave before the run has a status; its lock may be empty, on a full disk.
+_BEGINNINGS = {".lock", "logs", "recipe.yaml", "metrics.jsonl", "tensorboard"}
+
+_PLAIN = re.compile(r"[A-Za-z/][\w./-]*")
+_NOT_STRINGS = {"true", "false", "null", "True", "False", "Null", "TRUE", "FALSE", "NULL"}
+
+
+def recipe_differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """The keys that two resolved recipes disagree on and that may not change within a run, with both values.
+
+    What an older version of the package did not know has its default there.
+    """
+    old, new = dict(leaves(_completed(before))), dict(leaves(now))
+    lines = []
+    for key in [*old, *(key for key in new if key not in old)]:
+        may_change = any(key == allowed or key.startswith(allowed + ".") for allowed in _MAY_CHANGE)
+        is_other_decoder = key == "data.loader" and "dali" in (old.get(key), new.get(key))
+        if (not may_change or is_other_decoder) and old.get(key) != new.get(key):
+            lines.append(f"{key}: was {json.dumps(old.get(key))}, is {json.dumps(new.get(key))}")
+    return lines
+
+
+def _completed(resolved: dict[str, Any]) -> dict[str, Any]:
+    """A recipe that was resolved before, with the defaults of keys that came since; as it is if it has become wrong."""
+    try:
+        return validate(Document(resolved)).resolved()
+    except RecipeError:
+        return resolved
+
+
+def leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of a tree with its dotted key; empty mappings and lists count as values."""
+    members = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    if not members or not tree:
+        yield prefix, tree
+        return
+    for key, value in members:
+        yield from leaves(value, f"{prefix}.{key}" if prefix else str(key))
+
+
+def write_recipe(path: Path, resolved: dict[str, Any], checked: CheckedRecipe) -> None:
+    """The resolved recipe as YAML that can be used again, each value followed by where it came from."""
+    replace_file(path, "\n".join([*recipe_lines(resolved, checked), ""]).encode(errors="backslashreplace"))
+
+
+def recipe_lines(resolved: dict[str, Any], checked: CheckedRecipe) -> list[str]:
+    """The lines of `write_recipe`."""
+    written = list(_written(resolved, "", 0))
+    width = min(60, max(len(text) for text, key in written if key is not None))
+    return [text if key is None else f"{text:<{width}}  # {checked.origin(key)}" for text, key in written]
+
+
+def _written(value: Any, key: str, depth: int) -> Iterator[tuple[str, str | None]]:
+    """Lines of block YAML, each with the key whose value stands on it, if any."""
+    indent = "  " * depth
+    for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        inner_key = f"{key}.{name}" if key else str(name)
+        head = f"{indent}{_scalar(name)}:" if isinstance(value, dict) else f"{indent}-"
+        if not inner or _is_flat(inner):
+            yield f"{head} {_scalar(inner)}", inner_key
+        elif isinstance(value, dict):
+            yield head, None
+            yield from _written(inner, inner_key, depth + 1)
+        else:
+            lines = list(_written(inner, inner_key, depth + 1))
+            yield f"{head} {lines[0][0].lstrip()}", lines[0][1]
+            yield from lines[1:]
+
+
+def _is_flat(value: Any) -> bool:
+    """Whether a value is written on one line."""
+    return not isinstance(value, dict | list) or not (
+        isinstance(value, dict) or any(isinstance(item, dict | list) for item in value)
+    )
+
+
+def _scalar(value: Any) -> str:
+    """A value as YAML: JSON, without quotes around words that cannot be taken for anything else."""
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and value not in _NOT_STRINGS:
+        return value
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text.isprintable() else "".join(map(_escaped, text))
+
+
+def _escaped(character: str) -> str:
+    """What JSON leaves as it is but YAML does not take."""
+    return character if character.isprintable() else f"\\U{ord(character):08x}"
+
+
+def refuse_foreign(out: Path) -> None:
+    """Refuse a folder that holds something else than a run: files of ours would be mixed with, or replace, others."""
+    held = sorted(path.name for path in out.iterdir() if not is_partial(path.name)) if out.is_dir() else []
+    is_begun = held == [".lock"] or ("logs" in held and _BEGINNINGS.issuperset(held))
+    is_known = _is_object(out / "status.json", "state", "step") or _is_object(out / ".lock", "pid", "host")
+    if not held or is_begun or is_known:
+        return
+    listed = ", ".join(held[:5]) + (f" and {len(held) - 5} more" if len(held) > 5 else "")
+    raise UsageError(
+        f"{out} is not a run directory, and not empty: it holds {listed}; choose a new or empty one with --out"
+    )
+
+
+def _is_object(path: Path, *keys: str) -> bool:
+    """Whether a file holds a JSON object with these keys."""
+    found = read_json(path)
+    return isinstance(found, dict) and found.keys() >= set(keys)
+
+
+def move_aside(out: Path) -> Path:
+    """Rename an earlier run's directory to the first free `NAME~1`, `NAME~2`, …; nothing is lost.
+
+    Of a link to it, what it leads to is renamed; the link stays.
+    """
+    place = Path(os.path.realpath(out))
+    try:
+        return disk.move_aside(place)
+    except OSError as error:
+        raise UsageError(
+            f"{place}: the earlier run cannot be renamed: {error.strerror}; choose another directory with --out"
+        ) from error

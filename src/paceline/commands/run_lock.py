@@ -1,0 +1,258 @@
+"""One run, one directory: a lock file in it names the process that writes there."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+
+from paceline.commands.run_directory import move_aside
+from paceline.core.errors import PacelineError, UsageError
+from paceline.core.file_lock import is_at, is_seen_everywhere, open_lock, try_lock
+from paceline.launch.environment import restart_count
+
+LOCK = ".lock"
+_ENDING_SECONDS = 3.0
+STALE_SECONDS = 600.0
+"""Where machines do not see each other's locks, one of another counts as left behind if not refreshed for so long."""
+_REFRESH_SECONDS = 60.0
+_PATIENCE_SECONDS = 5.0  # for a predecessor of this very run, which is being ended, to be gone
+_LOOK_SECONDS = 0.1
+_BYTES = 4096
+
+_held: set[int] = set()
+
+
+def _let_go() -> None:
+    while _held:
+        os.close(_held.pop())
+
+
+# A lock belongs to all processes that inherit it: loader workers must not keep a dead run's directory locked.
+os.register_at_fork(after_in_child=_let_go)
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A process that no other one can be taken for, and since when it writes."""
+
+    pid: int
+    host: str
+    since: str
+    ticks: int | None
+    """When the process started, in units of the system's clock since the machine did."""
+    boot: str | None
+    """Which start of the machine that was."""
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}, since {self.since}"
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is, or was, a process of this machine."""
+        return self.host == socket.gethostname()
+
+    @property
+    def has_this_kernel(self) -> bool:
+        """Whether its locks are those of this machine, as in another container on it."""
+        return self.boot is not None and self.boot == _boot()
+
+    def is_running(self) -> bool:
+        """Whether that process, of this machine, is still there; another one of the same number is not it."""
+        if self.boot != _boot():
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except (ProcessLookupError, OverflowError):
+            return False
+        except PermissionError:
+            pass  # it is another user's
+        return _ticks(self.pid) in (self.ticks, None)
+
+
+@contextmanager
+def own(folder: Path) -> Iterator[RunLock]:
+    """Be the only process that writes into a run directory, which is made if need be; a UsageError names who is it.
+
+    What a dead process left behind is taken over: `notes` says so. An empty directory is removed again.
+    """
+    place = Path(os.path.realpath(folder))  # what a link leads to may have to be made
+    missing = [each for each in (place, *place.parents) if not each.exists()]
+    place.mkdir(parents=True, exist_ok=True)
+    ownership = RunLock(folder)
+    try:
+        ownership.take()
+        yield ownership
+    finally:
+        ownership.release()
+        with suppress(OSError):
+            for each in missing:
+                each.rmdir()
+
+
+def check_free(folder: Path) -> None:
+    """Refuse a directory that another process writes into; nothing is made or taken."""
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        is_ours, owner = try_lock(descriptor, shared=True), _read(descriptor)
+        deadline = time.monotonic() + _ENDING_SECONDS
+        while is_ours is False and owner and owner.is_here and not owner.is_running() and time.monotonic() < deadline:
+            time.sleep(0.05)  # its last threads are about to end
+            is_ours = try_lock(descriptor, shared=True)
+        _refuse(folder, owner, is_ours, _age(descriptor))
+    finally:
+        os.close(descriptor)
+
+
+class RunLock:
+    """The lock of a run directory while it is held; every minute its time is set, for other machines to see."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.notes: list[str] = []
+        """What there is to say about how it was taken."""
+        self._descriptor: int | None = None
+        self._ended = threading.Event()
+
+    def take(self) -> None:
+        """Take the lock, or raise UsageError."""
+        deadline = time.monotonic() + (_PATIENCE_SECONDS if restart_count() else _LOOK_SECONDS)
+        while not self._try(is_last=time.monotonic() >= deadline):
+            time.sleep(_LOOK_SECONDS)
+        threading.Thread(target=self._refresh, name="lock-refresh", daemon=True).start()
+
+    def start_over(self) -> Path | None:
+        """Move what the directory holds aside and hold a new one in its place; None if there was nothing."""
+        if {path.name for path in self.folder.iterdir()} <= {LOCK}:
+            return None
+        aside, old = move_aside(self.folder), self._descriptor
+        Path(os.path.realpath(self.folder)).mkdir()
+        self._descriptor = None
+        try:
+            while not self._try(is_last=True):
+                pass
+        finally:
+            (aside / LOCK).unlink(missing_ok=True)
+            _close(old)
+        return aside
+
+    def release(self) -> None:
+        """Let others write there."""
+        self._ended.set()
+        if self._descriptor is not None:
+            with suppress(OSError):
+                (self.folder / LOCK).unlink()
+        _close(self._descriptor)
+        self._descriptor = None
+
+    def _try(self, is_last: bool) -> bool:
+        path = self.folder / LOCK
+        descriptor = _open(path)
+        try:
+            is_ours, owner, age = try_lock(descriptor), _read(descriptor), _age(descriptor)
+            if is_ours is False and not is_last:
+                return False
+            if is_ours and not is_at(descriptor, path):  # its holder removed it just now
+                return False
+            _refuse(self.folder, owner, is_ours, age)
+            _write(path, descriptor)
+            if owner is not None:
+                self.notes.append(f"the directory was left behind by {owner}; taken over")
+            self._descriptor, descriptor = descriptor, -1
+            _held.add(self._descriptor)
+            return True
+        finally:
+            if descriptor != -1:
+                os.close(descriptor)
+
+    def _refresh(self) -> None:
+        while not self._ended.wait(_REFRESH_SECONDS):
+            with suppress(OSError, TypeError):
+                os.utime(self._descriptor)  # type: ignore[arg-type]
+
+
+def _refuse(folder: Path, owner: Owner | None, is_ours: bool | None, age: float) -> None:
+    """Raise UsageError if somebody may be writing there: `is_ours` says whether the lock could be had."""
+    hint = "wait for it, stop it, or choose another directory with --out"
+    if is_ours is False:
+        raise UsageError(f"{folder} is in use by {owner or 'another process'}; {hint}")
+    if owner is None or (is_ours and (owner.has_this_kernel or is_seen_everywhere(folder))):
+        return  # the kernel knows better than what a dead process wrote
+    if owner.is_here and owner.is_running():
+        raise UsageError(f"{folder} is in use by {owner}; {hint}")
+    # A time far ahead is as wrong as one long ago: a clock that was set back must not lock for ever.
+    if not owner.is_here and abs(age) < STALE_SECONDS and not restart_count():
+        gone = f"if it is gone, the directory is free {(STALE_SECONDS - age) / 60:.0f} minutes from now"
+        raise UsageError(f"{folder} is in use by {owner}; {hint}; {gone}")
+
+
+def _open(path: Path) -> int:
+    try:
+        descriptor = open_lock(path)
+    except OSError as error:
+        raise UsageError(f"{path}: the lock of the run directory cannot be made: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise UsageError(f"{path}: is in the way of the run directory's lock; move it away")
+    return descriptor
+
+
+def _read(descriptor: int) -> Owner | None:
+    try:
+        return Owner(**json.loads(os.pread(descriptor, _BYTES, 0)))
+    except (ValueError, TypeError, OSError):
+        return None
+
+
+def _write(path: Path, descriptor: int) -> None:
+    """Say that this process is the owner; where that has no room, there is no lock."""
+    since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+    owner = Owner(os.getpid(), socket.gethostname(), since, _ticks(os.getpid()), _boot())
+    content = json.dumps(asdict(owner)).encode() + b"\n"
+    try:
+        os.pwrite(descriptor, content, 0)  # first, as a file's own room is there on a full disk too
+        os.ftruncate(descriptor, len(content))
+        os.fsync(descriptor)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise PacelineError(
+            f"{path}: the run directory cannot be locked: {error.strerror}; make room, or choose another with --out"
+        ) from error
+
+
+def _age(descriptor: int) -> float:
+    return time.time() - os.fstat(descriptor).st_mtime
+
+
+def _close(descriptor: int | None) -> None:
+    if descriptor is not None:
+        _held.discard(descriptor)
+        os.close(descriptor)
+
+
+def _ticks(pid: int) -> int | None:
+    """When a process started, 0 for one that has ended but is still listed; None where the system does not say."""
+    try:
+        described = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        fields = described.rpartition(")")[2].split()
+        return 0 if fields[0] in "ZX" else int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _boot() -> str | None:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return None

@@ -1,0 +1,61 @@
+"""Where a run stands and what is due. Inside, everything counts optimizer steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass
+class Progress:
+    """How many updates are done, and what that means in epochs."""
+
+    total_steps: int
+    steps_per_epoch: int
+    step: int = 0
+
+    @property
+    def epoch(self) -> float:
+        """Epochs done; a fraction inside an epoch."""
+        return self.step / self.steps_per_epoch
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all updates are done."""
+        return self.step >= self.total_steps
+
+    def state_dict(self) -> dict[str, int]:
+        """What a checkpoint keeps."""
+        return {"step": self.step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue from a checkpoint."""
+        self.step = state["step"]
+
+
+def to_steps(epochs: float | None, steps: int | None, steps_per_epoch: int, default: float) -> float:
+    """A duration in steps, from whichever unit was written; `default` is in steps. May be a fraction."""
+    if steps is not None:
+        return steps
+    return default if epochs is None else epochs * steps_per_epoch
+
+
+class Triggers:
+    """What is done every so many steps, in the order in which it was put down, and always after the last step."""
+
+    def __init__(self, total_steps: int) -> None:
+        self.total_steps = total_steps
+        self._items: list[tuple[float, str]] = []
+
+    def add(self, period: float, action: str) -> None:
+        """Have `action` done every `period` steps; a fraction is due at the first step that reaches it."""
+        self._items.append((max(1.0, period), action))
+
+    def due(self, step: int) -> list[str]:
+        """What is to be done after `step` steps."""
+        return [action for period, action in self._items if self._is_due(period, step)]
+
+    def _is_due(self, period: float, step: int) -> bool:
+        # Counting whole periods keeps fractions from drifting; the tolerance forgives their rounding.
+        done = math.floor(step / period + 1e-9)
+        return done > math.floor((step - 1) / period + 1e-9) or step == self.total_steps

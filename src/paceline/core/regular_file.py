@@ -1,0 +1,39 @@
+"""Regular files alone: a pipe would be waited for until somebody writes into it, a device may have no end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+
+def open_regular(path: Path | bytes, buffering: int = -1) -> BinaryIO:
+    """The file, open for reading; anything but a regular file is an OSError that says what it is."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return open(descriptor, "rb", buffering)  # noqa: PTH123 - there is no path any more
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, f"{_kind(mode)}, not a file", os.fspath(path))
+
+
+def first_file(paths: Sequence[Path]) -> Path | None:
+    """The first path of a regular file, or else of anything, which opening it then refuses by name."""
+    there = [path for path in paths if path.exists()]
+    return next((path for path in there if path.is_file()), there[0] if there else None)
+
+
+def why_no_file(path: Path) -> str:
+    """What to say of a path that is not that of a regular file."""
+    try:
+        return f"{_kind(path.stat().st_mode)}, not a file"
+    except (OSError, ValueError):
+        return "no such file"
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(mode), "a device")

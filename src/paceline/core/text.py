@@ -1,0 +1,29 @@
+"""Numbers of things, some of them chosen, and lists of them in messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def pluralize(number: float, noun: str) -> str:
+    """The number and what is counted, as in "1 process" and "1,003 samples"."""
+    format_metric = f"{number:,}" if isinstance(number, int) else f"{number:g}"
+    ending = "es" if noun.endswith(("s", "tch")) else "s"
+    return f"{format_metric} {noun}" if number == 1 else f"{format_metric} {noun}{ending}"
+
+
+def evenly_spaced(size: int, number: int) -> list[int]:
+    """So many of the numbers below `size`, at equal distances; all, if there are not more."""
+    number = min(number, size)
+    return [size * place // number for place in range(number)]
+
+
+def format_metric(metric: float) -> str:
+    """A metric with four digits, a count as it is."""
+    return f"{metric:,}" if isinstance(metric, int) else f"{metric:.4f}"
+
+
+def join_first(things: Any, most: int) -> str:
+    """The first of a sequence or array, and how many more there are, as in "2, 3, 5 and 8 more"."""
+    more = f" and {len(things) - most:,} more" if len(things) > most else ""
+    return ", ".join(str(thing) for thing in things[:most]) + more

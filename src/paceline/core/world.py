@@ -1,0 +1,168 @@
+"""The processes of a run and what they say to each other. One process is a world of one, not a special case."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from paceline.core.errors import UsageError
+from paceline.core.place import Place, read_place
+from paceline.core.tcp_store import open_store
+
+_TIMEOUT = timedelta(minutes=10)
+_PARTING, _PARTING_SECONDS, _LOOK_SECONDS = "paceline/parting", 30.0, 0.005
+
+
+@dataclass(frozen=True)
+class World:
+    """This process's place among `world` processes, and the collectives they share."""
+
+    rank: int
+    size: int
+    local_rank: int
+    device: torch.device
+    local_size: int = 1
+    """How many of the processes share this machine."""
+
+    @property
+    def backend(self) -> str:
+        """What carries tensors between processes; small numbers of the host's go beside those of a device."""
+        return "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes files and speaks to the user."""
+        return self.rank == 0
+
+    def start_sum(self, numbers: list[float]) -> Callable[[], list[float]]:
+        """Begin to add each number over all processes, in float64; the result waits for the sums and gives them."""
+        if self.size == 1:
+            return lambda: numbers
+        tensor = torch.tensor(numbers, dtype=torch.float64)  # on the host: reading it must not wait for a device
+        work = dist.all_reduce(tensor, async_op=True)
+
+        def finish() -> list[float]:
+            work.wait()
+            return tensor.tolist()
+
+        return finish
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The tensor added over all processes."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all processes in rank order; they may differ in length along the first axis."""
+        if self.size == 1:
+            return [tensor]
+        lengths = [int(length) for length in self._gather_equal(torch.tensor([len(tensor)]))]
+        padded = tensor.new_zeros((max(lengths), *tensor.shape[1:]))
+        padded[: len(tensor)] = tensor
+        gathered = self._gather_equal(padded)
+        return [part[:length] for part, length in zip(gathered, lengths, strict=True)]
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """The first process's tensor of one dimension, on the host; that of others may have another length."""
+        if self.size == 1:
+            return tensor
+        length = torch.tensor([len(tensor)], device=self.device)
+        dist.broadcast(length, 0)
+        sent = tensor.to(self.device) if self.is_main else tensor.new_empty(int(length), device=self.device)
+        dist.broadcast(sent, 0)
+        return sent.cpu()
+
+    def barrier(self) -> None:
+        """Wait until every process has come here."""
+        if self.size > 1:
+            dist.barrier()
+
+    def seed(self, key: int) -> None:
+        """Restart the generators of this process, that of its device included."""
+        torch.default_generator.manual_seed(key)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(key)
+
+    def num_collectives(self) -> int:
+        """How many exchanges this process has begun, those that torch makes by itself included; cheap to ask."""
+        if self.size == 1 or not dist.is_initialized():
+            return 0
+        number: int = dist.distributed_c10d._get_default_group()._get_sequence_number_for_group()  # type: ignore[attr-defined]
+        return number
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Surrounds what processes do together: they part when all are done, or at once if this one fails."""
+        yield
+        self.barrier()
+        self._see_all_past_the_barrier()
+        self.leave()
+
+    def leave(self) -> None:
+        """Part from the other processes."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _see_all_past_the_barrier(self) -> None:
+        """Wait, not by gloo: who closes its connections while another is still in a barrier can make that one fail."""
+        if self.size == 1:
+            return
+        store = dist.distributed_c10d._get_default_store()
+        deadline = time.monotonic() + _PARTING_SECONDS
+        with suppress(RuntimeError):  # the process that keeps the store has seen all, and is gone
+            store.add(_PARTING, 1)
+            while store.add(_PARTING, 0) < self.size and time.monotonic() < deadline:
+                time.sleep(_LOOK_SECONDS)
+
+    def _gather_equal(self, tensor: Tensor) -> list[Tensor]:
+        local = tensor.to(self.device).contiguous()
+        parts = [torch.empty_like(local) for _ in range(self.size)]
+        dist.all_gather(parts, local)
+        return [part.to(tensor.device) for part in parts]
+
+
+def join(device: str = "auto") -> World:
+    """Take this process's place among those that a launcher started, or be a world of one."""
+    place = read_place(os.environ) or Place()
+    chosen = choose_device(device, place.local_rank)
+    world = World(place.rank, place.world, place.local_rank, chosen, place.local_world)
+    if world.device.type == "cuda":
+        torch.cuda.set_device(world.device)
+    if world.size > 1 and not dist.is_initialized():
+        store = open_store(place, _TIMEOUT)
+        dist.init_process_group(world.backend, timeout=_TIMEOUT, store=store, rank=world.rank, world_size=world.size)
+    return world
+
+
+def is_communication_error(error: BaseException) -> bool:
+    """Whether another process, or the way to it, failed: never a mistake of the user's, and mended by a new start.
+
+    gloo's errors have no type of their own, but each names the line of its source that raised it.
+    """
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "/gloo/" in str(error))
+
+
+def choose_device(name: str, local_rank: int) -> torch.device:
+    """The device that a recipe's `auto`, `cpu`, `cuda`, `cuda:1` or `mps` means on this machine."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda":
+        index: int | None = device.index
+        found = torch.cuda.device_count()
+        own = 0 if found == 1 else local_rank  # a launcher may show each process its own device only
+        device = torch.device("cuda", own if index is None else index)
+        if device.index >= found:
+            raise UsageError(f"{device} does not exist: this machine has {found} CUDA devices; use auto or cpu")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UsageError("mps does not exist on this machine; use auto or cpu")
+    return device

@@ -1,0 +1,242 @@
+"""Fingerprints of data sets: whether a run that continues still sees the data that it began with.
+
+A fingerprint holds the class names, the number of samples, and a digest of the files in their order: the name and size
+of each image, and the content of lists and annotations. It depends neither on where the data lies, nor on times of
+change, which copies do not keep, nor on processes, loaders and caches. Sizes are those of the moment it is taken.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paceline.core.errors import DataError
+from paceline.core.regular_file import open_regular
+from paceline.core.text import join_first, pluralize
+from paceline.data.datasets.video import joined
+from paceline.data.split_loader import Dataset
+
+_MAX_GROUPS = 1000  # folders that are told apart in messages; the digest covers all
+_OTHERS = "(further folders)"
+_SHOWN = 5  # names in a sentence
+_BLOCK = 1 << 20
+
+
+class FileGroup(NamedTuple):
+    """The files of one folder, or one file that is covered by its content."""
+
+    files: int
+    bytes: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class DataFingerprint:
+    """What identifies the data of one split. `digest` is empty for data sets that have no `update_digest`."""
+
+    classes: list[str]
+    num_samples: int
+    digest: str = ""
+    groups: dict[str, FileGroup] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain lists, dicts, numbers and strings; names that are not UTF-8 hold lone surrogates."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> DataFingerprint:
+        """What `to_json` gave, also after JSON has made lists of its tuples."""
+        groups = {name: FileGroup(*group) for name, group in content["groups"].items()}
+        return cls(list(content["classes"]), int(content["num_samples"]), str(content["digest"]), groups)
+
+
+class DataDigest:
+    """Takes what a data set consists of, in order, and condenses it; `with_sizes` asks the disk about each file."""
+
+    def __init__(self, with_sizes: bool = True) -> None:
+        self._with_sizes = with_sizes
+        self._all = _hash()
+        self._groups: dict[str, _GrowingGroup] = {}
+
+    def files(self, folder: Path, names: Iterable[bytes], called: str = "files", by_content: bool = False) -> None:
+        """Add files by name and size, or all that they hold if they are small, `by_content`.
+
+        Names are relative to `folder`; what lies in it directly, and not in a folder below, is reported as `called`.
+        """
+        base = os.fsencode(folder) + b"/"
+        last_parent, group = None, _GrowingGroup()
+        for name in names:
+            parent, _, own = name.rpartition(b"/")
+            if parent != last_parent:
+                last_parent, group = parent, self._group(os.fsdecode(parent) or called)
+            path = name if name.startswith(b"/") else base + name
+            size, content = 0, b""
+            if self._with_sizes:
+                size, content = _content(path) if by_content else (_size(path), b"")
+            self._all.update(b"%d %d %b%b" % (size, len(name), name, content))
+            group.add(size, b"%d %d %b%b" % (size, len(own), own, content))
+
+    def content(self, path: Path) -> None:
+        """Add all that one file holds, such as a list or annotations."""
+        try:
+            with open_regular(path) as file:
+                self._add_blocks(path.name, iter(lambda: file.read(_BLOCK), b""))
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+
+    def array(self, called: str, values: np.ndarray[Any, Any]) -> None:
+        """Add an array by its type, shape and content."""
+        described = f"{values.dtype.str} {values.shape}".encode()
+        self._add_blocks(called, (described, np.ascontiguousarray(values).reshape(-1).view(np.uint8).data))
+
+    def _add_blocks(self, called: str, blocks: Iterable[bytes | memoryview]) -> None:
+        own, size = _hash(), 0
+        for block in blocks:
+            own.update(block)
+            size += len(block)
+        self._all.update(own.digest())
+        self._group(called).add(size, own.digest())
+
+    def _group(self, name: str) -> _GrowingGroup:
+        if name not in self._groups and len(self._groups) >= _MAX_GROUPS:
+            name = _OTHERS
+        return self._groups.setdefault(name, _GrowingGroup())
+
+    def finish(self) -> tuple[str, dict[str, FileGroup]]:
+        """The digest of everything, and of each group."""
+        return self._all.hexdigest(), {name: each.finish() for name, each in self._groups.items() if each.files}
+
+
+class _GrowingGroup:
+    def __init__(self) -> None:
+        self.files, self._bytes, self._hash = 0, 0, _hash()
+
+    def add(self, size: int, entry: bytes) -> None:
+        self.files += 1
+        self._bytes += max(size, 0)
+        self._hash.update(entry)
+
+    def finish(self) -> FileGroup:
+        return FileGroup(self.files, self._bytes, self._hash.hexdigest())
+
+
+def fingerprint(dataset: Dataset, with_sizes: bool = True) -> DataFingerprint:
+    """The fingerprint of a data set as its files are now; without their sizes, as its index is.
+
+    A data set adds its files in `update_digest(digest)`, in the order of its samples; without that method, one of a
+    user's say, only class names and the number of samples are known.
+    """
+    dataset = joined(dataset)
+    classes = [str(name) for name in getattr(dataset, "classes", None) or []]
+    update: Callable[[DataDigest], None] | None = getattr(dataset, "update_digest", None)
+    if update is None:
+        return DataFingerprint(classes, len(dataset))
+    digest = DataDigest(with_sizes)
+    update(digest)
+    return DataFingerprint(classes, len(dataset), *digest.finish())
+
+
+def differences(old: Mapping[str, DataFingerprint], new: Mapping[str, DataFingerprint]) -> list[str]:
+    """A sentence for each thing that differs, split by split, such as "train: 7 classes became 8: new is dog".
+
+    Empty if a run may continue. Splits that only one of the two has are differences as well.
+    """
+    found = []
+    for split in dict.fromkeys([*old, *new]):
+        if split not in old or split not in new:
+            found.append(f"{split}: the split was {'added' if split in new else 'removed'}")
+        else:
+            found += [f"{split}: {sentence}" for sentence in _differences(old[split], new[split])]
+    return found
+
+
+def _differences(old: DataFingerprint, new: DataFingerprint) -> list[str]:
+    if old == new:
+        return []
+    found = _class_differences(old.classes, new.classes)
+    if old.num_samples != new.num_samples:
+        found.append(f"{pluralize(old.num_samples, 'sample')} became {new.num_samples:,}")
+    if old.digest and new.digest:  # else one of them is of a data set that tells nothing of its files
+        found += _group_differences(old.groups, new.groups)
+        if not found and old.digest != new.digest:
+            found.append("the files come in another order")
+    return found
+
+
+def _class_differences(old: list[str], new: list[str]) -> list[str]:
+    if old == new:
+        return []
+    removed, added = _only_in(old, new), _only_in(new, old)
+    if len(old) != len(new):
+        return [f"{pluralize(len(old), 'class')} became {len(new)}{_changes(removed, added)}"]
+    return [f"other class names{_changes(removed, added)}" if added else "the classes come in another order"]
+
+
+def _changes(removed: list[str], added: list[str]) -> str:
+    parts = [(f"new {_verb(added)}", added), (f"gone {_verb(removed)}", removed)]
+    told = "; ".join(f"{text} {join_first(_quoted(names), _SHOWN)}" for text, names in parts if names)
+    return f": {told}" if told else ""
+
+
+def _group_differences(old: Mapping[str, FileGroup], new: Mapping[str, FileGroup]) -> list[str]:
+    removed, added, found = _only_in(old, new), _only_in(new, old), []
+    by_digest = {new[name]: name for name in added}
+    for name in removed:
+        renamed = by_digest.get(old[name])
+        if renamed in added:
+            added.remove(renamed)
+            found.append(f"`{name}` was renamed to `{renamed}` (the same {pluralize(old[name].files, 'file')})")
+        else:
+            found.append(f"`{name}` is gone ({pluralize(old[name].files, 'file')})")
+    found += [f"`{name}` is new ({pluralize(new[name].files, 'file')})" for name in added]
+    found += [_group_difference(name, old[name], new[name]) for name in old if name in new and old[name] != new[name]]
+    return found if len(found) <= _SHOWN else [*found[:_SHOWN], f"{len(found) - _SHOWN:,} more folders differ"]
+
+
+def _group_difference(name: str, old: FileGroup, new: FileGroup) -> str:
+    sizes = f"{old.bytes:,} bytes became {new.bytes:,}"
+    if old.files != new.files:
+        return f"`{name}`: {pluralize(old.files, 'file')} became {new.files:,} ({sizes})"
+    if old.files == 1:
+        return f"`{name}` has other content" + (f" ({sizes})" if old.bytes != new.bytes else "")
+    changed = "sizes of files changed" if old.bytes != new.bytes else "names, order or sizes of files changed"
+    return f"`{name}`: {changed} ({pluralize(old.files, 'file')}; {sizes})"
+
+
+def _only_in(names: Iterable[str], others: Iterable[str]) -> list[str]:
+    known = set(others)
+    return [name for name in names if name not in known]
+
+
+def _quoted(names: list[str]) -> list[str]:
+    return [f"`{name}`" for name in names]
+
+
+def _verb(names: list[str]) -> str:
+    return "is" if len(names) == 1 else "are"
+
+
+def _size(path: bytes) -> int:
+    try:
+        return os.stat(path).st_size  # noqa: PTH116 - of many, so without a Path for each
+    except (OSError, ValueError):
+        return -1  # missing, or no name of a file at all
+
+
+def _content(path: bytes) -> tuple[int, bytes]:
+    try:
+        with open_regular(path, buffering=0) as file:
+            content = file.read()
+    except (OSError, ValueError):
+        return -1, b""
+    return len(content), blake2b(content, digest_size=16).digest()
+
+
+def _hash() -> Any:
+    return blake2b(digest_size=16)

@@ -1,0 +1,1 @@
+"""Indexes of samples: lists, folders, labels, splits."""

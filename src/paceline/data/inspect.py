@@ -1,0 +1,271 @@
+"""Every sample of a data set decoded once: which cannot be read, and what the others hold, counted exactly."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.errors import DataError
+from paceline.core.text import join_first, pluralize
+from paceline.data.batch import Sample
+from paceline.data.io.image import Encoded
+from paceline.data.io.video import EncodedVideo
+from paceline.data.sample_types import as_arrays
+from paceline.data.skip_list import UNREADABLE, Skipped, described, placed
+from paceline.data.split_loader import Dataset, decoded
+from paceline.data.transforms.base import SampleTransform
+
+Counts = NDArray[np.int64]
+Told = Callable[[int], None]
+"""Is given how many more samples are done."""
+
+_BAND = 1 << 24  # pixels up to which counts in float32, which OpenCV gives, are exact
+_FRAME_BYTES = 1 << 27  # of a video that are decoded at a time
+_AHEAD = 4  # pieces of work a thread that may wait for being counted
+_PLACES = frozenset({"mask", "masks", "boxes", "keypoints"})  # what tells places in an image
+_PIECES, _LARGEST_PIECE = 200, 64
+_ASKED, _NAMED = 3, 8  # masks whose colors are asked for, and classes that are named, in a note
+_LAST_DRAW = float(np.nextafter(1, 0))  # which asks most of a video
+
+
+class Look(NamedTuple):
+    """What one sample holds; `counts` are added over samples, by name."""
+
+    height: int
+    width: int
+    frames: int | None
+    objects: int | None
+    counts: dict[str, Counts]
+    is_turned: bool = False
+    """Whether the file's image does not lie upright, and something in the sample tells places in it."""
+
+
+@dataclass
+class Findings:
+    """What the samples looked at so far hold."""
+
+    examined: int = 0
+    bad: list[Skipped] = field(default_factory=list)
+    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """Samples by height and width."""
+    frames: Counter[int] = field(default_factory=Counter)
+    """Videos by their number of frames."""
+    objects: Counter[int] = field(default_factory=Counter)
+    """Samples by their number of objects."""
+    counts: dict[str, Counts] = field(default_factory=dict)
+    """"values" [C, 256]: pixels by channel and value; "label" and "classes" [num_classes]; "crowd" [1]; "mask" [256]:
+    pixels by value; "keypoints" [J, 3]: not labeled, hidden, visible."""
+    turned: int = 0
+    """Samples whose mask, boxes or joints could have been drawn on an image that does not lie as it is read."""
+    missing: str = ""
+    """What no mask holds, though it should."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What may be wrong though everything can be read."""
+        missing = [self.missing] if self.missing else []
+        if not self.turned:
+            return missing
+        found = (
+            f"{pluralize(self.turned, 'image')} of {self.examined:,} with an Exif orientation, turned upright when read"
+        )
+        return [f"{found}; what was drawn on them must lie so too: see the contact sheet", *missing]
+
+    def add(self, index: int, seen: Look | Skipped) -> None:
+        """Count one more sample."""
+        self.examined += 1
+        if isinstance(seen, Skipped):
+            self.bad.append(seen)
+            return
+        self.turned += seen.is_turned
+        self.sizes[seen.height, seen.width] += 1
+        if seen.frames is not None:
+            self.frames[seen.frames] += 1
+        if seen.objects is not None:
+            self.objects[seen.objects] += 1
+        for name, counts in seen.counts.items():
+            self.counts[name] = self.counts[name] + counts if name in self.counts else counts
+
+    def moments(self) -> tuple[list[float], list[float]]:
+        """Mean and standard deviation of each channel over all pixels, of values from 0 to 1.
+
+        They come from whole numbers, so that they are exact but for the last rounding. Images of floats have none.
+        """
+        means, deviations = [], []
+        for row in self.counts["values"].tolist() if "values" in self.counts else ():
+            number, total = sum(row), sum(value * count for value, count in enumerate(row))
+            squares = sum(value * value * count for value, count in enumerate(row))
+            means.append(total / (255 * number))
+            deviations.append(math.sqrt((number * squares - total * total) / (255 * number) ** 2))
+        return means, deviations
+
+
+def examine(
+    dataset: Dataset,
+    indices: Sequence[int],
+    findings: Findings,
+    threads: int,
+    tell: Told,
+    transforms: Sequence[SampleTransform] = (),
+) -> None:
+    """Decode the samples and add what they hold to `findings`, which is true at any moment, also if this is stopped.
+
+    A first one of `transforms` that refuses videos which are too short is asked about each.
+    """
+    refusing = next((each for each in transforms[:1] if getattr(each, "short", None) == "refuse"), None)
+    length = max(1, min(_LARGEST_PIECE, len(indices) // _PIECES))
+    pieces = (indices[start : start + length] for start in range(0, len(indices), length))
+    for piece, seen in _in_order(lambda piece: [_try(dataset, index, refusing) for index in piece], pieces, threads):
+        for index, each in zip(piece, seen, strict=True):
+            findings.add(index, each)
+        tell(len(piece))
+    findings.missing = _missing(dataset, indices, findings)
+
+
+def _missing(dataset: Dataset, indices: Sequence[int], findings: Findings) -> str:
+    """Which classes no mask has a pixel of, and the colors of the first masks that may have been meant for them."""
+    pixels, classes = findings.counts.get("mask"), getattr(dataset, "classes", ())
+    if pixels is None or not classes:
+        return ""
+    if len(classes) == 1:
+        return "" if pixels[1:].any() else f"no mask that was looked at has a pixel of {classes[0]!r}: all are black"
+    ignored = getattr(dataset, "ignore_index", None)
+    counted_classes = [index for index in range(len(classes)) if index != ignored]
+    absent = [repr(classes[index]) for index in counted_classes if not pixels[index]]
+    if not absent:
+        return ""
+    whose = "any class" if len(absent) == len(counted_classes) else join_first(absent, _NAMED)
+    return f"no mask that was looked at has a pixel of {whose}{_unknown_colors(dataset, indices, findings)}"
+
+
+def _unknown_colors(dataset: Dataset, indices: Sequence[int], findings: Findings) -> str:
+    ask: Callable[[int], str] | None = getattr(dataset, "unknown_colors", None)
+    bad = {each.sample for each in findings.bad}
+    readable = (index for index in indices if index not in bad)
+    told = (ask(index) for index in islice(readable, _ASKED)) if ask is not None else ()
+    return "".join(f"; one has {each}" for each in dict.fromkeys(told) if each)
+
+
+def _in_order(
+    work: Callable[[Sequence[int]], list[Look | Skipped]], pieces: Iterator[Sequence[int]], threads: int
+) -> Iterator[tuple[Sequence[int], list[Look | Skipped]]]:
+    waiting: deque[tuple[Sequence[int], Future[list[Look | Skipped]]]] = deque()
+    with ThreadPoolExecutor(threads, "examining") as pool:
+        try:
+            waiting.extend((piece, pool.submit(work, piece)) for piece in islice(pieces, _AHEAD * threads))
+            while waiting:
+                piece, future = waiting.popleft()
+                seen = future.result()
+                waiting.extend((piece, pool.submit(work, piece)) for piece in islice(pieces, 1))
+                yield piece, seen
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _try(dataset: Dataset, index: int, refusing: SampleTransform | None) -> Look | Skipped:
+    try:
+        sample = getattr(dataset, "open", dataset.read)(index)
+        try:
+            sample = as_arrays(sample)
+            if refusing is not None:
+                refusing(sample, np.full(refusing.draws, _LAST_DRAW))
+            return look(dataset, sample)
+        except DataError as error:
+            raise placed(dataset, index, error) from error
+    except UNREADABLE as error:
+        return described(dataset, index, error)
+
+
+def look(dataset: Dataset, sample: Sample) -> Look:
+    """What a sample holds; something in it that does not fit together is a DataError."""
+    counts = _annotations(sample, len(getattr(dataset, "classes", ())))
+    objects = len(sample["classes"]) if "classes" in sample else None
+    image = sample["image"]
+    if isinstance(image, EncodedVideo):
+        counts["values"] = sum((_values(dataset, frames) for frames in _all_frames(image)), np.zeros((), np.int64))
+        return Look(image.height, image.width, image.num_frames, objects, counts)
+    pixels = decoded(sample)["image"]
+    height, width = pixels.shape[-3:-1]
+    if "mask" in sample and sample["mask"].shape != (height, width):
+        found = f"the mask is {sample['mask'].shape[1]}×{sample['mask'].shape[0]} pixels"
+        raise DataError(f"{found}, but its image {width}×{height}")
+    if pixels.dtype == np.uint8:
+        counts["values"] = _values(dataset, pixels)
+    frames = pixels.shape[-4] if pixels.ndim > 3 else None
+    is_turned = isinstance(image, Encoded) and image.header.orientation != 1 and not _PLACES.isdisjoint(sample)
+    return Look(*_whole_size(sample, height, width), frames, objects, counts, is_turned)
+
+
+def _whole_size(sample: Sample, height: int, width: int) -> tuple[int, int]:
+    """The size of the file's image, which may have been decoded smaller."""
+    if "size" not in sample:
+        return height, width
+    height, width = (int(each) for each in sample["size"])
+    return height, width
+
+
+def _all_frames(video: EncodedVideo) -> Iterator[NDArray[np.uint8]]:
+    length = max(1, _FRAME_BYTES // (3 * video.height * video.width))
+    for start in range(0, video.num_frames, length):
+        yield video.frames(range(start, min(video.num_frames, start + length)))
+
+
+def _annotations(sample: Sample, num_classes: int) -> dict[str, Counts]:
+    counts: dict[str, Counts] = {}
+    if "label" in sample and num_classes:
+        label = sample["label"]
+        counts["label"] = (
+            _by_class([label], num_classes, "the label") if isinstance(label, int) else _positive(label, num_classes)
+        )
+    if "classes" in sample and num_classes:
+        counts["classes"] = _by_class(sample["classes"], num_classes, "the class of an object")
+    if "crowd" in sample:
+        counts["crowd"] = np.array([np.count_nonzero(sample["crowd"])])
+    if "mask" in sample:
+        counts["mask"] = _histogram(sample["mask"].reshape(-1, 1))[0]
+    if "keypoints" in sample:
+        seen = sample["keypoints"][..., 2]
+        counts["keypoints"] = np.stack([(seen == value).sum(0) for value in range(3)], 1).astype(np.int64)
+    return counts
+
+
+def _by_class(numbers: Any, num_classes: int, what: str) -> Counts:
+    numbers = np.asarray(numbers, np.int64)
+    wrong = numbers[(numbers < 0) | (numbers >= num_classes)]
+    if len(wrong):
+        raise DataError(f"{what} is {wrong[0]}, but there are {num_classes} classes, counted from 0")
+    return np.bincount(numbers, minlength=num_classes)
+
+
+def _positive(label: NDArray[Any], num_classes: int) -> Counts:
+    if label.shape != (num_classes,):
+        raise DataError(f"the label has the shape {list(label.shape)}, but there are {num_classes} classes")
+    return (label > 0).astype(np.int64)
+
+
+def _values(dataset: Dataset, pixels: NDArray[np.uint8]) -> Counts:
+    """How often each channel has each value, [C, 256]."""
+    channels = pixels.shape[-1]
+    if channels != getattr(dataset, "channels", channels):
+        raise DataError(f"the image has {channels} channels, but the data set {dataset.channels}")
+    return _histogram(pixels.reshape(-1, channels))
+
+
+def _histogram(rows: NDArray[np.uint8]) -> Counts:
+    """How often each column [P, C] has each value, [C, 256]."""
+    counts = np.zeros((rows.shape[1], 256), np.int64)
+    for start in range(0, len(rows), _BAND):
+        band = rows[start : start + _BAND, None]
+        for column in range(len(counts)):
+            found = cv2.calcHist([band], [column], None, [256], [0, 256])
+            counts[column] += np.asarray(found).ravel().astype(np.int64)
+    return counts

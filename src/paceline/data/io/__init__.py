@@ -1,0 +1,1 @@
+"""Readers of image, mask and video files."""

@@ -1,0 +1,355 @@
+"""Image files as pixels: simplejpeg decodes JPEG, Pillow every other format; damaged files are refused."""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from paceline.core.errors import DataError
+from paceline.core.regular_file import open_regular
+from paceline.data.index.index import joined
+
+Pixels = NDArray[np.uint8]
+
+FORMATS = ("PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM")
+"""What Pillow may be asked to read, besides JPEG; the content decides, not the file's name."""
+MAX_PIXELS = 100_000_000
+"""Pixels of the largest image that is decoded unless more are allowed: 10,000 × 10,000."""
+MAX_BYTES = 1 << 29
+"""Bytes of the largest file that is read."""
+_MAX_SCANNED = 20 * MAX_PIXELS  # a JPEG file may pass over its pixels many times: ten or so are usual
+_SCAN_BYTES = 10  # of the shortest scan of a JPEG file
+_BAND = 1 << 22  # pixels that are converted at a time
+_EXIF_BYTES = 1 << 16  # a segment of a JPEG file, which is what Exif data has to fit into
+_DAMAGE = (OSError, ValueError, SyntaxError, EOFError, TypeError, KeyError, IndexError, OverflowError, struct.error)
+_JPEG = b"\xff\xd8\xff"
+_ORIENTATION = 0x0112  # an Exif tag
+_WIDTH, _HEIGHT, _TILE_WIDTH, _TILE_HEIGHT = (
+    256,
+    257,
+    322,
+    323,
+)  # tags of a TIFF file, whose tiles may be larger than the image
+# Pillow warns of half of what it refuses; whatever is above our own bound is refused.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+
+def decode_image(path: Path, max_pixels: int = MAX_PIXELS, min_size: tuple[int, int] | None = None) -> Pixels:
+    """The image in a file as RGB, uint8 [H, W, 3], upright as its Exif orientation says.
+
+    Gray becomes three equal channels, 16 bits become 8, what is transparent is laid over white, an animation
+    gives its first frame. With `min_size`, a height and width, a larger JPEG may come out reduced to not less
+    than that, which is faster. A file that is missing, damaged, too large or no image is a DataError.
+    """
+    data = read_bytes(path)
+    return decode_bytes(path, data, read_header(path, data, max_pixels), max_pixels, min_size or (0, 0))
+
+
+class Header(NamedTuple):
+    """What the first bytes of an image file tell: its size when upright, and how it lies."""
+
+    height: int
+    width: int
+    orientation: int = 1
+    by_simplejpeg: bool = False
+
+
+def read_header(path: Path, data: bytes, max_pixels: int) -> Header:
+    """The header of an image file that was read, found to be of a kind and size that can be decoded."""
+    with _naming(path, max_pixels):
+        return _jpeg_header(data, max_pixels) if data.startswith(_JPEG) else _other_header(data, FORMATS, max_pixels)
+
+
+def decode_bytes(path: Path, data: bytes, header: Header, max_pixels: int, min_size: tuple[int, int]) -> Pixels:
+    """The pixels of an image file that was read, as `decode_image` gives them."""
+    with _naming(path, max_pixels):
+        if header.by_simplejpeg:
+            return _decode_jpeg(data, header, min_size)
+        return _decode_other(data, ("JPEG",) if data.startswith(_JPEG) else FORMATS, max_pixels)
+
+
+@contextmanager
+def _naming(path: Path, max_pixels: int) -> Iterator[None]:
+    """Turn what decoders raise into a DataError that names the file."""
+    try:
+        yield
+    except UnidentifiedImageError as error:
+        raise DataError(f"{path}: not an image that can be read ({', '.join(('JPEG', *FORMATS))})") from error
+    except Image.DecompressionBombError as error:
+        raise DataError(f"{path}: more than {max_pixels:,} pixels; raise max_pixels if that is right") from error
+    except _RefusedError as error:
+        raise DataError(f"{path}: {error}") from error
+    except _DAMAGE as error:
+        raise DataError(f"{path}: damaged or truncated image ({error})") from error
+
+
+class _RefusedError(Exception):
+    """A sound image of a kind that is not taken."""
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a regular file of a bearable size."""
+    try:
+        with open_regular(path, buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > MAX_BYTES:
+                raise DataError(f"{path}: {size:,} bytes; an image file has at most {MAX_BYTES:,}")
+            data = file.read()
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file") from error
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path!s}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    if not data:
+        raise DataError(f"{path}: the file is empty (0 bytes)")
+    return data
+
+
+def _check_size(height: int, width: int, max_pixels: int) -> None:
+    if height * width > max_pixels:
+        raise _RefusedError(f"{width}×{height} is more than {max_pixels:,} pixels")
+
+
+def _jpeg_header(data: bytes, max_pixels: int) -> Header:
+    try:
+        height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
+    except ValueError as error:
+        if "subsampling" not in str(error):
+            raise
+        return _other_header(data, ("JPEG",), max_pixels)  # rare, but valid for other decoders
+    _check_size(height, width, max_pixels)
+    # Counting takes a twentieth of the time of decoding; a file this short cannot hold too many.
+    scans = data.count(b"\xff\xda") if len(data) // _SCAN_BYTES * height * width > _MAX_SCANNED else 1
+    if scans * height * width > _MAX_SCANNED:
+        raise _RefusedError(f"{width}×{height} pixels in {scans} scans would take too long to decode")
+    orientation = _orientation(data)
+    if orientation >= 5:  # lies on its side
+        height, width = width, height
+    return Header(height, width, orientation, colors not in ("CMYK", "YCCK"))
+
+
+def _decode_jpeg(data: bytes, header: Header, min_size: tuple[int, int]) -> Pixels:
+    height, width = _reduced(header, min_size)
+    if header.orientation >= 5:
+        height, width = width, height
+    pixels: Pixels = simplejpeg.decode_jpeg(data, min_height=height, min_width=width)
+    return _upright(pixels, header.orientation)
+
+
+def _reduced(header: Header, min_size: tuple[int, int]) -> tuple[int, int]:
+    """The size to decode to: a half, quarter or eighth; other shares take longer than the whole image."""
+    for divisor in (8, 4, 2):
+        height, width = -(-header.height // divisor), -(-header.width // divisor)
+        if min_size > (0, 0) and height >= min_size[0] and width >= min_size[1]:
+            return height, width
+    return header.height, header.width
+
+
+def _orientation(data: bytes) -> int:
+    """The Exif orientation of a JPEG file, 1 to 8; 1, upright, where there is none."""
+    start = data.find(b"Exif\0\0", 0, 2 * _EXIF_BYTES) + 6
+    if start < 6:
+        return 1
+    tags = data[start : start + _EXIF_BYTES]
+    order = "<" if tags.startswith(b"II") else ">"
+    try:
+        (directory,) = struct.unpack_from(order + "I", tags, 4)
+        (count,) = struct.unpack_from(order + "H", tags, directory)
+        for entry in range(directory + 2, directory + 2 + 12 * count, 12):
+            tag, kind, _, value = struct.unpack_from(order + "HHIH", tags, entry)
+            if (tag, kind) == (_ORIENTATION, 3):
+                return int(value) if 1 <= value <= 8 else 1
+    except struct.error:
+        pass  # a note that cannot be read turns nothing
+    return 1
+
+
+def _upright(pixels: Pixels, orientation: int) -> Pixels:
+    if orientation == 1:
+        return pixels
+    if orientation >= 5:
+        pixels = pixels.transpose(1, 0, 2)
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    return np.ascontiguousarray(pixels)
+
+
+def _decode_other(data: bytes, formats: tuple[str, ...], max_pixels: int) -> Pixels:
+    with _opened(data, formats, max_pixels) as opened:
+        opened.load()
+        ImageOps.exif_transpose(opened, in_place=True)  # else there is a copy even of what is upright
+        return _as_rgb(opened)
+
+
+def _other_header(data: bytes, formats: tuple[str, ...], max_pixels: int) -> Header:
+    with _opened(data, formats, max_pixels) as opened:
+        tags = getattr(opened, "tag_v2", {})  # of a TIFF file, whose size Pillow has upright already, or has not
+        height, width = int(tags.get(_HEIGHT, opened.height)), int(tags.get(_WIDTH, opened.width))
+        orientation = int(opened.getexif().get(_ORIENTATION, 1))
+        orientation = orientation if 1 <= orientation <= 8 else 1
+        return Header(height, width, orientation) if orientation < 5 else Header(width, height, orientation)
+
+
+def _opened(data: bytes, formats: tuple[str, ...], max_pixels: int) -> Image.Image:
+    """The image with nothing but its header read, if it is not too large."""
+    if data[8:12] == b"WEBP":  # its decoder takes memory for all pixels before it tells how many they are
+        _check_size(*_webp_size(data), max_pixels)
+    opened = Image.open(io.BytesIO(data), formats=formats)
+    _check_size(opened.height, opened.width, max_pixels)
+    tags = getattr(opened, "tag_v2", {})
+    _check_size(int(tags.get(_TILE_HEIGHT, 0)), int(tags.get(_TILE_WIDTH, 0)), max_pixels)
+    return opened
+
+
+def _webp_size(data: bytes) -> tuple[int, int]:
+    """Height and width as the header of a WebP file gives them, in any of its three forms."""
+    form = data[12:16]
+    if form == b"VP8X":
+        width, height = (int.from_bytes(data[start : start + 3], "little") for start in (24, 27))
+        return height + 1, width + 1
+    if form == b"VP8L":
+        bits = int.from_bytes(data[21:25], "little")
+        return (bits >> 14 & 0x3FFF) + 1, (bits & 0x3FFF) + 1
+    width, height = (int.from_bytes(data[start : start + 2], "little") & 0x3FFF for start in (26, 28))
+    return height, width
+
+
+def _as_rgb(image: Image.Image) -> Pixels:
+    """A band at a time, so that little memory is needed beside the image itself."""
+    if image.mode == "F":
+        raise _RefusedError("pixels are floating-point numbers, which have no fixed range; save it with 8 or 16 bits")
+    convert = _from_deep_grey if image.mode.startswith("I") else _over_white
+    rows = max(1, _BAND // max(1, image.width))
+    if rows >= image.height:
+        return convert(image)
+    pixels = np.empty((image.height, image.width, 3), np.uint8)
+    for top in range(0, image.height, rows):
+        bottom = min(top + rows, image.height)
+        pixels[top:bottom] = convert(image.crop((0, top, image.width, bottom)))
+    return pixels
+
+
+def _over_white(image: Image.Image) -> Pixels:
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image)
+    return np.array(image.convert("RGB"))
+
+
+def _from_deep_grey(image: Image.Image) -> Pixels:
+    values: NDArray[np.integer[Any]] = np.asarray(image)
+    if values.min() < 0 or values.max() > 0xFFFF:
+        raise _RefusedError("pixels have more than 16 bits; save it with 8 or 16 bits")
+    gray = (values >> 8).astype(np.uint8)
+    return np.repeat(gray[:, :, None], 3, axis=2)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """The bytes of an image file, with its header understood."""
+
+    path: Path
+    data: bytes
+    header: Header
+    max_pixels: int
+
+    @classmethod
+    def read(cls, path: Path, max_pixels: int = MAX_PIXELS) -> Encoded:
+        """The file's bytes; a file that is missing, too large or no image is a DataError."""
+        data = read_bytes(path)
+        return cls(path, data, read_header(path, data, max_pixels), max_pixels)
+
+    @property
+    def height(self) -> int:
+        """Of the whole image, upright, in pixels."""
+        return self.header.height
+
+    @property
+    def width(self) -> int:
+        """Of the whole image, upright, in pixels."""
+        return self.header.width
+
+    def decode(self, min_height: int = 0, min_width: int = 0) -> Pixels:
+        """RGB pixels, uint8 [H, W, 3], upright; a JPEG may come reduced to not less than the size that is asked for.
+
+        A damaged file is a DataError.
+        """
+        return decode_bytes(self.path, self.data, self.header, self.max_pixels, (min_height, min_width))
+
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
+"""How the names of image files end."""
+
+
+class ImageFiles:
+    """Files in a folder below `root`, by number. One that leads out of `root` is not opened unless `follow_links`.
+
+    Their names are given as one array, and where each of them ends, as `packed_names` makes them.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        folder: Path,
+        names: NDArray[np.uint8],
+        ends: NDArray[Any],
+        follow_links: bool = False,
+        max_pixels: int = MAX_PIXELS,
+    ) -> None:
+        self.root, self.folder = root, folder
+        self.follow_links = follow_links
+        self.max_pixels = max_pixels
+        self._names, self._ends = names, ends
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def path(self, index: int) -> Path:
+        """The file of image `index`."""
+        start = int(self._ends[index - 1]) if index else 0
+        return self.folder / os.fsdecode(self._names[start : self._ends[index]].tobytes())
+
+    def names(self, rows: Iterable[int]) -> list[bytes]:
+        """The names of these files in their folder."""
+        data, ends = self._names.data, self._ends.tolist()
+        return [data[ends[row - 1] if row else 0 : ends[row]].tobytes() for row in rows]
+
+    def open(self, index: int) -> Encoded:
+        """Image `index`, read but not decoded; raises DataError if it is missing, no image or not in its place."""
+        path = self.path(index)
+        if not self.follow_links:
+            real = Path(os.path.realpath(path))
+            if not real.is_relative_to(os.path.realpath(self.root)):
+                raise DataError(
+                    f"{path}: leads out of {self.root}, to {real}; add `follow_links: true` if that is meant"
+                )
+        return Encoded.read(path, self.max_pixels)
+
+
+def packed_names(folder: Path, names: Iterable[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """The names of files in one piece of memory, which processes share, and where each of them ends."""
+    return joined(_encoded(folder, name) for name in names)
+
+
+def _encoded(folder: Path, name: str) -> bytes:
+    try:
+        encoded = os.fsencode(name)
+    except UnicodeEncodeError:
+        encoded = b""
+    if not encoded or b"\0" in encoded:
+        raise DataError(f"{folder}: {name!r} cannot be the name of an image file")
+    return encoded

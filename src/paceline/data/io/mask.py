@@ -1,0 +1,240 @@
+"""Mask files as class ids: the numbers stored in the file, or ids mapped from its colors."""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from paceline.core.errors import DataError
+from paceline.core.text import pluralize
+from paceline.data.io.image import MAX_PIXELS, Pixels, decode_bytes, read_bytes, read_header
+
+MASK_EXTENSIONS = (".png", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".pbm", ".jpg", ".jpeg")
+"""How the names of mask files end."""
+_FORMATS = ("PNG", "BMP", "GIF", "TIFF", "PPM")
+_DAMAGE = (OSError, ValueError, SyntaxError, EOFError, TypeError, KeyError, IndexError, OverflowError, struct.error)
+_JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
+_SPREAD = {2: 85, 4: 17}  # what Pillow multiplies gray of few bits with
+_BITS, _SHADES, _WHITE_IS_ZERO = 258, 262, 0  # tags of a TIFF file, and a value of the second
+_NETPBM = re.compile(rb"P[2356]" + 3 * rb"(?:\s|#[^\r\n]*)+(\d+)")  # width, height and the value of white
+_LARGEST = 255
+_EXPECTED = "one id a pixel, as 8-bit gray or a palette"
+_IN_ALPHA = "its transparency (alpha channel) differs from pixel to pixel, and the mask seems to be in it"
+
+
+def decode_ids(path: Path, max_pixels: int = MAX_PIXELS, painted: PaintedClasses | None = None) -> Pixels:
+    """A mask of class ids, uint8 [H, W], as stored: the indices of a palette, or gray values whatever their bits.
+
+    With `painted`, the ids that the colors stand for. Else colors are a DataError, as are ids above 255, a damaged
+    file, and what does not keep numbers as they are: JPEG, and grays that are scaled or turned round when read.
+    """
+    data = read_bytes(path)
+    if data.startswith(_JPEG):
+        raise DataError(f"{path}: a JPEG file, which does not keep class ids exactly; save masks as PNG")
+    image = _load(path, data, max_pixels)
+    is_deep = image.mode.startswith("I")
+    if _bits(image, data) > 8 and (painted is not None or not is_deep):
+        raise DataError(f"{path}: {_described(image.mode)}; save the mask with {_EXPECTED}")
+    if painted is not None:
+        return painted.ids(path, image)
+    scaled = _scaled(image, data)
+    if scaled is not None:
+        raise DataError(f"{path}: {scaled}, so its values are not ids as they stand; save it as an 8-bit PNG file")
+    if is_deep:
+        return _from_deep(path, np.array(image))
+    if image.mode not in ("1", "L", "P"):
+        return _from_channels(path, image)
+    ids = np.array(image, np.uint8)
+    if image.mode == "L" and _bits(image, data) in _SPREAD:
+        ids //= _SPREAD[_bits(image, data)]
+    return ids
+
+
+def unknown_colors(path: Path, max_pixels: int, painted: PaintedClasses) -> str:
+    """The commonest colors of a painted mask that are of no class, as text; empty if there is none."""
+    return painted.unknown(_load(path, read_bytes(path), max_pixels))
+
+
+def _scaled(image: Image.Image, data: bytes) -> str | None:
+    """What keeps the values of a file from being those that Pillow gives, if something does."""
+    if image.format == "PPM" and image.mode != "1":
+        header = _NETPBM.match(data)
+        white = 0 if header is None else int(header[3])
+        if white != (0xFFFF if image.mode == "I" else 255):
+            return f"the value of white (maxval) is {white or 'unclear'}, not 255"
+    if image.format == "BMP" and struct.unpack_from("<I", data, 14)[0] >= 40 and data[28] == 16:
+        return "a BMP file of 16 bits a pixel, 5 or 6 for each color"
+    if image.mode == "L" and getattr(image, "tag_v2", {}).get(_SHADES) == _WHITE_IS_ZERO:
+        return "a TIFF file in which 0 is white (WhiteIsZero)"
+    return None
+
+
+def _from_deep(path: Path, values: NDArray[Any]) -> Pixels:
+    """Ids that are stored with more bits than they need."""
+    largest, least = int(values.max()), int(values.min())
+    if least < 0 or largest > _LARGEST:
+        found = f"holds the id {largest if largest > _LARGEST else least}"
+        raise DataError(f"{path}: {found}, expected 0 to {_LARGEST}; number the classes anew, and save it with 8 bits")
+    return values.astype(np.uint8)
+
+
+def _from_channels(path: Path, image: Image.Image) -> Pixels:
+    """Ids that are stored as equal red, green and blue, with nothing else in alpha."""
+    pixels = np.array(image.convert("RGBA"))
+    colored = _colored(pixels[..., :3])
+    if colored is not None:
+        advice = f"give the color of each class as `colors`, or save the mask with {_EXPECTED}"
+        raise DataError(f"{path}: {colored}, not an id of a class; {advice}")
+    ids, alpha = np.ascontiguousarray(pixels[..., 0]), pixels[..., 3]
+    if alpha.min() < alpha.max() and (ids[alpha < 255].any() or not ids.any()):
+        raise DataError(f"{path}: {_IN_ALPHA}; save it with {_EXPECTED}, without transparency")
+    return ids
+
+
+def decode_grey(path: Path, max_pixels: int = MAX_PIXELS) -> Pixels:
+    """A mask of how much a pixel belongs to the object, uint8 [H, W] from 0 to 255, from any 8-bit image of grays.
+
+    White of which only parts can be seen, as programs that cut out objects write it, is a mask by its alpha channel.
+    Colors are a DataError, as they stand for classes; those of a JPEG file, which blurs them, are turned into gray.
+    """
+    data = read_bytes(path)
+    if data.startswith(_JPEG):
+        pixels = decode_bytes(path, data, read_header(path, data, max_pixels), max_pixels, (0, 0))
+        return np.array(Image.fromarray(pixels).convert("L"))
+    image = _load(path, data, max_pixels)
+    if image.mode.startswith(("I", "F")):
+        raise DataError(f"{path}: {_described(image.mode)}; save masks with 8 bits, from 0 to 255")
+    if image.mode in ("1", "L") and not image.has_transparency_data:
+        return np.array(image.convert("L"))
+    pixels = np.array(image.convert("RGBA"))
+    colored = _colored(pixels[..., :3])
+    if colored is not None:
+        is_cut_out = pixels[..., 3].min() < pixels[..., 3].max()
+        advice = "if it is a cut-out, save its alpha channel alone as 8-bit gray" if is_cut_out else "save it so"
+        raise DataError(f"{path}: {colored}; a binary mask is gray, from 0 to 255: {advice}")
+    return _seen(path, np.ascontiguousarray(pixels[..., 0]), np.ascontiguousarray(pixels[..., 3]))
+
+
+def _seen(path: Path, gray: Pixels, alpha: Pixels) -> Pixels:
+    """The one of both that is the mask; DataError if either could be."""
+    if alpha.min() == alpha.max() and not (gray == 255).all():
+        return gray
+    if (gray[alpha > 0] == 255).all():
+        return alpha
+    if np.array_equal(gray, alpha) or (gray.any() and not gray[alpha < 255].any()):
+        return gray
+    raise DataError(f"{path}: {_IN_ALPHA}; save the mask as 8-bit gray, from 0 to 255, without transparency")
+
+
+def _colored(pixels: Pixels) -> str | None:
+    """The first pixel that is not gray, if there is one."""
+    is_grey = (pixels == pixels[..., :1]).all(2)
+    if is_grey.all():
+        return None
+    row, column = np.argwhere(~is_grey)[0]
+    return f"pixel ({column}, {row}) has the color {pixels[row, column].tolist()}"
+
+
+def _load(path: Path, data: bytes, max_pixels: int) -> Image.Image:
+    read_header(path, data, max_pixels)  # refuses what is too large, before memory is taken for it
+    try:
+        image = Image.open(io.BytesIO(data), formats=_FORMATS)
+        image.load()
+        ImageOps.exif_transpose(image, in_place=True)
+    except _DAMAGE as error:
+        raise DataError(
+            f"{path}: damaged or truncated, or no mask ({error}); expected {', '.join(_FORMATS)}"
+        ) from error
+    return image
+
+
+def _bits(image: Image.Image, data: bytes) -> int:
+    """Of a channel in the file; Pillow keeps only the upper 8 where there are several channels."""
+    if data.startswith(_PNG):
+        return data[24]
+    stored = getattr(image, "tag_v2", {}).get(_BITS, 8)
+    return int(stored[0] if isinstance(stored, tuple) else stored)
+
+
+def _described(mode: str) -> str:
+    return "floating-point numbers" if mode == "F" else "16 bits or more a channel"
+
+
+Colors = Sequence[Sequence[int]]
+"""Red, green and blue, from 0 to 255, of each class."""
+
+_BAND = 1 << 22  # pixels that are looked up at a time
+_SHOWN = 3
+
+
+class PaintedClasses:
+    """Turns colors into ids: the first of `colors` is 0, and one that is none of them is `ignore_index`, if given."""
+
+    def __init__(self, colors: Colors, ignore_index: int | None = None) -> None:
+        self._codes = tuple(red | green << 8 | blue << 16 for red, green, blue in colors)
+        self._ignore_index = ignore_index
+
+    def ids(self, path: Path, image: Image.Image) -> Pixels:
+        """The ids of an image, uint8 [H, W]; a color of no class is a DataError, unless there is `ignore_index`."""
+        ids = np.empty((image.height, image.width), np.uint8)
+        has_unknown = False
+        for rows, _, found in self._bands(image):
+            is_unknown = found == 0
+            if is_unknown.any():
+                has_unknown = True
+                found[is_unknown] = (self._ignore_index or 0) + 1
+            ids[rows] = found - 1
+        if has_unknown and self._ignore_index is None:
+            advice = "add their classes, or set `ignore_index` to leave such pixels out"
+            raise DataError(f"{path}: has {self.unknown(image)}; {advice}")
+        return ids
+
+    def unknown(self, image: Image.Image) -> str:
+        """The commonest colors of an image that are of no class, with their shares; empty if there is none."""
+        unknown = np.concatenate([codes[found == 0] for _, codes, found in self._bands(image)])
+        codes, counts = np.unique(unknown, return_counts=True)
+        if not len(codes):
+            return ""
+        shares = 100 * counts / (image.height * image.width)
+        most = np.argsort(-counts, kind="stable")[:_SHOWN]
+        named = [f"{_unpacked(int(codes[at]))} ({shares[at]:.3g} % of the pixels)" for at in most]
+        more = f" and {pluralize(len(codes) - _SHOWN, 'color')} more" if len(codes) > _SHOWN else ""
+        return f"{', '.join(named)}{more}, of none of `colors`"
+
+    def _bands(self, image: Image.Image) -> Iterator[tuple[slice, NDArray[np.uint32], NDArray[np.uint16]]]:
+        """Some rows at a time: which, their colors, and of each the id and one more, or 0 if it is of no class."""
+        table = _table(self._codes)
+        height = max(1, _BAND // max(1, image.width))
+        for top in range(0, image.height, height):
+            bottom = min(top + height, image.height)
+            codes = packed(image.crop((0, top, image.width, bottom)))
+            yield slice(top, bottom), codes, table[codes]
+
+
+def packed(image: Image.Image) -> NDArray[np.uint32]:
+    """Each pixel's color, whatever is transparent, as one number [H, W]: red is its lowest byte, blue its highest."""
+    # Three bytes and a fourth that says nothing, read as one number.
+    bytes_of = np.array(image.convert("RGBA"))
+    codes: NDArray[np.uint32] = bytes_of.view("<u4")[..., 0].astype(np.uint32)
+    return codes & np.uint32(0xFFFFFF)
+
+
+@lru_cache(maxsize=8)
+def _table(codes: tuple[int, ...]) -> NDArray[np.uint16]:
+    """For each color the id of its class and one more; 0, which takes no memory until it is touched, for others."""
+    table = np.zeros(1 << 24, np.uint16)
+    table[list(codes)] = np.arange(1, len(codes) + 1)
+    return table
+
+
+def _unpacked(code: int) -> list[int]:
+    return [code & 255, code >> 8 & 255, code >> 16]

@@ -1,1 +1,0 @@
-"""Data sets in one file, ready to be mapped into memory."""

@@ -1,1 +1,0 @@
-"""Files as pixels: images, masks and videos, none of which may be larger than is allowed."""

@@ -1,0 +1,274 @@
+"""One split as batches: samples are read, transformed, collated, and finished on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Literal, NamedTuple, Protocol
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.core.errors import DataError
+from paceline.core.text import pluralize
+from paceline.data.batch import Batch, Sample
+from paceline.data.collate import Collator, Ids, stack
+from paceline.data.rng import uniforms, uniforms_of_streams
+from paceline.data.sample_types import as_arrays, as_images
+from paceline.data.skip_list import UNREADABLE, SkipList, Skipped, described, placed
+from paceline.data.transforms.base import BatchTransform, SampleTransform, split
+
+# Samples are worked on side by side; threads that share one image would only get into their way, and after a process
+# is forked they are gone.
+cv2.setNumThreads(0)
+
+
+class Request(NamedTuple):
+    """Samples that are wanted together."""
+
+    epoch: int
+    ids: Ids
+
+
+class Choice(NamedTuple):
+    """What reads samples ahead, and how many of them."""
+
+    kind: Literal["thread", "process"]
+    workers: int
+
+
+class Dataset(Protocol):
+    """Samples by number, and what a model must know of them.
+
+    Some have more: `path(index)`, the file that messages about a sample name; `open(index)`, like `read` but with the
+    image still `Encoded`; `joints`, the names of keypoints; `notes`, what was found odd when the index was read.
+    Several threads read at once.
+    """
+
+    classes: list[str]
+    channels: int
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> Sample:
+        """Sample `index`, unchanged."""
+        ...
+
+
+class SplitLoader:
+    """A data set with its transforms. What is random about a sample depends on (seed, epoch, sample) alone.
+
+    With `skips`, samples that cannot be read are left out and listed there; without, the first one is a DataError.
+    Floats that a data set gathers as whole tensors become `float_type`; float64 is for models in double precision.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        transforms: Sequence[SampleTransform | BatchTransform],
+        seed: int,
+        skips: SkipList | None = None,
+        float_type: torch.dtype = torch.float32,
+    ) -> None:
+        self.dataset = dataset
+        self.float_type = float_type
+        self.seed = seed
+        self.skips = skips
+        self.sample_transforms, self.batch_transforms = split(transforms, have_one_size=hasattr(dataset, "gather"))
+        self._preparation = TransformPipeline(
+            dataset, self.sample_transforms, seed, None if skips is None else skips.limit
+        )
+        self._wanted = [0 if _is_per_step(each) else each.draws for each in self.batch_transforms]
+        self._no_draws = [torch.empty(0, 0)] * len(self._wanted)
+        self.keeps_counts = all(getattr(each, "keeps_counts", False) for each in self.batch_transforms)
+        """Whether losses are divided by as much after the transforms of whole batches as before them."""
+        self.choice: Choice | None = None
+        """What was found to read its samples fastest, if that was measured."""
+        self.in_memory = hasattr(dataset, "gather") and not self.sample_transforms
+        """Whether batches are indexed as tensors, with no Python per sample."""
+
+    def fetch(self, epoch: int, ids: Ids) -> Batch:
+        """The samples `ids` as a batch on the host, before the transforms of whole batches."""
+        if self.in_memory:
+            try:
+                return self._gather(ids)
+            except UNREADABLE:
+                if self.skips is None:
+                    raise  # else one by one, to find out which
+        draws = self._preparation.draw(epoch, ids)
+        if self.skips is not None:
+            return self._fetch_readable(epoch, ids, draws, self.skips.limit)
+        together = Collator(len(ids))
+        for index, drawn in zip(ids.tolist(), draws, strict=True):
+            together.add(index, self._preparation.sample(epoch, index, drawn))
+        return together.batch()
+
+    def _gather(self, ids: Ids) -> Batch:
+        gather: Callable[[Tensor], dict[str, Any]] = self.dataset.gather  # type: ignore[attr-defined]
+        numbers = torch.from_numpy(ids)
+        fields = gather(numbers)
+        try:
+            return Batch(fields, id=numbers, image=as_images(fields["image"], self.float_type))
+        except DataError as error:
+            raise DataError(f"{type(self.dataset).__name__}: {error}") from error
+
+    def finish(self, batch: Batch, epoch: int, device: torch.device, step: int = 0) -> Batch:
+        """The batch on the device, with the transforms of whole batches applied there; notes what it had to leave out.
+
+        Raises DataError once more was left out than may be.
+        """
+        if batch.skipped and self.skips is not None:
+            self.skips.note(batch.skipped)
+        fields: dict[str, Any] = batch.to(device)
+        drawn = self._draw(batch, epoch, device) if any(self._wanted) else self._no_draws
+        for number, (transform, draws) in enumerate(zip(self.batch_transforms, drawn, strict=True)):
+            fields = transform(fields, self._draw_for_step(step, number) if _is_per_step(transform) else draws)
+        images = fields["image"]
+        if images.dtype == torch.uint8:  # nothing normalized it: models take numbers from 0 to 1
+            images = images.float().div_(255)
+        ready = Batch(fields, image=images)
+        ready.skipped, ready.is_placeholder = batch.skipped, batch.is_placeholder
+        return ready
+
+    def _draw(self, batch: Batch, epoch: int, device: torch.device) -> Sequence[Tensor]:
+        """The random numbers of each transform of whole batches, all drawn at once."""
+        first = len(self.sample_transforms)
+        drawn = uniforms_of_streams(self.seed, epoch, batch.ids.numpy(), first, self._wanted)
+        return torch.from_numpy(drawn).to(device).split_with_sizes(self._wanted, 1)
+
+    def _draw_for_step(self, step: int, number: int) -> Tensor:
+        """The random numbers of a transform that does the same to all that is computed in a step, [1, draws]."""
+        stream = len(self.sample_transforms) + number
+        # Steps count below zero where samples count from zero, so that no key is used twice.
+        return torch.from_numpy(
+            uniforms(self.seed, 0, np.array([-1 - step]), stream, self.batch_transforms[number].draws)
+        )
+
+    def _fetch_readable(self, epoch: int, ids: Ids, draws: Draws, limit: int) -> Batch:
+        """Those of the samples that can be read; if there are none, the next one that can, as often as wanted.
+
+        So a batch is never empty: a process can compute one that stands in for it, and keep step with the others.
+        """
+        together, skipped = Collator(len(ids)), []
+        for index, drawn in zip(ids.tolist(), draws, strict=True):
+            sample = self._try(epoch, index, drawn)
+            if isinstance(sample, Skipped):
+                skipped.append(sample)
+            else:
+                together.add(index, sample)
+        batch = together.batch() if together else self._stand_in(epoch, ids, limit)
+        if skipped:
+            batch.skipped, batch.is_placeholder = skipped, not together
+        return batch
+
+    def _try(self, epoch: int, index: int, draws: npt.NDArray[np.float64]) -> Sample | Skipped:
+        try:
+            return self._preparation.sample(epoch, index, draws)
+        except UNREADABLE as error:
+            return described(self.dataset, index, error)
+
+    def _stand_in(self, epoch: int, ids: Ids, limit: int) -> Batch:
+        last: Sample | Skipped | None = None
+        for further in range(1, limit + 2):
+            index = (int(ids[-1]) + further) % len(self.dataset)
+            last = self._try(epoch, index, self._preparation.draw(epoch, np.array([index]))[0])
+            if not isinstance(last, Skipped):
+                return stack(np.full(len(ids), index), [last] * len(ids))
+        raise DataError(
+            f"more than {pluralize(limit, 'sample')} in a row cannot be read, which is what data.max_skipped allows in"
+            f" all; {last}"
+        )
+
+
+def _is_per_step(transform: BatchTransform) -> bool:
+    return getattr(transform, "per_step", False)
+
+
+Draws = NDArray[np.float64]
+_OTHERS = 1 << 32  # streams from here on choose the further samples of a transform
+
+
+class Readable(Protocol):
+    """What samples are read from, by number; with `open` perhaps, which leaves the image encoded."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> Sample:
+        """Sample `index`, unchanged."""
+        ...
+
+
+class TransformPipeline:
+    """The transforms of single samples, applied to what a data set reads.
+
+    A further sample that a transform mixes in goes through the transforms before it, as it would on its own. If one
+    cannot be read, the next one that can takes its place, after at most `limit` that cannot; without a limit, that is
+    an error.
+    """
+
+    def __init__(
+        self, dataset: Readable, transforms: Sequence[SampleTransform], seed: int, limit: int | None = None
+    ) -> None:
+        self.dataset = dataset
+        self.transforms = list(transforms)
+        self.seed = seed
+        self.limit = limit
+        self._wanted = [transform.draws for transform in self.transforms]
+        self._edges = np.cumsum([0, *self._wanted]).tolist()
+        self._encoded = [bool(getattr(transform, "reads_encoded", False)) for transform in self.transforms]
+        self._others = [int(getattr(transform, "others", 0)) for transform in self.transforms]
+        opened: Callable[[int], Sample] | None = getattr(dataset, "open", None)
+        self._open = opened if opened and self._encoded[:1] == [True] else dataset.read
+
+    def draw(self, epoch: int, ids: Ids) -> Draws:
+        """The random numbers of all transforms for each of the samples, [N, sum of their draws]."""
+        if not self._edges[-1]:
+            return np.empty((len(ids), 0))
+        return uniforms_of_streams(self.seed, epoch, ids, 0, self._wanted)
+
+    def sample(self, epoch: int, index: int, draws: Draws, stop: int | None = None) -> Sample:
+        """Sample `index` after the transforms, or the first `stop` of them, with its row of the drawn numbers."""
+        opened = self._open(index)
+        try:
+            return as_arrays(self._transformed(epoch, index, as_arrays(opened), draws, stop))
+        except DataError as error:
+            raise placed(self.dataset, index, error) from error
+
+    def _transformed(self, epoch: int, index: int, sample: Sample, draws: Draws, stop: int | None) -> Sample:
+        for number, transform in enumerate(self.transforms[:stop]):
+            if not self._encoded[number]:
+                sample = decoded(sample)
+            own = draws[self._edges[number] : self._edges[number + 1]]
+            if self._others[number]:
+                mix: Callable[..., Sample] = transform
+                sample = mix(sample, own, list(self._further(epoch, index, number)))
+            else:
+                sample = transform(sample, own)
+        return decoded(sample)
+
+    def _further(self, epoch: int, index: int, number: int) -> Iterator[Sample]:
+        """The samples that transform `number` mixes into sample `index`."""
+        drawn = uniforms(self.seed, epoch, np.array([index]), _OTHERS + number, self._others[number])[0]
+        for chosen in (drawn * len(self.dataset)).astype(np.int64).tolist():
+            yield self._readable(epoch, chosen, number)
+
+    def _readable(self, epoch: int, index: int, stop: int) -> Sample:
+        size = len(self.dataset)
+        patience = min(self.limit or 0, size - 1)
+        for further in range(patience):
+            with suppress(*UNREADABLE):
+                return self._on_its_own(epoch, (index + further) % size, stop)
+        return self._on_its_own(epoch, (index + patience) % size, stop)
+
+    def _on_its_own(self, epoch: int, index: int, stop: int) -> Sample:
+        return self.sample(epoch, index, self.draw(epoch, np.array([index]))[0], stop)
+
+
+def decoded(sample: Sample) -> Sample:
+    """The sample with the pixels of its image, if it is still encoded."""
+    image: Any = sample["image"]
+    return sample if isinstance(image, np.ndarray) else {**sample, "image": image.decode()}

@@ -1,0 +1,221 @@
+"""The blocks of a model: the pieces of a few layers each that it repeats, found from its structure alone.
+
+A *layer* is a module with a weight of its own: a convolution, a linear map. Containers, and modules that hold several
+pieces of two or more layers, are looked into; what is not looked into is a block. So are runs of single layers within
+a sequence, two layers at a time: VGG keeps all its layers in one sequence. A model that declares `_no_split_modules`,
+the names of the classes that belong together, has its say first.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.models.patterns import select, unmatched
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_MAX_PIECES = 3
+"""A module that is no container may have as many pieces (attention, MLP) and still be one block."""
+_LAYERS_OF_RUN = 2
+_MAX_LAYERS_OF_SEQUENCE = 3
+"""A sequence of more layers than that is cut into runs."""
+_TENSORS_OF_LAYER = 2
+"""What is kept for a layer with a norm and an activation: what the norm takes, and what the next layer takes."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A module, or some neighboring children of a plain sequence, that is called as one piece."""
+
+    name: str
+    owner: nn.Module
+    """The module itself, or the sequence that the children belong to."""
+    children: tuple[str, ...] = ()
+    """The names of the children, in order; none for the whole module."""
+
+    def modules(self) -> list[nn.Module]:
+        """What runs when the block runs, from the first to the last."""
+        return [self.owner.get_submodule(child) for child in self.children] or [self.owner]
+
+
+def find_blocks(model: nn.Module, match: Sequence[str] = ()) -> list[Block]:
+    """The blocks of a model in its own order, none within another; with `match`, the modules of those names.
+
+    A pattern that names a list of modules stands for the modules in it.
+    """
+    found = list(_matched(model, match) if match else _Search(model).within(model, ""))
+    if not found:
+        raise ValueError(
+            f"{type(model).__name__} has no blocks that could be found from its structure: nothing in it holds a layer"
+            " together with others; name the modules with match, or set checkpointing to none"
+        )
+    return found
+
+
+def join_neighbors(model: nn.Module, blocks: Sequence[Block], number: int) -> list[Block]:
+    """Neighboring blocks of one sequence joined, up to `number` of them, where each is a child of the sequence."""
+    joined: list[Block] = []
+    for block in blocks:
+        sequence, _, key = block.name.rpartition(".")
+        parent = model.get_submodule(sequence)
+        last = joined[-1] if joined else None
+        is_child = not block.children and _is_plain_sequence(parent)
+        if is_child and last and last.owner is parent and len(last.children) < number and _follows(parent, last, key):
+            joined[-1] = _run(sequence, parent, (*last.children, key))
+        elif is_child and number > 1:
+            joined.append(_run(sequence, parent, (key,)))
+        else:
+            joined.append(block)
+    return [_single(each) for each in joined]
+
+
+def best_number(blocks: Sequence[Block]) -> int:
+    """How many neighbors to join so that what is kept between blocks and what one holds inside are least together.
+
+    With n blocks that hold r times as much inside as between them, √(n/r) is best: 1 for transformers, which are
+    wide inside, 2 for a ResNet-50, whose blocks are narrow inside, 4 for a ResNet-152.
+    """
+    inside = statistics.median(_TENSORS_OF_LAYER * _width_inside(block) for block in blocks)
+    return max(1, math.floor(math.sqrt(len(blocks) / inside)))
+
+
+def _width_inside(block: Block) -> float:
+    """The channels that its layers put out, over those of the last one."""
+    layers = [each for module in block.modules() for each in module.modules() if _is_layer(each)]
+    widths = [max(len(weight) for weight in layer.parameters(recurse=False) if weight.ndim > 1) for layer in layers]
+    return sum(widths) / widths[-1] if widths else 1.0
+
+
+def _follows(sequence: nn.Module, run: Block, key: str) -> bool:
+    keys = [each for each, _ in sequence.named_children()]
+    return keys.index(key) == keys.index(run.children[-1]) + 1
+
+
+def _run(sequence_name: str, sequence: nn.Module, keys: tuple[str, ...]) -> Block:
+    prefix = f"{sequence_name}." if sequence_name else ""
+    return Block(f"{prefix}{keys[0]}-{keys[-1]}", sequence, keys)
+
+
+def _single(block: Block) -> Block:
+    """A run of one child is that child."""
+    if len(block.children) != 1:
+        return block
+    name = block.name.rpartition(".")[0]
+    return Block(f"{name}.{block.children[0]}".lstrip("."), block.modules()[0])
+
+
+def _matched(model: nn.Module, match: Sequence[str]) -> Iterator[Block]:
+    names = [name for name, _ in model.named_modules() if name]
+    chosen: set[str] = set()
+    for pattern in match:
+        selected = select(pattern, names)
+        if not selected:
+            raise unmatched("match", pattern, names)
+        chosen.update(selected)
+    taken: list[str] = []
+    for name in names:
+        module = model.get_submodule(name)
+        is_inside = any(name.startswith(f"{outer}.") for outer in taken)
+        if name in chosen and not is_inside and _is_callable(module):
+            taken.append(name)
+            yield Block(name, module)
+
+
+class _Search:
+    """Looks for blocks; knows which classes the model and its parts declare to be one piece."""
+
+    def __init__(self, model: nn.Module) -> None:
+        declared = (getattr(each, "_no_split_modules", None) or () for each in model.modules())
+        self.whole = {name for names in declared for name in names}
+
+    def within(self, module: nn.Module, prefix: str) -> Iterator[Block]:
+        """The blocks among the children of a module."""
+        if _is_plain_sequence(module):
+            yield from self.in_sequence(module, prefix)
+            return
+        for key, child in module.named_children():
+            yield from self.of_child(prefix + key, child)
+
+    def of_child(self, name: str, child: nn.Module) -> Iterator[Block]:
+        """The child as a block, or the blocks in it."""
+        if _is_leaf(child):
+            return
+        is_long = _is_plain_sequence(child) and _num_layers(child) > _MAX_LAYERS_OF_SEQUENCE
+        if not self.is_whole(child) and (is_long or not _is_callable(child) or _has_pieces(child)):
+            yield from self.within(child, f"{name}.")
+        elif _is_worthwhile([child]):
+            yield Block(name, child)
+
+    def in_sequence(self, sequence: nn.Module, prefix: str) -> Iterator[Block]:
+        """Its larger children each for itself, the smaller ones between them as runs."""
+        run: list[tuple[str, nn.Module]] = []
+        for key, child in sequence.named_children():
+            is_large = _num_layers(child) >= _LAYERS_OF_RUN or self.is_whole(child)
+            is_full = sum(_num_layers(each) for _, each in run) + _num_layers(child) > _LAYERS_OF_RUN
+            if is_large or is_full:
+                yield from _as_block(sequence, prefix, run)
+                run = []
+            if is_large:
+                yield from self.of_child(prefix + key, child)
+            else:
+                run.append((key, child))
+        yield from _as_block(sequence, prefix, run)
+
+    def is_whole(self, module: nn.Module) -> bool:
+        """Whether the model says that it is not to be divided."""
+        return type(module).__name__ in self.whole
+
+
+def _as_block(sequence: nn.Module, prefix: str, run: list[tuple[str, nn.Module]]) -> Iterator[Block]:
+    if _is_worthwhile([child for _, child in run]):
+        yield _single(_run(prefix.removesuffix("."), sequence, tuple(key for key, _ in run)))
+
+
+def _has_pieces(module: nn.Module) -> bool:
+    """Whether it or something in it holds pieces of two or more layers: several in a container, or many."""
+    for each in module.modules():
+        pieces = sum(_num_layers(child) >= 2 for child in each.children())
+        if pieces > (1 if isinstance(each, _CONTAINERS) else _MAX_PIECES):
+            return True
+    return False
+
+
+def _is_worthwhile(modules: Sequence[nn.Module]) -> bool:
+    """Whether a layer comes with something else that keeps a tensor for the backward pass."""
+    leaves = [leaf for module in modules for leaf in module.modules() if _is_leaf(leaf)]
+    working = [leaf for leaf in leaves if not isinstance(leaf, nn.Identity | nn.Flatten)]
+    return len(working) > 1 and any(map(_num_layers, modules))
+
+
+def _num_layers(module: nn.Module) -> int:
+    return sum(map(_is_layer, module.modules()))
+
+
+def _is_layer(module: nn.Module) -> bool:
+    return any(weight.ndim > 1 for weight in module.parameters(recurse=False))
+
+
+def _is_leaf(module: nn.Module) -> bool:
+    if isinstance(module, torch.jit.ScriptModule):
+        return True  # its class cannot be changed
+    return all(key == "parametrizations" for key, _ in module.named_children())
+
+
+def _is_plain_sequence(module: nn.Module) -> bool:
+    return _own_forward(module) is nn.Sequential.forward
+
+
+def _is_callable(module: nn.Module) -> bool:
+    return _own_forward(module) is not nn.Module.forward
+
+
+def _own_forward(module: nn.Module) -> Any:
+    """As its class was written: a model has the same blocks whether or not they are computed again."""
+    written = (vars(each) for each in type(module).__mro__ if not vars(each).get("is_recomputing"))
+    return next(each["forward"] for each in written if "forward" in each)

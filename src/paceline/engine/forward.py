@@ -1,0 +1,74 @@
+"""The forward pass of a micro-batch: batch transforms on the device, seeded generators, the model and its losses."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from paceline.data.batch import Batch
+from paceline.data.loader import MicroBatch, StepBatch
+from paceline.data.rng import derive
+from paceline.engine.loss_accumulator import LossAccumulator, ScaledLoss
+from paceline.engine.run import Run
+from paceline.losses.loss_term import LossTerm
+
+
+def finish(run: Run, micro: MicroBatch) -> Batch:
+    """The micro-batch as the model sees it: on the device, batch transforms applied."""
+    return run.source.finish(micro.batch, micro.epoch, run.world.device, micro.step)
+
+
+def forward(run: Run, micro: MicroBatch) -> dict[str, LossTerm]:
+    """The losses of a micro-batch, with generators seeded from (seed, step, micro-batch)."""
+    run.heartbeat.beat(micro.step, "in a forward pass")
+    started = perf_counter()
+    run.world.seed(derive(run.seed, micro.step, micro.index))
+    batch, micro.finished = micro.finished or finish(run, micro), None
+    with run.precision.compute():
+        terms = run.task.losses(run.strategy.network, batch)
+    run.forward_seconds += perf_counter() - started
+    run.heartbeat.beat(micro.step, "in a backward pass or exchanging gradients")
+    return terms
+
+
+def count_losses(run: Run, step_batch: StepBatch) -> LossAccumulator:
+    """The accumulator of a step; counts of losses are on their way to the other ranks."""
+    if not run.source.keeps_counts:  # transforms such as mixup change what losses are divided by
+        for micro in step_batch.micro_batches:
+            micro.finished = finish(run, micro)
+    counts = [(micro, run.task.counts(micro.finished or micro.batch)) for micro in step_batch.micro_batches]
+    return LossAccumulator(
+        run.task.weights,
+        step_batch.num_micro_batches,
+        counts,
+        run.world,
+        run.stop.requested,
+        first_pass=lambda names: _sum_ratios(run, step_batch, names),
+    )
+
+
+def _sum_ratios(run: Run, step_batch: StepBatch, names: list[str]) -> Tensor:
+    """Sums and counts of ratio losses over the global batch: same seeds, same state, which stays unchanged."""
+    # Each micro-batch has its own row, so that the sum does not depend on which rank computed it.
+    rows = torch.zeros(step_batch.num_micro_batches, 2 * len(names), dtype=torch.float64, device=run.world.device)
+    with torch.no_grad(), run.strategy.unchanged():
+        for micro in step_batch.micro_batches:
+            with run.strategy.preview():
+                terms = forward(run, micro)
+            if not micro.is_padding:
+                parts = [part for name in names for part in (terms[name].numerator, terms[name].denominator)]
+                rows[micro.index] = torch.stack(
+                    [torch.as_tensor(part, dtype=rows.dtype).to(rows.device) for part in parts]
+                )
+    sums = rows.new_zeros(2 * len(names))
+    for row in run.world.sum(rows):
+        sums += row
+    return sums
+
+
+def discarded_pass(run: Run, step_batch: StepBatch) -> None:
+    """A forward and a backward pass whose gradients are discarded."""
+    terms = forward(run, step_batch.micro_batches[-1])
+    run.precision.backward([ScaledLoss(term.numerator, 0.0) for term in terms.values()])

@@ -1,0 +1,174 @@
+"""The losses of one step, accumulated over its micro-batches and divided by the counts of the global batch.
+
+A loss is a sum and a count (`LossTerm`). Dividing by the count of the whole global batch makes the step independent of
+the number of processes and of accumulation, in the last, smaller batch of an epoch too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from paceline.core.world import World
+from paceline.data.loader import MicroBatch
+from paceline.losses.loss_term import LossTerm
+
+Numbers = npt.NDArray[np.float64]
+Counts = Mapping[str, float | None]
+"""The count of each loss in a micro-batch; None where it depends on predictions (a ratio loss)."""
+FirstPass = Callable[[list[str]], Tensor]
+"""Sums and counts of these ratio losses over the global batch, [2 · names], from passes without gradient."""
+
+
+class ScaledLoss(NamedTuple):
+    """A scalar to back-propagate, and the factor of its gradient."""
+
+    value: Tensor
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Normalizer:
+    """Turns one loss of a micro-batch into its share of the loss of the global batch.
+
+    The count D of a ratio loss contains predictions, so it has a gradient: d(N/D) = (dN − L·dD)/D with L = N/D.
+    """
+
+    count: float = 1.0
+    ratio: tuple[Tensor, Tensor] | None = None
+    """L and D of the global batch, of a ratio loss."""
+
+    def scale(self, term: LossTerm, weight: float) -> ScaledLoss:
+        """What to back-propagate; over all micro-batches, the gradients add up to that of the global batch."""
+        if self.ratio is None:
+            return ScaledLoss(term.numerator, weight / self.count)
+        loss, count = self.ratio
+        return ScaledLoss((term.numerator - loss * term.denominator) / count, weight)
+
+    def share(self, term: LossTerm) -> Tensor:
+        """The value to log; over all micro-batches, these add up to the loss of the global batch times `count`."""
+        numerator = term.numerator.detach()
+        return numerator if self.ratio is None else numerator / self.ratio[1]
+
+
+class LossAccumulator:
+    """The losses of one step, as far as this rank computes them, kept on the device until `read`.
+
+    Counts, and whether a rank was asked to stop, travel in one small all-reduce that overlaps the forward pass.
+    """
+
+    __slots__ = ("_first_pass", "_sums", "normalizers", "num_micro_batches", "parts", "should_stop", "weights")
+
+    def __init__(
+        self, weights: Mapping[str, float], num_micro_batches: int, counts: Iterable[tuple[MicroBatch, Counts]],
+        world: World, stop_requested: bool, first_pass: FirstPass,
+    ) -> None:  # fmt: skip
+        self.weights = weights
+        self.num_micro_batches = num_micro_batches
+        self.parts: list[tuple[int, list[Tensor]]] = []
+        self.normalizers: dict[str, Normalizer] = {}
+        self.should_stop = False
+        # Each micro-batch has its own row, so that the sum does not depend on which rank counted it.
+        rows = [dict.fromkeys(weights, 0.0) for _ in range(num_micro_batches)]
+        ratios = dict.fromkeys(weights, 0.0)
+        for micro, known in counts:
+            for name, count in known.items():
+                if count is None:
+                    ratios[name] = 1.0
+                elif not micro.is_padding:
+                    rows[micro.index][name] = count
+        flat = [count for row in rows for count in row.values()]
+        self._first_pass: FirstPass | None = first_pass
+        self._sums = world.start_sum([*flat, *ratios.values(), float(stop_requested)])
+        if any(ratios.values()):  # the first pass of ratio losses comes before all others
+            self.finish()
+
+    def scaled(self, terms: Mapping[str, LossTerm], micro: MicroBatch, factor: float = 1.0) -> list[ScaledLoss]:
+        """The losses of a micro-batch, ready for the backward pass; a padding micro-batch has gradient 0."""
+        self.finish()
+        factor = 0.0 if micro.is_padding else factor
+        for name in terms.keys() - self.normalizers:  # a ratio loss in a step of one micro-batch
+            self.normalizers[name] = _own_ratio(terms[name])
+        return [self.normalizers[name].scale(terms[name], weight * factor) for name, weight in self.weights.items()]
+
+    def add(self, terms: Mapping[str, LossTerm], micro: MicroBatch) -> None:
+        """Keep the losses of a micro-batch for logging."""
+        if not micro.is_padding:
+            self.parts.append((micro.index, [self.normalizers[name].share(terms[name]) for name in self.weights]))
+
+    def finish(self) -> None:
+        """Wait for the all-reduce, once; with ratio losses, take the first pass."""
+        if self._first_pass is None:
+            return
+        *sums, stop = self._sums()
+        first_pass, self._first_pass = self._first_pass, None
+        self.should_stop = stop > 0
+        names = list(self.weights)
+        end = self.num_micro_batches * len(names)
+        counts = [sum(sums[place : end : len(names)]) for place in range(len(names))]
+        ratios = [name for name, number in zip(names, sums[end:], strict=True) if number]
+        self.normalizers = {
+            name: Normalizer(count or 1.0) for name, count in zip(names, counts, strict=True) if name not in ratios
+        }
+        if ratios and self.num_micro_batches > 1:
+            self.normalizers |= _ratios(ratios, first_pass(ratios))
+
+    def own(self) -> dict[str, Tensor]:
+        """The weighted sum as "loss", then each loss by name: this rank's share of them."""
+        sums = _in_order(_table([self]))[0]
+        return {name: torch.tensor(value, dtype=torch.float64) for name, value in _values(self, sums).items()}
+
+
+def _ratios(names: list[str], sums: Tensor) -> dict[str, Normalizer]:
+    numerators, counts = sums[::2], sums[1::2]
+    counts = counts.where(counts != 0, 1.0)  # without a readable sample the loss is 0
+    losses = numerators / counts
+    return {name: Normalizer(ratio=(losses[i], counts[i])) for i, name in enumerate(names)}
+
+
+def _own_ratio(term: LossTerm) -> Normalizer:
+    numerator, count = term.numerator.detach(), torch.as_tensor(term.denominator).detach()
+    return Normalizer(ratio=(numerator / count, count))
+
+
+def read(steps: Sequence[LossAccumulator], world: World) -> list[dict[str, float]]:
+    """The losses of whole steps, read from the device at once: the weighted sum as "loss", then each by name.
+
+    Every micro-batch has its own place in one table to which each rank adds zeros or its own numbers, so the sum over
+    ranks is exact; micro-batches are then added in order: bit-identical on any number of processes.
+    """
+    if not steps:
+        return []
+    table = world.sum(torch.from_numpy(_table(steps)).to(world.device)).cpu().numpy()
+    return [_values(step, row) for step, row in zip(steps, _in_order(table), strict=True)]
+
+
+def _table(steps: Sequence[LossAccumulator]) -> Numbers:
+    """This rank's numbers, [step, micro-batch, loss]."""
+    depth = max(step.num_micro_batches for step in steps)
+    table = np.zeros((len(steps), depth, len(steps[0].weights)))
+    rows = [row for row, step in enumerate(steps) for _ in step.parts]
+    columns = [index for step in steps for index, _ in step.parts]
+    tensors = [value for step in steps for _, values in step.parts for value in values]
+    if tensors:
+        table[rows, columns] = torch.stack(tensors).double().cpu().numpy().reshape(len(rows), -1)
+    return table
+
+
+def _in_order(table: Numbers) -> list[list[float]]:
+    sums = table[:, 0].copy()
+    for index in range(1, table.shape[1]):
+        sums += table[:, index]
+    return cast("list[list[float]]", sums.tolist())
+
+
+def _values(step: LossAccumulator, sums: Sequence[float]) -> dict[str, float]:
+    counts = {name: each.count for name, each in step.normalizers.items()}
+    values = {name: value / counts.get(name, 1.0) for name, value in zip(step.weights, sums, strict=True)}
+    return {"loss": sum(step.weights[name] * value for name, value in values.items()), **values}

@@ -1,0 +1,1 @@
+"""Precision: autocast, Apex levels, loss scaling, master weights."""

@@ -1,0 +1,233 @@
+"""The precisions that have a name: autocast, TF32, and Apex's levels O0 to O3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from paceline.engine.loss_accumulator import ScaledLoss
+from paceline.engine.precision.base import FullPrecision, Precision, add_gradients
+from paceline.engine.precision.loss_scale import LossScale, make_loss_scale, unscale
+from paceline.engine.precision.master_weights import (
+    Copies,
+    cast_at_borders,
+    halve_in_place,
+    put_half_copies,
+    with_masters,
+)
+from paceline.optim.fused import unfuse_half
+
+Name = Literal["fp32", "tf32", "bf16", "fp16", "O0", "O1", "O2", "O3"]
+_WITHOUT_SCALE = ("fp32", "tf32", "bf16", "O0")
+_HALF_WEIGHTS = ("O2", "O3")
+_LEAST_EPS = 1e-4  # added to roots of second moments: in float16, 1e-8 is 0, and so are the moments of small gradients
+
+
+def make_precision(
+    name: str,
+    device: torch.device,
+    loss_scale: float | Literal["dynamic"] | None = None,
+    keep_norms: bool | None = None,
+) -> Precision:
+    """The precision of that name; None leaves the loss scale, and norm layers in float32 or not, to the name.
+
+    Raises ValueError for what does not go together.
+    """
+    if name not in get_args(Name):
+        raise ValueError(f"precision: expected one of {', '.join(get_args(Name))}, got {name!r}")
+    if name in _WITHOUT_SCALE and loss_scale is not None:
+        raise ValueError(f"precision {name} has no loss scale: its gradients have the range of float32; remove it")
+    if name not in _HALF_WEIGHTS and keep_norms is not None:
+        raise ValueError(f"precision {name} keeps all weights in float32; only O2 and O3 can choose for norm layers")
+    if name in ("fp32", "tf32", "O0"):
+        if device.type == "cuda":
+            return CudaFloat32(name == "tf32")
+        return NoTf32(device) if name == "tf32" else FullPrecision()
+    if name == "bf16":
+        return Bf16(device)
+    usual: float | Literal["dynamic"] = 1.0 if name == "O3" else "dynamic"
+    scale = make_loss_scale(usual if loss_scale is None else loss_scale)
+    if name in ("fp16", "O1"):
+        return Fp16(device, scale)
+    return HalfWeights(device, scale, name == "O2", name == "O2" if keep_norms is None else keep_norms)
+
+
+class NoTf32(FullPrecision):
+    """Float32 where TF32 was asked for and does not exist."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    @property
+    def warning(self) -> str | None:
+        """That it makes no difference."""
+        return f"precision tf32 changes nothing here: only CUDA devices have TF32, and this run is on {self._device}"
+
+
+class CudaFloat32(FullPrecision):
+    """Float32 on CUDA devices, with or without TF32 in matrix products and convolutions.
+
+    The switches belong to the process and torch lets convolutions use TF32, so both are set where they matter.
+    """
+
+    def __init__(self, tf32: bool) -> None:
+        self.tf32 = tf32
+
+    def compute(self) -> AbstractContextManager[None]:
+        """Surrounds forward passes."""
+        return _tf32(self.tf32)
+
+    def backward(self, losses: Sequence[ScaledLoss]) -> None:
+        """Add the gradients of the losses to those of the step."""
+        with _tf32(self.tf32):
+            add_gradients(losses)
+
+    def describe(self) -> str:
+        """The format, and that of products."""
+        return "fp32, matrix products and convolutions in tf32" if self.tf32 else "fp32"
+
+
+@contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    torch.backends.cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def _autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[None]:
+    # Its cache would keep a half copy of every weight until the end of the forward pass, though few are used twice.
+    return torch.autocast(device.type, dtype, cache_enabled=False)
+
+
+class Bf16(FullPrecision):
+    """Operations that gain from it in bfloat16, the others in float32; it has float32's range, so nothing is scaled."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def compute(self) -> AbstractContextManager[None]:
+        """Surrounds forward passes."""
+        return _autocast(self._device, torch.bfloat16)
+
+    def describe(self) -> str:
+        """The format."""
+        return "bf16 autocast"
+
+
+class Scaled(FullPrecision):
+    """What precisions with a loss scale have in common."""
+
+    def __init__(self, device: torch.device, scale: LossScale) -> None:
+        self.device = device
+        self.scale = scale
+
+    @property
+    def warning(self) -> str | None:
+        """That float16 is slow on a CPU."""
+        if self.device.type != "cpu":
+            return None
+        return "float16 is slow on a CPU, often many times slower than fp32; use it there only to try things out"
+
+    def backward(self, losses: Sequence[ScaledLoss]) -> None:
+        """Add the gradients of the losses, times the loss scale, to those of the step."""
+        add_gradients(losses, self.scale.value)
+
+    def unscale(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Divide the gradients by the loss scale."""
+        unscale(parameters, self.scale.value)
+
+    def overflowed(self, norm: Tensor) -> bool:
+        """Whether the step has to be left out; the scale is adapted."""
+        return self.scale.overflowed(norm)
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of the loss scale."""
+        return self.scale.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state."""
+        self.scale.load_state_dict(state)
+
+    def metrics(self) -> dict[str, float]:
+        """The scale, and how many steps were left out."""
+        return {"loss_scale": self.scale.value, "skipped_updates": self.scale.skipped}
+
+
+class Fp16(Scaled):
+    """Operations that gain from it in float16, the others in float32."""
+
+    def compute(self) -> AbstractContextManager[None]:
+        """Surrounds forward passes."""
+        return _autocast(self.device, torch.float16)
+
+    def describe(self) -> str:
+        """The format and the loss scale."""
+        return f"fp16 autocast, {self.scale.describe()}"
+
+
+class HalfWeights(Scaled):
+    """A model that holds and computes float16, norm layers excepted if they are kept.
+
+    With `masters` the optimizer keeps the float32 weights it was made over and the model gets rounded copies, so that
+    changes too small for float16 add up. Without, the optimizer's own weights become float16.
+    """
+
+    def __init__(self, device: torch.device, scale: LossScale, master_model: bool, keep_norms: bool) -> None:
+        super().__init__(device, scale)
+        self.master_model = master_model
+        self.keep_norms = keep_norms
+        self._copies: Copies = {}
+
+    def attach(self, model: nn.Module) -> nn.Module:
+        """Make the model's weights float16; the result has the optimizer's weights."""
+        if self.master_model:
+            self._copies = put_half_copies(model, self.keep_norms)
+        else:
+            halve_in_place(model, self.keep_norms)
+        cast_at_borders(model, self.keep_norms)
+        return with_masters(model, self._copies) if self.master_model else model
+
+    def carriers(self, parameters: Sequence[nn.Parameter]) -> Sequence[nn.Parameter]:
+        """The copies of those that have one."""
+        return [self._copies.get(parameter, parameter) for parameter in parameters]
+
+    def unscale(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Move the gradients from the copies to their masters and divide them by the loss scale."""
+        for master in parameters:
+            copy = self._copies.get(master)
+            if copy is not None:
+                master.grad = None if copy.grad is None else copy.grad.to(master.dtype)
+                copy.grad = None
+        super().unscale(parameters)
+
+    @torch.no_grad()
+    def sync_weights(self) -> None:
+        """Round the masters into the copies."""
+        if self._copies:
+            torch._foreach_copy_(list(self._copies.values()), list(self._copies))
+
+    def describe(self) -> str:
+        """Where which format is used, and the loss scale."""
+        master_model = "fp32 master weights" if self.master_model else f"no master weights, eps at least {_LEAST_EPS:g}"
+        norms = "fp32" if self.keep_norms else "fp16"
+        return f"fp16 weights, {master_model}, norm layers in {norms}, {self.scale.describe()}"
+
+
+def fit_half_weights(optimizer: torch.optim.Optimizer) -> None:
+    """Where an optimizer's weights became float16, have it divide by no less than float16 can tell from 0.
+
+    It also takes its plain form where the fused one is wrong for them.
+    """
+    unfuse_half(optimizer)
+    for group in optimizer.param_groups:
+        if "eps" in group and any(parameter.dtype == torch.float16 for parameter in group["params"]):
+            group["eps"] = max(group["eps"], _LEAST_EPS)

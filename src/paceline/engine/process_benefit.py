@@ -1,0 +1,68 @@
+"""Whether several processes are worth it: what one would take for the same step, measured and not guessed."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from paceline.data.loader import MicroBatch, StepBatch
+from paceline.engine.forward import forward
+from paceline.engine.loss_accumulator import ScaledLoss
+from paceline.engine.run import Run
+
+AT_STEP = 12
+_LEAST_STEPS = 100  # a shorter run is over before it would be worth knowing
+_TIMES = 2
+_MARGIN = 0.9
+
+
+def is_due(run: Run) -> bool:
+    """Whether this is the moment to compare; once in a run, and only where one process could do it alone."""
+    enough = run.progress.total_steps >= _LEAST_STEPS
+    return run.world.size > 1 and run.progress.step == AT_STEP and enough and run.strategy.can_probe
+
+
+def compare(run: Run, step_batch: StepBatch) -> str | None:
+    """A sentence if one process alone is faster; the others wait while the first one tries."""
+    shared = run.clock.summaries()["step_time"]["median"]
+    alone = _alone(run, step_batch) if run.world.is_main else 0.0
+    alone = run.world.start_sum([alone])()[0]
+    if alone >= _MARGIN * shared:
+        return None
+    return (
+        f"{run.world.size} processes take {shared * 1e3:.0f} ms a step, one process alone {alone * 1e3:.0f} ms (both"
+        " measured): exchanging gradients and sharing the machine cost more than they bring; --procs 1 is faster"
+    )
+
+
+def _alone(run: Run, step_batch: StepBatch) -> float:
+    """Seconds for the passes of a whole step, with all the cores that the processes of this machine share."""
+    threads = torch.get_num_threads()
+    whole = _whole(run, step_batch)
+    best = float("inf")
+    try:
+        if run.strategy.name != "ordered":
+            torch.set_num_threads(threads * run.world.local_size)
+        with run.strategy.alone(), run.strategy.unchanged():
+            for _ in range(_TIMES):
+                started = time.perf_counter()
+                for micro in whole:
+                    terms = forward(run, micro)
+                    run.precision.backward([ScaledLoss(term.numerator, 0.0) for term in terms.values()])
+                best = min(best, time.perf_counter() - started)
+    finally:
+        torch.set_num_threads(threads)
+        for parameter in run.model.parameters():
+            parameter.grad = None
+    return best
+
+
+def _whole(run: Run, step_batch: StepBatch) -> list[MicroBatch]:
+    batches, updates = run.batches, run.batches.updates
+    epoch = updates.epoch(step_batch.step)
+    fetched = [
+        (cut.index, run.source.fetch(epoch, batches.order.at(epoch, cut.start, cut.stop)))
+        for cut in updates.slices(step_batch.step)
+    ]
+    return [MicroBatch(step_batch.step, index, epoch, batch) for index, batch in fetched]

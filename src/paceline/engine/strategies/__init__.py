@@ -1,0 +1,1 @@
+"""How a model is replicated or sharded over processes."""

@@ -1,0 +1,155 @@
+"""A model cut among processes: each keeps its part of every parameter, gradient and optimizer state (torch's FSDP2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.nn.modules.batchnorm import _NormBase
+
+from paceline.checkpoint.shards import Part
+from paceline.core.text import pluralize
+from paceline.core.world import World
+from paceline.data.loader import MicroBatch, Passes, StepBatch
+from paceline.engine.stateful import share_state
+from paceline.engine.strategies.ddp import SingleStrategy, refuse_changed_parameters
+
+
+class _Part(NamedTuple):
+    grad: Tensor
+
+
+class FSDPStrategy(SingleStrategy):
+    """Every process keeps its part; parameters are put together for the passes of a block and let go afterwards.
+
+    With `keeps_parameters` they are put together once a step and let go after its last backward pass, as in
+    ZeRO's second stage: more memory during a step, less traffic.
+    """
+
+    passes: Passes = "even"
+    can_probe = False
+
+    def __init__(
+        self,
+        model: nn.Module,
+        world: World,
+        blocks: Sequence[list[nn.Module]],
+        parameter_dtype: torch.dtype = torch.float32,
+        gradient_dtype: torch.dtype = torch.float32,
+        keeps_parameters: bool = False,
+    ) -> None:
+        _join_alone(world)
+        self.name = "zero" if keeps_parameters else "fsdp"
+        self.factor = float(world.size)  # gradients are averaged over processes
+        self._world = world
+        self._blocks = len(blocks)
+        devices = init_device_mesh(world.device.type, (world.size,))
+        for parameter in model.parameters():
+            parameter.data = parameter.data.contiguous()  # all that can be cut; images alone choose channels_last
+        reduced = None if gradient_dtype == torch.float32 else gradient_dtype
+        plain = MixedPrecisionPolicy(reduce_dtype=reduced)
+        inner, outer, norms = plain, plain, []
+        if parameter_dtype != torch.float32:
+            # The model's outputs alone become float32: what follows a block may have weights of its own.
+            inner = replace(plain, param_dtype=parameter_dtype)
+            outer = replace(inner, output_dtype=torch.float32)
+            norms = _tracking_norms(model)
+        for norm in norms:
+            fully_shard(norm, mesh=devices, mp_policy=plain, reshard_after_forward=False)
+        for block in blocks:
+            rest = [module for module in block if module not in norms]
+            fully_shard(rest, mesh=devices, mp_policy=inner, reshard_after_forward=not keeps_parameters)
+        fully_shard(model, mesh=devices, mp_policy=outer, reshard_after_forward=False)
+        super().__init__(model)
+        self._known = _kept_in_parts(model)
+
+    @contextmanager
+    def accumulate(self, micro: MicroBatch, is_last: bool) -> Iterator[None]:
+        """Surrounds the passes of a micro-batch; gradients are exchanged with the last."""
+        assert isinstance(self.model, FSDPModule)
+        self.model.set_requires_gradient_sync(is_last)
+        self.model.set_is_last_backward(is_last)
+        with ExitStack() as stack:
+            if micro.is_padding:
+                stack.enter_context(self.unchanged())
+            yield
+
+    def sync_gradients(self, step_batch: StepBatch) -> None:
+        """Gradients are exchanged by now; see that none was left out."""
+        refuse_changed_parameters(_kept_in_parts(self.model), self._known)
+        share_state(self.parts, self._world)
+
+    def norm_across(self, norm: Tensor) -> Tensor:
+        """The norm of the whole gradient from that of this process's part."""
+        return self._world.sum(norm.square()).sqrt()
+
+    def local(self, parameters: Sequence[nn.Parameter]) -> Sequence[nn.Parameter]:
+        """What has this process's parts as its gradients."""
+        return [cast(nn.Parameter, _Part(each.grad.to_local())) for each in parameters if each.grad is not None]  # type: ignore[attr-defined]
+
+    def share_buffers(self) -> None:
+        """BatchNorm's running statistics are those of the first process."""
+        if self._world.size > 1:
+            for buffer in self.model.buffers():
+                dist.broadcast(buffer, 0)
+
+    def reshard(self) -> None:
+        """Keep the parts alone: what is put together would not follow when parts change, as to an average."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """All of a tensor that is kept in parts; every process asks for it at the same time."""
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+    def part(self, tensor: Tensor) -> Tensor | Part:
+        """This process's rows of a tensor that is kept in parts."""
+        if not isinstance(tensor, DTensor):
+            return tensor
+        _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        local = tensor.to_local()
+        return Part(local, tuple(tensor.shape), offset[0] if len(local) else 0)
+
+    def place(self, tensor: Tensor, like: Tensor) -> Tensor:
+        """This process's part of a tensor that every process has all of."""
+        if not isinstance(like, DTensor) or tensor.shape != like.shape:
+            return tensor
+        return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+    def describe(self) -> str:
+        """One line for the start of a run."""
+        parts = f"parameters and optimizer state in parts, {pluralize(self._blocks, 'block')}"
+        if self._world.size == 1:
+            return f"{self.name}: {parts}; note: one process saves no memory by it"
+        return f"{self.name}: {self._world.size} processes, {parts}"
+
+
+def _tracking_norms(model: nn.Module) -> list[nn.Module]:
+    """BatchNorm with weights: it keeps statistics in float32, beside which torch takes no weights of another type."""
+    return [
+        module
+        for module in model.modules()
+        if isinstance(module, _NormBase) and module.running_mean is not None and module.weight is not None
+    ]
+
+
+def _kept_in_parts(model: nn.Module) -> dict[str, bool]:
+    """Of each parameter whether every process keeps its part of it, and so exchanges its gradient."""
+    return {name: isinstance(parameter, DTensor) for name, parameter in model.named_parameters()}
+
+
+def _join_alone(world: World) -> None:
+    """A world of one has no process group, which sharding wants all the same."""
+    if not dist.is_initialized():
+        dist.init_process_group(world.backend, store=HashStore(), rank=0, world_size=1)

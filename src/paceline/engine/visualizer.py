@@ -1,0 +1,149 @@
+"""Images of a run: samples with their predictions, and metrics, drawn by its task and written as PNG files."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.core.text import evenly_spaced
+from paceline.data.batch import Batch
+from paceline.engine.run import Run
+from paceline.loggers.events import Note, Visualized
+from paceline.visualize.grid import LegendEntry, Panel, image_grid
+from paceline.visualize.image import Image, fit, save_png
+
+if TYPE_CHECKING:
+    from paceline.engine.evaluate import Evaluation
+
+Panels = dict[int, list[Panel]]
+"""What was drawn of each sample, by its id."""
+
+_NUM_VISUALIZED = 8
+_MAX_SIDE = 512  # pixels of a panel
+
+
+class Visualizer:
+    """Draws some samples of a split with their predictions: evenly spaced, the same on any number of processes.
+
+    Each process draws those that it predicts, while it has them, so that only small images are kept and sent. Whatever
+    the task raises becomes `problem`: no image is worth an evaluation.
+    """
+
+    def __init__(self, run: Run, size: int) -> None:
+        self.problem: str | None = None
+        self._task, self._world = run.task, run.world
+        self._ids = set(evenly_spaced(size, _num_visualized(run)))
+        self._panels: Panels = {}
+
+    def add(self, batch: Batch, predictions: Any) -> None:
+        """Draw the chosen ones among the samples of a batch."""
+        if not self._ids or self.problem:
+            return
+        try:
+            for index, sample in enumerate(batch.ids.tolist()):
+                if sample in self._ids:
+                    self._panels[sample] = [_checked(panel) for panel in self._task.draw(batch, predictions, index)]
+        except Exception as error:  # noqa: BLE001 - a task, and a user's too, may raise anything
+            self.problem = f"cannot draw predictions: {type(error).__name__}: {error}"
+
+    def gather(self) -> Panels:
+        """Return what all processes drew, in the order of the samples; all of them call this."""
+        if not self._ids:
+            return {}
+        panels: Panels = {}
+        for part in self._world.gather(_pack(self._panels, self.problem)):
+            own, problem = _unpack(part)
+            panels = own | panels  # padding batches repeat samples of the first process
+            self.problem = self.problem or problem
+        return dict(sorted(panels.items()))
+
+
+def visualize_samples(run: Run) -> None:
+    """Draw the first training samples as the model gets them, augmented."""
+    number = min(_num_visualized(run), run.batches.updates.size)
+    if not number or not run.world.is_main:
+        return
+
+    def draw() -> dict[str, Image]:
+        batch = run.source.finish(run.source.fetch(0, run.batches.order.at(0, 0, number)), 0, run.world.device)
+        return _draw_grid("samples", [run.task.draw(batch, None, index) for index in range(batch.size)])
+
+    _write(run, "train", draw)
+
+
+def visualize_evaluation(run: Run, evaluation: Evaluation) -> None:
+    """Draw the metrics of an evaluation, and some samples with their predictions."""
+    if run.visualize and run.world.is_main:
+        _write(run, evaluation.split, lambda: run.task.draw_metrics(evaluation.tables))
+        _write(run, evaluation.split, lambda: _draw_grid("predictions", list(evaluation.panels.values())))
+
+
+def _num_visualized(run: Run) -> int:
+    return getattr(run.task, "num_visualized", _NUM_VISUALIZED) if run.visualize else 0
+
+
+def _draw_grid(name: str, samples: Sequence[Sequence[Panel]]) -> dict[str, Image]:
+    shown = [panels for panels in samples if panels]
+    return {name: image_grid(shown)} if shown else {}
+
+
+def _write(run: Run, split: str, draw: Callable[[], Mapping[str, Image]]) -> None:
+    """Draw and write images; if that fails, whatever the task raises, training continues without them."""
+    paths: dict[str, Path] = {}
+    try:
+        for name, image in draw().items():
+            path = run.out / "images" / f"{split}-{name}-{run.progress.step:08d}.png"
+            save_png(image, path)
+            paths[name] = path
+    except Exception as error:  # noqa: BLE001 - no image is worth a run
+        problem = f"cannot draw {split} at step {run.progress.step}: {type(error).__name__}: {error}"
+        run.logger.emit(Note(f"{problem}; training goes on", "warning"))
+    if paths:
+        run.logger.emit(Visualized(run.progress.step, split, paths))
+
+
+def _checked(panel: Panel) -> Panel:
+    """Return a panel that can be sent: of the very types that it is declared to have, and not too large."""
+    image = np.ascontiguousarray(panel.image)
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        raise ValueError(f"expected an image of type uint8 and shape [H, W, 3], got {image.dtype} {list(image.shape)}")
+    small = fit(image, _MAX_SIDE) if max(image.shape) > _MAX_SIDE else image
+    is_correct = None if panel.is_correct is None else bool(panel.is_correct)
+    legend = [
+        LegendEntry(int(order), str(name), None if color is None else (int(color[0]), int(color[1]), int(color[2])))
+        for order, name, color in panel.legend
+    ]
+    return Panel(small, str(panel.caption), is_correct, tuple(legend))
+
+
+def _pack(panels: Panels, problem: str | None) -> Tensor:
+    """The panels as bytes: JSON with the shapes, behind its length, and then the pixels."""
+    about = {sample: [[each.image.shape, *each[1:]] for each in own] for sample, own in panels.items()}
+    header = json.dumps([problem, about]).encode()
+    pixels = [each.image.tobytes() for own in panels.values() for each in own]
+    return torch.frombuffer(
+        bytearray(b"".join([len(header).to_bytes(8, "little"), header, *pixels])), dtype=torch.uint8
+    )
+
+
+def _unpack(packed: Tensor) -> tuple[Panels, str | None]:
+    content = packed.numpy()
+    place = 8 + int.from_bytes(content[:8].tobytes(), "little")
+    problem, about = json.loads(content[8:place].tobytes())
+    panels: Panels = {}
+    for sample, own in about.items():
+        panels[int(sample)] = []
+        for shape, caption, is_correct, legend in own:
+            size = math.prod(shape)
+            image = content[place : place + size].reshape(shape)
+            entries = tuple(LegendEntry(order, name, color and tuple(color)) for order, name, color in legend)
+            panels[int(sample)].append(Panel(image, caption, is_correct, entries))
+            place += size
+    return panels, problem

@@ -1,0 +1,1 @@
+"""Loggers: what a run shows and records."""

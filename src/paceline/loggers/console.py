@@ -1,0 +1,154 @@
+"""The run as a person at a terminal sees it, or as plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from functools import cached_property
+from math import inf
+from time import monotonic
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from paceline.loggers.events import Ended, Event, Logged, Note, Snapshot, Started
+from paceline.loggers.messages import Words, lines_of, plain, status
+
+if TYPE_CHECKING:
+    from rich.console import Console as Terminal
+    from rich.live import Live
+    from rich.text import Text
+
+SECONDS_BETWEEN_DRAWS = 0.25  # a draw takes up to 2 ms: four a second stay below one percent of a core
+SECONDS_BETWEEN_LINES = 1.0
+_BAR_WIDTHS = (40, 30, 20, 10)  # few, so that the bar does not jump whenever a metric grows by a digit
+
+
+class Console:
+    """Prints what happens, a line for each event; on a terminal with a progress bar below the lines."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        stream = sys.stderr if stream is None else stream
+        on_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._page: _Page = _TerminalPage(stream) if on_terminal else _PlainPage(stream)
+        self._next_draw = 0.0 if on_terminal else inf
+        self._next_line = 0.0
+        self._total_steps = 0
+        self._logged: Logged | None = None
+
+    def handle(self, event: Event) -> None:
+        """Print what is to be said of the event; the end of the run takes the bar away first."""
+        if isinstance(event, Started):
+            self._total_steps = event.total_steps
+        elif isinstance(event, Logged):
+            self._logged = event
+            if monotonic() < self._next_line:
+                return  # on a terminal the bar shows them; a line for each would only run past
+            self._next_line = monotonic() + SECONDS_BETWEEN_LINES if self._next_draw != inf else 0.0
+        elif isinstance(event, Ended):
+            self.close()
+            if event.is_told:
+                return
+            event = replace(event, reason=None)
+        if isinstance(event, Note) and event.level == "detail":
+            return
+        for words in lines_of(event, self._total_steps):
+            self._page.print(words)
+
+    def tick(self, snapshot: Snapshot) -> None:
+        """Draw the bar anew if the last drawing is old enough."""
+        if monotonic() >= self._next_draw:
+            self._next_draw = inf  # and so it stays if the terminal is gone: a failing draw is not repeated
+            self._page.draw(snapshot, self._logged)
+            self._next_draw = monotonic() + SECONDS_BETWEEN_DRAWS
+
+    def close(self) -> None:
+        """Take the bar away; lines can still be printed."""
+        self._next_draw = inf
+        self._page.clear()
+
+
+class _Page(Protocol):
+    def print(self, words: Words) -> None: ...
+
+    def draw(self, snapshot: Snapshot, logged: Logged | None) -> None: ...
+
+    def clear(self) -> None: ...
+
+
+class _PlainPage:
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def print(self, words: Words) -> None:
+        self._stream.write(_printable(plain(words), self._stream) + "\n")
+        self._stream.flush()
+
+    def draw(self, snapshot: Snapshot, logged: Logged | None) -> None:
+        """There is no bar."""
+
+    def clear(self) -> None:
+        """There is no bar."""
+
+
+class _TerminalPage:
+    """Lines and a bar through rich, which is imported at the first of them."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._live: Live | None = None
+
+    def print(self, words: Words) -> None:
+        self._terminal.print(self._styled(words))
+
+    def draw(self, snapshot: Snapshot, logged: Logged | None) -> None:
+        width = self._terminal.width
+        words = status(snapshot, logged, width - min(_BAR_WIDTHS) - 1)
+        room = width - len(plain(words)) - 1
+        bar_width = next((bar_width for bar_width in _BAR_WIDTHS if bar_width <= room), 0)
+        text = self._styled([*self._bar(snapshot, bar_width), *words])
+        text.no_wrap = True
+        self._running().update(text, refresh=True)
+
+    def clear(self) -> None:
+        if self._live is not None:
+            live, self._live = self._live, None
+            live.stop()
+
+    def _bar(self, snapshot: Snapshot, width: int) -> Words:
+        done, left = "━─" if self._terminal.encoding.startswith("utf") else "#-"
+        num_done = min(width, width * snapshot.step // max(snapshot.total_steps, 1))
+        return [(done * num_done, "cyan"), (left * (width - num_done), "dim"), (" " * (width > 0), "")]
+
+    def _running(self) -> Live:
+        from rich.live import Live
+
+        if self._live is None:
+            self._live = Live(
+                console=self._terminal,
+                auto_refresh=False,
+                transient=True,
+                # What a model prints would break the bar, unless it goes elsewhere than to this terminal.
+                redirect_stdout=sys.stdout.isatty(),
+                redirect_stderr=sys.stderr.isatty(),
+            )
+            self._live.start()
+            self._terminal.show_cursor(True)  # a process that is killed cannot bring it back
+        return self._live
+
+    @cached_property
+    def _terminal(self) -> Terminal:
+        from rich.console import Console as Terminal
+
+        return Terminal(file=self._stream, force_terminal=True, highlight=False, markup=False, emoji=False)
+
+    def _styled(self, words: Words) -> Text:
+        from rich.text import Text
+
+        pieces = [(_printable(text, self._stream), style) for text, style in words]
+        return Text.assemble(*pieces)
+
+
+def _printable(text: str, stream: TextIO) -> str:
+    """`text` with what the stream's encoding lacks written as an escape."""
+    encoding = stream.encoding or "utf-8"
+    return text.encode(encoding, errors="backslashreplace").decode(encoding)

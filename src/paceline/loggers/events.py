@@ -1,0 +1,182 @@
+"""What happens in a run that somebody may want to see, and how it reaches those who show or record it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any, Literal, NamedTuple, Protocol
+
+
+@dataclass(frozen=True)
+class Started:
+    """A run begins, or continues after `resumed_step`; `lines` say how it was set up."""
+
+    name: str
+    out: Path
+    device: str
+    world: int
+    total_steps: int
+    steps_per_epoch: int
+    resumed_step: int = 0
+    lines: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Logged:
+    """Metrics of training at a step: latest values, windows in `smoothed`, wall-clock metrics in `clock`."""
+
+    step: int
+    epoch: float
+    metrics: dict[str, float]
+    smoothed: dict[str, dict[str, float]] = field(default_factory=dict)
+    clock: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Metrics of a whole split at a step."""
+
+    step: int
+    epoch: float
+    split: str
+    metrics: dict[str, float]
+    num_samples: int
+    num_skipped: int = 0
+    clock: dict[str, Any] = field(default_factory=dict)
+    confusion: list[list[int]] | None = None
+
+
+@dataclass(frozen=True)
+class Visualized:
+    """Images of a split at a step were written as PNG files, by name."""
+
+    step: int
+    split: str
+    images: dict[str, Path]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint was committed."""
+
+    step: int
+    path: Path
+    is_best: bool = False
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something a person should know; details go to the log alone."""
+
+    text: str
+    level: Literal["detail", "info", "warning"] = "info"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The run is over: "finished", "stopped" or "failed"; `lines` say what came out, and where it all is."""
+
+    state: str
+    step: int
+    epoch: float
+    lines: list[str] = field(default_factory=list)
+    reason: str | None = None
+    """Why it ended before it was finished; the command, or its launcher, says this to the user last."""
+    is_told: bool = False
+    """Whether somebody else, who knows more, tells the user everything."""
+
+
+SECONDS_BETWEEN_FIGURES = 0.5
+
+Event = Started | Logged | Evaluated | Visualized | Saved | Note | Ended
+
+
+class Snapshot(NamedTuple):
+    """How far the run is, at every step; `data_wait` is the share of time spent waiting for data."""
+
+    step: int
+    total_steps: int
+    epoch: float
+    data_wait: float
+
+
+class Logger(Protocol):
+    """Shows or records events. `tick` is called at every step: it returns at once unless something is due."""
+
+    def handle(self, event: Event) -> None:
+        """Show or record one event; kinds it has no use for are passed over."""
+        ...
+
+    def tick(self, snapshot: Snapshot) -> None:
+        """Take note of the progress."""
+        ...
+
+    def close(self) -> None:
+        """Finish writing; called once, last."""
+        ...
+
+
+class LoggerGroup:
+    """Hands events to all sinks; without sinks it does nothing, as on every process but the first.
+
+    A sink that cannot write (a full disk, a closed terminal) does not stop training: the others tell about it
+    once, and it is given the next events all the same.
+    """
+
+    def __init__(self, sinks: Iterable[Logger] = ()) -> None:
+        self._sinks = list(sinks)
+        self._failed: list[Logger] = []
+        self._waiting: list[Event] = []
+        self._next_figures = 0.0
+
+    def emit(self, event: Event) -> None:
+        """Hand `event` to every sink, at once unless it can wait and others have just been handed over."""
+        self._waiting.append(event)
+        can_wait = isinstance(event, Logged) or (isinstance(event, Note) and event.level == "detail")
+        if not can_wait or monotonic() >= self._next_figures:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand over what waits: many metrics together take a fraction of the time that they take one by one."""
+        events, self._waiting = self._waiting, []
+        self._next_figures = monotonic() + SECONDS_BETWEEN_FIGURES
+        for sink in self._sinks:
+            for event in events:
+                try:
+                    sink.handle(event)
+                except OSError as error:
+                    self._report(sink, error)
+
+    def tick(self, snapshot: Snapshot) -> None:
+        """Tell every sink how far the run is."""
+        if self._waiting and monotonic() >= self._next_figures:
+            self.flush()
+        for sink in self._sinks:
+            try:
+                sink.tick(snapshot)
+            except OSError as error:
+                self._report(sink, error)
+
+    def close(self) -> None:
+        """Close every sink."""
+        self.flush()
+        for sink in self._sinks:
+            try:
+                sink.close()
+            except OSError as error:
+                self._report(sink, error)
+
+    def _report(self, sink: Logger, error: OSError) -> None:
+        if any(sink is failed for failed in self._failed):
+            return
+        self._failed.append(sink)
+        where = error.filename or type(sink).__name__
+        note = Note(f"cannot write to {where}: {error.strerror or error}; training goes on", "warning")
+        for other in self._sinks:
+            if other is not sink:
+                try:
+                    other.handle(note)
+                except OSError as another:
+                    self._report(other, another)

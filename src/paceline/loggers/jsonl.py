@@ -1,0 +1,175 @@
+"""`metrics.jsonl`: one JSON object per line for everything a run logs or evaluates."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from paceline.core.atomic_write import replace_file
+from paceline.core.errors import DataError
+from paceline.loggers.events import Evaluated, Event, Logged, Snapshot
+
+Record = dict[str, Any]
+"""One line of the file: "step", "epoch", "split", metrics by name, and wall-clock metrics under "clock"."""
+
+
+def record_of(event: Logged | Evaluated) -> Record:
+    """The record of an event; what is not finite becomes None, and the record's own keys win over metrics."""
+    own: Record
+    if isinstance(event, Logged):
+        own = {"smoothed": event.smoothed, "clock": event.clock}
+        split = "train"
+    else:
+        own = {"num_samples": event.num_samples, "num_skipped": event.num_skipped, "clock": event.clock}
+        split = event.split
+    first: Record = {"step": event.step, "epoch": event.epoch, "split": split}
+    metrics = {name: value for name, value in event.metrics.items() if name not in first}
+    record: Record = _finite({**first, **metrics, **own})
+    return record
+
+
+class JsonlLogger:
+    """Adds the record of every logged and evaluated event to the file, at once and whole."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = GrowingFile(path)
+
+    def handle(self, event: Event) -> None:
+        """Write a line if the event has metrics."""
+        if isinstance(event, Logged | Evaluated):
+            line = json.dumps(record_of(event), ensure_ascii=False, allow_nan=False)
+            self._file.append(line.encode(errors="backslashreplace") + b"\n")  # as JSON escapes them
+
+    def tick(self, snapshot: Snapshot) -> None:
+        """Nothing to do between events."""
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_records(path: Path) -> list[Record]:
+    """All records of the file, without a last line that was never finished; none if there is no file yet."""
+    return [record for _, record in _read_lines(path)]
+
+
+def truncate_after(path: Path, step: int, pending: Collection[str] = ()) -> None:
+    """Take out what was recorded after `step`, and a last line that was never finished; all or nothing.
+
+    Of `step` itself the splits in `pending` are taken out too: they will be recorded again.
+    """
+    if not path.exists():
+        return
+    kept = b"".join(line + b"\n" for line, record in _read_lines(path) if _is_kept(record, step, pending))
+    if kept == path.read_bytes():
+        return
+    replace_file(path, kept)
+
+
+def _is_kept(record: Record, step: int, pending: Collection[str]) -> bool:
+    return bool(record["step"] < step or (record["step"] == step and record.get("split") not in pending))
+
+
+def _read_lines(path: Path) -> Iterator[tuple[bytes, Record]]:
+    if not path.exists():
+        return
+    lines = path.read_bytes().split(b"\n")
+    unfinished = len(lines)  # the last piece has no newline: empty, or torn
+    for number, line in enumerate(lines, start=1):
+        record = _parse(line)
+        if record is not None:
+            yield line, record
+        elif number != unfinished:
+            found = line[:60].decode(errors="replace")
+            raise DataError(
+                f"{path}:{number}: expected a JSON object with a step, got {found!r}; "
+                "the file was changed or damaged: remove that line"
+            )
+
+
+def _parse(line: bytes) -> Record | None:
+    try:
+        record = json.loads(line, parse_int=_parse_int)
+    except (ValueError, RecursionError):
+        return None
+    return record if _is_record(record) else None
+
+
+def _parse_int(digits: str) -> int:
+    """Whatever reads a record puts its numbers into floats and 64-bit integers."""
+    number = int(digits)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"expected at most 64 bits, got {number.bit_length()}")
+    return number
+
+
+def _is_record(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("split"), str):
+        return False
+    step, groups = value.get("step"), [value.get(name, {}) for name in ("smoothed", "clock")]
+    return type(step) is int and step >= 0 and all(isinstance(group, dict) for group in groups)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no word for what is not finite."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return value
+
+
+class GrowingFile:
+    """Appends pieces of bytes, each entirely or not at all; opened (and its folder made) at the first piece.
+
+    A piece that could not be written is kept, and goes before the next one. The `OSError` names the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor: int | None = None
+        self._unwritten = b""
+
+    def append(self, piece: bytes) -> None:
+        """Add `piece`, after all that is still to be written; when this returns, the system has it."""
+        self._unwritten += piece
+        try:
+            if self._descriptor is None:
+                self._descriptor = _open(self.path)
+            _write_whole(self._descriptor, self._unwritten)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
+        self._unwritten = b""
+
+    def close(self) -> None:
+        """Write what is left and close the file; a later piece opens it again."""
+        try:
+            if self._unwritten:
+                self.append(b"")
+        finally:
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
+
+
+def _open(path: Path) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+
+def _write_whole(descriptor: int, data: bytes) -> None:
+    size = os.fstat(descriptor).st_size
+    written = 0
+    try:
+        while written < len(data):
+            written += os.write(descriptor, data[written:])
+    except OSError:
+        if written:
+            os.ftruncate(descriptor, size)
+        raise

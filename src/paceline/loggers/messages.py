@@ -1,0 +1,161 @@
+"""Events in words: what is said of each, the same on a terminal as in a log file, but for the styles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from paceline.core.text import pluralize
+from paceline.loggers.events import Ended, Evaluated, Event, Logged, Note, Saved, Snapshot, Started, Visualized
+
+Words = list[tuple[str, str]]
+"""A line in pieces: each a text and its style, which plain output leaves out."""
+_STATE_STYLES = {"finished": "bold green", "stopped": "bold yellow", "failed": "bold red"}
+_LEAST_NEEDED = ("memory", "wait", "lr", "speed", "epoch", "loss", "eta")
+
+_WORTH_SAYING = 1.1  # times the mean that the slowest process needs
+
+
+def lines_of(event: Event, total_steps: int) -> list[Words]:
+    """What is said of an event, line by line."""
+    match event:
+        case Started():
+            return _started(event)
+        case Logged():
+            return [_labelled(_logged(event, total_steps))]
+        case Evaluated():
+            return [_evaluated(event)]
+        case Saved():
+            best = [(", the best so far", "green")] if event.is_best else []
+            return [[("saved ", "dim"), (str(event.path), ""), *best]]
+        case Visualized():
+            return []
+        case Note():
+            label = [("warning: ", "yellow")] if event.level == "warning" else []
+            return [[*label, (event.text, "")]]
+        case Ended():
+            where = f" at step {event.step}, epoch {number(event.epoch)}"
+            first = [(event.state, _STATE_STYLES.get(event.state, "bold")), (where, "")]
+            reason = [] if event.reason is None else [event.reason]
+            return [first, *([(f"  {line}", "")] for line in (*reason, *event.lines))]
+
+
+def plain(words: Words) -> str:
+    """A line without its styles."""
+    return "".join(text for text, _ in words)
+
+
+def status(snapshot: Snapshot, logged: Logged | None, room: int) -> Words:
+    """What stands beside the progress bar, in at most `room` columns: the least needed is left out first."""
+    parts: dict[str, Words] = {
+        "step": [(f"{snapshot.step}/{snapshot.total_steps}", "bold")],
+        "epoch": [("epoch ", "dim"), (f"{snapshot.epoch:.2f}", "")],
+        "wait": [("data-wait ", "dim"), (f"{snapshot.data_wait:.0%}", "")],
+    }
+    if logged is not None:
+        parts |= _logged_status(snapshot, logged)
+    order = ("step", "epoch", "loss", "lr", "speed", "wait", "eta", "memory")
+    for dispensable in ("", *_LEAST_NEEDED):
+        parts.pop(dispensable, [])
+        words = _spaced((parts[name] for name in order if name in parts), "  ")
+        if len(plain(words)) <= room:
+            break
+    return words
+
+
+def number(value: float) -> str:
+    """Four significant digits; the whole of it where it is large."""
+    return f"{value:.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds, as in 0:01:10; days only where there are some."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    return f"{days}d " * bool(days) + f"{hour}:{minute:02d}:{second:02d}"
+
+
+def _started(event: Started) -> list[Words]:
+    processes = f" in {event.world} processes" * (event.world > 1)
+    about = (
+        f": {pluralize(event.total_steps, 'step')}, {event.steps_per_epoch:,} an epoch, on {event.device}{processes}"
+    )
+    lines: list[Words] = [[(event.name, "bold"), (about, ""), (", into ", "dim"), (str(event.out), "")]]
+    if event.resumed_step:
+        lines.append([(f"  continues after step {event.resumed_step:,}", "")])
+    return lines + [[(f"  {line}", "")] for line in event.lines]
+
+
+def _logged(event: Logged, total_steps: int) -> list[tuple[str, str]]:
+    clock = event.clock
+    pairs = [("epoch", f"{event.epoch:.2f}"), ("step", f"{event.step}/{total_steps}")]
+    pairs += [(name, number(_shown(event, name))) for name in event.metrics]
+    if _known(clock, "samples_per_second"):
+        pairs.append(("samples/s", _speed(clock)))
+    if _known(clock, "data_wait"):
+        pairs.append(("data-wait", f"{clock['data_wait']:.0%}"))
+    if _known(clock, "slowest_rank") and clock["slowest_by"] >= _WORTH_SAYING:
+        pairs.append(("slowest", f"rank {clock['slowest_rank']}, {clock['slowest_by']:.2f} × the mean"))
+    if _known(clock, "eta_seconds"):
+        pairs.append(("eta", duration(clock["eta_seconds"])))
+    if _known(clock, "memory_mb"):
+        pairs.append(("mem", f"{clock['memory_mb']:.0f} MB"))
+    return pairs
+
+
+def _logged_status(snapshot: Snapshot, logged: Logged) -> dict[str, Words]:
+    parts: dict[str, Words] = {}
+    clock = logged.clock
+    for name in ("loss", "lr"):
+        if name in logged.metrics:
+            parts[name] = [(f"{name} ", "dim"), (number(_shown(logged, name)), "")]
+    if _known(clock, "samples_per_second"):
+        parts["speed"] = [(_speed(clock), ""), ("/s", "dim")]
+    if _known(clock, "data_wait"):  # over the window, so that it does not flicker
+        parts["wait"] = [("data-wait ", "dim"), (f"{clock['data_wait']:.0%}", "")]
+    steps_then = snapshot.total_steps - logged.step
+    if _known(clock, "eta_seconds") and steps_then > 0:
+        steps_now = snapshot.total_steps - snapshot.step
+        parts["eta"] = [("eta ", "dim"), (duration(clock["eta_seconds"] * steps_now / steps_then), "")]
+    if _known(clock, "memory_mb"):
+        parts["memory"] = [(f"{clock['memory_mb']:.0f} MB", "")]
+    return parts
+
+
+def _evaluated(event: Evaluated) -> Words:
+    metrics = _labelled([(name, number(value)) for name, value in event.metrics.items()], "bold")
+    skipped = f", {event.num_skipped:,} skipped" * (event.num_skipped > 0)
+    seconds = f" in {event.clock['seconds']:.1f} s" if _known(event.clock, "seconds") else ""
+    return [
+        ("evaluated ", "dim"),
+        (event.split, "bold"),
+        (f" at step {event.step}: ", "dim"),
+        *metrics,
+        (f" ({pluralize(event.num_samples, 'sample')}{skipped}{seconds})", "dim"),
+    ]
+
+
+def _shown(event: Logged, name: str) -> float:
+    """The median of the window, which jumps less; but the learning rate as it is."""
+    latest = event.metrics[name]
+    return latest if name == "lr" else event.smoothed.get(name, {}).get("median", latest)
+
+
+def _speed(clock: dict[str, Any]) -> str:
+    return number(float(f"{clock['samples_per_second']:.3g}"))  # more digits would only flicker
+
+
+def _known(clock: dict[str, Any], name: str) -> bool:
+    return clock.get(name) is not None
+
+
+def _labelled(pairs: Iterable[tuple[str, str]], style: str = "") -> Words:
+    return _spaced(([(f"{label} ", "dim"), (value, style)] for label, value in pairs), " ")
+
+
+def _spaced(parts: Iterable[Words], space: str) -> Words:
+    words: Words = []
+    for part in parts:
+        words += [(space, ""), *part] if words else part
+    return words

@@ -1,0 +1,143 @@
+"""What runs reached, read from their directories, and their rows in a table of results."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from paceline.checkpoint.best import best_step
+from paceline.core.errors import DataError, PacelineError
+from paceline.core.json_file import read_json
+from paceline.loggers.events import Ended, Event, Snapshot
+from paceline.loggers.jsonl import Record, read_records
+from paceline.loggers.results_table import Value, update_rows
+
+KEY, SETTINGS = ("directory", "split"), "settings"
+"""The columns by which a row is found: a directory is one run, and two runs of one recipe have two."""
+_NOT_FIGURES = {"step", "epoch", "split", "num_samples", "num_skipped", "clock", "smoothed"}
+
+
+class About(NamedTuple):
+    """What a recipe says of a run."""
+
+    name: str
+    task: str
+    model: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """The metrics of a run on one split; None stands for one that is not finite."""
+
+    about: About
+    folder: Path
+    split: str
+    state: str
+    step: int
+    epoch: float
+    num_samples: int
+    num_skipped: int
+    metrics: dict[str, float | None]
+    settings: str = ""
+    """What was set otherwise than in the run's recipe when it was measured."""
+
+    def labels(self, home: Path) -> dict[str, Value]:
+        """What tells it from others, beside its metrics; the directory is told from the folder `home`."""
+        return {
+            "run": self.about.name,
+            "directory": Path(os.path.relpath(os.path.realpath(self.folder), os.path.realpath(home))).as_posix(),
+            "split": self.split,
+            SETTINGS: self.settings,
+            "task": self.about.task,
+            "model": self.about.model,
+            "state": self.state,
+            "step": self.step,
+            "epoch": self.epoch,
+            "num_samples": self.num_samples,
+            "num_skipped": self.num_skipped,
+        }
+
+
+def write_results(table: Path, results: Sequence[Result]) -> None:
+    """Bring the rows of these results up to date, wherever the current folder is; see `update_rows`."""
+    home = Path(os.path.realpath(table)).parent
+    rows = []
+    for result in results:
+        labels = result.labels(home)
+        rows.append(labels | {name: value for name, value in result.metrics.items() if name not in labels})
+    update_rows(table, KEY, rows, [SETTINGS])
+
+
+def read_results(folder: Path, about: About, best: bool = False) -> list[Result]:
+    """The last evaluation of each split of a run, or of those made with the weights of its best checkpoint."""
+    state = read_state(folder)
+    wanted = best_step(folder) if best else None
+    if best and wanted is None:
+        return []
+    last: dict[str, Record] = {}
+    for record in _records(folder):
+        if record.get("split") in ("val", "test") and (wanted is None or record["step"] == wanted):
+            last[record["split"]] = record
+    return [_result(folder, about, state, last[split]) for split in ("val", "test") if split in last]
+
+
+def read_state(folder: Path) -> str:
+    """What a run's status file says it is doing; "unknown" without one."""
+    status = read_json(folder / "status.json")
+    state = status.get("state") if isinstance(status, dict) else None
+    return state if isinstance(state, str) else "unknown"
+
+
+def _records(folder: Path) -> list[Record]:
+    path = folder / "metrics.jsonl"
+    if not path.is_file():
+        return []
+    try:
+        return read_records(path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _result(folder: Path, about: About, state: str, record: Record) -> Result:
+    metrics = {name: value for name, value in record.items() if name not in _NOT_FIGURES and _is_figure(value)}
+    epoch, num_samples, num_skipped = (_number(record.get(name)) for name in ("epoch", "num_samples", "num_skipped"))
+    step, split = record["step"], record["split"]
+    return Result(about, folder, split, state, step, epoch, int(num_samples), int(num_skipped), metrics)
+
+
+def _is_figure(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _number(value: Any) -> float:
+    return value if isinstance(value, int | float) and math.isfinite(value) else 0
+
+
+class ResultsRow:
+    """Brings a run's rows in a table up to date when it is finished.
+
+    It reads what the other sinks wrote, and so comes behind them. A table that cannot be written is told of: the
+    metrics are in the run directory, from where `paceline results` takes them later.
+    """
+
+    def __init__(self, table: Path, folder: Path, about: About, tell: Callable[[str], None]) -> None:
+        self._table, self._folder, self._about, self._tell = table, folder, about, tell
+
+    def handle(self, event: Event) -> None:
+        """Write the rows if the run is finished."""
+        if not isinstance(event, Ended) or event.state != "finished":
+            return
+        try:
+            write_results(self._table, read_results(self._folder, self._about))
+        except PacelineError as error:
+            self._tell(f"{error}. Afterwards: paceline results {self._folder} --out {self._table}")
+
+    def tick(self, snapshot: Snapshot) -> None:
+        """Nothing to do between events."""
+
+    def close(self) -> None:
+        """Nothing is kept open."""

@@ -1,0 +1,184 @@
+"""Tables of results: rows are found by key and updated in place; everything else in the file stays."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from paceline.core.errors import DataError, UsageError, in_one_line
+from paceline.core.table_cells import as_cell, from_cell
+from paceline.loggers.shared_file import alone_with
+
+SUFFIXES = (".csv", ".xlsx")
+MAX_BYTES = 1 << 25
+"""The largest file that is taken for a table of results."""
+_ATTEMPTS = 3
+
+Value = str | int | float | None
+"""What a cell can hold; None stands for a metric that is not finite."""
+
+
+class Table(Protocol):
+    """Cells by row and column, both counted from 0; the first row names the columns."""
+
+    num_rows: int
+    """Rows up to the last one that holds something."""
+    num_columns: int
+    is_changed: bool
+
+    def text(self, row: int, column: int) -> str:
+        """A cell as it reads; empty where there is none."""
+        ...
+
+    def write(self, row: int, column: int, value: Value) -> None:
+        """Change a cell."""
+        ...
+
+    def dump(self) -> bytes:
+        """The whole file."""
+        ...
+
+
+def check_suffix(path: Path) -> None:
+    """Refuse, before any work, a file of another kind."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise UsageError(f"{path}: expected a file that ends in {' or '.join(SUFFIXES)}")
+
+
+def update_rows(
+    path: Path, key: Sequence[str], rows: Sequence[Mapping[str, Value]], further: Sequence[str] = ()
+) -> None:
+    """Replace the values of those rows in a .csv or .xlsx file whose `key` columns are alike; new ones come last.
+
+    Columns of a `further` key have to be alike too; a table may lack them, and its rows then have them empty.
+    All other rows, columns and cells stay as they are, and columns that are new are added behind them. The file is
+    replaced as a whole, by one process at a time. One that is damaged, read-only, open in a spreadsheet program or no
+    table of results is a DataError, and stays as it is.
+    """
+    check_suffix(path)
+    with alone_with(path) as file:
+        for _ in range(_ATTEMPTS):
+            table = _open(path, file.read(MAX_BYTES), key)
+            _put(table, (*key, *further), rows)
+            if not table.is_changed or file.replace(table.dump()):
+                return
+    raise DataError(f"{path}: was changed again and again while it was being written; it stays as it is")
+
+
+def _open(path: Path, content: bytes | None, key: Sequence[str]) -> Table:
+    if path.suffix.lower() == ".csv":
+        return CsvTable(path, content, key)
+    from paceline.loggers.xlsx_table import XlsxTable  # takes a third of a second, which only such files need
+
+    return XlsxTable(path, content, key)
+
+
+def _put(table: Table, key: Sequence[str], rows: Sequence[Mapping[str, Value]]) -> None:
+    columns: dict[str, int] = {}
+    for column in range(table.num_columns):
+        columns.setdefault(table.text(0, column), column)  # of two with one name the first is ours
+    for name in rows[0] if rows else ():
+        _add_column(table, columns, name)
+    places: dict[tuple[str, ...], int] = {}
+    for row in range(1, table.num_rows):
+        places.setdefault(tuple(table.text(row, columns[name]) for name in key), row)
+    for values in rows:
+        row = places.setdefault(tuple(in_one_line(str(values[name])) for name in key), max(1, table.num_rows))
+        for name, value in values.items():
+            _add_column(table, columns, name)
+            table.write(row, columns[name], value)
+
+
+def _add_column(table: Table, columns: dict[str, int], name: str) -> None:
+    if name not in columns:
+        columns[name] = table.num_columns
+        table.write(0, columns[name], name)
+
+
+_DELIMITERS = (",", ";", "\t")
+_MARK = "\ufeff"
+
+
+class CsvTable:
+    """The cells of a CSV file; numbers are written so that reading them gives the same bits."""
+
+    def __init__(self, path: Path, content: bytes | None, key: Sequence[str]) -> None:
+        text = _decoded(path, content or b"")
+        self._mark = _MARK if text.startswith(_MARK) else ""
+        text = text.removeprefix(_MARK)
+        self._line_end = "\r\n" if text.partition("\n")[0].endswith("\r") else "\n"
+        self._delimiter, self._rows = _parsed(path, text, key)
+        filled = [number for number, row in enumerate(self._rows) if any(row)]
+        self.num_rows = filled[-1] + 1 if filled else 0
+        self.num_columns = max(map(len, self._rows), default=0)
+        self.is_changed = False
+
+    def text(self, row: int, column: int) -> str:
+        """A cell as it reads."""
+        return from_cell(self._written(row, column))
+
+    def write(self, row: int, column: int, value: str | int | float | None) -> None:
+        """Change a cell, making it if need be."""
+        text = _text_of(value)
+        if self._written(row, column) == text:
+            return
+        self._rows += [[] for _ in range(row + 1 - len(self._rows))]
+        cells = self._rows[row]
+        cells += [""] * (column + 1 - len(cells))
+        cells[column] = text
+        self.num_rows, self.num_columns = max(self.num_rows, row + 1), max(self.num_columns, column + 1)
+        self.is_changed = True
+
+    def dump(self) -> bytes:
+        """The whole file, each row as wide as the first."""
+        width = len(self._rows[0])
+        rows = [[*row, *[""] * (width - len(row))] if row else row for row in self._rows]
+        lines = [self._delimiter.join(map(self._quoted, row)) + self._line_end for row in rows]
+        return (self._mark + "".join(lines)).encode(errors="backslashreplace")
+
+    def _written(self, row: int, column: int) -> str:
+        cells = self._rows[row] if row < len(self._rows) else []
+        return cells[column] if column < len(cells) else ""
+
+    def _quoted(self, cell: str) -> str:
+        # The standard writer leaves a carriage return bare where lines end without one, and so cuts the row in two.
+        needs_it = any(character in cell for character in (self._delimiter, '"', "\r", "\n"))
+        return '"' + cell.replace('"', '""') + '"' if needs_it else cell
+
+
+def _decoded(path: Path, content: bytes) -> str:
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: is not UTF-8 text (byte {error.start:,}); it stays as it is") from error
+    if "\0" in text:
+        raise DataError(f"{path}: holds bytes that no text has; it is damaged, or no CSV file, and stays as it is")
+    return text
+
+
+def _parsed(path: Path, text: str, key: Sequence[str]) -> tuple[str, list[list[str]]]:
+    """The delimiter under which the first row has the key columns, and all rows."""
+    if not text.strip():
+        return _DELIMITERS[0], []
+    try:
+        for delimiter in _DELIMITERS:
+            header = next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
+            if set(key) <= set(header):
+                return delimiter, list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        raise DataError(f"{path}: cannot be read as CSV ({error}); it stays as it is") from error
+    found = in_one_line(text.partition("\n")[0][:60])
+    raise DataError(
+        f'{path}: is no table of results: its first line, "{found}", lacks the columns {" and ".join(key)};'
+        " it stays as it is"
+    )
+
+
+def _text_of(value: str | int | float | None) -> str:
+    if isinstance(value, str):
+        return as_cell(in_one_line(value))
+    return "nan" if value is None or not math.isfinite(value) else repr(value)

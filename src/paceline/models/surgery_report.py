@@ -1,0 +1,132 @@
+"""What became of each tensor when weights were fitted into a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from paceline.core.errors import CheckpointError
+
+Shape = tuple[int, ...]
+_LISTED = 10
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Reshaped:
+    """A tensor that was changed before it was loaded."""
+
+    before: Shape
+    after: Shape
+    how: str
+
+
+@dataclass(frozen=True)
+class SurgeryReport:
+    """Where each tensor of the weights and of the model ended."""
+
+    loaded: list[str]
+    """Taken over, the reshaped ones included."""
+    reshaped: dict[str, Reshaped]
+    replaced: dict[str, tuple[Shape, Shape]]
+    """In both, but the model keeps its fresh ones, a new head for instance: shapes in the weights and in the model."""
+    missing: list[str]
+    """Not in the weights; the model keeps its fresh ones."""
+    unexpected: list[str]
+    """Not in the model: a head that it does not have."""
+    excluded: list[str]
+    """Left out as declared, whichever side has them."""
+
+    def inside(self, part: str, fresh: list[str], unused: list[str]) -> SurgeryReport:
+        """The same, told of the model that has this part: what else it has is fresh, what else the file has is left."""
+        return SurgeryReport(
+            [f"{part}.{name}" for name in self.loaded],
+            {f"{part}.{name}": reshaped for name, reshaped in self.reshaped.items()},
+            {f"{part}.{name}": shapes for name, shapes in self.replaced.items()},
+            [*(f"{part}.{name}" for name in self.missing), *fresh],
+            unused,
+            [f"{part}.{name}" for name in self.excluded],
+        )
+
+    def summary(self) -> list[str]:
+        """A short table, one line for each thing that happened."""
+        rows: dict[str, list[str]] = {
+            "reshaped": [f"{name} {_reshaping(one)}" for name, one in self.reshaped.items()],
+            "replaced": [f"{name} {_change(*shapes)}" for name, shapes in self.replaced.items()],
+            "missing": self.missing,
+            "unexpected": self.unexpected,
+            "excluded": self.excluded,
+        }
+        return [
+            _row("loaded", len(self.loaded), []),
+            *(_row(title, len(rows[title]), rows[title]) for title in rows if rows[title]),
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same in full, for JSON."""
+        reshaped = {n: {"weights": [*r.before], "model": [*r.after], "how": r.how} for n, r in self.reshaped.items()}
+        replaced = {name: {"weights": [*old], "model": [*new]} for name, (old, new) in self.replaced.items()}
+        return {
+            "loaded": self.loaded,
+            "reshaped": reshaped,
+            "replaced": replaced,
+            "missing": self.missing,
+            "unexpected": self.unexpected,
+            "excluded": self.excluded,
+        }
+
+
+@dataclass
+class Differences:
+    """What no declared surgery explains."""
+
+    shapes: dict[str, tuple[Shape, Shape]] = field(default_factory=dict)
+    missing: dict[str, Shape] = field(default_factory=dict)
+    unexpected: dict[str, Shape] = field(default_factory=dict)
+
+    def refuse(self, own: Mapping[str, Tensor]) -> None:
+        """Raise an error that names every kind of difference, if there is one."""
+        kinds = {
+            "of another shape (weights → model)": [f"{n} {_change(*shapes)}" for n, shapes in self.shapes.items()],
+            "missing from the weights": [f"{name} {list(shape)}" for name, shape in self.missing.items()],
+            "unknown to the model": [f"{name} {list(shape)}" for name, shape in self.unexpected.items()],
+        }
+        lines = []
+        for kind, names in kinds.items():
+            if names:
+                lines += [f"  {len(names)} {kind}:", *(f"    {name}" for name in names[:_LISTED])]
+                lines += [f"    and {len(names) - _LISTED} more"] if len(names) > _LISTED else []
+        if lines:
+            raise CheckpointError("\n".join(["the weights do not fit the model:", *lines, *self._advice(own)]))
+
+    def _advice(self, own: Mapping[str, Tensor]) -> list[str]:
+        """A prefix that would explain most of the strange names, where there is one."""
+        prefixes: dict[str, int] = {}
+        for name in self.unexpected:
+            parts = name.split(".")
+            for end in range(1, len(parts)):
+                if ".".join(parts[end:]) in own:
+                    prefix = ".".join(parts[:end])
+                    prefixes[prefix] = prefixes.get(prefix, 0) + 1
+        prefix = max(prefixes, key=lambda one: prefixes[one], default="")
+        if prefixes.get(prefix, 0) * 2 < len(self.unexpected) or not prefix:
+            return []
+        return [
+            f"  stripping the prefix {prefix!r} would give {prefixes[prefix]} of the unknown ones names of the model"
+        ]
+
+
+def _reshaping(one: Reshaped) -> str:
+    return f"({one.how})" if one.before == one.after else f"{_change(one.before, one.after)} ({one.how})"
+
+
+def _change(before: Shape, after: Shape) -> str:
+    return f"{list(before)} → {list(after)}"
+
+
+def _row(title: str, count: int, names: list[str]) -> str:
+    shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+    return f"{title:<10} {count:>5} {'tensor ' if count == 1 else 'tensors'}  {shown}".rstrip()

@@ -1,0 +1,172 @@
+"""BatchNorm over the samples of all processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def convert_sync_batchnorm(model: nn.Module) -> int:
+    """Have the model's BatchNorm layers take their statistics over all processes; the result is their number.
+
+    The layers stay the same objects, with their parameters, buffers and hooks. Convert once the model is on its
+    device. Raises ValueError for a layer of a class with a forward pass of its own, which would get lost.
+    """
+    layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
+    on_cuda = any(parameter.is_cuda for parameter in model.parameters())
+    classes = [_synchronized(name, layer, on_cuda) for name, layer in layers]
+    for (_, layer), synchronized in zip(layers, classes, strict=True):
+        layer.__class__ = synchronized
+    return len(layers)
+
+
+class SyncBatchNorm(_BatchNorm):
+    """BatchNorm over the samples of all processes, of which each may have any number; torch's own is for GPUs only.
+
+    In evaluation mode, and without other processes, it is plain BatchNorm.
+    """
+
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 - as torch calls it
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - as torch calls it
+        """The input, normalized per channel, in its own dtype."""
+        if not (self.training and dist.is_initialized() and dist.get_world_size() > 1):
+            return super().forward(input)
+        self._check_input_dim(input)
+        mean, variance, count = _statistics_of_all(input)
+        if self.track_running_stats:
+            self._remember(mean, variance * (count / (count - 1)))
+        normalized: Tensor = _Normalize.apply(  # type: ignore[no-untyped-call]
+            input, self.weight, self.bias, mean, variance, count, self.eps
+        )
+        return normalized
+
+    @torch.no_grad()
+    def _remember(self, mean: Tensor, unbiased_variance: Tensor) -> None:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        share = 1 / self.num_batches_tracked.item() if self.momentum is None else self.momentum
+        for running, latest in ((self.running_mean, mean), (self.running_var, unbiased_variance)):
+            running.mul_(1 - share).add_(latest.to(running.dtype), alpha=share)
+
+
+class _ThenActivation:
+    """timm's BatchNorm layers with an activation: this class comes before one that normalizes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        normalized = super().forward(x)  # type: ignore[misc]
+        activated: Tensor = self.act(self.drop(normalized))  # type: ignore[attr-defined]
+        return activated
+
+
+class _SyncBatchNormAct(_ThenActivation, SyncBatchNorm):
+    pass
+
+
+class _CudaSyncBatchNorm(nn.SyncBatchNorm):
+    """torch's own, for layers that were not made as such."""
+
+    process_group = None  # all processes
+
+
+class _CudaSyncBatchNormAct(_ThenActivation, _CudaSyncBatchNorm):
+    pass
+
+
+def _synchronized(name: str, layer: _BatchNorm, on_cuda: bool) -> type[_BatchNorm]:
+    """The class that makes of a BatchNorm layer one over all processes."""
+    kind = type(layer)
+    if kind.forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward, SyncBatchNorm.forward):
+        return _CudaSyncBatchNorm if on_cuda else SyncBatchNorm
+    is_timms = kind.__module__.startswith("timm.") and hasattr(layer, "act") and hasattr(layer, "drop")
+    if is_timms or issubclass(kind, _ThenActivation):
+        return _CudaSyncBatchNormAct if on_cuda else _SyncBatchNormAct
+    raise ValueError(
+        f"the layer {name!r} is a {kind.__name__}, a BatchNorm with a forward pass of its own,"
+        " which cannot be made one over all processes; use torch's BatchNorm, or do without synchronization"
+    )
+
+
+@torch.no_grad()
+def _statistics_of_all(values: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Mean and variance per channel [C] over all processes, in float64 and alike on each, and the number of values."""
+    channels, dtype = values.shape[1], _statistics_dtype(values)
+    count = values.numel() // channels
+    own = values.new_zeros(2 * channels + 1, dtype=torch.float64)
+    if count:
+        unused = torch.zeros(2, channels, dtype=dtype, device=values.device)  # they make the results be of that dtype
+        mean, variance = torch.batch_norm_update_stats(values, unused[0], unused[1], 0.0)
+        own[:channels], own[channels:-1], own[-1] = mean, variance.double() * count, count
+    everyones = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyones, own)
+    means, squares, counts = torch.split(torch.stack(everyones), [channels, channels, 1], dim=1)
+    total = counts.sum().item()
+    if total < 2:
+        raise ValueError(f"BatchNorm in training needs more than one value per channel, all processes have {total:g}")
+    mean = (means * counts).sum(0) / total
+    # Deviations from each process's mean, and of these means from the common one: no difference of large numbers.
+    variance = (squares + counts * (means - mean).square()).sum(0) / total
+    return mean, variance, total
+
+
+def _statistics_dtype(values: Tensor) -> torch.dtype:
+    return torch.float64 if values.dtype == torch.float64 else torch.float32
+
+
+class _Normalize(torch.autograd.Function):
+    """(x − mean) / √(variance + eps) · weight + bias, where mean and variance depend on the inputs of all processes."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        values: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        mean: Tensor,
+        variance: Tensor,
+        count: float,
+        eps: float,
+    ) -> Tensor:
+        dtype = _statistics_dtype(values)
+        mean, variance = mean.to(dtype), variance.to(dtype)
+        gain = torch.ones_like(mean) if weight is None else weight.to(dtype)
+        ctx.save_for_backward(values, gain, mean, variance)
+        ctx.count, ctx.eps = count, eps
+        ctx.dtypes = [None if one is None else one.dtype for one in (weight, bias)]
+        shift = torch.zeros_like(mean) if bias is None else bias.to(dtype)
+        return torch.native_batch_norm(values, gain, shift, mean, variance, False, 0.0, eps)[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        values, gain, mean, variance = ctx.saved_tensors
+        if values.numel():
+            # With mean and variance held fixed; what these add follows from the sums over all processes.
+            direct, of_gain, of_shift = torch.ops.aten.native_batch_norm_backward(
+                gradient, values, gain, mean, variance, None, None, False, ctx.eps, [True, True, True]
+            )
+        else:  # torch divides by the number of values
+            direct, of_gain, of_shift = gradient, torch.zeros_like(gain), torch.zeros_like(gain)
+        of_values = None
+        if ctx.needs_input_grad[0]:
+            sums = torch.stack([of_shift, of_gain]).double()
+            dist.all_reduce(sums)
+            inverse = (variance.double() + ctx.eps).rsqrt()
+            constant = -gain * inverse * sums[0] / ctx.count  # [C]
+            slope = -gain * inverse.square() * sums[1] / ctx.count  # [C]
+            shape = [-1] + [1] * (values.dim() - 2)
+            mean, constant, slope = (one.to(mean.dtype).view(shape) for one in (mean, constant, slope))
+            of_values = ((values - mean) * slope).add_(constant).add_(direct).to(values.dtype)
+        of_weight, of_bias = (
+            None if dtype is None else one.to(dtype) for one, dtype in zip((of_gain, of_shift), ctx.dtypes, strict=True)
+        )
+        return of_values, of_weight, of_bias, None, None, None, None

@@ -1,0 +1,158 @@
+"""How the model learns, from a recipe: what is frozen, parameter groups, optimizer, clipping, schedules, averaging."""
+
+from __future__ import annotations
+
+import math
+
+from torch import nn
+from torch.optim import Optimizer
+
+from paceline.core.errors import RecipeError
+from paceline.core.intervals import Progress, to_steps
+from paceline.engine.strategies.ddp import SingleStrategy
+from paceline.models.freezing import Freezing, NoFreezing
+from paceline.models.surgery import find_heads
+from paceline.optim.averaging import Averaging
+from paceline.optim.clipping import AdaptiveClip, Measure, NormClip, Unclipped, ValueClip
+from paceline.optim.group_presets import PRESETS, Preset, Rule, Settings, combine
+from paceline.optim.layer_decay import find_layers
+from paceline.optim.optimizers import make_optimizer
+from paceline.optim.param_groups import Group, RulesError, build_groups
+from paceline.optim.scheduler import Scheduler
+from paceline.optim.schedules import Schedule, Schedules, Transition
+from paceline.optim.trust_ratio import add_trust_ratio
+from paceline.recipe.build_context import BuildContext, resolve
+from paceline.recipe.schema import TransitionPart
+
+
+def effective_lr(context: BuildContext) -> float:
+    """The learning rate at `data.batch_size`: the recipe's, scaled by its rule from its reference batch."""
+    optimizer, batch = context.recipe.optimizer, context.recipe.data.batch_size
+    ratio = batch / (optimizer.base_batch_size or batch)
+    return optimizer.lr * (ratio if optimizer.lr_scaling == "linear" else math.sqrt(ratio))
+
+
+def make_freezing(context: BuildContext, model: nn.Module, progress: Progress) -> Freezing | NoFreezing:
+    """What does not learn, and until when."""
+    part = context.recipe.model
+    if not part.freeze:
+        return NoFreezing()
+    stages = [
+        (round(to_steps(stage.at_epochs, stage.at_steps, progress.steps_per_epoch, 0)), stage.match)
+        for stage in part.unfreeze
+    ]
+    for index, (step, _) in enumerate(stages):
+        if step >= progress.total_steps:
+            message = f"expected a point before the end of the run (step {progress.total_steps}), got step {step}"
+            raise RecipeError(f"{context.checked.locate(f'model.unfreeze.{index}')}: {message}")
+    with context.error_context("model.freeze"):
+        return Freezing(model, part.freeze, stages)
+
+
+def make_groups(context: BuildContext, model: nn.Module) -> list[Group]:
+    """The parameters that learn, sorted by what they get: kinds, then rules, then layer-wise decay."""
+    part = context.recipe.optimizer
+    own = Preset(
+        kinds={kind: Settings(each.lr_scale, each.weight_decay) for kind, each in part.kinds if each is not None},
+        rules=tuple(Rule(rule.match, rule.kind, rule.lr_scale, rule.weight_decay) for rule in part.rules),
+    )
+    wanted = combine(*(PRESETS[name] for name in part.presets), own)
+    try:
+        return build_groups(
+            model,
+            part.weight_decay,
+            wanted.kinds,
+            wanted.rules,
+            find_layers(model, part.layer_map) if part.layer_decay is not None else None,
+            part.layer_decay,
+            wanted.no_decay_1d,
+            wanted.honour_no_weight_decay,
+        )
+    except RulesError as error:
+        before = len(wanted.rules) - len(own.rules)
+        keys = [f"optimizer.rules.{i - before}" if i >= before else "optimizer.presets" for i, _ in error.problems]
+        texts = [text for _, text in error.problems]
+        lines = [f"{context.checked.locate(key)}: {text}" for key, text in zip(keys, texts, strict=True)]
+        raise RecipeError(lines) from error
+
+
+def build_optimizer(
+    context: BuildContext, model: nn.Module, freezing: Freezing | NoFreezing, progress: Progress
+) -> Optimizer:
+    """The optimizer over all that ever learns; what is frozen until later gets no state until then."""
+    part, lr = context.recipe.optimizer, effective_lr(context)
+    freezing.apply(progress.total_steps)
+    with context.error_context("optimizer"):
+        groups = [group.as_optimizer_group(lr) for group in make_groups(context, model)]
+        arguments = dict(part.model_extra or {})
+        if part.name == "muon":  # meant for hidden layers
+            arguments["adamw"] = [*arguments["adamw"], *find_heads(model)]
+        optimizer = make_optimizer(resolve("optimizer", part.name), groups, lr, part.weight_decay, arguments)
+    freezing.apply(0)
+    if part.trust_ratio is not None:
+        add_trust_ratio(optimizer, **part.trust_ratio.model_dump())
+    return optimizer
+
+
+def make_clip(context: BuildContext, model: nn.Module, strategy: SingleStrategy) -> Measure:
+    """How gradients are kept within bounds."""
+    train = context.recipe.train
+    measure = Unclipped(strategy.norm_across)
+    if train.clip_grad_norm is not None:
+        return NormClip(train.clip_grad_norm, measure)
+    if train.clip_grad_value is not None:
+        return ValueClip(train.clip_grad_value, measure)
+    if train.adaptive_clip is not None:
+        heads = [parameter for name in find_heads(model) for parameter in model.get_submodule(name).parameters()]
+        return AdaptiveClip(train.adaptive_clip, skip=heads)
+    return measure
+
+
+def make_averaging(context: BuildContext, progress: Progress) -> Averaging:
+    """The average of the weights that is kept beside them."""
+    part = context.recipe.train.averaging
+    supplied = {"total_steps": progress.total_steps, "steps_per_epoch": progress.steps_per_epoch}
+    with context.error_context("train.averaging"):
+        averaging: Averaging = context.make("averaging", part.name, part, **supplied)
+    return averaging
+
+
+def make_scheduler(context: BuildContext, optimizer: Optimizer, progress: Progress) -> Scheduler:
+    """What changes over the run: learning rate, momentum, weight decay."""
+    part = context.recipe.schedule
+    with context.error_context("schedule"):
+        lr = Schedule(
+            effective_lr(context),
+            resolve("schedule", part.decay),
+            dict(part.model_extra or {}),
+            total_steps=progress.total_steps,
+            steps_per_epoch=progress.steps_per_epoch,
+            per=part.per,
+            count_from=part.count_from,
+            decay_from=part.decay_from,
+            warmup=part.warmup,
+            warmup_epochs=part.warmup_epochs,
+            warmup_steps=part.warmup_steps,
+            warmup_from=part.warmup_from,
+            floor=part.floor,
+            floor_lr=part.floor_lr,
+        )
+    momentum = _transition(context, "momentum", part.momentum, progress)
+    weight_decay = _transition(context, "weight_decay", part.weight_decay, progress)
+    with context.error_context("schedule"):
+        return Scheduler(optimizer, Schedules(lr, momentum, weight_decay))
+
+
+def _transition(context: BuildContext, key: str, part: TransitionPart | None, progress: Progress) -> Transition | None:
+    if part is None:
+        return None
+    with context.error_context(f"schedule.{key}"):
+        return Transition(
+            part.start,
+            part.end,
+            resolve("schedule", part.decay),
+            dict(part.model_extra or {}),
+            total_steps=progress.total_steps,
+            steps_per_epoch=progress.steps_per_epoch,
+            per=part.per,
+        )

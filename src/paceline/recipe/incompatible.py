@@ -1,0 +1,204 @@
+"""Combinations of keys that cannot work, refused by naming both."""
+
+from __future__ import annotations
+
+from paceline.recipe.schema import DatasetPart, Recipe
+
+Check = tuple[list[str], str]
+"""The keys involved, and a sentence."""
+
+_EITHER = [
+    ("schedule.floor_lr", "schedule.floor"),
+    ("train.clip_grad_norm", "train.clip_grad_value"),
+    ("train.clip_grad_norm", "train.adaptive_clip"),
+    ("train.clip_grad_value", "train.adaptive_clip"),
+    ("train.epochs", "train.steps"),
+    ("evaluate.every_epochs", "evaluate.every_steps"),
+    ("checkpoint.every_epochs", "checkpoint.every_steps"),
+    ("logging.every_epochs", "logging.every_steps"),
+    ("schedule.warmup_epochs", "schedule.warmup_steps"),
+]
+_PLACES = ("root", "file", "images", "annotations", "list_file", "joints")
+_FOR_TRAINING = ("mixup", "cutmix", "mixup_or_cutmix", "mosaic", "multi_scale")
+
+
+def cross_checks(recipe: Recipe) -> list[Check]:
+    """All combinations in a recipe that cannot work."""
+    return [
+        *_either_or(recipe),
+        *_model(recipe),
+        *_batch(recipe),
+        *_transforms(recipe),
+        *_drawn_splits(recipe),
+        *_schedule(recipe),
+        *_exactness(recipe),
+        *_sharding(recipe),
+        *_precision(recipe),
+        *_figures(recipe),
+        *_names(recipe),
+    ]
+
+
+def _either_or(recipe: Recipe) -> list[Check]:
+    found = []
+    for epochs, steps in _EITHER:
+        if _value(recipe, epochs) and _value(recipe, steps):
+            found.append(([steps, epochs], f"cannot be given together with {epochs}; keep one of them"))
+    if recipe.train.epochs is None and recipe.train.steps is None:
+        found.append((["train.epochs"], "expected train.epochs or train.steps, got neither"))
+    return found
+
+
+def _model(recipe: Recipe) -> list[Check]:
+    model = recipe.model
+    found = []
+    if model.unfreeze and not model.freeze:
+        found.append((["model.unfreeze", "model.freeze"], "given, but model.freeze is empty; nothing is frozen"))
+    for index, stage in enumerate(model.unfreeze):
+        if (stage.at_epochs is None) == (stage.at_steps is None):
+            found.append(([f"model.unfreeze.{index}"], "expected one of at_epochs and at_steps"))
+    return found
+
+
+def _transforms(recipe: Recipe) -> list[Check]:
+    return [
+        ([f"data.{split}.transforms.{index}"], f"{transform.name} is for training: metrics need samples as they are")
+        for split, part in _parts(recipe)
+        for index, transform in enumerate(part.transforms)
+        if split != "train" and transform.name in _FOR_TRAINING
+    ]
+
+
+def _drawn_splits(recipe: Recipe) -> list[Check]:
+    """Parts that are drawn from the same samples must come from one draw, or they overlap."""
+    drawn = {split: (part.dataset, part.model_extra or {}) for split, part in _parts(recipe)}
+    dataset, train = drawn.pop("train")
+    found: list[Check] = []
+    for split, (name, own) in drawn.items():
+        is_part = own.get("split_shares") or own.get("split_column") is not None
+        if name != dataset or not is_part or any(own.get(key) != train.get(key) for key in _PLACES):
+            continue
+        for key in ("split_shares", "split_seed", "split_column"):
+            if own.get(key) != train.get(key):
+                keys = [f"data.{split}.{key}", f"data.train.{key}"]
+                found += [(keys, f"differs from data.train.{key}, so that samples would be in both parts")]
+        if own.get("split") == train.get("split"):
+            keys = [f"data.{split}.split", "data.train.split"]
+            found += [(keys, "is the part that data.train.split takes, of the same samples")]
+    return found
+
+
+def _parts(recipe: Recipe) -> list[tuple[str, DatasetPart]]:
+    parts = [(split, getattr(recipe.data, split)) for split in ("train", "val", "test")]
+    return [(split, part) for split, part in parts if part is not None]
+
+
+def _batch(recipe: Recipe) -> list[Check]:
+    micro, batch = recipe.train.micro_batch_size, recipe.data.batch_size
+    if micro != "auto" and micro > batch:
+        message = f"expected at most data.batch_size ({batch}), got {micro}"
+        return [(["train.micro_batch_size", "data.batch_size"], message)]
+    return []
+
+
+def _schedule(recipe: Recipe) -> list[Check]:
+    schedule, train = recipe.schedule, recipe.train
+    keys = [key for key in ("warmup_epochs", "warmup_steps") if getattr(schedule, key)]
+    if schedule.warmup == "none" and keys:
+        message = "given, but schedule.warmup is none; set it to linear or constant"
+        return [([f"schedule.{keys[0]}", "schedule.warmup"], message)]
+    if schedule.warmup == "constant" and not schedule.warmup_from:
+        return [
+            (["schedule.warmup_from", "schedule.warmup"], "expected a share > 0, since schedule.warmup is constant")
+        ]
+    if schedule.warmup != "none" and not keys:
+        return [(["schedule.warmup"], "needs schedule.warmup_epochs or schedule.warmup_steps greater than 0")]
+    if schedule.per == "epoch" and schedule.warmup == "linear" and not (schedule.warmup_from or schedule.count_from):
+        message = "counts the first epoch as 0 with schedule.per epoch, so nothing would be learned in it; set it to 1"
+        return [(["schedule.count_from", "schedule.per"], message)]
+    for key, unit in (("warmup_epochs", "epochs"), ("warmup_steps", "steps")):
+        warmup, total = getattr(schedule, key), getattr(train, unit)
+        if warmup and total and warmup >= total:
+            message = f"expected less than train.{unit} ({total}), got {warmup:g}"
+            return [([f"schedule.{key}", f"train.{unit}"], message)]
+    return []
+
+
+def _exactness(recipe: Recipe) -> list[Check]:
+    """What gives other bits on other numbers of processes, or after a restart."""
+    train = recipe.train
+    strategy = train.strategy.name
+    compression = (train.strategy.model_extra or {}).get("compression", "none")
+    found: list[Check] = []
+    if train.reproducible == "world":
+        here = ["train.reproducible", "train.strategy"]
+        if strategy not in ("auto", "single", "ddp"):
+            found.append((here, f"world cannot be had with train.strategy {strategy}; use auto"))
+        if compression != "none":
+            found.append((here, f"world cannot be had with gradients compressed to {compression}; use none"))
+        if train.sync_bn:
+            message = "world cannot be had with train.sync_bn: statistics would depend on the processes"
+            found.append((["train.reproducible", "train.sync_bn"], message))
+    if train.reproducible == "run" and compression == "powersgd":
+        message = "powersgd keeps what it left out, which no checkpoint holds; set train.reproducible to off"
+        found.append((["train.strategy", "train.reproducible"], message))
+    return found
+
+
+def _sharding(recipe: Recipe) -> list[Check]:
+    """What needs whole parameters in every process."""
+    train = recipe.train
+    strategy = train.strategy.name
+    if strategy not in ("fsdp", "zero"):
+        return []
+    found: list[Check] = []
+    if train.precision in ("O2", "O3"):
+        message = f"expected fp32, tf32, bf16, fp16, O0 or O1 with train.strategy {strategy}, got {train.precision}"
+        found.append((["train.precision", "train.strategy"], message))
+    if recipe.optimizer.name in ("adafactor", "rprop"):
+        message = f"{recipe.optimizer.name} cannot be had with train.strategy {strategy}; use adamw or sgd"
+        found.append((["optimizer.name", "train.strategy"], message))
+    if train.adaptive_clip is not None:
+        message = f"cannot be had with train.strategy {strategy}, which cuts units into parts; use train.clip_grad_norm"
+        found.append((["train.adaptive_clip", "train.strategy"], message))
+    if train.compile:
+        message = f"cannot be had with train.strategy {strategy}; choose one of them"
+        found.append((["train.compile", "train.strategy"], message))
+    return found
+
+
+def _precision(recipe: Recipe) -> list[Check]:
+    """What belongs to other precisions."""
+    train = recipe.train
+    found: list[Check] = []
+    if train.keep_norms_fp32 is not None and train.precision not in ("O2", "O3"):
+        message = f"given, but train.precision {train.precision} keeps all weights in float32; remove it or use O2"
+        found.append((["train.keep_norms_fp32", "train.precision"], message))
+    if train.loss_scale is not None and train.precision not in ("fp16", "O1", "O2", "O3"):
+        message = f"given, but train.precision {train.precision} needs no loss scale; remove it or use fp16"
+        found.append((["train.loss_scale", "train.precision"], message))
+    return found
+
+
+def _figures(recipe: Recipe) -> list[Check]:
+    found = []
+    if recipe.data.val is None and recipe.data.test is None:
+        if recipe.expect:
+            found.append((["expect", "data.val"], "given, but there is neither data.val nor data.test to measure on"))
+        if recipe.checkpoint.best not in (None, "auto"):
+            message = "given, but there is no data.val to measure it on; add data.val or set it to null"
+            found.append((["checkpoint.best", "data.val"], message))
+    return found
+
+
+def _names(recipe: Recipe) -> list[Check]:
+    names = [loss.name for loss in recipe.losses]
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    return [(["losses"], f"{name} is listed more than once; list each loss once") for name in doubled]
+
+
+def _value(recipe: Recipe, key: str) -> object:
+    value: object = recipe
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value

@@ -1,0 +1,60 @@
+"""Curves: as an image, and as characters in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from itertools import pairwise
+
+import numpy as np
+
+from paceline.visualize.image import Image, to_rgb
+
+Curve = tuple[Sequence[float], Sequence[float]]
+"""x and y values of the same length."""
+
+_WIDTH, _HEIGHT, _DPI = 960, 540, 120
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+
+
+def draw_curves(
+    curves: Mapping[str, Curve], title: str, x_label: str, y_label: str, log_x: bool = False, log_y: bool = False
+) -> Image:
+    """Plot curves on common axes, with a legend if there are several."""
+    from matplotlib.figure import Figure
+
+    metric = Figure(figsize=(_WIDTH / _DPI, _HEIGHT / _DPI), dpi=_DPI, layout="constrained")
+    axes = metric.subplots()
+    for name, (xs, ys) in curves.items():
+        axes.plot(xs, ys, label=name, linewidth=1.6)
+    axes.set_title(title, loc="left")
+    axes.set(xlabel=x_label, ylabel=y_label)
+    axes.set(xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(curves) > 1:
+        axes.legend(frameon=False)
+    pixels = BytesIO()
+    metric.savefig(pixels, format="rgba")
+    return to_rgb(np.frombuffer(pixels.getvalue(), np.uint8).reshape(_HEIGHT, _WIDTH, 4))
+
+
+def terminal_curve(values: Sequence[float], width: int = 72, height: int = 8) -> list[str]:
+    """Plot values as lines of block characters, with the largest value at the top left and 0 at the bottom."""
+    columns = _downsample(values, width)
+    largest = max(columns) or 1.0
+    top = f"{largest:.3g}"
+    lines = []
+    for row in range(height - 1, -1, -1):
+        levels = (round((value / largest * height - row) * 8) for value in columns)
+        bars = "".join(_BLOCKS[min(8, max(0, level))] for level in levels)
+        label = top if row == height - 1 else "0" if row == 0 else ""
+        lines.append(f"{label:>{len(top)}} ┤{bars}")
+    return lines
+
+
+def _downsample(values: Sequence[float], width: int) -> list[float]:
+    """Return at most `width` values; the largest of each stretch stands for it, so that peaks stay visible."""
+    number = min(width, len(values))
+    edges = [len(values) * k // number for k in range(number + 1)]
+    return [max(values[start:stop]) for start, stop in pairwise(edges)]

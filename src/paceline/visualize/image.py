@@ -1,0 +1,55 @@
+"""Images as arrays: from tensors, at other sizes, and into PNG files."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import PIL.Image
+
+from paceline.core.atomic_write import replace_file
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Image = npt.NDArray[np.uint8]
+"""RGB pixels, [H, W, 3]."""
+
+
+def to_image(tensor: Tensor) -> Image:
+    """Convert an image [C, H, W], or a clip [C, T, H, W], of any value range, which is stretched to 0–255."""
+    values = tensor.detach().float().cpu()
+    low, high = values.min(), values.max()
+    scaled = (values - low) / (high - low).clamp(min=1e-6) * 255
+    return to_rgb(scaled.round().byte().movedim(0, -1).numpy())
+
+
+def to_rgb(pixels: npt.NDArray[np.uint8]) -> Image:
+    """Return the first three channels [..., C], or the first one three times if there are fewer."""
+    return np.ascontiguousarray(pixels[..., :3] if pixels.shape[-1] >= 3 else pixels[..., :1].repeat(3, -1))
+
+
+def fit(image: Image, side: int, shape: tuple[int, ...] | None = None) -> Image:
+    """Resize an image so that its longer side is `side` pixels, with the aspect ratio of `shape` if that is given.
+
+    Small images grow by whole factors: their pixels stay square and sharp.
+    """
+    height, width = (shape or image.shape)[:2]
+    factor = side / max(height, width)
+    if factor >= 2:
+        factor = int(factor)
+    size = max(1, round(width * factor)), max(1, round(height * factor))
+    is_enlarged = min(size[0] / image.shape[1], size[1] / image.shape[0]) >= 2
+    method = PIL.Image.Resampling.NEAREST if is_enlarged else PIL.Image.Resampling.LANCZOS
+    return np.array(PIL.Image.fromarray(image).resize(size, method))
+
+
+def save_png(image: Image, path: Path) -> None:
+    """Write an image as a PNG file, atomically; missing folders are created."""
+    content = BytesIO()
+    PIL.Image.fromarray(image).save(content, format="PNG")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, content.getvalue(), is_durable=False)

@@ -1,0 +1,171 @@
+"""Requests to stop as systems make them: repeated, in the middle of an evaluation, by a terminal that is closed."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shared_launch import environment
+from waiting import TIMEOUT, wait_until
+
+RECIPE = {
+    "name": "asked",
+    "task": "classification",
+    "model": {"name": "convnet", "widths": [4]},
+    "data": {
+        "batch_size": 20,
+        "train": {"dataset": "waiting", "split": "train", "name": "train"},
+        "val": {"dataset": "waiting", "split": "test", "name": "val"},
+        "test": {"dataset": "waiting", "split": "test", "name": "test"},
+    },
+    "losses": ["cross_entropy"],
+    "optimizer": {"name": "sgd", "lr": 0.1},
+    # On two processes the same bits as on one.
+    "train": {"steps": 4, "micro_batch_size": 10, "reproducible": "world", "averaging": {"name": "ema", "decay": 0.5}},
+    "evaluate": {"every_steps": 4, "batch_size": 10, "metrics": ["moody"]},
+    "checkpoint": {"every_steps": 100},
+    "logging": {"every_steps": 4, "images": False, "tensorboard": False},
+}
+
+
+class Command:
+    """`paceline train` in a folder; what it prints goes to a file."""
+
+    def __init__(self, folder: Path, *words: str, wait_in: str = "", fail_rank: str = "", **more: Any) -> None:
+        self.folder, self.out = folder, folder / "runs" / "asked"
+        (folder / "recipe.json").write_text(json.dumps(RECIPE))
+        (folder / "go").unlink(missing_ok=True)
+        with (folder / "printed").open("w") as printed:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "paceline", "train", "recipe.json", "--use", "slow_splits", *words],
+                cwd=folder,
+                env=environment(WAIT_IN=wait_in, FAIL_RANK=fail_rank),
+                **{"stdout": printed, "stderr": printed, "start_new_session": True, **more},
+            )
+
+    def wait_for(self, path: str) -> None:
+        wait_until(lambda: (self.folder / path).exists() or self.process.poll() is not None, f"there is {path}")
+        assert (self.folder / path).exists(), self.printed()
+
+    def printed(self) -> str:
+        return (self.folder / "printed").read_text()
+
+    def end(self, code: int) -> None:
+        (self.folder / "go").touch()
+        assert self.process.wait(TIMEOUT) == code, self.printed()
+
+    def status(self) -> dict[str, Any]:
+        status: dict[str, Any] = json.loads((self.out / "status.json").read_text())
+        return status
+
+    def records(self) -> list[dict[str, Any]]:
+        lines = (self.out / "metrics.jsonl").read_text().splitlines()
+        return [{name: value for name, value in json.loads(line).items() if name != "clock"} for line in lines]
+
+    @contextmanager
+    def asked_again_and_again(self) -> Iterator[None]:
+        """Send SIGTERM to all of its processes every few milliseconds, until it has ended."""
+        ended = threading.Event()
+
+        def ask() -> None:
+            while not ended.wait(0.003):
+                os.killpg(self.process.pid, signal.SIGTERM)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            asking.join()
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What a run records that nothing happens to."""
+    command = Command(tmp_path_factory.mktemp("whole"))
+    command.end(0)
+    found = command.records()
+    assert [(record["split"], record["step"]) for record in found] == [("val", 4), ("train", 4), ("test", 4)]
+    return found
+
+
+@pytest.mark.parametrize(("split", "procs"), [("train", "1"), ("test", "1"), ("val", "2")])
+def test_repeated_requests_stop_a_run_wherever_it_is(
+    split: str, procs: str, records: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    command = Command(tmp_path, "--procs", procs, wait_in=split)
+    command.wait_for(split)
+    with command.asked_again_and_again():
+        command.end(75)
+    assert command.status()["state"] == "stopped"
+    step = command.status()["step"]
+    assert step == (1 if split == "train" else 4)
+    assert [path.name for path in (command.out / "checkpoints").glob("step-*")] == [f"step-{step:08d}"]
+    again = Command(tmp_path)
+    again.end(0)
+    assert again.records() == records
+    assert again.status()["state"] == "finished"
+
+
+def test_a_metric_that_raises_in_one_process_costs_no_training(records: list[dict[str, Any]], tmp_path: Path) -> None:
+    command = Command(tmp_path, "--procs", "2", "--restarts", "0", fail_rank="1")
+    command.end(1)
+    assert "ZeroDivisionError: not today" in command.printed()
+    assert (command.status()["state"], command.status()["step"]) == ("failed", 4)
+    assert (command.out / "checkpoints" / "step-00000004").is_dir()
+    again = Command(tmp_path)
+    again.end(0)
+    assert again.records() == records
+
+
+def test_a_request_before_training_begins_is_answered_alike(tmp_path: Path) -> None:
+    command = Command(tmp_path)
+    command.wait_for("runs/asked/.lock")
+    command.process.terminate()
+    command.end(75)
+
+
+@pytest.mark.parametrize("procs", [1, 2])
+def test_a_closed_terminal_is_a_request_to_stop(procs: int, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = Command(
+        tmp_path,
+        *("train.steps=100000", "evaluate.every_steps=100000", "logging.every_steps=1", "--procs", str(procs)),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        preexec_fn=partial(fcntl.ioctl, 0, termios.TIOCSCTTY, 0),  # the terminal of its session, as under ssh
+    )
+    os.close(theirs)
+    while not (command.out / "metrics.jsonl").exists() and command.process.poll() is None:
+        if select.select([ours], [], [], 0.05)[0]:
+            os.read(ours, 1 << 16)
+    os.close(ours)
+    command.end(75)
+    assert command.status()["state"] == "stopped"
+    assert (command.out / "checkpoints" / f"step-{command.status()['step']:08d}").is_dir()
+
+
+def test_a_run_needs_no_standard_streams(tmp_path: Path) -> None:
+    def close() -> None:
+        for descriptor in range(3):
+            os.close(descriptor)
+
+    command = Command(tmp_path, preexec_fn=close)
+    command.end(0)
+    assert command.status()["state"] == "finished"

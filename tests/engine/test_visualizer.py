@@ -1,0 +1,199 @@
+"""Images of a run: which samples are drawn, what is kept of them, and what becomes of failures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as PILImage
+from small_runs import CLASSES, CPU, Small
+from torch import Tensor
+
+from paceline.core.world import World
+from paceline.data.batch import Batch
+from paceline.engine.evaluate import evaluate
+from paceline.engine.loop import publish, train
+from paceline.engine.run import Run
+from paceline.engine.visualizer import Visualizer, visualize_samples
+from paceline.loggers.events import Event, LoggerGroup, Note, Snapshot, Visualized
+from paceline.losses.classification import CrossEntropy
+from paceline.tasks.classification import Classification
+from paceline.visualize.grid import Panel
+from paceline.visualize.image import Image
+
+Draw = Callable[[Batch, Any, int], Sequence[Panel]]
+WHITE = np.full((4, 5, 3), 255, np.uint8)
+
+
+class Diary:
+    """Remembers events."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def handle(self, event: Event) -> None:
+        self.events.append(event)
+
+    def tick(self, snapshot: Snapshot) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    @property
+    def warnings(self) -> list[str]:
+        return [event.text for event in self.events if isinstance(event, Note) and event.level == "warning"]
+
+
+class Drawing(Classification):
+    """Draws as a test says; how many is not said."""
+
+    num_visualized: int
+
+    def __init__(self, draw: Draw) -> None:
+        super().__init__({"cross_entropy": CrossEntropy()}, {"cross_entropy": 1.0}, CLASSES, top_k=(1,))
+        self._draw = draw
+        del self.num_visualized
+
+    def draw(self, batch: Batch, predictions: Tensor | None, index: int) -> list[Panel]:
+        return list(self._draw(batch, predictions, index))
+
+
+def small(out: Path, draw: Draw | None = None, **parts: Any) -> tuple[Run, Diary]:
+    diary = Diary()
+    chosen: dict[str, Any] = {} if draw is None else {"task": Drawing(draw)}
+    run = Small(out, evaluation_size=100).run(visualize=True, logger=LoggerGroup([diary]), **chosen, **parts)
+    return run, diary
+
+
+def by_id(batch: Batch, predictions: Any, index: int) -> list[Panel]:
+    return [Panel(WHITE, str(int(batch.ids[index])))]
+
+
+def test_eight_samples_are_evenly_spaced_unless_the_task_says_otherwise(tmp_path: Path) -> None:
+    panels = evaluate(small(tmp_path, by_id)[0], "val").panels
+    assert list(panels) == [0, 12, 25, 37, 50, 62, 75, 87]
+    assert [panel.caption for (panel,) in panels.values()] == [str(sample) for sample in panels]
+    assert len(evaluate(small(tmp_path)[0], "val").panels) == 24
+
+
+def test_a_task_draws_nothing_if_it_wants_none(tmp_path: Path) -> None:
+    def draw(batch: Batch, predictions: Any, index: int) -> list[Panel]:
+        raise AssertionError
+
+    run, diary = small(tmp_path, draw)
+    run.task.num_visualized = 0  # type: ignore[attr-defined]
+    train(run)
+    assert {path.name[:13] for path in (tmp_path / "images").iterdir()} == {"val-confusion"}
+    assert diary.warnings == []
+
+
+def test_training_and_evaluation_write_images_and_tell_of_them(tmp_path: Path) -> None:
+    run, diary = small(tmp_path)
+    train(run)
+    events = [event for event in diary.events if isinstance(event, Visualized)]
+    told = {path for event in events for path in event.images.values()}
+    assert told == set((tmp_path / "images").iterdir())
+    evaluated = [f"val-{kind}-0000000{step}" for kind in ("confusion", "predictions") for step in (2, 4)]
+    assert sorted(path.stem for path in told) == ["train-samples-00000001", *evaluated]
+    for path in told:
+        with PILImage.open(path) as image:
+            assert min(image.size) > 96
+    assert {(event.step, event.split) for event in events} == {(1, "train"), (2, "val"), (4, "val")}
+
+
+def test_only_small_images_are_kept(tmp_path: Path) -> None:
+    large = np.zeros((600, 1200, 3), np.uint8)
+    run, _ = small(tmp_path, lambda *_: [Panel(large[:, ::-1], np.str_("a"), np.True_)])  # type: ignore[arg-type]
+    visualizer = Visualizer(run, 3)
+    visualizer.add(Batch(id=torch.arange(3)), torch.zeros(3))
+    panels = visualizer.gather()
+    assert list(panels) == [0, 1, 2]
+    assert {panel.image.shape for each in panels.values() for panel in each} == {(256, 512, 3)}
+    assert panels[0][0][1:] == ("a", True, ())
+
+
+def fail(*_: Any) -> list[Panel]:
+    raise KeyError("no such thing")
+
+
+def wrong_type(*_: Any) -> list[Panel]:
+    return [Panel(np.zeros((4, 4, 3)), "a")]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("draw", "words"), [(fail, "KeyError: 'no such thing'"), (wrong_type, "got float64 [4, 4, 3]")]
+)
+def test_what_cannot_be_drawn_is_reported_and_training_goes_on(tmp_path: Path, draw: Draw, words: str) -> None:
+    run, diary = small(tmp_path, draw)
+    train(run)
+    assert run.progress.is_done
+    evaluations = [text for text in diary.warnings if "cannot draw predictions" in text]
+    assert len(evaluations) == 2
+    assert all(words in text for text in evaluations)
+    assert any("cannot draw train at step 1" in text for text in diary.warnings)
+    assert {path.name for path in (tmp_path / "images").iterdir()} == {
+        "val-confusion-00000002.png",
+        "val-confusion-00000004.png",
+    }
+
+
+@dataclass(frozen=True)
+class Pair(World):
+    """The first of two processes; the other one's part is known."""
+
+    other: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        return [tensor, self.other]
+
+
+def test_the_first_process_hears_of_the_failures_of_others(tmp_path: Path) -> None:
+    sent: list[Tensor] = []
+
+    class Last(World):
+        def gather(self, tensor: Tensor) -> list[Tensor]:
+            sent.append(tensor)
+            return [tensor]
+
+    last = Visualizer(small(tmp_path, fail, world=Last(1, 2, 1, CPU))[0], 2)
+    last.add(Batch(id=torch.tensor([1])), None)
+    last.gather()
+    first = Visualizer(small(tmp_path, by_id, world=Pair(0, 2, 0, CPU, 2, sent[0]))[0], 2)
+    first.add(Batch(id=torch.tensor([0])), None)
+    assert list(first.gather()) == [0]
+    assert first.problem == "cannot draw predictions: KeyError: 'no such thing'"
+
+
+def test_metrics_that_cannot_be_drawn_cost_no_other_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Classification, metrics: dict[str, Any]) -> dict[str, Image]:
+        raise RuntimeError("no plot")
+
+    monkeypatch.setattr(Classification, "draw_metrics", fail)
+    run, diary = small(tmp_path)
+    publish(run, evaluate(run, "val"))
+    assert [path.name for path in (tmp_path / "images").iterdir()] == ["val-predictions-00000000.png"]
+    assert len(diary.warnings) == 1
+    assert "cannot draw val at step 0: RuntimeError: no plot" in diary.warnings[0]
+
+
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "images").touch()
+    run, diary = small(tmp_path)
+    visualize_samples(run)
+    assert len(diary.warnings) == 1
+    assert "images" in diary.warnings[0]
+    assert not any(isinstance(event, Visualized) for event in diary.events)
+
+
+def test_samples_without_panels_are_left_out(tmp_path: Path) -> None:
+    run, diary = small(tmp_path, lambda *_: [])
+    publish(run, evaluate(run, "val"))
+    visualize_samples(run)
+    assert [path.name for path in (tmp_path / "images").iterdir()] == ["val-confusion-00000000.png"]
+    assert diary.warnings == []

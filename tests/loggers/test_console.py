@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import os
+import pty
+import re
+import struct
+import termios
+import threading
+from pathlib import Path
+
+import pytest
+
+from paceline.loggers import console as console_module
+from paceline.loggers.console import Console
+from paceline.loggers.events import Ended, Evaluated, Event, Logged, LoggerGroup, Note, Saved, Snapshot, Started
+from paceline.loggers.messages import duration, number, plain, status
+
+CLOCK = {
+    "time": 1.0,
+    "step_time": {"median": 0.0427},
+    "samples_per_second": 5304.2,
+    "data_wait": 0.021,
+    "memory_mb": 410.3,
+    "eta_seconds": 70.0,
+}
+LOGGED = Logged(240, 1.25, {"loss": 0.9, "lr": 0.1}, {"loss": {"median": 0.412}, "lr": {"median": 0.2}}, CLOCK)
+EVENTS: list[Event] = [
+    Started("fashion", Path("runs/fashion"), "cpu", 2, 1880, 192, 0, ["micro-batches of 64"]),
+    LOGGED,
+    Evaluated(240, 1.25, "val", {"top1": 0.912, "loss": 0.31}, 2000),
+    Saved(240, Path("runs/fashion/checkpoints/step-00000240"), is_best=True),
+    Note("3 files were skipped [see above] :smile:", "warning"),
+    Ended("finished", 1880, 9.79, ["best     runs/fashion/best", "metrics  runs/fashion/metrics.jsonl"]),
+]
+LINES = [
+    "fashion: 1,880 steps, 192 an epoch, on cpu in 2 processes, into runs/fashion",
+    "  micro-batches of 64",
+    "epoch 1.25 step 240/1880 loss 0.412 lr 0.1 samples/s 5300 data-wait 2% eta 0:01:10 mem 410 MB",
+    "evaluated val at step 240: top1 0.912 loss 0.31 (2,000 samples)",
+    "saved runs/fashion/checkpoints/step-00000240, the best so far",
+    "warning: 3 files were skipped [see above] :smile:",
+    "finished at step 1880, epoch 9.79",
+    "  best     runs/fashion/best",
+    "  metrics  runs/fashion/metrics.jsonl",
+]
+
+
+class PseudoTerminal:
+    """A terminal that remembers what was written to it."""
+
+    def __init__(self, columns: int) -> None:
+        self.master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
+        self.stream = os.fdopen(slave, "w", encoding="utf-8")
+        self._received = b""
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                self._received += os.read(self.master, 4096)
+            except OSError:  # the other side was closed
+                return
+
+    def text(self) -> str:
+        """All that was written; the terminal is gone afterwards."""
+        self.stream.close()
+        self._reader.join()
+        os.close(self.master)
+        return self._received.decode()
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> PseudoTerminal:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(console_module, "SECONDS_BETWEEN_DRAWS", 0.0)
+    return PseudoTerminal(120)
+
+
+def show_run(console: Console) -> None:
+    for event in EVENTS[:-1]:
+        console.handle(event)
+    for step in range(241, 244):
+        console.tick(Snapshot(step, 1880, step / 192, 0.05))
+    console.handle(EVENTS[-1])
+    console.close()
+
+
+def screen_lines(text: str) -> list[str]:
+    """What stays on the screen, for the few controls that are used: up a line, erase the line, styles."""
+    screen, row, column = [""], 0, 0
+    for control, count, kind, letter in re.findall(r"(\x1b\[([0-9;?]*)([A-Za-z]))|(.)", text, flags=re.DOTALL):
+        if kind == "A":
+            row -= int(count)
+        elif kind == "K":
+            screen[row] = ""
+        elif letter == "\r":
+            column = 0
+        elif letter == "\n":
+            row += 1
+            screen += [""] * (row == len(screen))
+        elif not control:
+            screen[row] = screen[row][:column].ljust(column) + letter + screen[row][column + 1 :]
+            column += 1
+    return [line.rstrip() for line in screen]
+
+
+def test_plain_lines_where_there_is_no_terminal() -> None:
+    stream = io.StringIO()
+    show_run(Console(stream))
+    assert stream.getvalue().splitlines() == LINES
+
+
+def test_the_default_is_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    show_run(Console())
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == LINES
+
+
+def test_a_dumb_terminal_gets_plain_lines(terminal: PseudoTerminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    show_run(Console(terminal.stream))
+    assert terminal.text().splitlines() == LINES
+
+
+def test_a_terminal_keeps_the_lines_and_loses_the_bar(terminal: PseudoTerminal) -> None:
+    show_run(Console(terminal.stream))
+    assert [line for line in screen_lines(terminal.text()) if line] == LINES
+
+
+def test_the_bar_shows_how_far_the_run_is(terminal: PseudoTerminal) -> None:
+    show_run(Console(terminal.stream))
+    text = re.sub(r"\x1b\[[0-9;?]*m", "", terminal.text())
+    assert "─ 243/1880  epoch 1.27  loss 0.412  lr 0.1  5300/s  data-wait 2%  eta 0:01:10  410 MB" in text
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # the cursor is there
+
+
+def test_lines_are_printed_above_a_bar_that_stays(terminal: PseudoTerminal) -> None:
+    console = Console(terminal.stream)
+    console.tick(Snapshot(100, 1880, 0.5, 0.0))
+    console.handle(Note("hello"))
+    console.handle(Note("again"))
+    *_, first, second, bar = screen_lines(terminal.text())
+    assert (first, second) == ("hello", "again")
+    assert "100/1880" in bar
+
+
+def test_no_color_is_respected(terminal: PseudoTerminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    show_run(Console(terminal.stream))
+    assert not re.search(r"\x1b\[[0-9;]*[349][0-7]m", terminal.text())
+
+
+def test_nothing_is_drawn_between_two_due_draws(terminal: PseudoTerminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console_module, "SECONDS_BETWEEN_DRAWS", 3600.0)
+    console = Console(terminal.stream)
+    for step in range(1, 100):
+        console.tick(Snapshot(step, 100, step / 10, 0.0))
+    text = terminal.text()
+    assert "1/100" in text
+    assert "2/100" not in text
+
+
+def test_letters_that_the_stream_lacks_are_escaped() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    Console(stream).handle(Note("2 × 64"))
+    assert raw.getvalue() == b"2 \\xd7 64\n"
+
+
+def test_a_terminal_that_is_gone_does_not_stop_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    master, slave = pty.openpty()
+    stream = os.fdopen(slave, "w")
+    heard = io.StringIO()
+    logger = LoggerGroup([Console(stream), Console(heard)])
+    os.close(master)
+    for step in range(1, 4):
+        logger.tick(Snapshot(step, 100, step / 10, 0.0))
+        logger.emit(Note(f"step {step}"))
+    warning, *rest = heard.getvalue().splitlines()
+    assert warning.startswith("warning: cannot write to Console: ")
+    assert rest == ["step 1", "step 2", "step 3"]
+    with contextlib.suppress(OSError):
+        stream.close()
+
+
+def test_the_bar_leaves_out_the_least_needed_where_it_is_narrow() -> None:
+    snapshot = Snapshot(250, 1880, 1.3, 0.05)
+    widths = [len(plain(status(snapshot, LOGGED, room))) for room in range(12, 100)]
+    assert all(width <= room for width, room in zip(widths, range(12, 100), strict=True))
+    assert plain(status(snapshot, LOGGED, 100)) == (
+        "250/1880  epoch 1.30  loss 0.412  lr 0.1  5300/s  data-wait 2%  eta 0:01:10  410 MB"
+    )
+    assert plain(status(snapshot, LOGGED, 40)) == "250/1880  loss 0.412  eta 0:01:10"
+    assert plain(status(snapshot, LOGGED, 12)) == "250/1880"
+
+
+def test_the_time_left_shrinks_with_the_steps_left() -> None:
+    logged = Logged(100, 1.0, {}, {}, {"eta_seconds": 900.0})
+    assert "eta 0:07:30" in plain(status(Snapshot(550, 1000, 5.5, 0.0), logged, 100))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0:00:00"), (70, "0:01:10"), (3599.6, "1:00:00"), (90061, "1d 1:01:01")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.41234, "0.4123"), (0.1, "0.1"), (1e-5, "1e-05"), (12345.6, "12346"), (float("nan"), "nan")]
+)
+def test_numbers(value: float, text: str) -> None:
+    assert number(value) == text

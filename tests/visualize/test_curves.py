@@ -1,0 +1,38 @@
+"""Curves, as images and as characters."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.visualize.curves import draw_curves, terminal_curve
+
+
+def test_each_curve_has_a_color_and_its_place() -> None:
+    image = draw_curves({"low": ([0, 10], [1, 1]), "high": ([0, 10], [9, 9])}, "title", "x", "y")
+    assert image.shape == (540, 960, 3)
+    assert image.dtype == np.uint8
+    rows = [np.nonzero((image[:, 480] == color).all(1))[0] for color in ((31, 119, 180), (255, 127, 14))]
+    assert rows[0].min() > 540 * 0.7
+    assert rows[1].max() < 540 * 0.3
+
+
+def test_axes_can_be_logarithmic() -> None:
+    curve = {"loss": ([1e-5, 1e-3, 1e-1], [1.0, 2.0, 3.0])}
+    marks = []
+    for log_x in (False, True):
+        image = draw_curves(curve, "", "lr", "loss", log_x=log_x)
+        marks.append(np.nonzero((image == (31, 119, 180)).all(2).any(0))[0].mean())
+    assert marks[1] > 480 * 0.9, "evenly spread where the axis is logarithmic"
+    assert draw_curves(curve, "", "lr", "loss", log_y=True).shape == image.shape
+
+
+def test_a_terminal_shows_the_height_of_each_value() -> None:
+    assert terminal_curve([0.5, 1, 2], height=2) == ["2 ┤  █", "0 ┤▄██"]
+    assert terminal_curve([0, 0], height=1) == ["1 ┤  "]
+
+
+def test_peaks_of_many_values_stay_visible() -> None:
+    values = [0.0] * 1000
+    values[503] = 3.0
+    lines = terminal_curve(values, width=10, height=1)
+    assert lines == ["3 ┤     █    "]
