@@ -14,8 +14,8 @@ import pytest
 
 from paceline.cli import main
 from paceline.loggers.events import Ended, Evaluated, LoggerGroup, Started
+from paceline.loggers.files import StatusFile
 from paceline.loggers.jsonl import JsonlLogger
-from paceline.loggers.status import StatusFile
 
 
 def make_run(folder: Path, *metrics: dict[str, float], name: str = "", task: str = "classification") -> Path:

@@ -16,7 +16,7 @@ from paceline.checkpoint.files import write_file
 from paceline.core.atomic_write import create_file, is_partial, partial_path, remove_partial_files, replace_file
 from paceline.launch.exit_record import Record
 from paceline.loggers.events import Started
-from paceline.loggers.status import StatusFile
+from paceline.loggers.files import StatusFile
 from paceline.visualize.image import save_png
 
 PICTURE = np.zeros((2, 2, 3), np.uint8)

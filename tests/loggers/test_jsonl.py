@@ -9,7 +9,8 @@ import pytest
 
 from paceline.core.errors import DataError
 from paceline.loggers.events import Evaluated, Logged, LoggerGroup, Note, Saved, Snapshot
-from paceline.loggers.jsonl import GrowingFile, JsonlLogger, read_records, truncate_after
+from paceline.loggers.files import AppendFile
+from paceline.loggers.jsonl import JsonlLogger, read_records, truncate_after
 
 
 def logged(step: int, loss: float = 0.5) -> Logged:
@@ -172,7 +173,7 @@ def test_no_file_has_no_records_and_needs_no_cutting(tmp_path: Path) -> None:
 
 
 def test_what_a_full_disk_refuses_is_taken_back_and_written_later(tmp_path: Path) -> None:
-    file = GrowingFile(tmp_path / "grows")
+    file = AppendFile(tmp_path / "grows")
     file.append(b"first\n")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))  # the system now writes a part of what comes, then refuses

@@ -28,11 +28,10 @@ from openpyxl.styles import Font, PatternFill
 
 from paceline.core.errors import DataError, UsageError
 from paceline.loggers.events import Ended, Evaluated, LoggerGroup, Started
+from paceline.loggers.files import StatusFile
 from paceline.loggers.jsonl import JsonlLogger
 from paceline.loggers.results import KEY, About, ResultsRow, read_results, write_results
-from paceline.loggers.results_table import CsvTable, Value, update_rows
-from paceline.loggers.shared_file import alone_with
-from paceline.loggers.status import StatusFile
+from paceline.loggers.results_table import CsvTable, Value, locked, update_rows
 
 ABOUT = About("small", "classification", "convnet")
 BOTH = pytest.mark.parametrize("name", ["table.csv", "table.xlsx"])
@@ -394,7 +393,7 @@ def test_a_link_to_a_table_stays_one(tmp_path: Path) -> None:
 def test_what_a_person_saves_meanwhile_is_not_lost(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text("directory,split\n")
-    with alone_with(path) as file:
+    with locked(path) as file:
         assert file.read(100) == b"directory,split\n"
         os.utime(path, ns=(0, time.time_ns() - 10**9))  # as by a program that knows of no lock
         assert not file.replace(b"something else")

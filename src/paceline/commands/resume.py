@@ -1,7 +1,10 @@
-"""Where a run goes on: from which checkpoint, and whether its recipe and its data are still those of the checkpoint."""
+"""Where a run continues: from which checkpoint, with which data, and after a crash for how many more times."""
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,13 +12,21 @@ from typing import Any
 from paceline.checkpoint.store import Checkpoint, open_checkpoint
 from paceline.commands.run_directory import recipe_differences
 from paceline.core.agreement import decide, read_together
-from paceline.core.errors import CheckpointError, DataError
+from paceline.core.atomic_write import replace_file
+from paceline.core.errors import CheckpointError, DataError, TrainingError
+from paceline.core.json_file import read_json
+from paceline.core.text import join_first
 from paceline.data.fingerprint import DataFingerprint, differences, fingerprint
 from paceline.engine.run import Run
 from paceline.engine.saved_state import check_state
+from paceline.engine.watchdog import EVALUATING, Heartbeat, read_beat
+from paceline.launch.environment import is_supervised, restart_count
+from paceline.launch.worker import tell
 
 Fingerprints = Mapping[str, Mapping[str, Any]]
 """The fingerprint of each split, as a checkpoint keeps it."""
+_MOST_FAILURES = 3
+_SHOWN = 12
 
 
 def resume(
@@ -90,3 +101,49 @@ def _check_data(checkpoint: Checkpoint, run: Run, is_accepted: bool) -> list[str
         "         so the bits are not those of an uninterrupted run, the epoch under way does not see every sample",
         f"         once, and metrics up to step {checkpoint.step} are not comparable with later ones",
     ]
+
+
+def watch_over(run: Run, limit: float) -> None:
+    """Have the processes of a run give signs of life; raises TrainingError if the same step failed three times."""
+    folder = run.out / "logs" / "heartbeats"
+    if restart_count() and run.world.is_main:
+        _count_failure(run, folder)
+    run.world.barrier()  # nobody beats before the last beats were read
+    if run.world.size > 1:
+        run.heartbeat = Heartbeat(folder, run.world, limit, _give_up)
+
+
+def _count_failure(run: Run, folder: Path) -> None:
+    beats = [beat for rank in range(run.world.size) if (beat := read_beat(folder, rank))]
+    if not beats:
+        return
+    step = max(beat.step for beat in beats)
+    counts = folder / "failures.json"
+    before = read_json(counts)
+    is_again = isinstance(before, dict) and before.get("step") == step and type(before.get("times")) is int
+    times = before["times"] + 1 if is_again else 1
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(counts, json.dumps({"step": step, "times": times}).encode(), is_durable=False)
+    if times >= _MOST_FAILURES:
+        counts.unlink()  # started by hand again, it is tried anew
+        if any(beat.phase == EVALUATING for beat in beats if beat.step == step):
+            raise TrainingError(f"the evaluation after step {step} failed {times} times, for the reasons given above")
+        raise TrainingError(
+            f"step {step + 1} failed {times} times; its samples are {_samples(run, step)}. Look at them with the"
+            " data set, and at the reasons given above"
+        )
+
+
+def _samples(run: Run, step: int) -> str:
+    updates = run.batches.updates
+    slices = updates.slices(step)
+    ids = run.batches.order.at(updates.epoch(step), slices[0].start, slices[-1].stop)
+    return join_first(ids, _SHOWN)
+
+
+def _give_up(finding: str) -> None:
+    if is_supervised():
+        tell(1, finding, explained=False)
+    else:
+        print(finding, file=sys.stderr, flush=True)
+    os._exit(1)

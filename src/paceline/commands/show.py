@@ -34,8 +34,6 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _as_json(run: Run, builder: Builder) -> dict[str, Any]:
-    from paceline.commands.model_table import model_table
-
     rows, flops = model_table(run)
     updates, progress = run.batches.updates, run.progress
     lr = run.scheduler.schedules.lr
@@ -61,6 +59,28 @@ def _as_json(run: Run, builder: Builder) -> dict[str, Any]:
     }
 
 
+def model_table(run: Run) -> tuple[list[dict[str, Any]], int]:
+    """Parameters and FLOPs of the model and of its parts down to the second level, for one sample; and all FLOPs."""
+    import numpy as np
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    counter = FlopCounterMode(display=False, depth=2)
+    batch = run.source.finish(run.source.fetch(0, np.arange(1)), 0, run.world.device)
+    run.model.eval()
+    with torch.inference_mode(), counter:
+        run.task.predict(run.model, batch)
+    counts = {name: sum(by_kind.values()) for name, by_kind in counter.get_flop_counts().items()}
+    root = type(run.model).__name__
+    rows = []
+    for name, module in run.model.named_modules():
+        if name.count(".") <= 1:
+            parameters = sum(parameter.numel() for parameter in module.parameters())
+            flops = counts.get(f"{root}.{name}" if name else "Global", 0)
+            rows.append({"name": name, "type": type(module).__name__, "parameters": parameters, "flops": flops})
+    return rows, counter.get_total_flops()
+
+
 def _groups(run: Run) -> list[dict[str, Any]]:
     """The parameter groups; labels that several share are numbered."""
     names = {id(parameter): name for name, parameter in run.model.named_parameters()}
@@ -82,7 +102,6 @@ def _groups(run: Run) -> list[dict[str, Any]]:
 
 
 def _print(run: Run, builder: Builder) -> None:
-    from paceline.commands.model_table import model_table
     from paceline.commands.summary import derivation
     from paceline.visualize.curves import terminal_curve
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.commands.common import check_writable, read_recipe
-from paceline.commands.restarts import watch_over
 from paceline.commands.run_directory import refuse_foreign, write_recipe
 from paceline.commands.run_lock import RunLock, check_free, own
 from paceline.core.atomic_write import remove_partial_files
@@ -55,7 +54,7 @@ def main(options: argparse.Namespace) -> int:
 
 def _build_and_train(options: argparse.Namespace, checked: CheckedRecipe, out: Path, stop: StopRequest) -> None:
     # The recipe is known to be right: from here on torch is needed.
-    from paceline.commands.resume import fingerprints
+    from paceline.commands.resume import fingerprints, watch_over
     from paceline.core.agreement import decide
     from paceline.recipe.build import Builder
 
@@ -122,10 +121,9 @@ def _open_directory(run: Run, builder: Builder) -> None:
     """Make the run directory, cut its records back to where the run stands, and attach what writes them."""
     from paceline.loggers.console import Console
     from paceline.loggers.events import Logger, LoggerGroup, Note
+    from paceline.loggers.files import LogFile, StatusFile
     from paceline.loggers.jsonl import JsonlLogger, read_records, truncate_after
-    from paceline.loggers.log_file import LogFile
     from paceline.loggers.results import About, ResultsRow
-    from paceline.loggers.status import StatusFile
     from paceline.loggers.tensorboard import TensorBoardLogger, rebuild
 
     if run.world.is_main:

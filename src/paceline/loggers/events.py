@@ -88,7 +88,7 @@ class Ended:
     """Whether somebody else, who knows more, tells the user everything."""
 
 
-SECONDS_BETWEEN_FIGURES = 0.5
+SECONDS_BETWEEN_FLUSHES = 0.5
 
 Event = Started | Logged | Evaluated | Visualized | Saved | Note | Ended
 
@@ -129,19 +129,19 @@ class LoggerGroup:
         self._sinks = list(sinks)
         self._failed: list[Logger] = []
         self._waiting: list[Event] = []
-        self._next_figures = 0.0
+        self._next_flush = 0.0
 
     def emit(self, event: Event) -> None:
         """Hand `event` to every sink, at once unless it can wait and others have just been handed over."""
         self._waiting.append(event)
         can_wait = isinstance(event, Logged) or (isinstance(event, Note) and event.level == "detail")
-        if not can_wait or monotonic() >= self._next_figures:
+        if not can_wait or monotonic() >= self._next_flush:
             self.flush()
 
     def flush(self) -> None:
         """Hand over what waits: many metrics together take a fraction of the time that they take one by one."""
         events, self._waiting = self._waiting, []
-        self._next_figures = monotonic() + SECONDS_BETWEEN_FIGURES
+        self._next_flush = monotonic() + SECONDS_BETWEEN_FLUSHES
         for sink in self._sinks:
             for event in events:
                 try:
@@ -151,7 +151,7 @@ class LoggerGroup:
 
     def tick(self, snapshot: Snapshot) -> None:
         """Tell every sink how far the run is."""
-        if self._waiting and monotonic() >= self._next_figures:
+        if self._waiting and monotonic() >= self._next_flush:
             self.flush()
         for sink in self._sinks:
             try:

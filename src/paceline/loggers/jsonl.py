@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from paceline.core.atomic_write import replace_file
 from paceline.core.errors import DataError
 from paceline.loggers.events import Evaluated, Event, Logged, Snapshot
+from paceline.loggers.files import AppendFile
 
 Record = dict[str, Any]
 """One line of the file: "step", "epoch", "split", metrics by name, and wall-clock metrics under "clock"."""
@@ -36,7 +36,7 @@ class JsonlLogger:
     """Adds the record of every logged and evaluated event to the file, at once and whole."""
 
     def __init__(self, path: Path) -> None:
-        self._file = GrowingFile(path)
+        self._file = AppendFile(path)
 
     def handle(self, event: Event) -> None:
         """Write a line if the event has metrics."""
@@ -123,53 +123,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list):
         return [_finite(item) for item in value]
     return value
-
-
-class GrowingFile:
-    """Appends pieces of bytes, each entirely or not at all; opened (and its folder made) at the first piece.
-
-    A piece that could not be written is kept, and goes before the next one. The `OSError` names the file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._descriptor: int | None = None
-        self._unwritten = b""
-
-    def append(self, piece: bytes) -> None:
-        """Add `piece`, after all that is still to be written; when this returns, the system has it."""
-        self._unwritten += piece
-        try:
-            if self._descriptor is None:
-                self._descriptor = _open(self.path)
-            _write_whole(self._descriptor, self._unwritten)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path)) from error
-        self._unwritten = b""
-
-    def close(self) -> None:
-        """Write what is left and close the file; a later piece opens it again."""
-        try:
-            if self._unwritten:
-                self.append(b"")
-        finally:
-            if self._descriptor is not None:
-                os.close(self._descriptor)
-                self._descriptor = None
-
-
-def _open(path: Path) -> int:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-
-
-def _write_whole(descriptor: int, data: bytes) -> None:
-    size = os.fstat(descriptor).st_size
-    written = 0
-    try:
-        while written < len(data):
-            written += os.write(descriptor, data[written:])
-    except OSError:
-        if written:
-            os.ftruncate(descriptor, size)
-        raise

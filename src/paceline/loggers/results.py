@@ -18,7 +18,7 @@ from paceline.loggers.results_table import Value, update_rows
 
 KEY, SETTINGS = ("directory", "split"), "settings"
 """The columns by which a row is found: a directory is one run, and two runs of one recipe have two."""
-_NOT_FIGURES = {"step", "epoch", "split", "num_samples", "num_skipped", "clock", "smoothed"}
+_NOT_METRICS = {"step", "epoch", "split", "num_samples", "num_skipped", "clock", "smoothed"}
 
 
 class About(NamedTuple):
@@ -103,13 +103,13 @@ def _records(folder: Path) -> list[Record]:
 
 
 def _result(folder: Path, about: About, state: str, record: Record) -> Result:
-    metrics = {name: value for name, value in record.items() if name not in _NOT_FIGURES and _is_figure(value)}
+    metrics = {name: value for name, value in record.items() if name not in _NOT_METRICS and _is_metric(value)}
     epoch, num_samples, num_skipped = (_number(record.get(name)) for name in ("epoch", "num_samples", "num_skipped"))
     step, split = record["step"], record["split"]
     return Result(about, folder, split, state, step, epoch, int(num_samples), int(num_skipped), metrics)
 
 
-def _is_figure(value: Any) -> bool:
+def _is_metric(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 

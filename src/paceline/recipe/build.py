@@ -1,6 +1,6 @@
 """The one place where the names of a recipe become a run. Everything below takes plain arguments.
 
-`build_data` and `build_solver` are its two larger halves, `workshop` the bench that they share.
+`build_data`, `build_optim` and `build_engine` are its parts, `build_context` what they share.
 """
 
 from __future__ import annotations

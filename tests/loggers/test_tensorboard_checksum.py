@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from paceline.loggers.crc32c import crc32c
+from paceline.loggers.tensorboard import crc32c
 
 
 def bit_by_bit(data: bytes) -> int:

@@ -1,0 +1,124 @@
+"""`status.json`, `logs/rank-N.log`, and how a file grows by whole pieces."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import datetime
+from pathlib import Path
+from time import monotonic
+
+from paceline.core.atomic_write import replace_file
+from paceline.loggers.events import Ended, Evaluated, Event, Logged, Snapshot, Started
+from paceline.loggers.messages import lines_of, plain
+
+_SECONDS_BETWEEN_STEPS = 1.0
+
+
+class AppendFile:
+    """Appends pieces of bytes, each entirely or not at all; opened (and its folder made) at the first piece.
+
+    A piece that could not be written is kept, and goes before the next one. The `OSError` names the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor: int | None = None
+        self._unwritten = b""
+
+    def append(self, piece: bytes) -> None:
+        """Add `piece`, after all that is still to be written; when this returns, the system has it."""
+        self._unwritten += piece
+        try:
+            if self._descriptor is None:
+                self._descriptor = _open(self.path)
+            _write_whole(self._descriptor, self._unwritten)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
+        self._unwritten = b""
+
+    def close(self) -> None:
+        """Write what is left and close the file; a later piece opens it again."""
+        try:
+            if self._unwritten:
+                self.append(b"")
+        finally:
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
+
+
+def _open(path: Path) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+
+def _write_whole(descriptor: int, data: bytes) -> None:
+    size = os.fstat(descriptor).st_size
+    written = 0
+    try:
+        while written < len(data):
+            written += os.write(descriptor, data[written:])
+    except OSError:
+        if written:
+            os.ftruncate(descriptor, size)
+        raise
+
+
+class LogFile:
+    """Appends a line for each event; a resumed run goes on in the same file."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = AppendFile(path)
+        self._total_steps = 0
+
+    def handle(self, event: Event) -> None:
+        """Write what is to be said of the event."""
+        if isinstance(event, Started):
+            self._total_steps = event.total_steps
+        now = datetime.now().astimezone().isoformat(timespec="milliseconds")
+        lines = [f"{now} {plain(words)}\n" for words in lines_of(event, self._total_steps)]
+        if lines:
+            self._file.append("".join(lines).encode(errors="backslashreplace"))
+
+    def tick(self, snapshot: Snapshot) -> None:
+        """Steps are not logged."""
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class StatusFile:
+    """Keeps the file up to date; it is replaced as a whole, so that readers never see half of it."""
+
+    def __init__(self, path: Path, total_steps: int) -> None:
+        self.path = path
+        self.total_steps = total_steps
+        self._next_write = 0.0
+
+    def handle(self, event: Event) -> None:
+        """Write what the event says about the state of the run."""
+        if isinstance(event, Started):
+            self._write("running", event.resumed_step, event.resumed_step / event.steps_per_epoch, None)
+        elif isinstance(event, Evaluated) or (isinstance(event, Logged) and monotonic() >= self._next_write):
+            self._write("running", event.step, event.epoch, None)
+        elif isinstance(event, Ended):
+            self._write(event.state, event.step, event.epoch, event.reason)
+
+    def tick(self, snapshot: Snapshot) -> None:
+        """Nothing: the file follows events, not steps."""
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    def _write(self, state: str, step: int, epoch: float, reason: str | None) -> None:
+        status = {
+            "state": state,
+            "step": step,
+            "total_steps": self.total_steps,
+            "epoch": epoch,
+            "reason": reason,
+        }
+        replace_file(self.path, f"{json.dumps({**status, 'pid': os.getpid()})}\n".encode(), is_durable=False)
+        self._next_write = monotonic() + _SECONDS_BETWEEN_STEPS
