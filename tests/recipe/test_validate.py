@@ -105,8 +105,10 @@ def test_resolved_is_plain_whole_and_valid_again(check: Check) -> None:
 
 @pytest.mark.parametrize("name", shipped_recipes())
 def test_shipped_recipes_are_valid(name: str) -> None:
-    checked = validate(load(name))
-    assert checked.recipe.name == checked.resolved()["name"] == checked.document.tree["name"]
+    document = load(name)
+    checked = validate(document)
+    assert checked.recipe.name == checked.resolved()["name"] == document.tree["name"]
+    assert checked.recipe.expect == document.tree.get("expect", {})  # none is for another length
 
 
 def test_places_for_later_messages(check: Check) -> None:
@@ -156,6 +158,31 @@ def test_a_name_said_again_does_not_hide_mistakes_below(check: Check) -> None:
     assert lines(check, "extends: base.yaml\noptimizer: {name: sgd}\n", base=base) == [
         'base.yaml:10:33: optimizer.momentun: unknown key; did you mean "momentum"?'
     ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], {"top1": 0.9}),
+        (["train.epochs=20", "train.seed=1"], {"top1": 0.9}),
+        (["train.epochs=1"], {}),
+        (["train.epochs=null", "train.steps=2"], {}),
+        (["train.epochs=1", "expect.top1=0.5"], {"top1": 0.5}),
+    ],
+)
+def test_expectations_hold_for_the_length_they_were_written_for(
+    check: Check, overrides: list[str], expected: dict[str, float]
+) -> None:
+    checked = check(RECIPE + "expect: {top1: 0.9}\n", *overrides)
+    assert checked.recipe.expect == checked.resolved()["expect"] == expected
+
+
+def test_a_recipe_that_changes_the_length_inherits_no_expectation(check: Check) -> None:
+    base = RECIPE + "expect: {top1: 0.9}\n"
+    assert check("extends: base.yaml\ntrain: {epochs: 5}\n", base=base).recipe.expect == {}
+    repeated = "extends: base.yaml\ntrain: {epochs: 5}\nexpect: {top1: 0.9}\n"
+    assert check(repeated, base=base).recipe.expect == {"top1": 0.9}
+    assert check("extends: base.yaml\ntrain: {seed: 5}\n", base=base).recipe.expect == {"top1": 0.9}
 
 
 def test_names_registered_by_a_user_are_checked_by_their_signature(check: Check, losses: Registry) -> None:

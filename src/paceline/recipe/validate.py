@@ -63,6 +63,7 @@ def validate(document: Document) -> CheckedRecipe:
     if problems:
         raise _error(problems, document)
     recipe = _with_arguments(recipe, arguments)
+    _drop_outdated_expectations(recipe, document)
     problems = [Problem(_path_of(keys[0], document.tree), message) for keys, message in cross_checks(recipe)]
     if problems:
         raise _error(problems, document)
@@ -120,6 +121,15 @@ def _is_left_over(part: PartSpec, path: KeyPath, key: str, document: Document) -
     inside = list(places(lookup(document.tree, (*path, key)), (*path, key)))
     origins = [table[place] for table in (document.keys, document.values) for place in inside if place in table]
     return name is not None and name.layer > max(origin.layer for origin in origins)
+
+
+def _drop_outdated_expectations(recipe: Recipe, document: Document) -> None:
+    """Drop each `expect` that was written for another length: `train.epochs=1` cannot reach what nine epochs do."""
+    length = max(document.values.get(("train", unit), DEFAULT).layer for unit in ("epochs", "steps"))
+    # A key's layer is that of the file which wrote it last, even if it repeats a value.
+    for metric in [name for name in recipe.expect if document.keys.get(("expect", name), DEFAULT).layer < length]:
+        document.forget(("expect", metric))
+        del recipe.expect[metric], document.tree["expect"][metric]
 
 
 def _with_arguments(recipe: Recipe, arguments: dict[KeyPath, dict[str, Any]]) -> Recipe:
