@@ -13,7 +13,7 @@ from PIL import Image
 
 from paceline.cli import main
 from paceline.core.registry import register
-from paceline.metrics.saliency import FIGURES
+from paceline.metrics.saliency import SALIENCY_VALUES
 from paceline.recipe.load import load, shipped_recipes
 from paceline.recipe.validate import validate
 
@@ -42,7 +42,7 @@ def test_snippets_are_valid(task: str, number: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_recipes_that_are_named_ship(task: str) -> None:
     rows = [line for line in PAGES[task].split("## Recipes")[1].splitlines() if line.startswith("| `")]
-    named = {name for row in rows if "FIGURES" not in row for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    named = {name for row in rows if "SALIENCY_VALUES" not in row for name in re.findall(r"`(\w+)`", row.split("|")[1])}
     shipped = shipped_recipes()
     assert named <= set(shipped)
     assert {name for name, path in shipped.items() if path.parent.name == task} <= set(
@@ -74,7 +74,7 @@ def test_every_loss_of_pixels_and_every_figure_is_told_of() -> None:
     both = PAGES["saliency"] + PAGES["segmentation"]
     assert len(losses) >= 6
     assert [name for name in losses if f"`{name}`" not in both] == []
-    assert [name for name in FIGURES if f"`{name}`" not in PAGES["saliency"]] == []
+    assert [name for name in SALIENCY_VALUES if f"`{name}`" not in PAGES["saliency"]] == []
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -232,7 +232,7 @@ COMPONENTS = """
 from paceline.data.batch import Batch
 from paceline.data.datasets.idx import fashion_small
 from paceline.losses.loss_term import LossTerm
-from paceline.metrics.loss import LossMetrics
+from paceline.metrics.metric import LossMetrics
 
 
 @paceline.register.model("users_model")

@@ -12,11 +12,8 @@ from torch import Tensor
 from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.data.batch import Batch
-from paceline.losses.classification import BinaryCrossEntropy, CrossEntropy
-from paceline.metrics.classification import ConfusionMatrix, MultiLabel, TopK
-from paceline.metrics.loss import LossMetrics
-from paceline.metrics.metric import Figures, Metric, fold
-from paceline.metrics.ranking import Auroc, MeanAveragePrecision
+from paceline.metrics.classification import Auroc, ConfusionMatrix, MeanAveragePrecision, MultiLabel, TopK
+from paceline.metrics.metric import Metric, MetricValues, merge_states
 
 NAN = math.nan
 
@@ -25,11 +22,11 @@ def batch_of(labels: Tensor) -> Batch:
     return Batch(id=torch.arange(len(labels)), label=labels)
 
 
-def computed(metric: Metric, logits: Tensor, labels: Tensor, sizes: list[int] | None = None) -> Figures:
-    """Measure in batches of these sizes (one batch of all if none are given), fold, and take the metrics."""
+def computed(metric: Metric, logits: Tensor, labels: Tensor, sizes: list[int] | None = None) -> MetricValues:
+    """Measure in batches of these sizes (one batch of all if none are given), merge, and compute."""
     sizes = sizes or [len(labels)]
     parts = zip(torch.split(logits, sizes), torch.split(labels, sizes), strict=True)
-    return metric.compute(fold([metric.update(part, batch_of(truth)) for part, truth in parts]))
+    return metric.compute(merge_states([metric.update(part, batch_of(truth)) for part, truth in parts]))
 
 
 def drawn(num_samples: int, num_classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -87,7 +84,7 @@ def test_top_k_with_ties_is_a_stable_sort() -> None:
         assert found[f"top{k}"] == (order[:, :k] == labels[:, None]).any(dim=1).sum().item() / 200
 
 
-def test_a_k_above_the_number_of_classes_has_no_figure() -> None:
+def test_a_k_above_the_number_of_classes_is_not_reported() -> None:
     assert computed(TopK(), *drawn(5, 3)).keys() == {"top1"}
     assert computed(TopK([1, 5]), torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64)) == {"top1": 1.0}
     assert computed(TopK([1, 5]), *drawn(5, 5)).keys() == {"top1", "top5"}
@@ -252,45 +249,10 @@ def test_nothing_predicted_and_nothing_there_gives_no_division_by_zero() -> None
     }
 
 
-# Losses as metrics
-
-
-def test_losses_are_the_means_over_all_samples() -> None:
-    logits, labels = drawn(23, 4)
-    weights = [1.0, 2.0, 0.5, 4.0]
-    metric = LossMetrics(
-        {"cross_entropy": CrossEntropy(0.1, weights), "bce": BinaryCrossEntropy()},
-        {"cross_entropy": 1.0, "bce": 0.5},
-    )
-    found = computed(metric, logits, labels, [5, 5, 5, 5, 3])
-    entropy = torch.nn.functional.cross_entropy(
-        logits, labels, weight=torch.tensor(weights), label_smoothing=0.1
-    ).item()
-    binary = torch.nn.functional.binary_cross_entropy_with_logits(
-        logits, torch.nn.functional.one_hot(labels, 4).float()
-    ).item()
-    assert found == pytest.approx({"cross_entropy": entropy, "bce": binary, "loss": entropy + 0.5 * binary}, rel=1e-6)
-
-
-def test_loss_states_are_rows_in_double_precision_without_gradient() -> None:
-    logits, labels = drawn(6, 3)
-    metric = LossMetrics({"cross_entropy": CrossEntropy()}, {"cross_entropy": 1.0})
-    state = metric.update(logits.requires_grad_(), batch_of(labels))
-    assert {(tuple(value.shape), value.dtype, value.requires_grad) for value in state.values()} == {
-        ((1,), torch.float64, False)
-    }
-    assert metric.compute(state).keys() == {"cross_entropy", "loss"}
-
-
-def test_a_loss_over_nothing_is_left_out() -> None:
-    metric = LossMetrics({"cross_entropy": CrossEntropy(class_weights=[0.0, 1.0])}, {"cross_entropy": 1.0})
-    assert computed(metric, torch.zeros(2, 2), torch.zeros(2, dtype=torch.int64)) == {}
-
-
 # What holds for all of them
 
 
-def same_bits(one: Figures, other: Figures) -> bool:
+def bit_identical(one: MetricValues, other: MetricValues) -> bool:
     return one.keys() == other.keys() and all(
         torch.equal(one[name], other[name]) if isinstance(one[name], Tensor) else one[name] == other[name]
         for name in one
@@ -304,7 +266,7 @@ def same_bits(one: Figures, other: Figures) -> bool:
     seed=st.integers(0, 1000),
     several=st.booleans(),
 )
-def test_no_division_into_batches_changes_a_bit(sizes: list[int], num_classes: int, seed: int, several: bool) -> None:
+def test_values_do_not_depend_on_batches(sizes: list[int], num_classes: int, seed: int, several: bool) -> None:
     total = sum(sizes)
     logits, labels = (drawn_several if several else drawn)(total, num_classes, seed)
     noise = torch.randn(logits.shape, generator=torch.Generator().manual_seed(seed))
@@ -314,8 +276,8 @@ def test_no_division_into_batches_changes_a_bit(sizes: list[int], num_classes: i
         metrics += [TopK([1, 2, 5]), ConfusionMatrix(num_classes)]
     for metric in metrics:
         at_once = computed(metric, logits, labels)
-        assert same_bits(computed(metric, logits, labels, sizes), at_once)
-        assert same_bits(computed(metric, logits, labels, [1] * total), at_once)
+        assert bit_identical(computed(metric, logits, labels, sizes), at_once)
+        assert bit_identical(computed(metric, logits, labels, [1] * total), at_once)
         assert all(math.isfinite(value) for name, value in at_once.items() if name != "confusion")
 
 
@@ -326,7 +288,7 @@ def test_states_carry_no_gradient_and_add_only_whole_numbers(metric: Metric) -> 
         state = metric.update(outputs, batch_of(labels))
         assert not any(value.requires_grad for value in state.values())
         assert {value.dtype for value in state.values()} <= {torch.int64, torch.float32}
-        assert same_bits(metric.compute(state), computed(metric, logits, labels))
+        assert bit_identical(metric.compute(state), computed(metric, logits, labels))
 
 
 def test_labels_and_models_that_do_not_fit_are_refused() -> None:
@@ -334,13 +296,13 @@ def test_labels_and_models_that_do_not_fit_are_refused() -> None:
     single = torch.zeros(6, dtype=torch.int64)
     metric: Metric
     for metric in (TopK(), ConfusionMatrix(4)):
-        with pytest.raises(DataError, match=r"one label per sample, got labels of shape \[6, 4\]"):
+        with pytest.raises(DataError, match=r"\[6, 4\]"):
             metric.update(logits, batch_of(truth))
     for metric in (ConfusionMatrix(3), Auroc(3), MultiLabel(3)):
-        with pytest.raises(DataError, match="the data have 3 classes, but the model tells 4 apart"):
+        with pytest.raises(DataError, match=r"3 classes.*4"):
             metric.update(logits, batch_of(single))
     for metric in (Auroc(4), MultiLabel(4)):
-        with pytest.raises(DataError, match="the data have 4 classes, but samples have 2 labels each"):
+        with pytest.raises(DataError, match=r"4 classes.*\[6, 2\]"):
             metric.update(logits, batch_of(truth[:, :2]))
 
 

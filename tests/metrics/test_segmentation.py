@@ -13,8 +13,8 @@ from torch import Tensor
 from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.data.batch import Batch
-from paceline.metrics.boundary import BoundaryF, _measured, _spread
-from paceline.metrics.metric import Figures, Metric, fold, pack, unpack
+from paceline.metrics.boundary import BoundaryF, dilate, threshold_distance
+from paceline.metrics.metric import Metric, MetricValues, merge_states, pack, unpack
 from paceline.metrics.segmentation import Segmentation
 
 NAN = math.nan
@@ -26,14 +26,14 @@ def batch_of(masks: Any, first: int = 0) -> Batch:
     return Batch(id=torch.arange(first, first + len(masks)), mask=masks)
 
 
-def metrics(metric: Metric, predictions: Any, masks: Any, sizes: list[int] | None = None) -> Figures:
-    """Measure in batches of these sizes (one batch of all if none are given), fold, and take the metrics."""
+def metrics(metric: Metric, predictions: Any, masks: Any, sizes: list[int] | None = None) -> MetricValues:
+    """Measure in batches of these sizes (one batch of all if none are given), merge, and compute."""
     states, start = [], 0
     for size in sizes or [len(masks)]:
         part = slice(start, start + size)
         states.append(metric.update(predictions[part], batch_of(masks[part], start)))
         start += size
-    return metric.compute(fold(states))
+    return metric.compute(merge_states(states))
 
 
 def drawn(
@@ -49,7 +49,7 @@ def drawn(
     return predicted, masks.masked_fill(hidden, IGNORED).to(torch.uint8)
 
 
-def same_bits(one: Figures, other: Figures) -> bool:
+def bit_identical(one: MetricValues, other: MetricValues) -> bool:
     return one.keys() == other.keys() and all(
         torch.equal(one[name].nan_to_num(-1), other[name].nan_to_num(-1))
         if isinstance(one[name], Tensor)
@@ -81,7 +81,7 @@ def pixel_by_pixel(predicted: Tensor, masks: Tensor, num_classes: int) -> dict[s
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10_000), num_classes=st.integers(2, 6), num_samples=st.integers(1, 3))
-def test_figures_are_those_of_sets_of_pixels(seed: int, num_classes: int, num_samples: int) -> None:
+def test_values_are_those_of_sets_of_pixels(seed: int, num_classes: int, num_samples: int) -> None:
     predicted, masks = drawn(num_samples, num_classes, seed)
     # More classes than are drawn, so that some are never seen, and some only predicted.
     predicted = torch.where(predicted == 0, num_classes, predicted)
@@ -92,7 +92,7 @@ def test_figures_are_those_of_sets_of_pixels(seed: int, num_classes: int, num_sa
     assert found == pytest.approx(expected, rel=1e-12)
 
 
-def test_figures_are_scikit_learns() -> None:
+def test_values_are_scikit_learns() -> None:
     predicted, masks = drawn()
     counting = masks != IGNORED
     truth, guess = masks[counting].numpy(), predicted[counting].numpy()
@@ -158,7 +158,7 @@ def test_pixels_without_a_prediction_are_never_right() -> None:
     found = metrics(Segmentation(3), logits, masks)
     assert found["pixel_accuracy"] == 0.5 == found["miou"]
     assert found["unseen_classes"] == 2
-    assert same_bits(found, metrics(Segmentation(3), torch.tensor([[[3, 0], [0, -1]]]), masks))
+    assert bit_identical(found, metrics(Segmentation(3), torch.tensor([[[3, 0], [0, -1]]]), masks))
 
 
 # Boundaries
@@ -242,11 +242,11 @@ def test_a_class_that_fills_the_image_has_no_boundary(predicted: list[list[int]]
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 10_000), reach=st.floats(0, 30))
-def test_both_ways_to_find_what_is_near_agree(seed: int, reach: float) -> None:
+@given(seed=st.integers(0, 10_000), distance=st.floats(0, 30))
+def test_both_ways_to_find_what_is_near_agree(seed: int, distance: float) -> None:
     marked = (np.random.default_rng(seed).random((40, 60)) < 0.003).astype(np.uint8)
     marked[seed % 40, seed % 60] = 1
-    np.testing.assert_array_equal(_spread(marked, reach), _measured(marked, reach))
+    np.testing.assert_array_equal(dilate(marked, distance), threshold_distance(marked, distance))
 
 
 # What holds for both
@@ -254,14 +254,14 @@ def test_both_ways_to_find_what_is_near_agree(seed: int, reach: float) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=5), seed=st.integers(0, 1000))
-def test_no_division_into_batches_changes_a_bit(sizes: list[int], seed: int) -> None:
+def test_values_do_not_depend_on_batches(sizes: list[int], seed: int) -> None:
     predicted, masks = drawn(sum(sizes), CLASSES, seed)
     for metric in (Segmentation(CLASSES + 1), BoundaryF(CLASSES + 1, distance=1.5)):
         at_once = metrics(metric, predicted, masks)
-        assert same_bits(metrics(metric, predicted, masks, sizes), at_once)
-        assert same_bits(metrics(metric, predicted, masks, [1] * sum(sizes)), at_once)
+        assert bit_identical(metrics(metric, predicted, masks, sizes), at_once)
+        assert bit_identical(metrics(metric, predicted, masks, [1] * sum(sizes)), at_once)
         state = metric.update(predicted, batch_of(masks))
-        assert same_bits(metric.compute(unpack(pack(state))), at_once)
+        assert bit_identical(metric.compute(unpack(pack(state))), at_once)
 
 
 @pytest.mark.parametrize("metric", [Segmentation(CLASSES), BoundaryF(CLASSES)])
@@ -270,8 +270,8 @@ def test_numbers_logits_and_lists_of_samples_are_the_same(metric: Metric) -> Non
     expected = metrics(metric, predicted, masks)
     logits = torch.nn.functional.one_hot(predicted, CLASSES).movedim(-1, 1).float()
     for given_as in (logits, logits.bfloat16(), logits.requires_grad_(), predicted.to(torch.uint8), list(predicted)):
-        assert same_bits(metrics(metric, given_as, masks), expected)
-        assert same_bits(metrics(metric, given_as, list(masks)), expected)
+        assert bit_identical(metrics(metric, given_as, masks), expected)
+        assert bit_identical(metrics(metric, given_as, list(masks)), expected)
     state = metric.update(logits, batch_of(masks))
     assert not any(value.requires_grad for value in state.values())
     assert {value.dtype for value in state.values()} <= {torch.int64, torch.float64}
@@ -282,7 +282,7 @@ def test_samples_may_differ_in_size(metric: Metric) -> None:
     predicted, masks = drawn(2)
     cropped = [predicted[0], predicted[1, :7, 2:]], [masks[0], masks[1, :7, 2:]]
     whole = metrics(metric, *cropped)
-    assert same_bits(whole, metrics(metric, *cropped, [1, 1]))
+    assert bit_identical(whole, metrics(metric, *cropped, [1, 1]))
 
 
 def test_what_is_given_stays_as_it_is() -> None:
@@ -298,20 +298,18 @@ def test_what_is_given_stays_as_it_is() -> None:
 def test_predictions_and_masks_that_do_not_fit_are_refused(kind: Any) -> None:
     predicted, masks = drawn()
     batch = batch_of(masks, first=20)
-    with pytest.raises(DataError, match=r"the prediction of sample 20 is 13×10 pixels, its mask 13×11;.*resize"):
+    with pytest.raises(DataError, match=r"sample 20: .* 13×10 .* 13×11"):
         kind(CLASSES).update(predicted[:, 1:], batch)
-    with pytest.raises(DataError, match="the data have 4 classes, but the model tells 7 apart"):
+    with pytest.raises(DataError, match=r"4 classes.* 7"):
         kind(CLASSES).update(torch.zeros(5, 7, 11, 13), batch)
-    with pytest.raises(
-        DataError, match=r"a class number for each pixel, or logits of all classes, got one torch\.float32"
-    ):
+    with pytest.raises(DataError, match=r"torch\.float32"):
         kind(CLASSES).update(predicted.float(), batch)
-    with pytest.raises(DataError, match="of sample 20 holds the id 255; expected 0 to 3, as ignore_index is not set"):
+    with pytest.raises(DataError, match=r"sample 20 .* id 255; expected 0 to 3, .*ignore_index"):
         kind(CLASSES, ignore_index=None).update(predicted, batch)
     masks[2, 0, 0] = 9
-    with pytest.raises(DataError, match="of sample 22 holds the id 9; expected 0 to 3, or 255, ignore_index"):
+    with pytest.raises(DataError, match=r"sample 22 .* id 9; expected 0 to 3, or 255"):
         kind(CLASSES).update(predicted, batch)
-    with pytest.raises(DataError, match="these samples have none"):
+    with pytest.raises(DataError, match="masks"):
         kind(CLASSES).update(predicted, Batch(id=torch.arange(5)))
 
 

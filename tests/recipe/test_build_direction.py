@@ -16,7 +16,7 @@ from paceline.core.registry import Entry, register
 from paceline.data.batch import Batch
 from paceline.engine.loop import train
 from paceline.engine.run import Run
-from paceline.metrics.metric import Figures, State
+from paceline.metrics.metric import MetricValues, State
 from paceline.recipe.build import build
 
 RECIPE: dict[str, Any] = {
@@ -47,7 +47,7 @@ class Drift:
     def update(self, predictions: Any, batch: Batch) -> State:
         return {"samples": torch.tensor(batch.size)}
 
-    def compute(self, state: State) -> Figures:
+    def compute(self, state: State) -> MetricValues:
         self.times += 1
         return {"drift": float(self.times)}
 

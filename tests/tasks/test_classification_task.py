@@ -8,7 +8,7 @@ from paceline.data.batch import Batch
 from paceline.losses.classification import BinaryCrossEntropy, CrossEntropy
 from paceline.losses.loss_term import Loss
 from paceline.metrics.classification import ConfusionMatrix
-from paceline.metrics.metric import Figures, State, fold
+from paceline.metrics.metric import MetricValues, State, merge_states
 from paceline.tasks.classification import Classification
 
 CLASSES = ["cat", "dog", "eel"]
@@ -30,15 +30,15 @@ def batch(size: int = 6, channels: int = 3) -> Batch:
     return Batch(id=torch.arange(size), image=images, label=torch.arange(size) % 3)
 
 
-def figures_of(chosen: Classification, predictions: Tensor, samples: Batch) -> Figures:
+def figures_of(chosen: Classification, predictions: Tensor, samples: Batch) -> MetricValues:
     """The metrics, with the samples measured in two batches."""
-    found: Figures = {}
+    found: MetricValues = {}
     for metric in chosen.metrics():
         states: list[State] = []
         for part in (slice(0, 4), slice(4, None)):
             cut = Batch({name: value[part] for name, value in samples.items()})
             states.append(metric.update(predictions[part], cut))
-        found |= metric.compute(fold(states))
+        found |= metric.compute(merge_states(states))
     return found
 
 

@@ -15,7 +15,7 @@ from paceline.data.batch import Batch
 from paceline.data.transforms.geometric import CenterCrop, Pad, Resize
 from paceline.data.transforms.keep_truth import KeepTruth
 from paceline.losses.loss_term import LossTerm
-from paceline.metrics.metric import Figures, State, fold
+from paceline.metrics.metric import MetricValues, State, merge_states
 from paceline.metrics.saliency import Saliency as SaliencyFigures
 from paceline.tasks.pixel_prediction import at_truth
 from paceline.tasks.saliency import Saliency
@@ -44,7 +44,7 @@ class Share:
         both = [((found > 0.5) & (mask > 128)).double().mean() for found, mask in pairs]
         return {"both": torch.stack(both)}
 
-    def compute(self, state: State) -> Figures:
+    def compute(self, state: State) -> MetricValues:
         return {"both": sum(state["both"].tolist()) / len(state["both"])}
 
 
@@ -146,11 +146,11 @@ def test_figures_do_not_depend_on_how_samples_were_cut() -> None:
     chosen, everything = task(), [kept(40 + number, 60 - number) for number in range(5)]
     found = []
     for slices in ([0, 5], [0, 2, 5], [0, 1, 2, 3, 4, 5]):
-        metrics: Figures = {}
+        metrics: MetricValues = {}
         for metric in chosen.metrics():
             parts = [batch_of(everything[start:stop]) for start, stop in pairwise(slices)]
             states = [metric.update(chosen.predict(Brightness(), part), part) for part in parts]
-            metrics |= metric.compute(fold(states))
+            metrics |= metric.compute(merge_states(states))
         found.append({name: value for name, value in metrics.items() if name not in ("loss", "square")})
     assert found[0] == found[1] == found[2]
     assert chosen.main_metric in found[0]

@@ -21,7 +21,7 @@ from paceline.data.batch import Batch
 from paceline.losses.loss_term import Loss
 from paceline.losses.pixel import PixelCrossEntropy
 from paceline.losses.region import dice_loss
-from paceline.metrics.metric import Figures, fold
+from paceline.metrics.metric import MetricValues, merge_states
 from paceline.tasks.pixel_prediction import PixelPrediction, Views, starts
 from paceline.tasks.segmentation import Segmentation
 
@@ -119,7 +119,7 @@ def test_figures_are_measured_at_the_size_of_each_truth() -> None:
     predictions = chosen.predict(Net(), samples)
     assert [tuple(found.shape) for found in predictions.maps] == [(24, 32), (6, 9)]
     right = [int((found == truth).sum()) for found, truth in zip(predictions.maps, samples["truth"], strict=True)]
-    metrics: Figures = {}
+    metrics: MetricValues = {}
     for metric in chosen.metrics():
         metrics |= metric.compute(metric.update(predictions, samples))
     assert metrics["pixel_accuracy"] == sum(right) / (24 * 32 + 6 * 9)
@@ -138,7 +138,7 @@ def test_figures_do_not_depend_on_how_samples_were_cut() -> None:
             for number, metric in enumerate(chosen.metrics()[1:]):
                 states.setdefault(number, []).append(metric.update(chosen.predict(Net(), part), part))
         metrics = chosen.metrics()[1:]
-        computed = [metric.compute(fold(states[number])) for number, metric in enumerate(metrics)]
+        computed = [metric.compute(merge_states(states[number])) for number, metric in enumerate(metrics)]
         found.append([{name: value for name, value in each.items() if isinstance(value, float)} for each in computed])
     assert found[0] == found[1]
 

@@ -16,7 +16,7 @@ from paceline.data.batch import Batch
 from paceline.data.collate import stack
 from paceline.data.transforms.multi_crop import MultiCrop
 from paceline.losses.classification import BinaryCrossEntropy, CrossEntropy
-from paceline.metrics.metric import Figures, fold
+from paceline.metrics.metric import MetricValues, merge_states
 from paceline.tasks.video import VideoClassification
 
 CLASSES = ["circling", "growing", "sideways"]
@@ -88,10 +88,10 @@ class Largest(nn.Module):
         return logits.sign() * 1e6
 
 
-def measured(chosen: VideoClassification, predictions: Tensor, *batches: Batch) -> Figures:
-    metrics: Figures = {}
+def measured(chosen: VideoClassification, predictions: Tensor, *batches: Batch) -> MetricValues:
+    metrics: MetricValues = {}
     for metric in chosen.metrics():
-        metrics |= metric.compute(fold(metric.update(predictions, each) for each in batches))
+        metrics |= metric.compute(merge_states(metric.update(predictions, each) for each in batches))
     return metrics
 
 
@@ -110,9 +110,9 @@ def test_figures_count_videos_however_they_are_cut() -> None:
         parts = [
             Batch({name: value[start:stop] for name, value in samples.items()}) for start, stop in pairwise(slices)
         ]
-        metrics: Figures = {}
+        metrics: MetricValues = {}
         for metric in chosen.metrics():
-            metrics |= metric.compute(fold(metric.update(chosen.predict(net, part), part) for part in parts))
+            metrics |= metric.compute(merge_states(metric.update(chosen.predict(net, part), part) for part in parts))
         found.append({name: value for name, value in metrics.items() if isinstance(value, float)})
     assert found[0] == found[1] == found[2]
     assert chosen.main_metric in found[0]
@@ -122,7 +122,7 @@ def test_figures_count_videos_however_they_are_cut() -> None:
 def test_several_labels_have_their_figures() -> None:
     chosen, samples = task(multi_label=True), batch(6, 2, 3, 2, 6, 8)
     samples["label"] = nn.functional.one_hot(samples["label"], 3).float()
-    metrics: Figures = {}
+    metrics: MetricValues = {}
     for metric in chosen.metrics():
         metrics |= metric.compute(metric.update(chosen.predict(Net(), samples), samples))
     assert chosen.main_metric in metrics

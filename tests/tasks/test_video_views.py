@@ -28,7 +28,7 @@ from paceline.data.transforms.base import SampleTransform
 from paceline.data.transforms.clips import MultiClip
 from paceline.data.transforms.multi_crop import MultiCrop
 from paceline.losses.classification import BinaryCrossEntropy, CrossEntropy
-from paceline.metrics.metric import Figures, State, fold, pack, unpack
+from paceline.metrics.metric import MetricValues, State, merge_states, pack, unpack
 from paceline.metrics.video import PerVideo
 from paceline.tasks.video import VideoClassification
 
@@ -66,7 +66,7 @@ def together(logits: Tensor, labels: Tensor, videos: Sequence[int]) -> tuple[Ten
     return logits[ids].flatten(1, 2), Batch(id=ids, label=labels[ids])
 
 
-def plain(metrics: Figures) -> dict[str, Any]:
+def plain(metrics: MetricValues) -> dict[str, Any]:
     return {name: value.tolist() if isinstance(value, Tensor) else value for name, value in metrics.items()}
 
 
@@ -98,8 +98,8 @@ def test_clips_are_joined_in_any_order_and_from_any_batch(seed: int, order: list
     whole = chosen.compute(chosen.update(*together(logits, labels, range(VIDEOS))))
     edges = [0, *sorted(set(slices)), VIDEOS * CLIPS]
     states = [chosen.update(*apart(logits, labels, order[start:stop])) for start, stop in pairwise(edges)]
-    of_ranks = [unpack(pack(fold(states[rank::3]))) for rank in range(3)]
-    assert plain(chosen.compute(fold(of_ranks))) == plain(whole)
+    of_ranks = [unpack(pack(merge_states(states[rank::3]))) for rank in range(3)]
+    assert plain(chosen.compute(merge_states(of_ranks))) == plain(whole)
     by_hand = expected(logits.flatten(1, 2).double().numpy(), labels.numpy())
     assert {name: whole[name] for name in by_hand} == pytest.approx(by_hand, rel=1e-12)
 
@@ -110,7 +110,7 @@ def test_several_labels_are_joined(scale: float) -> None:
     labels = (torch.rand(VIDEOS, len(CLASSES), generator=torch.Generator().manual_seed(4)) > 0.5).float()
     chosen = metric(multi_label=True)
     parts = [range(35)[start::4] for start in range(4)]
-    found = plain(chosen.compute(fold(chosen.update(*apart(logits, labels, part)) for part in parts)))
+    found = plain(chosen.compute(merge_states(chosen.update(*apart(logits, labels, part)) for part in parts)))
     assert found == plain(chosen.compute(chosen.update(*together(logits, labels, range(VIDEOS)))))
     assert "clip_top1" not in found
     average = (1 / (1 + np.exp(-logits.double().numpy()))).mean((1, 2))
@@ -145,7 +145,9 @@ def test_a_video_with_a_view_that_is_no_number_is_never_right() -> None:
     logits = torch.nn.functional.one_hot(labels, len(CLASSES)).float()[:, None, None].expand_as(logits).clone()
     logits[2, 1, 0, 3] = torch.nan
     chosen = metric()
-    metrics = chosen.compute(fold(chosen.update(*apart(logits, labels, part)) for part in ([11, 12], range(11))))
+    metrics = chosen.compute(
+        merge_states(chosen.update(*apart(logits, labels, part)) for part in ([11, 12], range(11)))
+    )
     assert metrics["top1"] == 2 / 3
     assert metrics["clip_top1"] == 38 / 39
 

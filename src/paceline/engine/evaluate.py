@@ -28,7 +28,7 @@ from paceline.engine.run import EvaluationSet, Run
 from paceline.engine.stateful import unchanged_state
 from paceline.engine.visualizer import Panels, Visualizer
 from paceline.engine.watchdog import EVALUATING
-from paceline.metrics.metric import Folding, Metric, State, fold, pack, unpack
+from paceline.metrics.metric import Metric, State, StateAccumulator, merge_states, pack, unpack
 from paceline.optim.averaging import update_bn
 
 _STATISTICS_UPDATES = 50
@@ -71,7 +71,7 @@ def evaluate(run: Run, split: str) -> Evaluation:
     own = rank_slices(slices, run.world.rank, run.world.size)
     rounds = -(-len(slices) // run.world.size)
     padding = rounds - len(own) if run.strategy.passes == "even" else 0
-    foldings, ids = [Folding() for _ in metrics], []
+    accumulators, ids = [StateAccumulator() for _ in metrics], []
     skipped: list[int] = []
     run.strategy.share_buffers()
     with measuring(run, examined.threads), explain_dead_workers():
@@ -84,12 +84,12 @@ def evaluate(run: Run, split: str) -> Evaluation:
             if measured.fetched.is_placeholder:
                 continue
             ids.append(measured.fetched.ids)
-            for folding, state in zip(foldings, measured.states, strict=True):
-                folding.add(state)
+            for accumulator, state in zip(accumulators, measured.states, strict=True):
+                accumulator.add(state)
     left_out = torch.tensor(skipped, dtype=torch.int64)
     check_ledger(run.world, [*ids, left_out], size)
     unread = torch.cat(run.world.gather(left_out)).tolist() if examined.source.skips is not None else []
-    states = [_of_all_processes(run.world, folding.result()) for folding in foldings]
+    states = [_of_all_processes(run.world, accumulator.result()) for accumulator in accumulators]
     num_reported = len(metrics) - len(keeper.metrics)
     problem = keeper.finish(states[num_reported:], unread)
     values: dict[str, Any] = {}
@@ -240,8 +240,8 @@ def check_ledger(world: World, ids: Sequence[Tensor], size: int) -> None:
 
 
 def _of_all_processes(world: World, own: State) -> State:
-    """Fold the states of the processes; ranks hold batches in their order, so this keeps it."""
-    return fold(unpack(part) for part in world.gather(pack(own)))
+    """Merge the states of all ranks; ranks hold batches in their order, so this keeps it."""
+    return merge_states(unpack(part) for part in world.gather(pack(own)))
 
 
 @contextmanager

@@ -1,8 +1,8 @@
-"""The evaluation contract for metrics: a state for each batch, folded in the order of the batches.
+"""The metric contract: `update` gives the state of one batch, `compute` turns the states of all batches into values.
 
-Integer tensors add up, which no order can change. Floating-point tensors are never added here: they are joined end
-to end in index order and reduced once, by `Metric.compute`. So a metric depends on the samples alone, not on the
-processes that saw them.
+Integer tensors of states are summed; no order changes such a sum. Float tensors are never summed here: they are
+concatenated in sample order and reduced once, by `Metric.compute`. So values depend on the samples alone, not on the
+number of processes.
 """
 
 from __future__ import annotations
@@ -15,110 +15,141 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from paceline.data.batch import Batch
+from paceline.losses.loss_term import Loss
 
 State = dict[str, Tensor]
-"""What a metric keeps of one batch, on the CPU: int64 tensors to add, float tensors to join along their first."""
-Figures = dict[str, Any]
-"""Named results: floats, or tensors such as a confusion matrix."""
+"""What a metric keeps of one batch, on the CPU: int64 tensors to sum, float tensors to concatenate along dim 0."""
+MetricValues = dict[str, Any]
+"""Values by name: floats, or tensors such as a confusion matrix."""
 
 
 class Metric(Protocol):
-    """Measures batches one by one and turns their folded states into values.
+    """Measures predictions batch by batch.
 
-    One that measures through others has them as `wrapped`, so that these are asked for their directions too.
+    A metric that delegates to others lists them as `wrapped`, so that their directions are found too.
     """
 
     @property
     def higher_is_better(self) -> bool | Mapping[str, bool]:
-        """Whether more is better: of all values, or of each by its name; one not named is only reported.
+        """The direction of all values, or of each by name; a value that is not named is only reported.
 
-        A user's metric may leave it out as long as no checkpoint is kept by its values and none is expected.
+        Your metric may omit it as long as neither `checkpoint.best` nor `expect` uses its values.
         """
         ...
 
     def update(self, predictions: Any, batch: Batch) -> State:
-        """The state of one batch."""
+        """The state of one batch. Called from several threads at once, so it changes no attribute."""
         ...
 
-    def compute(self, state: State) -> Figures:
-        """The results for all batches together."""
+    def compute(self, state: State) -> MetricValues:
+        """The values over all batches."""
         ...
+
+
+class LossMetrics:
+    """Each loss over all samples, by name, and their weighted sum as "loss".
+
+    A loss whose denominator is 0 is undefined: it is omitted, and "loss" with it.
+    """
+
+    def __init__(self, losses: dict[str, Loss], weights: dict[str, float]) -> None:
+        self.losses = losses
+        self.weights = weights
+        self.higher_is_better = dict.fromkeys((*losses, "loss"), False)
+
+    def update(self, predictions: Tensor, batch: Batch) -> State:
+        """Numerator and denominator of each loss, float64 [1]."""
+        outputs = predictions.detach()
+        state = {}
+        for name, loss in self.losses.items():
+            for part, value in loss(outputs, batch)._asdict().items():
+                state[f"{name}.{part}"] = torch.tensor([float(value)], dtype=torch.float64)
+        return state
+
+    def compute(self, state: State) -> MetricValues:
+        """The losses over all batches, and "loss"."""
+        values: MetricValues = {}
+        for name in self.losses:
+            # Python adds in batch order; the order in which torch adds can depend on its threads.
+            denominator = sum(state[f"{name}.denominator"].tolist())
+            if denominator != 0:
+                values[name] = sum(state[f"{name}.numerator"].tolist()) / denominator
+        if len(values) == len(self.losses):
+            values["loss"] = sum(self.weights[name] * values[name] for name in self.losses)
+        return values
 
 
 def is_higher_better(name: str, metrics: Iterable[Metric]) -> bool | None:
-    """Whether a higher value of that name is better, as its metric says; None if no metric reports it.
+    """The direction of the value `name` as its metric declares it; None if no metric reports it.
 
-    What a metric says of all its values counts where it is the only one that may be meant; else it is a ValueError
-    that names the classes which have to say more.
+    A metric with one direction for all its values decides if no other metric contradicts it; otherwise a ValueError
+    names the classes that need a mapping.
     """
     reported = name.removeprefix("averaged_")
     answers: dict[str, bool | None] = {}
-    for metric in _unwrapped(metrics):
+    for metric in _unwrap(metrics):
         declared = getattr(metric, "higher_is_better", None)
         if isinstance(declared, Mapping):
             if isinstance(found := declared.get(reported), bool):
                 return found
         else:
             answers[type(metric).__name__] = declared if isinstance(declared, bool) else None
-    agreed = set(answers.values())
-    if len(agreed) <= 1 and None not in agreed:
-        return agreed.pop() if agreed else None
-    classes = " or ".join(answers)
+    directions = set(answers.values())
+    if len(directions) <= 1 and None not in directions:
+        return directions.pop() if directions else None
     raise ValueError(
-        f"no metric says whether a higher {name!r} is better; add the class attribute higher_is_better (True, False, or"
-        f' a mapping such as {{"{reported}": False}}) to {classes}'
+        f"no metric declares whether a higher {name!r} is better; add the class attribute higher_is_better (True, False"
+        f', or a mapping such as {{"{reported}": False}}) to {" or ".join(answers)}'
     )
 
 
 def declared_values(metrics: Iterable[Metric]) -> list[str]:
-    """The names of all values that metrics declare one by one."""
-    declared = (getattr(metric, "higher_is_better", None) for metric in _unwrapped(metrics))
+    """The names of all values whose direction is declared by name."""
+    declared = (getattr(metric, "higher_is_better", None) for metric in _unwrap(metrics))
     return [name for each in declared if isinstance(each, Mapping) for name in each]
 
 
-def _unwrapped(metrics: Iterable[Metric]) -> Iterator[Metric]:
+def _unwrap(metrics: Iterable[Metric]) -> Iterator[Metric]:
     for metric in metrics:
         yield metric
-        yield from _unwrapped(getattr(metric, "wrapped", ()))
+        yield from _unwrap(getattr(metric, "wrapped", ()))
 
 
-class Folding:
-    """Takes the states of batches in their order and keeps no more of them than the result needs."""
+class StateAccumulator:
+    """Adds up the states of batches, in batch order, without keeping more than the result needs."""
 
     def __init__(self) -> None:
         self._sums: State = {}
         self._parts: dict[str, list[Tensor]] = {}
 
     def add(self, state: State) -> None:
-        """Take the state of the next batch."""
+        """Add the state of the next batch."""
         for name, value in state.items():
             if value.is_floating_point():
                 self._parts.setdefault(name, []).append(value)
-            elif name in self._sums:
-                self._sums[name] = self._sums[name] + value
             else:
-                self._sums[name] = value
+                self._sums[name] = self._sums[name] + value if name in self._sums else value
 
     def result(self) -> State:
         """The state of all batches together."""
         return self._sums | {name: torch.cat(parts) for name, parts in self._parts.items()}
 
 
-def fold(states: Iterable[State]) -> State:
-    """One state for all batches; `states` come in the order of the batches."""
-    folding = Folding()
+def merge_states(states: Iterable[State]) -> State:
+    """One state for all batches; `states` come in batch order."""
+    accumulator = StateAccumulator()
     for state in states:
-        folding.add(state)
-    return folding.result()
+        accumulator.add(state)
+    return accumulator.result()
 
 
 def pack(state: State) -> Tensor:
-    """A state as bytes that travel between processes, without pickle; nothing for no state."""
+    """A state as uint8 [bytes], to send to another process without pickle; empty for an empty state."""
     if not state:
         return torch.empty(0, dtype=torch.uint8)
     return torch.frombuffer(bytearray(save(state)), dtype=torch.uint8)
 
 
 def unpack(packed: Tensor) -> State:
-    """The state that `pack` made into bytes."""
+    """The state that `pack` serialized."""
     return dict(sorted(load(packed.numpy().tobytes()).items())) if len(packed) else {}

@@ -12,11 +12,9 @@ from paceline.core.arguments import Count
 from paceline.core.registry import register
 from paceline.data.batch import Batch
 from paceline.losses.loss_term import Loss, LossTerm
-from paceline.metrics.class_predictions import ClassPredictions
-from paceline.metrics.classification import ConfusionMatrix, MultiLabel, TopK
-from paceline.metrics.loss import LossMetrics
-from paceline.metrics.metric import Metric
-from paceline.metrics.ranking import Auroc, MeanAveragePrecision
+from paceline.metrics.classification import Auroc, ConfusionMatrix, MeanAveragePrecision, MultiLabel, TopK
+from paceline.metrics.metric import LossMetrics, Metric
+from paceline.metrics.prediction_table import PredictionTable
 from paceline.models.forward import ask
 from paceline.visualize.confusion_matrix import draw_confusion_matrix
 from paceline.visualize.grid import Panel
@@ -93,7 +91,7 @@ class Classification:
 
     def answers(self) -> Metric:
         """What collects the probabilities of each sample."""
-        return ClassPredictions(len(self.classes), self._multi_label)
+        return PredictionTable(len(self.classes), self._multi_label)
 
     def _own_metrics(self, top_k: Sequence[int]) -> list[Metric]:
         num_classes = len(self.classes)

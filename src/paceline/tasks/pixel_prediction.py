@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.core.errors import RecipeError
 from paceline.data.batch import Batch
-from paceline.metrics.metric import Figures, Metric, State
+from paceline.metrics.metric import Metric, MetricValues, State
 
 Ask = Callable[[Tensor], Tensor]
 """Logits [N, C, H, W] of images [N, 3, H, W]."""
@@ -39,7 +39,7 @@ class _OfPart:
         """The metric, whose values these are."""
         return [self.metric]
 
-    def compute(self, state: State) -> Figures:
+    def compute(self, state: State) -> MetricValues:
         """The metric's own."""
         return self.metric.compute(state)
 

@@ -12,10 +12,9 @@ from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.data.batch import Batch
 from paceline.losses.loss_term import Loss, LossTerm
-from paceline.metrics.loss import LossMetrics
-from paceline.metrics.metric import Metric
+from paceline.metrics.metric import LossMetrics, Metric
 from paceline.metrics.saliency import Saliency as SaliencyFigures
-from paceline.metrics.saliency import prepared
+from paceline.metrics.saliency import normalize_map
 from paceline.models.forward import ask
 from paceline.tasks.pixel_prediction import OfLogits, OfMaps, PixelPrediction, at_truth, main_output, resized, truths
 from paceline.visualize.grid import Panel
@@ -97,7 +96,7 @@ class Saliency:
     def _error(self, found: Tensor, mask: Tensor) -> float:
         """Return the MAE of one map, as the metric computes it."""
         truth = mask.cpu().numpy() > 128
-        return float(np.abs(prepared(found.cpu().numpy(), truth, self._stretch) - truth).mean())
+        return float(np.abs(normalize_map(found.cpu().numpy(), truth, self._stretch) - truth).mean())
 
     def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
         logits = main_output(ask(model, batch["image"]))

@@ -17,8 +17,7 @@ from paceline.core.text import pluralize
 from paceline.data.argument_types import Size
 from paceline.data.batch import Batch
 from paceline.losses.loss_term import Loss, LossTerm
-from paceline.metrics.loss import LossMetrics
-from paceline.metrics.metric import Metric
+from paceline.metrics.metric import LossMetrics, Metric
 from paceline.metrics.segmentation import Segmentation as SegmentationFigures
 from paceline.models.forward import ask
 from paceline.tasks.pixel_prediction import (

@@ -12,8 +12,8 @@ from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.data.batch import Batch
 from paceline.losses.loss_term import LossTerm
-from paceline.metrics.class_predictions import ClassPredictions
 from paceline.metrics.metric import Metric
+from paceline.metrics.prediction_table import PredictionTable
 from paceline.metrics.video import PerVideo
 from paceline.models.forward import ask
 from paceline.tasks.classification import Classification
@@ -56,7 +56,7 @@ class VideoClassification(Classification):
 
     def answers(self) -> Metric:
         """What collects the probabilities of each video."""
-        return PerVideo([ClassPredictions(len(self.classes), self._multi_label)], self._multi_label)
+        return PerVideo([PredictionTable(len(self.classes), self._multi_label)], self._multi_label)
 
     def draw(self, batch: Batch, predictions: Tensor | None, index: int) -> list[Panel]:
         """Draw four frames, framed by whether the prediction for the sample is correct."""
