@@ -171,6 +171,9 @@ def test_decorators_register_users_things_with_their_summary() -> None:
         ) -> None:
             self.given = (num_classes, in_channels, width, names)
 
+        def forward(self, images: object) -> object:
+            return images
+
     entry = register.kind("model").find("mine")
     assert entry is not None
     assert (entry.resolve(), entry.summary) == (Mine, "A model of mine.")

@@ -87,7 +87,7 @@ def test_a_task_draws_nothing_if_it_wants_none(tmp_path: Path) -> None:
         raise AssertionError
 
     run, diary = small(tmp_path, draw)
-    run.task.num_visualized = 0  # type: ignore[attr-defined]
+    run.task.num_visualized = 0
     train(run)
     assert {path.name[:13] for path in (tmp_path / "images").iterdir()} == {"val-confusion"}
     assert diary.warnings == []

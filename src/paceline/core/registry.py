@@ -21,6 +21,7 @@ from pydantic import ConfigDict
 
 from paceline.core.arguments import Arguments
 from paceline.core.constraints import ArgumentsCheck
+from paceline.core.contracts import check_contract, registration_place, supplied_to_loss
 from paceline.core.signatures import arguments_of, from_json, to_json
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -166,6 +167,8 @@ class Definition:
     def arguments(self) -> type[Arguments]:
         """What the signature takes from a recipe."""
         supplied = _SUPPLIED.get(self.kind, set()) | ({"name"} if self.library else set())
+        if self.kind == "loss" and not self.is_ours:
+            supplied = supplied_to_loss(self.target, supplied)
         return arguments_of(self.target, supplied, self.checks)
 
     def row(self) -> Row:
@@ -264,7 +267,10 @@ class Register:
         ) -> Callable[[T], T]:
             def decorate(target: T) -> T:
                 definition = Definition(kind, name, target, checks, library)
-                self.kind(kind).add(definition)
+                with registration_place(kind, name):
+                    if not definition.is_ours:
+                        check_contract(kind, target)
+                    self.kind(kind).add(definition)
                 if definition.is_ours:
                     self._remember(definition)
                 return target

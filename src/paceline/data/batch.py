@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from paceline.core.errors import DataError
 from paceline.data.skip_list import Skipped
 
 Sample = dict[str, Any]
@@ -16,7 +17,8 @@ Sample = dict[str, Any]
 Images may also be of floats, which models get as they are; tensors are as good as arrays (`sample_types`).
 
 - "label": a whole number, or float32 [num_classes] of 0 and 1 where several may hold.
-- "mask": uint8 [H, W].
+- "mask": uint8 [H, W], or of floats (depth).
+- "target": what a user's data set gives beside an image and is none of these: an array of any shape.
 - Of each of K objects: "boxes" float32 [K, 4] as x1 y1 x2 y2, in pixels from the image's left upper corner; "classes"
   int64 [K]; "masks" uint8 0/1 [K, H, W]; "keypoints" float32 [K, J, 3] as x, y and 0 not labeled, 1 hidden or
   2 visible; "crowd" bool [K]; "area" float32 [K].
@@ -28,6 +30,9 @@ RAGGED = frozenset({"boxes", "classes", "masks", "keypoints", "crowd", "area"})
 """Fields of objects, of which samples have different numbers: a batch holds a list of them, a tensor a sample."""
 LISTED = RAGGED | {"truth"}
 """All fields that a batch holds as a list: those of objects, and masks of the sizes in which they were read."""
+
+TARGETS = ("target", "label", "mask")
+"""Fields that a loss or a metric of a user's may be given as its target, the first that is there."""
 
 
 class KeypointNames(NamedTuple):
@@ -59,6 +64,14 @@ class Batch(dict[str, Any]):
     def size(self) -> int:
         """How many samples it holds."""
         return len(self["id"])
+
+    @property
+    def target(self) -> Any:
+        """What outputs are compared with: the field "target", else "label", else "mask"."""
+        for name in TARGETS:
+            if name in self:
+                return self[name]
+        raise DataError(f"these samples have no field to compare outputs with: expected one of {', '.join(TARGETS)}")
 
     def to(self, device: torch.device) -> Batch:
         """The same batch with its tensors on `device`."""

@@ -57,9 +57,9 @@ class LossMetrics:
         self.weights = weights
         self.higher_is_better = dict.fromkeys((*losses, "loss"), False)
 
-    def update(self, predictions: Tensor, batch: Batch) -> State:
+    def update(self, predictions: Any, batch: Batch) -> State:
         """Numerator and denominator of each loss, float64 [1]."""
-        outputs = predictions.detach()
+        outputs = predictions.detach() if isinstance(predictions, Tensor) else predictions
         state = {}
         for name, loss in self.losses.items():
             for part, value in loss(outputs, batch)._asdict().items():

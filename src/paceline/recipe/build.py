@@ -32,6 +32,8 @@ from paceline.engine.predictions import can_save
 from paceline.engine.replay import explain_and_keep
 from paceline.engine.run import Intervals, Run
 from paceline.engine.stateful import unchanged_state
+from paceline.losses.adapter import as_loss
+from paceline.metrics.adapter import as_metric
 from paceline.models.size_limit import limited_size
 from paceline.models.surgery import Surgery, apply
 from paceline.models.surgery_report import SurgeryReport
@@ -187,10 +189,11 @@ class Builder(BuildContext):
         losses, metrics = {}, []
         for index, loss in enumerate(self.recipe.losses):
             with self.error_context(f"losses.{index}"):
-                losses[loss.name] = self.make("loss", loss.name, loss, **supplied)
+                losses[loss.name] = as_loss(loss.name, self.make("loss", loss.name, loss, **supplied))
         for index, metric in enumerate(self.recipe.evaluate.metrics):
             with self.error_context(f"evaluate.metrics.{index}"):
-                metrics.append(self.make("metric", metric.name, metric, **supplied))
+                metrics.append(as_metric(metric.name, self.make("metric", metric.name, metric, **supplied)))
+        self.notes += [part.describe() for part in (*losses.values(), *metrics) if hasattr(part, "describe")]
         weights = {loss.name: loss.weight for loss in self.recipe.losses}
         brought = {
             "losses": losses,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from paceline.core.contracts import is_criterion
 from paceline.core.errors import ArgumentError, CheckpointError, DataError, PacelineError, RecipeError
 from paceline.core.registry import register
 from paceline.core.world import World, is_communication_error
@@ -34,7 +36,10 @@ class BuildContext:
     def call(self, kind: str, name: str, arguments: dict[str, Any], **supplied: Any) -> Any:
         """The same for a name and arguments apart."""
         target = resolve(kind, name)
-        return target(**arguments, **_accepted(target, supplied))
+        if kind == "loss" and is_criterion(target):  # a function that is the loss itself
+            return partial(target, **arguments)
+        accepted = _accepted(target, {name: value for name, value in supplied.items() if name not in arguments})
+        return target(**arguments, **accepted)
 
     def path(self, key: str, written: str) -> Path:
         """A path that the recipe names under `key`, found."""

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.core.arguments import Count
 from paceline.core.registry import register
 from paceline.data.batch import Batch
-from paceline.losses.loss_term import Loss, LossTerm
+from paceline.losses.loss_term import Loss
 from paceline.metrics.classification import Auroc, ConfusionMatrix, MeanAveragePrecision, MultiLabel, TopK
-from paceline.metrics.metric import LossMetrics, Metric
+from paceline.metrics.metric import Metric
 from paceline.metrics.prediction_table import PredictionTable
-from paceline.models.forward import ask
+from paceline.tasks.task import Task
 from paceline.visualize.confusion_matrix import draw_confusion_matrix
 from paceline.visualize.grid import Panel
 from paceline.visualize.image import Image, fit, to_image
@@ -25,8 +25,12 @@ _NUM_VISUALIZED, _IMAGE_SIDE = 24, 96
 
 
 @register.task("classification")
-class Classification:
-    """Tells what is in an image."""
+class Classification(Task):
+    """Tells what is in an image.
+
+    Predictions are logits [N, classes]. Measured are losses, accuracy, precision, recall, F1 and the area under the
+    ROC curve.
+    """
 
     def __init__(
         self,
@@ -37,35 +41,11 @@ class Classification:
         top_k: Annotated[Sequence[Count], Field(min_length=1)] = (1, 5),
         multi_label: bool = False,
     ) -> None:
-        self.loss_functions = dict(losses)
-        self.weights = dict(weights)
-        self.classes = list(classes)
+        super().__init__(losses, weights, classes)
         self.main_metric = "f1" if multi_label else "top1"
         self.num_visualized = 0 if multi_label else _NUM_VISUALIZED
         self._multi_label = multi_label
-        self._metrics: list[Metric] = [
-            LossMetrics(self.loss_functions, self.weights),
-            *self._own_metrics(top_k),
-            *extra_metrics,
-        ]
-
-    def counts(self, batch: Batch) -> dict[str, float | None]:
-        """The denominator of each loss."""
-        return {name: loss.count(batch) for name, loss in self.loss_functions.items()}
-
-    def losses(self, model: nn.Module, batch: Batch) -> dict[str, LossTerm]:
-        """Each loss of the model's logits."""
-        logits = ask(model, batch["image"])
-        return {name: loss(logits, batch) for name, loss in self.loss_functions.items()}
-
-    def predict(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Logits [N, classes]."""
-        logits: Tensor = ask(model, batch["image"])
-        return logits
-
-    def metrics(self) -> Sequence[Metric]:
-        """Losses, accuracy, precision, recall, F1 and the area under the ROC curve."""
-        return self._metrics
+        self._metrics += [*self._own_metrics(top_k), *extra_metrics]
 
     def draw(self, batch: Batch, predictions: Tensor | None, index: int) -> list[Panel]:
         """Draw the image, framed by whether the prediction is correct; without one, with its label."""

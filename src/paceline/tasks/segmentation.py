@@ -30,6 +30,7 @@ from paceline.tasks.pixel_prediction import (
     resized,
     truths,
 )
+from paceline.tasks.task import Task
 from paceline.visualize.colors import class_colors
 from paceline.visualize.confusion_matrix import draw_confusion_matrix
 from paceline.visualize.grid import Panel, class_legend
@@ -42,7 +43,7 @@ _AUXILIARY = "aux_"
 
 
 @register.task("segmentation", checks=[Requires("stride", "window")])
-class Segmentation:
+class Segmentation(Task):
     """Tells the class of every pixel, those aside whose mask is `ignore_index`.
 
     With an `aux_weight` the same losses, so weighted, are asked of the model's auxiliary head, and reported as
@@ -67,13 +68,12 @@ class Segmentation:
                 f"segmentation: the masks have {pluralize(len(classes), 'class')}, expected two or more; name them as"
                 " classes in data, or use task: saliency for masks that are binary"
             )
-        self.loss_functions = dict(losses)
-        self.weights = dict(weights)
-        self.classes = list(classes)
+        super().__init__(losses, weights, classes)
         self.main_metric = "miou"
         self.palette = class_colors(classes[:256], 256)
         names = self.classes if len(self.classes) <= _NAMED else None
-        self._metrics: list[Metric] = [
+        # Losses at the size of the model's images, everything else at that of the truth.
+        self._metrics = [
             OfLogits(LossMetrics(self.loss_functions, dict(weights))),
             OfMaps(SegmentationFigures(len(self.classes), ignore_index, names)),
             *(OfMaps(metric) for metric in extra_metrics),
@@ -85,7 +85,7 @@ class Segmentation:
 
     def counts(self, batch: Batch) -> dict[str, float | None]:
         """The denominator of each loss; that of an auxiliary head is the same."""
-        own = {name: loss.count(batch) for name, loss in self.loss_functions.items()}
+        own = super().counts(batch)
         return own | {f"{_AUXILIARY}{name}": count for name, count in own.items()} if self._has_auxiliary else own
 
     def losses(self, model: nn.Module, batch: Batch) -> dict[str, LossTerm]:
@@ -103,10 +103,6 @@ class Segmentation:
         logits = self._views(lambda images: self._checked(main_output(ask(model, images))), batch["image"])
         maps = [_best(planes) for planes in at_truth(logits.detach(), batch)]
         return PixelPrediction(resized(logits, batch["mask"].shape[-2:]), maps)
-
-    def metrics(self) -> Sequence[Metric]:
-        """Losses at the size of the model's images, everything else at that of the truth."""
-        return self._metrics
 
     def draw(self, batch: Batch, predictions: PixelPrediction | None, index: int) -> list[Panel]:
         """Draw the image, and the classes of its mask and, if there is one, of the prediction blended over it."""

@@ -1,0 +1,169 @@
+"""What a user may register as it is: the forms of each kind, checked when a name is given. Needs no torch."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from paceline.core.errors import PacelineError, UsageError
+
+# Methods of torch's base classes that do nothing by themselves.
+_UNIMPLEMENTED = {"_forward_unimplemented", "Module._wrapped_call_impl", "Dataset.__getitem__"}
+
+
+class RegistrationError(UsageError, ValueError):
+    """What was registered cannot be used; the message names the file and line, what is missing and an example."""
+
+
+@contextmanager
+def registration_place(kind: str, name: str, depth: int = 3) -> Iterator[None]:
+    """Have errors in registering a part name the file and line of the decorator."""
+    frame = sys._getframe(depth)
+    try:
+        yield
+    except PacelineError:
+        raise
+    except (ValueError, TypeError, NameError, AttributeError) as error:
+        place = f"{_shown(frame.f_code.co_filename)}:{frame.f_lineno}"
+        raise RegistrationError(f"{place}: register.{kind}({name!r}): {error}") from error
+
+
+def check_contract(kind: str, target: Callable[..., Any]) -> None:
+    """Raise TypeError if a class, or a function that is a loss itself, lacks what its kind needs."""
+    if inspect.isclass(target) and kind in _CHECKS:
+        _CHECKS[kind](target)
+    elif kind == "loss" and is_criterion(target) and len(_required(target)) < 2:
+        raise TypeError(
+            f"{target.__name__} takes one tensor, expected two: `def {target.__name__}(output, target)`; if it makes"
+            " the loss instead, annotate what it takes from the recipe: `gamma: float`"
+        )
+
+
+def is_criterion(target: Callable[..., Any]) -> bool:
+    """Whether a function is a loss itself, `(output, target, …)`, and not one that makes a loss.
+
+    Its first parameter has no default, and is annotated as a tensor or not at all.
+    """
+    if inspect.isclass(target):
+        return False
+    first = next(iter(inspect.signature(target).parameters.values()), None)
+    is_required = first is not None and first.default is first.empty and first.kind is not first.KEYWORD_ONLY
+    return is_required and first is not None and (first.annotation is first.empty or "Tensor" in str(first.annotation))
+
+
+def supplied_to_loss(target: Callable[..., Any], known: set[str]) -> set[str]:
+    """The parameters of a user's loss that no recipe gives: output and target, and those `known` to the builder.
+
+    One with a default, such as `ignore_index` of torch's losses, is left to the recipe.
+    """
+    parameters = inspect.signature(target).parameters
+    compared = set(list(parameters)[:2]) if is_criterion(target) else set()
+    return compared | {name for name in known & set(parameters) if parameters[name].default is inspect.Parameter.empty}
+
+
+def _check_loss(target: type) -> None:
+    call = _method(target, "forward") or _method(target, "__call__")
+    if call is None:
+        raise TypeError(
+            _missing(target, "forward", "def forward(self, output, target): return (output - target).abs().mean()")
+        )
+    compared = _required(call)[1:]
+    if _method(target, "count") is None and compared[1:2] == ["batch"]:
+        raise TypeError(_missing(target, "count", "def count(self, batch): return float(batch.size)"))
+    if len(compared) < 2:
+        example = f"def {call.__name__}(self, output, target)"
+        raise TypeError(f"{target.__name__}.{call.__name__} takes {_listed(compared)}, expected `{example}`")
+
+
+def _check_dataset(target: type) -> None:
+    if _method(target, "read") is None and _method(target, "__getitem__") is None:
+        found = "it is iterable, but samples are asked for by number" if _method(target, "__iter__") else ""
+        example = "def __getitem__(self, index): return image, target"
+        raise TypeError(_missing(target, "__getitem__", example, found))
+    if _method(target, "__len__") is None:
+        raise TypeError(_missing(target, "__len__", "def __len__(self): return len(self.files)"))
+
+
+def _check_transform(target: type) -> None:
+    if not any(_method(target, name) for name in ("__call__", "forward", "transform")):
+        raise TypeError(_missing(target, "__call__", "def __call__(self, image): return image.flip(-1)"))
+
+
+def _check_metric(target: type) -> None:
+    update, compute = _method(target, "update"), _method(target, "compute")
+    if update is None:
+        example = "def update(self, preds, target): self.total += (preds - target).abs().sum()"
+        raise TypeError(_missing(target, "update", example))
+    if compute is None:
+        raise TypeError(_missing(target, "compute", "def compute(self): return self.total / self.count"))
+    compared = _required(update)[1:]
+    if len(compared) < 2:
+        example = "def update(self, preds, target)"
+        raise TypeError(f"{target.__name__}.update takes {_listed(compared)}, expected `{example}`")
+
+
+_TASK_METHODS = {
+    "counts": "def counts(self, batch): return {name: loss.count(batch) for name, loss in self.loss_functions.items()}",
+    "losses": "def losses(self, model, batch): return {name: LossTerm(numerator, denominator)}",
+    "predict": 'def predict(self, model, batch): return model(batch["image"])',
+    "metrics": "def metrics(self): return self.extra_metrics",
+}
+
+
+def _check_task(target: type) -> None:
+    for name, example in _TASK_METHODS.items():
+        if _method(target, name) is None:
+            raise TypeError(f"{_missing(target, name, example)}; or inherit from paceline.Task, which has all of them")
+
+
+def _check_model(target: type) -> None:
+    if _method(target, "forward") is None:
+        raise TypeError(_missing(target, "forward", "def forward(self, images): return self.head(self.body(images))"))
+
+
+_CHECKS: dict[str, Callable[[type], None]] = {
+    "loss": _check_loss,
+    "dataset": _check_dataset,
+    "transform": _check_transform,
+    "metric": _check_metric,
+    "task": _check_task,
+    "model": _check_model,
+}
+
+
+def _method(target: type, name: str) -> Callable[..., Any] | None:
+    """The method of a class or of a class it inherits from, not of its metaclass; None if it only raises."""
+    for base in target.__mro__[:-1]:
+        found: Any = base.__dict__.get(name)
+        if found is not None:
+            return None if {found.__name__, found.__qualname__} & _UNIMPLEMENTED else found
+    return None
+
+
+def _required(function: Callable[..., Any]) -> list[str]:
+    """The names of what must be given by position; what takes any number of values takes two more."""
+    names: list[str] = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            names += [f"*{name}"] * 2
+        elif parameter.kind is not parameter.KEYWORD_ONLY and parameter.default is parameter.empty:
+            names.append(name)
+    return names
+
+
+def _missing(target: type, method: str, example: str, found: str = "") -> str:
+    return f"{target.__name__} has no method {method}{f' ({found})' if found else ''}; add it, such as `{example}`"
+
+
+def _listed(names: list[str]) -> str:
+    return f"({', '.join(names)})" if names else "nothing"
+
+
+def _shown(file: str) -> str:
+    """A path as it is seen from the working folder, if it lies below it."""
+    relative = os.path.relpath(file)
+    return file if relative.startswith(os.pardir) else relative

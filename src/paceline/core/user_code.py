@@ -1,0 +1,46 @@
+"""Errors in a user's own parts, named by part, file and line."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from paceline.core.errors import PacelineError, TrainingError
+from paceline.core.world import is_communication_error
+
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
+
+
+@contextmanager
+def user_code(part: str, error_type: type[PacelineError] = TrainingError) -> Iterator[None]:
+    """Surrounds a call of a user's part: what it raises names the part, and the line of the user's that it came from.
+
+    What the machine is to blame for, memory or another process, is left as it is, since those who handle it look
+    for it.
+    """
+    try:
+        yield
+    except (PacelineError, torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:
+        if is_communication_error(error):
+            raise
+        said = str(error).strip().split("\n")[0]
+        told = f"{type(error).__name__}: {said}" if said else type(error).__name__
+        raise error_type(f"{part}: {_place(error)}{told}") from error
+
+
+def _place(error: Exception) -> str:
+    """The last line that is neither torch's nor ours, with a colon behind it; nothing if there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    if not own:
+        return ""
+    relative = os.path.relpath(own[-1].filename)
+    file = own[-1].filename if relative.startswith(os.pardir) else relative
+    return f"{file}:{own[-1].lineno}: "

@@ -1,0 +1,141 @@
+"""Losses as users have them: any module or function `(output, target) → number`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from paceline.core.errors import RecipeError, TrainingError
+from paceline.core.user_code import user_code
+from paceline.data.batch import Batch
+from paceline.losses.class_weights import full_precision
+from paceline.losses.loss_term import Loss, LossTerm
+
+_DIVISION = {
+    "mean": "the mean of a micro-batch counts by its number of samples",
+    "sum": "the sum over all micro-batches is divided by the number of samples",
+    "none": "each sample's mean is summed, and divided by the number of samples",
+}
+
+
+class Criterion:
+    """A module or function `(output, target) → number` as a loss of what the task gives and the batch's target.
+
+    The denominator is the number of samples. The numerator is, by the criterion's `reduction`:
+
+    - `mean` (the default): its value times the samples of the micro-batch. Where every sample counts alike, the step
+      is the same however it is divided. A criterion that divides by something else, class weights or pixels that are
+      not ignored, is averaged over micro-batches by their samples: it depends on `train.micro_batch_size`.
+    - `sum`: its value.
+    - `none`: the sum over samples of each one's mean.
+    """
+
+    target_scale = 1.0
+    """What targets are multiplied by: a task whose masks are from 0 to 255 has them from 0 to 1."""
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self.name = name
+        self.function = function
+        self.reduction = _reduction(function)
+        if self.reduction not in _DIVISION:
+            raise RecipeError(f"loss {name}: expected reduction mean, sum or none, got {self.reduction!r}")
+
+    def describe(self) -> str:
+        """How it is divided over micro-batches and processes."""
+        advice = "; exact where every sample counts alike" if self.reduction == "mean" else ""
+        return f"loss {self.name}: {_DIVISION[self.reduction]}{advice}"
+
+    def count(self, batch: Batch) -> float:
+        """The number of samples."""
+        return float(batch.size)
+
+    def __call__(self, outputs: Any, batch: Batch) -> LossTerm:
+        """The loss of `outputs` beside the batch's target."""
+        target = batch.target if self.target_scale == 1 else batch.target * self.target_scale
+        if isinstance(outputs, Tensor):
+            outputs = full_precision(outputs)
+            target = comparable(target, outputs)
+            if isinstance(self.function, nn.Module):
+                self.function.to(outputs.device)
+        with user_code(f"loss {self.name}"):
+            value = self.function(outputs, target)
+        return LossTerm(self._numerator(value, batch.size), float(batch.size))
+
+    def _numerator(self, value: Any, samples: int) -> Tensor:
+        if not isinstance(value, Tensor):
+            raise TrainingError(f"loss {self.name}: gave {type(value).__name__}, expected a tensor with one number")
+        if value.ndim == 0 and self.reduction != "none":
+            return value * samples if self.reduction == "mean" else value
+        if value.ndim > 0 and self.reduction == "none" and len(value) == samples:
+            return value.flatten(1).mean(1).sum() if value.ndim > 1 else value.sum()
+        expected = "one number a sample" if self.reduction == "none" else "one number: return loss.mean()"
+        raise TrainingError(f"loss {self.name}: gave a tensor of shape {list(value.shape)}, expected {expected}")
+
+
+class StatefulCriterion(Criterion):
+    """A module with parameters or buffers: they are saved and resumed with the run."""
+
+    function: nn.Module
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The module's."""
+        return self.function.state_dict()
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take over what `state_dict` gave."""
+        self.function.load_state_dict(state)
+
+
+def as_loss(name: str, made: Any) -> Loss:
+    """What was registered as a loss, if it has `count`; else the criterion that it is."""
+    if hasattr(made, "count"):
+        loss: Loss = made
+        return loss
+    if not callable(made):
+        found = "nothing" if made is None else type(made).__name__
+        raise RecipeError(f"loss {name}: its function gave {found}, expected a module or a function (output, target)")
+    if isinstance(made, nn.Module) and made.state_dict():
+        if any(parameter.requires_grad for parameter in made.parameters()):
+            raise RecipeError(f"loss {name}: has parameters, which no optimizer sees; make them part of the model")
+        return StatefulCriterion(name, made)
+    return Criterion(name, made)
+
+
+def comparable(target: Any, output: Tensor) -> Any:
+    """A target beside an output: of its shape if they differ in dimensions of size 1 alone, and of a type to compare.
+
+    Whole numbers of the output's shape become floats, class numbers int64.
+    """
+    if not isinstance(target, Tensor):
+        return target
+    target = same_shape(target, output)
+    if target.is_floating_point():
+        return target.to(output.dtype) if output.is_floating_point() else target
+    return target.to(output.dtype) if target.shape == output.shape else target.long()
+
+
+def same_shape(target: Tensor, output: Tensor) -> Tensor:
+    """The target in the output's shape if they differ in dimensions of size 1 alone, else as it is.
+
+    Beside [N, 1], a target [N] would be compared as [N, N].
+    """
+    if target.shape == output.shape or target.numel() != output.numel() or target.shape[:1] != output.shape[:1]:
+        return target
+    without_ones = [[side for side in each.shape if side != 1] for each in (target, output)]
+    return target.reshape(output.shape) if without_ones[0] == without_ones[1] else target
+
+
+def _reduction(function: Callable[..., Any]) -> str:
+    """What a module says in its attribute, or a function in its parameter of that name; `mean` if it says nothing."""
+    if isinstance(function, partial) and "reduction" in function.keywords:
+        return str(function.keywords["reduction"])
+    if (found := getattr(function, "reduction", None)) is not None:
+        return str(found)
+    if isinstance(function, partial):
+        return _reduction(function.func)
+    parameter = None if isinstance(function, nn.Module) else inspect.signature(function).parameters.get("reduction")
+    return "mean" if parameter is None or parameter.default is parameter.empty else str(parameter.default)

@@ -1,0 +1,188 @@
+"""Metrics as users have them, torchmetrics' among them: `update(preds, target)` and `compute()`.
+
+They give the same bits on any number of processes: `update` is called batch by batch in the order of the samples, and
+what torch computes there uses one thread.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.core.errors import RecipeError, TrainingError
+from paceline.core.user_code import user_code
+from paceline.data.batch import Batch
+from paceline.losses.adapter import same_shape
+from paceline.metrics.metric import Metric, MetricValues, State
+
+_MAX_DIMS = 8
+_DTYPES = [
+    torch.float32, torch.float64, torch.float16, torch.bfloat16,
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+]  # fmt: skip
+# Whole numbers travel as floats that hold them exactly: states of whole numbers are added, not joined.
+_FLOATS = {
+    torch.bool: torch.float16, torch.uint8: torch.float16, torch.int8: torch.float16, torch.int16: torch.float32,
+    torch.int32: torch.float64, torch.int64: torch.float64,
+}  # fmt: skip
+
+
+def as_metric(name: str, made: Any) -> Metric:
+    """What was registered as a metric, if its `compute` takes a state; else the same behind that contract."""
+    for method in ("update", "compute"):
+        if not callable(getattr(made, method, None)):
+            found = "nothing" if made is None else f"{type(made).__name__}, which has no method {method}"
+            raise RecipeError(f"metric {name}: its function gave {found}; expected update(preds, target) and compute()")
+    if "state" in inspect.signature(made.compute).parameters:
+        metric: Metric = made
+        return metric
+    return SummedMetric(name, made) if getattr(made, "sums", ()) else GatheredMetric(name, made)
+
+
+class MetricAdapter:
+    """A metric with a state of its own, of which every use takes a fresh copy."""
+
+    target_scale = 1.0
+    """What targets are multiplied by: a task whose masks are from 0 to 255 has them from 0 to 1."""
+
+    def __init__(self, name: str, metric: Any) -> None:
+        self.name = name
+        self._metric = metric
+
+    @property
+    def higher_is_better(self) -> Mapping[str, bool]:
+        """As the metric says, of each value by its name; a single one has the name of the metric."""
+        declared = getattr(self._metric, "higher_is_better", None)
+        return declared if isinstance(declared, Mapping) else {} if declared is None else {self.name: bool(declared)}
+
+    @property
+    def wrapped(self) -> Sequence[Any]:
+        """The metric, if it says nothing of a direction, so that it is named where that is needed."""
+        return [] if self.higher_is_better else [self._metric]
+
+    def _pairs(self, predictions: Any, target: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        """Predictions and targets of a batch; of lists, which hold samples of different sizes, one after the other."""
+        if isinstance(predictions, Tensor) and isinstance(target, Tensor):
+            yield predictions.detach().cpu(), self._scaled(target.cpu())
+        elif isinstance(predictions, list) and isinstance(target, list):
+            for one, other in zip(predictions, target, strict=True):
+                yield one.detach().cpu().unsqueeze(0), self._scaled(other.cpu().unsqueeze(0))
+        else:
+            found = f"predictions as {type(predictions).__name__} and targets as {type(target).__name__}"
+            raise TrainingError(f"metric {self.name}: got {found}; expected tensors: have the task's predict give one")
+
+    def _scaled(self, target: Tensor) -> Tensor:
+        return target if self.target_scale == 1 else target * self.target_scale
+
+    def _updated(self, metric: Any, preds: Tensor, target: Tensor) -> None:
+        with user_code(f"metric {self.name}"):
+            metric.update(preds, same_shape(target, preds))
+
+    def _computed(self, metric: Any) -> MetricValues:
+        with user_code(f"metric {self.name}"):
+            value = metric.compute()
+        named = value if isinstance(value, Mapping) else {self.name: value}
+        return {str(name): self._value(each) for name, each in named.items()}
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.item() if value.numel() == 1 else value.detach().cpu()
+        try:
+            return value if type(value) is int else float(value)
+        except (TypeError, ValueError) as error:
+            expected = "expected a number, a tensor, or a dict of them"
+            raise TrainingError(f"metric {self.name}: compute gave {type(value).__name__}; {expected}") from error
+
+
+class GatheredMetric(MetricAdapter):
+    """Keeps all predictions and targets, and shows them to the metric at the end, batch by batch, in order."""
+
+    def describe(self) -> str:
+        """What exactness costs."""
+        advice = 'declare `sums = ("total", "count")`, the names of what it adds up, to keep these alone'
+        return f"metric {self.name}: predictions and targets of a whole split are kept in memory; {advice}"
+
+    def update(self, predictions: Any, batch: Batch) -> State:
+        """The predictions and targets of one batch."""
+        pairs = list(self._pairs(predictions, batch.target))
+        return _packed("preds", [preds for preds, _ in pairs]) | _packed("target", [target for _, target in pairs])
+
+    def compute(self, state: State) -> MetricValues:
+        """What the metric computes of all samples; a single value has the metric's name."""
+        metric = copy.deepcopy(self._metric)
+        with one_thread(), torch.no_grad():
+            for preds, target in zip(_unpacked("preds", state), _unpacked("target", state), strict=True):
+                self._updated(metric, preds, target)
+            return self._computed(metric)
+
+
+class SummedMetric(MetricAdapter):
+    """Keeps of each batch what the metric adds up, its attributes `sums`; they begin at 0."""
+
+    def __init__(self, name: str, metric: Any) -> None:
+        super().__init__(name, metric)
+        self._sums: Sequence[str] = [metric.sums] if isinstance(metric.sums, str) else list(metric.sums)
+        for each in self._sums:
+            if not hasattr(metric, each) or bool(torch.as_tensor(getattr(metric, each)).any()):
+                found = f"is {getattr(metric, each)!r}" if hasattr(metric, each) else "does not exist"
+                where = f"expected to begin at 0, as `self.{each} = 0.0` in __init__"
+                raise RecipeError(f"metric {name}: sums names {each}, which {found}; {where}")
+
+    def update(self, predictions: Any, batch: Batch) -> State:
+        """What one batch adds to each sum: whole numbers to be added, floats to be joined."""
+        metric = copy.deepcopy(self._metric)
+        for preds, target in self._pairs(predictions, batch.target):
+            self._updated(metric, preds, target)
+        added = {name: torch.as_tensor(getattr(metric, name)).detach().cpu() for name in self._sums}
+        return {
+            name: value.double().unsqueeze(0) if value.is_floating_point() else value.long()
+            for name, value in added.items()
+        }
+
+    def compute(self, state: State) -> MetricValues:
+        """What the metric computes of the sums over all batches."""
+        metric = copy.deepcopy(self._metric)
+        for name in self._sums:
+            total = state[name]
+            if total.is_floating_point():
+                rows = list(total)
+                total = sum(rows[1:], start=rows[0])  # in the order of the batches
+            setattr(metric, name, total if isinstance(getattr(metric, name), Tensor) else total.item())
+        with one_thread(), torch.no_grad():
+            return self._computed(metric)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Operations use one thread inside: sums of floats depend on how many there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _packed(name: str, tensors: list[Tensor]) -> State:
+    """Tensors end to end, and of each its type and shape."""
+    rows = torch.full((len(tensors), 2 + _MAX_DIMS), 0.0, dtype=torch.float64)
+    for row, tensor in zip(rows, tensors, strict=True):
+        row[: 2 + tensor.ndim] = torch.tensor([_DTYPES.index(tensor.dtype), tensor.ndim, *tensor.shape])
+    flat = [tensor.reshape(-1).to(_FLOATS.get(tensor.dtype, tensor.dtype)) for tensor in tensors]
+    return {name: torch.cat(flat), f"{name}.shapes": rows}
+
+
+def _unpacked(name: str, state: State) -> Iterator[Tensor]:
+    values, start = state[name], 0
+    for row in state[f"{name}.shapes"].long().tolist():
+        dtype, shape = _DTYPES[row[0]], row[2 : 2 + row[1]]
+        size = math.prod(shape)
+        yield values[start : start + size].to(dtype).reshape(shape)
+        start += size
