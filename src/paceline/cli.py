@@ -104,8 +104,15 @@ def _parser() -> argparse.ArgumentParser:
     made["train"].add_argument(
         "--accept-data", action="store_true", help="continue although the data is not what it was; says what changed"
     )
-    made["eval"].add_argument("--checkpoint", type=Path, help="a checkpoint (default: the run's best, else newest)")
-    made["eval"].add_argument("--split", choices=("val", "test"), help="default: test if the recipe has it, else val")
+    made["eval"].add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="PATH",
+        help="a checkpoint or a weights file (default: the run's best checkpoint, else its newest, else model.weights)",
+    )
+    made["eval"].add_argument(
+        "--split", metavar="SPLIT", help="val, test, or test.NAME (default: test if the recipe has it, else val)"
+    )
     for name in ("train", "eval"):
         _add_processes(made[name])
     _add_data(made["data"])
@@ -147,7 +154,9 @@ def _add_processes(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--split", choices=("train", "val", "test"), help="default: all that the recipe has")
+    parser.add_argument(
+        "--split", metavar="SPLIT", help="train, val, test or test.NAME (default: all that the recipe has)"
+    )
     parser.add_argument("--limit", type=int, metavar="N", help="look at N samples of each split, evenly spread")
     parser.add_argument("--sheet", type=Path, metavar="FILE", help="the contact sheet (default: data-NAME.png)")
     parser.add_argument("--pack", type=Path, metavar="FILE", help="write the samples into a pack instead")
@@ -166,7 +175,7 @@ def _add_sample(parser: argparse.ArgumentParser) -> None:
 def _add_results(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="run directories, or folders of them (runs)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="bring the rows of a .csv or .xlsx file up to date")
-    parser.add_argument("--split", choices=("val", "test"), help="default: both")
+    parser.add_argument("--split", metavar="SPLIT", help="val, test, or test.NAME (default: all)")
     parser.add_argument("--best", action="store_true", help="the best checkpoints' metrics (default: the last ones)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
@@ -174,6 +183,7 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
 def _add_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="the file to read; nothing in it is executed")
     parser.add_argument("--out", type=Path, metavar="FILE", help="default: FILE with the ending .safetensors")
+    parser.add_argument("--key", help="where the file holds the tensors, such as net_state (default: the usual keys)")
     parser.add_argument("--max-gb", type=float, default=20.0, metavar="N", help="refuse larger ones (default: 20)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 

@@ -30,6 +30,10 @@ RECIPE = {
         "batch_size": 50,
         "train": {"dataset": "fashion_small", "split": "train", "transforms": [{"name": "random_horizontal_flip"}]},
         "val": {"dataset": "fashion_small", "split": "test"},
+        "test": {
+            "plain": {"dataset": "fashion_small", "split": "test"},
+            "cut": {"dataset": "fashion_small", "split": "test", "transforms": [{"name": "center_crop", "size": 20}]},
+        },
     },
     "losses": [{"name": "cross_entropy", "label_smoothing": 0.1}],
     "optimizer": {"name": "adamw", "lr": 0.01, "weight_decay": 0.05},
@@ -98,6 +102,7 @@ def test_world_gives_the_same_bits_on_any_number_of_processes(project: Path) -> 
     for procs in (1, 2, 3, 4):
         train(project, f"world-{procs}", procs, world)
     expected, recorded = bits(project / "world-1"), metrics(project / "world-1")
+    assert [each["split"] for each in recorded[-2:]] == ["test.plain", "test.cut"]
     for procs in (2, 3, 4):
         assert bits(project / f"world-{procs}") == expected, procs
         assert metrics(project / f"world-{procs}") == recorded, procs

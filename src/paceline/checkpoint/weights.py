@@ -8,6 +8,7 @@ import pickle
 import re
 import warnings
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from paceline.checkpoint.pretrained import find_published, is_published_name
 from paceline.checkpoint.store import open_checkpoint
 from paceline.core.atomic_write import partial_path, sync_folder
 from paceline.core.errors import CheckpointError
-from paceline.core.text import pluralize
+from paceline.core.text import join_first, pluralize
 
 _CONTAINERS = ("state_dict", "model", "model_state_dict")
 _WRAPPER = "module."
@@ -47,16 +48,16 @@ class FoundWeights:
         return found.hexdigest()
 
 
-def read_weights(source: Path | str) -> dict[str, Tensor]:
+def read_weights(source: Path | str, key: str | None = None) -> dict[str, Tensor]:
     """The tensors of `find_weights`."""
-    return find_weights(source).tensors
+    return find_weights(source, key).tensors
 
 
-def find_weights(source: Path | str) -> FoundWeights:
+def find_weights(source: Path | str, key: str | None = None) -> FoundWeights:
     """Tensors by name from safetensors, a torch file, a run directory or checkpoint folder of ours, or a library.
 
     A library's are named `timm/<model>[.<tag>]` or `torchvision/<model>[.<WEIGHTS>]`; they come from its cache if
-    it has them, else over the network.
+    it has them, else over the network. `key` names what holds the tensors in a torch file, dots lead further inside.
     """
     if isinstance(source, str) and is_published_name(source):
         published = find_published(source)
@@ -64,10 +65,10 @@ def find_weights(source: Path | str) -> FoundWeights:
     if Path(source).is_dir() or named_in(Path(source)) is not None:
         checkpoint = open_checkpoint(Path(source))
         return FoundWeights(checkpoint.path, checkpoint.model)
-    return FoundWeights(Path(source), _read_path(Path(source)))
+    return FoundWeights(Path(source), _read_path(Path(source), key))
 
 
-def _read_path(path: Path) -> dict[str, Tensor]:
+def _read_path(path: Path, key: str | None = None) -> dict[str, Tensor]:
     if not path.exists():
         raise CheckpointError(f"{path}: there is no such file or directory")
     if not path.is_file():
@@ -80,7 +81,8 @@ def _read_path(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     if size == 0:
         raise CheckpointError(f"{path}: is empty; expected weights")
-    return _without_wrapper(_tensors(path, _read(path, start, size)))
+    content = _read(path, start, size)
+    return _without_wrapper(_tensors(path, content if key is None else _at_key(path, content, key)))
 
 
 def _read(path: Path, start: bytes, size: int) -> Any:
@@ -154,11 +156,44 @@ def _tensors(path: Path, content: Any, depth: int = 0) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: holds no tensors")
     others = [repr(key) for key, value in content.items() if not (isinstance(key, str) and isinstance(value, Tensor))]
     if others:
-        raise CheckpointError(
-            f"{path}: expected tensors by name, alone or under {', '.join(_CONTAINERS)}; "
-            f"found other things, such as {', '.join(others[:5])}"
-        )
+        found = _candidates(content) or f"found other things, such as {', '.join(others[:5])}"
+        raise CheckpointError(f"{path}: expected tensors by name, alone or under {', '.join(_CONTAINERS)}; {found}")
     return {name: tensor.detach() for name, tensor in content.items()}
+
+
+def _at_key(path: Path, content: Any, key: str) -> Any:
+    """What a file holds under a key; dots lead into dicts inside of it, unless the key itself has them."""
+    inside, rest = content, key
+    while isinstance(inside, dict) and rest:
+        words = rest.split(".")
+        names = [".".join(words[:end]) for end in range(len(words), 0, -1)]
+        name = next((name for name in names if name in inside), None)
+        if name is None:
+            break
+        inside, rest = inside[name], rest.removeprefix(name).removeprefix(".")
+    if rest:
+        held = _candidates(content) or f"it holds {join_first([*content], 10) if isinstance(content, dict) else 'none'}"
+        raise CheckpointError(f"{path}: has no key {key!r}; {held}")
+    return inside
+
+
+def _candidates(content: Any) -> str:
+    """The keys of a file that hold tensors by name, in words; empty if there are none."""
+    found = [f"{key} ({pluralize(number, 'tensor')})" for key, number in _keys_of_tensors(content, "", set())]
+    return f"found some under {join_first(found, 5)}: name one as model.weights.key" if found else ""
+
+
+def _keys_of_tensors(content: Any, prefix: str, seen: set[int]) -> Iterator[tuple[str, int]]:
+    if not isinstance(content, dict) or id(content) in seen:  # a dict may hold itself
+        return
+    seen.add(id(content))
+    for key, value in content.items():
+        if isinstance(value, dict) and isinstance(key, str):
+            number = sum(isinstance(name, str) and isinstance(each, Tensor) for name, each in value.items())
+            if number and number == len(value):
+                yield prefix + key, number
+            else:
+                yield from _keys_of_tensors(value, f"{prefix}{key}.", seen)
 
 
 def _without_wrapper(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -175,7 +210,7 @@ class Converted:
     size: int
 
 
-def convert(source: Path, out: Path, max_bytes: int) -> Converted:
+def convert(source: Path, out: Path, max_bytes: int, key: str | None = None) -> Converted:
     """Write the tensors of a torch file to `out`, completely or not at all; what is larger than allowed is refused."""
     if source.is_dir():
         raise CheckpointError(f"{source}: is a folder; expected a file of weights, such as a .pth, .pt or .bin")
@@ -184,7 +219,7 @@ def convert(source: Path, out: Path, max_bytes: int) -> Converted:
     if not out.parent.is_dir():
         raise CheckpointError(f"{out}: there is no folder {out.parent}")
     _refuse_more_than(max_bytes, _unpacked_size(source), source)
-    weights = read_weights(source)
+    weights = read_weights(source, key)
     content = _as_file(source, weights)
     # A few bytes may describe a tensor of any size: one number repeated, for instance.
     _refuse_more_than(max_bytes, content.size, source)

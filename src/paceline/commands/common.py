@@ -1,4 +1,4 @@
-"""What commands share: the user's modules, the recipe, JSON output, a progress bar."""
+"""What commands share: the user's modules, the recipe, JSON output, tables, a progress bar."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import argparse
 import importlib
 import json
 import os
+import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from paceline.core.errors import UsageError
+from paceline.core.text import doubled_loss, format_metric
 from paceline.recipe.load import load
 from paceline.recipe.validate import CheckedRecipe, validate
 
@@ -57,6 +59,51 @@ def check_writable(folder: Path) -> None:
 def print_json(value: dict[str, Any]) -> None:
     """One JSON object on standard output; of a name that is no UTF-8, what can be said of it."""
     print(json.dumps(value, indent=2, ensure_ascii=False).encode(errors="backslashreplace").decode())
+
+
+def terminal_width(stream: TextIO) -> int | None:
+    """The columns of the terminal that a stream leads to, or those that COLUMNS asks for; None where neither says."""
+    asked = os.environ.get("COLUMNS", "")
+    return shutil.get_terminal_size().columns if stream.isatty() or asked.isdecimal() else None
+
+
+def table_lines(
+    header: Sequence[str], rows: Sequence[Sequence[str]], num_words: int = 1, width: int | None = None
+) -> list[str]:
+    """Rows under a header, the first columns words, the others numbers; what is wider than `width` continues below.
+
+    There it stands beside the first column again.
+    """
+    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+    lines: list[str] = []
+    left = list(range(1, len(header)))
+    while left or not lines:
+        shown, used = [0], widths[0]
+        while left and (used + 2 + widths[left[0]] <= (width or sys.maxsize) or len(shown) == 1):
+            used += 2 + widths[left[0]]
+            shown.append(left.pop(0))
+        lines += [""] * bool(lines)
+        for row in [header, *rows]:
+            cells = [f"{row[i]:<{widths[i]}}" if i < num_words else f"{row[i]:>{widths[i]}}" for i in shown]
+            lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], num_words: int = 1) -> None:
+    """Print `table_lines`, as wide as the terminal."""
+    print("\n".join(table_lines(header, rows, num_words, terminal_width(sys.stdout))))
+
+
+def metrics_table(splits: Mapping[str, Mapping[str, float]]) -> tuple[list[str], list[list[str]]]:
+    """The header and the rows of a table with a row for each split and a column for each metric."""
+    doubled = {doubled_loss(metrics) for metrics in splits.values()}
+    hidden = doubled if len(doubled) == 1 else set()
+    names = [name for name in dict.fromkeys(n for metrics in splits.values() for n in metrics) if name not in hidden]
+    rows = [
+        [split.removeprefix("test."), *(format_metric(metrics[name]) if name in metrics else "" for name in names)]
+        for split, metrics in splits.items()
+    ]
+    return ["", *names], rows
 
 
 @contextmanager

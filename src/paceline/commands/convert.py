@@ -16,7 +16,7 @@ def main(options: argparse.Namespace) -> int:
     if not options.max_gb > 0:
         raise UsageError(f"--max-gb: expected a number above 0, got {options.max_gb:g}")
     out: Path = options.out or options.file.with_suffix(".safetensors")
-    converted = convert(options.file, out, int(options.max_gb * 1e9))
+    converted = convert(options.file, out, int(options.max_gb * 1e9), options.key)
     if options.json:
         print_json(
             {"file": str(options.file), "out": str(out), "tensors": converted.num_tensors, "bytes": converted.size}

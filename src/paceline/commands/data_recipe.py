@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.commands.common import use_modules
 from paceline.recipe.document import Document, Origin
 from paceline.recipe.load import load, merge
-from paceline.recipe.schema import Data, DatasetPart
+from paceline.recipe.schema import Data
 from paceline.recipe.validate import CheckedRecipe, validate
 
 if TYPE_CHECKING:
@@ -41,12 +41,11 @@ class DataRecipe:
     @property
     def splits(self) -> list[str]:
         """The splits that it has."""
-        return [split for split in _SPLITS if getattr(self.checked.recipe.data, split) is not None]
+        return list(self.checked.recipe.data.splits())
 
     def dataset_name(self, split: str) -> str:
         """What a split's data set is called in recipes."""
-        part: DatasetPart = getattr(self.checked.recipe.data, split)
-        return part.dataset
+        return self.checked.recipe.data.splits()[split].dataset
 
     def source(self, split: str) -> SplitLoader:
         """One split with its transforms; raises DataError if it cannot be opened."""
@@ -57,7 +56,10 @@ class DataRecipe:
         from paceline.recipe.build_data import make_split_loaders
 
         # Decoded samples are not kept: each is looked at once, and what loading costs is to be seen.
-        changes: dict[str, Any] = {each: None for each in _SPLITS if each != split} | {"cache": "none"}
+        kept, _, name = split.partition(".")
+        changes: dict[str, Any] = {each: None for each in _SPLITS if each != kept} | {"cache": "none"}
+        if name:
+            changes["test"] = {name: self.checked.recipe.data.splits()[split]}
         data: Data = self.checked.recipe.data.model_copy(update=changes)
         recipe = self.checked.recipe.model_copy(update={"data": data})
         context = BuildContext(CheckedRecipe(recipe, self.checked.document), World(0, 1, 0, torch.device("cpu")))

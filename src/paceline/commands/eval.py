@@ -1,22 +1,29 @@
-"""`paceline eval`: the metrics of a checkpoint, the same on any number of processes."""
+"""`paceline eval`: the metrics of a checkpoint or of a weights file, the same on any number of processes."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paceline.checkpoint.best import target_of
-from paceline.commands.common import print_json, use_modules
+from paceline.checkpoint.best import named_in, target_of
+from paceline.commands.common import metrics_table, print_json, print_table, use_modules
 from paceline.core.errors import CheckpointError, PacelineError, UsageError
-from paceline.core.text import format_metric, pluralize
+from paceline.core.text import format_metric, join_first, pluralize
 from paceline.launch.start import share_out
 from paceline.recipe.load import load
 from paceline.recipe.schema import Recipe
-from paceline.recipe.validate import validate
+from paceline.recipe.validate import CheckedRecipe, validate
 
-_WITHOUT_EFFECT = ("observe.", "evaluate.save_predictions=", "evaluate.num_workers=")
+if TYPE_CHECKING:
+    from paceline.checkpoint.store import Checkpoint
+    from paceline.engine.evaluate import Evaluation
+    from paceline.engine.run import Run
+    from paceline.recipe.build import Builder
+
+_WITHOUT_EFFECT = ("logging.", "evaluate.save_predictions=", "evaluate.num_workers=")
 """Keys that change no metric."""
 
 
@@ -27,59 +34,69 @@ def main(options: argparse.Namespace) -> int:
     is_run = place.is_dir()
     if is_run and not (place / "recipe.yaml").is_file():
         raise UsageError(f"{place} is not a run directory: it has no recipe.yaml")
-    checked = validate(load(str(place / "recipe.yaml") if is_run else options.recipe, options.overrides))
+    reference = str(place / "recipe.yaml") if is_run else options.recipe
+    weights = _named_weights(options.checkpoint)
+    overrides = ["model.weights=null", *options.overrides, *weights] if weights else options.overrides
+    checked = validate(load(reference, overrides))
     run_folder = place if is_run else Path("runs") / checked.recipe.name
-    _find_checkpoint(options.checkpoint, run_folder)  # where there is none, that is known before torch is loaded
-    split = options.split or ("test" if checked.recipe.data.test else "val")
-    if getattr(checked.recipe.data, split) is None:
-        raise UsageError(f"{checked.locate('data')}: there is no data.{split} to measure on")
+    if not weights and options.checkpoint is None and not (run_folder / "checkpoints").is_dir():
+        weights = _own_weights(checked)
+        checked = validate(load(reference, [*overrides, *weights]))
+    if not weights:
+        _find_checkpoint(options.checkpoint, run_folder)  # where there is none, that is known before torch is loaded
+    splits = _splits(options.split, checked)
 
     code = share_out(options, checked.recipe.train.device, checked.recipe.train.devices)
     if code is not None:
         return code
 
-    from paceline.checkpoint.store import open_checkpoint
-    from paceline.commands.resume import data_differences
-    from paceline.core.agreement import read_together
-    from paceline.data.fingerprint import fingerprint
     from paceline.engine.evaluate import evaluate_with_average
-    from paceline.engine.predictions import predictions_place
-    from paceline.engine.saved_state import check_state
     from paceline.recipe.build import Builder
 
     builder = Builder(checked, trains=False)
     with builder.world.together():
-        checkpoint = read_together(
-            builder.world, lambda: open_checkpoint(_find_checkpoint(options.checkpoint, run_folder)), open_checkpoint
-        )
-        assert checkpoint is not None
-        check_state(checkpoint)
+        checkpoint = None if weights else _open(builder, options.checkpoint, run_folder)
         run = builder.run(run_folder)
         run.visualize = False  # metrics are printed, and no image is written
-        run.load_model(checkpoint)
-        run.load_average(checkpoint)
-        evaluation = evaluate_with_average(run, split)
+        if checkpoint:
+            run.load_model(checkpoint)
+            run.load_average(checkpoint)
+        else:
+            _refuse_random(builder, run)
+        evaluations = {split: evaluate_with_average(run, split) for split in splits}
     if run.world.is_main:
-        answer = {
-            "checkpoint": str(checkpoint.path),
-            "step": checkpoint.step,
-            "split": split,
-            "num_samples": evaluation.num_samples,
-            "num_skipped": evaluation.num_skipped,
-            "metrics": evaluation.metrics,
-        }
-        now = {split: fingerprint(run.evaluations[split].source.dataset).to_json()}
-        for difference in data_differences(checkpoint, now):
-            print(f"warning: not the data that the run was measured on: {difference}", file=sys.stderr)
-        _print(answer, options.json)
-        if run.save_predictions and not evaluation.problem:
-            print(f"predictions are in {predictions_place(run, split)}", file=sys.stderr)
-        if checked.recipe.logging.results:
-            epoch = checkpoint.step / run.progress.steps_per_epoch
-            _keep(checked.recipe, _run_of(checkpoint.path, run_folder), answer, epoch, options.overrides)
-        if evaluation.problem:
-            raise UsageError(evaluation.problem)
+        _report(run, builder, checkpoint, evaluations, options)
     return 0
+
+
+def _named_weights(named: Path | None) -> list[str]:
+    """What makes a recipe load a weights file whole; nothing if a checkpoint of ours is named, or none."""
+    if named is None or not named.is_file() or named_in(named) is not None:
+        return []
+    return [f"model.weights={json.dumps({'file': str(named.absolute()), 'head': 'keep'})}"]
+
+
+def _own_weights(checked: CheckedRecipe) -> list[str]:
+    """What makes a recipe load the weights that it names whole; nothing if it names none."""
+    weights = checked.recipe.model.weights
+    if weights is None:
+        return []
+    file = weights if isinstance(weights, str) else weights.file
+    return [f"model.weights={json.dumps({'file': file, 'head': 'keep'})}"]
+
+
+def _splits(asked: str | None, checked: CheckedRecipe) -> list[str]:
+    """The splits to measure: the one that is asked for or all test sets, else val."""
+    known = [split for split in checked.recipe.data.splits() if split != "train"]
+    tests = [split for split in known if split.partition(".")[0] == "test"]
+    if asked is None and known:
+        return tests or known
+    found = tests if asked == "test" else [split for split in known if split == asked]
+    if not found:
+        missing = f"data.{asked}" if asked else "data.val or data.test"
+        there = f"; there is {join_first([f'data.{split}' for split in known], 8)}" if known else ""
+        raise UsageError(f"{checked.locate('data')}: there is no {missing} to measure on{there}")
+    return found
 
 
 def _find_checkpoint(named: Path | None, run_folder: Path) -> Path:
@@ -90,8 +107,60 @@ def _find_checkpoint(named: Path | None, run_folder: Path) -> Path:
     if target_of(best) is not None:
         return best
     if not (run_folder / "checkpoints").is_dir():
-        raise CheckpointError(f"{run_folder} holds no checkpoint: train first, or name one with --checkpoint")
+        raise CheckpointError(
+            f"{run_folder} holds no checkpoint: train first, or name a checkpoint or a weights file with --checkpoint,"
+            " or in the recipe as model.weights"
+        )
     return run_folder
+
+
+def _open(builder: Builder, named: Path | None, run_folder: Path) -> Checkpoint:
+    from paceline.checkpoint.store import open_checkpoint
+    from paceline.core.agreement import read_together
+    from paceline.engine.saved_state import check_state
+
+    found = read_together(builder.world, lambda: open_checkpoint(_find_checkpoint(named, run_folder)), open_checkpoint)
+    assert found is not None
+    check_state(found)
+    return found
+
+
+def _refuse_random(builder: Builder, run: Run) -> None:
+    """Raise CheckpointError unless the weights file has filled every parameter."""
+    loaded = set(builder.fitted.loaded) if builder.fitted else set()
+    random = [name for name, _ in run.model.named_parameters() if name not in loaded]
+    if random:
+        raise CheckpointError(
+            f"{builder.checked.locate('model.weights')}: the file lacks {pluralize(len(random), 'parameter')} of the"
+            f" model, so what is measured would be random: {join_first(random, 5)}"
+        )
+
+
+def _report(
+    run: Run, builder: Builder, checkpoint: Checkpoint | None, evaluations: dict[str, Evaluation], options: Any
+) -> None:
+    """Print the metrics and bring the table of results up to date."""
+    from paceline.commands.resume import data_differences
+    from paceline.data.fingerprint import fingerprint
+    from paceline.engine.predictions import predictions_place
+
+    if checkpoint is not None:
+        now = {split: fingerprint(run.evaluations[split].source.dataset).to_json() for split in evaluations}
+        for difference in data_differences(checkpoint, now):
+            print(f"warning: not the data that the run was measured on: {difference}", file=sys.stderr)
+    measured = str(checkpoint.path) if checkpoint else builder.weights_file()
+    _print(measured, checkpoint.step if checkpoint else None, evaluations, options.json)
+    problems = [each.problem for each in evaluations.values() if each.problem]
+    for split in evaluations if run.save_predictions and not problems else ():
+        print(f"predictions are in {predictions_place(run, split)}", file=sys.stderr)
+    if builder.recipe.logging.results:
+        folder = _run_of(checkpoint.path, run.out) if checkpoint else Path(measured)
+        step = checkpoint.step if checkpoint else 0
+        numbers = (step, step / run.progress.steps_per_epoch)
+        for split, evaluation in evaluations.items():
+            _keep(builder.recipe, folder, split, numbers, evaluation, options.overrides)
+    if problems:
+        raise UsageError(problems[0])
 
 
 def _run_of(checkpoint: Path, otherwise: Path) -> Path:
@@ -99,28 +168,48 @@ def _run_of(checkpoint: Path, otherwise: Path) -> Path:
     return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else otherwise
 
 
-def _keep(recipe: Recipe, folder: Path, answer: dict[str, Any], epoch: float, overrides: list[str]) -> None:
+def _keep(
+    recipe: Recipe, folder: Path, split: str, numbers: tuple[int, float], measured: Evaluation, overrides: list[str]
+) -> None:
     """Bring the run's row in the table of results up to date; the metrics are printed, whatever becomes of it."""
     from paceline.loggers.results import About, Result, read_state, write_results
 
     about = About(recipe.name, recipe.task.name, recipe.model.name)
-    numbers = (answer["step"], epoch, answer["num_samples"], answer["num_skipped"])
     settings = " ".join(each for each in overrides if not each.startswith(_WITHOUT_EFFECT))
-    result = Result(about, folder, answer["split"], read_state(folder), *numbers, answer["metrics"], settings)
+    state = read_state(folder) if folder.is_dir() else "weights"
+    counts = (measured.num_samples, measured.num_skipped)
+    result = Result(about, folder, split, state, *numbers, *counts, dict(measured.metrics), settings)
     try:
         write_results(Path(recipe.logging.results or "").expanduser(), [result])
     except PacelineError as error:
         print(f"warning: {error}", file=sys.stderr)
 
 
-def _print(answer: dict[str, Any], as_json: bool) -> None:
+def _print(measured: str, step: int | None, evaluations: dict[str, Evaluation], as_json: bool) -> None:
+    """Of one split its metrics, of several test sets a table, in JSON by their names."""
     if as_json:
-        print_json(answer)
+        print_json({"checkpoint": measured, "step": step, **_as_json(evaluations)})
         return
-    skipped = f" ({answer['num_skipped']:,} skipped)" if answer["num_skipped"] else ""
-    samples = pluralize(answer["num_samples"], "sample")
-    print(f"{answer['split']}, {samples}{skipped}, step {answer['step']}, {answer['checkpoint']}", file=sys.stderr)
-    metrics = answer["metrics"]
+    where = measured if step is None else f"step {step}, {measured}"
+    for split, each in evaluations.items():
+        skipped = f" ({each.num_skipped:,} skipped)" if each.num_skipped else ""
+        print(f"{split}, {pluralize(each.num_samples, 'sample')}{skipped}, {where}", file=sys.stderr)
+    if len(evaluations) > 1:
+        print_table(*metrics_table({split: each.metrics for split, each in evaluations.items()}))
+        return
+    (metrics,) = (each.metrics for each in evaluations.values())
     width = max(map(len, metrics), default=0)
     for name, value in metrics.items():
         print(f"{name:<{width}}  {format_metric(value)}")
+
+
+def _as_json(evaluations: dict[str, Evaluation]) -> dict[str, Any]:
+    found: dict[str, dict[str, Any]] = {"num_samples": {}, "num_skipped": {}, "metrics": {}}
+    for split, each in evaluations.items():
+        name = split.removeprefix("test.")
+        for key, by_name in found.items():
+            by_name[name] = getattr(each, key)
+    if len(evaluations) > 1:
+        return {"split": "test", **found}
+    (split,) = evaluations
+    return {"split": split, **{key: next(iter(by_name.values())) for key, by_name in found.items()}}

@@ -58,7 +58,7 @@ def _read_all(options: argparse.Namespace) -> list[Result]:
                 raise
             print(f"left out: {error}", file=sys.stderr)
             continue
-        own = [_as_it_is(each) for each in own if options.split in (None, each.split)]
+        own = [_as_it_is(each) for each in own if options.split in (None, each.split, each.split.partition(".")[0])]
         if not own:
             print(f"left out: {folder}: there are no such metrics in it", file=sys.stderr)
         found += own

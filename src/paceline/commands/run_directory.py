@@ -21,9 +21,9 @@ _MAY_CHANGE = (
     "name", "logging", "checkpoint", "expect", "train.epochs", "train.steps", "data.num_workers", "data.loader",
     "data.on_error", "data.max_skipped", "train.devices", "train.hang_seconds", "train.on_nonfinite",
     "evaluate.every_epochs", "evaluate.every_steps", "evaluate.num_workers",
-    "data.train.root", "data.val.root", "data.test.root", "data.train.file", "data.val.file", "data.test.file",
     "model.weights",
 )  # fmt: skip
+_PLACE = re.compile(r"data\.(train|val|test(\.[^.]+)?)\.(root|file)")
 
 # What a start that was cut short may leave before the run has a status; its lock may be empty, on a full disk.
 _BEGINNINGS = {".lock", "logs", "recipe.yaml", "metrics.jsonl", "tensorboard"}
@@ -40,7 +40,8 @@ def recipe_differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]
     old, new = dict(leaves(_completed(before))), dict(leaves(now))
     lines = []
     for key in [*old, *(key for key in new if key not in old)]:
-        may_change = any(key == allowed or key.startswith(allowed + ".") for allowed in _MAY_CHANGE)
+        is_allowed = any(key == allowed or key.startswith(allowed + ".") for allowed in _MAY_CHANGE)
+        may_change = is_allowed or _PLACE.fullmatch(key)
         is_other_decoder = key == "data.loader" and "dali" in (old.get(key), new.get(key))
         if (not may_change or is_other_decoder) and old.get(key) != new.get(key):
             lines.append(f"{key}: was {json.dumps(old.get(key))}, is {json.dumps(new.get(key))}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
+from paceline.commands.common import metrics_table, table_lines, terminal_width
 from paceline.core.text import format_metric, pluralize
 from paceline.engine.run import Run
 from paceline.loggers.messages import duration
@@ -79,9 +81,13 @@ def derivation(builder: Builder, run: Run) -> list[str]:
 def closing_lines(run: Run, expect: Mapping[str, float], seconds: float) -> list[str]:
     """What came out, and where everything is."""
     lines = [f"{pluralize(run.progress.step, 'step')}, {pluralize(run.progress.epoch, 'epoch')}, {duration(seconds)}"]
+    several = {split: run.metrics[split] for split in run.test_splits if split in run.metrics}
     for split, metrics in run.metrics.items():
-        told = ", ".join(f"{name} {format_metric(value)}" for name, value in metrics.items())
-        lines.append(f"{split:<12} {told}")
+        if len(several) < 2 or split not in several:
+            reached = ", ".join(f"{name} {format_metric(value)}" for name, value in metrics.items())
+            lines.append(f"{split:<12} {reached}")
+    if len(several) > 1:
+        lines += table_lines(*metrics_table(several), width=(terminal_width(sys.stderr) or 100) - 2)
     lines += expectations(run, expect)
     places = {
         "checkpoints": run.out / "checkpoints",
@@ -98,13 +104,19 @@ def closing_lines(run: Run, expect: Mapping[str, float], seconds: float) -> list
 
 def expectations(run: Run, expect: Mapping[str, float]) -> list[str]:
     """Each metric that the recipe expects beside the one that was reached."""
-    reached = run.metrics.get("test") or run.metrics.get("val") or {}
+    named = {
+        f"{split.removeprefix('test.')}.{name}": value
+        for split in run.test_splits
+        for name, value in run.metrics.get(split, {}).items()
+    }
+    reached = named | (run.metrics.get("test") or run.metrics.get("val") or {})
     lines = []
     for name, value in expect.items():
         if name not in reached:
             lines.append(f"expected     {name} {value:g}: no such metric; there are {', '.join(reached)}")
             continue
-        is_met = reached[name] >= value if is_higher_better(name, run.task.metrics()) else reached[name] <= value
+        is_higher = is_higher_better(name.rpartition(".")[2], run.task.metrics())
+        is_met = reached[name] >= value if is_higher else reached[name] <= value
         lines.append(
             f"expected     {name} {value:g}: {'reached' if is_met else 'NOT reached'} with"
             f" {format_metric(reached[name])}"

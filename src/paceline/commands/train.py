@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from paceline.recipe.build import Builder
     from paceline.recipe.validate import CheckedRecipe
 
-_IMAGE = re.compile(r"(?P<split>train|val|test)-(?P<name>.+)-(?P<step>\d{8,})")
+_IMAGE = re.compile(r"(?P<name>.+)-(?P<step>\d{8,})")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -161,10 +161,13 @@ def _images(run: Run) -> list[tuple[int, str, Path]]:
     """The images drawn so far as (step, tag, file); those that will be drawn again are removed."""
     found = []
     for path in sorted((run.out / "images").glob("*-*-*.png")):
-        ours = _IMAGE.fullmatch(path.stem)
-        if ours is None:
+        # The name of a test set may have hyphens too.
+        splits = [split for split in ("train", *run.evaluations) if path.name.startswith(f"{split}-")]
+        split = max(splits, key=len, default="")
+        ours = _IMAGE.fullmatch(path.stem.removeprefix(f"{split}-"))
+        if ours is None or not split:
             continue
-        split, name, step = ours["split"], ours["name"], int(ours["step"])
+        name, step = ours["name"], int(ours["step"])
         is_pending = step == run.progress.step and split in run.pending_splits - {"train"}
         if step > run.progress.step or is_pending:
             path.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -21,6 +22,14 @@ def evenly_spaced(size: int, number: int) -> list[int]:
 def format_metric(metric: float) -> str:
     """A metric with four digits, a count as it is."""
     return f"{metric:,}" if isinstance(metric, int) else f"{metric:.4f}"
+
+
+def doubled_loss(metrics: Mapping[str, float]) -> str | None:
+    """The name of the only loss where there is one, since "loss" beside it says the same; else None."""
+    names = list(metrics)
+    place = names.index("loss") if "loss" in names else -1
+    beside = [names[other] for other in (place - 1, place + 1) if place >= 0 and 0 <= other < len(names)]
+    return next((name for name in beside if repr(metrics[name]) == repr(metrics["loss"])), None)
 
 
 def join_first(things: Any, most: int) -> str:

@@ -7,7 +7,6 @@ import resource
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
-from functools import partial
 
 import torch
 
@@ -64,7 +63,7 @@ def _make_agenda(run: Run) -> Triggers:
     if "val" in run.evaluations:
         triggers.add(run.intervals.evaluate, "evaluate")
     triggers.add(run.intervals.log, "record")
-    if "test" in run.evaluations:
+    if run.test_splits:
         triggers.add(math.inf, "test")  # once, after the last step
     return triggers
 
@@ -75,7 +74,7 @@ def do_pending(run: Run) -> None:
         "save": save_all,
         "evaluate": evaluate_val,
         "record": record,
-        "test": partial(measure, split="test"),
+        "test": measure_tests,
     }
     while run.pending:
         actions[run.pending[0]](run)
@@ -175,6 +174,12 @@ def measure(run: Run, split: str) -> None:
     take_readings(run)
     complete_save(run)
     publish(run, evaluate_with_average(run, split))
+
+
+def measure_tests(run: Run) -> None:
+    """Measure on every test set."""
+    for split in run.test_splits:
+        measure(run, split)
 
 
 def publish(run: Run, evaluation: Evaluation) -> None:

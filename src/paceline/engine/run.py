@@ -230,11 +230,16 @@ class Run:
         self._keep_choices(state)
 
     @property
+    def test_splits(self) -> list[str]:
+        """What is measured after the last step: test, or each of several test sets as test.NAME."""
+        return [split for split in self.evaluations if split.partition(".")[0] == "test"]
+
+    @property
     def pending_splits(self) -> set[str]:
         """The splits whose metrics of the present step are still to be recorded; of the test split those of the end."""
         pending = {"train"} if "record" in self.pending else set()
         is_evaluated = self.evaluated_step == self.progress.step
-        return pending | {"test"} | ({"val"} if "evaluate" in self.pending and not is_evaluated else set())
+        return pending | set(self.test_splits) | ({"val"} if "evaluate" in self.pending and not is_evaluated else set())
 
     def load_model(self, checkpoint: Checkpoint) -> None:
         """Put a checkpoint's weights into the model it was taken from."""

@@ -80,9 +80,9 @@ def read_results(folder: Path, about: About, best: bool = False) -> list[Result]
         return []
     last: dict[str, Record] = {}
     for record in _records(folder):
-        if record.get("split") in ("val", "test") and (wanted is None or record["step"] == wanted):
+        if record["split"] != "train" and (wanted is None or record["step"] == wanted):
             last[record["split"]] = record
-    return [_result(folder, about, state, last[split]) for split in ("val", "test") if split in last]
+    return [_result(folder, about, state, last[split]) for split in sorted(last, key=lambda name: name != "val")]
 
 
 def read_state(folder: Path) -> str:

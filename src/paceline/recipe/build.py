@@ -175,13 +175,16 @@ class Builder(BuildContext):
         with unchanged_state(self.parts), precision.compute():
             task.losses(model.train(), batch)
 
+    def weights_file(self) -> str:
+        """The file, run or library's name that the recipe starts from; empty if it starts from random weights."""
+        weights = self.recipe.model.weights
+        return weights if isinstance(weights, str) else weights.file if weights else ""
+
     def origin_of_weights(self) -> list[str]:
         """Where a fresh run's weights come from, and what became of each tensor of a file."""
-        weights = self.recipe.model.weights
-        if self.fitted is None or weights is None:
+        if self.fitted is None:
             return ["weights  random"]
-        file = weights if isinstance(weights, str) else weights.file
-        return [f"weights  from {file}", *(f"         {line}" for line in self.fitted.summary())]
+        return [f"weights  from {self.weights_file()}", *(f"         {line}" for line in self.fitted.summary())]
 
     def task(self, classes: list[str], ignore_index: int | None = None) -> Task:
         """The task with its losses and metrics."""
@@ -243,10 +246,12 @@ class Builder(BuildContext):
         declared = Weights(file=weights) if isinstance(weights, str) else weights
         key = "model.weights" if isinstance(weights, str) else "model.weights.file"
         is_published = is_published_name(declared.file)
-        found = read_weights_together(self, lambda: declared.file if is_published else self.path(key, declared.file))
+        found = read_weights_together(
+            self, lambda: declared.file if is_published else self.path(key, declared.file), declared.key
+        )
         if not is_published:
             self._found[key] = str(found.path)
-        options = declared.model_dump(exclude={"file"})
+        options = declared.model_dump(exclude={"file", "key"})
         options["rename"] = [(pattern, new) for pattern, new in declared.rename]
         try:
             return apply(model, found.tensors, Surgery(**options))

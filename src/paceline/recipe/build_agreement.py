@@ -40,15 +40,17 @@ def check_sources(context: BuildContext, sources: Mapping[str, SplitLoader]) -> 
     check_same(context.world, {split: each.to_json() for split, each in own.items()}, explain, DataError)
 
 
-def read_weights_together(context: BuildContext, locate: Callable[[], Path | str]) -> FoundWeights:
+def read_weights_together(
+    context: BuildContext, locate: Callable[[], Path | str], key: str | None = None
+) -> FoundWeights:
     """Weights of any origin, see `find_weights`; of a run, those of the checkpoint that the first process finds there.
 
     `locate` gives the file, the run or the name; it is asked again if that has led to what is gone.
     """
     found = read_together(
         context.world,
-        lambda: find_weights(locate()),
-        lambda chosen: find_weights(chosen if chosen.is_dir() else locate()),
+        lambda: find_weights(locate(), key),
+        lambda chosen: find_weights(chosen if chosen.is_dir() else locate(), key),
     )
     assert found is not None
     return found

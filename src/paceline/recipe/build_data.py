@@ -17,7 +17,6 @@ from paceline.engine.run import EvaluationSet
 from paceline.recipe.build_context import BuildContext
 from paceline.recipe.schema import DatasetPart
 
-_SPLITS = ("train", "val", "test")
 _MOST_NOTES = 5  # of a data set that a run begins with
 _WORLD_PARTS, _WORLD_LEAST = (
     8,
@@ -27,8 +26,7 @@ _WORLD_PARTS, _WORLD_LEAST = (
 
 def make_split_loaders(context: BuildContext) -> dict[str, SplitLoader]:
     """Each split with its transforms."""
-    parts = {split: getattr(context.recipe.data, split) for split in _SPLITS}
-    return {split: _source(context, split, part) for split, part in parts.items() if part is not None}
+    return {split: _source(context, split, part) for split, part in context.recipe.data.splits().items()}
 
 
 def find_classes(context: BuildContext, sources: Mapping[str, SplitLoader]) -> list[str]:
@@ -102,12 +100,11 @@ def make_evaluations(context: BuildContext, sources: Mapping[str, SplitLoader]) 
     """The splits to measure on."""
     evaluate = context.recipe.evaluate
     sets = {}
-    for split in ("val", "test"):
-        if split in sources:
-            # On a CPU, the threads that measure also read: worker processes would only compete with them.
-            automatic = 0 if context.world.device.type == "cpu" else automatic_workers(sources[split], context.world)
-            workers = automatic if evaluate.num_workers == "auto" else evaluate.num_workers
-            sets[split] = EvaluationSet(sources[split], evaluate.batch_size, workers, evaluate.threads)
+    for split in [split for split in sources if split != "train"]:
+        # On a CPU, the threads that measure also read: worker processes would only compete with them.
+        automatic = 0 if context.world.device.type == "cpu" else automatic_workers(sources[split], context.world)
+        workers = automatic if evaluate.num_workers == "auto" else evaluate.num_workers
+        sets[split] = EvaluationSet(sources[split], evaluate.batch_size, workers, evaluate.threads)
     return sets
 
 

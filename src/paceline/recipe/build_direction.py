@@ -26,7 +26,13 @@ def best_direction(workshop: BuildContext, task: Task) -> tuple[str | None, Lite
 def check_expected(workshop: BuildContext, task: Task) -> None:
     """Refuse to expect what no metric reports, or what none says the direction of."""
     for name in workshop.recipe.expect:
-        _ask(workshop, f"expect.{name}", name, task)
+        _ask(workshop, f"expect.{name}", name.removeprefix(f"{_set_name(workshop, name)}."), task)
+
+
+def _set_name(workshop: BuildContext, name: str) -> str:
+    """The test set of an expectation such as ecssd.mae; empty if it is for all."""
+    set_name = name.partition(".")[0]
+    return set_name if f"test.{set_name}" in workshop.recipe.data.splits() else ""
 
 
 def _ask(workshop: BuildContext, key: str, name: str, task: Task, must_exist: bool = True) -> bool:

@@ -89,8 +89,7 @@ def _drawn_splits(recipe: Recipe) -> list[Check]:
 
 
 def _parts(recipe: Recipe) -> list[tuple[str, DatasetPart]]:
-    parts = [(split, getattr(recipe.data, split)) for split in ("train", "val", "test")]
-    return [(split, part) for split, part in parts if part is not None]
+    return list(recipe.data.splits().items())
 
 
 def _batch(recipe: Recipe) -> list[Check]:

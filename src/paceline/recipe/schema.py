@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from paceline.core.arguments import Arguments, Count, CountOrZero, NonNegative, Positive, Share, Weight
-from paceline.recipe.document import PartSpec
+from paceline.recipe.document import PartSpec, are_named_parts
 
 Auto = Literal["auto"]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -42,6 +42,8 @@ class Weights(Section):
 
     file: str
     """A .safetensors or .pth file, a run directory, or a library's own: timm/NAME, torchvision/NAME."""
+    key: str | None = None
+    """The key of a .pth file that holds the tensors, such as net_state; null: state_dict, model or model_state_dict."""
     into: str | None = None
     """The part of the model that they are for, such as backbone; the rest of the model starts fresh."""
     strip: list[str] = []
@@ -100,6 +102,21 @@ class DatasetPart(Part):
     transforms: list[TransformPart] = []
 
 
+SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$")]
+
+
+def _test_form(value: Any) -> str:
+    """Which of the two forms a value has, before validation or after it."""
+    is_valid = isinstance(value, dict) and any(isinstance(part, DatasetPart) for part in value.values())
+    return "several" if is_valid or are_named_parts(value) else "one"
+
+
+TestSets = Annotated[
+    Annotated[DatasetPart, Tag("one")] | Annotated[dict[SetName, DatasetPart], Tag("several")],
+    Discriminator(_test_form),
+]
+
+
 class Data(Section):
     """What is learned from, and how it is loaded."""
 
@@ -107,7 +124,8 @@ class Data(Section):
     """Samples per optimizer update, over all processes."""
     train: DatasetPart
     val: DatasetPart | None = None
-    test: DatasetPart | None = None
+    test: TestSets | None = None
+    """One data set to measure on after the last step, or several by name."""
     loader: Literal["auto", "memory", "thread", "process", "dali"] = "auto"
     """What reads samples ahead; auto: what is found to be fastest here, which never changes a pixel."""
     num_workers: CountOrZero | Auto = "auto"
@@ -119,6 +137,12 @@ class Data(Section):
     """How many samples of each split may be left out; auto: one in a hundred, from 1 to 100."""
     drop_last: bool = False
     """Leave out the last, smaller step of an epoch."""
+
+    def splits(self) -> dict[str, DatasetPart]:
+        """The data sets by split: train, val, test; of several test sets each as test.NAME."""
+        tests = {f"test.{name}": part for name, part in self.test.items()} if isinstance(self.test, dict) else {}
+        named = {"train": self.train, "val": self.val, "test": None if tests else self.test, **tests}
+        return {split: part for split, part in named.items() if isinstance(part, DatasetPart)}
 
 
 class LossPart(Part):
@@ -336,7 +360,7 @@ class Recipe(Section):
     """What this recipe is known to reach; compared at the end."""
 
 
-_SPLITS = ("train", "val", "test")
+_SPLITS = ("train", "val", "test{}")
 PARTS = [
     PartSpec(("task",), "task", "name", TaskPart),
     PartSpec(("model",), "model", "name", ModelPart),

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from paceline.core.arguments import Arguments
 from paceline.core.errors import RecipeError
 from paceline.core.registry import Entry, register
-from paceline.recipe.document import COMMAND_LINE, Document, Origin, PartSpec, children, lookup, places
+from paceline.recipe.document import COMMAND_LINE, SEVERAL, Document, Origin, PartSpec, children, lookup, places
 from paceline.recipe.expectations import show
 from paceline.recipe.incompatible import cross_checks
 from paceline.recipe.problems import Problem, expected_names, problems_of, unknown_name
@@ -154,9 +154,17 @@ def _instances(recipe: Recipe, pattern: tuple[str, ...]) -> list[tuple[KeyPath, 
         if segment == "*":
             found = [((*path, index), item) for path, items in found for index, item in enumerate(items)]
         else:
-            found = [((*path, segment), getattr(section, segment)) for path, section in found]
+            key = segment.removesuffix(SEVERAL)
+            found = [((*path, key), getattr(section, key)) for path, section in found]
+        if segment.endswith(SEVERAL):
+            found = [each for path, value in found for each in _named(path, value)]
         found = [(path, value) for path, value in found if value is not None]
     return found
+
+
+def _named(path: KeyPath, value: Any) -> list[tuple[KeyPath, Any]]:
+    """A part, or each of several by name."""
+    return [((*path, name), part) for name, part in value.items()] if isinstance(value, dict) else [(path, value)]
 
 
 def _validated(model: type[Arguments], given: dict[str, Any]) -> dict[str, Any]:
