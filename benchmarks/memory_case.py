@@ -18,19 +18,19 @@ from paceline.engine.activation_checkpointing.memory import LiveBytes, own_train
 from paceline.engine.activation_checkpointing.policies import (
     Blocks,
     NoActivationCheckpointing,
-    Remat,
+    Policy,
     Selective,
-    apply_remat,
+    apply_activation_checkpointing,
 )
 from paceline.engine.precision.mixed import make_precision
-from paceline.engine.strategies.names import ddp
+from paceline.engine.strategies.ddp import ddp
 from paceline.launch.environment import take_place
 from paceline.launch.launcher import Launch, launch
 from paceline.models.minet import MINet, minet_light, minet_resnet50
 
 _BATCH, _SIZE = 4, 320
 _MODELS: dict[str, Callable[[], MINet]] = {"light": minet_light, "resnet50": minet_resnet50}
-_WAYS: dict[str, Remat] = {"none": NoActivationCheckpointing(), "blocks": Blocks(), "selective": Selective()}
+_WAYS: dict[str, Policy] = {"none": NoActivationCheckpointing(), "blocks": Blocks(), "selective": Selective()}
 
 
 class Trainee:
@@ -39,7 +39,7 @@ class Trainee:
     def __init__(self, world: World, model: str, checkpointing: str, is_bf16: bool) -> None:
         torch.manual_seed(0)
         self.model = _MODELS[model]()
-        apply_remat(self.model, _WAYS[checkpointing])
+        apply_activation_checkpointing(self.model, _WAYS[checkpointing])
         self.network = ddp(self.model, world, is_exact=False).network
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
         own_images = _BATCH // world.size

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from benchmarks.measuring import Measured, Turn, interleave, spread
 from benchmarks.photos import MEAN, SIZE, STD, Photos, pillow_loader
 from benchmarks.report import Goal, Section
-from paceline.core.process_memory import keep_freed_memory
+from paceline.core.process import keep_freed_memory
 from paceline.data.datasets.image_folder import ImageFolder
 from paceline.data.loader import Request, load
 from paceline.data.sampler import Permutation

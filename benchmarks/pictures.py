@@ -17,7 +17,7 @@ from benchmarks import pictures_dali, pictures_packed
 from benchmarks.measuring import Measured, Turn, interleave, spread
 from benchmarks.photos import MEAN, SIZE, STD, Photos, pillow_loader
 from benchmarks.report import Goal, Section
-from paceline.core.process_memory import keep_freed_memory
+from paceline.core.process import keep_freed_memory
 from paceline.data import dali
 from paceline.data.autotune import Kind
 from paceline.data.datasets.image_folder import ImageFolder

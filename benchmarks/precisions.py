@@ -78,7 +78,7 @@ def _top1(overrides: dict[str, object]) -> float:
             paceline.train(run)
         except TrainingError:
             return 0.0
-        return run.metrics["val"]["top1"]
+        return run.state.metrics["val"]["top1"]
 
 
 def _row(name: str, values: Sequence[float], plain: Sequence[float], seconds: float) -> list[str]:

@@ -39,7 +39,7 @@ def main(contestant: str) -> None:
 def _paceline() -> Callable[[Picture, Picture], object]:
     import torch
 
-    from paceline.core.process_memory import keep_freed_memory
+    from paceline.core.process import keep_freed_memory
     from paceline.data.batch import Batch
     from paceline.metrics.saliency import Saliency
 

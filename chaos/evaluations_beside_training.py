@@ -145,7 +145,7 @@ def _measure(out: Path, steps: list[int]) -> list[tuple[int, dict[str, float]]]:
     run.visualize = False
     found = []
     for step in steps:
-        run.load_model(open_checkpoint(run.store.path_of(step)))
+        run.state.load_model(open_checkpoint(run.store.path_of(step)))
         found.append((step, evaluate_with_average(run, "val").metrics))
     return found
 

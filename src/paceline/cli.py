@@ -12,8 +12,7 @@ from pathlib import Path
 
 from paceline import __version__
 from paceline.core.errors import PacelineError, UsageError, naming_full_disks
-from paceline.core.process_memory import kept_waiting
-from paceline.core.streams import open_missing, say, settle
+from paceline.core.process import flush_streams, open_missing_streams, pause_gc, print_error
 from paceline.launch.environment import LAUNCHER
 
 _COMMANDS = {
@@ -35,7 +34,7 @@ _COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the result is the exit code."""
-    open_missing()
+    open_missing_streams()
     words, is_process = (sys.argv[1:], True) if arguments is None else (list(arguments), False)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as standard error: names of files may be no UTF-8
@@ -46,22 +45,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return run_as_worker(lambda: _run(words, is_process))
         return _run(words, is_process)
     except PacelineError as error:
-        settle()
-        say(error)
+        flush_streams()
+        print_error(error)
         return error.exit_code
     except KeyboardInterrupt:
-        say("interrupted")
+        print_error("interrupted")
         return 130
     except BrokenPipeError:
         return 1
     finally:
-        settle()
+        flush_streams()
 
 
 def _run(words: list[str], is_process: bool) -> int:
     options = _parse(words)
     options.arguments, options.is_process = words, is_process
-    with kept_waiting(), naming_full_disks():
+    with pause_gc(), naming_full_disks():
         command = importlib.import_module(f"paceline.commands.{options.command.replace('-', '_')}")
         code: int = command.main(options)
     return code

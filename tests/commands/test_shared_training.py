@@ -79,7 +79,7 @@ def test_a_run_in_parts_goes_on_to_the_bit(found: dict[str, Any]) -> None:
 def test_a_request_to_one_process_ends_an_evaluation_in_all_and_costs_nothing(found: dict[str, Any]) -> None:
     assert len(found["evaluations"]) == 3
     for strategy, run in found["evaluations"].items():
-        assert run["stops"] == [[75, 3, ["evaluate", "record"]]] * 2, strategy
+        assert run["stops"] == [[75, 3, ["evaluate", "log"]]] * 2, strategy
         assert run["bits"][0] == run["bits"][1], strategy
         assert run["index"][0] == run["index"][1], strategy
         assert [entry["step"] for entry in run["index"][0] if entry["metrics"]] == [3, 6], strategy

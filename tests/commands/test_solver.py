@@ -68,14 +68,14 @@ def without_batch_norm(model: torch.nn.Module) -> None:
 
 
 def _in_double(run: Run):  # type: ignore[no-untyped-def]
-    finish = run.source.finish
+    finish = run.train_loader.finish
 
     def in_double(*arguments):  # type: ignore[no-untyped-def]
         batch = finish(*arguments)
         batch["image"] = batch["image"].double()
         return batch
 
-    run.source.finish = in_double  # type: ignore[method-assign]
+    run.train_loader.finish = in_double  # type: ignore[method-assign]
     return run.batches
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import ValidationError
 
-from paceline.core.constraints import (
+from paceline.core.arguments import (
     ArgumentCheck,
     ArgumentsCheck,
     AtMost,

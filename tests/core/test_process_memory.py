@@ -8,7 +8,7 @@ import pytest
 SCRIPT = """
 import resource
 import numpy as np
-from paceline.core.process_memory import keep_freed_memory
+from paceline.core.process import keep_freed_memory
 
 def faults():
     for _ in range(20):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from pydantic import Field, ValidationError
 
-from paceline.core.constraints import ExactlyOneOf
+from paceline.core.arguments import ExactlyOneOf
 from paceline.core.registry import Definition, Family, Library, Register, Registry, Row, UnlistedArguments, register
 from paceline.core.signatures import arguments_of
 from paceline.core.world import World

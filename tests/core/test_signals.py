@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.core.signals import STOP_SIGNALS, blocked, handled
+from paceline.core.process import STOP_SIGNALS, block_stop_signals, handle_stop_signals
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def test_signals_are_answered_inside_and_ignored_ones_stay_ignored() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     before = [signal.getsignal(number) for number in STOP_SIGNALS]
     heard: list[int] = []
-    with handled(lambda number, frame: heard.append(number)):
+    with handle_stop_signals(lambda number, frame: heard.append(number)):
         for number in STOP_SIGNALS:
             signal.raise_signal(number)
     assert heard == [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
@@ -31,13 +31,13 @@ def test_signals_are_answered_inside_and_ignored_ones_stay_ignored() -> None:
 
 def test_a_process_that_is_about_to_end_ignores_what_comes_too_late() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with handled(lambda number, frame: None, until_exit=True):
+    with handle_stop_signals(lambda number, frame: None, until_exit=True):
         pass
     assert [signal.getsignal(number) for number in STOP_SIGNALS] == [before, *[signal.SIG_IGN] * 3]
 
 
 def test_a_process_that_is_started_while_they_are_blocked_never_receives_them() -> None:
-    with blocked():
+    with block_stop_signals():
         child = os.fork()
         if child == 0:
             for number in STOP_SIGNALS:

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.table_cells import as_cell, from_cell, starts_formula
+from paceline.core.text import as_cell, from_cell, starts_formula
 
 
 @pytest.mark.parametrize("text", ["=cmd|'/c calc'!A1", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "-x.jpg", "=", "-"])

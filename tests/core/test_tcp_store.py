@@ -11,7 +11,7 @@ import pytest
 
 from paceline.core.errors import UsageError
 from paceline.core.place import Place
-from paceline.core.tcp_store import _listen_for_others, open_store, serve_store
+from paceline.core.world import _listen_for_others, open_store, serve_store
 
 
 def free_port() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ from paceline.data.loader import TrainBatches
 from paceline.data.sampler import BatchSampler, Permutation
 from paceline.data.split_loader import SplitLoader
 from paceline.data.transforms.base import BatchTransform
-from paceline.engine.nonfinite_trace import diagnose
+from paceline.engine.replay import explain_nonfinite
 from paceline.engine.run import EvaluationSet, Intervals, Run
-from paceline.engine.strategies.ddp import SingleStrategy
+from paceline.engine.state import Choices, RunState
+from paceline.engine.strategies.single import SingleStrategy
 from paceline.losses.classification import CrossEntropy
 from paceline.losses.loss_term import Loss, LossTerm
 from paceline.optim.scheduler import Scheduler
@@ -33,6 +34,7 @@ from paceline.tasks.classification import Classification
 
 CPU = torch.device("cpu")
 ALONE = World(0, 1, 0, CPU)
+STATE = {each.name for each in fields(RunState)} - {"model"}
 NUM_CLASSES = 3
 CLASSES = [f"class {number}" for number in range(NUM_CLASSES)]
 
@@ -137,6 +139,12 @@ def solver(optimizer: Optimizer, lr: float, steps: int) -> dict[str, Any]:
     return {"optimizer": optimizer, "scheduler": Scheduler(optimizer, Schedules(schedule))}
 
 
+def with_solver(run: Run, optimizer: Optimizer, lr: float) -> Run:
+    """The same run with another optimizer, before its first step."""
+    parts = solver(optimizer, lr, run.progress.total_steps)
+    return replace(run, state=replace(run.state, optimizer=optimizer), scheduler=parts["scheduler"])
+
+
 @dataclass(frozen=True)
 class Small:
     """What a small run is made of; `run` makes it live."""
@@ -164,11 +172,11 @@ class Small:
         model = self.net().to(self.dtype)
         losses = self.losses or {"cross_entropy": (CrossEntropy(), 1.0)}
         data = images(self.size, self.dtype)
-        source = SplitLoader(data, list(self.transforms), seed=7, float_type=self.dtype)
+        loader = SplitLoader(data, list(self.transforms), seed=7, float_type=self.dtype)
         updates = BatchSampler(self.size, self.batch, self.micro_batch_size)
         progress = Progress(self.steps, updates.steps_per_epoch)
         world = World(self.rank, self.world, self.rank, CPU)
-        fields: dict[str, Any] = {
+        made: dict[str, Any] = {
             "name": "small",
             "out": self.out,
             "seed": 7,
@@ -181,26 +189,27 @@ class Small:
             ),
             "model": model,
             **solver(torch.optim.SGD(grouped(model), lr=self.lr), self.lr, self.steps),
-            "source": source,
-            "batches": TrainBatches(source, updates, Permutation(self.size, 7), world, progress, workers=0),
+            "train_loader": loader,
+            "batches": TrainBatches(loader, updates, Permutation(self.size, 7), world, progress, workers=0),
             "evaluations": self.evaluations(),
             "progress": progress,
             "intervals": Intervals(*self.every),
             "store": Store(self.out / "checkpoints"),
-            "recipe": {},
-            "threads": torch.get_num_threads(),
+            "choices": Choices(torch.get_num_threads(), self.micro_batch_size, self.world),
             "visualize": False,
-            "explain_nonfinite": diagnose,
+            "explain_nonfinite": explain_nonfinite,
         }
-        chosen = {**fields, **parts}
-        return Run(**{"master_model": chosen["model"], "strategy": SingleStrategy(chosen["model"]), **chosen})
+        chosen = {**made, **parts}
+        chosen.setdefault("strategy", SingleStrategy(chosen["model"]))
+        of_state = {name: chosen.pop(name) for name in list(chosen) if name in STATE}
+        return Run(state=RunState(model=chosen["model"], **of_state), **chosen)
 
     def evaluations(self) -> dict[str, EvaluationSet]:
         """A validation split, if it has a size."""
         if not self.evaluation_size:
             return {}
-        source = SplitLoader(images(self.evaluation_size, self.dtype), [], seed=7, float_type=self.dtype)
-        return {"val": EvaluationSet(source, self.evaluation_batch, self.evaluation_workers, threads=1)}
+        loader = SplitLoader(images(self.evaluation_size, self.dtype), [], seed=7, float_type=self.dtype)
+        return {"val": EvaluationSet(loader, self.evaluation_batch, self.evaluation_workers, threads=1)}
 
 
 @pytest.fixture(scope="module")

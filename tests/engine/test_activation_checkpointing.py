@@ -18,9 +18,9 @@ from paceline.engine.activation_checkpointing.policies import (
     Blocks,
     Budget,
     NoActivationCheckpointing,
-    Remat,
+    Policy,
     Selective,
-    apply_remat,
+    apply_activation_checkpointing,
 )
 from paceline.models.convnet import ConvNet
 
@@ -44,11 +44,11 @@ def images_of(name: str) -> Tensor:
     return torch.rand(2, 3, 4, 16, 16) if name == "r3d_18" else torch.rand(2, 3, 32, 32)
 
 
-def assert_same_training(name: str, how: Remat) -> None:
+def assert_same_training(name: str, how: Policy) -> None:
     images = images_of(name)
     plain, other = pair(NETS[name], images)
     keys = list(other.state_dict())
-    names = apply_remat(other, how, lambda: other.train()(images))
+    names = apply_activation_checkpointing(other, how, lambda: other.train()(images))
     assert names
     assert list(other.state_dict()) == keys
     assert [key for key, _ in other.named_modules()] == [key for key, _ in plain.named_modules()]
@@ -57,7 +57,7 @@ def assert_same_training(name: str, how: Remat) -> None:
 
 @pytest.mark.parametrize("how", [Blocks(), Blocks(every=2), Selective(), Budget(share=0.6)], ids=str)
 @pytest.mark.parametrize("name", SMALL)
-def test_gradients_and_buffers_are_the_same_to_the_bit(name: str, how: Remat) -> None:
+def test_gradients_and_buffers_are_the_same_to_the_bit(name: str, how: Policy) -> None:
     assert_same_training(name, how)
 
 
@@ -67,23 +67,23 @@ def test_they_are_in_larger_nets_too(name: str) -> None:
 
 
 @pytest.mark.parametrize("how", [Blocks(), Selective()], ids=str)
-def test_they_are_under_autocast(how: Remat) -> None:
+def test_they_are_under_autocast(how: Policy) -> None:
     images = torch.rand(2, 3, 32, 32)
     plain, other = pair(NETS["convnet"], images)
-    apply_remat(other, how)
+    apply_activation_checkpointing(other, how)
     assert differing(trained(plain, images, is_bf16=True), trained(other, images, is_bf16=True)) == []
 
 
 def test_they_are_in_half_precision() -> None:
     images = torch.rand(2, 3, 16, 16).bfloat16()
     plain, other = pair(lambda: ConvNet(3, widths=[4, 4], dropout=0.5).bfloat16(), images)
-    apply_remat(other, Blocks())
+    apply_activation_checkpointing(other, Blocks())
     assert differing(trained(plain, images), trained(other, images)) == []
 
 
 def test_none_leaves_the_model_alone() -> None:
     net = UNet()
-    assert apply_remat(net, NoActivationCheckpointing()) == []
+    assert apply_activation_checkpointing(net, NoActivationCheckpointing()) == []
     assert type(net.first) is type(UNet().first)
 
 
@@ -110,7 +110,7 @@ class Counting(nn.Module):
 def test_buffers_of_any_kind_are_changed_once_and_seen_as_they_were() -> None:
     plain = nn.Sequential(Counting(), Counting(), Counting())
     other = copy.deepcopy(plain)
-    assert apply_remat(other, Blocks(match=["0", "1", "2"])) == ["0", "1", "2"]
+    assert apply_activation_checkpointing(other, Blocks(match=["0", "1", "2"])) == ["0", "1", "2"]
     values = torch.rand(5, 6)
     assert differing(trained(plain, values), trained(other, values)) == []
     assert other[0].counter == 2
@@ -119,7 +119,7 @@ def test_buffers_of_any_kind_are_changed_once_and_seen_as_they_were() -> None:
 def test_two_passes_before_one_backward_pass() -> None:
     plain = nn.Sequential(Counting(), Counting())
     other = copy.deepcopy(plain)
-    apply_remat(other, Blocks(match=["*"]))
+    apply_activation_checkpointing(other, Blocks(match=["*"]))
     first, second = torch.rand(5, 6), torch.rand(4, 6)
     for net in (plain, other):
         (net(first).sum() + net(second).square().sum()).backward()
@@ -128,10 +128,10 @@ def test_two_passes_before_one_backward_pass() -> None:
 
 
 @pytest.mark.parametrize("how", [Blocks(), Selective()], ids=str)
-def test_copies_and_pickles_behave_alike(how: Remat) -> None:
+def test_copies_and_pickles_behave_alike(how: Policy) -> None:
     images = torch.rand(2, 3, 32, 32)
     plain, other = pair(NETS["flat"], images)
-    apply_remat(other, how)
+    apply_activation_checkpointing(other, how)
     for again in (copy.deepcopy(other), pickle.loads(pickle.dumps(other))):
         assert type(again) is type(other)
         assert differing(trained(copy.deepcopy(plain), images), trained(again, images)) == []
@@ -140,7 +140,7 @@ def test_copies_and_pickles_behave_alike(how: Remat) -> None:
 def test_a_replica_uses_its_own_parameters() -> None:
     """What `DataParallelStrategy` makes: a copy of the module's attributes under other parameters."""
     net = ConvNet(2, widths=[4])
-    apply_remat(net, Blocks(match=["stages"]))
+    apply_activation_checkpointing(net, Blocks(match=["stages"]))
     replica = net.stages._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
     for key, child in list(replica._modules.items()):
         replica._modules[key] = copy.deepcopy(child)
@@ -154,7 +154,7 @@ def test_a_slice_of_a_sequence_runs() -> None:
     net = flat()
     images = torch.rand(2, 3, 8, 8)
     expected = net[:6](images)
-    apply_remat(net, Blocks())
+    apply_activation_checkpointing(net, Blocks())
     assert torch.equal(net[:6](images), expected)
 
 
@@ -162,7 +162,7 @@ def test_blocks_are_the_same_before_and_after() -> None:
     for name in ("flat", "resnet18", "convnet"):
         net = NETS[name]()
         before = [block.name for block in find_blocks(net)]
-        apply_remat(net, Blocks())
+        apply_activation_checkpointing(net, Blocks())
         assert [block.name for block in find_blocks(net)] == before
 
 
@@ -177,8 +177,8 @@ def test_less_is_kept() -> None:
     # Twelve blocks at one resolution: each keeps about five tensors inside for the one between it and the next.
     parts = [DoubleConvolution(3, 8), *(DoubleConvolution(8, 8) for _ in range(11))]
     plain, blocks, selective = (copy.deepcopy(nn.Sequential(*parts)) for _ in range(3))
-    apply_remat(blocks, Blocks())
-    apply_remat(selective, Selective())
+    apply_activation_checkpointing(blocks, Blocks())
+    apply_activation_checkpointing(selective, Selective())
     peaks = [peak_of_training(net, images) for net in (blocks, selective, plain)]
     assert peaks == sorted(peaks)
     assert peaks[0] < 0.5 * peaks[2]
@@ -188,7 +188,7 @@ def test_nothing_is_computed_twice_in_evaluation_or_without_gradients() -> None:
     calls = []
     net = UNet()
     net.first[0].register_forward_hook(lambda *_: calls.append(1))
-    apply_remat(net, Blocks())
+    apply_activation_checkpointing(net, Blocks())
     images = torch.rand(1, 3, 8, 8)
     net.eval()(images).sum().backward()
     assert len(calls) == 1
@@ -210,7 +210,7 @@ def test_a_block_that_changes_its_input_is_named() -> None:
             return out
 
     net = nn.Sequential(nn.Linear(3, 3), InPlace())
-    apply_remat(net, Blocks(match=["1"]))
+    apply_activation_checkpointing(net, Blocks(match=["1"]))
     with pytest.raises(ValueError, match="checkpointing: 1 changes its input in place"):
         net(torch.rand(2, 3))
 
@@ -219,7 +219,7 @@ def test_what_comes_first_in_a_block_leaves_its_input_alone() -> None:
     images = torch.rand(2, 3, 8, 8)
     head = [nn.Flatten(), nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(192, 4), nn.ReLU(), nn.Linear(4, 4))]
     plain, other = pair(lambda: nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), *head), images)
-    assert apply_remat(other, Blocks()) == ["2"]
+    assert apply_activation_checkpointing(other, Blocks()) == ["2"]
     assert differing(trained(plain, images), trained(other, images)) == []
 
 

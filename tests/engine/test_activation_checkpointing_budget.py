@@ -1,6 +1,7 @@
 """The budget: what blocks keep is measured, and as little as possible is computed again."""
 
 import copy
+from functools import partial
 from itertools import combinations
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from paceline.engine.activation_checkpointing.blocks import find_blocks
 from paceline.engine.activation_checkpointing.memory import LiveBytes, SavedBytes, cheapest_choice, measure_saved
-from paceline.engine.activation_checkpointing.policies import Blocks, Budget, apply_remat
+from paceline.engine.activation_checkpointing.policies import Blocks, Budget, apply_activation_checkpointing
 
 IMAGES = torch.rand(2, 3, 32, 32)
 
@@ -33,7 +34,7 @@ def test_what_is_kept_is_what_the_graph_holds(name: str) -> None:
     saved = measure_saved(net, blocks, lambda: net.train()(IMAGES))
     images = IMAGES.nbytes  # a first convolution keeps them
     assert saved.kept(set()) - images == pytest.approx(held_by_graph(net, IMAGES), rel=0.01)
-    apply_remat(net, Blocks(match=[block.name for block in blocks if not block.children]))
+    apply_activation_checkpointing(net, Blocks(match=[block.name for block in blocks if not block.children]))
     whole = {index for index, block in enumerate(blocks) if not block.children}
     assert saved.kept(whole) - images == pytest.approx(held_by_graph(net, IMAGES), rel=0.03)
 
@@ -44,7 +45,7 @@ def test_a_budget_is_kept_with_the_fewest_blocks_that_it_takes() -> None:
     counts = []
     for share in (0.9, 0.8, 0.7):
         each = copy.deepcopy(net)
-        names = apply_remat(each, Budget(share=share), lambda each=each: each.train()(IMAGES))  # type: ignore[misc]
+        names = apply_activation_checkpointing(each, Budget(share=share), lambda each=each: each.train()(IMAGES))  # type: ignore[misc]
         counts.append(len(names))
         assert held_by_graph(each, IMAGES) <= share * everything * 1.02
     assert counts == sorted(counts)
@@ -53,7 +54,7 @@ def test_a_budget_is_kept_with_the_fewest_blocks_that_it_takes() -> None:
 
 def test_a_budget_that_everything_fits_into_changes_nothing() -> None:
     net = UNet()
-    assert apply_remat(net, Budget(megabytes=1e6), lambda: net.train()(IMAGES)) == []
+    assert apply_activation_checkpointing(net, Budget(megabytes=1e6), lambda: net.train()(IMAGES)) == []
 
 
 def test_the_choice_depends_on_shapes_alone() -> None:
@@ -62,7 +63,7 @@ def test_the_choice_depends_on_shapes_alone() -> None:
         torch.manual_seed(seed)
         net = NETS["timm_mobilenetv2"]()
         images = torch.rand(2, 3, 32, 32)
-        chosen.append(apply_remat(net, Budget(share=0.5), lambda net=net, images=images: net.train()(images)))  # type: ignore[misc]
+        chosen.append(apply_activation_checkpointing(net, Budget(share=0.5), partial(net.train(), images)))
     assert chosen[0] == chosen[1] == chosen[2] != []
 
 
@@ -82,12 +83,12 @@ def test_an_impossible_budget_says_what_is_possible() -> None:
     net = UNet()
     kept = r"0\.\d MB of activations stay kept even when every block of 5 is computed again"
     with pytest.raises(ValueError, match=rf"budget of 0\.0 MB: {kept}"):
-        apply_remat(net, Budget(megabytes=0.01), lambda: net.train()(IMAGES))
+        apply_activation_checkpointing(net, Budget(megabytes=0.01), lambda: net.train()(IMAGES))
 
 
 def test_a_budget_needs_a_trial_and_one_number() -> None:
     with pytest.raises(ValueError, match="trial"):
-        apply_remat(UNet(), Budget(share=0.5))
+        apply_activation_checkpointing(UNet(), Budget(share=0.5))
     with pytest.raises(ValueError, match="either megabytes or share"):
         Budget()
     with pytest.raises(ValueError, match="either megabytes or share"):

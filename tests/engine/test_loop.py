@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_runs import CLASSES, NormedNet, PlainNet, Small, grouped, one_thread, solver  # noqa: F401
+from small_runs import CLASSES, NormedNet, PlainNet, Small, grouped, one_thread, with_solver  # noqa: F401
 from torch import Tensor
 
 from paceline.checkpoint.store import Store
@@ -26,7 +26,8 @@ from paceline.data.loader import TrainBatches
 from paceline.data.split_loader import SplitLoader
 from paceline.engine.loop import train
 from paceline.engine.run import Run
-from paceline.engine.saving import completing_saves, save
+from paceline.engine.saving import finish_saves, save
+from paceline.engine.state import Choices
 from paceline.loggers.events import Evaluated, Event, Logged, LoggerGroup, Note, Saved, Snapshot
 from paceline.losses.classification import CrossEntropy
 from paceline.models.freezing import Freezing
@@ -75,7 +76,7 @@ def small(out: Path, **changes: Any) -> Small:
 
 
 def adam(run: Run) -> Run:
-    return replace(run, **solver(torch.optim.AdamW(grouped(run.model), lr=0.01), 0.01, 6))
+    return with_solver(run, torch.optim.AdamW(grouped(run.model), lr=0.01), 0.01)
 
 
 def final(run: Run) -> dict[str, Any]:
@@ -88,7 +89,7 @@ def final(run: Run) -> dict[str, Any]:
             return {key: plain(item) for key, item in value.items()}
         return [plain(item) for item in value] if isinstance(value, list) else value
 
-    return {"model": plain(dict(run.model.state_dict())), "state": plain(run.state())}
+    return {"model": plain(dict(run.model.state_dict())), "state": plain(run.state.state_dict())}
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ def test_records_tell_the_step_its_epoch_and_its_figures(tmp_path: Path) -> None
     assert logged[-1].smoothed["loss"]["mean"] == pytest.approx(sum(losses) / 6, rel=1e-12)
     evaluated = [event for event in diary.events if isinstance(event, Evaluated)]
     assert [(event.split, event.num_samples) for event in evaluated] == [("val", 30)] * 3
-    assert run.metrics["val"] == evaluated[-1].metrics
+    assert run.state.metrics["val"] == evaluated[-1].metrics
 
 
 def test_the_test_split_is_left_for_the_end(tmp_path: Path) -> None:
@@ -180,9 +181,9 @@ def trainable(out: Path, kind: str) -> Run:
     if kind == "thawing":
         run.freezing = Freezing(run.model, ["layers.0", "layers.1"], [(3, ["layers.0", "layers.1"])])
     if kind == "ema":
-        run.averaging = Ema(decay=0.8)
+        run.state.averaging = Ema(decay=0.8)
     if kind == "swa":
-        run.averaging = Swa(total_steps=6, steps_per_epoch=2, start=0.3, every_steps=1)
+        run.state.averaging = Swa(total_steps=6, steps_per_epoch=2, start=0.3, every_steps=1)
     return run
 
 
@@ -234,9 +235,9 @@ class StopAt(Diary):
 
 
 def test_a_checkpoint_brings_back_what_was_chosen_automatically(tmp_path: Path) -> None:
-    first = small(tmp_path).run(threads=2)
+    first = small(tmp_path).run(choices=Choices(2, 8, 1))
     train(first)
-    second = small(tmp_path, micro_batch_size=24).run(threads=1)
+    second = small(tmp_path, micro_batch_size=24).run(choices=Choices(1, 24, 1))
     checkpoint = second.store.newest()
     assert checkpoint is not None
     before = torch.get_num_threads()
@@ -245,7 +246,7 @@ def test_a_checkpoint_brings_back_what_was_chosen_automatically(tmp_path: Path) 
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-    assert (second.threads, second.batches.updates.micro_batch_size) == (2, 8)
+    assert (second.state.choices.threads, second.batches.updates.micro_batch_size) == (2, 8)
     assert second.progress.is_done
 
 
@@ -318,9 +319,9 @@ def test_a_worker_that_dies_during_a_step_is_a_data_error(tmp_path: Path) -> Non
     run = small(tmp_path, net=Sleeping, steps=40).run()
     assert isinstance(run.model, Sleeping)
     run.model.deed = kill_a_worker
-    source = SplitLoader(Reading(), [Widen()], seed=0)
-    batches = TrainBatches(source, run.batches.updates, run.batches.order, run.world, run.progress, workers=1)
-    run = replace(run, source=source, batches=batches)
+    loader = SplitLoader(Reading(), [Widen()], seed=0)
+    batches = TrainBatches(loader, run.batches.updates, run.batches.order, run.world, run.progress, workers=1)
+    run = replace(run, train_loader=loader, batches=batches)
     with pytest.raises(DataError, match="a loader worker died"):
         train(run)
 
@@ -348,7 +349,7 @@ def test_a_save_that_was_begun_is_on_the_disk_before_a_failure_is_told(world: in
         save(run)
         raise TrainingError("a peer is gone")
 
-    with pytest.raises(TrainingError, match="a peer is gone"), completing_saves(run):
+    with pytest.raises(TrainingError, match="a peer is gone"), finish_saves(run):
         fail()
     assert diary.happened() == ["saved 0"]
     assert run.store.open(run.store.path_of(0)).step == 0
@@ -385,7 +386,7 @@ def measured(out: Path, kind: str = "plain", **changes: Any) -> Run:
     run = adam(small(out, net=Evaluating, evaluation_batch=4, **changes).run())
     sets = run.evaluations
     run = replace(run, evaluations={**sets, "test": sets["val"]}, store=Store(out / "checkpoints", 2, "top1"))
-    run.averaging = {"plain": run.averaging, "ema": Ema(0.8), "swa": Swa(6, 2, start=0.1, every_steps=1)}[kind]
+    run.state.averaging = {"plain": run.averaging, "ema": Ema(0.8), "swa": Swa(6, 2, start=0.1, every_steps=1)}[kind]
     return run
 
 
@@ -524,4 +525,4 @@ def test_a_save_that_failed_is_tried_again_before_a_run_is_said_to_be_saved(
     assert diary.happened() == ["logged 1", "saved 2"]
     saved = run.store.newest()
     assert saved is not None
-    assert (saved.step, saved.state["pending"]) == (2, ["evaluate", "record"])
+    assert (saved.step, saved.state["pending"]) == (2, ["evaluate", "log"])

@@ -87,8 +87,8 @@ def gradients(run: Run, step_batch: StepBatch) -> tuple[list[Tensor], dict[str, 
 def whole_batch(run: Run, step_batch: StepBatch, losses: str) -> tuple[list[Tensor], dict[str, Tensor]]:
     """The same by autograd over all samples of the step at once."""
     ids = torch.cat([micro.batch.ids for micro in step_batch.micro_batches])
-    dataset = run.source.dataset
-    batch = run.source.fetch(0, ids.numpy())
+    dataset = run.train_loader.dataset
+    batch = run.train_loader.fetch(0, ids.numpy())
     logits = run.model(batch["image"])
     assert len(dataset) >= len(ids)
     named = {name: whole(logits, batch["label"]) for name, (_, _, whole) in LOSSES[losses].items()}

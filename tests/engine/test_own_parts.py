@@ -13,8 +13,8 @@ from torch import Tensor
 
 from paceline.checkpoint.store import open_checkpoint
 from paceline.engine.evaluate import evaluate
-from paceline.engine.finite_check import FiniteCheck, KeptBuffers
-from paceline.engine.nonfinite_trace import diagnose
+from paceline.engine.nonfinite import BufferBackup, FiniteCheck
+from paceline.engine.replay import explain_nonfinite
 from paceline.engine.run import Run
 from paceline.engine.step import train_step
 
@@ -118,7 +118,7 @@ def test_every_micro_batch_is_remembered_once_whatever_other_passes_there_are(tm
         train_step(run, step_batch)
         before = loss.seen.clone(), loss.heat.clone()
         evaluate(run, "val")
-        diagnose(run, step_batch)
+        explain_nonfinite(run, step_batch)
         assert torch.equal(loss.seen, before[0])
         assert torch.equal(loss.heat, before[1])
     assert loss.seen.tolist() == [1] * 48
@@ -129,7 +129,7 @@ def test_an_update_that_is_left_out_is_not_remembered(tmp_path: Path) -> None:
     run, loss = remembering(
         tmp_path, finite_check=FiniteCheck("skip"), explain_nonfinite=lambda run, step_batch: "burst"
     )
-    run.buffers = KeptBuffers(run.model, run.parts)
+    run.buffers = BufferBackup(run.model, run.state.parts)
     assert isinstance(run.model, Bursting)
     run.model.at = 14  # four first passes and four that count a step: this one counts, in the second
     skipped = [train_step(run, step_batch).skipped for step_batch in run.batches]

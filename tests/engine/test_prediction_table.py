@@ -137,7 +137,7 @@ class Damaged:
 
 
 def test_what_cannot_be_read_has_no_row_and_is_not_drawn(tmp_path: Path) -> None:
-    examined = EvaluationSet(SplitLoader(Damaged(), [], 0, SkipList("val", 2)), batch=2, workers=0, threads=1)
+    examined = EvaluationSet(SplitLoader(Damaged(), [], 0, SkipList("val", 2)), batch_size=2, num_workers=0, threads=1)
     small = Small(tmp_path, dtype=torch.float32)
     evaluation = evaluate(small.run(save_predictions=True, visualize=True, evaluations={"val": examined}), "val")
     assert [row["sample"] for row in rows(tmp_path / "predictions" / "val.csv")] == ["0", "2", "3"]

@@ -8,8 +8,8 @@ from small_runs import ALONE, NUM_CLASSES, Net, Small, one_thread  # noqa: F401
 from torch import nn
 
 from paceline.engine.step import train_step
-from paceline.engine.strategies.ddp import SingleStrategy
 from paceline.engine.strategies.deterministic import DeterministicStrategy
+from paceline.engine.strategies.single import SingleStrategy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

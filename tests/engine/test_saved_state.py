@@ -14,7 +14,7 @@ import pytest
 import paceline
 from paceline.checkpoint.store import Checkpoint, Store, open_checkpoint
 from paceline.core.errors import CheckpointError
-from paceline.engine.saved_state import check_state
+from paceline.engine.state import check_state
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -41,7 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     run = paceline.build(folder / "recipe.json", out=folder / "run")
     for batch in run.batches:
         paceline.train_step(run, batch)
-        run.store.save(run.progress.step, run.saved_model(), run.state(), {})
+        run.store.save(run.progress.step, run.state.model_parts(), run.state.state_dict(), {})
         if run.progress.step == 2:
             return run
     raise AssertionError

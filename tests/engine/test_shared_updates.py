@@ -51,7 +51,7 @@ def test_processes_share_the_samples_of_every_update(found: list[dict[str, Any]]
 
 def test_what_a_loss_remembers_is_that_of_the_first_process(found: list[dict[str, Any]]) -> None:
     for strategy, first in found[0]["remembered"].items():
-        seen = first["first" if "ordered" in strategy else "own"]
+        seen = first["first" if "deterministic" in strategy else "own"]
         assert 0 < len(seen) == len(set(seen))
         assert first["seen"] == [int(sample in seen) for sample in range(50)], strategy
         for other in found[1:]:
@@ -60,5 +60,5 @@ def test_what_a_loss_remembers_is_that_of_the_first_process(found: list[dict[str
 
 
 def test_on_any_number_of_processes_it_is_the_same_with_world(found: list[dict[str, Any]]) -> None:
-    alone, shared = (found[0]["remembered"][name] for name in ("ordered, alone", "ordered"))
+    alone, shared = (found[0]["remembered"][name] for name in ("deterministic, alone", "deterministic"))
     assert (shared["heat"], shared["seen"]) == (alone["heat"], alone["seen"])

@@ -3,13 +3,12 @@
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from small_runs import CPU, Net, NormedNet, Small, SoftDice, grouped, one_thread, solver  # noqa: F401
+from small_runs import CPU, Net, NormedNet, Small, SoftDice, grouped, one_thread, with_solver  # noqa: F401
 from torch import Tensor, nn
 
 from paceline.core.errors import TrainingError
@@ -52,7 +51,7 @@ def golden_run(out: Path, micro_batch_size: int) -> Run:
     optimizer = torch.optim.SGD(grouped(model), lr=1.0, momentum=0.9, weight_decay=0.01)
     schedule = Schedule(0.5, cosine, total_steps=9, steps_per_epoch=3, warmup_steps=2, warmup_from=0.1, floor=0.05)
     run = small.run(
-        model=model, source=source, optimizer=optimizer, scheduler=Scheduler(optimizer, Schedules(schedule))
+        model=model, train_loader=source, optimizer=optimizer, scheduler=Scheduler(optimizer, Schedules(schedule))
     )
     run.batches = TrainBatches(
         source, BatchSampler(21, 8, micro_batch_size), Permutation(21, 7), run.world, run.progress, workers=0
@@ -166,7 +165,7 @@ def test_parameters_that_do_not_learn_stay(tmp_path: Path) -> None:
     frozen = run.model.layers[0]
     for parameter in frozen.parameters():
         parameter.requires_grad_(False)
-    run = replace(run, **solver(torch.optim.SGD(grouped(run.model), lr=0.1), 0.1, 4))
+    run = with_solver(run, torch.optim.SGD(grouped(run.model), lr=0.1), 0.1)
     before = [parameter.clone() for parameter in frozen.parameters()]
     result = train_step(run, next(iter(run.batches)))
     assert all(torch.equal(one, other) for one, other in zip(frozen.parameters(), before, strict=True))

@@ -21,8 +21,8 @@ from paceline.core.errors import TrainingError
 from paceline.core.registry import register
 from paceline.engine.run import Run
 from paceline.engine.step import train_step
-from paceline.engine.strategies.ddp import SingleStrategy
 from paceline.engine.strategies.deterministic import DeterministicStrategy
+from paceline.engine.strategies.single import SingleStrategy
 from paceline.models.module_types import has_strides_of, make_dense, use_channels_last
 from paceline.optim.optimizers import make_optimizer
 from paceline.recipe.build import Builder
@@ -171,12 +171,12 @@ def test_a_resumed_run_ends_as_a_whole_one(
     for step_batch in whole.batches:
         train_step(whole, step_batch)
         if step_batch.step == 1:
-            saved = whole.store.save(2, whole.saved_model(), whole.state(), {})
+            saved = whole.store.save(2, whole.state.model_parts(), whole.state.state_dict(), {})
     resumed = built(words)
     resumed.restore(resumed.store.open(saved.path))
     for step_batch in resumed.batches:
         train_step(resumed, step_batch)
-    ends = [[*tensors(run.model_state()), *tensors(run.state())] for run in (whole, resumed)]
+    ends = [[*tensors(run.state.model_state_dict()), *tensors(run.state.state_dict())] for run in (whole, resumed)]
     assert len(ends[0]) == len(ends[1]) > 10
     assert all(torch.equal(one, other) and one.stride() == other.stride() for one, other in zip(*ends, strict=True))
 

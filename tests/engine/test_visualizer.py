@@ -17,8 +17,9 @@ from torch import Tensor
 from paceline.core.world import World
 from paceline.data.batch import Batch
 from paceline.engine.evaluate import evaluate
-from paceline.engine.loop import publish, train
+from paceline.engine.loop import train
 from paceline.engine.run import Run
+from paceline.engine.training_log import log_evaluation
 from paceline.engine.visualizer import Visualizer, visualize_samples
 from paceline.loggers.events import Event, LoggerGroup, Note, Snapshot, Visualized
 from paceline.losses.classification import CrossEntropy
@@ -176,7 +177,7 @@ def test_metrics_that_cannot_be_drawn_cost_no_other_image(tmp_path: Path, monkey
 
     monkeypatch.setattr(Classification, "draw_metrics", fail)
     run, diary = small(tmp_path)
-    publish(run, evaluate(run, "val"))
+    log_evaluation(run, evaluate(run, "val"))
     assert [path.name for path in (tmp_path / "images").iterdir()] == ["val-predictions-00000000.png"]
     assert len(diary.warnings) == 1
     assert "cannot draw val at step 0: RuntimeError: no plot" in diary.warnings[0]
@@ -193,7 +194,7 @@ def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
 
 def test_samples_without_panels_are_left_out(tmp_path: Path) -> None:
     run, diary = small(tmp_path, lambda *_: [])
-    publish(run, evaluate(run, "val"))
+    log_evaluation(run, evaluate(run, "val"))
     visualize_samples(run)
     assert [path.name for path in (tmp_path / "images").iterdir()] == ["val-confusion-00000000.png"]
     assert diary.warnings == []

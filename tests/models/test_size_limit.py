@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.core.process_memory import free_memory
+from paceline.core.process import free_memory
 from paceline.models import size_limit
 from paceline.models.convnet import ConvNet
 from paceline.models.size_limit import limited_size

@@ -18,7 +18,7 @@ from paceline.core.world import World
 from paceline.data.datasets.image_folder import ImageFolder
 from paceline.data.split_loader import SplitLoader
 from paceline.recipe.build import Builder
-from paceline.recipe.build_agreement import check_sources, read_weights_together
+from paceline.recipe.build_context import check_data, read_weights_together
 from paceline.recipe.load import load
 from paceline.recipe.validate import validate
 
@@ -63,7 +63,7 @@ def test_the_same_recipe_data_and_weights_are_built(folder: Path) -> None:
     store.save(7, model.state_dict(), {}, {"top1": 0.5})
 
     def work(world: World) -> Any:
-        return builder(world, "model.weights=run/best").run(folder / "out").recipe["model"]["weights"]
+        return builder(world, "model.weights=run/best").run(folder / "out").state.recipe["model"]["weights"]
 
     assert in_processes(folder / "ranks", work) == [str(store.path_of(7))] * WORLD
 
@@ -83,7 +83,7 @@ def test_other_data(folder: Path) -> None:
 
     def work(world: World) -> str:
         dataset = ImageFolder(folder / f"images-{world.rank}")
-        check_sources(builder(world), {"train": SplitLoader(dataset, [], 0)})
+        check_data(builder(world), {"train": SplitLoader(dataset, [], 0)})
         return "built"
 
     assert_all_end(in_processes(folder / "ranks", work), 3, "data", "train: 8 samples became 9")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import DataError
-from paceline.recipe.paths import find_path
+from paceline.recipe.build_context import find_path
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.recipe.expectations import Node, describe, hint, join_or, near, show
+from paceline.recipe.problems import Node, describe, hint, join_or, near, show
 
 WHOLE: Node = {"type": "integer", "minimum": 1}
 AUTO: Node = {"const": "auto", "type": "string"}

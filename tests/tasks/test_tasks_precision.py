@@ -38,7 +38,7 @@ class Trained:
     skipped: list[bool]
     metrics: dict[str, float]
     weights: dict[str, Tensor]
-    recomputed: list[str]
+    checkpointed_blocks: list[str]
 
     def differing(self, other: Trained) -> list[str]:
         """Names of parameters and buffers whose bits are not the other's."""
@@ -56,7 +56,7 @@ def trained(recipe: Path, out: Path, *overrides: str, measures: bool = True) -> 
     losses = [{name: float(value) for name, value in result.losses.items()} for result in results]
     metrics = evaluate(run, "val").metrics if measures else {}
     weights = {name: value.clone() for name, value in run.model.state_dict().items()}
-    return Trained(losses, [result.skipped for result in results], metrics, weights, builder.recomputed)
+    return Trained(losses, [result.skipped for result in results], metrics, weights, builder.checkpointed_blocks)
 
 
 def overrides_of(kind: str, precision: str) -> list[str]:
@@ -116,7 +116,7 @@ def test_activations_that_are_computed_again_change_no_bit(
 ) -> None:
     words = [*overrides_of(kind, "fp32"), f"train.activation_checkpointing={how}"]
     found = trained(folder / f"{kind}.json", tmp_path, *words, measures=False)
-    assert found.recomputed
+    assert found.checkpointed_blocks
     assert is_finite(found)
     assert found.losses == plain[kind].losses
     assert found.differing(plain[kind]) == []
@@ -128,7 +128,7 @@ def test_they_change_none_in_lower_precision_either(kind: str, folder: Path, tmp
     for how in ("none", "blocks"):
         words = [*overrides_of(kind, "bf16"), f"train.activation_checkpointing={how}"]
         pair.append(trained(folder / f"{kind}.json", tmp_path / how, *words, measures=False))
-    assert pair[1].recomputed
+    assert pair[1].checkpointed_blocks
     assert pair[1].losses == pair[0].losses
     assert pair[1].differing(pair[0]) == []
 
@@ -141,7 +141,7 @@ def test_minet_computed_again_trains_to_the_same_bits(folder: Path, tmp_path: Pa
         pair.append(
             trained(folder / "saliency.json", out, *words, f"train.activation_checkpointing={how}", measures=False)
         )
-    assert pair[1].recomputed
+    assert pair[1].checkpointed_blocks
     assert is_finite(pair[0])
     assert pair[1].losses == pair[0].losses
     assert pair[1].differing(pair[0]) == []

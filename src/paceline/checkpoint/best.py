@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from paceline.core.atomic_write import replace_file, sync_folder
-from paceline.core.json_file import read_json
+from paceline.core.regular_file import read_json
 
 _NAME = re.compile(r"step-(\d{8,18})")
 _TARGET = re.compile(r"(?!\.)[^/\0\n]+/step-\d{8,18}\n?")

@@ -47,8 +47,8 @@ def main(options: argparse.Namespace) -> int:
 
 def _try_data(run: Run) -> dict[str, Any]:
     """The first samples of each split, read and made ready."""
-    sources = {"train": (run.source, _TRIED)} | {
-        split: (each.source, each.batch) for split, each in run.evaluations.items()
+    sources = {"train": (run.train_loader, _TRIED)} | {
+        split: (each.loader, each.batch_size) for split, each in run.evaluations.items()
     }
     found = {}
     for split, (source, size) in sources.items():
@@ -85,7 +85,7 @@ def _try_smallest(run: Run) -> None:
     if sizes[last] >= sizes[0]:
         return
     cut = min(updates.slices(last), key=lambda each: each.stop - each.start)
-    batch = run.source.fetch(0, run.batches.order.at(0, cut.start, cut.stop))
+    batch = run.train_loader.fetch(0, run.batches.order.at(0, cut.start, cut.stop))
     with torch.no_grad(), run.strategy.unchanged():
         forward(run, MicroBatch(last, cut.index, 0, batch))
 
@@ -100,7 +100,7 @@ def _try_figures(run: Run) -> list[str]:
     run.model.eval()
     with without_gradient(run), run.precision.compute():
         for examined in run.evaluations.values():
-            batch = _first_batch(run, examined.source, examined.batch)
+            batch = _first_batch(run, examined.loader, examined.batch_size)
             predictions = run.task.predict(run.model, batch)
             for metric in run.task.metrics():
                 metrics = metric.compute(metric.update(predictions, batch))
@@ -128,8 +128,8 @@ def _try_checkpoint(run: Run) -> dict[str, Any]:
     """A checkpoint written, read back and compared to the bit."""
     import torch
 
-    state = run.model_state()
-    saved = run.store.save(1, run.saved_model(), run.state(), {})
+    state = run.state.model_state_dict()
+    saved = run.store.save(1, run.state.model_parts(), run.state.state_dict(), {})
     read = run.store.open(saved.path)
     for name, tensor in state.items():
         if not torch.equal(tensor.cpu(), read.model[name]):

@@ -59,8 +59,8 @@ def main(options: argparse.Namespace) -> int:
         run = builder.run(run_folder)
         run.visualize = False  # metrics are printed, and no image is written
         if checkpoint:
-            run.load_model(checkpoint)
-            run.load_average(checkpoint)
+            run.state.load_model(checkpoint)
+            run.state.load_average(checkpoint)
         else:
             _refuse_random(builder, run)
         evaluations = {split: evaluate_with_average(run, split) for split in splits}
@@ -117,7 +117,7 @@ def _find_checkpoint(named: Path | None, run_folder: Path) -> Path:
 def _open(builder: Builder, named: Path | None, run_folder: Path) -> Checkpoint:
     from paceline.checkpoint.store import open_checkpoint
     from paceline.core.agreement import read_together
-    from paceline.engine.saved_state import check_state
+    from paceline.engine.state import check_state
 
     found = read_together(builder.world, lambda: open_checkpoint(_find_checkpoint(named, run_folder)), open_checkpoint)
     assert found is not None
@@ -145,7 +145,7 @@ def _report(
     from paceline.engine.predictions import predictions_place
 
     if checkpoint is not None:
-        now = {split: fingerprint(run.evaluations[split].source.dataset).to_json() for split in evaluations}
+        now = {split: fingerprint(run.evaluations[split].loader.dataset).to_json() for split in evaluations}
         for difference in data_differences(checkpoint, now):
             print(f"warning: not the data that the run was measured on: {difference}", file=sys.stderr)
     measured = str(checkpoint.path) if checkpoint else builder.weights_file()

@@ -20,23 +20,27 @@ def main(options: argparse.Namespace) -> int:
     checked = validate(load(str(folder / "recipe.json"), []))
 
     from paceline.engine.forward import count_losses, forward
-    from paceline.engine.nonfinite_trace import diagnose
-    from paceline.engine.replay import read_model, read_update
+    from paceline.engine.replay import explain_nonfinite, read_model, read_step
     from paceline.recipe.build import Builder
 
     run = Builder(checked).run(folder)
-    run.master_model.load_state_dict(read_model(folder))
+    run.state.model.load_state_dict(read_model(folder))
     run.precision.sync_weights()
-    run.freezing.apply(read_update(folder, options.rank).step)
+    run.freezing.apply(read_step(folder, options.rank).step)
     run.freezing.train_mode(run.model)
-    step_batch = read_update(folder, options.rank)
+    step_batch = read_step(folder, options.rank)
     accumulator, losses = count_losses(run, step_batch), []
     for micro in step_batch.micro_batches:
         terms = forward(run, micro)
         run.precision.backward(accumulator.scaled(terms, micro))
         losses.append({name: term.numerator.item() / float(term.denominator) for name, term in terms.items()})
     norm = float(run.clip(run.strategy.local(run.trainable)))
-    answer = {"step": step_batch.step + 1, "losses": losses, "grad_norm": norm, "finding": diagnose(run, step_batch)}
+    answer = {
+        "step": step_batch.step + 1,
+        "losses": losses,
+        "grad_norm": norm,
+        "finding": explain_nonfinite(run, step_batch),
+    }
     if options.json:
         print_json(answer)
         return 0

@@ -14,11 +14,11 @@ from paceline.commands.run_directory import recipe_differences
 from paceline.core.agreement import decide, read_together
 from paceline.core.atomic_write import replace_file
 from paceline.core.errors import CheckpointError, DataError, TrainingError
-from paceline.core.json_file import read_json
+from paceline.core.regular_file import read_json
 from paceline.core.text import join_first
 from paceline.data.fingerprint import DataFingerprint, differences, fingerprint
 from paceline.engine.run import Run
-from paceline.engine.saved_state import check_state
+from paceline.engine.state import check_state
 from paceline.engine.watchdog import EVALUATING, Heartbeat, read_beat
 from paceline.launch.environment import is_supervised, restart_count
 from paceline.launch.worker import tell
@@ -41,7 +41,7 @@ def resume(
     notes = [f"not used: {reason}" for reason in run.store.rejected]
     if checkpoint is None:
         return None, notes
-    if changed := recipe_differences(checkpoint.state["recipe"], run.recipe):
+    if changed := recipe_differences(checkpoint.state["recipe"], run.state.recipe):
         listed = "\n  ".join(changed)
         raise CheckpointError(
             f"{checkpoint.path} was made with another recipe:\n  {listed}\n"
@@ -74,7 +74,7 @@ def _choose(run: Run, named: Path | None, is_first_start: bool) -> Checkpoint | 
 
 def fingerprints(run: Run) -> dict[str, dict[str, Any]]:
     """The fingerprints of all splits as the first process finds them, in all processes."""
-    sources = {"train": run.source} | {split: each.source for split, each in run.evaluations.items()}
+    sources = {"train": run.train_loader} | {split: each.loader for split, each in run.evaluations.items()}
     return decide(run.world, lambda: {name: fingerprint(each.dataset).to_json() for name, each in sources.items()})
 
 
@@ -88,7 +88,7 @@ def data_differences(checkpoint: Checkpoint, now: Fingerprints) -> list[str]:
 
 def _check_data(checkpoint: Checkpoint, run: Run, is_accepted: bool) -> list[str]:
     """Refuse other data than that of the checkpoint; where it is accepted, tell what no longer holds."""
-    found = data_differences(checkpoint, run.data)
+    found = data_differences(checkpoint, run.state.data)
     if not found:
         return []
     if not is_accepted:

@@ -12,7 +12,7 @@ from typing import Any
 from paceline.core import atomic_write as disk
 from paceline.core.atomic_write import is_partial, replace_file
 from paceline.core.errors import RecipeError, UsageError
-from paceline.core.json_file import read_json
+from paceline.core.regular_file import read_json
 from paceline.recipe.document import Document
 from paceline.recipe.validate import CheckedRecipe, validate
 

@@ -40,8 +40,8 @@ def _as_json(run: Run, builder: Builder) -> dict[str, Any]:
     base = [lr(step) for step in range(progress.total_steps)]
     groups = _groups(run)
     return {
-        "recipe": run.recipe,
-        "origins": {key: str(builder.checked.origin(key)) for key, _ in leaves(run.recipe)},
+        "recipe": run.state.recipe,
+        "origins": {key: str(builder.checked.origin(key)) for key, _ in leaves(run.state.recipe)},
         "model": {"parameters": rows[0]["parameters"], "flops_per_sample": flops, "layers": rows},
         "weights": builder.fitted.as_dict() if builder.fitted else None,
         "frozen": run.freezing.frozen_at(0),
@@ -66,7 +66,7 @@ def model_table(run: Run) -> tuple[list[dict[str, Any]], int]:
     from torch.utils.flop_counter import FlopCounterMode
 
     counter = FlopCounterMode(display=False, depth=2)
-    batch = run.source.finish(run.source.fetch(0, np.arange(1)), 0, run.world.device)
+    batch = run.train_loader.finish(run.train_loader.fetch(0, np.arange(1)), 0, run.world.device)
     run.model.eval()
     with torch.inference_mode(), counter:
         run.task.predict(run.model, batch)
@@ -106,7 +106,7 @@ def _print(run: Run, builder: Builder) -> None:
     from paceline.visualize.curves import terminal_curve
 
     rows, _ = model_table(run)
-    print("\n".join(recipe_lines(run.recipe, builder.checked)))
+    print("\n".join(recipe_lines(run.state.recipe, builder.checked)))
     print()
     shown = [row for row in rows if row["parameters"] or row["flops"]]
     _print_table(

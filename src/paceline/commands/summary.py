@@ -17,8 +17,8 @@ def opening_lines(builder: Builder, run: Run) -> list[str]:
     """The model, the data and the derivation of the batch, before the first step."""
     recipe = builder.recipe
     num_parameters = sum(parameter.numel() for parameter in run.model.parameters())
-    splits = ", ".join(f"{len(each.source.dataset):,} {split}" for split, each in run.evaluations.items())
-    data = f"{len(run.source.dataset):,} train" + (f", {splits}" if splits else "")
+    splits = ", ".join(f"{len(each.loader.dataset):,} {split}" for split, each in run.evaluations.items())
+    data = f"{len(run.train_loader.dataset):,} train" + (f", {splits}" if splits else "")
     return [
         f"model    {recipe.model.name}, {pluralize(num_parameters, 'parameter')}",
         f"data     {data}; {_readers(run)}",
@@ -44,13 +44,13 @@ def _computing(builder: Builder, run: Run) -> list[str]:
     """How processes share the work and in which numbers it is done, as far as that is not the plainest way."""
     train, lines = builder.recipe.train, []
     if run.world.size > 1 or run.strategy.name != "single":
-        lines.append(f"sharing  {run.strategy.describe()}; {pluralize(run.threads, 'thread')} each")
+        lines.append(f"sharing  {run.strategy.describe()}; {pluralize(run.state.choices.threads, 'thread')} each")
     if train.precision != "fp32":
         lines.append(f"numbers  {run.precision.describe()}")
     if run.precision.warning:
         lines.append(f"warning: {run.precision.warning}")
-    if builder.recomputed:
-        blocks = pluralize(len(builder.recomputed), "block")
+    if builder.checkpointed_blocks:
+        blocks = pluralize(len(builder.checkpointed_blocks), "block")
         lines.append(f"memory   activations of {blocks} are computed again in the backward pass")
     return lines
 
@@ -81,8 +81,8 @@ def derivation(builder: Builder, run: Run) -> list[str]:
 def closing_lines(run: Run, expect: Mapping[str, float], seconds: float) -> list[str]:
     """What came out, and where everything is."""
     lines = [f"{pluralize(run.progress.step, 'step')}, {pluralize(run.progress.epoch, 'epoch')}, {duration(seconds)}"]
-    several = {split: run.metrics[split] for split in run.test_splits if split in run.metrics}
-    for split, metrics in run.metrics.items():
+    several = {split: run.state.metrics[split] for split in run.test_splits if split in run.state.metrics}
+    for split, metrics in run.state.metrics.items():
         if len(several) < 2 or split not in several:
             reached = ", ".join(f"{name} {format_metric(value)}" for name, value in metrics.items())
             lines.append(f"{split:<12} {reached}")
@@ -107,9 +107,9 @@ def expectations(run: Run, expect: Mapping[str, float]) -> list[str]:
     named = {
         f"{split.removeprefix('test.')}.{name}": value
         for split in run.test_splits
-        for name, value in run.metrics.get(split, {}).items()
+        for name, value in run.state.metrics.get(split, {}).items()
     }
-    reached = named | (run.metrics.get("test") or run.metrics.get("val") or {})
+    reached = named | (run.state.metrics.get("test") or run.state.metrics.get("val") or {})
     lines = []
     for name, value in expect.items():
         if name not in reached:

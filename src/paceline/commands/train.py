@@ -16,8 +16,8 @@ from paceline.commands.run_directory import refuse_foreign, write_recipe
 from paceline.commands.run_lock import RunLock, check_free, own
 from paceline.core.atomic_write import remove_partial_files
 from paceline.core.errors import Stopped, UsageError
-from paceline.core.json_file import read_json
-from paceline.engine.stop import StopRequest
+from paceline.core.process import StopRequest
+from paceline.core.regular_file import read_json
 from paceline.launch.environment import find_place, is_supervised, restart_count
 from paceline.launch.start import share_out
 
@@ -62,7 +62,7 @@ def _build_and_train(options: argparse.Namespace, checked: CheckedRecipe, out: P
     with builder.world.together(), own(out) if builder.world.is_main else nullcontext() as ownership:
         run = builder.run(out)
         run.stop = stop
-        run.data = fingerprints(run)
+        run.state.data = fingerprints(run)
         mapping = getattr(options, "device_mapping", None)
         taken = ownership.notes if ownership else []
         notes = [*([mapping] if mapping else []), *taken, *_find_place(run, options, builder, ownership)]
@@ -81,7 +81,7 @@ def _list_skipped(run: Run) -> None:
     """Have samples that are left out listed in the run directory, and told where everything is told."""
     from paceline.loggers.events import Note
 
-    for source in (run.source, *(each.source for each in run.evaluations.values())):
+    for source in (run.train_loader, *(each.loader for each in run.evaluations.values())):
         if source.skips is not None:
             source.skips.open(run.out / "skipped.jsonl", lambda text: run.logger.emit(Note(text, "warning")))
 
@@ -134,7 +134,7 @@ def _open_directory(run: Run, builder: Builder) -> None:
     if not run.world.is_main:
         run.logger = LoggerGroup([LogFile(run.out / "logs" / f"rank-{run.world.rank}.log")])
         return
-    write_recipe(run.out / "recipe.yaml", run.recipe, builder.checked)
+    write_recipe(run.out / "recipe.yaml", run.state.recipe, builder.checked)
     metrics, tensorboard = run.out / "metrics.jsonl", run.out / "tensorboard"
     sinks: list[Logger] = [
         Console(),

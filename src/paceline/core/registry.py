@@ -19,8 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import ConfigDict
 
-from paceline.core.arguments import Arguments
-from paceline.core.constraints import ArgumentsCheck
+from paceline.core.arguments import Arguments, ArgumentsCheck
 from paceline.core.contracts import check_contract, registration_place, supplied_to_loss
 from paceline.core.signatures import arguments_of, from_json, to_json
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 
 def open_regular(path: Path | bytes, buffering: int = -1) -> BinaryIO:
@@ -37,3 +38,16 @@ def why_no_file(path: Path) -> str:
 def _kind(mode: int) -> str:
     kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
     return kinds.get(stat.S_IFMT(mode), "a device")
+
+
+_LONGEST = 1 << 16
+
+
+def read_json(path: Path) -> Any:
+    """The content of a small JSON file; None if it is not there, is no regular file, or is damaged."""
+    try:
+        with open_regular(path) as file:
+            content = file.read(_LONGEST + 1)
+        return json.loads(content) if len(content) <= _LONGEST else None
+    except (OSError, ValueError, RecursionError):
+        return None

@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import ConfigDict, Field, create_model, model_validator
 from pydantic.fields import FieldInfo
 
-from paceline.core.arguments import Arguments
-from paceline.core.constraints import ArgumentsCheck, Row, check_of
+from paceline.core.arguments import Arguments, ArgumentsCheck, Row, check_of
 
 Node = dict[str, Any]
 """The JSON Schema of one argument; those without a "default" are required."""

@@ -1,7 +1,8 @@
-"""Numbers of things, some of them chosen, and lists of them in messages."""
+"""Text for messages and tables: counts, lists, metrics, and cells that no spreadsheet takes for a formula."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,3 +37,22 @@ def join_first(things: Any, most: int) -> str:
     """The first of a sequence or array, and how many more there are, as in "2, 3, 5 and 8 more"."""
     more = f" and {len(things) - most:,} more" if len(things) > most else ""
     return ", ".join(str(thing) for thing in things[:most]) + more
+
+
+_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
+
+
+def starts_formula(text: str) -> bool:
+    """Whether a spreadsheet program may compute the text, or take it for a number."""
+    return text.startswith(("=", "+", "-", "@", "\t", "\r"))
+
+
+def as_cell(text: str) -> str:
+    """The text as it is written into a CSV file: behind an apostrophe where it could be a formula but is no number."""
+    bare = text.lstrip("'")  # so that what begins with an apostrophe itself can be told from what got one
+    return f"'{text}" if starts_formula(bare) and _NUMBER.fullmatch(bare) is None else text
+
+
+def from_cell(cell: str) -> str:
+    """The text that `as_cell` wrote."""
+    return cell[1:] if cell.startswith("'") and as_cell(cell[1:]) == cell else cell

@@ -7,8 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from paceline.core.arguments import CountOrZero, PartialShare, Positive, Share
-from paceline.core.constraints import Ordered, SumsToOne, Unique
+from paceline.core.arguments import CountOrZero, Ordered, PartialShare, Positive, Share, SumsToOne, Unique
 
 _TWO = Field(min_length=2, max_length=2)
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from paceline.core.errors import DataError
-from paceline.core.process_memory import free_memory
+from paceline.core.process import free_memory
 from paceline.core.world import World
 from paceline.data.batch import Sample
 from paceline.data.sample_types import as_arrays

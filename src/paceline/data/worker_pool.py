@@ -22,8 +22,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data import Dataset as TorchDataset
 
 from paceline.core.errors import DataError, PacelineError
-from paceline.core.parent import end_with
-from paceline.core.signals import blocked
+from paceline.core.process import block_stop_signals, end_with_parent
 from paceline.core.temporary import share_folder
 from paceline.core.text import join_first
 from paceline.data.batch import Batch
@@ -109,7 +108,7 @@ def load_by_processes(source: SplitLoader, requests: Iterable[Request], workers:
     )
     share_folder()
     # Schedulers and terminals signal every process; a run that was asked to stop still needs its workers for a step.
-    with blocked():
+    with block_stop_signals():
         answers = iter(loader)
     try:
         with worker_status.open(), explain_dead_workers():
@@ -123,13 +122,13 @@ def load_by_processes(source: SplitLoader, requests: Iterable[Request], workers:
 
 
 def _init_worker(worker: int, is_of_main_thread: bool) -> None:
-    """Inside a worker, which is started with stop signals blocked: end with the process that started it.
+    """Inside a worker, which is started with stop signals block_stop_signals: end with the process that started it.
 
     It obeys a SIGTERM of its parent, and is killed as soon as its parent is gone: torch would look every few seconds.
     """
     parent = os.getppid()
     if is_of_main_thread:
-        end_with(parent)
+        end_with_parent(parent)
 
     def wait() -> None:
         while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:

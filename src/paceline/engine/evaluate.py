@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -16,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.core import process_memory as garbage
 from paceline.core.errors import DataError, Stopped
+from paceline.core.process import num_cores, resume_gc
 from paceline.core.text import pluralize
 from paceline.core.world import World
 from paceline.data.batch import Batch
 from paceline.data.loader import Request, explain_dead_workers, load
 from paceline.data.sampler import BatchSlice, evaluation_slices, rank_slices
-from paceline.engine.predictions import Keeping, NoPredictions, make_keeper
+from paceline.engine.predictions import GuardedWriter, NoPredictions, make_writer
 from paceline.engine.run import EvaluationSet, Run
 from paceline.engine.stateful import unchanged_state
 from paceline.engine.visualizer import Panels, Visualizer
@@ -53,29 +52,29 @@ class Evaluation:
     """Why predictions could not be saved, or drawn."""
 
 
-class _Measured(NamedTuple):
+class _MeasuredBatch(NamedTuple):
     fetched: Batch
     states: list[State]
 
 
 def evaluate(run: Run, split: str) -> Evaluation:
     """The metrics of the model on `split`. Raises Stopped, in all processes, once one of them was asked to stop."""
-    garbage.resume()
+    resume_gc()
     run.heartbeat.beat(run.progress.step, EVALUATING)
     started = time.perf_counter()
-    examined, keeper = run.evaluations[split], make_keeper(run, split)
-    metrics = [*run.task.metrics(), *keeper.metrics]
-    size = len(examined.source.dataset)
+    split_set, writer = run.evaluations[split], make_writer(run, split)
+    metrics = [*run.task.metrics(), *writer.metrics]
+    size = len(split_set.loader.dataset)
     visualizer = Visualizer(run, size)
-    slices = evaluation_slices(size, examined.batch)
+    slices = evaluation_slices(size, split_set.batch_size)
     own = rank_slices(slices, run.world.rank, run.world.size)
     rounds = -(-len(slices) // run.world.size)
     padding = rounds - len(own) if run.strategy.passes == "even" else 0
     accumulators, ids = [StateAccumulator() for _ in metrics], []
     skipped: list[int] = []
     run.strategy.share_buffers()
-    with measuring(run, examined.threads), explain_dead_workers():
-        batches = _measure_all(run, examined, metrics, own + slices[:1] * padding, keeper, visualizer)
+    with evaluation_mode(run, split_set.threads), explain_dead_workers():
+        batches = _measure_batches(run, split_set, metrics, own + slices[:1] * padding, writer, visualizer)
         for number, measured in enumerate(until_stopped(run, split, batches, rounds)):
             run.heartbeat.beat(run.progress.step, EVALUATING)
             if number >= len(own):  # computed for the sake of processes that have more
@@ -86,12 +85,12 @@ def evaluate(run: Run, split: str) -> Evaluation:
             ids.append(measured.fetched.ids)
             for accumulator, state in zip(accumulators, measured.states, strict=True):
                 accumulator.add(state)
-    left_out = torch.tensor(skipped, dtype=torch.int64)
-    check_ledger(run.world, [*ids, left_out], size)
-    unread = torch.cat(run.world.gather(left_out)).tolist() if examined.source.skips is not None else []
-    states = [_of_all_processes(run.world, accumulator.result()) for accumulator in accumulators]
-    num_reported = len(metrics) - len(keeper.metrics)
-    problem = keeper.finish(states[num_reported:], unread)
+    skipped_ids = torch.tensor(skipped, dtype=torch.int64)
+    check_ledger(run.world, [*ids, skipped_ids], size)
+    unread = torch.cat(run.world.gather(skipped_ids)).tolist() if split_set.loader.skips is not None else []
+    states = [_merge_ranks(run.world, accumulator.result()) for accumulator in accumulators]
+    num_reported = len(metrics) - len(writer.metrics)
+    problem = writer.finish(states[num_reported:], unread)
     values: dict[str, Any] = {}
     for metric, state in zip(metrics[:num_reported], states, strict=False):
         values |= metric.compute(state)
@@ -151,12 +150,12 @@ def until_stopped(
 @contextmanager
 def averaged(run: Run, split: str) -> Iterator[None]:
     """Have the model hold the average of its weights, with BatchNorm statistics that belong to it."""
-    examined = run.evaluations[split]
+    split_set = run.evaluations[split]
     with _in_place(run):
         if run.averaging.needs_statistics:
-            slices = _first_cuts(run, examined.batch)
+            slices = _first_cuts(run, split_set.batch_size)
             samples = until_stopped(run, split, _first_samples(run, slices), len(slices))
-            with measuring(run, examined.threads), run.precision.compute():
+            with evaluation_mode(run, split_set.threads), run.precision.compute():
                 update_bn(run.model, samples, lambda batch: run.task.predict(run.model, batch))
         yield
 
@@ -165,7 +164,7 @@ def averaged(run: Run, split: str) -> Iterator[None]:
 def _in_place(run: Run) -> Iterator[None]:
     run.saver.release()
     try:
-        with run.averaging.applied(run.master_model):
+        with run.averaging.applied(run.state.model):
             run.precision.sync_weights()
             yield
     finally:
@@ -180,37 +179,37 @@ def _first_cuts(run: Run, batch: int) -> list[BatchSlice]:
 
 def _first_samples(run: Run, slices: list[BatchSlice]) -> Generator[Batch, None, None]:
     for cut in slices:
-        fetched = run.source.fetch(0, run.batches.order.at(0, cut.start, cut.stop))
-        yield run.source.finish(fetched, 0, run.world.device)
+        fetched = run.train_loader.fetch(0, run.batches.order.at(0, cut.start, cut.stop))
+        yield run.train_loader.finish(fetched, 0, run.world.device)
 
 
-def _measure_all(
+def _measure_batches(
     run: Run,
-    examined: EvaluationSet,
+    split_set: EvaluationSet,
     metrics: Sequence[Metric],
     slices: list[BatchSlice],
-    keeper: Keeping | NoPredictions,
+    writer: GuardedWriter | NoPredictions,
     visualizer: Visualizer,
-) -> Generator[_Measured, None, None]:
+) -> Generator[_MeasuredBatch, None, None]:
     """Measure each batch, in order: on a CPU several at once, each in a thread that also reads its samples."""
 
-    def measure(fetched: Batch) -> _Measured:
-        batch = examined.source.finish(fetched, 0, run.world.device)
+    def measure(fetched: Batch) -> _MeasuredBatch:
+        batch = split_set.loader.finish(fetched, 0, run.world.device)
         with without_gradient(run), run.precision.compute():
             predictions = run.task.predict(run.model, batch)
             states = [metric.update(predictions, batch) for metric in metrics]
         if not fetched.is_placeholder:
-            keeper.save(batch, predictions)
+            writer.save(batch, predictions)
             visualizer.add(batch, predictions)
-        return _Measured(fetched, states)
+        return _MeasuredBatch(fetched, states)
 
     requests = [Request(0, np.arange(cut.start, cut.stop)) for cut in slices]
-    lanes = _lanes(run, examined)
-    if lanes == 1:
-        yield from map(measure, load(examined.source, requests, examined.workers))
+    parallel = _num_parallel(run, split_set)
+    if parallel == 1:
+        yield from map(measure, load(split_set.loader, requests, split_set.num_workers))
         return
-    with ThreadPoolExecutor(lanes) as pool:
-        yield from pool.map(lambda request: measure(examined.source.fetch(*request)), requests)
+    with ThreadPoolExecutor(parallel) as pool:
+        yield from pool.map(lambda request: measure(split_set.loader.fetch(*request)), requests)
 
 
 def without_gradient(run: Run) -> AbstractContextManager[object]:
@@ -219,11 +218,11 @@ def without_gradient(run: Run) -> AbstractContextManager[object]:
     return torch.no_grad() if run.strategy.passes == "even" else torch.inference_mode()
 
 
-def _lanes(run: Run, examined: EvaluationSet) -> int:
+def _num_parallel(run: Run, split_set: EvaluationSet) -> int:
     """How many batches are measured at once; operations keep their own number of threads, so results do not change."""
-    if run.world.device.type != "cpu" or examined.workers or run.strategy.passes == "even":
+    if run.world.device.type != "cpu" or split_set.num_workers or run.strategy.passes == "even":
         return 1
-    return max(1, len(os.sched_getaffinity(0)) // run.world.local_size // examined.threads)
+    return max(1, num_cores() // run.world.local_size // split_set.threads)
 
 
 def check_ledger(world: World, ids: Sequence[Tensor], size: int) -> None:
@@ -239,19 +238,19 @@ def check_ledger(world: World, ids: Sequence[Tensor], size: int) -> None:
     )
 
 
-def _of_all_processes(world: World, own: State) -> State:
+def _merge_ranks(world: World, own: State) -> State:
     """Merge the states of all ranks; ranks hold batches in their order, so this keeps it."""
     return merge_states(unpack(part) for part in world.gather(pack(own)))
 
 
 @contextmanager
-def measuring(run: Run, threads: int) -> Iterator[None]:
+def evaluation_mode(run: Run, threads: int) -> Iterator[None]:
     """Evaluation mode and a fixed number of threads per operation; both, and what losses remember, are put back."""
     was_training, before = run.model.training, torch.get_num_threads()
     run.model.eval()
     torch.set_num_threads(threads)
     try:
-        with unchanged_state(run.parts):
+        with unchanged_state(run.state.parts):
             yield
     finally:
         run.strategy.reshard()

@@ -17,7 +17,7 @@ from paceline.losses.loss_term import LossTerm
 
 def finish(run: Run, micro: MicroBatch) -> Batch:
     """The micro-batch as the model sees it: on the device, batch transforms applied."""
-    return run.source.finish(micro.batch, micro.epoch, run.world.device, micro.step)
+    return run.train_loader.finish(micro.batch, micro.epoch, run.world.device, micro.step)
 
 
 def forward(run: Run, micro: MicroBatch) -> dict[str, LossTerm]:
@@ -28,14 +28,14 @@ def forward(run: Run, micro: MicroBatch) -> dict[str, LossTerm]:
     batch, micro.finished = micro.finished or finish(run, micro), None
     with run.precision.compute():
         terms = run.task.losses(run.strategy.network, batch)
-    run.forward_seconds += perf_counter() - started
+    run.timer.forward_seconds += perf_counter() - started
     run.heartbeat.beat(micro.step, "in a backward pass or exchanging gradients")
     return terms
 
 
 def count_losses(run: Run, step_batch: StepBatch) -> LossAccumulator:
     """The accumulator of a step; counts of losses are on their way to the other ranks."""
-    if not run.source.keeps_counts:  # transforms such as mixup change what losses are divided by
+    if not run.train_loader.keeps_counts:  # transforms such as mixup change what losses are divided by
         for micro in step_batch.micro_batches:
             micro.finished = finish(run, micro)
     counts = [(micro, run.task.counts(micro.finished or micro.batch)) for micro in step_batch.micro_batches]

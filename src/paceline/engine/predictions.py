@@ -17,7 +17,7 @@ from torch import Tensor
 
 from paceline.core.atomic_write import is_partial, replace_file
 from paceline.core.errors import UsageError
-from paceline.core.table_cells import as_cell
+from paceline.core.text import as_cell
 from paceline.core.world import World
 from paceline.data.batch import Batch
 from paceline.data.split_loader import Dataset
@@ -40,7 +40,7 @@ class PredictsMaps(Protocol):
         ...
 
 
-class Keeper(Protocol):
+class PredictionWriter(Protocol):
     """Keeps the predictions of one evaluation; all processes have one. What cannot be written is a UsageError."""
 
     @property
@@ -52,10 +52,10 @@ class Keeper(Protocol):
         """Take the predictions of a batch, in any order."""
         ...
 
-    def finish(self, states: Sequence[State], left_out: Sequence[int]) -> None:
+    def finish(self, states: Sequence[State], skipped_ids: Sequence[int]) -> None:
         """The first process does this when all have taken all batches.
 
-        `states` are those of its metrics, `left_out` the samples that cannot be read.
+        `states` are those of its metrics, `skipped_ids` the samples that cannot be read.
         """
         ...
 
@@ -68,29 +68,29 @@ class NoPredictions:
     def save(self, batch: Batch, predictions: Any) -> None:
         """Nothing."""
 
-    def finish(self, states: Sequence[State], left_out: Sequence[int]) -> str | None:
+    def finish(self, states: Sequence[State], skipped_ids: Sequence[int]) -> str | None:
         """Nothing goes wrong."""
         return None
 
 
-class Keeping:
-    """Has a keeper do its work; what goes wrong with files is no reason to end an evaluation, and told at its end."""
+class GuardedWriter:
+    """Has a writer do its work; what goes wrong with files is no reason to end an evaluation, and told at its end."""
 
-    def __init__(self, keeper: Keeper, world: World) -> None:
-        self.metrics = keeper.metrics
-        self._keeper, self._world = keeper, world
+    def __init__(self, writer: PredictionWriter, world: World) -> None:
+        self.metrics = writer.metrics
+        self._writer, self._world = writer, world
         self._problem: str | None = None
 
     def save(self, batch: Batch, predictions: Any) -> None:
         """Have the predictions of a batch kept, unless that has failed before."""
         if self._problem is None:
-            self._try(lambda: self._keeper.save(batch, predictions))
+            self._try(lambda: self._writer.save(batch, predictions))
 
-    def finish(self, states: Sequence[State], left_out: Sequence[int]) -> str | None:
+    def finish(self, states: Sequence[State], skipped_ids: Sequence[int]) -> str | None:
         """Complete what is kept, and return what went wrong in any of the processes."""
         self._agree()  # all have written
         if self._world.is_main and self._problem is None:
-            self._try(lambda: self._keeper.finish(states, left_out))
+            self._try(lambda: self._writer.finish(states, skipped_ids))
         return self._agree()  # none begins to write again before
 
     def _try(self, action: Callable[[], None]) -> None:
@@ -107,15 +107,15 @@ class Keeping:
         return self._problem
 
 
-def make_keeper(run: Run, split: str) -> Keeping | NoPredictions:
+def make_writer(run: Run, split: str) -> GuardedWriter | NoPredictions:
     """What keeps the predictions of a split in the run directory, if they are wanted."""
     if not run.save_predictions:
         return NoPredictions()
-    place, dataset = predictions_place(run, split), run.evaluations[split].source.dataset
+    place, dataset = predictions_place(run, split), run.evaluations[split].loader.dataset
     if isinstance(run.task, PredictsMaps):
-        return Keeping(PredictionFolder(place, dataset, run.task), run.world)
+        return GuardedWriter(PredictionFolder(place, dataset, run.task), run.world)
     assert isinstance(run.task, PredictsClasses), "a run is not built with predictions that cannot be saved"
-    return Keeping(PredictionTable(place, dataset, run.task), run.world)
+    return GuardedWriter(PredictionTable(place, dataset, run.task), run.world)
 
 
 def predictions_place(run: Run, split: str) -> Path:
@@ -124,7 +124,7 @@ def predictions_place(run: Run, split: str) -> Path:
     return folder / split if isinstance(run.task, PredictsMaps) else folder / f"{split}.csv"
 
 
-def can_save(task: object) -> bool:
+def can_save_predictions(task: object) -> bool:
     """Whether there is a way to save what a task predicts."""
     return isinstance(task, PredictsMaps | PredictsClasses)
 
@@ -144,11 +144,11 @@ class PredictionFolder:
         for index, found in zip(batch.ids.tolist(), self._task.maps(predictions), strict=True):
             _write(found, self._task.palette, self.folder / self._names[index])
 
-    def finish(self, states: Sequence[State], left_out: Sequence[int]) -> None:
+    def finish(self, states: Sequence[State], skipped_ids: Sequence[int]) -> None:
         """Leave no prediction there but those of this evaluation, unless the folder is a link and others may use it."""
         if self.folder.is_symlink() or self.folder.parent.is_symlink():
             return
-        skipped = set(left_out)
+        skipped = set(skipped_ids)
         _remove_others(self.folder, {name for index, name in enumerate(self._names) if index not in skipped})
 
 
@@ -240,7 +240,7 @@ class PredictionTable:
     def save(self, batch: Batch, predictions: Any) -> None:
         """Nothing: states have it all."""
 
-    def finish(self, states: Sequence[State], left_out: Sequence[int]) -> None:
+    def finish(self, states: Sequence[State], skipped_ids: Sequence[int]) -> None:
         """Write the file; an earlier one is replaced whole, never seen half-written."""
         # Names of files may be no UTF-8: the table is, so that everything can read it.
         content = self._text(self._answers.compute(states[0])).encode(errors="backslashreplace")

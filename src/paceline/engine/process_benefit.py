@@ -25,7 +25,7 @@ def is_due(run: Run) -> bool:
 
 def compare(run: Run, step_batch: StepBatch) -> str | None:
     """A sentence if one process alone is faster; the others wait while the first one tries."""
-    shared = run.clock.summaries()["step_time"]["median"]
+    shared = run.timer.step_time
     alone = _alone(run, step_batch) if run.world.is_main else 0.0
     alone = run.world.start_sum([alone])()[0]
     if alone >= _MARGIN * shared:
@@ -42,7 +42,7 @@ def _alone(run: Run, step_batch: StepBatch) -> float:
     whole = _whole(run, step_batch)
     best = float("inf")
     try:
-        if run.strategy.name != "ordered":
+        if run.strategy.name != "deterministic":
             torch.set_num_threads(threads * run.world.local_size)
         with run.strategy.alone(), run.strategy.unchanged():
             for _ in range(_TIMES):
@@ -62,7 +62,7 @@ def _whole(run: Run, step_batch: StepBatch) -> list[MicroBatch]:
     batches, updates = run.batches, run.batches.updates
     epoch = updates.epoch(step_batch.step)
     fetched = [
-        (cut.index, run.source.fetch(epoch, batches.order.at(epoch, cut.start, cut.stop)))
+        (cut.index, run.train_loader.fetch(epoch, batches.order.at(epoch, cut.start, cut.stop)))
         for cut in updates.slices(step_batch.step)
     ]
     return [MicroBatch(step_batch.step, index, epoch, batch) for index, batch in fetched]

@@ -3,38 +3,47 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from paceline.checkpoint.files import TensorFile, read_tensors, write_file
 from paceline.core.errors import CheckpointError
 from paceline.data.batch import Batch
 from paceline.data.loader import MicroBatch, StepBatch
-from paceline.engine.nonfinite_trace import diagnose
+from paceline.engine.forward import forward
+from paceline.engine.nonfinite import find_nonfinite
 from paceline.engine.run import Run
 
 _MODEL, _RECIPE = "model.safetensors", "recipe.json"
 
 
+def explain_nonfinite(run: Run, step_batch: StepBatch) -> str:
+    """A sentence on what is not finite in this process's part of a step."""
+    with torch.no_grad(), run.strategy.unchanged():
+        return find_nonfinite(run.model, step_batch.micro_batches, partial(forward, run))
+
+
 def explain_and_keep(run: Run, step_batch: StepBatch) -> str:
     """What is wrong with a step, and where it is kept; every process keeps its own micro-batches."""
-    finding = diagnose(run, step_batch)
+    finding = explain_nonfinite(run, step_batch)
     folder = run.out / "replay" / f"step-{step_batch.step:08d}"
-    model = run.model_state()
+    model = run.state.model_state_dict()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if run.world.is_main:
             write_file(folder / _MODEL, TensorFile(model))
-            write_file(folder / _RECIPE, [memoryview(json.dumps(run.recipe).encode())])
+            write_file(folder / _RECIPE, [memoryview(json.dumps(run.state.recipe).encode())])
         _write_batches(folder / f"rank-{run.world.rank}", step_batch)
     except (OSError, TypeError) as error:
         return f"{finding} (it could not be kept for a replay: {error})"
     return f"{finding}; paceline replay {folder} does it again"
 
 
-def read_update(folder: Path, rank: int) -> StepBatch:
-    """The update of a bundle, as one process had it."""
+def read_step(folder: Path, rank: int) -> StepBatch:
+    """The step of a bundle, as one process had it."""
     path = folder / f"rank-{rank}.json"
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
@@ -42,7 +51,7 @@ def read_update(folder: Path, rank: int) -> StepBatch:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder} is not a replay bundle: {error}") from error
     held = [
-        MicroBatch(about["step"], micro["index"], micro["epoch"], _batch(tensors, number), micro["is_ghost"])
+        MicroBatch(about["step"], micro["index"], micro["epoch"], _batch(tensors, number), micro["is_padding"])
         for number, micro in enumerate(about["micro_batches"])
     ]
     return StepBatch(about["step"], about["num_samples"], about["num_micro_batches"], held)
@@ -64,7 +73,7 @@ def _write_batches(path: Path, step_batch: StepBatch) -> None:
         "num_samples": step_batch.num_samples,
         "num_micro_batches": step_batch.num_micro_batches,
         "micro_batches": [
-            {"index": micro.index, "epoch": micro.epoch, "is_ghost": micro.is_padding}
+            {"index": micro.index, "epoch": micro.epoch, "is_padding": micro.is_padding}
             for micro in step_batch.micro_batches
         ],
     }

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: begun at a step, written beside training, told of when they are done."""
+"""Checkpoints of a run: begun at a step, written beside training, logged when they are done."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def complete_save(run: Run) -> None:
     """Have this step's checkpoint on the disk, in all processes, before what may take long or fail; tried once."""
     save(run)
     run.saver.release()
-    report(run, run.saver.finish())
+    log_saves(run, run.saver.finish())
     run.world.barrier()
 
 
-def enter_figures(run: Run) -> None:
-    """Enter what was measured on the validation split into this step's checkpoint, which may be the best now."""
+def record_val_metrics(run: Run) -> None:
+    """Add the metrics of the validation split to this step's checkpoint, which may be the best now."""
     try:
-        saved = run.saver.enter(run.progress.step, run.metrics["val"])
+        saved = run.saver.enter(run.progress.step, run.state.metrics["val"])
     except CheckpointError as error:
         run.logger.emit(Note(f"{error}; training goes on", "warning"))
         return
@@ -41,36 +41,35 @@ def enter_figures(run: Run) -> None:
         run.logger.emit(Note(f"best so far: {saved.path}"))
 
 
-def report(run: Run, outcomes: list[Outcome]) -> bool:
-    """Tell of the saves that have ended; whether all of them were committed."""
+def log_saves(run: Run, outcomes: list[Outcome]) -> None:
+    """Log the saves that have ended."""
     for outcome in outcomes:
         if outcome.error is None:
             run.logger.emit(Saved(outcome.step, outcome.path, outcome.is_best))
         else:
             run.logger.emit(Note(f"{outcome.error}; training goes on, and the next save tries again", "warning"))
-    return all(outcome.error is None for outcome in outcomes)
 
 
 @contextmanager
-def completing_saves(run: Run) -> Iterator[None]:
+def finish_saves(run: Run) -> Iterator[None]:
     """What was begun inside is on the disk afterwards; if the run fails, as far as this process can see to it alone."""
     try:
         yield
     except Stopped:  # which all processes agree on
-        finish_saving(run)
+        _finish_newest(run)
         raise
     except BaseException:
         if run.world.size == 1 or run.strategy.passes != "even":  # else a checkpoint has parts of all processes
-            report(run, run.saver.finish())
+            log_saves(run, run.saver.finish())
         raise
-    finish_saving(run)
+    _finish_newest(run)
 
 
-def finish_saving(run: Run) -> None:
+def _finish_newest(run: Run) -> None:
     """Have the newest checkpoint on the disk; where that fails it is tried again, and in the end it is an error."""
     for attempt in range(_RETRIES + 1):
         run.saver.release()
-        report(run, run.saver.finish())
+        log_saves(run, run.saver.finish())
         if not run.world.start_sum([float(run.saver.has_failed)])()[0]:
             return
         if attempt < _RETRIES:
@@ -84,7 +83,8 @@ def finish_saving(run: Run) -> None:
 
 
 def _begin(run: Run) -> None:
-    model, state = run.saved_model(), run.state()
-    metrics = run.metrics.get("val", {}) if run.evaluated_step == run.progress.step else {}
+    state = run.state
+    model, tree = state.model_parts(), state.state_dict()
+    metrics = state.metrics.get("val", {}) if state.evaluated_step == run.progress.step else {}
     run.logger.flush()  # a checkpoint means that all is recorded but what it says is pending
-    run.saver.begin(run.progress.step, model, state, metrics, run.lasting())
+    run.saver.begin(run.progress.step, model, tree, metrics, state.optimizer_tensors())

@@ -33,7 +33,7 @@ def train_step(run: Run, step_batch: StepBatch) -> StepResult:
         run.saver.release()
         run.optimizer.step()
         run.precision.sync_weights()
-        run.averaging.update(run.master_model)
+        run.averaging.update(run.state.model)
     for parameter in run.trainable:  # what optimizer.zero_grad does, without its hooks
         parameter.grad = None
     run.progress.step = step_batch.step + 1

@@ -72,7 +72,9 @@ def visualize_samples(run: Run) -> None:
         return
 
     def draw() -> dict[str, Image]:
-        batch = run.source.finish(run.source.fetch(0, run.batches.order.at(0, 0, number)), 0, run.world.device)
+        batch = run.train_loader.finish(
+            run.train_loader.fetch(0, run.batches.order.at(0, 0, number)), 0, run.world.device
+        )
         return _draw_grid("samples", [run.task.draw(batch, None, index) for index in range(batch.size)])
 
     _write(run, "train", draw)

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from paceline.core.errors import PacelineError, Stopped
 from paceline.core.place import HERE
-from paceline.core.process_memory import resume
-from paceline.core.streams import say
+from paceline.core.process import print_error, resume_gc
 from paceline.core.temporary import temporary_folder
 from paceline.core.text import pluralize
 from paceline.launch.environment import LAUNCHER, threads_of_each
@@ -54,7 +53,7 @@ def launch(command: Sequence[str], plan: Launch) -> int:
             return _supervise(command, plan, stop, folder)
     except Interrupted:
         assert stop.received
-        _say("ended at once" if stop.at_once else f"stopped by {stop.received.name} before training began")
+        _print_line("ended at once" if stop.at_once else f"stopped by {stop.received.name} before training began")
         return _KILLED if stop.at_once else Stopped.exit_code
     finally:
         os.environ.pop(LAUNCHER, None)
@@ -83,7 +82,7 @@ def _supervise(command: Sequence[str], plan: Launch, stop: StopSignals, folder: 
 
     if plan.rendezvous:
         least = f"{plan.min_nodes} to " if plan.min_nodes < plan.max_nodes else ""
-        _say(f"waiting for {least}{pluralize(plan.max_nodes, 'machine')} at {plan.rendezvous}")
+        _print_line(f"waiting for {least}{pluralize(plan.max_nodes, 'machine')} at {plan.rendezvous}")
     with stop.waiting():
         machines = meet(plan.rendezvous, plan.min_nodes, plan.max_nodes, plan.rendezvous_timeout)
     spec = WorkerSpec(
@@ -95,8 +94,8 @@ def _supervise(command: Sequence[str], plan: Launch, stop: StopSignals, folder: 
         max_restarts=plan.restarts,
         monitor_interval=0.1,
     )
-    agent = Agent(spec, Outputs(folder), machines, stop, plan.patience, _say)
-    resume()
+    agent = Agent(spec, Outputs(folder), machines, stop, plan.patience, _print_line)
+    resume_gc()
     if plan.rendezvous:
         watch(plan.rendezvous, plan.rendezvous_timeout, lambda: _end_cut_off(agent, plan, folder))
     try:
@@ -105,7 +104,7 @@ def _supervise(command: Sequence[str], plan: Launch, stop: StopSignals, folder: 
             machines.finish(_FAREWELL_SECONDS)
     except RendezvousError as error:
         if verdict := machines.verdict():  # of a machine that has ended the run since we were told to begin again
-            _say(verdict.message)
+            _print_line(verdict.message)
             return verdict.code
         raise PacelineError(_rendezvous_problem(error, plan)) from error
     finally:
@@ -116,7 +115,9 @@ def _supervise(command: Sequence[str], plan: Launch, stop: StopSignals, folder: 
 def _end_cut_off(agent: Agent, plan: Launch, folder: Path) -> NoReturn:
     """End in the middle of whatever goes on: an answer over a cut cable is waited for up to a quarter of an hour."""
     agent.kill()
-    _say(f"--rendezvous {plan.rendezvous}: not reached for {plan.rendezvous_timeout:g} s; the same command joins again")
+    _print_line(
+        f"--rendezvous {plan.rendezvous}: not reached for {plan.rendezvous_timeout:g} s; the same command joins again"
+    )
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
@@ -128,10 +129,10 @@ def _report(agent: Agent, plan: Launch, stop: StopSignals) -> int:
     if stop.at_once:
         raise Interrupted
     if failure.details:
-        say(failure.details)
+        print_error(failure.details)
     restarts = "the one restart is" if plan.restarts == 1 else f"all {plan.restarts} restarts are"
     used_up = "" if failure.is_final or not plan.restarts else f"; {restarts} used up"
-    _say(failure.summary + used_up)
+    _print_line(failure.summary + used_up)
     return failure.code
 
 
@@ -148,7 +149,7 @@ def _rendezvous_problem(error: Exception, plan: Launch) -> str:
     return f"--rendezvous {plan.rendezvous}: the connection is lost; the machine that serves it may have ended"
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     """On a line of its own, with the cursor back: a process that was killed in mid-line has left both behind."""
     start = "\r\x1b[K\x1b[?25h" if sys.stderr.isatty() else ""
-    say(f"{start}{text}")
+    print_error(f"{start}{text}")

@@ -20,7 +20,7 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 
 from paceline.core.errors import PacelineError, UsageError
 from paceline.core.place import HERE
-from paceline.core.tcp_store import serve_store
+from paceline.core.world import serve_store
 from paceline.launch.machines import Machines, OneMachine, SeveralMachines
 from paceline.launch.membership import JsonBackend
 from paceline.launch.network import Endpoint, address_towards, can_connect, is_loopback

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from paceline.core.signals import handled
+from paceline.core.process import handle_stop_signals
 
 
 class Interrupted(Exception):  # noqa: N818 - being asked to stop is no error
@@ -31,7 +31,7 @@ class StopSignals:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Take the stop signals as requests; the launcher's process ends behind it, so no request comes too late."""
-        with handled(self._note, until_exit=True):
+        with handle_stop_signals(self._note, until_exit=True):
             yield
 
     @contextmanager

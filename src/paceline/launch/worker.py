@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from paceline.core.errors import PacelineError
-from paceline.core.parent import end_with
 from paceline.core.place import Numbers
+from paceline.core.process import end_with_parent
 from paceline.core.temporary import share_folder
 from paceline.launch.environment import LAUNCHER, RECORDS
 from paceline.launch.exit_record import Record, note_done
@@ -22,7 +22,7 @@ def run_as_worker(body: Callable[[], int]) -> int:
     """Run the body and give its exit code; errors go to the launcher, which speaks for all processes."""
     launcher = Numbers(os.environ).get(LAUNCHER, 0, low=1)
     del os.environ[LAUNCHER]
-    end_with(launcher)
+    end_with_parent(launcher)
     share_folder(Path(os.environ[RECORDS]).parent)
     try:
         return _do(body)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from paceline.checkpoint.best import best_step
 from paceline.core.errors import DataError, PacelineError
-from paceline.core.json_file import read_json
+from paceline.core.regular_file import read_json
 from paceline.loggers.events import Ended, Event, Snapshot
 from paceline.loggers.jsonl import Record, read_records
 from paceline.loggers.results_table import Value, update_rows

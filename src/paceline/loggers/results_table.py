@@ -15,7 +15,7 @@ from typing import Protocol
 from paceline.core.atomic_write import sync_folder
 from paceline.core.errors import DataError, UsageError, in_one_line
 from paceline.core.file_lock import is_at, lock_file
-from paceline.core.table_cells import as_cell, from_cell
+from paceline.core.text import as_cell, from_cell
 
 SUFFIXES = (".csv", ".xlsx")
 MAX_BYTES = 1 << 25

@@ -21,7 +21,7 @@ from openpyxl.utils import get_column_letter
 from openpyxl.writer.excel import ExcelWriter
 
 from paceline.core.errors import DataError, in_one_line
-from paceline.core.table_cells import starts_formula
+from paceline.core.text import starts_formula
 
 _SHEET = "results"
 _MAX_ROWS, _MAX_COLUMNS = 1 << 20, 1 << 14  # of the format

@@ -13,7 +13,7 @@ from torch.nn.modules.module import (
 )
 from torch.nn.parameter import UninitializedParameter
 
-from paceline.core.process_memory import free_memory
+from paceline.core.process import free_memory
 
 MAX_MODULES = 50_000
 """The largest models of timm and torchvision have two thousand."""

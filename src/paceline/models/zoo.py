@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from paceline.core.constraints import NameOf
+from paceline.core.arguments import NameOf
 from paceline.core.registry import Library, register
 from paceline.models.torchvision_ops import import_torchvision
 

@@ -9,8 +9,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from paceline.core.arguments import Count, CountOrZero, NonNegative, PartialShare, Positive, PositiveShare
-from paceline.core.constraints import AtMostOneOf, ExactlyOneOf, Increasing
+from paceline.core.arguments import (
+    AtMostOneOf,
+    Count,
+    CountOrZero,
+    ExactlyOneOf,
+    Increasing,
+    NonNegative,
+    PartialShare,
+    Positive,
+    PositiveShare,
+)
 from paceline.core.errors import ArgumentError
 from paceline.core.registry import register
 from paceline.core.text import pluralize

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from paceline.core.constraints import Increasing
+from paceline.core.arguments import Increasing
 from paceline.core.errors import ArgumentError
 
 T = TypeVar("T")

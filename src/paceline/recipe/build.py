@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,20 +25,21 @@ from paceline.core.world import World, join
 from paceline.data.rng import derive
 from paceline.data.sampler import BatchSampler
 from paceline.data.split_loader import SplitLoader
-from paceline.engine.finite_check import FiniteCheck, KeptBuffers, NotKept
+from paceline.engine.nonfinite import BufferBackup, FiniteCheck, NoBackup
 from paceline.engine.precision.base import Precision
 from paceline.engine.precision.mixed import fit_half_weights
-from paceline.engine.predictions import can_save
+from paceline.engine.predictions import can_save_predictions
 from paceline.engine.replay import explain_and_keep
 from paceline.engine.run import Intervals, Run
+from paceline.engine.state import Choices, RunState
 from paceline.engine.stateful import unchanged_state
 from paceline.losses.adapter import as_loss
 from paceline.metrics.adapter import as_metric
+from paceline.metrics.metric import declared_values, is_higher_better
 from paceline.models.size_limit import limited_size
 from paceline.models.surgery import Surgery, apply
 from paceline.models.surgery_report import SurgeryReport
-from paceline.recipe.build_agreement import check_recipe, check_sources, read_weights_together
-from paceline.recipe.build_context import BuildContext
+from paceline.recipe.build_context import BuildContext, check_data, check_recipe, read_weights_together
 from paceline.recipe.build_data import (
     check_processes,
     find_classes,
@@ -48,13 +49,12 @@ from paceline.recipe.build_data import (
     make_split_loaders,
     num_channels,
 )
-from paceline.recipe.build_direction import best_direction, check_expected
 from paceline.recipe.build_engine import (
+    checkpoint_activations,
     choose_precision,
+    configure_torch,
     may_skip,
     prepare_model,
-    recompute,
-    settle_process,
     shard,
     wrap,
 )
@@ -67,6 +67,7 @@ from paceline.recipe.build_optim import (
     make_scheduler,
 )
 from paceline.recipe.load import load
+from paceline.recipe.problems import unknown_name
 from paceline.recipe.schema import Weights
 from paceline.recipe.validate import CheckedRecipe, validate
 from paceline.tasks.task import Task
@@ -92,35 +93,46 @@ class Builder(BuildContext):
         """What became of the weights that the recipe names."""
         self.parts: dict[str, Stateful] = {}
         """The losses and the task, if they remember something."""
-        self.recomputed: list[str] = []
+        self.checkpointed_blocks: list[str] = []
         """Names of the blocks whose activations are computed again."""
 
     def run(self, out: Path | None = None) -> Run:
         """The whole run."""
-        threads = settle_process(self)
-        sources = make_split_loaders(self)
-        check_sources(self, sources)
-        classes = find_classes(self, sources)
-        updates = make_sampler(self, len(sources["train"].dataset))
+        threads = configure_torch(self)
+        loaders = make_split_loaders(self)
+        check_data(self, loaders)
+        classes = find_classes(self, loaders)
+        updates = make_sampler(self, len(loaders["train"].dataset))
         if self.trains:
             check_processes(self, updates)
         progress = Progress(self.total_steps(updates.steps_per_epoch), updates.steps_per_epoch)
-        model = self.model(sources["train"], classes)
+        model = self.model(loaders["train"], classes)
         prepare_model(self, model)
-        ignored = getattr(sources["train"].dataset, "ignore_index", None)
+        ignored = getattr(loaders["train"].dataset, "ignore_index", None)
         task, precision = self.task(classes, ignored), choose_precision(self)
-        trial = partial(self._try_pass, model, task, precision, sources, updates)
-        self.recomputed = recompute(self, model, trial)
+        trial = partial(self._try_pass, model, task, precision, loaders, updates)
+        self.checkpointed_blocks = checkpoint_activations(self, model, trial)
         freezing = make_freezing(self, model, progress)
         strategy = shard(self, model, trial)
         optimizer = build_optimizer(self, model, freezing, progress)
         master_model = precision.attach(model)
         fit_half_weights(optimizer)
         strategy = strategy or wrap(self, model)
-        batches = make_batches(self, sources["train"], updates, progress)
+        batches = make_batches(self, loaders["train"], updates, progress)
         batches.passes = strategy.passes
         check_expected(self, task)
         out = out or Path("runs") / self.recipe.name
+        state = RunState(
+            model=master_model,
+            optimizer=optimizer,
+            progress=progress,
+            strategy=strategy,
+            choices=Choices(threads, updates.micro_batch_size, self.world.size),
+            averaging=make_averaging(self, progress),
+            precision=precision,
+            parts=self.parts,
+            recipe=self.resolved(),
+        )
         return Run(
             name=self.recipe.name,
             out=out,
@@ -128,50 +140,42 @@ class Builder(BuildContext):
             world=self.world,
             task=task,
             model=model,
-            optimizer=optimizer,
+            state=state,
             scheduler=make_scheduler(self, optimizer, progress),
-            source=sources["train"],
+            train_loader=loaders["train"],
             batches=batches,
-            evaluations=make_evaluations(self, sources),
-            progress=progress,
+            evaluations=make_evaluations(self, loaders),
             intervals=self.intervals(progress),
             store=self.store(out, task),
-            recipe=self.resolved(),
-            threads=threads,
             clip=make_clip(self, model, strategy),
-            averaging=make_averaging(self, progress),
             freezing=freezing,
-            buffers=KeptBuffers(model, self.parts) if may_skip(self) else NotKept(),
+            buffers=BufferBackup(model, self.parts) if may_skip(self) else NoBackup(),
             finite_check=FiniteCheck(self.recipe.train.on_nonfinite),
             explain_nonfinite=explain_and_keep,
-            precision=precision,
-            parts=self.parts,
-            strategy=strategy,
-            master_model=master_model,
             visualize=self.recipe.logging.images,
             save_predictions=self.recipe.evaluate.save_predictions,
         )
 
-    def model(self, source: SplitLoader, classes: list[str]) -> nn.Module:
+    def model(self, loader: SplitLoader, classes: list[str]) -> nn.Module:
         """The network on its device, initialized from the seed alone, with the weights the recipe names."""
         part = self.recipe.model
-        supplied = {"num_classes": len(classes), "in_channels": num_channels(source)}
+        supplied = {"num_classes": len(classes), "in_channels": num_channels(loader)}
         self.world.seed(derive(self.recipe.train.seed, _MODEL_STREAM))
         with self.error_context("model"), limited_size():
             model: nn.Module = self.make("model", part.name, part, **supplied)
             if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
-                _meet_first_samples(model, source)
+                _initialize_lazy_layers(model, loader)
         if part.weights is not None:
             with self.error_context("model.weights"):
                 self.fitted = self._load_weights(model, part.weights)
         return model.to(self.world.device)
 
     def _try_pass(
-        self, model: nn.Module, task: Task, precision: Precision, sources: dict[str, SplitLoader], updates: BatchSampler
+        self, model: nn.Module, task: Task, precision: Precision, loaders: dict[str, SplitLoader], updates: BatchSampler
     ) -> None:
         """A forward pass of the largest micro-batch, as in training."""
-        source, size = sources["train"], max(cut.stop - cut.start for cut in updates.slices(0))
-        batch = source.finish(source.fetch(0, np.arange(size)), 0, self.world.device)
+        loader, size = loaders["train"], max(cut.stop - cut.start for cut in updates.slices(0))
+        batch = loader.finish(loader.fetch(0, np.arange(size)), 0, self.world.device)
         with unchanged_state(self.parts), precision.compute():
             task.losses(model.train(), batch)
 
@@ -207,7 +211,7 @@ class Builder(BuildContext):
         }
         with self.error_context("task"):
             task: Task = self.make("task", self.recipe.task.name, self.recipe.task, **brought)
-        if self.recipe.evaluate.save_predictions and not can_save(task):
+        if self.recipe.evaluate.save_predictions and not can_save_predictions(task):
             place, name = self.checked.locate("evaluate.save_predictions"), self.recipe.task.name
             raise RecipeError(
                 f"{place}: the task {name} has neither maps nor probabilities of classes that could be saved; leave it"
@@ -259,11 +263,49 @@ class Builder(BuildContext):
             raise CheckpointError(str(error)) from error
 
 
-def _meet_first_samples(model: nn.Module, source: SplitLoader) -> None:
+def _initialize_lazy_layers(model: nn.Module, loader: SplitLoader) -> None:
     """Lazy layers take their shapes from the first images they see."""
     device = torch.device("cpu")
-    batch = source.finish(source.fetch(0, np.arange(min(2, len(source.dataset)))), 0, device)
+    batch = loader.finish(loader.fetch(0, np.arange(min(2, len(loader.dataset)))), 0, device)
     model.eval()
     with torch.no_grad():
         model(batch["image"])
     model.train()
+
+
+def best_direction(context: BuildContext, task: Task) -> tuple[str | None, Literal["max", "min"]]:
+    """The value by which the best checkpoint is kept, and whether its greatest or its least is best."""
+    recipe = context.recipe
+    chosen, direction = recipe.checkpoint.best, recipe.checkpoint.direction
+    best = task.main_metric if chosen == "auto" else chosen
+    if direction != "auto":
+        return best, direction
+    if best is None or not (recipe.data.val or recipe.data.test):
+        return best, "max"
+    return best, "max" if _is_higher_better(
+        context, "checkpoint.best", best, task, must_exist=chosen != "auto"
+    ) else "min"
+
+
+def check_expected(context: BuildContext, task: Task) -> None:
+    """Refuse to expect what no metric reports, or what none says the direction of."""
+    for name in context.recipe.expect:
+        metric = name.removeprefix(f"{_set_name(context, name)}.")
+        _is_higher_better(context, f"expect.{name}", metric, task)
+
+
+def _set_name(context: BuildContext, name: str) -> str:
+    """The test set of an expectation such as ecssd.mae; empty if it is for all."""
+    set_name = name.partition(".")[0]
+    return set_name if f"test.{set_name}" in context.recipe.data.splits() else ""
+
+
+def _is_higher_better(context: BuildContext, key: str, name: str, task: Task, must_exist: bool = True) -> bool:
+    try:
+        found = is_higher_better(name, task.metrics())
+    except ValueError as error:
+        raise RecipeError(f"{context.checked.locate(key)}: {error}") from error
+    if found is None and must_exist:
+        unknown = unknown_name("metric", name, declared_values(task.metrics()))
+        raise RecipeError(f"{context.checked.locate(key)}: {unknown}")
+    return found is not False

@@ -1,19 +1,23 @@
-"""What building has to hand: the checked recipe, its names made into objects, and errors that name their place."""
+"""What building has to hand: the checked recipe, its names made into objects, files found, errors that name a place."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from paceline.checkpoint.weights import FoundWeights, find_weights
+from paceline.core.agreement import check_same, read_together
 from paceline.core.contracts import is_criterion
-from paceline.core.errors import ArgumentError, CheckpointError, DataError, PacelineError, RecipeError
+from paceline.core.errors import ArgumentError, CheckpointError, DataError, PacelineError, RecipeError, UsageError
 from paceline.core.registry import register
 from paceline.core.world import World, is_communication_error
-from paceline.recipe.paths import find_path
+from paceline.data.fingerprint import DataFingerprint, differences, fingerprint
+from paceline.data.split_loader import SplitLoader
 from paceline.recipe.schema import Part, Recipe
 from paceline.recipe.validate import CheckedRecipe
 
@@ -92,3 +96,78 @@ def _accepted(target: Callable[..., Any], supplied: dict[str, Any]) -> dict[str,
 
 def _is_utf8(path: str) -> bool:
     return not any("\udc80" <= character <= "\udcff" for character in path)
+
+
+DATA_VARIABLE = "PACELINE_DATA"
+
+
+def find_path(written: str, recipe_folder: Path) -> Path:
+    """The file or folder a recipe means: absolute, or relative to one of a few places, looked at in this order.
+
+    The current folder, `data/` in it, the recipe's own folder, and the folder that PACELINE_DATA names.
+    """
+    path = Path(written).expanduser()
+    places = [path] if path.is_absolute() else list(dict.fromkeys(place / path for place in _places(recipe_folder)))
+    for place in places:
+        if place.exists():
+            return place.resolve()
+    missing = "".join(f", nor does {place}" for place in places[1:])
+    hint = "" if path.is_absolute() else f"; give another path, or set {DATA_VARIABLE} to the folder that holds it"
+    raise DataError(f"{places[0]} does not exist{missing}{hint}")
+
+
+def _places(recipe_folder: Path) -> list[Path]:
+    named = os.environ.get(DATA_VARIABLE)
+    return [Path(), Path("data"), recipe_folder, *([Path(named)] if named else [])]
+
+
+_CHANGED = "it changed while the processes started; start them again"
+
+
+def check_recipe(context: BuildContext) -> None:
+    """Refuse processes that have read different recipes."""
+    own = context.checked.resolved()
+
+    def explain(first: Any) -> str:
+        key, theirs, ours = _first_difference("", first, own)
+        return f"{context.checked.locate(key)}: found {ours!r}, and process 0 {theirs!r}: {_CHANGED}"
+
+    check_same(context.world, own, explain, UsageError)
+
+
+def check_data(context: BuildContext, loaders: Mapping[str, SplitLoader]) -> None:
+    """Refuse processes that have found different samples, by name and in their order."""
+    if context.world.size == 1:
+        return
+    own = {split: fingerprint(loader.dataset, with_sizes=False) for split, loader in loaders.items()}
+
+    def explain(first: Any) -> str:
+        found = differences({split: DataFingerprint.from_json(each) for split, each in first.items()}, own)
+        return f"{context.checked.locate('data')}: differs from what process 0 found: {'; '.join(found)}: {_CHANGED}"
+
+    check_same(context.world, {split: each.to_json() for split, each in own.items()}, explain, DataError)
+
+
+def read_weights_together(
+    context: BuildContext, locate: Callable[[], Path | str], key: str | None = None
+) -> FoundWeights:
+    """Weights of any origin, see `find_weights`; of a run, those of the checkpoint that the first process finds there.
+
+    `locate` gives the file, the run or the name; it is asked again if that has led to what is gone.
+    """
+    found = read_together(
+        context.world,
+        lambda: find_weights(locate(), key),
+        lambda chosen: find_weights(chosen if chosen.is_dir() else locate(), key),
+    )
+    assert found is not None
+    return found
+
+
+def _first_difference(key: str, first: Any, own: Any) -> tuple[str, Any, Any]:
+    """The key at which two trees differ, and what they have there."""
+    if isinstance(first, dict) and isinstance(own, dict):
+        for name in [*first, *own]:
+            if first.get(name) != own.get(name):
+                return _first_difference(f"{key}.{name}" if key else name, first.get(name), own.get(name))
+    return key, first, own

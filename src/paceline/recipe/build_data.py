@@ -26,18 +26,18 @@ _WORLD_PARTS, _WORLD_LEAST = (
 
 def make_split_loaders(context: BuildContext) -> dict[str, SplitLoader]:
     """Each split with its transforms."""
-    return {split: _source(context, split, part) for split, part in context.recipe.data.splits().items()}
+    return {split: _make_loader(context, split, part) for split, part in context.recipe.data.splits().items()}
 
 
-def find_classes(context: BuildContext, sources: Mapping[str, SplitLoader]) -> list[str]:
+def find_classes(context: BuildContext, loaders: Mapping[str, SplitLoader]) -> list[str]:
     """The class names, the same in every split and as many as the recipe says."""
-    names = list(getattr(sources["train"].dataset, "classes", []))
-    for split, source in sources.items():
+    names = list(getattr(loaders["train"].dataset, "classes", []))
+    for split, loader in loaders.items():
         with context.error_context(f"data.{split}"):
-            reason = getattr(source.dataset, "why_no_labels", "")
+            reason = getattr(loader.dataset, "why_no_labels", "")
             if names and reason:
                 raise DataError(reason)
-            _check_classes(split, list(getattr(source.dataset, "classes", [])), names)
+            _check_classes(split, list(getattr(loader.dataset, "classes", [])), names)
     asked = context.recipe.model.num_classes
     if asked is not None and names and asked != len(names):
         found = f"expected {len(names)}, the number of classes in data.train, got {asked}"
@@ -83,38 +83,38 @@ def check_processes(context: BuildContext, updates: BatchSampler) -> None:
         raise RecipeError(f"{context.checked.locate('train.sync_bn')}: {message}; set data.drop_last to true")
 
 
-def make_batches(context: BuildContext, source: SplitLoader, updates: BatchSampler, progress: Progress) -> TrainBatches:
+def make_batches(context: BuildContext, loader: SplitLoader, updates: BatchSampler, progress: Progress) -> TrainBatches:
     """The stream of steps."""
     data = context.recipe.data
-    if data.loader == "memory" and not source.in_memory:
+    if data.loader == "memory" and not loader.in_memory:
         message = "memory needs a data set that lies in memory and transforms of whole batches; use auto"
         raise RecipeError(f"{context.checked.locate('data.loader')}: {message}")
     workers = None if data.num_workers == "auto" else data.num_workers
-    if source.in_memory and data.loader == "auto":
+    if loader.in_memory and data.loader == "auto":
         workers = 0
     order = Permutation(updates.size, context.recipe.train.seed)
-    return TrainBatches(source, updates, order, context.world, progress, workers, kind=data.loader)
+    return TrainBatches(loader, updates, order, context.world, progress, workers, kind=data.loader)
 
 
-def make_evaluations(context: BuildContext, sources: Mapping[str, SplitLoader]) -> dict[str, EvaluationSet]:
+def make_evaluations(context: BuildContext, loaders: Mapping[str, SplitLoader]) -> dict[str, EvaluationSet]:
     """The splits to measure on."""
     evaluate = context.recipe.evaluate
     sets = {}
-    for split in [split for split in sources if split != "train"]:
+    for split in [split for split in loaders if split != "train"]:
         # On a CPU, the threads that measure also read: worker processes would only compete with them.
-        automatic = 0 if context.world.device.type == "cpu" else automatic_workers(sources[split], context.world)
+        automatic = 0 if context.world.device.type == "cpu" else automatic_workers(loaders[split], context.world)
         workers = automatic if evaluate.num_workers == "auto" else evaluate.num_workers
-        sets[split] = EvaluationSet(sources[split], evaluate.batch_size, workers, evaluate.threads)
+        sets[split] = EvaluationSet(loaders[split], evaluate.batch_size, workers, evaluate.threads)
     return sets
 
 
-def num_channels(source: SplitLoader) -> int:
+def num_channels(loader: SplitLoader) -> int:
     """The number of channels of a split's images."""
-    known: int | None = getattr(source.dataset, "channels", None)
-    return known if known is not None else int(source.dataset.read(0)["image"].shape[2])
+    known: int | None = getattr(loader.dataset, "channels", None)
+    return known if known is not None else int(loader.dataset.read(0)["image"].shape[2])
 
 
-def _source(context: BuildContext, split: str, part: DatasetPart) -> SplitLoader:
+def _make_loader(context: BuildContext, split: str, part: DatasetPart) -> SplitLoader:
     arguments = dict(part.model_extra or {})
     key = f"data.{split}"
     place = "file" if arguments.get("root") is None else "root"  # files are looked for in the root, if there is one

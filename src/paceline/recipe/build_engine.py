@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from paceline.core.errors import RecipeError
-from paceline.core.process_memory import keep_freed_memory
-from paceline.engine.activation_checkpointing.policies import apply_remat
+from paceline.core.process import keep_freed_memory, num_cores
+from paceline.engine.activation_checkpointing.policies import apply_activation_checkpointing
 from paceline.engine.precision.base import Precision
 from paceline.engine.precision.mixed import make_precision
-from paceline.engine.strategies.ddp import SingleStrategy
 from paceline.engine.strategies.deterministic import DeterministicStrategy
+from paceline.engine.strategies.single import SingleStrategy
 from paceline.models.module_types import make_dense, use_channels_last
 from paceline.models.sync_batch_norm import convert_sync_batchnorm
 from paceline.recipe.build_context import BuildContext
@@ -24,7 +24,7 @@ from paceline.recipe.build_context import BuildContext
 _SHARDED = ("fsdp", "zero")
 
 
-def settle_process(context: BuildContext) -> int:
+def configure_torch(context: BuildContext) -> int:
     """Fix what torch does in this process: threads, and deterministic algorithms if asked for."""
     train = context.recipe.train
     threads = automatic_threads(context) if train.threads == "auto" else train.threads
@@ -43,7 +43,7 @@ def automatic_threads(context: BuildContext) -> int:
     """The machine's cores divided among its processes; where processes must not matter, one."""
     if context.recipe.train.reproducible == "world":
         return 1
-    return max(1, len(os.sched_getaffinity(0)) // context.world.local_size)
+    return max(1, num_cores() // context.world.local_size)
 
 
 def prepare_model(context: BuildContext, model: nn.Module) -> None:
@@ -60,11 +60,11 @@ def prepare_model(context: BuildContext, model: nn.Module) -> None:
         use_channels_last(model)
 
 
-def recompute(context: BuildContext, model: nn.Module, trial: Callable[[], object]) -> list[str]:
+def checkpoint_activations(context: BuildContext, model: nn.Module, trial: Callable[[], object]) -> list[str]:
     """Have activations computed again as the recipe wants; the names of the blocks that are."""
     part = context.recipe.train.activation_checkpointing
     with context.error_context("train.activation_checkpointing"):
-        return apply_remat(model, context.make("activation_checkpointing", part.name, part), trial)
+        return apply_activation_checkpointing(model, context.make("activation_checkpointing", part.name, part), trial)
 
 
 def choose_precision(context: BuildContext) -> Precision:

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from paceline.core.errors import RecipeError
 from paceline.core.intervals import Progress, to_steps
-from paceline.engine.strategies.ddp import SingleStrategy
+from paceline.engine.strategies.single import SingleStrategy
 from paceline.models.freezing import Freezing, NoFreezing
 from paceline.models.surgery import find_heads
 from paceline.optim.averaging import Averaging

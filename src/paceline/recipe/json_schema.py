@@ -11,8 +11,7 @@ from pydantic.json_schema import models_json_schema
 from paceline.core.arguments import Arguments
 from paceline.core.registry import Registry, register
 from paceline.recipe.document import PartSpec
-from paceline.recipe.expectations import Node
-from paceline.recipe.problems import LenientJsonSchema
+from paceline.recipe.problems import LenientJsonSchema, Node
 from paceline.recipe.schema import PARTS, Recipe
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -22,7 +22,7 @@ from paceline.recipe.document import (
     places,
     read_document,
 )
-from paceline.recipe.expectations import near
+from paceline.recipe.problems import near
 from paceline.recipe.schema import PARTS
 from paceline.recipe.yaml_tree import MAX_DEPTH, KeyPath, dotted
 

@@ -15,9 +15,8 @@ from paceline.core.arguments import Arguments
 from paceline.core.errors import RecipeError
 from paceline.core.registry import Entry, register
 from paceline.recipe.document import COMMAND_LINE, SEVERAL, Document, Origin, PartSpec, children, lookup, places
-from paceline.recipe.expectations import show
 from paceline.recipe.incompatible import cross_checks
-from paceline.recipe.problems import Problem, expected_names, problems_of, unknown_name
+from paceline.recipe.problems import Problem, expected_names, problems_of, show, unknown_name
 from paceline.recipe.schema import PARTS, Recipe
 from paceline.recipe.yaml_tree import KeyPath, dotted
 

@@ -9,8 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from paceline.core.arguments import Positive, Weight
-from paceline.core.constraints import Requires
+from paceline.core.arguments import Positive, Requires, Weight
 from paceline.core.errors import ArgumentError, DataError, RecipeError
 from paceline.core.registry import register
 from paceline.core.text import pluralize

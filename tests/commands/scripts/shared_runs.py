@@ -107,7 +107,7 @@ class Done:
 
     def distance(self, other: Done) -> float:
         """The greatest difference of what is learned; running statistics belong to processes."""
-        pairs = [(self.weights[name], other.weights[name]) for name, _ in self.run.master_model.named_parameters()]
+        pairs = [(self.weights[name], other.weights[name]) for name, _ in self.run.state.model.named_parameters()]
         average = other.state["averaging"].get("average", {})
         pairs += [(self.state["averaging"]["average"][name], average[name]) for name in average]
         return max((one.double() - another.double()).abs().max().item() for one, another in pairs)
@@ -137,7 +137,7 @@ class Bench:
         train(run)
         run.logger.close()
         run.strategy.part = run.strategy.whole  # type: ignore[method-assign]  # all of the state, to be compared
-        done = Done(run, memory, run.model_state(), run.state())
+        done = Done(run, memory, run.state.model_state_dict(), run.state.state_dict())
         self.world.barrier()
         return done
 

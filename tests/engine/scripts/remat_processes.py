@@ -18,9 +18,9 @@ from paceline.engine.activation_checkpointing.blocks import find_blocks
 from paceline.engine.activation_checkpointing.policies import (
     Blocks,
     NoActivationCheckpointing,
-    Remat,
+    Policy,
     Selective,
-    apply_remat,
+    apply_activation_checkpointing,
 )
 from paceline.models.convnet import ConvNet
 
@@ -47,10 +47,10 @@ STRATEGIES: dict[str, Callable[[nn.Module], nn.Module]] = {
 NETS: dict[str, Callable[[], nn.Module]] = {"convnet": lambda: ConvNet(3, widths=[4, 6], depth=2), "flat": flat}
 
 
-def trained(make: Callable[[], nn.Module], how: Remat, strategy: str) -> dict[str, Tensor]:
+def trained(make: Callable[[], nn.Module], how: Policy, strategy: str) -> dict[str, Tensor]:
     torch.manual_seed(0)
     model = make().train()
-    apply_remat(model, how)
+    apply_activation_checkpointing(model, how)
     model = STRATEGIES[strategy](model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     images = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(dist.get_rank()))

@@ -20,9 +20,10 @@ from paceline.data.loader import StepBatch
 from paceline.engine.loss_accumulator import read
 from paceline.engine.run import Run
 from paceline.engine.step import train_step
-from paceline.engine.strategies.ddp import DDPStrategy, SingleStrategy
+from paceline.engine.strategies.ddp import DDPStrategy
 from paceline.engine.strategies.deterministic import DeterministicStrategy
 from paceline.engine.strategies.fsdp import FSDPStrategy
+from paceline.engine.strategies.single import SingleStrategy
 from paceline.losses.classification import CrossEntropy
 from paceline.models.sync_batch_norm import convert_sync_batchnorm
 from paceline.optim.clipping import Unclipped
@@ -35,7 +36,7 @@ STRATEGIES: dict[str, Strategy] = {
     "ddp, tiny buckets": lambda model, world: DDPStrategy(model, world, bucket_mb=0.0001),
     "fsdp": lambda model, world: FSDPStrategy(model, world, [[model.get_submodule("layers.0")]]),
     "zero": lambda model, world: FSDPStrategy(model, world, [], keeps_parameters=True),
-    "ordered": DeterministicStrategy,
+    "deterministic": DeterministicStrategy,
 }
 # Samples in the data set and micro-batch: one a process, several, unequal numbers, and a step that is too small.
 CUTS = {"one each": (64, 32), "accumulated": (64, 8), "unequal": (64, 13), "one sample at the end": (65, 8)}
@@ -65,7 +66,7 @@ def main(out: Path) -> None:
             for losses in ("cross entropy", "dice"):
                 found["cases"][f"{strategy}, {cut}, {losses}"] = _compare(world, make, size, micro_batch_size, losses)
         found["remembered"][strategy] = _remembered(world, make)
-    found["remembered"]["ordered, alone"] = _remembered(ALONE, DeterministicStrategy)
+    found["remembered"]["deterministic, alone"] = _remembered(ALONE, DeterministicStrategy)
     found["cases"]["sync_bn"] = _compare_statistics(world)
     small = Small(out, size=50, batch=17, micro_batch_size=4, steps=6, world=world.size, rank=world.rank)
     found["ids"] = [
@@ -126,7 +127,7 @@ def _compare_statistics(world: World) -> float:
     alone = small.run()
     for step_batch, whole in zip(run.batches, alone.batches, strict=True):
         train_step(run, step_batch)
-        batch = alone.source.fetch(0, torch.cat([micro.batch.ids for micro in whole.micro_batches]).numpy())
+        batch = alone.train_loader.fetch(0, torch.cat([micro.batch.ids for micro in whole.micro_batches]).numpy())
         loss = nn.functional.cross_entropy(alone.model(batch["image"]), batch["label"])
         gradients = torch.autograd.grad(loss, list(alone.model.parameters()))
         with torch.no_grad():
@@ -172,7 +173,7 @@ def _step(run: Run, step_batch: StepBatch) -> tuple[list[Tensor], float, float]:
 
 
 def _whole(run: Run, step_batch: StepBatch, losses: str) -> tuple[list[Tensor], float]:
-    batch = run.source.fetch(0, torch.cat([micro.batch.ids for micro in step_batch.micro_batches]).numpy())
+    batch = run.train_loader.fetch(0, torch.cat([micro.batch.ids for micro in step_batch.micro_batches]).numpy())
     logits = run.model(batch["image"])
     loss = 1.3 * nn.functional.cross_entropy(logits, batch["label"])
     if losses == "dice":

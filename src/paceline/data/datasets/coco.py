@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.arguments import Count, CountOrZero
-from paceline.core.constraints import KeyOf, Requires
+from paceline.core.arguments import Count, CountOrZero, KeyOf, Requires
 from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.data.argument_types import ClassNames, Name, SplitShares

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 from pydantic import Field
 
-from paceline.core.arguments import Count, CountOrZero
-from paceline.core.constraints import AtMostOneOf, ExactlyOneOf, KeyOf, Requires, SameLength, Unique
+from paceline.core.arguments import AtMostOneOf, Count, CountOrZero, ExactlyOneOf, KeyOf, Requires, SameLength, Unique
 from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.core.regular_file import why_no_file

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.arguments import Count, CountOrZero, NonNegative
-from paceline.core.constraints import KeyOf
+from paceline.core.arguments import Count, CountOrZero, KeyOf, NonNegative
 from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.core.regular_file import open_regular

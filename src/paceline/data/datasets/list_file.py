@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.arguments import Count, CountOrZero
-from paceline.core.constraints import AtMostOneOf, KeyOf, Requires
+from paceline.core.arguments import AtMostOneOf, Count, CountOrZero, KeyOf, Requires
 from paceline.core.errors import ArgumentError, DataError
 from paceline.core.registry import register
 from paceline.core.regular_file import why_no_file

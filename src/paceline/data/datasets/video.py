@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from paceline.core.arguments import Count, CountOrZero, Positive
-from paceline.core.constraints import KeyOf
+from paceline.core.arguments import Count, CountOrZero, KeyOf, Positive
 from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.data.argument_types import ClassNames, Column, Extensions, Name

@@ -13,8 +13,7 @@ from xml.parsers import expat
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.arguments import Count, CountOrZero
-from paceline.core.constraints import KeyOf
+from paceline.core.arguments import Count, CountOrZero, KeyOf
 from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.core.regular_file import first_file, open_regular

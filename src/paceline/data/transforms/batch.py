@@ -15,9 +15,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from paceline.core.arguments import Positive, Share
+from paceline.core.arguments import Positive, SameLength, Share
 from paceline.core.buffer_pool import recycled
-from paceline.core.constraints import SameLength
 from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.data.argument_types import PositiveRange, ShareRange

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from paceline.core.arguments import NonNegative, Share
-from paceline.core.constraints import Ordered
+from paceline.core.arguments import NonNegative, Ordered, Share
 from paceline.core.registry import register
 from paceline.data.argument_types import PositiveRange
 from paceline.data.batch import Sample

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from paceline.core.arguments import Count, Positive, PositiveShare, Share
-from paceline.core.constraints import AtMost, Ordered
+from paceline.core.arguments import AtMost, Count, Ordered, Positive, PositiveShare, Share
 from paceline.core.registry import register
 from paceline.data.argument_types import Fill, PixelValue
 from paceline.data.batch import Sample

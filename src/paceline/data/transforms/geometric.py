@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.core.arguments import Count, CountOrZero, Share
-from paceline.core.constraints import ExactlyOneOf, Ordered
+from paceline.core.arguments import Count, CountOrZero, ExactlyOneOf, Ordered, Share
 from paceline.core.registry import register
 from paceline.data.argument_types import Fill, HeightWidth, PixelValue, PositiveRange, ShareRange, Size
 from paceline.data.batch import Sample

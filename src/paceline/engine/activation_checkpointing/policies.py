@@ -17,8 +17,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import nn
 
-from paceline.core.arguments import Count, Positive, PositiveShare
-from paceline.core.constraints import ExactlyOneOf
+from paceline.core.arguments import Count, ExactlyOneOf, Positive, PositiveShare
 from paceline.core.registry import register
 from paceline.engine.activation_checkpointing.blocks import Block, best_number, find_blocks, join_neighbors
 from paceline.engine.activation_checkpointing.checkpointed_module import recompute
@@ -82,10 +81,12 @@ class Budget:
             raise ValueError("budget: expected either megabytes or share, and not both")
 
 
-Remat = NoActivationCheckpointing | Blocks | Selective | Budget
+Policy = NoActivationCheckpointing | Blocks | Selective | Budget
 
 
-def apply_remat(model: nn.Module, how: Remat, trial: Callable[[], object] | None = None) -> list[str]:
+def apply_activation_checkpointing(
+    model: nn.Module, how: Policy, trial: Callable[[], object] | None = None
+) -> list[str]:
     """Have blocks of the model compute their activations again in the backward pass; gives their names.
 
     `trial` runs one forward pass of the model, in training mode and with gradients, on a micro-batch as large as any;
@@ -115,7 +116,7 @@ def _within_budget(
     model: nn.Module, blocks: list[Block], how: Budget, trial: Callable[[], object] | None
 ) -> list[Block]:
     if trial is None:
-        raise ValueError("a budget is measured: apply_remat needs a trial that runs the model once")
+        raise ValueError("a budget is measured: apply_activation_checkpointing needs a trial that runs the model once")
     saved = measure_saved(model, blocks, trial)
     limit = how.megabytes * 1e6 if how.megabytes is not None else (how.share or 0.0) * saved.kept(set())
     chosen = cheapest_choice(saved, limit)

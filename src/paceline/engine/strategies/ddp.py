@@ -1,116 +1,28 @@
-"""How a model is shared among processes: not at all, or as replicas that exchange their gradients."""
+"""Every process holds the whole model, and torch's DistributedDataParallel sums the gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from types import MappingProxyType
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.checkpoint.shards import Part
-from paceline.core.errors import TrainingError
+from paceline.core.arguments import Positive
+from paceline.core.registry import register
 from paceline.core.text import pluralize
 from paceline.core.world import World
 from paceline.data.loader import MicroBatch, Passes, StepBatch
-from paceline.engine.stateful import Parts, share_state, unchanged_buffers, unchanged_state
+from paceline.engine.stateful import share_state
+from paceline.engine.strategies.single import SingleStrategy, parameter_ids, refuse_changed_parameters
 
-_SETTLING_PASSES = 2
+_WARM_UP_PASSES = 2
 Compression = Literal["none", "bf16", "fp16", "powersgd"]
-
-
-class SingleStrategy:
-    """One process holds the whole model; there is nothing to exchange. Other strategies change what differs."""
-
-    name = "single"
-    passes: Passes = "own"
-    factor = 1.0
-    """What gradients are multiplied by, where the exchange divides them again."""
-    can_probe = True
-    """Whether one process could do the whole step alone."""
-    norm_across: Callable[[Tensor], Tensor] | None = None
-    """Makes the norm of the gradient that this process holds that of the whole; None where it holds the whole."""
-
-    parts: Parts = MappingProxyType({})
-    """The losses and the task, as far as they remember something; the run brings them."""
-
-    def __init__(self, model: nn.Module, network: nn.Module | None = None) -> None:
-        self.model = model
-        self.network = network or model
-        """What forward passes of training go through."""
-
-    def accumulate(self, micro: MicroBatch, is_last: bool) -> AbstractContextManager[None]:
-        """Surrounds the passes of a micro-batch; gradients are exchanged with the last."""
-        return self.unchanged() if micro.is_padding else nullcontext()
-
-    @contextmanager
-    def unchanged(self) -> Iterator[None]:
-        """Surrounds passes that do not count: buffers, and what losses remember, are afterwards what they were."""
-        with unchanged_buffers(self.model), unchanged_state(self.parts):
-            yield
-
-    def preview(self) -> AbstractContextManager[None]:
-        """Surrounds one of the passes, none of which counts, that come before those of a step."""
-        return nullcontext()
-
-    def sync_gradients(self, step_batch: StepBatch) -> None:
-        """After the last micro-batch: have every process hold the gradient of the whole step."""
-
-    def local(self, parameters: Sequence[nn.Parameter]) -> Sequence[nn.Parameter]:
-        """The parameters with that part of their gradients that this process holds."""
-        return parameters
-
-    def warm_up(self, discarded_pass: Callable[[], None]) -> None:
-        """Before a step: whatever must have happened once before gradients count."""
-
-    def alone(self) -> AbstractContextManager[None]:
-        """Surrounds passes of this process that no other takes part in."""
-        return nullcontext()
-
-    def rewrap(self) -> None:
-        """Some parameters begin to learn."""
-
-    def share_buffers(self) -> None:
-        """Have every process hold the same buffers, before they are used or saved."""
-
-    def reshard(self) -> None:
-        """After passes without a backward one: let go of what was put together for them."""
-
-    def whole(self, tensor: Tensor) -> Tensor:
-        """A parameter, or what is shaped like one, all of it; every process asks for it at the same time."""
-        return tensor
-
-    def part(self, tensor: Tensor) -> Tensor | Part:
-        """What this process writes of it into a checkpoint."""
-        return tensor
-
-    def place(self, tensor: Tensor, like: Tensor) -> Tensor:
-        """The reverse: what this process keeps of it, where `like` is kept."""
-        return tensor
-
-    def describe(self) -> str:
-        """One line for the start of a run."""
-        return "one process"
-
-
-class DataParallelStrategy(SingleStrategy):
-    """One process, several devices: each gets a part of every micro-batch, the first one also gathers."""
-
-    name = "dp"
-
-    def __init__(self, model: nn.Module, devices: list[int]) -> None:
-        super().__init__(model, nn.DataParallel(model, devices) if devices else model)
-        self._devices = devices
-
-    def describe(self) -> str:
-        """One line for the start of a run."""
-        where = f"devices {', '.join(map(str, self._devices))}" if self._devices else "no devices, so as one process"
-        return f"dp: one process on {where}; weights and outputs pass through the first device; ddp is faster"
 
 
 class DDPStrategy(SingleStrategy):
@@ -140,7 +52,7 @@ class DDPStrategy(SingleStrategy):
         }
         # The sum of two numbers has no order: what buckets they travel in shows with a third process only.
         # A static graph is learned from a pass that exchanges gradients, and the first of a step may not.
-        self._settles = static_graph or (is_exact and world.size > 2)
+        self._needs_warm_up = static_graph or (is_exact and world.size > 2)
         self._buffers = [buffer for module in model.modules() for buffer in module.buffers(recurse=False)]
         self._read_in_training = [
             buffer
@@ -158,7 +70,7 @@ class DDPStrategy(SingleStrategy):
             self.model, device, forward_sync_buffers=False, gradient_as_bucket_view=True, **self._options
         )
         _compress(self.network, self._compression)
-        self._is_settled = not self._settles
+        self._is_warm = not self._needs_warm_up
         self._known = parameter_ids(self.model)
 
     @contextmanager
@@ -186,14 +98,14 @@ class DDPStrategy(SingleStrategy):
 
     def warm_up(self, discarded_pass: Callable[[], None]) -> None:
         """The reducer arranges its buckets anew after the first pass, which changes the order of sums: do it now."""
-        if self._is_settled:
+        if self._is_warm:
             return
         with self.unchanged():
-            for _ in range(_SETTLING_PASSES):
+            for _ in range(_WARM_UP_PASSES):
                 discarded_pass()
         for parameter in self.model.parameters():
             parameter.grad = None
-        self._is_settled = True
+        self._is_warm = True
 
     def share_buffers(self) -> None:
         """BatchNorm's running statistics are those of the first process, as everywhere in torch."""
@@ -213,18 +125,34 @@ class DDPStrategy(SingleStrategy):
                     buffer.copy_(value.view_as(buffer))
 
 
-def parameter_ids(model: nn.Module) -> list[int]:
-    """What tells whether a model still has the parameters that it had."""
-    return [id(parameter) for module in model.modules() for parameter in module._parameters.values()]
+@register.strategy("auto")
+def auto(model: nn.Module, world: World, is_exact: bool) -> SingleStrategy:
+    """`ddp` with several processes, else `single`."""
+    return ddp(model, world, is_exact)
 
 
-def refuse_changed_parameters(found: object, known: object) -> None:
-    """Raise TrainingError unless what describes a model's parameters is the same as when the run began."""
-    if found != known:
-        raise TrainingError(
-            "the model's parameters are not those that it had when the run began: parameters that are added, removed or"
-            " replaced during training would not be exchanged among processes; make all of them when the model is built"
-        )
+@register.strategy("ddp")
+def ddp(
+    model: nn.Module,
+    world: World,
+    is_exact: bool,
+    static_graph: Annotated[
+        bool,
+        Field(description="Promises that every pass uses the same parameters in the same way, which saves some work."),
+    ] = False,
+    find_unused: Annotated[
+        bool,
+        Field(description="Looks for parameters that a pass does not use; needed where there are any, and costly."),
+    ] = False,
+    bucket_mb: Annotated[Positive, Field(description="How much is reduced at a time.")] = 25.0,
+    compression: Annotated[
+        Compression, Field(description="The form in which gradients travel; anything but none loses digits.")
+    ] = "none",
+) -> SingleStrategy:
+    """A replica in every process; a process alone has nobody to exchange anything with."""
+    if world.size == 1:
+        return SingleStrategy(model)
+    return DDPStrategy(model, world, is_exact, static_graph, find_unused, bucket_mb, compression)
 
 
 def _by_type(tensors: list[Tensor]) -> list[list[Tensor]]:

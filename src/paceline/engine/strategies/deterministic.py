@@ -16,7 +16,7 @@ from paceline.core.world import World
 from paceline.data.loader import MicroBatch, StepBatch
 from paceline.data.sampler import rank_range
 from paceline.engine.stateful import FirstState
-from paceline.engine.strategies.ddp import SingleStrategy, parameter_ids, refuse_changed_parameters
+from paceline.engine.strategies.single import SingleStrategy, parameter_ids, refuse_changed_parameters
 from paceline.models.module_types import with_strides_of
 
 Node = tuple[int, int]
@@ -26,7 +26,7 @@ Node = tuple[int, int]
 class DeterministicStrategy(SingleStrategy):
     """Every process holds the whole model. Where the tree of sums is cut among processes does not change any sum."""
 
-    name = "ordered"
+    name = "deterministic"
 
     def __init__(self, model: nn.Module, world: World) -> None:
         super().__init__(model)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import NamedTuple, cast
+from typing import Annotated, Literal, NamedTuple, cast
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch._C._distributed_c10d import HashStore
@@ -18,11 +19,22 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.nn.modules.batchnorm import _NormBase
 
 from paceline.checkpoint.shards import Part
+from paceline.core.registry import register
 from paceline.core.text import pluralize
 from paceline.core.world import World
 from paceline.data.loader import MicroBatch, Passes, StepBatch
+from paceline.engine.activation_checkpointing.blocks import find_blocks
 from paceline.engine.stateful import share_state
-from paceline.engine.strategies.ddp import SingleStrategy, refuse_changed_parameters
+from paceline.engine.strategies.single import SingleStrategy, refuse_changed_parameters
+
+Patterns = Annotated[
+    Sequence[str],
+    Field(description="Patterns of the modules that are gathered one at a time; empty: found from the structure."),
+]
+_Type = Literal["fp32", "bf16", "fp16"]
+ParameterType = Annotated[_Type, Field(description="The type in which parameters travel and blocks compute.")]
+GradientType = Annotated[_Type, Field(description="The type in which gradients travel.")]
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class _Part(NamedTuple):
@@ -133,6 +145,46 @@ class FSDPStrategy(SingleStrategy):
         if self._world.size == 1:
             return f"{self.name}: {parts}; note: one process saves no memory by it"
         return f"{self.name}: {self._world.size} processes, {parts}"
+
+
+@register.strategy("fsdp")
+def fsdp(
+    model: nn.Module,
+    world: World,
+    match: Patterns = (),
+    parameters: ParameterType = "fp32",
+    gradients: GradientType = "fp32",
+) -> SingleStrategy:
+    """Everything in parts, put together block by block."""
+    return _sharded(model, world, match, parameters, gradients, keeps_parameters=False)
+
+
+@register.strategy("zero")
+def zero(
+    model: nn.Module,
+    world: World,
+    match: Patterns = (),
+    parameters: ParameterType = "fp32",
+    gradients: GradientType = "fp32",
+) -> SingleStrategy:
+    """Gradients and optimizer state in parts; parameters are put together once a step."""
+    return _sharded(model, world, match, parameters, gradients, keeps_parameters=True)
+
+
+def _sharded(
+    model: nn.Module, world: World, match: Sequence[str], parameters: str, gradients: str, keeps_parameters: bool
+) -> SingleStrategy:
+    return FSDPStrategy(model, world, _blocks(model, match), _DTYPES[parameters], _DTYPES[gradients], keeps_parameters)
+
+
+def _blocks(model: nn.Module, match: Sequence[str]) -> list[list[nn.Module]]:
+    """What is put together at a time; a model without blocks is put together as a whole."""
+    try:
+        return [block.modules() for block in find_blocks(model, match)]
+    except ValueError:
+        if match:
+            raise
+        return []
 
 
 def _tracking_norms(model: nn.Module) -> list[nn.Module]:

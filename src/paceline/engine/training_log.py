@@ -1,0 +1,78 @@
+"""What training logs: losses and learning rates of steps, metrics of evaluations."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from paceline.data.loader import StepBatch
+from paceline.engine.evaluate import Evaluation
+from paceline.engine.loss_accumulator import read
+from paceline.engine.run import Run, StepResult
+from paceline.engine.visualizer import visualize_evaluation
+from paceline.loggers.events import Evaluated, Logged, Note, Snapshot
+
+_MOST_UNREAD = 500  # steps whose losses may wait on the device
+
+
+def add_result(run: Run, step_batch: StepBatch, result: StepResult) -> None:
+    """Take note of a step without reading any tensor."""
+    run.unread_results.append(result)
+    if len(run.unread_results) >= _MOST_UNREAD:
+        read_results(run)
+    if change := run.lr_changes(result.lr):
+        run.logger.emit(Note("learning rate {:g} → {:g} at step {}".format(*change, step_batch.step), "detail"))
+    progress = run.progress
+    run.logger.tick(Snapshot(progress.step, progress.total_steps, progress.epoch, run.timer.data_share))
+
+
+def read_results(run: Run) -> None:
+    """Read the losses and norms of the last steps from the device, all at once."""
+    results, run.unread_results = run.unread_results, []
+    losses = read([result.accumulator for result in results], run.world)
+    for metrics, result in zip(losses, results, strict=True):
+        run.state.meters.add({**metrics, "grad_norm": result.grad_norm, "lr": result.lr})
+
+
+def log_training(run: Run) -> None:
+    """Log the metrics of training."""
+    for loader in (run.train_loader, *(each.loader for each in run.evaluations.values())):
+        if loader.skips is not None:
+            loader.skips.hear()
+    read_results(run)
+    smoothed = run.state.meters.summaries()
+    metrics = {name: summary["latest"] for name, summary in smoothed.items()} | run.precision.metrics()
+    clock = run.timer.metrics(run.world, run.progress)
+    run.logger.emit(Logged(run.progress.step, run.progress.epoch, metrics, smoothed, clock))
+
+
+def log_evaluation(run: Run, evaluation: Evaluation) -> None:
+    """Log an evaluation's metrics and write its images."""
+    if evaluation.split == "val" and "val" not in run.state.metrics:
+        _check_best(run, evaluation.metrics)
+    if evaluation.problem:
+        run.logger.emit(Note(f"{evaluation.problem}; training goes on", "warning"))
+    run.state.metrics[evaluation.split] = evaluation.metrics
+    confusion = evaluation.tables.get("confusion")
+    run.logger.emit(
+        Evaluated(
+            run.progress.step,
+            run.progress.epoch,
+            evaluation.split,
+            evaluation.metrics,
+            evaluation.num_samples,
+            evaluation.num_skipped,
+            clock={"seconds": evaluation.seconds, "time": time.time()},
+            confusion=None if confusion is None else confusion.tolist(),
+        )
+    )
+    visualize_evaluation(run, evaluation)
+
+
+def _check_best(run: Run, metrics: Mapping[str, float]) -> None:
+    best = run.store.best
+    if best is not None and best not in metrics:
+        known = ", ".join(metrics)
+        run.logger.emit(
+            Note(f"checkpoint.best: no metric is called {best!r}, so none is kept; there are {known}", "warning")
+        )
