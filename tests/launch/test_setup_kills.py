@@ -15,7 +15,7 @@ from waiting import TIMEOUT
 
 from paceline.core.errors import RecipeError
 from paceline.core.world import World
-from paceline.models.forward import ask
+from paceline.models.forward import call_model
 from paceline.recipe.build_context import BuildContext
 from paceline.recipe.load import load
 from paceline.recipe.validate import validate
@@ -105,5 +105,5 @@ def test_only_what_is_no_error_of_communication_is_the_recipes(error: Exception,
         raise error
     assert type(raised.value) is seen_as
     with pytest.raises(seen_as) as raised:
-        ask(Failing(), torch.zeros(1, 3, 4, 4))
+        call_model(Failing(), torch.zeros(1, 3, 4, 4))
     assert type(raised.value) is seen_as

@@ -90,7 +90,7 @@ def test_unweighted_denominators_are_plain_numbers() -> None:
     slices=st.sets(st.integers(1, 8)),
     loss=st.sampled_from([CrossEntropy(0.1), CrossEntropy(class_weights=WEIGHTS), BinaryCrossEntropy(0.1, WEIGHTS)]),
 )
-def test_the_gradient_of_an_update_does_not_depend_on_its_cuts(slices: set[int], loss: Loss) -> None:
+def test_the_gradient_of_a_step_does_not_depend_on_its_micro_batches(slices: set[int], loss: Loss) -> None:
     labels, weight = some_labels(), some_logits(4, seed=5).double().requires_grad_()
     inputs = some_logits().double()
     edges = [0, *sorted(slices), 9]
@@ -119,7 +119,7 @@ def test_an_empty_batch_adds_nothing() -> None:
 def test_bce_of_several_labels_is_torchs_mean(dtype: torch.dtype, weights: list[float] | None) -> None:
     logits, targets = some_logits(), (some_targets() > 0.25)
     batch = batch_of(targets.to(dtype))
-    loss = BinaryCrossEntropy(positive_weights=weights)
+    loss = BinaryCrossEntropy(pos_weight=weights)
     expected = F.binary_cross_entropy_with_logits(
         logits, targets.float(), pos_weight=None if weights is None else torch.tensor(weights)
     )
@@ -163,26 +163,26 @@ def test_half_precision_outputs_are_summed_in_full(loss: Loss) -> None:
     ("loss", "argument"),
     [
         (CrossEntropy(class_weights=[1.0, 2.0, 3.0]), "class_weights"),
-        (BinaryCrossEntropy(positive_weights=[1.0, 2.0, 3.0]), "positive_weights"),
+        (BinaryCrossEntropy(pos_weight=[1.0, 2.0, 3.0]), "pos_weight"),
     ],
 )
 def test_weights_that_do_not_fit_the_model_are_refused(loss: Loss, argument: str) -> None:
-    with pytest.raises(RecipeError, match=rf"{argument}: got 3 numbers, but the model tells 4 classes"):
+    with pytest.raises(RecipeError, match=rf"{argument}: got 3 numbers.*4 classes"):
         loss(some_logits(), batch_of(torch.zeros(9, dtype=torch.int64)))
 
 
 def test_weights_that_do_not_fit_the_labels_are_refused_when_counting() -> None:
-    with pytest.raises(RecipeError, match="got 2 numbers, but there is a sample of class 3"):
+    with pytest.raises(RecipeError, match=r"class_weights: got 2 numbers.* class 3"):
         CrossEntropy(class_weights=[1.0, 2.0]).count(batch_of(torch.tensor([0, 3, 1])))
 
 
 def test_labels_that_do_not_fit_are_refused() -> None:
     several = torch.ones(9, 4, dtype=torch.uint8)
-    with pytest.raises(DataError, match=r"one label per sample, got labels of shape \[9, 4\].*bce"):
+    with pytest.raises(DataError, match=r"\[9, 4\].*bce"):
         CrossEntropy()(some_logits(), batch_of(several))
-    with pytest.raises(DataError, match=r"shape \[9, 3\] do not fit outputs of shape \[9, 4\]"):
+    with pytest.raises(DataError, match=r"\[9, 3\].*\[9, 4\]"):
         CrossEntropy()(some_logits(), batch_of(some_targets(num_classes=3)))
-    with pytest.raises(DataError, match=r"shape \[9, 3\] do not fit outputs of shape \[9, 4\]"):
+    with pytest.raises(DataError, match=r"\[9, 3\].*\[9, 4\]"):
         BinaryCrossEntropy()(some_logits(), batch_of(several[:, :3]))
 
 

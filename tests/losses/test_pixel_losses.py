@@ -28,7 +28,7 @@ IGNORED = 255
 OF_CLASSES: dict[str, Callable[[], Loss]] = {
     "pixel_cross_entropy": lambda: PixelCrossEntropy(CLASSES, label_smoothing=0.1),
     "pixel_cross_entropy weighted": lambda: PixelCrossEntropy(CLASSES, class_weights=WEIGHTS),
-    "ohem": lambda: OhemCrossEntropy(CLASSES, threshold=0.2, least_share=0.3),
+    "ohem": lambda: OhemCrossEntropy(CLASSES, threshold=0.2, min_kept=0.3),
     "ohem weighted": lambda: OhemCrossEntropy(CLASSES, class_weights=WEIGHTS),
     "ohem per image": lambda: OhemCrossEntropy(CLASSES, per_image=True),
     "dice": lambda: dice_loss(CLASSES),
@@ -36,7 +36,7 @@ OF_CLASSES: dict[str, Callable[[], Loss]] = {
     "iou weighted": lambda: iou_loss(CLASSES, class_weights=WEIGHTS),
     "iou per image": lambda: iou_loss(CLASSES, per_image=True),
 }
-OF_GREY: dict[str, Callable[[], Loss]] = {
+OF_GRAY: dict[str, Callable[[], Loss]] = {
     "pixel_bce": PixelBinaryCrossEntropy,
     "cel": consistency_enhanced_loss,
     "cel per image": lambda: consistency_enhanced_loss(per_image=True),
@@ -44,7 +44,7 @@ OF_GREY: dict[str, Callable[[], Loss]] = {
     "binary dice per image": lambda: dice_loss(1, per_image=True),
     "binary iou": lambda: iou_loss(1),
 }
-ALL = OF_CLASSES | OF_GREY
+ALL = OF_CLASSES | OF_GRAY
 
 
 def source(seed: int) -> torch.Generator:
@@ -62,7 +62,7 @@ def some_masks(num_samples: int = 6, height: int = 5, width: int = 7) -> Tensor:
     return masks.masked_fill(ignored, IGNORED).to(torch.uint8)
 
 
-def some_grey(num_samples: int = 6, height: int = 5, width: int = 7) -> Tensor:
+def some_gray(num_samples: int = 6, height: int = 5, width: int = 7) -> Tensor:
     gray = torch.rand(num_samples, height, width, generator=source(3))
     return (gray * 400 - 70).clamp(0, 255).to(torch.uint8)  # many black and white ones, some between
 
@@ -73,8 +73,8 @@ def batch_of(masks: Tensor) -> Batch:
 
 def case(name: str) -> tuple[Loss, Tensor, Tensor]:
     """A loss with logits and masks for it."""
-    if name in OF_GREY:
-        return OF_GREY[name](), some_logits(num_classes=1), some_grey()
+    if name in OF_GRAY:
+        return OF_GRAY[name](), some_logits(num_classes=1), some_gray()
     return OF_CLASSES[name](), some_logits(), some_masks()
 
 
@@ -165,35 +165,35 @@ def test_a_step_that_resizes_does_not_change_what_the_sum_is_divided_by() -> Non
 # Hard pixels
 
 
-def hard_by_hand(losses: Tensor, masks: Tensor, threshold: float, least_share: float) -> Tensor:
+def hard_by_hand(losses: Tensor, masks: Tensor, threshold: float, min_kept: float) -> Tensor:
     hard = torch.zeros(masks.shape, dtype=torch.bool)
     for image in range(len(masks)):
         pixels = [(y, x) for y, x in (masks[image] != IGNORED).nonzero().tolist()]
         pixels.sort(key=lambda place: -float(losses[image][place]))
-        least = math.ceil(least_share * len(pixels))
+        least = math.ceil(min_kept * len(pixels))
         for rank, place in enumerate(pixels):
             hard[image][place] = rank < least or math.exp(-float(losses[image][place])) < threshold
     return hard
 
 
 @pytest.mark.parametrize("threshold", [0.02, 0.3, 0.7, 1.0])
-@pytest.mark.parametrize("least_share", [0.0, 0.25, 1.0])
-def test_hard_pixels_are_those_chosen_one_by_one(threshold: float, least_share: float) -> None:
+@pytest.mark.parametrize("min_kept", [0.0, 0.25, 1.0])
+def test_hard_pixels_are_those_chosen_one_by_one(threshold: float, min_kept: float) -> None:
     logits, masks = some_logits().double(), some_masks()
     losses = F.cross_entropy(logits, masks.long(), reduction="none", ignore_index=IGNORED)
-    hard = hard_by_hand(losses, masks, threshold, least_share)
+    hard = hard_by_hand(losses, masks, threshold, min_kept)
     weights = torch.tensor(WEIGHTS).double()[masks.long().clamp(max=3)] * hard
-    term = OhemCrossEntropy(CLASSES, IGNORED, None, threshold, least_share)(logits, batch_of(masks))
+    term = OhemCrossEntropy(CLASSES, IGNORED, None, threshold, min_kept)(logits, batch_of(masks))
     assert float(term.denominator) == int(hard.sum())
     assert float(term.numerator) == pytest.approx(float((losses * hard).sum()), rel=1e-12)
-    term = OhemCrossEntropy(CLASSES, IGNORED, WEIGHTS, threshold, least_share)(logits, batch_of(masks))
+    term = OhemCrossEntropy(CLASSES, IGNORED, WEIGHTS, threshold, min_kept)(logits, batch_of(masks))
     assert float(term.denominator) == pytest.approx(float(weights.sum()), rel=1e-12)
     assert float(term.numerator) == pytest.approx(float((losses * weights).sum()), rel=1e-12)
 
 
 def test_all_pixels_are_hard_if_asked_for() -> None:
     logits, masks = some_logits().double(), some_masks()
-    everything = OhemCrossEntropy(CLASSES, least_share=1.0)(logits, batch_of(masks))
+    everything = OhemCrossEntropy(CLASSES, min_kept=1.0)(logits, batch_of(masks))
     assert ratio(everything) == pytest.approx(ratio(PixelCrossEntropy(CLASSES)(logits, batch_of(masks))), rel=1e-6)
 
 
@@ -208,11 +208,11 @@ def test_hard_pixels_of_images_can_be_averaged_by_themselves() -> None:
     assert whole.count(batch_of(masks)) is None
 
 
-@pytest.mark.parametrize("least_share", [0.0, 0.5])
-def test_a_loss_that_is_not_a_number_does_not_hide(least_share: float) -> None:
+@pytest.mark.parametrize("min_kept", [0.0, 0.5])
+def test_a_loss_that_is_not_a_number_does_not_hide(min_kept: float) -> None:
     logits = some_logits()
     logits[2, :, 0, 0] = math.nan
-    term = OhemCrossEntropy(CLASSES, None, least_share=least_share)(logits, batch_of(some_masks() % CLASSES))
+    term = OhemCrossEntropy(CLASSES, None, min_kept=min_kept)(logits, batch_of(some_masks() % CLASSES))
     assert math.isnan(float(term.numerator))
 
 
@@ -221,7 +221,7 @@ def test_a_loss_that_is_not_a_number_does_not_hide(least_share: float) -> None:
 
 @pytest.mark.parametrize("with_channel", [True, False])
 def test_pixel_bce_is_torchs_mean(with_channel: bool) -> None:
-    logits, masks = some_logits(num_classes=1).double(), some_grey()
+    logits, masks = some_logits(num_classes=1).double(), some_gray()
     outputs = logits if with_channel else logits.squeeze(1)
     loss = PixelBinaryCrossEntropy()
     expected = F.binary_cross_entropy_with_logits(logits.squeeze(1), masks.double() / 255)
@@ -247,7 +247,7 @@ def test_overlaps_by_hand() -> None:
 
 
 def test_sums_over_the_batch_are_not_means_of_images() -> None:
-    logits, masks = some_logits(num_classes=1).double(), some_grey()
+    logits, masks = some_logits(num_classes=1).double(), some_gray()
     p, g = logits.squeeze(1).sigmoid(), masks.double() / 255
     wrong, whole = (p - p * g + g - p * g).sum((1, 2)), (p + g).sum((1, 2))
     together = ratio(consistency_enhanced_loss()(logits, batch_of(masks)))
@@ -309,7 +309,7 @@ def test_a_class_that_an_image_lacks_does_not_count_there() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(slices=st.sets(st.integers(1, 5)), name=st.sampled_from(sorted(ALL)))
-def test_the_gradient_of_an_update_does_not_depend_on_its_cuts(slices: set[int], name: str) -> None:
+def test_the_gradient_of_a_step_does_not_depend_on_its_micro_batches(slices: set[int], name: str) -> None:
     loss, inputs, masks = case(name)
     inputs = inputs.double()
     scale = torch.linspace(0.5, 2.0, 35, dtype=torch.float64).view(5, 7).requires_grad_()
@@ -392,11 +392,11 @@ def test_training_can_follow_an_evaluation(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_outputs_of_another_size_are_refused(name: str) -> None:
     loss, logits, masks = case(name)
-    with pytest.raises(DataError, match=r"6 outputs of 7×4 pixels do not fit 6 masks of 7×5 pixels.*resize outputs"):
+    with pytest.raises(DataError, match=r"6 outputs of 7×4 .* 6 masks of 7×5"):
         loss(logits[:, :, :4], batch_of(masks))
-    with pytest.raises(DataError, match="these samples have none"):
+    with pytest.raises(DataError, match="masks"):
         loss(logits, Batch(id=torch.arange(6)))
-    with pytest.raises(DataError, match=r"outputs of shape \[6, 2, 5, 7\]"):
+    with pytest.raises(DataError, match=r"\[6, 2, 5, 7\]"):
         loss(logits[:, :1].expand(-1, 2, -1, -1), batch_of(masks))
 
 
@@ -404,22 +404,22 @@ def test_outputs_of_another_size_are_refused(name: str) -> None:
 def test_ids_of_no_class_are_named_before_the_forward_pass(name: str) -> None:
     loss, _, masks = case(name)
     masks[3, 1, 1] = 9
-    with pytest.raises(DataError, match=r"the mask of sample 13 holds the id 9; expected 0 to 3, or 255, ignore_index"):
+    with pytest.raises(DataError, match=r"sample 13 .* id 9; expected 0 to 3, or 255"):
         loss.count(batch_of(masks))
 
 
 @pytest.mark.parametrize("loss", [PixelCrossEntropy(CLASSES, None), OhemCrossEntropy(CLASSES, None)])
 def test_ids_of_no_class_are_refused_in_an_evaluation(loss: Loss) -> None:
-    with pytest.raises(DataError, match=r"an id that is none of a class.*expected 0 to 3, set ignore_index"):
+    with pytest.raises(DataError, match=r"expected 0 to 3, .*ignore_index"):
         loss(some_logits(), batch_of(some_masks()))
 
 
 def test_weights_that_do_not_fit_are_refused() -> None:
     loss = PixelCrossEntropy(CLASSES, class_weights=[1.0, 2.0])
-    with pytest.raises(RecipeError, match="class_weights: got 2 numbers, but the data have 4 classes"):
+    with pytest.raises(RecipeError, match=r"class_weights: got 2 numbers.*4 classes"):
         loss.count(batch_of(some_masks()))
     for each in (loss, dice_loss(CLASSES, class_weights=[1.0, 2.0])):
-        with pytest.raises(RecipeError, match="class_weights: got 2 numbers, but the model tells 4 classes"):
+        with pytest.raises(RecipeError, match=r"class_weights: got 2 numbers.*4 classes"):
             each(some_logits(), batch_of(some_masks()))
 
 

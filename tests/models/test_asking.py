@@ -8,7 +8,7 @@ from torch import nn
 
 from paceline.core.errors import RecipeError
 from paceline.models.decoders import fpn, unet
-from paceline.models.forward import ask
+from paceline.models.forward import call_model
 from paceline.models.zoo import build_timm
 
 SMALL = {"depth": 4, "embed_dim": 24, "num_heads": 2}
@@ -16,7 +16,7 @@ SMALL = {"depth": 4, "embed_dim": 24, "num_heads": 2}
 
 def told(model: nn.Module, *shape: int) -> str:
     with pytest.raises(RecipeError) as caught:
-        ask(model.eval(), torch.zeros(*shape))
+        call_model(model.eval(), torch.zeros(*shape))
     return str(caught.value)
 
 
@@ -27,7 +27,10 @@ def test_a_backbone_made_for_one_size_can_be_made_for_another(make: type) -> Non
     assert message.startswith("model: cannot take 1 image of 64×64 pixels: Input height (64) doesn't match model (224)")
     assert "; make it for this size, model.backbone_args: {img_size: 64}, change the size" in message
     assert (
-        ask(make(2, backbone=vit, backbone_args={**SMALL, "img_size": 64}).eval(), torch.zeros(1, 3, 64, 64)).ndim == 4
+        call_model(
+            make(2, backbone=vit, backbone_args={**SMALL, "img_size": 64}).eval(), torch.zeros(1, 3, 64, 64)
+        ).ndim
+        == 4
     )
     message = told(make(2, backbone=vit, backbone_args=SMALL), 2, 3, 64, 96)
     assert message.startswith("model: cannot take 2 images of 96×64 pixels")
@@ -51,4 +54,4 @@ def test_what_is_not_about_shapes_is_left_as_it_is() -> None:
             raise RuntimeError("a neighbor has gone")
 
     with pytest.raises(RuntimeError, match="a neighbor has gone"):
-        ask(Failing(), torch.zeros(1, 3, 8, 8))
+        call_model(Failing(), torch.zeros(1, 3, 8, 8))

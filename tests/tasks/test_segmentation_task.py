@@ -22,7 +22,7 @@ from paceline.losses.loss_term import Loss
 from paceline.losses.pixel import PixelCrossEntropy
 from paceline.losses.region import dice_loss
 from paceline.metrics.metric import MetricValues, merge_states
-from paceline.tasks.pixel_prediction import PixelPrediction, Views, starts
+from paceline.tasks.pixel_prediction import TTA, PixelPrediction, window_starts
 from paceline.tasks.segmentation import Segmentation
 
 CLASSES = ["background", "disc", "square"]
@@ -104,11 +104,11 @@ def test_an_auxiliary_head_has_losses_of_its_own() -> None:
 
 
 def test_a_missing_head_and_a_wrong_number_of_classes_are_told() -> None:
-    with pytest.raises(RecipeError, match=r"task\.aux_weight: the model has no auxiliary head"):
+    with pytest.raises(RecipeError, match=r"task\.aux_weight"):
         task(aux_weight=0.4).losses(Net(), batch())
-    with pytest.raises(RecipeError, match="gives 5 maps for an image, the data have 3"):
+    with pytest.raises(RecipeError, match=r"5 maps.* 3 classes"):
         task().losses(nn.Conv2d(3, 5, 1), batch())
-    with pytest.raises(RecipeError, match=r"outputs of shape \[4, 7\], expected logits for each pixel"):
+    with pytest.raises(RecipeError, match=r"model: .*\[4, 7\]"):
         task().losses(nn.Sequential(nn.Flatten(), nn.Linear(3 * 12 * 16, 7)), batch())
 
 
@@ -159,15 +159,15 @@ def _break(module: nn.Module) -> None:
 
 def test_one_view_is_the_models_own_answer() -> None:
     images = batch()["image"]
-    assert torch.equal(Views()(PerPixel(), images), PerPixel()(images))
+    assert torch.equal(TTA()(PerPixel(), images), PerPixel()(images))
 
 
 def test_mirrored_views_are_averaged_as_probabilities() -> None:
     net, images = Net().requires_grad_(False), batch()["image"]
     plain, turned = net(images).softmax(1), net(images.flip(-1)).flip(-1).softmax(1)
-    found = Views(flip=True)(net, images).softmax(1)
+    found = TTA(flip=True)(net, images).softmax(1)
     assert torch.allclose(found, (plain + turned) / 2, atol=1e-6)
-    assert torch.allclose(Views(flip=True)(net, images.flip(-1)).flip(-1).softmax(1), found, atol=1e-6)
+    assert torch.allclose(TTA(flip=True)(net, images.flip(-1)).flip(-1).softmax(1), found, atol=1e-6)
 
 
 def test_views_at_several_sizes_are_brought_back_and_averaged() -> None:
@@ -179,7 +179,7 @@ def test_views_at_several_sizes_are_brought_back_and_averaged() -> None:
         logits: Tensor = net(view)
         return logits
 
-    found = Views(scales=(0.5, 1.0, 1.5))(ask, images)
+    found = TTA(scales=(0.5, 1.0, 1.5))(ask, images)
     assert asked == [(6, 8), (12, 16), (18, 24)]
     expected = torch.zeros_like(found)
     for size in asked:
@@ -191,7 +191,7 @@ def test_views_at_several_sizes_are_brought_back_and_averaged() -> None:
 @given(st.integers(1, 40), st.integers(1, 40), st.data())
 def test_windows_cover_a_side_without_gaps(length: int, window: int, data: st.DataObject) -> None:
     window = min(window, length)
-    places = starts(length, window, data.draw(st.integers(1, window)))
+    places = window_starts(length, window, data.draw(st.integers(1, window)))
     covered = {pixel for place in places for pixel in range(place, place + window)}
     assert covered == set(range(length))
     assert len(set(places)) == len(places)
@@ -203,20 +203,20 @@ def test_windows_cover_a_side_without_gaps(length: int, window: int, data: st.Da
 def test_windows_put_together_are_the_whole(window: Sequence[int], stride: Sequence[int] | None) -> None:
     """What a pixel is called here depends on no other, so windows must not be seen in the result."""
     images = batch()["image"]
-    found = Views(window=window, stride=stride)(PerPixel(), images)
+    found = TTA(window=window, stride=stride)(PerPixel(), images)
     assert torch.allclose(found, PerPixel()(images), atol=1e-6)
 
 
 def test_overlapping_windows_are_averaged() -> None:
     answers = iter([torch.zeros(1, 2, 4, 4), torch.ones(1, 2, 4, 4)])
-    found = Views(window=(4, 4), stride=(4, 2))(lambda view: next(answers), torch.zeros(1, 3, 4, 6))
+    found = TTA(window=(4, 4), stride=(4, 2))(lambda view: next(answers), torch.zeros(1, 3, 4, 6))
     assert found[0, 0, 0].tolist() == [0, 0, 0.5, 0.5, 1, 1]
 
 
 def test_a_task_looks_as_it_is_told() -> None:
     samples, net = batch(), Net().requires_grad_(False)
     chosen = task(flip=True, scales=[1.0, 1.25], window=8, stride=[6, 4])
-    expected = Views(True, (1.0, 1.25), (8, 8), (6, 4))(net, samples["image"])
+    expected = TTA(True, (1.0, 1.25), (8, 8), (6, 4))(net, samples["image"])
     assert torch.equal(chosen.predict(net, samples).logits, expected)
 
 
@@ -262,5 +262,5 @@ def test_strides_need_windows_at_least_as_large() -> None:
     arguments(window=[8, 9], stride=8)
     with pytest.raises(ValidationError, match="stride needs window"):
         arguments(stride=4)
-    with pytest.raises(ArgumentError, match=r"stride: .*\[4, 4\].*\[4, 5\] apart leave gaps"):
+    with pytest.raises(ArgumentError, match=r"stride: .*\[4, 5\].*\[4, 4\]"):
         Segmentation({}, {}, ["a", "b"], window=4, stride=[4, 5])

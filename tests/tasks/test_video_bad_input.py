@@ -193,8 +193,7 @@ def test_several_labels_need_a_loss_of_several(spoiled: Spoiled, task: Any) -> N
     spoiled.recipe["task"] = task
     told = spoiled.tell("check")
     assert told.code == 3
-    assert "cross_entropy takes one label per sample, and the targets of sample" in told.last
-    assert "add up to 2; for several labels use the loss bce, and multi_label: true of the task" in told.last
+    assert [part for part in ("cross_entropy", " sum to 2", "bce", "multi_label") if part not in told.last] == []
 
 
 def test_several_labels_without_a_separator_are_named(spoiled: Spoiled) -> None:

@@ -214,8 +214,8 @@ class PredictsClasses(Protocol):
 
     classes: list[str]
 
-    def answers(self) -> Metric:
-        """What collects them: metrics are the tensors "sample", "file", "truth", "predicted" and "probabilities".
+    def prediction_metric(self) -> Metric:
+        """The metric that collects them: values "sample", "file", "truth", "predicted" and "probabilities".
 
         "sample" [N] is the number that a row is called by, "file" [N] that of the sample whose file it is; "truth" and
         "predicted" are bool [N, C]; "probabilities" are [N, C], or [N, 1] of what is predicted.
@@ -230,12 +230,12 @@ class PredictionTable:
         self.path = path
         self._dataset = dataset
         self._classes = task.classes
-        self._answers = task.answers()
+        self._metric = task.prediction_metric()
 
     @property
     def metrics(self) -> Sequence[Metric]:
         """Probabilities come to the first process in the same way as what metrics are made of."""
-        return [self._answers]
+        return [self._metric]
 
     def save(self, batch: Batch, predictions: Any) -> None:
         """Nothing: states have it all."""
@@ -243,7 +243,7 @@ class PredictionTable:
     def finish(self, states: Sequence[State], skipped_ids: Sequence[int]) -> None:
         """Write the file; an earlier one is replaced whole, never seen half-written."""
         # Names of files may be no UTF-8: the table is, so that everything can read it.
-        content = self._text(self._answers.compute(states[0])).encode(errors="backslashreplace")
+        content = self._text(self._metric.compute(states[0])).encode(errors="backslashreplace")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(self.path, content)

@@ -1,4 +1,4 @@
-"""Losses for images with one label or several: batch["label"] against logits [N, C]."""
+"""Classification losses: logits [N, C] against batch["label"], class ids [N] or targets [N, C]."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.core.arguments import NonNegative, PartialShare, Positive
 from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.data.batch import Batch
-from paceline.losses.class_weights import ClassNumbers, full_precision
+from paceline.losses.class_weights import make_class_weights, to_full_precision
 from paceline.losses.loss_term import LossTerm
 
 _ROUNDING = 1e-3
@@ -20,34 +20,36 @@ _ROUNDING = 1e-3
 
 @register.loss("cross_entropy")
 class CrossEntropy:
-    """Softmax cross-entropy with class numbers int64 [N] or with soft targets, float [N, C].
+    """Softmax cross-entropy of class ids [N] or soft targets, float [N, C].
 
-    The fraction is torch's mean: over samples, or with class weights over the weights of the samples' classes. A soft
-    target weighs what its classes weigh, each by its share: as much as the class itself if all of it is of one.
+    It is the mean over samples, or with class weights the weighted mean, as in torch. A soft target
+    has the mean weight of its classes, so a one-hot target weighs as much as its class id (in torch it weighs 1).
     """
 
     def __init__(self, label_smoothing: PartialShare = 0.0, class_weights: Sequence[NonNegative] | None = None) -> None:
         self.label_smoothing = label_smoothing
-        self.weights = None if class_weights is None else ClassNumbers("class_weights", class_weights)
+        self.weights = make_class_weights("class_weights", class_weights)
 
     def count(self, batch: Batch) -> float:
         """The number of samples, or the sum of the weights of their classes."""
         labels = _labels("cross_entropy", batch)
         if labels.ndim == 2:
-            _check_shares(labels, batch)
+            _check_soft_targets(labels, batch)
         if self.weights is None:
             return float(len(labels))
-        return self.weights.total(labels) if labels.ndim == 1 else self.weights.weighted(labels.double().sum(0))
+        if labels.ndim == 1:
+            return self.weights.sum_over_labels(labels)
+        return self.weights.sum_over_counts(labels.double().sum(0))
 
     def __call__(self, outputs: Tensor, batch: Batch) -> LossTerm:
-        """The loss, summed over samples, and what to divide it by."""
-        logits, labels = full_precision(outputs), _labels("cross_entropy", batch)
-        weights = None if self.weights is None else self.weights.beside(logits)
-        soft = labels.ndim == 2
-        if soft:
+        """The loss, summed over samples, and its denominator."""
+        logits, labels = to_full_precision(outputs), _labels("cross_entropy", batch)
+        weights = None if self.weights is None else self.weights.to(logits)
+        is_soft = labels.ndim == 2
+        if is_soft:
             if not labels.is_floating_point():
                 raise DataError(
-                    f"cross_entropy takes one label per sample, got labels of shape {list(labels.shape)}; "
+                    f"cross_entropy expects one label per sample, got labels of shape {list(labels.shape)}; "
                     "use the loss bce for several labels per sample"
                 )
             labels = _dense_targets("cross_entropy", labels, logits)
@@ -56,20 +58,20 @@ class CrossEntropy:
         )
         if weights is None:
             return LossTerm(numerator, float(len(labels)))
-        return LossTerm(numerator, (labels * weights).sum() if soft else weights[labels].sum())
+        return LossTerm(numerator, (labels * weights).sum() if is_soft else weights[labels].sum())
 
 
 @register.loss("bce")
 class BinaryCrossEntropy:
-    """Sigmoid cross-entropy, where each class is a yes or no of its own: the mean over samples and classes.
+    """Sigmoid cross-entropy of each class on its own: the mean over samples and classes.
 
-    Targets are [N, C] (bool, integer or float), or class numbers [N]: yes for that class, no for all others.
-    Label smoothing draws targets [N, C] towards 1/2; class numbers have its share spread over all classes.
+    Targets are [N, C] (bool, integer or float), or class ids [N], which become one-hot. Label smoothing moves targets
+    [N, C] towards 1/2, and spreads that of class ids over all classes.
     """
 
-    def __init__(self, label_smoothing: PartialShare = 0.0, positive_weights: Sequence[Positive] | None = None) -> None:
+    def __init__(self, label_smoothing: PartialShare = 0.0, pos_weight: Sequence[Positive] | None = None) -> None:
         self.label_smoothing = label_smoothing
-        self.weights = None if positive_weights is None else ClassNumbers("positive_weights", positive_weights)
+        self.weights = make_class_weights("pos_weight", pos_weight)
 
     def count(self, batch: Batch) -> float:
         """The number of samples."""
@@ -77,13 +79,12 @@ class BinaryCrossEntropy:
 
     def __call__(self, outputs: Tensor, batch: Batch) -> LossTerm:
         """The loss, averaged over classes and summed over samples, and the number of samples."""
-        logits, labels = full_precision(outputs), _labels("bce", batch)
-        weights = None if self.weights is None else self.weights.beside(logits)
+        logits, labels = to_full_precision(outputs), _labels("bce", batch)
+        weights = None if self.weights is None else self.weights.to(logits)
         total = F.binary_cross_entropy_with_logits(
             logits, self._targets(labels, logits), pos_weight=weights, reduction="sum"
         )
-        # Before the forward pass class numbers do not tell C, so the numerator is divided by it here:
-        # the result is the mean over N * C all the same.
+        # Class ids do not tell C before the forward pass, so the numerator is divided by it here.
         return LossTerm(total / logits.shape[1], float(len(labels)))
 
     def _targets(self, labels: Tensor, logits: Tensor) -> Tensor:
@@ -98,26 +99,26 @@ class BinaryCrossEntropy:
 def _labels(loss: str, batch: Batch) -> Tensor:
     if "label" not in batch:
         advice = f"use data with labels, or pixel_{loss} for masks" if "mask" in batch else "use data with labels"
-        raise DataError(f"{loss} compares outputs with labels, and these samples have none; {advice}")
+        raise DataError(f"{loss} needs labels, and these samples have none; {advice}")
     labels: Tensor = batch["label"]
     return labels
 
 
-def _check_shares(labels: Tensor, batch: Batch) -> None:
-    """Raise DataError if the targets [N, C] of a sample, as it was read, are several labels and not shares of one."""
+def _check_soft_targets(labels: Tensor, batch: Batch) -> None:
+    """Raise DataError if the targets [N, C] of a sample do not sum to 1: they are several labels then."""
     totals = labels.double().sum(1)
     wrong = ((totals - 1).abs() > _ROUNDING).nonzero().flatten().tolist()
     if wrong:
         raise DataError(
-            f"cross_entropy takes one label per sample, and the targets of sample {int(batch.ids[wrong[0]])} add up to"
-            f" {totals[wrong[0]]:g}; for several labels use the loss bce, and multi_label: true of the task"
+            f"cross_entropy expects one label per sample, and the targets of sample {int(batch.ids[wrong[0]])} sum to"
+            f" {totals[wrong[0]]:g}; for several labels use the loss bce and task.multi_label: true"
         )
 
 
 def _dense_targets(loss: str, labels: Tensor, logits: Tensor) -> Tensor:
     if labels.shape != logits.shape:
         raise DataError(
-            f"{loss}: labels of shape {list(labels.shape)} do not fit outputs of shape {list(logits.shape)}; "
+            f"{loss}: labels of shape {list(labels.shape)} do not match outputs of shape {list(logits.shape)}; "
             "samples need one target for each class of the model"
         )
     return labels.to(logits.dtype)

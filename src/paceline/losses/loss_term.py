@@ -1,4 +1,4 @@
-"""The loss contract: a numerator and a denominator, to be divided only once a whole step is known."""
+"""The loss contract: a numerator and a denominator, divided once those of the global batch are known."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from paceline.data.batch import Batch
 
 
 class LossTerm(NamedTuple):
-    """One loss of one micro-batch as a fraction; fractions of several micro-batches add part by part."""
+    """One loss of one micro-batch as a fraction; numerators and denominators of micro-batches add up."""
 
     numerator: Tensor
-    """A 0-d tensor that carries the gradient."""
+    """A 0-d tensor with the gradient."""
     denominator: Tensor | float
-    """A plain number where no tensor has to be read for it, else a 0-d tensor."""
+    """A plain number where that needs no tensor to be read, otherwise a 0-d tensor."""
 
 
 class Loss(Protocol):
-    """Measures how wrong the outputs of a model are for one micro-batch.
+    """The loss of a model's outputs for one micro-batch.
 
-    A loss that remembers something from one micro-batch to the next has `state_dict` and `load_state_dict` too; what
-    they hold is saved with the run. It is shown passes that do not count, evaluation included, but remembers none of
-    them. On one process it remembers every micro-batch, in order; on several, those of the first process, and every
-    process continues with that after each step. With `reproducible: world`, all micro-batches of a step begin with
-    the same state and the first one's is kept, on one process too.
+    A loss with state has `state_dict` and `load_state_dict` too; the state is saved with the run. Passes that do not
+    train, such as evaluation, leave it unchanged. One process updates it with every micro-batch, in order. Several
+    processes keep the state of rank 0, and all continue with it after each step. With `reproducible: world`, all
+    micro-batches of a step start from the same state and that of the first is kept, on one process too.
     """
 
     def count(self, batch: Batch) -> float | None:
@@ -33,5 +32,5 @@ class Loss(Protocol):
         ...
 
     def __call__(self, outputs: Tensor, batch: Batch) -> LossTerm:
-        """The loss of `outputs`, the model's answer to `batch`."""
+        """The loss of the model's outputs for `batch`."""
         ...

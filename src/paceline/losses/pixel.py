@@ -1,4 +1,4 @@
-"""Per-pixel losses: batch["mask"] [N, H, W] against logits of the same size."""
+"""Pixel losses: logits against batch["mask"] [N, H, W] of the same size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.core.text import pluralize
 from paceline.data.batch import Batch
-from paceline.losses.class_weights import ClassNumbers, full_precision
+from paceline.losses.class_weights import ClassWeights, make_class_weights, to_full_precision
 from paceline.losses.loss_term import LossTerm
 
 
@@ -22,7 +22,7 @@ from paceline.losses.loss_term import LossTerm
 class PixelCrossEntropy:
     """Softmax cross-entropy of each pixel: the mean over the pixels whose mask is not `ignore_index`.
 
-    With class weights it is the weighted mean, as torch has it: divided by the weights of the pixels' classes.
+    With class weights it is torch's weighted mean, divided by the weights of the pixels' classes.
     """
 
     def __init__(
@@ -32,41 +32,37 @@ class PixelCrossEntropy:
         class_weights: Sequence[NonNegative] | None = None,
         label_smoothing: PartialShare = 0.0,
     ) -> None:
-        self.num_classes = num_classes
-        self.ignore_index = ignore_index
+        self.targets = MaskTargets("pixel_cross_entropy", num_classes, ignore_index)
         self.label_smoothing = label_smoothing
-        self.weights = None if class_weights is None else ClassNumbers("class_weights", class_weights)
+        self.weights = make_class_weights("class_weights", class_weights)
 
     def count(self, batch: Batch) -> float:
-        """The labeled share of each image, or the mean weight of its pixels, summed over images."""
-        check_ids("pixel_cross_entropy", batch, self.num_classes, self.ignore_index)
-        masks = masks_of("pixel_cross_entropy", batch)
+        """The labeled fraction of each image, or the mean weight of its pixels, summed over images."""
+        masks = self.targets.check(batch)
         if self.weights is not None:
-            return self.weights.weighted(counts_of_classes(masks, self.num_classes, self.ignore_index)) / _area(masks)
-        counting = labeled(masks, self.ignore_index)
-        return float(len(masks)) if counting is None else int(counting.sum()) / _area(masks)
+            return self.weights.sum_over_counts(self.targets.class_counts(masks)) / _area(masks)
+        is_labeled = self.targets.is_labeled(masks)
+        return float(len(masks)) if is_labeled is None else int(is_labeled.sum()) / _area(masks)
 
     def __call__(self, outputs: Tensor, batch: Batch) -> LossTerm:
-        """The loss, summed over pixels, and what to divide it by, both per pixel of an image."""
-        masks = masks_of("pixel_cross_entropy", batch)
-        logits = class_logits("pixel_cross_entropy", outputs, masks, self.num_classes)
-        weights = None if self.weights is None else self.weights.beside(logits)
-        losses = _cross_entropies(
-            "pixel_cross_entropy", logits, masks, self.ignore_index, weights, self.label_smoothing
-        )
-        weighing = pixel_weights(weights, masks, labeled(masks, self.ignore_index))
-        whole = float(len(masks)) if weighing is None else weighing.sum() / _area(masks)
-        return LossTerm(losses.sum() / _area(masks), whole)
+        """The loss summed over pixels, and its denominator, both divided by the pixels of an image."""
+        masks = self.targets.masks(batch)
+        logits = self.targets.logits(outputs, masks)
+        weights = None if self.weights is None else self.weights.to(logits)
+        losses = self.targets.cross_entropy(logits, masks, weights, self.label_smoothing)
+        per_pixel = _pixel_weights(self.weights, logits, masks, self.targets.is_labeled(masks))
+        denominator = float(len(masks)) if per_pixel is None else per_pixel.sum() / _area(masks)
+        return LossTerm(losses.sum() / _area(masks), denominator)
 
 
 @register.loss("ohem_cross_entropy")
 class OhemCrossEntropy:
-    """Softmax cross-entropy of the hard pixels only: the mean over them, with class weights the weighted mean.
+    """Softmax cross-entropy of the hard pixels only (OHEM): their mean, with class weights their weighted mean.
 
-    Hard are the pixels whose own class has a probability below `threshold`, and in any case the hardest
-    `least_share` of an image's labeled pixels (with all that are as hard as the last of them). They are chosen
-    within each image, and never among those of a micro-batch, so that no cut of a step changes the choice.
-    The mean is over the hard pixels of the whole step; with `per_image` over those of an image, then over images.
+    A pixel is hard if the probability of its class is below `threshold`. At least the hardest `min_kept` of an image's
+    labeled pixels are kept, a fraction, with all that are as hard as the last of them. Pixels are selected within each
+    image, so the micro-batch size does not change the selection. The mean is over the hard pixels of the global batch;
+    with `per_image`, over those of each image, then over images.
     """
 
     def __init__(
@@ -75,46 +71,45 @@ class OhemCrossEntropy:
         ignore_index: int | None = 255,
         class_weights: Sequence[NonNegative] | None = None,
         threshold: PositiveShare = 0.7,
-        least_share: Share = 0.1,
+        min_kept: Share = 0.1,
         per_image: bool = False,
     ) -> None:
-        self.num_classes = num_classes
-        self.ignore_index = ignore_index
-        self.least_loss = -math.log(threshold)
-        self.least_share = least_share
+        self.targets = MaskTargets("ohem_cross_entropy", num_classes, ignore_index)
+        self.loss_threshold = -math.log(threshold)
+        self.min_kept = min_kept
         self.per_image = per_image
-        self.weights = None if class_weights is None else ClassNumbers("class_weights", class_weights)
+        self.weights = make_class_weights("class_weights", class_weights)
 
     def count(self, batch: Batch) -> float | None:
-        """The number of images if each has its own mean; else only the outputs tell how many pixels are hard."""
-        check_ids("ohem_cross_entropy", batch, self.num_classes, self.ignore_index)
-        return float(len(masks_of("ohem_cross_entropy", batch))) if self.per_image else None
+        """The number of images if each has its own mean; otherwise the number of hard pixels depends on outputs."""
+        masks = self.targets.check(batch)
+        return float(len(masks)) if self.per_image else None
 
     def __call__(self, outputs: Tensor, batch: Batch) -> LossTerm:
-        """The loss, summed over hard pixels, and their number; or the means of images and the number of images."""
-        masks = masks_of("ohem_cross_entropy", batch)
-        logits = class_logits("ohem_cross_entropy", outputs, masks, self.num_classes)
-        losses = _cross_entropies("ohem_cross_entropy", logits, masks, self.ignore_index)
-        hard = self._hard(losses.detach(), labeled(masks, self.ignore_index))
-        weights = pixel_weights(None if self.weights is None else self.weights.beside(logits), masks, hard)
+        """The loss summed over hard pixels and their number; or the means of images and the number of images."""
+        masks = self.targets.masks(batch)
+        logits = self.targets.logits(outputs, masks)
+        losses = self.targets.cross_entropy(logits, masks)
+        is_hard = self._is_hard(losses.detach(), self.targets.is_labeled(masks))
+        weights = _pixel_weights(self.weights, logits, masks, is_hard)
         assert weights is not None
-        chosen = losses.masked_fill(~hard, 0) * weights
+        kept = losses.masked_fill(~is_hard, 0) * weights
         if not self.per_image:
-            return LossTerm(chosen.sum(), weights.sum())
-        sums, wholes = chosen.flatten(1).sum(1), weights.flatten(1).sum(1)
-        return LossTerm((sums / wholes.where(wholes != 0, 1)).sum(), float(len(masks)))
+            return LossTerm(kept.sum(), weights.sum())
+        sums, totals = kept.flatten(1).sum(1), weights.flatten(1).sum(1)
+        return LossTerm((sums / totals.where(totals != 0, 1)).sum(), float(len(masks)))
 
-    def _hard(self, losses: Tensor, counting: Tensor | None) -> Tensor:
-        """Which pixels are hard, bool [N, H, W]. A loss that is not a number is, so that it does not go unnoticed."""
-        counting = torch.ones_like(losses, dtype=torch.bool) if counting is None else counting
-        ranked = losses.masked_fill(~counting, -1).flatten(1)  # ignored ones come last
-        hard = ~(ranked <= self.least_loss)
-        most = math.ceil(self.least_share * ranked.shape[1])
-        if most > 0:
-            wanted = (counting.flatten(1).sum(1, keepdim=True).double() * self.least_share).ceil().long()
-            hardest = ranked.topk(most, dim=1).values
-            hard |= ~(ranked < hardest.gather(1, (wanted - 1).clamp(min=0)))
-        return hard.view_as(counting) & counting
+    def _is_hard(self, losses: Tensor, is_labeled: Tensor | None) -> Tensor:
+        """Which pixels are hard, bool [N, H, W]; those with a NaN loss are, so that it is noticed."""
+        is_labeled = torch.ones_like(losses, dtype=torch.bool) if is_labeled is None else is_labeled
+        ranked = losses.masked_fill(~is_labeled, -1).flatten(1)  # ignored ones come last
+        is_hard = ~(ranked <= self.loss_threshold)
+        k = math.ceil(self.min_kept * ranked.shape[1])
+        if k > 0:
+            num_kept = (is_labeled.flatten(1).sum(1, keepdim=True).double() * self.min_kept).ceil().long()
+            hardest = ranked.topk(k, dim=1).values
+            is_hard |= ~(ranked < hardest.gather(1, (num_kept - 1).clamp(min=0)))
+        return is_hard.view_as(is_labeled) & is_labeled
 
 
 @register.loss("pixel_bce")
@@ -131,124 +126,126 @@ class PixelBinaryCrossEntropy:
     def __call__(self, outputs: Tensor, batch: Batch) -> LossTerm:
         """The mean over pixels, summed over images, and the number of images."""
         masks = masks_of("pixel_bce", batch)
-        logits, targets = binary_pair("pixel_bce", outputs, masks)
+        logits, targets = binary_targets("pixel_bce", outputs, masks)
         total = F.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
         return LossTerm(total / _area(masks), float(len(masks)))
+
+
+class MaskTargets:
+    """Masks of class ids as targets of the loss that messages name; pixels of `ignore_index` are left out."""
+
+    def __init__(self, loss: str, num_classes: int, ignore_index: int | None) -> None:
+        self.loss = loss
+        self.num_classes = num_classes
+        self.ignore_index = ignore_index
+
+    def masks(self, batch: Batch) -> Tensor:
+        """The masks [N, H, W]."""
+        return masks_of(self.loss, batch)
+
+    def check(self, batch: Batch) -> Tensor:
+        """The masks [N, H, W]; DataError if an id is no class. Reads them, so only for masks on the CPU."""
+        masks = self.masks(batch)
+        is_labeled = self.is_labeled(masks)
+        known = masks if is_labeled is None else masks.masked_fill(~is_labeled, 0)
+        if known.numel() == 0 or int(known.max()) < self.num_classes:
+            return masks
+        sample = batch.ids[int((known.flatten(1).amax(1) >= self.num_classes).nonzero()[0])]
+        raise self._unknown_id(f"the mask of sample {int(sample)} contains the id {int(known.max())}")
+
+    def logits(self, outputs: Tensor, masks: Tensor) -> Tensor:
+        """The outputs in full precision, [N, C, H, W]; DataError if they do not match masks and classes."""
+        if outputs.ndim != 4 or outputs.shape[1] != self.num_classes:
+            raise DataError(
+                f"{self.loss}: outputs of shape {list(outputs.shape)} do not match data of"
+                f" {pluralize(self.num_classes, 'class')}; expected [N, {self.num_classes}, H, W]"
+            )
+        _check_size(self.loss, outputs, masks)
+        return to_full_precision(outputs)
+
+    def is_labeled(self, masks: Tensor) -> Tensor | None:
+        """Which pixels count, bool [N, H, W]; None for all."""
+        return None if self.ignore_index is None else masks != self.ignore_index
+
+    def class_counts(self, masks: Tensor) -> Tensor:
+        """The number of pixels of each class, int64 [C]."""
+        counts = torch.bincount(masks.flatten(), minlength=self.num_classes)[: self.num_classes]
+        if self.ignore_index is not None and self.ignore_index < self.num_classes:
+            counts[self.ignore_index] = 0
+        return counts
+
+    def cross_entropy(
+        self, logits: Tensor, masks: Tensor, weights: Tensor | None = None, label_smoothing: float = 0.0
+    ) -> Tensor:
+        """The loss of each pixel, [N, H, W], 0 where it is ignored."""
+        ignored = -100 if self.ignore_index is None else self.ignore_index  # masks have no negative ids
+        try:
+            # Summed by the caller: the sum inside this function is not deterministic on CUDA.
+            return F.cross_entropy(
+                logits,
+                masks.long(),
+                weight=weights,
+                ignore_index=ignored,
+                reduction="none",
+                label_smoothing=label_smoothing,
+            )
+        except IndexError as error:
+            raise self._unknown_id(f"a mask contains an id that is no class ({error})") from error
+
+    def _unknown_id(self, found: str) -> DataError:
+        if self.num_classes == 1:
+            expected = "expected class ids, and there is only one class; for gray masks use pixel_bce"
+        else:
+            last, ignored = self.num_classes - 1, self.ignore_index
+            hint = "set ignore_index to ignore pixels" if ignored is None else f"or {ignored} (ignore_index)"
+            expected = f"expected 0 to {last}, {hint}; a transform's mask_fill is an id too"
+        return DataError(f"{self.loss}: {found}; {expected}")
+
+
+def masks_of(loss: str, batch: Batch) -> Tensor:
+    """The masks of a batch, [N, H, W]."""
+    if "mask" not in batch:
+        raise DataError(f"{loss} needs masks, and these samples have none; use a data set with masks")
+    masks: Tensor = batch["mask"]
+    return masks
+
+
+def binary_targets(loss: str, outputs: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits and targets from 0 to 1, both [N, H, W], of outputs [N, 1, H, W] or [N, H, W] and gray masks."""
+    logits = outputs.squeeze(1) if outputs.ndim == 4 and outputs.shape[1] == 1 else outputs
+    if logits.ndim != 3:
+        raise DataError(
+            f"{loss}: got outputs of shape {list(outputs.shape)}, expected one value for each pixel, [N, 1, H, W], and"
+            " gray masks from 0 to 255"
+        )
+    _check_size(loss, logits, masks)
+    logits = to_full_precision(logits)
+    return logits, masks.to(logits.dtype) / 255
+
+
+def _pixel_weights(
+    class_weights: ClassWeights | None, logits: Tensor, masks: Tensor, is_counted: Tensor | None
+) -> Tensor | None:
+    """The weight of each pixel, [N, H, W]: that of its class, 0 where it does not count; None if all weigh 1."""
+    if class_weights is None:
+        return None if is_counted is None else is_counted.float()
+    weights = class_weights.to(logits)
+    own = weights[masks.long().clamp(max=len(weights) - 1)]
+    return own if is_counted is None else own * is_counted
 
 
 def _area(masks: Tensor) -> int:
     return masks.shape[-2] * masks.shape[-1]
 
 
-def _cross_entropies(
-    loss: str,
-    logits: Tensor,
-    masks: Tensor,
-    ignore_index: int | None,
-    weights: Tensor | None = None,
-    label_smoothing: float = 0.0,
-) -> Tensor:
-    """The loss of each pixel, [N, H, W], 0 where it is ignored."""
-    ignored = -100 if ignore_index is None else ignore_index  # a mask holds no negative id
-    try:
-        # Summed by the caller: graphics cards have no reproducible way to sum within this function.
-        return F.cross_entropy(
-            logits,
-            masks.long(),
-            weight=weights,
-            ignore_index=ignored,
-            reduction="none",
-            label_smoothing=label_smoothing,
-        )
-    except IndexError as error:
-        expected = expected_ids(logits.shape[1], ignore_index)
-        raise DataError(f"{loss}: a mask holds an id that is none of a class ({error}); {expected}") from error
-
-
-def masks_of(loss: str, batch: Batch) -> Tensor:
-    """The masks of a batch, [N, H, W]."""
-    if "mask" not in batch:
-        raise DataError(f"{loss} compares outputs with masks, and these samples have none; use data with masks")
-    masks: Tensor = batch["mask"]
-    return masks
-
-
-def class_logits(loss: str, outputs: Tensor, masks: Tensor, num_classes: int) -> Tensor:
-    """The outputs in full precision, [N, C, H, W], if they fit the masks and the classes."""
-    if outputs.ndim != 4 or outputs.shape[1] != num_classes:
-        raise DataError(
-            f"{loss}: outputs of shape {list(outputs.shape)} do not fit data of {pluralize(num_classes, 'class')}; "
-            f"expected [N, {num_classes}, H, W]"
-        )
-    _check_size(loss, outputs, masks)
-    return full_precision(outputs)
-
-
-def binary_pair(loss: str, outputs: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits and targets from 0 to 1, both [N, H, W], of outputs [N, 1, H, W] or [N, H, W] and gray masks."""
-    logits = outputs.squeeze(1) if outputs.ndim == 4 and outputs.shape[1] == 1 else outputs
-    if logits.ndim != 3:
-        raise DataError(
-            f"{loss}: outputs of shape {list(outputs.shape)} are not one number for each pixel; "
-            "expected [N, 1, H, W], and masks that are gray, from 0 to 255"
-        )
-    _check_size(loss, logits, masks)
-    logits = full_precision(logits)
-    return logits, masks.to(logits.dtype) / 255
-
-
-def labeled(masks: Tensor, ignore_index: int | None) -> Tensor | None:
-    """Which pixels count, bool [N, H, W]; None for all."""
-    return None if ignore_index is None else masks != ignore_index
-
-
-def check_ids(loss: str, batch: Batch, num_classes: int, ignore_index: int | None) -> None:
-    """Raise DataError if a mask holds an id that is none of a class; reads the masks, so for those on the host."""
-    masks = masks_of(loss, batch)
-    counting = labeled(masks, ignore_index)
-    known = masks if counting is None else masks.masked_fill(~counting, 0)
-    if known.numel() == 0 or int(known.max()) < num_classes:
-        return
-    worst = known.flatten(1).amax(1)
-    sample = batch.ids[int((worst >= num_classes).nonzero()[0])]
-    raise DataError(
-        f"{loss}: the mask of sample {int(sample)} holds the id {int(known.max())}; "
-        + expected_ids(num_classes, ignore_index)
-    )
-
-
-def expected_ids(num_classes: int, ignore_index: int | None) -> str:
-    """What a mask may hold, and what to do about anything else."""
-    if num_classes == 1:
-        return "expected ids of classes, and there is only one; for masks that are gray use pixel_bce"
-    ignored = "set ignore_index to leave pixels out" if ignore_index is None else f"or {ignore_index}, ignore_index"
-    return f"expected 0 to {num_classes - 1}, {ignored}; a transform's mask_fill is an id too"
-
-
-def pixel_weights(weights: Tensor | None, masks: Tensor, counting: Tensor | None) -> Tensor | None:
-    """What each pixel weighs, [N, H, W]: as its class does, and 0 where it does not count; None if all weigh 1."""
-    if weights is None:
-        return None if counting is None else counting.float()
-    own = weights[masks.long().clamp(max=len(weights) - 1)]
-    return own if counting is None else own * counting
-
-
-def counts_of_classes(masks: Tensor, num_classes: int, ignore_index: int | None) -> Tensor:
-    """How many pixels of each class there are, int64 [C], those that are ignored left out."""
-    counts = torch.bincount(masks.flatten(), minlength=num_classes)[:num_classes]
-    if ignore_index is not None and ignore_index < num_classes:
-        counts[ignore_index] = 0
-    return counts
-
-
 def _check_size(loss: str, outputs: Tensor, masks: Tensor) -> None:
     if outputs.shape[0] == masks.shape[0] and outputs.shape[-2:] == masks.shape[-2:]:
         return
     raise DataError(
-        f"{loss}: {_described(outputs, 'output')} do not fit {_described(masks, 'mask')}; losses compare pixel with "
-        "pixel, so the task has to resize outputs to the masks first"
+        f"{loss}: {_describe(outputs, 'output')} do not match {_describe(masks, 'mask')}; the task must resize outputs"
+        " to the masks"
     )
 
 
-def _described(planes: Tensor, noun: str) -> str:
+def _describe(planes: Tensor, noun: str) -> str:
     return f"{pluralize(len(planes), noun)} of {planes.shape[-1]}×{planes.shape[-2]} pixels"

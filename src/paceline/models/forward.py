@@ -19,7 +19,7 @@ _ABOUT_SHAPES = re.compile(r"\b(size|shape|dim|channel|clip|height|width|kernel)
 _TORCH = str(Path(torch.__file__).parent)
 
 
-def ask(model: nn.Module, images: Tensor) -> Any:
+def call_model(model: nn.Module, images: Tensor) -> Any:
     """What the model gives for images [N, C, H, W] or clips [N, C, T, H, W].
 
     A shape that the model cannot take is a RecipeError. Whatever else fails, memory or another process, is left as

@@ -1,4 +1,4 @@
-"""Image classification, with one label per image or several."""
+"""Image classification, single-label or multi-label."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ from paceline.data.batch import Batch
 from paceline.losses.loss_term import Loss
 from paceline.metrics.classification import Auroc, ConfusionMatrix, MeanAveragePrecision, MultiLabel, TopK
 from paceline.metrics.metric import Metric
-from paceline.metrics.prediction_table import PredictionTable
+from paceline.metrics.sample_predictions import SamplePredictions
 from paceline.tasks.task import Task
 from paceline.visualize.confusion_matrix import draw_confusion_matrix
 from paceline.visualize.grid import Panel
 from paceline.visualize.image import Image, fit, to_image
 
-_RANKED_CLASSES = 100  # beyond this the scores of a whole evaluation are too many to keep by default
+_MAX_RANKED = 100  # classes; with more, the scores of a whole evaluation take too much memory
 _NUM_VISUALIZED, _IMAGE_SIDE = 24, 96
 
 
 @register.task("classification")
 class Classification(Task):
-    """Tells what is in an image.
+    """Image classification, single-label or multi-label.
 
-    Predictions are logits [N, classes]. Measured are losses, accuracy, precision, recall, F1 and the area under the
-    ROC curve.
+    Predictions are logits [N, classes]. Metrics are losses, accuracy, precision, recall, F1 and AUROC.
     """
 
     def __init__(
@@ -48,9 +47,9 @@ class Classification(Task):
         self._metrics += [*self._own_metrics(top_k), *extra_metrics]
 
     def draw(self, batch: Batch, predictions: Tensor | None, index: int) -> list[Panel]:
-        """Draw the image, framed by whether the prediction is correct; without one, with its label."""
+        """Draw the image with its label, framed in green or red by whether the prediction is correct."""
         label = batch["label"][index]
-        truth = int(label.argmax() if label.ndim else label)  # mixed samples have several
+        truth = int(label.argmax() if label.ndim else label)  # mixup gives several
         image = self.thumbnail(batch["image"][index])
         if predictions is None:
             return [Panel(image, self.classes[truth])]
@@ -60,7 +59,7 @@ class Classification(Task):
         return [Panel(image, f"{self.classes[predicted]}, not {self.classes[truth]}", is_correct=False)]
 
     def thumbnail(self, image: Tensor) -> Image:
-        """Return an image [C, H, W] as it is drawn."""
+        """The image [C, H, W] at the size at which it is drawn."""
         return fit(to_image(image), _IMAGE_SIDE)
 
     def draw_metrics(self, metrics: dict[str, Any]) -> dict[str, Image]:
@@ -69,9 +68,9 @@ class Classification(Task):
             return {}
         return {"confusion": draw_confusion_matrix(metrics["confusion"], self.classes, "Confusion matrix")}
 
-    def answers(self) -> Metric:
-        """What collects the probabilities of each sample."""
-        return PredictionTable(len(self.classes), self._multi_label)
+    def prediction_metric(self) -> Metric:
+        """The metric that collects the probabilities of each sample."""
+        return SamplePredictions(len(self.classes), self._multi_label)
 
     def _own_metrics(self, top_k: Sequence[int]) -> list[Metric]:
         num_classes = len(self.classes)
@@ -81,4 +80,4 @@ class Classification(Task):
             counted, ranked = [MultiLabel(num_classes)], [MeanAveragePrecision(num_classes), Auroc(num_classes)]
         else:
             counted, ranked = [TopK(sorted({1, *top_k})), ConfusionMatrix(num_classes)], [Auroc(num_classes)]
-        return counted + (ranked if num_classes <= _RANKED_CLASSES else [])
+        return counted + (ranked if num_classes <= _MAX_RANKED else [])

@@ -1,4 +1,4 @@
-"""A prediction for every pixel: asked for in several views, and brought to the size of the truth."""
+"""Predictions for every pixel: test-time augmentation, sliding windows, and maps at the size of the truth."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from paceline.core.errors import RecipeError
 from paceline.data.batch import Batch
 from paceline.metrics.metric import Metric, MetricValues, State
 
-Ask = Callable[[Tensor], Tensor]
+Forward = Callable[[Tensor], Tensor]
 """Logits [N, C, H, W] of images [N, 3, H, W]."""
 
 
 class PixelPrediction(NamedTuple):
-    """What a model says of each pixel, twice: as losses take it, and as metrics and files do."""
+    """A model's predictions, as losses need them, and as metrics and files do."""
 
     logits: Tensor
     """[N, C, H, W], at the size of the batch's masks."""
@@ -28,32 +28,30 @@ class PixelPrediction(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _OfPart:
-    """A metric that is given one part of a prediction."""
-
+class _WrappedMetric:
     metric: Metric
     higher_is_better: Mapping[str, bool] = field(default_factory=dict, init=False)
 
     @property
     def wrapped(self) -> Sequence[Metric]:
-        """The metric, whose values these are."""
+        """The metric whose values these are."""
         return [self.metric]
 
     def compute(self, state: State) -> MetricValues:
-        """The metric's own."""
+        """The metric's values."""
         return self.metric.compute(state)
 
 
-class OfLogits(_OfPart):
-    """A metric of logits, beside the masks of the batch."""
+class LogitMetric(_WrappedMetric):
+    """A metric of logits against the masks of the batch."""
 
     def update(self, predictions: PixelPrediction, batch: Batch) -> State:
         """The state of one batch."""
         return self.metric.update(predictions.logits, batch)
 
 
-class OfMaps(_OfPart):
-    """A metric of maps at the size of the truth: it is given lists, of maps and as "mask" of truths."""
+class MapMetric(_WrappedMetric):
+    """A metric of maps at the size of the truth: it gets lists, of maps and, as "mask", of truths."""
 
     def update(self, predictions: PixelPrediction, batch: Batch) -> State:
         """The state of one batch."""
@@ -61,11 +59,11 @@ class OfMaps(_OfPart):
 
 
 @dataclass(frozen=True)
-class Views:
-    """Asks a model for the logits of images once, or mirrored and at further sizes, or window by window.
+class TTA:
+    """Test-time augmentation: logits averaged over flips, scales and sliding windows.
 
-    Several views are averaged as probabilities over classes, and given as logits that stand for the average. Where
-    windows overlap, their logits are averaged.
+    Flips and scales are averaged as probabilities; the result is the logits of the average. Overlapping windows are
+    averaged as logits.
     """
 
     flip: bool = False
@@ -73,48 +71,47 @@ class Views:
     window: Sequence[int] | None = None
     stride: Sequence[int] | None = None
 
-    def __call__(self, ask: Ask, images: Tensor) -> Tensor:
+    def __call__(self, forward: Forward, images: Tensor) -> Tensor:
         """Logits [N, C, H, W] at the size of the images."""
         size = images.shape[-2:]
-        asked = [resized(self._ask_windows(ask, view), size) for view in self._resized(images)]
+        views = [resize(self._slide(forward, view), size) for view in self._scaled(images)]
         if self.flip:
-            mirrored = self._resized(images.flip(-1))
-            asked += [resized(self._ask_windows(ask, view), size).flip(-1) for view in mirrored]
-        if len(asked) == 1:
-            return asked[0]
-        total = torch.zeros_like(asked[0])
-        for logits in asked:
+            views += [resize(self._slide(forward, view), size).flip(-1) for view in self._scaled(images.flip(-1))]
+        if len(views) == 1:
+            return views[0]
+        total = torch.zeros_like(views[0])
+        for logits in views:
             total += logits.softmax(1)
-        return total.div_(len(asked)).clamp_(min=torch.finfo(total.dtype).tiny).log_()
+        return total.div_(len(views)).clamp_(min=torch.finfo(total.dtype).tiny).log_()
 
-    def _resized(self, images: Tensor) -> Iterator[Tensor]:
+    def _scaled(self, images: Tensor) -> Iterator[Tensor]:
         for scale in self.scales:
-            yield resized(images, [max(1, round(side * scale)) for side in images.shape[-2:]])
+            yield resize(images, [max(1, round(side * scale)) for side in images.shape[-2:]])
 
-    def _ask_windows(self, ask: Ask, images: Tensor) -> Tensor:
+    def _slide(self, forward: Forward, images: Tensor) -> Tensor:
         if self.window is None:
-            return resized(ask(images).float(), images.shape[-2:])
+            return resize(forward(images).float(), images.shape[-2:])
         height, width = (min(each) for each in zip(self.window, images.shape[-2:], strict=True))
         stride = self.stride or self.window
-        total, times = images.new_zeros(()), images.new_zeros(images.shape[-2:])
-        for top in starts(images.shape[-2], height, stride[0]):
-            for left in starts(images.shape[-1], width, stride[1]):
+        total, counts = images.new_zeros(()), images.new_zeros(images.shape[-2:])
+        for top in window_starts(images.shape[-2], height, stride[0]):
+            for left in window_starts(images.shape[-1], width, stride[1]):
                 part = (..., slice(top, top + height), slice(left, left + width))
-                logits = resized(ask(images[part]).float(), (height, width))
+                logits = resize(forward(images[part]).float(), (height, width))
                 if not total.ndim:
                     total = logits.new_zeros(*logits.shape[:2], *images.shape[-2:])
                 total[part] += logits
-                times[part] += 1
-        return total / times
+                counts[part] += 1
+        return total / counts
 
 
-def starts(length: int, window: int, stride: int) -> list[int]:
-    """Where windows along a side begin: `stride` apart, and the last one at the end."""
+def window_starts(length: int, window: int, stride: int) -> list[int]:
+    """Where windows along a side begin: `stride` apart, and the last one flush with the end."""
     last = length - window
     return [*range(0, last, stride), last]
 
 
-def resized(planes: Tensor, size: Sequence[int]) -> Tensor:
+def resize(planes: Tensor, size: Sequence[int]) -> Tensor:
     """Planes [N, C, H, W] interpolated to a height and width."""
     if planes.shape[-2:] == tuple(size):
         return planes
@@ -122,43 +119,43 @@ def resized(planes: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def main_output(outputs: Any) -> Tensor:
-    """The logits of a model that gives them alone, or as "out" beside those of further heads."""
+    """The logits [N, C, H, W] of a model that returns them, or a dict with them as "out"."""
     logits: Tensor = outputs["out"] if isinstance(outputs, dict) else outputs
     if logits.ndim != 4:
-        raise RecipeError(f"model: gives outputs of shape {list(logits.shape)}, expected logits for each pixel")
+        raise RecipeError(f"model: got outputs of shape {list(logits.shape)}, expected logits [N, C, H, W]")
     return logits
 
 
 def truths(batch: Batch) -> list[Tensor]:
-    """The mask of each sample, [H, W], as it was read if that was kept."""
+    """The mask of each sample, [H, W], at its original size where the batch has that."""
     found: list[Tensor] = batch["truth"] if "truth" in batch else list(batch["mask"])
     return found
 
 
-def at_truth(planes: Tensor, batch: Batch) -> Iterator[Tensor]:
-    """Planes [N, C, H, W] of the images, sample by sample as [C, h, w], each where its truth's pixels lie."""
-    places = _places(batch)
-    for number, truth in enumerate(truths(batch)):
+def warp_to_truth(planes: Tensor, batch: Batch) -> Iterator[Tensor]:
+    """Planes [N, C, H, W] of the images, sample by sample as [C, h, w] on the pixels of its truth."""
+    thetas = _sampling_matrices(batch)
+    for index, truth in enumerate(truths(batch)):
         height, width = truth.shape
-        own = planes[number : number + 1]
-        if places is None or torch.allclose(places[number], torch.eye(2, 3, dtype=torch.float64), atol=1e-5):
-            yield resized(own, (height, width))[0]
+        own = planes[index : index + 1]
+        if thetas is None or torch.allclose(thetas[index], torch.eye(2, 3, dtype=torch.float64), atol=1e-5):
+            yield resize(own, (height, width))[0]
         else:
-            theta = places[number : number + 1].to(own)
+            theta = thetas[index : index + 1].to(own)
             grid = F.affine_grid(theta, [1, 1, height, width], align_corners=False)
             yield F.grid_sample(own, grid, padding_mode="border", align_corners=False)[0]
 
 
-def _places(batch: Batch) -> Tensor | None:
-    """For each sample the map [2, 3] from its truth to its image, both spanning -1 to 1; None where they are one."""
+def _sampling_matrices(batch: Batch) -> Tensor | None:
+    """`affine_grid`'s theta [N, 2, 3] from each truth to its image; None if masks are the truth."""
     if "truth" not in batch:
         return None
     rows, columns = batch["image"].shape[-2:]
-    back = batch["matrix"].double().cpu()  # [N, 2, 3], from the image to the truth, in pixels
-    linear = torch.linalg.inv(back[:, :, :2])
-    shift = -(linear @ back[:, :, 2:])  # [N, 2, 1]
-    whole = torch.tensor([[*reversed(truth.shape)] for truth in batch["truth"]], dtype=torch.float64)  # width, height
-    sides = torch.tensor([[columns], [rows]], dtype=torch.float64)
-    linear = linear * whole[:, None, :] / sides
-    shift = linear.sum(2, keepdim=True) + 2 * shift / sides - 1
+    inverse = batch["matrix"].double().cpu()  # [N, 2, 3], from the image to the truth, in pixels
+    linear = torch.linalg.inv(inverse[:, :, :2])
+    shift = -(linear @ inverse[:, :, 2:])  # [N, 2, 1]
+    truth_sizes = torch.tensor([[*reversed(truth.shape)] for truth in batch["truth"]], dtype=torch.float64)
+    image_size = torch.tensor([[columns], [rows]], dtype=torch.float64)
+    linear = linear * truth_sizes[:, None, :] / image_size
+    shift = linear.sum(2, keepdim=True) + 2 * shift / image_size - 1
     return torch.cat([linear, shift], 2)

@@ -1,4 +1,4 @@
-"""Salient objects: how much each pixel belongs to what an image is about."""
+"""Salient object detection: a map of how salient each pixel is."""
 
 from __future__ import annotations
 
@@ -14,10 +14,18 @@ from paceline.losses.adapter import Criterion
 from paceline.losses.loss_term import Loss
 from paceline.metrics.adapter import MetricAdapter
 from paceline.metrics.metric import LossMetrics, Metric
-from paceline.metrics.saliency import Saliency as SaliencyFigures
+from paceline.metrics.saliency import Saliency as SaliencyMetric
 from paceline.metrics.saliency import normalize_map
-from paceline.models.forward import ask
-from paceline.tasks.pixel_prediction import OfLogits, OfMaps, PixelPrediction, at_truth, main_output, resized, truths
+from paceline.models.forward import call_model
+from paceline.tasks.pixel_prediction import (
+    LogitMetric,
+    MapMetric,
+    PixelPrediction,
+    main_output,
+    resize,
+    truths,
+    warp_to_truth,
+)
 from paceline.tasks.task import Task
 from paceline.visualize.grid import Panel
 from paceline.visualize.image import Image, fit, to_image, to_rgb
@@ -27,9 +35,9 @@ _IMAGE_SIDE = 160
 
 @register.task("saliency")
 class Saliency(Task):
-    """Finds the salient objects of an image: a map from 0 to 1 beside a mask from 0 to 255.
+    """Salient object detection: maps from 0 to 1, trained on masks from 0 to 255.
 
-    All metrics of saliency are measured, or those that the recipe chooses by naming the metric itself.
+    All saliency metrics are computed, or those that the recipe selects in its own metric `saliency`.
     """
 
     palette = None
@@ -46,54 +54,53 @@ class Saliency(Task):
             raise DataError(f"saliency: the masks have {len(classes)} classes, expected one; set binary: true in data")
         super().__init__(losses, weights, classes)
         self.main_metric = "max_f"
-        chosen = [metric for metric in extra_metrics if isinstance(metric, SaliencyFigures)]
-        measured = extra_metrics if chosen else [SaliencyFigures(), *extra_metrics]
-        self._stretch = chosen[0].stretch if chosen else True
+        selected = [metric for metric in extra_metrics if isinstance(metric, SaliencyMetric)]
+        map_metrics = extra_metrics if selected else [SaliencyMetric(), *extra_metrics]
+        self._stretch = selected[0].stretch if selected else True
         for part in (*losses.values(), *extra_metrics):
             if isinstance(part, Criterion | MetricAdapter):
                 part.target_scale = 1 / 255
-        # Losses at the size of the model's images, everything else at that of the truth.
+        # Losses at the size of the batch's masks, everything else at the size of the truth.
         self._metrics = [
-            OfLogits(LossMetrics(self.loss_functions, self.weights)),
-            *(OfMaps(metric) for metric in measured),
+            LogitMetric(LossMetrics(self.loss_functions, self.weights)),
+            *(MapMetric(metric) for metric in map_metrics),
         ]
 
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
         """Logits [N, 1, H, W] at the size of the masks."""
-        logits = main_output(ask(model, batch["image"]))
+        logits = main_output(call_model(model, batch["image"]))
         if logits.shape[1] != 1:
-            raise DataError(f"saliency: the model gives {logits.shape[1]} maps for an image, expected one")
-        return resized(logits, batch["mask"].shape[-2:])
+            raise DataError(f"saliency: the model outputs {logits.shape[1]} maps per image, expected one")
+        return resize(logits, batch["mask"].shape[-2:])
 
     def predict(self, model: nn.Module, batch: Batch) -> PixelPrediction:
-        """The logits, and how salient each pixel of each truth is, from 0 to 1 in 255 steps."""
+        """The logits, and a map from 0 to 1 at the size of each truth, in the 256 levels of a PNG file."""
         logits = self.forward(model, batch).float()
-        # In the steps of a PNG file, so that metrics are those of the files, which is what others measure; and in
-        # float64, as they do: a step stretched in float32 may fall below the threshold that it stands for.
-        planes = at_truth(logits.detach().sigmoid(), batch)
+        # With these levels, metrics are equal to those measured on the saved files. In float32 a stretched level may
+        # fall below its threshold, so maps are float64.
+        planes = warp_to_truth(logits.detach().sigmoid(), batch)
         maps = [plane[0].clamp(0, 1).mul(255).round().double().div(255) for plane in planes]
         return PixelPrediction(logits, maps)
 
     def draw(self, batch: Batch, predictions: PixelPrediction | None, index: int) -> list[Panel]:
         """Draw the image, its mask and, if there is one, the prediction with its error."""
         mask = truths(batch)[index]
-        image = fit(to_image(batch["image"][index]), _IMAGE_SIDE, mask.shape)  # may have been resized otherwise
+        image = fit(to_image(batch["image"][index]), _IMAGE_SIDE, mask.shape)  # the aspect ratio may differ
         panels = [Panel(image, "image"), Panel(_draw_map(mask), "truth")]
         if predictions is not None:
             found = predictions.maps[index]
-            panels.append(Panel(_draw_map(found * 255), f"prediction, MAE {self._error(found, mask):.3f}"))
+            panels.append(Panel(_draw_map(found * 255), f"prediction, MAE {self._mae(found, mask):.3f}"))
         return panels
 
     def maps(self, predictions: PixelPrediction) -> list[Image]:
-        """What is saved of each sample: gray from 0 to 255, uint8 [H, W]."""
+        """The file of each sample: gray from 0 to 255, uint8 [H, W]."""
         return [(found * 255).round().cpu().numpy().astype(np.uint8) for found in predictions.maps]
 
-    def _error(self, found: Tensor, mask: Tensor) -> float:
-        """Return the MAE of one map, as the metric computes it."""
+    def _mae(self, found: Tensor, mask: Tensor) -> float:
         truth = mask.cpu().numpy() > 128
         return float(np.abs(normalize_map(found.cpu().numpy(), truth, self._stretch) - truth).mean())
 
 
 def _draw_map(values: Tensor) -> Image:
-    """Return values from 0 to 255, [H, W], in shades of gray."""
+    """Values [H, W] from 0 to 255 in shades of gray."""
     return fit(to_rgb(values.cpu().numpy().astype(np.uint8)[..., None]), _IMAGE_SIDE)

@@ -1,4 +1,4 @@
-"""What a task is: all that differs between vision problems, and nothing else."""
+"""The task contract: all that differs between vision problems."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 from paceline.data.batch import Batch
 from paceline.losses.loss_term import Loss, LossTerm
 from paceline.metrics.metric import LossMetrics, Metric
-from paceline.models.forward import ask
+from paceline.models.forward import call_model
 from paceline.visualize.grid import Panel
 from paceline.visualize.image import Image, fit, to_image
 
@@ -20,15 +20,15 @@ _IMAGE_SIDE = 160
 class Task:
     """A vision problem. The engine calls these methods and knows nothing else about it.
 
-    Each has a default, for models whose output losses and metrics take as it is; a task overrides what differs. A class
-    that has these methods without inheriting them is as good. Some have more: `palette` and `maps`, or `classes` and
-    `answers`, by which predictions are saved.
+    The defaults pass the model's output to losses and metrics unchanged; a task overrides what differs. Your class may
+    also have these methods without inheriting them. Optional: `palette` and `maps`, or `classes` and
+    `prediction_metric`, with which `evaluate.save_predictions` writes files.
     """
 
     main_metric: str = "loss"
     """The metric by which one model is better than another."""
     num_visualized: int = 8
-    """How many samples of a split are drawn."""
+    """How many samples of a split are drawn; 0 for none."""
 
     def __init__(
         self,
@@ -44,11 +44,11 @@ class Task:
         self._metrics: list[Metric] = [LossMetrics(self.loss_functions, self.weights), *extra_metrics]
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:
-        """What the model gives for a batch, and losses take."""
-        return ask(model, batch["image"])
+        """Call the model; its output for a batch goes to the losses."""
+        return call_model(model, batch["image"])
 
     def counts(self, batch: Batch) -> dict[str, float | None]:
-        """The denominator of each loss, or None where it contains predictions."""
+        """The denominator of each loss, or None where it depends on predictions."""
         return {name: loss.count(batch) for name, loss in self.loss_functions.items()}
 
     def losses(self, model: nn.Module, batch: Batch) -> dict[str, LossTerm]:
@@ -57,21 +57,21 @@ class Task:
         return {name: loss(outputs, batch) for name, loss in self.loss_functions.items()}
 
     def predict(self, model: nn.Module, batch: Batch) -> Any:
-        """What `metrics` and `draw` are given."""
+        """The predictions that `metrics` and `draw` get."""
         return self.forward(model, batch)
 
     def metrics(self) -> Sequence[Metric]:
-        """How predictions are measured: the losses, and the metrics that the recipe adds."""
+        """The metrics of an evaluation: the losses, and those that the recipe adds."""
         return self._metrics
 
     def draw(self, batch: Batch, predictions: Any | None, index: int) -> Sequence[Panel]:
         """Draw sample `index` of a batch with its prediction, or a training sample without: images side by side.
 
-        An evaluation calls this on the process that predicted the sample, so a panel should be no larger than it is
-        shown: `visualize.image.fit` makes it so.
+        The process that predicted the sample draws it and sends it to rank 0, so resize panels to the size at which
+        they are shown, with `visualize.image.fit`.
         """
         return [Panel(fit(to_image(batch["image"][index]), _IMAGE_SIDE))]
 
     def draw_metrics(self, metrics: dict[str, Any]) -> dict[str, Image]:
-        """Draw metrics that are better looked at than read, such as a confusion matrix; by name."""
+        """Draw values such as a confusion matrix; the images by name."""
         return {}

@@ -12,7 +12,7 @@ _MANY_CLASSES = 100  # above this only the probability of the predicted class is
 _ELEMENTS = 1 << 15  # per softmax call: torch computes as many on one thread, so bit-identically everywhere
 
 
-class PredictionTable:
+class SamplePredictions:
     """The most probable class of each sample, or with `multi_label` those above 0.5.
 
     Values are tensors: "sample" [N], its id; "file" [N], the id of the sample that names its file (the batch's field
