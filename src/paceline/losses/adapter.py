@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from paceline.core.errors import RecipeError, TrainingError
 from paceline.core.user_code import user_code
 from paceline.data.batch import Batch
-from paceline.losses.class_weights import full_precision
+from paceline.losses.class_weights import to_full_precision
 from paceline.losses.loss_term import Loss, LossTerm
 
 _DIVISION = {
@@ -57,7 +57,7 @@ class Criterion:
         """The loss of `outputs` beside the batch's target."""
         target = batch.target if self.target_scale == 1 else batch.target * self.target_scale
         if isinstance(outputs, Tensor):
-            outputs = full_precision(outputs)
+            outputs = to_full_precision(outputs)
             target = comparable(target, outputs)
             if isinstance(self.function, nn.Module):
                 self.function.to(outputs.device)
