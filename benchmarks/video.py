@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from benchmarks.measuring import Measured, Turn, interleave, spread
 from benchmarks.report import Goal, Section
 from paceline.data.io.video import EncodedVideo
-from paceline.data.transforms.clips import Clip
+from paceline.data.transforms.video import Clip
 
 LEAST = 2.0
 _FRAMES, _STRIDE = 8, 4

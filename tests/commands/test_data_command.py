@@ -270,7 +270,7 @@ def test_videos_are_decoded_whole_and_bad_ones_named(tmp_path: Path, run: Any) -
         stream: Any = container.add_stream("mpeg4", rate=25)
         stream.height, stream.width, stream.pix_fmt = 32, 48, "yuv420p"
         container.start_encoding()
-    clip = {"name": "clip", "frames": 4, "short": "last"}
+    clip = {"name": "clip", "num_frames": 4, "short": "last"}
     told = run(write_recipe(tmp_path, {"dataset": "video_folder", "root": "videos", "transforms": [clip]}), "--json")
     assert told.code == 3
     assert set(told.bad) == {"empty.mp4", "text.mp4", "none.avi"}

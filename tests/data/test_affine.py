@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from scenes import SHARES, apply, box_of, rectangles, samples
 
 from paceline.data.batch import Sample
-from paceline.data.transforms.affine import PoseCrop, RandomAffine, RandomRotation, move_around
-from paceline.data.transforms.coordinates import map_points
-from paceline.data.transforms.functional import warp
+from paceline.data.transforms.affine import PoseCrop, RandomAffine, RandomRotation, affine_matrix
+from paceline.data.transforms.annotations import transform_points
+from paceline.data.transforms.functional import warp_affine
 
 LAST = 1 - 1e-12
 
@@ -39,7 +39,7 @@ def test_without_masks_the_turned_corners_are_surrounded() -> None:
 
 def test_no_change_changes_nothing() -> None:
     sample = rectangles(17, 23, [(2, 4, 12, 10), (0, 0, 23, 17)])
-    result = apply(RandomAffine(degrees=30, translate=0.3, shear=20), sample, [0.5] * 5)
+    result = apply(RandomAffine(degrees=30, translate=(0.3, 0.3), shear=20), sample, [0.5] * 5)
     for name, value in sample.items():
         np.testing.assert_allclose(result[name], value, err_msg=name)
 
@@ -48,7 +48,7 @@ def test_scale_and_shift_by_hand() -> None:
     # Twice as large around the middle (10, 10), then 4 to the right and 2 up.
     sample = rectangles(20, 20, [(8, 9, 12, 11)])
     draws = [0.5, 0.5, 1.0, 0.25, 0.5]
-    result = apply(RandomAffine(scale=(2.0, 2.0), translate=0.2), sample, draws)
+    result = apply(RandomAffine(scale=(2.0, 2.0), translate=(0.2, 0.2)), sample, draws)
     assert result["boxes"].tolist() == [[10, 6, 18, 10]]
     assert box_of(result["masks"][0]) == box_of(result["mask"]) == [10, 6, 18, 10]
     assert result["keypoints"][0, 0].tolist() == [11, 7, 1]
@@ -57,8 +57,8 @@ def test_scale_and_shift_by_hand() -> None:
 
 def test_shear_by_hand() -> None:
     # By 45°, what lies 5 below the middle goes 5 to the right.
-    mapping = move_around((10, 10), (10, 10), 0, shear=45)
-    np.testing.assert_allclose(map_points(mapping, np.array([[10.0, 15.0], [12.0, 10.0]])), [[15, 15], [12, 10]])
+    matrix = affine_matrix((10, 10), (10, 10), 0, shear=45)
+    np.testing.assert_allclose(transform_points(matrix, np.array([[10.0, 15.0], [12.0, 10.0]])), [[15, 15], [12, 10]])
 
 
 def test_corners_are_filled() -> None:
@@ -71,14 +71,14 @@ def test_corners_are_filled() -> None:
 
 def test_what_is_moved_out_is_removed() -> None:
     sample = rectangles(20, 20, [(0, 0, 4, 4), (8, 8, 12, 12)])
-    result = apply(RandomAffine(translate=1.0), sample, [0.5, 0.5, 0.4, 0.5, 0.5])  # 4 to the left
+    result = apply(RandomAffine(translate=(1.0, 1.0)), sample, [0.5, 0.5, 0.4, 0.5, 0.5])  # 4 to the left
     assert result["classes"].tolist() == [1]
     assert result["boxes"].tolist() == [[4, 8, 8, 12]]
 
 
 def test_shrinking_much_averages() -> None:
     image = np.random.default_rng(0).integers(0, 256, (256, 256, 3), np.uint8)
-    small = warp({"image": image}, move_around((128, 128), (16, 16), 10, 1 / 8), 32, 32)["image"]
+    small = warp_affine({"image": image}, affine_matrix((128, 128), (16, 16), 10, 1 / 8), (32, 32))["image"]
     # Single pixels of noise are off by 74 on average, means of 4×4 of them by 18.
     assert small[8:24, 8:24].std() < 25
     assert small[8:24, 8:24].mean() == pytest.approx(127.5, abs=5)
@@ -96,7 +96,7 @@ def test_a_keypoint_stays_on_its_colored_pixel(seed: int, degrees: float, scale:
     left, top = (int(each) for each in generator.integers(4, 30, 2))
     sample = rectangles(44, 40, [(left, top, left + 6, top + 6)])
     sample["keypoints"] = np.array([[[left + 3, top + 3, 2]]], np.float32)
-    result = warp(sample, move_around((20, 22), (20, 22), degrees, scale, shear), 44, 40)
+    result = warp_affine(sample, affine_matrix((20, 22), (20, 22), degrees, scale, shear), (44, 40))
     x, y, seen = result["keypoints"][0, 0]
     if seen and 2 < x < 38 and 2 < y < 42:
         assert result["image"][int(y), int(x), 0] == 50
@@ -108,7 +108,7 @@ TRANSFORMS = st.sampled_from(
     [
         RandomRotation(180),
         RandomRotation(20, min_visible=0.0),
-        RandomAffine(40, (0.2, 3.0), 0.4, 30),
+        RandomAffine(40, (0.4, 0.4), (0.2, 3.0), 30),
         PoseCrop([24, 18], scale=(0.6, 1.6), degrees=60),
         PoseCrop([7, 40]),
     ]
@@ -156,7 +156,7 @@ def test_the_matrix_leads_back(seed: int) -> None:
     result = apply(PoseCrop([64, 48], scale=(1.0, 1.5), degrees=40), sample, generator.random(2))
     seen = result["keypoints"][0, :, 2] > 0
     assert seen.any()
-    back = map_points(result["matrix"].astype(np.float64), result["keypoints"][0, seen, :2])
+    back = transform_points(result["matrix"].astype(np.float64), result["keypoints"][0, seen, :2])
     np.testing.assert_allclose(back, sample["keypoints"][0, seen, :2] * [2, 4] + [3, 5], atol=1e-3)
 
 

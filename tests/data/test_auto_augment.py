@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from paceline.data.batch import Sample
-from paceline.data.transforms import tones
-from paceline.data.transforms.auto_augment import MOVES, NAMES, TONES, RandAugment
+from paceline.data.transforms import color
+from paceline.data.transforms.auto_augment import AFFINE_OPERATIONS, COLOR_OPERATIONS, OPERATIONS, RandAugment
 from paceline.models.torchvision_ops import import_torchvision
 
 import_torchvision()
@@ -19,7 +19,7 @@ from torchvision.transforms.v2 import functional as oracle  # noqa: E402
 
 def choosing(*names: str, direction: float = 0.0) -> NDArray[np.float64]:
     """Draws that choose these changes."""
-    return np.array([draw for name in names for draw in ((NAMES.index(name) + 0.5) / len(NAMES), direction)])
+    return np.array([draw for name in names for draw in ((OPERATIONS.index(name) + 0.5) / len(OPERATIONS), direction)])
 
 
 def scene(height: int = 24, width: int = 30, channels: int = 3) -> Sample:
@@ -37,11 +37,11 @@ def scene(height: int = 24, width: int = 30, channels: int = 3) -> Sample:
 
 
 def test_there_are_fourteen_changes() -> None:
-    assert len(NAMES) == len(set(NAMES)) == 14
+    assert len(OPERATIONS) == len(set(OPERATIONS)) == 14
     assert RandAugment(num_ops=3).draws == 6
 
 
-@pytest.mark.parametrize("name", ["identity", *TONES])
+@pytest.mark.parametrize("name", ["identity", *COLOR_OPERATIONS])
 def test_colors_change_alone(name: str) -> None:
     sample = scene()
     result = RandAugment(1, 15.0)(sample, choosing(name))
@@ -58,9 +58,9 @@ def test_strengths_by_hand() -> None:
         pixels: NDArray[np.uint8] = augment(sample, choosing(name, direction=direction))["image"]
         return pixels
 
-    assert np.array_equal(found("brightness"), tones.scale(image, 1.3))
-    assert np.array_equal(found("brightness", 0.5), tones.scale(image, 0.7))
-    assert np.array_equal(found("sharpness"), tones.sharpness(image, 1.3))
+    assert np.array_equal(found("brightness"), color.scale_pixels(image, 1.3))
+    assert np.array_equal(found("brightness", 0.5), color.scale_pixels(image, 0.7))
+    assert np.array_equal(found("sharpness"), color.adjust_sharpness(image, 1.3))
     assert np.array_equal(found("posterize"), image & 0b1111_1110)
     assert np.array_equal(found("posterize", 0.5), image & 0b1111_1110)
     assert np.array_equal(found("solarize"), np.where(image >= 171, 255 - image, image))
@@ -69,7 +69,7 @@ def test_strengths_by_hand() -> None:
 def test_changes_follow_each_other() -> None:
     sample = scene()
     result = RandAugment(2, 15.0)(sample, choosing("solarize", "contrast"))
-    expected = tones.contrast(tones.solarize(sample["image"], 128), 1.45)
+    expected = color.adjust_contrast(color.solarize(sample["image"], 128), 1.45)
     assert np.array_equal(result["image"], expected)
 
 
@@ -136,6 +136,6 @@ def test_any_choice_keeps_shapes(
 
 def test_no_strength_moves_nothing() -> None:
     sample = scene()
-    for name in [*MOVES, "brightness", "posterize", "solarize"]:
+    for name in [*AFFINE_OPERATIONS, "brightness", "posterize", "solarize"]:
         result = RandAugment(1, 0.0)(sample, choosing(name))
         assert all(np.array_equal(result[field], sample[field]) for field in sample)

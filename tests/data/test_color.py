@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from paceline.data.batch import Sample
-from paceline.data.transforms import tones
+from paceline.data.transforms import color
 from paceline.data.transforms.base import SampleTransform
 from paceline.data.transforms.color import (
     ColorJitter,
@@ -38,8 +38,8 @@ def test_jitter_comes_in_the_drawn_order() -> None:
     jitter = ColorJitter(brightness=0.4, contrast=0.5, saturation=0.6, hue=0.2)
     # Factors 1.4 − ε, 0.75, 1, and a turn of −0.2; in the order hue, brightness, saturation, contrast.
     found = changed(jitter, 0.75, 0.25, 0.5, 0.0, 0.2, 0.9, 0.4, 0.1, 0.0)
-    turned = tones.scale(tones.hue(IMAGE, -0.2), 1.2)
-    assert np.array_equal(found, tones.contrast(turned, 0.75))
+    turned = color.scale_pixels(color.adjust_hue(IMAGE, -0.2), 1.2)
+    assert np.array_equal(found, color.adjust_contrast(turned, 0.75))
 
 
 def test_what_jitter_is_not_to_change_stays() -> None:
@@ -54,20 +54,20 @@ def test_distortion_by_hand() -> None:
     none = [0.9] * 5
     assert np.array_equal(changed(distort, *[0.3] * 5, *none, 0.0), IMAGE)
     brighter = changed(distort, 0.75, *[0.0] * 4, 0.0, *[0.9] * 4, 0.0)
-    assert np.array_equal(brighter, tones.scale(IMAGE, 1.0, 16))
+    assert np.array_equal(brighter, color.scale_pixels(IMAGE, 1.0, 16))
     early, late = (changed(distort, 0, 1, 0, 0.75, 0, 0.9, 0.1, 0.9, 0.1, 0.9, when) for when in (0.7, 0.2))
-    assert np.array_equal(early, tones.hue(tones.scale(IMAGE, 1.5), 0.025))
-    assert np.array_equal(late, tones.scale(tones.hue(IMAGE, 0.025), 1.5))
+    assert np.array_equal(early, color.adjust_hue(color.scale_pixels(IMAGE, 1.5), 0.025))
+    assert np.array_equal(late, color.scale_pixels(color.adjust_hue(IMAGE, 0.025), 1.5))
     paler = changed(distort, 0, 0, 0.0, 0, 0, 0.9, 0.9, 0.1, 0.9, 0.9, 0)
-    assert np.array_equal(paler, tones.hue_and_saturation(IMAGE, 0.0, 0.5))
+    assert np.array_equal(paler, color.adjust_hue_and_saturation(IMAGE, 0.0, 0.5))
     exchanged = changed(distort, 0, 0, 0, 0, 0.99, 0.9, 0.9, 0.9, 0.9, 0.1, 0)
     assert np.array_equal(exchanged, IMAGE[..., ::-1])
 
 
 def test_chances() -> None:
-    assert np.array_equal(changed(RandomGrayscale(0.3), 0.29), tones.gray(IMAGE))
+    assert np.array_equal(changed(RandomGrayscale(0.3), 0.29), color.rgb_to_grayscale(IMAGE))
     assert np.array_equal(changed(RandomGrayscale(0.3), 0.3), IMAGE)
-    assert np.array_equal(changed(GaussianBlur((1.0, 2.0), 0.3), 0.29, 0.5), tones.blur(IMAGE, 1.5))
+    assert np.array_equal(changed(GaussianBlur((1.0, 2.0), 0.3), 0.29, 0.5), color.gaussian_blur(IMAGE, 1.5))
     assert np.array_equal(changed(GaussianBlur((1.0, 2.0), 0.3), 0.3, 0.5), IMAGE)
     assert np.array_equal(changed(RandomSolarize(100.0, 0.3), 0.29), np.where(IMAGE >= 100, 255 - IMAGE, IMAGE))
     assert np.array_equal(changed(RandomSolarize(100.0, 0.3), 0.3), IMAGE)

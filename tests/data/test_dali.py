@@ -102,7 +102,7 @@ def compare(source: SplitLoader, asked: list[Request], tolerance: float = 2.0) -
         [Resize(72), CenterCrop(64)],
         [Resize([50, 60])],
         [CenterCrop([130, 110], fill=[255, 0, 9])],
-        [RandomHorizontalFlip(1.0), Resize(80, side="longer"), CenterCrop(80), RandomResizedCrop([32, 48])],
+        [RandomHorizontalFlip(1.0), Resize(None, max_size=80), CenterCrop(80), RandomResizedCrop([32, 48])],
     ],
     ids=lambda transforms: "-".join(type(each).__name__ for each in transforms),
 )

@@ -1,17 +1,18 @@
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
 import simplejpeg
-from hypothesis import given, settings
+import torch
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
 from registered import arguments_of
 from scenes import NONE, SHARES, apply, box_of, rectangles, samples
 
-from paceline.core.errors import DataError
+from paceline.core.errors import ArgumentError, DataError
 from paceline.data.batch import Sample
 from paceline.data.io.image import Encoded
 from paceline.data.transforms.geometric import (
@@ -19,10 +20,15 @@ from paceline.data.transforms.geometric import (
     Pad,
     RandomCrop,
     RandomHorizontalFlip,
+    RandomResize,
     RandomResizedCrop,
-    RandomShortestSize,
     Resize,
 )
+from paceline.models.torchvision_ops import import_torchvision
+
+import_torchvision()
+from torchvision.transforms.functional import _compute_resized_output_size  # noqa: E402
+from torchvision.transforms.v2.functional import pad as torchvision_pad  # noqa: E402
 
 PAIRS = [(0, 1), (2, 3)]
 BLOCKS = [(2, 4, 12, 10), (20, 16, 30, 28)]
@@ -37,36 +43,21 @@ def colors_of_keypoints(sample: Sample, number: int = 0) -> list[int]:
 # --- by hand ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("size", "side", "expected"),
-    [
-        (20, None, (20, 40)),
-        (20, "shorter", (20, 40)),
-        (20, "longer", (10, 20)),
-        ([30, 20], None, (30, 20)),
-        ([30, 20], "longer", (10, 20)),
-        ([30, 20], "shorter", (30, 60)),
-        ([5, 200], "longer", (5, 10)),
-    ],
-)
-def test_resize_chooses_its_side(
-    size: Any, side: Literal["shorter", "longer"] | None, expected: tuple[int, int]
+@given(st.integers(1, 300), st.integers(1, 300), st.none() | st.integers(1, 99), st.none() | st.integers(1, 400))
+def test_resize_gives_the_size_that_torchvision_gives(
+    height: int, width: int, size: int | None, most: int | None
 ) -> None:
-    assert Resize(size, side).target(50, 100) == expected
-    swapped = size if isinstance(size, int) else size[::-1]
-    assert Resize(swapped, side).target(100, 50) == expected[::-1]
+    assume(most is not None if size is None else most is None or most > size)
+    expected = _compute_resized_output_size((height, width), size and [size], most, allow_size_none=True)
+    assert Resize(size, most).target(height, width) == tuple(max(1, side) for side in expected)
 
 
-@given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 60), st.integers(1, 60))
-def test_an_image_that_keeps_its_shape_fits_or_covers(height: int, width: int, down: int, across: int) -> None:
-    rows, columns = Resize([down, across], "longer").target(height, width)
-    assert 1 <= rows <= down
-    assert 1 <= columns <= across
-    assert rows == down or columns == across
-    rows, columns = Resize([down, across], "shorter").target(height, width)
-    assert rows >= down
-    assert columns >= across
-    assert rows == down or columns == across
+def test_a_height_and_a_width_are_taken_as_they_are() -> None:
+    assert Resize([30, 20]).target(50, 100) == (30, 20)
+    with pytest.raises(ArgumentError, match="max_size"):
+        Resize([30, 20], max_size=40)
+    with pytest.raises(ArgumentError, match="size"):
+        Resize(None)
 
 
 def test_resize_by_hand() -> None:
@@ -87,16 +78,16 @@ def test_resize_loses_no_object_however_small() -> None:
     assert result["area"].tolist() == pytest.approx([0.01, 4])
 
 
-def test_random_shortest_size_draws_every_length_and_keeps_the_shape() -> None:
+def test_random_resize_draws_every_length_and_keeps_the_shape() -> None:
     sample = {"image": np.zeros((10, 20, 3), np.uint8), "mask": np.full((10, 20), 7, np.uint8)}
-    seen = [RandomShortestSize([5, 8])(sample, np.array([share])) for share in (0.0, 0.3, 0.6, 0.999999)]
+    seen = [RandomResize(5, 8)(sample, np.array([share])) for share in (0.0, 0.3, 0.6, 0.999999)]
     assert [each["image"].shape for each in seen] == [(5, 10, 3), (6, 12, 3), (7, 14, 3), (8, 16, 3)]
     assert all(each["mask"].shape == each["image"].shape[:2] and (each["mask"] == 7).all() for each in seen)
 
 
 def test_pad_leaves_coordinates_alone() -> None:
     sample = rectangles(32, 40, BLOCKS)
-    result = apply(Pad(multiple=16, fill=[1, 2, 3], mask_fill=255), sample)
+    result = apply(Pad(size_divisor=16, fill=[1, 2, 3], mask_fill=255), sample)
     assert result["image"].shape == (32, 48, 3)
     assert result["image"][31, 47].tolist() == [1, 2, 3]
     assert (result["mask"][:, 40:] == 255).all()
@@ -108,9 +99,20 @@ def test_pad_leaves_coordinates_alone() -> None:
     assert apply(Pad(size=41), sample)["image"].shape == (41, 41, 3)
 
 
+@pytest.mark.parametrize(("padding", "sides"), [(3, (3, 3, 3, 3)), ([1, 2, 3, 4], (1, 2, 3, 4)), (0, (0, 0, 0, 0))])
+def test_padding_moves_objects_as_torchvision_does(padding: Any, sides: tuple[int, int, int, int]) -> None:
+    left, top, right, bottom = sides
+    sample = rectangles(32, 40, BLOCKS)
+    result = apply(Pad(padding, fill=9), sample)
+    expected = torchvision_pad(torch.from_numpy(sample["image"]).permute(2, 0, 1), list(sides), fill=9)
+    assert np.array_equal(result["image"], expected.permute(1, 2, 0).numpy())
+    assert np.array_equal(result["boxes"], sample["boxes"] + np.array([left, top, left, top]))
+    assert result["masks"].shape[1:] == (32 + top + bottom, 40 + left + right)
+
+
 def test_pad_has_one_goal() -> None:
-    for wrong in ({}, {"size": 3, "multiple": 4}):
-        with pytest.raises(ValidationError, match="give either size or multiple"):
+    for wrong in ({}, {"size": 3, "size_divisor": 4}):
+        with pytest.raises(ValidationError, match="give either padding or size or size_divisor"):
             arguments_of("transform", "pad")(**wrong)
 
 
@@ -180,7 +182,7 @@ def test_flip_by_hand() -> None:
 
 
 def test_flip_wants_to_know_left_from_right() -> None:
-    with pytest.raises(DataError, match="which keypoints are left and right of a kind"):
+    with pytest.raises(DataError, match="`pairs`"):
         RandomHorizontalFlip(1.0).on_sample(rectangles(4, 4, []), np.zeros(1))
     flipped = RandomHorizontalFlip(1.0).on_sample({"image": np.zeros((2, 2, 3), np.uint8)}, np.zeros(1))
     assert flipped["image"].shape == (2, 2, 3)
@@ -204,9 +206,9 @@ TRANSFORMS = st.sampled_from(
     [
         Resize(7),
         Resize([9, 50]),
-        Resize(11, "longer"),
+        Resize(None, max_size=11),
         Pad(size=30),
-        Pad(multiple=8, fill=5),
+        Pad(size_divisor=8, fill=5),
         CenterCrop([13, 21]),
         RandomCrop(17),
         RandomResizedCrop([12, 9]),
@@ -261,7 +263,7 @@ def test_frames_of_a_clip_are_changed_alike() -> None:
     draws = np.array([0.3, 0.6, 0.2, 0.9])
     for transform in (
         Resize(8),
-        Pad(40),
+        Pad(size=40),
         CenterCrop(25),
         RandomCrop(7),
         RandomResizedCrop(9),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.core.errors import DataError
 from paceline.data.batch import Batch
-from paceline.data.transforms.mix import CutMix, MixUp, MixUpOrCutMix, from_beta
+from paceline.data.transforms.mix import CutMix, MixUp, MixUpOrCutMix, sample_beta
 from paceline.losses.classification import BinaryCrossEntropy, CrossEntropy
 
 Mixing = MixUp | CutMix | MixUpOrCutMix
@@ -41,7 +41,7 @@ def flat(*values: float, dtype: torch.dtype = torch.float32) -> Tensor:
 )
 def test_shares_are_distributed_as_beta(alpha: float, share_below: Any) -> None:
     draws = torch.linspace(0.001, 0.999, 999, dtype=torch.float64)
-    found = [share_below(x) for x in from_beta(alpha, draws).tolist()]
+    found = [share_below(x) for x in sample_beta(alpha, draws).tolist()]
     np.testing.assert_allclose(found, draws.numpy(), atol=1e-6)
 
 
@@ -49,7 +49,7 @@ def test_shares_are_distributed_as_beta(alpha: float, share_below: Any) -> None:
 @given(st.floats(0.01, 100), st.integers(1, 2**53 - 1))
 def test_shares_lie_between_0_and_1_and_are_even(alpha: float, number: int) -> None:
     draw = number / 2**53
-    share, opposite = from_beta(alpha, torch.tensor([draw, 1 - draw], dtype=torch.float64)).tolist()
+    share, opposite = sample_beta(alpha, torch.tensor([draw, 1 - draw], dtype=torch.float64)).tolist()
     assert 0 <= share <= 1
     assert share + opposite == pytest.approx(1)
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from paceline.core.errors import DataError
 from paceline.data.batch import RAGGED, Sample
-from paceline.data.transforms.mosaic import Mosaic
+from paceline.data.transforms.detection import Mosaic
 
 
 def scene(height: int, width: int, value: int, channels: int = 1, frames: int = 0) -> Sample:

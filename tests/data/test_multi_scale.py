@@ -10,8 +10,8 @@ from torch import Tensor
 
 from paceline.data.datasets.idx import MemoryImages
 from paceline.data.split_loader import SplitLoader
+from paceline.data.transforms.batch import MultiScale
 from paceline.data.transforms.geometric import RandomHorizontalFlip
-from paceline.data.transforms.multi_scale import MultiScale
 
 
 def draw(value: float) -> Tensor:

@@ -21,7 +21,7 @@ from paceline.data.synthetic import (
     write_segmentation,
     write_video,
 )
-from paceline.data.transforms.clips import MultiClip
+from paceline.data.transforms.video import MultiClip
 
 WRITERS = [write_saliency, write_segmentation, write_video]
 
@@ -86,7 +86,7 @@ def test_videos_are_read_by_list_and_by_folder(tmp_path: Path) -> None:
     for part in listed:
         for index in range(len(part)):
             assert part.path(index).parent.name == MOTIONS[part.open(index)["label"]]
-    batch = SplitLoader(listed[0], [MultiClip(clips=2, frames=4, stride=2)], 0).fetch(0, np.arange(4))
+    batch = SplitLoader(listed[0], [MultiClip(num_clips=2, num_frames=4, stride=2)], 0).fetch(0, np.arange(4))
     assert batch["image"].shape == (4, 2, 3, 4, 80, 112)
     assert batch["label"].tolist() == [0, 1, 2, 3]
 
@@ -97,7 +97,7 @@ def test_motions_move_as_they_are_called(tmp_path: Path) -> None:
     dataset = VideoList(root / "train.csv", classes=MOTIONS)
     spread = {}
     for index in range(3):
-        sample = MultiClip(clips=1, frames=24)(dataset.open(index), np.empty(0))
+        sample = MultiClip(num_clips=1, num_frames=24)(dataset.open(index), np.empty(0))
         frames = sample["image"][0].astype(np.float64).mean(-1)
         moving = frames.std(0) > 12
         rows, columns = np.nonzero(moving)

@@ -19,7 +19,7 @@ from paceline.data.datasets.video import ClipsApart, VideoFolder, VideoList
 from paceline.data.io.video import EncodedVideo
 from paceline.data.loader import Request, load
 from paceline.data.split_loader import SplitLoader
-from paceline.data.transforms.clips import Clip, MultiClip
+from paceline.data.transforms.video import Clip, MultiClip
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from paceline.core.errors import DataError, RecipeError
 from paceline.core.registry import register
 from paceline.data.batch import Batch
-from paceline.data.transforms.multi_scale import MultiScale
+from paceline.data.transforms.batch import MultiScale
 from paceline.engine.loss_accumulator import Normalizer
 from paceline.losses.loss_term import Loss, LossTerm
 from paceline.losses.pixel import OhemCrossEntropy, PixelBinaryCrossEntropy, PixelCrossEntropy

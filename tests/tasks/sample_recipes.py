@@ -91,8 +91,8 @@ def _segmentation(data: Path) -> dict[str, Any]:
 
 def _video(data: Path) -> dict[str, Any]:
     split = {"dataset": "video_list", "classes": ["circling", "growing", "sideways", "vertical"]}
-    clip = {"name": "clip", "frames": 4, "stride": 3, "speed": [0.5, 2.0]}
-    clips = {"name": "multi_clip", "clips": 2, "frames": 4, "stride": 3}
+    clip = {"name": "clip", "num_frames": 4, "stride": 3, "speed": [0.5, 2.0]}
+    clips = {"name": "multi_clip", "num_clips": 2, "num_frames": 4, "stride": 3}
     return {
         "task": {"name": "video", "top_k": [1, 2]},
         "model": {"name": "frame_pooling", "backbone": "timm/mobilenetv3_small_050", "dropout": 0.2},
@@ -105,7 +105,7 @@ def _video(data: Path) -> dict[str, Any]:
             "val": {
                 **split,
                 "file": str(data / "val.csv"),
-                "transforms": [clips, {"name": "multi_crop", "size": 48, "crops": 3}, _NORMALIZE],
+                "transforms": [clips, {"name": "multi_crop", "size": 48, "num_crops": 3}, _NORMALIZE],
             },
         },
         "losses": [{"name": "cross_entropy", "label_smoothing": 0.1}],

@@ -119,7 +119,7 @@ def test_without_a_truth_masks_are_measured_as_they_are() -> None:
     assert torch.equal(torch.stack(predictions.maps), expected)
 
 
-@pytest.mark.parametrize("then", [Pad([64, 96]), Pad(multiple=32), CenterCrop([24, 40])])
+@pytest.mark.parametrize("then", [Pad([64, 96]), Pad(size_divisor=32), CenterCrop([24, 40])])
 def test_padding_and_cropping_are_undone(then: Pad | CenterCrop) -> None:
     """Values that tell their place come back to that place."""
     rows, columns = np.mgrid[:40, :60].astype(np.uint8)

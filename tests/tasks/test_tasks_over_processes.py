@@ -27,7 +27,7 @@ FIGURES = {
     "video": {"loss", "cross_entropy", "top1", "top2", "auroc"},
 }
 # Clips of one video that are samples of their own, in batches that videos do not fill: processes share a video.
-APART = ["data.val.transforms.0.apart=true", "evaluate.batch_size=3"]
+APART = ["data.val.transforms.0.as_samples=true", "evaluate.batch_size=3"]
 CASES: dict[str, list[str]] = {**{kind: [] for kind in KINDS}, "video-apart": APART}
 
 

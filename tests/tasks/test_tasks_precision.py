@@ -26,7 +26,7 @@ REMAT = ["{name: blocks}", "{name: blocks, every: 2}", "{name: selective}", "{na
 ONE_VIEW = {
     "saliency": [],
     "segmentation": ["task=segmentation"],
-    "video": ["data.val.transforms.0.clips=1", "data.val.transforms.1.crops=1"],
+    "video": ["data.val.transforms.0.num_clips=1", "data.val.transforms.1.num_crops=1"],
 }
 
 

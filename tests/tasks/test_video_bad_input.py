@@ -16,8 +16,8 @@ from paceline.cli import main
 CLASSES = ["circling", "growing", "sideways", "vertical"]
 FRAMES, STRIDE = 4, 2  # a clip spans 7 frames
 LIST = {"dataset": "video_list", "classes": CLASSES}
-CLIP = {"name": "clip", "frames": FRAMES, "stride": STRIDE}
-CLIPS = {"name": "multi_clip", "clips": 2, "frames": FRAMES, "stride": STRIDE}
+CLIP = {"name": "clip", "num_frames": FRAMES, "stride": STRIDE}
+CLIPS = {"name": "multi_clip", "num_clips": 2, "num_frames": FRAMES, "stride": STRIDE}
 RECIPE: dict[str, Any] = {
     "task": "video",
     "model": {"name": "frame_pooling", "backbone": "timm/test_resnet"},
@@ -229,6 +229,6 @@ def test_crops_larger_than_the_frames_are_named_with_the_file(spoiled: Spoiled) 
 @pytest.mark.parametrize("first", [[], [RESIZE, CLIP]])
 def test_a_recipe_has_to_choose_frames_first(spoiled: Spoiled, first: list[Any]) -> None:
     spoiled.recipe["data"]["train"]["transforms"] = [*first, NORMALIZE]
-    parts = ["data.train.transforms: a data set of videos needs a first transform", "{name: clip, frames: 16"]
+    parts = ["data.train.transforms: a data set of videos needs a first transform", "{name: clip, num_frames: 16"]
     assert spoiled.refused(*parts) == 2
     assert spoiled.tell("data").code == 2

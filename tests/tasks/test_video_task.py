@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from paceline.core.errors import DataError
 from paceline.data.batch import Batch
 from paceline.data.collate import stack
-from paceline.data.transforms.multi_crop import MultiCrop
+from paceline.data.transforms.video import MultiCrop
 from paceline.losses.classification import BinaryCrossEntropy, CrossEntropy
 from paceline.metrics.metric import MetricValues, merge_states
 from paceline.tasks.video import VideoClassification
@@ -160,7 +160,7 @@ def test_crops_lie_along_the_longer_side(height: int, width: int) -> None:
     assert corners == expected.get((height, width), [(1, 0), (1, 1), (1, 2)])
     if height != width:
         clip = clip[:, : height - 1, : width - 1]  # an odd rest in both directions: half a pixel is rounded up
-    assert MultiCrop(8, crops=1)({"image": clip}, NONE)["image"][0, 0, 0, 0, :2].tolist() == [
+    assert MultiCrop(8, num_crops=1)({"image": clip}, NONE)["image"][0, 0, 0, 0, :2].tolist() == [
         math.ceil((clip.shape[1] - 8) / 2),
         math.ceil((clip.shape[2] - 8) / 2),
     ]
@@ -168,7 +168,7 @@ def test_crops_lie_along_the_longer_side(height: int, width: int) -> None:
 
 def test_every_clip_gets_its_crops() -> None:
     clips = np.random.default_rng(0).integers(0, 256, (2, 4, 10, 14, 3), np.uint8)
-    views = MultiCrop(10, crops=3)({"image": clips, "label": 0}, NONE)["image"]
+    views = MultiCrop(10, num_crops=3)({"image": clips, "label": 0}, NONE)["image"]
     assert views.shape == (6, 4, 10, 10, 3)
     assert np.array_equal(views[4], clips[1][:, :, 2:12])
     together = stack([0, 1], [{"image": views, "label": 0}, {"image": views, "label": 2}])
@@ -176,7 +176,7 @@ def test_every_clip_gets_its_crops() -> None:
 
 
 def test_what_cannot_be_cropped_is_told() -> None:
-    with pytest.raises(DataError, match=r"frames of 6×8; add \{name: resize, size: 7\} before it"):
+    with pytest.raises(DataError, match=r"frames are 6×8; add \{name: resize, size: 7\} before it"):
         MultiCrop(7)({"image": np.zeros((2, 8, 6, 3), np.uint8)}, NONE)
-    with pytest.raises(DataError, match="found an image of 6×8"):
+    with pytest.raises(DataError, match="an image of 6×8"):
         MultiCrop(7)({"image": np.zeros((8, 6, 3), np.uint8)}, NONE)

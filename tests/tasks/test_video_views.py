@@ -25,8 +25,7 @@ from paceline.data.datasets.video import ClipsApart, VideoList, clips_apart, joi
 from paceline.data.split_loader import SplitLoader
 from paceline.data.synthetic import write_video
 from paceline.data.transforms.base import SampleTransform
-from paceline.data.transforms.clips import MultiClip
-from paceline.data.transforms.multi_crop import MultiCrop
+from paceline.data.transforms.video import MultiClip, MultiCrop
 from paceline.losses.classification import BinaryCrossEntropy, CrossEntropy
 from paceline.metrics.metric import MetricValues, State, merge_states, pack, unpack
 from paceline.metrics.video import PerVideo
@@ -198,7 +197,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_each_clip_is_a_sample_with_the_frames_it_has_in_the_video(project: Path) -> None:
     videos = VideoList(project / "data/seven.csv", classes=CLASSES)
-    transforms: list[SampleTransform] = [MultiClip(CLIPS, 2, 3, apart=True), MultiCrop(72, CROPS)]
+    transforms: list[SampleTransform] = [MultiClip(CLIPS, 2, 3, as_samples=True), MultiCrop(72, CROPS)]
     clips = clips_apart(videos, transforms[0])
     assert isinstance(clips, ClipsApart)
     assert (len(clips), clips.classes, clips.path(11)) == (VIDEOS * CLIPS, CLASSES, videos.path(2))
@@ -242,15 +241,15 @@ RECIPE: dict[str, Any] = {
             "dataset": "video_list",
             "file": "data/seven.csv",
             "classes": CLASSES,
-            "transforms": [{"name": "clip", "frames": 2, "stride": 3, "place": "middle"}],
+            "transforms": [{"name": "clip", "num_frames": 2, "stride": 3, "position": "center"}],
         },
         "val": {
             "dataset": "video_list",
             "file": "data/seven.csv",
             "classes": CLASSES,
             "transforms": [
-                {"name": "multi_clip", "clips": CLIPS, "frames": 2, "stride": 3},
-                {"name": "multi_crop", "size": 72, "crops": CROPS},
+                {"name": "multi_clip", "num_clips": CLIPS, "num_frames": 2, "stride": 3},
+                {"name": "multi_crop", "size": 72, "num_crops": CROPS},
             ],
         },
     },
@@ -276,7 +275,16 @@ sys.exit(code or main(sys.argv[1:]))
 def measured(project: Path, procs: int) -> dict[str, Any]:
     """What `paceline eval` finds with each clip a sample of its own; the net is trained before the first time."""
     start = ["-m", "paceline"] if (project / "run").exists() else ["-c", TRAIN_AND_EVALUATE]
-    words = ["eval", "run", "data.val.transforms.0.apart=true", "--use", "exact_net", "--json", "--procs", str(procs)]
+    words = [
+        "eval",
+        "run",
+        "data.val.transforms.0.as_samples=true",
+        "--use",
+        "exact_net",
+        "--json",
+        "--procs",
+        str(procs),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *start, *words]
     done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=180)

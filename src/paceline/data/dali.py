@@ -24,15 +24,10 @@ from paceline.data.rng import uniforms_of_streams
 from paceline.data.sample_types import as_arrays
 from paceline.data.skip_list import UNREADABLE
 from paceline.data.split_loader import Request, SplitLoader
+from paceline.data.transforms.annotations import CropBox
 from paceline.data.transforms.base import OnSamples, SampleTransform, name_of
-from paceline.data.transforms.coordinates import middle
-from paceline.data.transforms.geometric import (
-    CenterCrop,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    Resize,
-    height_and_width,
-)
+from paceline.data.transforms.functional import height_and_width
+from paceline.data.transforms.geometric import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 
 _READERS = 2  # threads that read files
 _AHEAD = 4  # requests whose files are read ahead
@@ -238,13 +233,11 @@ def plan(transforms: Sequence[SampleTransform], height: int, width: int, draws: 
         own = draws[used : used + transform.draws]
         used += transform.draws
         if isinstance(transform, RandomResizedCrop):
-            top, left, *part = transform.box(height, width, own)
-            numbers |= _window(place, (top, left), (part[0], part[1]))
+            numbers |= _window(place, transform.box(height, width, own))
             height, width = height_and_width(transform.size)
         elif isinstance(transform, CenterCrop):
-            wanted = height_and_width(transform.size)
-            numbers |= _window(place, (middle(height, wanted[0]), middle(width, wanted[1])), wanted)
-            height, width = wanted
+            numbers |= _window(place, transform.box(height, width))
+            height, width = height_and_width(transform.size)
         elif isinstance(transform, Resize):
             height, width = transform.target(height, width)
             numbers[f"size {place}"] = np.array([height, width], np.float32)
@@ -299,5 +292,5 @@ def _plain(transform: SampleTransform) -> Any:
     return transform.transform if isinstance(transform, OnSamples) else transform
 
 
-def _window(place: int, anchor: tuple[int, int], shape: tuple[int, int]) -> Numbers:
-    return {f"anchor {place}": np.array(anchor, np.int32), f"shape {place}": np.array(shape, np.int32)}
+def _window(place: int, box: CropBox) -> Numbers:
+    return {f"anchor {place}": np.array(box[:2], np.int32), f"shape {place}": np.array(box[2:], np.int32)}

@@ -38,7 +38,7 @@ from paceline.data.pack_format import (
 )
 from paceline.data.skip_list import UNREADABLE, Skipped, described
 from paceline.data.split_loader import Dataset, TransformPipeline
-from paceline.data.transforms.coordinates import size_of
+from paceline.data.transforms.functional import size_of
 from paceline.data.transforms.geometric import Resize
 
 PackSize = int | Sequence[int] | None

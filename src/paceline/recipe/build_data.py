@@ -140,7 +140,7 @@ def _make_loader(context: BuildContext, split: str, part: DatasetPart) -> SplitL
     with context.error_context(f"{key}.transforms"):
         if getattr(dataset, "reads_videos", False):
             from paceline.data.datasets.video import clips_apart
-            from paceline.data.transforms.clips import require_clips
+            from paceline.data.transforms.video import require_clips
 
             require_clips(dataset, transforms)
             dataset = clips_apart(dataset, transforms[0])

@@ -236,7 +236,7 @@ class ClipsApart:
 
 def clips_apart(videos: Dataset, first_transform: object) -> Dataset:
     """The data set as its first transform wants it: videos, or each clip of them apart."""
-    clips: int = getattr(first_transform, "samples_a_video", 1)
+    clips: int = getattr(first_transform, "samples_per_video", 1)
     return ClipsApart(videos, clips) if clips > 1 else videos
 
 

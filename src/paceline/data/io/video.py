@@ -98,7 +98,7 @@ class EncodedVideo:
         """Refused: all frames of a video are never wanted at once."""
         raise DataError(
             f"{self.path}: a video is not decoded as a whole; let the first of the transforms choose frames, such as"
-            " {name: clip, frames: 16, stride: 2} for training or {name: multi_clip, clips: 10, frames: 16, stride: 2}"
+            " {name: clip, num_frames: 16, stride: 2} for training or {name: multi_clip, num_clips: 10, num_frames: 16}"
         )
 
     def _scanned(self) -> PacketScan:

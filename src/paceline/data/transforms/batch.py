@@ -1,6 +1,6 @@
-"""Transforms of whole batches of images of one size, on the training device; all are deterministic.
+"""Transforms that only run on whole batches, on the training device: erase, normalize, multi-scale.
 
-Images are [N, C, H, W], clips [N, C, T, H, W], of whole pixels or of float32.
+Images are [N, C, H, W], clips [N, C, T, H, W], of uint8 or float32.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
@@ -19,10 +20,11 @@ from paceline.core.arguments import Positive, SameLength, Share
 from paceline.core.buffer_pool import recycled
 from paceline.core.errors import DataError
 from paceline.core.registry import register
-from paceline.data.argument_types import PositiveRange, ShareRange
-from paceline.data.transforms.batch_objects import channel_axis
+from paceline.data.argument_types import PositiveRange, ShareRange, Size
+from paceline.data.transforms.annotations import move_batch_annotations
+from paceline.data.transforms.functional import channel_axis, height_and_width
 
-_LARGE = 1 << 18  # numbers of a batch whose memory is worth using again
+_LARGE = 1 << 18  # pixels of a batch whose memory is worth using again
 
 
 @register.transform("random_erasing")
@@ -110,3 +112,53 @@ def _by_channel(values: list[float], images: Tensor) -> Tensor | float:
         return values[0]
     behind = images.ndim - 1 - channel_axis(images)
     return torch.tensor(values, dtype=torch.float32, device=images.device).view(-1, *[1] * behind)
+
+
+@register.transform("multi_scale")
+@dataclass(frozen=True)
+class MultiScale:
+    """Resize to one of `sizes`, each as likely: the same for all that a step computes, in every process.
+
+    Images are interpolated and averaged where they shrink; masks keep their values; boxes and keypoints follow.
+    """
+
+    sizes: Annotated[Sequence[Size], Field(min_length=1)]
+    draws: ClassVar[int] = 1
+    is_batch: ClassVar[bool] = True
+    per_step: ClassVar[bool] = True
+
+    def __call__(self, batch: dict[str, Any], draws: Tensor) -> dict[str, Any]:
+        """The batch at the size that `draws` [1, 1], on the host, says."""
+        size = height_and_width(self.sizes[int(float(draws[0, 0]) * len(self.sizes))])
+        images = batch["image"]
+        height, width = images.shape[-2:]
+        if size == (height, width):
+            return batch
+        result = {**batch, "image": _resize(images, size)}
+        if "mask" in batch:
+            result["mask"] = _resize_masks(batch["mask"], size)
+        scales = torch.tensor([[size[1] / width, size[0] / height]], device=images.device)
+        return result | move_batch_annotations(
+            batch, scales, torch.zeros_like(scales), size, lambda masks, _: _resize_masks(masks, size)
+        )
+
+
+def _resize(images: Tensor, size: tuple[int, int]) -> Tensor:
+    planes = images.flatten(1, -3) if images.ndim == 5 else images
+    # Only CPUs have a kernel for uint8, several times as fast as that for floats; it misreads planes that are one pixel
+    # wide.
+    has_kernel = images.device.type == "cpu" and 1 not in (*images.shape[-2:], *size)
+    is_converted = not images.is_floating_point() and not has_kernel
+    # Averaging costs nothing: the kernels of torch are as fast with as without it.
+    resized = F.interpolate(planes.float() if is_converted else planes, size, mode="bilinear", antialias=True)
+    if is_converted:
+        resized = resized.round_().clamp_(0, 255).to(images.dtype)
+    return resized.view(*images.shape[:-2], *size)
+
+
+def _resize_masks(masks: Tensor, size: tuple[int, int]) -> Tensor:
+    """Masks [N, H, W] at that size, by the nearest pixel."""
+    if not len(masks):
+        return masks.new_empty(0, *size)
+    # "nearest" would take a pixel's corner for its center, and so move everything by half a pixel.
+    return F.interpolate(masks.unsqueeze(1), size, mode="nearest-exact").squeeze(1)

@@ -1,22 +1,33 @@
-"""Sample transforms of colors; all frames of a clip are changed alike, and nothing but the image changes."""
+"""Color transforms of samples, and the functions they are made of; all frames of a clip are changed alike.
+
+An image is uint8 [H, W, C], a clip [T, H, W, C]. Factors are relative: 1 changes nothing. Colors need three channels
+(red, green, blue); a gray image stays as it is.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, cast
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from paceline.core.arguments import NonNegative, Ordered, Share
+from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.data.argument_types import PositiveRange
 from paceline.data.batch import Sample
-from paceline.data.transforms import tones
+from paceline.data.transforms.functional import Draws, between
 
-Draws = NDArray[np.float64]
+Pixels = NDArray[np.uint8]
+_LUMA = np.array([0.299, 0.587, 0.114])  # how bright red, green and blue look
+_LEVELS = np.arange(256)
+_ORDERS = ([0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0])  # of channels
+_NEUTRAL = (1.0, 1.0, 1.0, 0.0)
+
 HueRange = Annotated[Sequence[Annotated[float, Field(ge=-0.5, le=0.5)]], Field(min_length=2, max_length=2), Ordered()]
 
 
@@ -38,18 +49,19 @@ class ColorJitter:
 
     def __call__(self, sample: Sample, draws: Draws) -> Sample:
         """The sample with the colors of its image changed."""
-        if draws[8] >= self.p:
-            return sample
-        image = sample["image"]
-        amounts = (self.brightness, self.contrast, self.saturation, self.hue)
-        changes = (tones.scale, tones.contrast, tones.saturation, tones.hue)
+        image, factors = sample["image"], self.factors(draws)
         for number in np.argsort(draws[4:8], kind="stable"):
-            amount = amounts[number]
-            if amount:
-                middle = 0.0 if number == 3 else 1.0
-                factor = middle + amount * (2 * float(draws[number]) - 1)
-                image = changes[number](image, factor if number == 3 else max(0.0, factor))
+            if factors[number] != _NEUTRAL[number]:
+                image = _ADJUSTMENTS[number](image, factors[number])
         return {**sample, "image": image}
+
+    def factors(self, draws: Draws) -> tuple[float, float, float, float]:
+        """What brightness, contrast and saturation are multiplied by, and the share of a turn that is added to hue."""
+        if draws[8] >= self.p:
+            return _NEUTRAL
+        amounts = (self.brightness, self.contrast, self.saturation)
+        by = [max(0.0, 1 + amount * (2 * float(draw) - 1)) for amount, draw in zip(amounts, draws, strict=False)]
+        return by[0], by[1], by[2], self.hue * (2 * float(draws[3]) - 1)
 
 
 @register.transform("random_photometric_distort")
@@ -75,23 +87,20 @@ class RandomPhotometricDistort:
         chosen = draws[5:10] < self.p
         image = sample["image"]
         offset = self.brightness * (2 * bright - 1) if chosen[0] else 0.0
-        factor = _between(self.contrast, contrast) if chosen[1] else 1.0
+        factor = between(contrast, *self.contrast) if chosen[1] else 1.0
         is_late = draws[10] < 0.5
         if offset:
-            image = tones.scale(image, 1.0, offset)
+            image = scale_pixels(image, 1.0, offset)
         if factor != 1 and not is_late:
-            image = tones.scale(image, factor)
+            image = scale_pixels(image, factor)
         if chosen[2] or chosen[3]:
-            turn = _between(self.hue, hue) if chosen[3] else 0.0
-            image = tones.hue_and_saturation(image, turn, _between(self.saturation, saturation) if chosen[2] else 1.0)
+            turn = between(hue, *self.hue) if chosen[3] else 0.0
+            image = adjust_hue_and_saturation(image, turn, between(saturation, *self.saturation) if chosen[2] else 1.0)
         if factor != 1 and is_late:
-            image = tones.scale(image, factor)
+            image = scale_pixels(image, factor)
         if chosen[4] and image.shape[-1] == 3:
             image = np.ascontiguousarray(image[..., _ORDERS[int(order * len(_ORDERS))]])
         return {**sample, "image": image}
-
-
-_ORDERS = ([0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0])
 
 
 @register.transform("random_grayscale")
@@ -105,7 +114,7 @@ class RandomGrayscale:
 
     def __call__(self, sample: Sample, draws: Draws) -> Sample:
         """The sample, perhaps in gray, with as many channels as before."""
-        return sample if draws[0] >= self.p else {**sample, "image": tones.gray(sample["image"])}
+        return sample if draws[0] >= self.p else {**sample, "image": rgb_to_grayscale(sample["image"])}
 
 
 @register.transform("gaussian_blur")
@@ -114,7 +123,7 @@ class GaussianBlur:
     """Blur with probability `p` by a Gaussian whose standard deviation, in pixels, is drawn from the range `sigma`."""
 
     sigma: PositiveRange = (0.1, 2.0)
-    p: Share = 0.5
+    p: Share = 1.0
     draws: ClassVar[int] = 2
     is_batch: ClassVar[bool] = False
 
@@ -122,7 +131,7 @@ class GaussianBlur:
         """The sample, perhaps with its image smoothed."""
         if draws[0] >= self.p:
             return sample
-        return {**sample, "image": tones.blur(sample["image"], _between(self.sigma, float(draws[1])))}
+        return {**sample, "image": gaussian_blur(sample["image"], between(draws[1], *self.sigma))}
 
 
 @register.transform("random_solarize")
@@ -137,9 +146,154 @@ class RandomSolarize:
 
     def __call__(self, sample: Sample, draws: Draws) -> Sample:
         """The sample, perhaps with the bright part of its image inverted."""
-        return sample if draws[0] >= self.p else {**sample, "image": tones.solarize(sample["image"], self.threshold)}
+        return sample if draws[0] >= self.p else {**sample, "image": solarize(sample["image"], self.threshold)}
 
 
-def _between(bounds: Sequence[float], draw: float) -> float:
-    low, high = bounds
-    return low + (high - low) * draw
+def scale_pixels(image: Pixels, factor: float, offset: float = 0.0) -> Pixels:
+    """factor · pixel + offset, rounded and cut at 0 and 255."""
+    tall = _as_tall_image(image)
+    return _as_shape_of(image, cv2.addWeighted(tall, factor, tall, 0, offset))
+
+
+def adjust_contrast(image: Pixels, factor: float) -> Pixels:
+    """Away from the mean brightness of the image or clip (factor > 1), or toward it."""
+    means = np.array(cv2.mean(_as_tall_image(image))[: image.shape[-1]])
+    mean = float(means @ _LUMA if len(means) == 3 else means.mean())
+    return scale_pixels(image, factor, (1 - factor) * mean)
+
+
+def adjust_saturation(image: Pixels, factor: float) -> Pixels:
+    """Away from gray (factor > 1), or toward it."""
+    if not _is_rgb(image):
+        return image
+    matrix = factor * np.eye(3) + (1 - factor) * _LUMA
+    return _as_shape_of(image, cv2.transform(_as_tall_image(image), matrix))
+
+
+def adjust_hue(image: Pixels, turn: float) -> Pixels:
+    """The hue shifted; 1 is a whole turn around the color circle."""
+    return adjust_hue_and_saturation(image, turn, 1.0)
+
+
+def adjust_hue_and_saturation(image: Pixels, turn: float, factor: float) -> Pixels:
+    """In HSV: the hue shifted, and the saturation multiplied by `factor`."""
+    if not _is_rgb(image):
+        return image
+    # In whole numbers this would be off by up to ten levels; in float32 it takes little longer.
+    hsv = cv2.cvtColor(_as_tall_image(image).astype(np.float32), cv2.COLOR_RGB2HSV)
+    if factor != 1:
+        hsv[..., 1] = np.minimum(hsv[..., 1] * np.float32(factor), 1)
+    hsv = cv2.add(hsv, (360 * (turn % 1), 0, 0, 0), dst=hsv)
+    return _as_shape_of(image, cv2.convertScaleAbs(cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB, dst=hsv)))
+
+
+def rgb_to_grayscale(image: Pixels) -> Pixels:
+    """Gray, in as many channels as before."""
+    if not _is_rgb(image):
+        return image
+    return _as_shape_of(
+        image, cv2.cvtColor(cv2.cvtColor(_as_tall_image(image), cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
+    )
+
+
+_ADJUSTMENTS = (scale_pixels, adjust_contrast, adjust_saturation, adjust_hue)
+
+
+def solarize(image: Pixels, threshold: float) -> Pixels:
+    """Pixels at or above the threshold inverted."""
+    return apply_lut(image, np.where(threshold <= _LEVELS, 255 - _LEVELS, _LEVELS))
+
+
+def posterize(image: Pixels, bits: int) -> Pixels:
+    """Pixels reduced to their leading bits."""
+    return apply_lut(image, _LEVELS & (256 - (1 << (8 - bits))))
+
+
+def autocontrast(image: Pixels) -> Pixels:
+    """Each channel stretched to 0 … 255; one of a single value stays as it is."""
+    tables = []
+    for counts in channel_histograms(image):
+        found = np.flatnonzero(counts)
+        low, high = int(found[0]), int(found[-1])
+        tables.append((_LEVELS - low) * 255 / (high - low) if high > low else _LEVELS.astype(np.float64))
+    return apply_lut(image, np.clip(np.floor(np.stack(tables, -1) + 1e-6), 0, 255))
+
+
+def equalize(image: Pixels) -> Pixels:
+    """Each channel with all levels about equally frequent, by Pillow's rule."""
+    return apply_lut(image, np.stack([_equalize_lut(counts) for counts in channel_histograms(image)], -1))
+
+
+def adjust_sharpness(image: Pixels, factor: float) -> Pixels:
+    """Away from a smoothed version (factor > 1), or toward it; the outermost pixels stay as they are."""
+    frames = [_sharpen(frame, factor) for frame in _frames(image)]
+    return _as_shape_of(image, np.stack(frames))
+
+
+def gaussian_blur(image: Pixels, sigma: float) -> Pixels:
+    """Smoothed by a Gaussian of that standard deviation in pixels, cut off at three of them."""
+    size = 2 * int(np.ceil(3 * sigma)) + 1
+    frames = [
+        cv2.GaussianBlur(frame, (size, size), sigma, borderType=cv2.BORDER_REFLECT_101) for frame in _frames(image)
+    ]
+    return _as_shape_of(image, np.stack(frames))
+
+
+def apply_lut(image: Pixels, table: NDArray[np.generic]) -> Pixels:
+    """Pixels replaced by a lookup table [256], or [256, C] with one for each channel."""
+    levels = table.astype(np.uint8)
+    return _as_shape_of(image, cv2.LUT(_as_tall_image(image), levels if levels.ndim == 1 else levels[None]))
+
+
+def channel_histograms(image: Pixels) -> NDArray[np.int64]:
+    """How often each level occurs in each channel, [C, 256]."""
+    tall = _as_tall_image(image)
+    counts = [cv2.calcHist([tall], [channel], None, [256], [0, 256]) for channel in range(image.shape[-1])]
+    return np.stack(counts).reshape(-1, 256).astype(np.int64)
+
+
+def _equalize_lut(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    found = counts[counts > 0]
+    step = (int(counts.sum()) - int(found[-1])) // 255
+    if not step:
+        return _LEVELS
+    table: NDArray[np.int64] = np.minimum((np.cumsum(counts) - counts + step // 2) // step, 255)
+    return table
+
+
+def _sharpen(frame: Pixels, factor: float) -> Pixels:
+    if min(frame.shape[:2]) < 3:
+        return frame
+    smooth = cv2.filter2D(frame, -1, np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13)
+    result = frame.copy()
+    inner = (slice(1, -1), slice(1, -1))
+    result[inner] = cv2.addWeighted(frame, factor, smooth, 1 - factor, 0).reshape(frame.shape)[inner]
+    return result
+
+
+def _is_rgb(image: Pixels) -> bool:
+    channels: int = image.shape[-1]
+    if channels not in (1, 3):
+        raise DataError(f"color transforms take images of 1 or 3 channels; this one has {channels}")
+    return channels == 3
+
+
+def _require_uint8(image: Pixels) -> None:
+    if image.dtype != np.uint8:
+        raise DataError(f"color transforms take uint8 images, from 0 to 255; this one is {image.dtype}")
+
+
+def _as_tall_image(image: Pixels) -> Pixels:
+    """One tall image [T · H, W, C], for what is done to each pixel by itself."""
+    _require_uint8(image)
+    return image if image.ndim == 3 else image.reshape(-1, *image.shape[2:])
+
+
+def _frames(image: Pixels) -> list[Pixels]:
+    _require_uint8(image)
+    return [image] if image.ndim == 3 else list(image)
+
+
+def _as_shape_of(image: Pixels, changed: object) -> Pixels:
+    # OpenCV drops the axis of a single channel.
+    return cast(Pixels, changed).reshape(image.shape)

@@ -1,4 +1,4 @@
-"""Geometric transforms: crop, resize, pad and flip an image with its mask and its objects.
+"""Geometric transforms: resize, pad, crop and flip an image with its mask and its objects.
 
 Those that keep or set one size for all images also have a form for whole batches.
 """
@@ -8,122 +8,119 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
-from paceline.core.arguments import Count, CountOrZero, ExactlyOneOf, Ordered, Share
+from paceline.core.arguments import AtMost, Count, CountOrZero, ExactlyOneOf, Share
+from paceline.core.errors import ArgumentError
 from paceline.core.registry import register
-from paceline.data.argument_types import Fill, HeightWidth, PixelValue, PositiveRange, ShareRange, Size
+from paceline.data.argument_types import Fill, PixelValue, PositiveRange, ShareRange, Side, Size
 from paceline.data.batch import Sample
-from paceline.data.sample_types import Image
-from paceline.data.transforms.batch_objects import (
-    CropSide,
-    crop_padded,
-    either,
-    has_objects,
-    mirror_objects,
-    retrace,
-    shift,
+from paceline.data.transforms.annotations import CropBox, flip_batch_annotations, flip_where, move_batch_annotations
+from paceline.data.transforms.functional import (
+    Draws,
+    center_offset,
+    channel_axis,
+    crop,
+    fill_values,
+    height_and_width,
+    horizontal_flip,
+    resized_crop,
+    size_of,
 )
-from paceline.data.transforms.coordinates import Window, middle, size_of
-from paceline.data.transforms.functional import frame, mirror, resize
-
-__all__ = [
-    "CenterCrop",
-    "Image",
-    "Pad",
-    "RandomCrop",
-    "RandomHorizontalFlip",
-    "RandomResizedCrop",
-    "RandomShortestSize",
-    "Resize",
-    "Size",
-]
-
-Draws = NDArray[np.float64]
 
 
 @register.transform("resize")
 @dataclass(frozen=True)
 class Resize:
-    """Resize to a height and width, or so that the image keeps its shape.
+    """Resize to a height and width, or, with one number, the shorter side to it; the image then keeps its shape.
 
-    With `side`, the shorter or the longer side gets the size: of two numbers, the image covers both or fits into
-    both. One number alone is the shorter side.
+    The longer side becomes at most `max_size`; with `size` null, exactly that.
     """
 
-    size: Size
-    side: Literal["shorter", "longer"] | None = None
+    size: Size | None
+    max_size: Side | None = None
     draws: ClassVar[int] = 0
     is_batch: ClassVar[bool] = False
     reads_encoded: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        if self.size is None and self.max_size is None:
+            raise ArgumentError("size", "expected a size, or max_size for the longer side")
+        if self.max_size is not None and not isinstance(self.size, int | None):
+            raise ArgumentError("max_size", "limits the longer side where size is one number or null; take it out")
+
     def __call__(self, sample: Sample, draws: Draws) -> Sample:
-        """The sample, resized."""
+        """The resized sample."""
         height, width = size_of(sample)
-        return resize(sample, Window(0, 0, height, width), *self.target(height, width))
+        return resized_crop(sample, CropBox(0, 0, height, width), *self.target(height, width))
 
     def target(self, height: int, width: int) -> tuple[int, int]:
         """The height and width that an image of this size gets."""
-        wanted = height_and_width(self.size)
-        if self.side is None and not isinstance(self.size, int):
-            return wanted
-        by_height = wanted[0] * width < wanted[1] * height  # the height allows less than the width does
-        if self.side != "longer":
-            by_height = not by_height
-        if by_height:
-            return wanted[0], max(1, width * wanted[0] // height)
-        return max(1, height * wanted[1] // width), wanted[1]
+        if self.size is not None and not isinstance(self.size, int):
+            return height_and_width(self.size)
+        short, long = sorted((height, width))
+        new_short, new_long = (short, long) if self.size is None else (self.size, long * self.size // short)
+        if self.max_size is not None and (self.size is None or new_long > self.max_size):
+            new_short, new_long = self.max_size * new_short // new_long, self.max_size
+        new_short, new_long = max(1, new_short), max(1, new_long)
+        return (new_short, new_long) if height <= width else (new_long, new_short)
 
 
-@register.transform("random_shortest_size")
+@register.transform("random_resize", checks=[AtMost("min_size", "max_size")])
 @dataclass(frozen=True)
-class RandomShortestSize:
-    """Resize the shorter side to a length drawn from the range `min_size`; the image keeps its shape.
+class RandomResize:
+    """Resize the shorter side to a length drawn from `min_size` to `max_size`; the image keeps its shape."""
 
-    Unlike torchvision's, `min_size` is the least and the greatest length, not a list to choose from.
-    """
-
-    min_size: Annotated[HeightWidth, Ordered()]
+    min_size: Side
+    max_size: Side
     draws: ClassVar[int] = 1
     is_batch: ClassVar[bool] = False
     reads_encoded: ClassVar[bool] = True
 
     def __call__(self, sample: Sample, draws: Draws) -> Sample:
-        """The sample, resized."""
-        least, most = self.min_size
-        return Resize(least + int(float(draws[0]) * (most - least + 1)))(sample, draws)
+        """The resized sample."""
+        return Resize(self.min_size + int(float(draws[0]) * (self.max_size - self.min_size + 1)))(sample, draws)
 
 
-@register.transform("pad", checks=[ExactlyOneOf("size", "multiple")])
+Padding = CountOrZero | Annotated[Sequence[CountOrZero], Field(min_length=4, max_length=4)]
+
+
+@register.transform("pad", checks=[ExactlyOneOf("padding", "size", "size_divisor")])
 @dataclass(frozen=True)
 class Pad:
-    """Add to the right and below, up to a size or to the next multiple of a number; larger images stay as they are."""
+    """Pad every side by `padding` pixels, or on the right and below up to a size or a multiple of a number.
 
-    size: Size | None = None
-    multiple: Count | None = None
+    `padding` is one number, or left, top, right and bottom. An image that is larger than `size` stays as it is.
+    """
+
+    padding: Padding | None = None
     fill: Fill = 0
+    size: Size | None = None
+    size_divisor: Count | None = None
     mask_fill: PixelValue = 0
     draws: ClassVar[int] = 0
     is_batch: ClassVar[bool] = False
 
     def __call__(self, sample: Sample, draws: Draws) -> Sample:
-        """The sample, padded."""
+        """The padded sample."""
         height, width = size_of(sample)
-        least = height_and_width(self.size or 1)
-        step = self.multiple or 1
-        height, width = (math.ceil(max(each) / step) * step for each in zip((height, width), least, strict=True))
-        return frame(sample, Window(0, 0, height, width), self.fill, self.mask_fill)
+        padding = self.padding or 0
+        left, top, right, bottom = [padding] * 4 if isinstance(padding, int) else padding
+        least, divisor = height_and_width(self.size or 1), self.size_divisor or 1
+        height, width = max(height + top + bottom, least[0]), max(width + left + right, least[1])
+        height, width = (math.ceil(side / divisor) * divisor for side in (height, width))
+        return crop(sample, CropBox(-top, -left, height, width), self.fill, self.mask_fill)
 
 
 @register.transform("center_crop")
 @dataclass(frozen=True)
 class CenterCrop:
-    """Cut out the middle; a smaller image is surrounded with `fill` first."""
+    """Crop the center; a smaller image is padded with `fill` first."""
 
     size: Size
     fill: Fill = 0
@@ -133,11 +130,29 @@ class CenterCrop:
     is_batch: ClassVar[bool] = False
 
     def __call__(self, sample: Sample, draws: Draws) -> Sample:
-        """The sample's middle."""
-        height, width = height_and_width(self.size)
-        rows, columns = size_of(sample)
-        window = Window(middle(rows, height), middle(columns, width), height, width)
-        return frame(sample, window, self.fill, self.mask_fill, self.min_visible)
+        """The sample's center."""
+        return crop(sample, self.box(*size_of(sample)), self.fill, self.mask_fill, self.min_visible)
+
+    def box(self, height: int, width: int) -> CropBox:
+        """What is cropped from an image of this size."""
+        rows, columns = height_and_width(self.size)
+        return CropBox(center_offset(height, rows), center_offset(width, columns), rows, columns)
+
+
+class _CropSide(NamedTuple):
+    """One side of a crop from padded images."""
+
+    length: int
+    wanted: int
+    before: int
+    """Pixels padded before the first one."""
+    num_starts: int
+    """Where the crop may begin, counted from the first padded pixel."""
+
+    @property
+    def behind(self) -> int:
+        """Pixels padded behind the last one."""
+        return self.num_starts - 1 + self.wanted - self.before - self.length
 
 
 @register.transform("random_crop")
@@ -146,7 +161,7 @@ class RandomCrop:
     """Pad every side by `padding` pixels, then crop to `size` at a random place.
 
     A smaller image is padded evenly up to the size. Padding is filled with `fill`, in masks with `mask_fill`. Boxes are
-    cut at the border, and an object of which less than the share `min_visible` is left is removed.
+    clipped to the crop, and an object of which less than the share `min_visible` is left is removed.
     """
 
     size: Size
@@ -159,36 +174,33 @@ class RandomCrop:
     unifies_size: ClassVar[bool] = True
 
     def on_sample(self, sample: Sample, draws: Draws) -> Sample:
-        """The sample's part."""
+        """The cropped sample."""
         sides = zip(self._sides(size_of(sample)), draws, strict=True)
-        top, left = (int(float(draw) * side.places) - side.margin for side, draw in sides)
-        window = Window(top, left, *height_and_width(self.size))
-        return frame(sample, window, self.fill, self.mask_fill, self.min_visible)
+        top, left = (int(float(draw) * side.num_starts) - side.before for side, draw in sides)
+        box = CropBox(top, left, *height_and_width(self.size))
+        return crop(sample, box, self.fill, self.mask_fill, self.min_visible)
 
     def __call__(self, batch: dict[str, Any], draws: Tensor) -> dict[str, Any]:
         """The batch, each image cropped at a place of its own."""
         images = batch["image"]
         sides = self._sides((images.shape[-2], images.shape[-1]))
-        corners = torch.stack([(draws[:, i] * side.places).long() for i, side in enumerate(sides)], 1)
-        result = {**batch, "image": crop_padded(images, corners, sides, self.fill)}
+        corners = torch.stack([(draws[:, i] * side.num_starts).long() for i, side in enumerate(sides)], 1)
+        result = {**batch, "image": _crop_padded(images, corners, sides, self.fill)}
         if "mask" in batch:
-            result["mask"] = crop_padded(batch["mask"], corners, sides, self.mask_fill)
-        offsets = torch.stack([side.margin - corners[:, i] for i, side in enumerate(sides)], 1).flip(1).float()
-        if "matrix" in batch:
-            result["matrix"] = retrace(batch["matrix"], torch.ones_like(offsets), offsets)
-        if has_objects(batch):
-            result |= shift(
-                batch,
-                offsets,
-                height_and_width(self.size),
-                lambda masks, owners: crop_padded(masks, corners[owners], sides, 0),
-                self.min_visible,
-            )
-        return result
+            result["mask"] = _crop_padded(batch["mask"], corners, sides, self.mask_fill)
+        offsets = torch.stack([side.before - corners[:, i] for i, side in enumerate(sides)], 1).flip(1).float()
+        return result | move_batch_annotations(
+            batch,
+            torch.ones_like(offsets),
+            offsets,
+            height_and_width(self.size),
+            lambda masks, owners: _crop_padded(masks, corners[owners], sides, 0),
+            self.min_visible,
+        )
 
-    def _sides(self, lengths: tuple[int, int]) -> tuple[CropSide, CropSide]:
+    def _sides(self, lengths: tuple[int, int]) -> tuple[_CropSide, _CropSide]:
         down, across = (
-            CropSide(
+            _CropSide(
                 length,
                 wanted,
                 max(self.padding, (wanted - length) // 2),
@@ -199,10 +211,33 @@ class RandomCrop:
         return down, across
 
 
+def _crop_padded(images: Tensor, corners: Tensor, sides: tuple[_CropSide, _CropSide], fill: Fill) -> Tensor:
+    """The parts at corners [N, 2] of the padded images [N, ..., H, W]."""
+    down, across = sides
+    if not len(images):
+        return images.new_empty(*images.shape[:-2], down.wanted, across.wanted)
+    padded = _pad(images, (across.before, across.behind, down.before, down.behind), fill).contiguous()
+    # Each row of the result is neighbors in memory: copying rows is faster than indexing pixels.
+    stride, plane = padded.shape[-1], padded.shape[-2] * padded.shape[-1]
+    planes = torch.arange(0, padded.numel(), plane, device=images.device).view(len(images), -1)
+    starts = planes + (corners[:, :1] * stride + corners[:, 1:])
+    rows = starts.unsqueeze(-1) + torch.arange(0, down.wanted * stride, stride, device=images.device)
+    windows = padded.as_strided((padded.numel() - across.wanted + 1, across.wanted), (1, 1))
+    return windows.index_select(0, rows.view(-1)).view(*images.shape[:-2], down.wanted, across.wanted)
+
+
+def _pad(images: Tensor, pads: tuple[int, int, int, int], fill: Fill) -> Tensor:
+    if isinstance(fill, int):
+        return F.pad(images, pads, value=fill)
+    axis = channel_axis(images)
+    planes = zip(images.unbind(axis), fill_values(fill, images.shape[axis]), strict=True)
+    return torch.stack([F.pad(plane, pads, value=value) for plane, value in planes], axis)
+
+
 @register.transform("random_resized_crop")
 @dataclass(frozen=True)
 class RandomResizedCrop:
-    """Cut out a random part and resize it.
+    """Crop a random part and resize it.
 
     `scale` is the range of the part's area as a share of the image, `ratio` that of width / height. The ratio is drawn
     first, uniform in its logarithm; then the area, from that part of its range that fits into the image at this ratio;
@@ -218,12 +253,11 @@ class RandomResizedCrop:
     reads_encoded: ClassVar[bool] = True
 
     def __call__(self, sample: Sample, draws: Draws) -> Sample:
-        """The sample's part."""
-        window = Window(*self.box(*size_of(sample), draws))
-        return resize(sample, window, *height_and_width(self.size), self.min_visible)
+        """The sample's part, resized."""
+        return resized_crop(sample, self.box(*size_of(sample), draws), *height_and_width(self.size), self.min_visible)
 
-    def box(self, height: int, width: int, draws: Draws) -> tuple[int, int, int, int]:
-        """Top, left, height and width of the part that is cut out of an image of this size."""
+    def box(self, height: int, width: int, draws: Draws) -> CropBox:
+        """What is cropped from an image of this size."""
         narrow, wide = (math.log(bound) for bound in self.ratio)
         aspect = math.exp(narrow + (wide - narrow) * float(draws[0]))
         largest = min(self.scale[1], aspect * height / width, width / (aspect * height))
@@ -233,7 +267,7 @@ class RandomResizedCrop:
         part_height = min(height, max(1, round(math.sqrt(pixels / aspect))))
         top = int(float(draws[2]) * (height - part_height + 1))
         left = int(float(draws[3]) * (width - part_width + 1))
-        return top, left, part_height, part_width
+        return CropBox(top, left, part_height, part_width)
 
 
 @register.transform("random_horizontal_flip")
@@ -253,25 +287,12 @@ class RandomHorizontalFlip:
 
     def on_sample(self, sample: Sample, draws: Draws) -> Sample:
         """The sample, perhaps flipped."""
-        return mirror(sample, self.pairs) if draws[0] < self.p else dict(sample)
+        return horizontal_flip(sample, self.pairs) if draws[0] < self.p else dict(sample)
 
     def __call__(self, batch: dict[str, Any], draws: Tensor) -> dict[str, Any]:
         """The batch, some of its samples flipped."""
-        images, flipped = batch["image"], draws[:, 0] < self.p
-        result = {**batch, "image": either(images, flipped)}
+        images, is_flipped = batch["image"], draws[:, 0] < self.p
+        result = {**batch, "image": flip_where(images, is_flipped)}
         if "mask" in batch:
-            result["mask"] = either(batch["mask"], flipped)
-        if has_objects(batch):
-            result |= mirror_objects(batch, flipped, images.shape[-1], self.pairs)
-        if "matrix" in batch:
-            sides = torch.stack([flipped, torch.zeros_like(flipped)], 1).float()
-            result["matrix"] = retrace(batch["matrix"], 1 - 2 * sides, sides * images.shape[-1])
-        return result
-
-
-def height_and_width(size: Size) -> tuple[int, int]:
-    """Both sides; of one number, a square."""
-    if isinstance(size, int):
-        return size, size
-    height, width = size
-    return height, width
+            result["mask"] = flip_where(batch["mask"], is_flipped)
+        return result | flip_batch_annotations(batch, is_flipped, images.shape[-1], self.pairs)

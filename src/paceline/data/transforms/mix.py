@@ -1,8 +1,8 @@
-"""Batch transforms that mix each sample with another one: mixup, cutmix, and one or the other.
+"""Batch transforms that mix each sample with another one: mixup, cutmix, or one of the two.
 
-Partners are found within what is transformed together, a micro-batch: the samples in a drawn order, each with the
-next. So every sample is a partner once and never its own, unless it is alone. Labels become soft: float32
-[N, num_classes], each partner's in proportion; so do several labels of a sample. Images keep their type.
+Partners are drawn within a micro-batch: the samples in a random order, each with the next. So every sample is a partner
+once and never its own, unless it is alone. Labels become soft, float32 [N, num_classes], in proportion to what is seen
+of each sample; multi-label ones too. Images keep their dtype.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _CELLS = 2048
 @register.transform("mixup")
 @dataclass(frozen=True)
 class MixUp:
-    """Blend images: a share of the sample's own, drawn from Beta(alpha, alpha), and for the rest of its partner's."""
+    """Blend each image with its partner's; the share of its own is drawn from Beta(alpha, alpha)."""
 
-    alpha: Alpha = 0.2
+    alpha: Alpha = 1.0
     p: Share = 1.0
     _: KW_ONLY
     num_classes: int
@@ -43,19 +43,19 @@ class MixUp:
     def __call__(self, batch: dict[str, Any], draws: Tensor) -> dict[str, Any]:
         """The batch, blended."""
         order, share, drawn = draws.unbind(1)
-        shares = torch.where(drawn < self.p, from_beta(self.alpha, share), 1.0)
-        _check("mixup", batch)
+        shares = torch.where(drawn < self.p, sample_beta(self.alpha, share), 1.0)
+        _require_labels("mixup", batch)
         partners = _partners(order)
-        labels = _labels(batch["label"], partners, shares, self.num_classes)
-        return {**batch, "image": _blended(batch["image"], partners, shares), "label": labels}
+        labels = _mix_labels(batch["label"], partners, shares, self.num_classes)
+        return {**batch, "image": _blend(batch["image"], partners, shares), "label": labels}
 
 
 @register.transform("cutmix")
 @dataclass(frozen=True)
 class CutMix:
-    """Paint a rectangle of the partner's image over the sample's own; what stays visible is from Beta(alpha, alpha).
+    """Paste a rectangle of the partner's image; the share of its own that stays is drawn from Beta(alpha, alpha).
 
-    The rectangle has the image's shape and its middle anywhere; the part of it that falls outside is lost.
+    The rectangle has the image's aspect ratio and its center anywhere; the part of it that falls outside is lost.
     """
 
     alpha: Alpha = 1.0
@@ -66,20 +66,20 @@ class CutMix:
     is_batch: ClassVar[bool] = True
 
     def __call__(self, batch: dict[str, Any], draws: Tensor) -> dict[str, Any]:
-        """The batch, with parts exchanged."""
+        """The batch, with rectangles pasted."""
         order, share, down, across, drawn = draws.unbind(1)
-        shares = torch.where(drawn < self.p, from_beta(self.alpha, share), 1.0)
-        _check("cutmix", batch)
+        shares = torch.where(drawn < self.p, sample_beta(self.alpha, share), 1.0)
+        _require_labels("cutmix", batch)
         images, partners = batch["image"], _partners(order)
         visible, exact = _visible(images, shares, down, across)
-        labels = _labels(batch["label"], partners, exact, self.num_classes)
-        return {**batch, "image": _painted(images, images, partners, visible), "label": labels}
+        labels = _mix_labels(batch["label"], partners, exact, self.num_classes)
+        return {**batch, "image": _paste(images, images, partners, visible), "label": labels}
 
 
 @register.transform("mixup_or_cutmix")
 @dataclass(frozen=True)
 class MixUpOrCutMix:
-    """Treat each sample with one of the two: cutmix with probability `cutmix_p`, else mixup."""
+    """Apply cutmix to each sample with probability `cutmix_p`, else mixup."""
 
     mixup_alpha: Alpha = 0.8
     cutmix_alpha: Alpha = 1.0
@@ -91,22 +91,22 @@ class MixUpOrCutMix:
     is_batch: ClassVar[bool] = True
 
     def __call__(self, batch: dict[str, Any], draws: Tensor) -> dict[str, Any]:
-        """The batch, each sample blended or with a part exchanged."""
+        """The batch, each sample blended or pasted into."""
         order, share, down, across, drawn, choice = draws.unbind(1)
         is_cut, is_mixed = choice < self.cutmix_p, drawn < self.p
-        blended = torch.where(is_mixed & ~is_cut, from_beta(self.mixup_alpha, share), 1.0)
-        cut = torch.where(is_mixed & is_cut, from_beta(self.cutmix_alpha, share), 1.0)
-        _check("mixup_or_cutmix", batch)
+        blended = torch.where(is_mixed & ~is_cut, sample_beta(self.mixup_alpha, share), 1.0)
+        cut = torch.where(is_mixed & is_cut, sample_beta(self.cutmix_alpha, share), 1.0)
+        _require_labels("mixup_or_cutmix", batch)
         images, partners = batch["image"], _partners(order)
         visible, exact = _visible(images, cut, down, across)
-        labels = _labels(batch["label"], partners, blended * exact, self.num_classes)
-        mixed = _painted(_blended(images, partners, blended), images, partners, visible)
+        labels = _mix_labels(batch["label"], partners, blended * exact, self.num_classes)
+        mixed = _paste(_blend(images, partners, blended), images, partners, visible)
         return {**batch, "image": mixed, "label": labels}
 
 
-def from_beta(alpha: float, draws: Tensor) -> Tensor:
+def sample_beta(alpha: float, draws: Tensor) -> Tensor:
     """Numbers distributed as Beta(alpha, alpha), from uniform ones [N] of float64."""
-    below = torch.from_numpy(_shares_below(alpha)).to(draws.device)
+    below = torch.from_numpy(_beta_cdf(alpha)).to(draws.device)
     half = torch.minimum(draws, 1 - draws)
     cells = torch.searchsorted(below, half, right=True).clamp_(1, _CELLS) - 1
     within = (half - below[cells]) / (below[cells + 1] - below[cells])
@@ -115,7 +115,7 @@ def from_beta(alpha: float, draws: Tensor) -> Tensor:
 
 
 @lru_cache
-def _shares_below(alpha: float) -> NDArray[np.float64]:
+def _beta_cdf(alpha: float) -> NDArray[np.float64]:
     """The distribution function of Beta(alpha, alpha) at x from 0 to 1/2, in equal steps of s = (2x)^min(alpha, 1).
 
     In s the density is finite also where that in x is not, so that straight lines between the steps do.
@@ -144,15 +144,15 @@ def _visible(images: Tensor, shares: Tensor, down: Tensor, across: Tensor) -> tu
     return visible.view(len(images), *[1] * (images.ndim - 3), height, width), exact
 
 
-def _covered(length: int, sides: Tensor, middles: Tensor) -> Tensor:
-    """Which of `length` positions lie within a part `sides` [N] of it, around middles in [0, 1): [N, length]."""
-    extents, centers = (length * sides).floor_(), (length * middles).floor_()
+def _covered(length: int, sides: Tensor, centers: Tensor) -> Tensor:
+    """Which of `length` positions lie within a part `sides` [N] of it, around centers in [0, 1): [N, length]."""
+    extents, centers = (length * sides).floor_(), (length * centers).floor_()
     starts = (centers - (extents / 2).floor_()).unsqueeze(1)
     positions = torch.arange(length, device=sides.device)
     return (positions >= starts) & (positions < starts + extents.unsqueeze(1))
 
 
-def _blended(images: Tensor, partners: Tensor, shares: Tensor) -> Tensor:
+def _blend(images: Tensor, partners: Tensor, shares: Tensor) -> Tensor:
     weights = shares.float().view(-1, *[1] * (images.ndim - 1))
     others = images.index_select(0, partners)
     if images.is_floating_point():
@@ -160,7 +160,7 @@ def _blended(images: Tensor, partners: Tensor, shares: Tensor) -> Tensor:
     return others.float().lerp_(images.float(), weights).round_().to(images.dtype)
 
 
-def _painted(images: Tensor, sources: Tensor, partners: Tensor, visible: Tensor) -> Tensor:
+def _paste(images: Tensor, sources: Tensor, partners: Tensor, visible: Tensor) -> Tensor:
     others = sources.index_select(0, partners)
     if images.is_floating_point():
         return others.lerp_(images, visible)  # exact at weights of 0 and 1
@@ -168,7 +168,7 @@ def _painted(images: Tensor, sources: Tensor, partners: Tensor, visible: Tensor)
     return others.mul_(1 - visible).addcmul_(images, visible)
 
 
-def _labels(labels: Tensor, partners: Tensor, shares: Tensor, num_classes: int) -> Tensor:
+def _mix_labels(labels: Tensor, partners: Tensor, shares: Tensor, num_classes: int) -> Tensor:
     """Labels as float32 [N, num_classes], with a share [N] of the own and for the rest the partner's."""
     if labels.ndim == 1:
         soft = torch.zeros(len(labels), num_classes, device=labels.device).scatter_(1, labels.unsqueeze(1), 1.0)
@@ -177,7 +177,7 @@ def _labels(labels: Tensor, partners: Tensor, shares: Tensor, num_classes: int) 
     return soft.index_select(0, partners).lerp_(soft, shares.float().unsqueeze(1))
 
 
-def _check(name: str, batch: Mapping[str, Any]) -> None:
+def _require_labels(name: str, batch: Mapping[str, Any]) -> None:
     if "label" not in batch:
         raise DataError(f"{name} mixes images with their labels, but the samples have none: leave it out")
     located = sorted((RAGGED | {"mask"}).intersection(batch))

@@ -15,7 +15,7 @@ from registered import arguments_of
 
 from paceline.core.errors import ArgumentError, DataError
 from paceline.data.io.video import EncodedVideo
-from paceline.data.transforms.clips import Clip, MultiClip, Stride, choose, require_clips
+from paceline.data.transforms.video import Clip, MultiClip, Stride, frame_numbers, require_clips
 
 _NONE = np.empty(0)
 
@@ -36,47 +36,51 @@ def _seen(clip: Clip | MultiClip, video: tuple[Path, Pixels], *draws: float) -> 
 
 
 def test_the_place_is_drawn(video: tuple[Path, Pixels]) -> None:
-    clip = Clip(frames=4, stride=3)
+    clip = Clip(num_frames=4, stride=3)
     assert _seen(clip, video, 0.0, 0.0) == [0, 3, 6, 9]
     assert _seen(clip, video, 0.0, 0.5) == [5, 8, 11, 14]
     assert _seen(clip, video, 0.0, 0.999) == [10, 13, 16, 19]
 
 
 def test_the_speed_is_drawn_and_multiplies_the_stride(video: tuple[Path, Pixels]) -> None:
-    clip = Clip(frames=4, stride=2, speed=(1.0, 2.0))
+    clip = Clip(num_frames=4, stride=2, speed=(1.0, 2.0))
     assert _seen(clip, video, 0.0, 0.0) == [0, 2, 4, 6]
     assert _seen(clip, video, 0.5, 0.0) == [0, 3, 6, 9]
     assert _seen(clip, video, 0.75, 0.0) == [0, 3, 7, 10]
 
 
 def test_the_middle_depends_on_no_draw(video: tuple[Path, Pixels]) -> None:
-    clip = Clip(frames=4, stride=2, place="middle")
+    clip = Clip(num_frames=4, stride=2, position="center")
     assert _seen(clip, video, 0.1, 0.9) == _seen(clip, video, 0.8, 0.2) == [7, 9, 11, 13]
 
 
 def test_frames_are_spread_over_the_whole_video(video: tuple[Path, Pixels]) -> None:
-    assert _seen(Clip(frames=4, stride="whole", place="middle"), video, 0.0, 0.0) == [2, 7, 12, 17]
-    assert _seen(Clip(frames=4, stride="whole"), video, 0.0, 0.0) == [0, 5, 10, 15]
-    assert _seen(Clip(frames=4, stride="whole"), video, 0.0, 0.99) == [4, 9, 14, 19]
+    assert _seen(Clip(num_frames=4, stride="whole", position="center"), video, 0.0, 0.0) == [2, 7, 12, 17]
+    assert _seen(Clip(num_frames=4, stride="whole"), video, 0.0, 0.0) == [0, 5, 10, 15]
+    assert _seen(Clip(num_frames=4, stride="whole"), video, 0.0, 0.99) == [4, 9, 14, 19]
 
 
 def test_short_videos(video: tuple[Path, Pixels]) -> None:
-    assert _seen(Clip(frames=4, stride=8), video, 0.0, 0.7) == [0, 8, 16, 4]
-    assert _seen(Clip(frames=4, stride=8, short="last"), video, 0.0, 0.7) == [0, 8, 16, 19]
+    assert _seen(Clip(num_frames=4, stride=8), video, 0.0, 0.7) == [0, 8, 16, 4]
+    assert _seen(Clip(num_frames=4, stride=8, short="last"), video, 0.0, 0.7) == [0, 8, 16, 19]
     with pytest.raises(DataError, match=r"video\.mp4: has 20 frames, and a clip takes 25"):
-        _seen(Clip(frames=4, stride=8, short="refuse"), video, 0.0, 0.7)
+        _seen(Clip(num_frames=4, stride=8, short="refuse"), video, 0.0, 0.7)
     with pytest.raises(DataError, match="a clip takes 21"):
-        _seen(MultiClip(clips=2, frames=21, stride="whole", short="refuse"), video)
-    assert _seen(Clip(frames=20, short="refuse"), video, 0.0, 0.7) == list(range(20))
+        _seen(MultiClip(num_clips=2, num_frames=21, stride="whole", short="refuse"), video)
+    assert _seen(Clip(num_frames=20, short="refuse"), video, 0.0, 0.7) == list(range(20))
 
 
 def test_clips_of_evaluation_go_from_the_beginning_to_the_end(video: tuple[Path, Pixels]) -> None:
-    views = MultiClip(clips=3, frames=4, stride=2)({"image": EncodedVideo(video[0]), "label": 1}, _NONE)
+    views = MultiClip(num_clips=3, num_frames=4, stride=2)({"image": EncodedVideo(video[0]), "label": 1}, _NONE)
     assert views["image"].shape == (3, 4, HEIGHT, WIDTH, 3)
     assert views["label"] == 1
-    assert _seen(MultiClip(clips=3, frames=4, stride=2), video) == [[0, 2, 4, 6], [7, 9, 11, 13], [13, 15, 17, 19]]
-    assert _seen(MultiClip(clips=1, frames=4, stride=2), video) == [[7, 9, 11, 13]]
-    assert _seen(MultiClip(clips=2, frames=4, stride="whole"), video) == [[1, 6, 11, 16], [3, 8, 13, 18]]
+    assert _seen(MultiClip(num_clips=3, num_frames=4, stride=2), video) == [
+        [0, 2, 4, 6],
+        [7, 9, 11, 13],
+        [13, 15, 17, 19],
+    ]
+    assert _seen(MultiClip(num_clips=1, num_frames=4, stride=2), video) == [[7, 9, 11, 13]]
+    assert _seen(MultiClip(num_clips=2, num_frames=4, stride="whole"), video) == [[1, 6, 11, 16], [3, 8, 13, 18]]
 
 
 @given(
@@ -90,7 +94,7 @@ def test_every_choice_lies_in_the_video(
     num_frames: int, frames: int, stride: Stride, place: float, speed: float
 ) -> None:
     for short in ("loop", "last"):
-        numbers = choose(num_frames, frames, stride, place, short, speed)
+        numbers = frame_numbers(num_frames, frames, stride, place, short, speed)
         assert len(numbers) == frames
         assert numbers.min() >= 0
         assert numbers.max() < num_frames
@@ -98,7 +102,7 @@ def test_every_choice_lies_in_the_video(
 
 
 def test_every_place_is_drawn_equally_often() -> None:
-    drawn = [int(choose(10, 3, 2, (draw + 0.5) / 600, "loop")[0]) for draw in range(600)]
+    drawn = [int(frame_numbers(10, 3, 2, (draw + 0.5) / 600, "loop")[0]) for draw in range(600)]
     assert np.bincount(drawn).tolist() == [100] * 6
 
 
@@ -121,8 +125,8 @@ def test_what_is_no_video_is_refused() -> None:
 
 
 def test_arguments() -> None:
-    assert arguments_of("transform", "clip")(frames=8, stride="whole").speed == [1.0, 1.0]
+    assert arguments_of("transform", "clip")(num_frames=8, stride="whole").speed == [1.0, 1.0]
     with pytest.raises(ValidationError, match="lower bound"):
-        arguments_of("transform", "clip")(frames=8, speed=[2.0, 1.0])
+        arguments_of("transform", "clip")(num_frames=8, speed=[2.0, 1.0])
     with pytest.raises(ArgumentError, match=r"speed: .* where stride is whole"):
         Clip(8, stride="whole", speed=[1.0, 2.0])

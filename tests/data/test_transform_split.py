@@ -9,11 +9,11 @@ from pydantic import ValidationError
 from registered import arguments_of
 
 from paceline.data.batch import Sample
+from paceline.data.sample_types import Image
 from paceline.data.transforms.base import BatchTransform, OnSamples, SampleTransform, split
 from paceline.data.transforms.batch import Normalize, RandomErasing
 from paceline.data.transforms.geometric import (
     CenterCrop,
-    Image,
     RandomCrop,
     RandomHorizontalFlip,
     RandomResizedCrop,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from paceline.data.transforms.resizing import resize_image
+from paceline.data.transforms.functional import resize_image
 
 SIDES = st.integers(1, 60)
 

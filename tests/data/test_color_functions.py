@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.errors import DataError
-from paceline.data.transforms import tones
-from paceline.data.transforms.tones import Pixels
+from paceline.data.transforms import color
+from paceline.data.transforms.color import Pixels
 from paceline.models.torchvision_ops import import_torchvision
 
 import_torchvision()
@@ -41,10 +41,10 @@ def difference(one: Pixels, other: Pixels) -> int:
 @pytest.mark.parametrize(
     ("change", "function"),
     [
-        (tones.scale, oracle.adjust_brightness),
-        (tones.contrast, oracle.adjust_contrast),
-        (tones.saturation, oracle.adjust_saturation),
-        (tones.sharpness, oracle.adjust_sharpness),
+        (color.scale_pixels, oracle.adjust_brightness),
+        (color.adjust_contrast, oracle.adjust_contrast),
+        (color.adjust_saturation, oracle.adjust_saturation),
+        (color.adjust_sharpness, oracle.adjust_sharpness),
     ],
 )
 def test_factors_do_what_torchvision_does(change: Any, function: Any, factor: float) -> None:
@@ -56,24 +56,24 @@ def test_factors_do_what_torchvision_does(change: Any, function: Any, factor: fl
 @pytest.mark.parametrize("turn", [-0.5, -0.21, 0.0, 0.07, 0.5])
 def test_hue_turns_as_in_torchvision(turn: float) -> None:
     image = picture(40, 33, 3)
-    assert difference(tones.hue(image, turn), expected(oracle.adjust_hue, image, turn)) <= 1
+    assert difference(color.adjust_hue(image, turn), expected(oracle.adjust_hue, image, turn)) <= 1
 
 
 def test_a_third_of_a_turn_makes_green_of_red() -> None:
     red = np.array([[[200, 20, 20]]], np.uint8)
-    assert tones.hue(red, 1 / 3).tolist() == [[[20, 200, 20]]]
-    assert tones.hue_and_saturation(red, 0.0, 0.5).tolist() == [[[200, 110, 110]]]
-    assert tones.hue_and_saturation(red, 0.0, 5.0).tolist() == [[[200, 0, 0]]]
+    assert color.adjust_hue(red, 1 / 3).tolist() == [[[20, 200, 20]]]
+    assert color.adjust_hue_and_saturation(red, 0.0, 0.5).tolist() == [[[200, 110, 110]]]
+    assert color.adjust_hue_and_saturation(red, 0.0, 5.0).tolist() == [[[200, 0, 0]]]
 
 
 @pytest.mark.parametrize(
     ("change", "function", "arguments"),
     [
-        (tones.solarize, oracle.solarize, (128,)),
-        (tones.posterize, oracle.posterize, (3,)),
-        (tones.posterize, oracle.posterize, (8,)),
-        (tones.autocontrast, oracle.autocontrast, ()),
-        (tones.equalize, oracle.equalize, ()),
+        (color.solarize, oracle.solarize, (128,)),
+        (color.posterize, oracle.posterize, (3,)),
+        (color.posterize, oracle.posterize, (8,)),
+        (color.autocontrast, oracle.autocontrast, ()),
+        (color.equalize, oracle.equalize, ()),
     ],
 )
 def test_tables_are_those_of_torchvision(change: Any, function: Any, arguments: Any) -> None:
@@ -85,36 +85,39 @@ def test_tables_are_those_of_torchvision(change: Any, function: Any, arguments: 
 def test_blur_is_that_of_torchvision(sigma: float) -> None:
     image = picture(40, 33, 3)
     size = 2 * int(np.ceil(3 * sigma)) + 1
-    assert difference(tones.blur(image, sigma), expected(oracle.gaussian_blur, image, [size] * 2, [sigma] * 2)) <= 2
+    assert (
+        difference(color.gaussian_blur(image, sigma), expected(oracle.gaussian_blur, image, [size] * 2, [sigma] * 2))
+        <= 2
+    )
 
 
 def test_grey_is_that_of_torchvision() -> None:
     image = picture(40, 33, 3)
-    assert difference(tones.gray(image), expected(oracle.rgb_to_grayscale, image, 3)) <= 1
+    assert difference(color.rgb_to_grayscale(image), expected(oracle.rgb_to_grayscale, image, 3)) <= 1
 
 
 def test_by_hand() -> None:
     image = np.array([[[100, 50, 0]]], np.uint8)
-    assert tones.scale(image, 1.5, 10).tolist() == [[[160, 85, 10]]]
-    assert tones.scale(image, 3.0, -20).tolist() == [[[255, 130, 0]]]
-    assert tones.gray(image).tolist() == [[[59, 59, 59]]]  # 29.9 + 29.35
-    assert tones.saturation(image, 0.5).tolist() == [[[80, 55, 30]]]
-    assert tones.contrast(image, 0.5).tolist() == [[[80, 55, 30]]]
-    assert tones.contrast(np.array([[[10], [30]]], np.uint8), 2.0)[..., 0].tolist() == [[0, 40]]
+    assert color.scale_pixels(image, 1.5, 10).tolist() == [[[160, 85, 10]]]
+    assert color.scale_pixels(image, 3.0, -20).tolist() == [[[255, 130, 0]]]
+    assert color.rgb_to_grayscale(image).tolist() == [[[59, 59, 59]]]  # 29.9 + 29.35
+    assert color.adjust_saturation(image, 0.5).tolist() == [[[80, 55, 30]]]
+    assert color.adjust_contrast(image, 0.5).tolist() == [[[80, 55, 30]]]
+    assert color.adjust_contrast(np.array([[[10], [30]]], np.uint8), 2.0)[..., 0].tolist() == [[0, 40]]
 
 
 CHANGES: dict[str, Callable[[Pixels], Pixels]] = {
-    "scale": lambda image: tones.scale(image, 1.3, -9),
-    "contrast": lambda image: tones.contrast(image, 1.4),
-    "saturation": lambda image: tones.saturation(image, 0.3),
-    "hue": lambda image: tones.hue(image, 0.2),
-    "gray": tones.gray,
-    "solarize": lambda image: tones.solarize(image, 77),
-    "posterize": lambda image: tones.posterize(image, 2),
-    "autocontrast": tones.autocontrast,
-    "equalize": tones.equalize,
-    "sharpness": lambda image: tones.sharpness(image, 1.9),
-    "blur": lambda image: tones.blur(image, 1.1),
+    "scale": lambda image: color.scale_pixels(image, 1.3, -9),
+    "contrast": lambda image: color.adjust_contrast(image, 1.4),
+    "saturation": lambda image: color.adjust_saturation(image, 0.3),
+    "hue": lambda image: color.adjust_hue(image, 0.2),
+    "gray": color.rgb_to_grayscale,
+    "solarize": lambda image: color.solarize(image, 77),
+    "posterize": lambda image: color.posterize(image, 2),
+    "autocontrast": color.autocontrast,
+    "equalize": color.equalize,
+    "sharpness": lambda image: color.adjust_sharpness(image, 1.9),
+    "blur": lambda image: color.gaussian_blur(image, 1.1),
 }
 
 
@@ -147,6 +150,6 @@ def test_what_looks_at_a_whole_image_looks_at_a_whole_clip(name: str) -> None:
 
 
 def test_colors_need_three_channels() -> None:
-    with pytest.raises(DataError, match="images of 4 channels"):
-        tones.hue(np.zeros((2, 2, 4), np.uint8), 0.1)
-    assert tones.scale(np.ones((2, 2, 5), np.uint8), 3.0).tolist() == np.full((2, 2, 5), 3).tolist()
+    with pytest.raises(DataError, match="this one has 4"):
+        color.adjust_hue(np.zeros((2, 2, 4), np.uint8), 0.1)
+    assert color.scale_pixels(np.ones((2, 2, 5), np.uint8), 3.0).tolist() == np.full((2, 2, 5), 3).tolist()
