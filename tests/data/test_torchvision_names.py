@@ -58,8 +58,10 @@ SAME = sorted(name for name in NAMES if name.replace("_", "") in THEIRS)
 def parameters(name: str) -> tuple[Any, Any]:
     """Ours and theirs, but for those that are known from the data set."""
     kinds = entry_of("transform", name).resolve(), THEIRS[name.replace("_", "")]
-    ours, theirs = (inspect.signature(kind).parameters for kind in kinds)
-    return tuple({each: found[each] for each in found if each not in SUPPLIED} for found in (ours, theirs))
+    ours, theirs = (dict(inspect.signature(kind).parameters) for kind in kinds)
+    for known in SUPPLIED:
+        ours.pop(known, None), theirs.pop(known, None)
+    return ours, theirs
 
 
 def plain(value: Any) -> Any:

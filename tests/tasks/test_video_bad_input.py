@@ -222,7 +222,7 @@ def test_crops_larger_than_the_frames_are_named_with_the_file(spoiled: Spoiled) 
     spoiled.recipe["data"]["val"]["transforms"].insert(1, {"name": "multi_crop", "size": 400})
     told = spoiled.tell("check")
     assert told.code == 3
-    assert f"val.csv, line 1: {video(spoiled, 'val', 1)}: multi_crop cuts squares of 400 pixels" in told.last
+    assert f"val.csv, line 1: {video(spoiled, 'val', 1)}: multi_crop takes squares of 400 pixels" in told.last
     assert "add {name: resize, size: 400} before it" in told.last
 
 
