@@ -121,7 +121,8 @@ def test_frozen_parts_neither_move_nor_get_state_until_they_learn(tmp_path: Path
 
 def test_a_run_with_everything_resumes_to_the_bit(tmp_path: Path) -> None:
     everything = [
-        "optimizer.name=sgd", "optimizer.momentum=0.9", "optimizer.presets=[bias_double]", "optimizer.layer_decay=0.8",
+        "optimizer.name=sgd", "optimizer.momentum=0.9", "optimizer.param_groups=[{preset: bias_double}]",
+        "optimizer.layer_decay=0.8",
         "optimizer.trust_ratio={clip: true}", "schedule.decay=one_cycle",
         "schedule.momentum={decay: inverse_one_cycle, start: 0.95, end: 0.85}",
         "train.averaging={name: ema, decay: 0.9}", "train.clip_grad_norm=1", "model.freeze=[stages.0]",
@@ -139,8 +140,8 @@ def test_a_run_with_everything_resumes_to_the_bit(tmp_path: Path) -> None:
 
 def test_show_gives_groups_and_the_rate_of_each_at_every_step(tmp_path: Path) -> None:
     plot = tmp_path / "lr.png"
-    kinds = "optimizer.kinds={bias: {lr_scale: 2, weight_decay: 0}, norm: {weight_decay: 0}}"
-    done = command(tmp_path, "show", "quickstart", kinds, "schedule.decay=linear", "--json", "--plot", str(plot))
+    entries = "optimizer.param_groups=[{kind: bias, lr_scale: 2, weight_decay: 0}, {kind: norm, weight_decay: 0}]"
+    done = command(tmp_path, "show", "quickstart", entries, "schedule.decay=linear", "--json", "--plot", str(plot))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     groups = {group["label"]: group for group in found["groups"]}
@@ -202,8 +203,12 @@ def bad_files(folder: Path) -> None:
     [
         ("optimizer.name=sdg", 2, ['optimizer.name: unknown optimizer "sdg"', '"sgd"']),
         ("optimizer.beta=0.9", 2, ["optimizer.beta: unknown key", '"betas"']),
-        ("optimizer.rules=[{match: backbone}]", 2, ["optimizer.rules.0", "backbone", "matches"]),
-        ("optimizer.kinds={nrom: {}}", 2, ["optimizer.kinds.nrom", "norm"]),
+        (
+            "optimizer.param_groups=[{match: backbone, lr_scale: 2}]",
+            2,
+            ["optimizer.param_groups.0", "backbone", "matches"],
+        ),
+        ("optimizer.param_groups=[{kind: nrom}]", 2, ["optimizer.param_groups.0.kind", "norm"]),
         ("model.freeze=[stagse]", 2, ["model.freeze", "stagse", "stages"]),
         ("model.freeze=[stages, head]", 2, ["model.freeze", "nothing to train"]),
         ("model.weights=trap.pth", 4, ["model.weights", "trap.pth"]),

@@ -142,10 +142,7 @@ def test_a_new_name_drops_the_arguments_of_the_old(check: Check) -> None:
 
 
 def test_an_argument_given_along_with_the_new_name_is_not_dropped(check: Check) -> None:
-    common = (
-        "name, lr, weight_decay, base_batch_size, lr_scaling, presets, kinds, rules, layer_decay, layer_map,"
-        " trust_ratio"
-    )
+    common = "name, lr, weight_decay, base_batch_size, lr_scaling, param_groups, layer_decay, layer_map, trust_ratio"
     known = f"known here: {common}, betas, eps, amsgrad"
     expected = [f"command line: optimizer.momentum: unknown key; {known}"]
     assert lines(check, RECIPE, "optimizer={name: adamw, momentum: 0.8}") == expected
@@ -190,6 +187,9 @@ def test_names_registered_by_a_user_are_checked_by_their_signature(check: Check,
     class Mine:
         def __init__(self, margin: float, *, pair: tuple[int, int] = (1, 2), anything=None) -> None:  # type: ignore[no-untyped-def]
             pass
+
+        def forward(self, output: Any, target: Any) -> Any:
+            return output
 
     text = RECIPE.replace("- cross_entropy", "- {name: mine, margin: 1, pair: [3, 4], anything: {a: [1]}}")
     (loss,) = check(text).recipe.losses

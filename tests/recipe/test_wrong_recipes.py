@@ -37,7 +37,7 @@ train:
   micro_batch_size: 32
 """
 OPTIMIZER_KEYS = (
-    "name, lr, weight_decay, base_batch_size, lr_scaling, presets, kinds, rules, layer_decay, layer_map, trust_ratio, "
+    "name, lr, weight_decay, base_batch_size, lr_scaling, param_groups, layer_decay, layer_map, trust_ratio, "
 )
 OPTIMIZERS = (
     "adadelta, adafactor, adagrad, adam, adamax, adamw, asgd, lamb, lars, lion, muon, nadam, radam, rmsprop, rprop,"

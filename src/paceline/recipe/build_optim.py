@@ -50,13 +50,22 @@ def make_freezing(context: BuildContext, model: nn.Module, progress: Progress) -
 
 
 def make_groups(context: BuildContext, model: nn.Module) -> list[Group]:
-    """The parameters that learn, sorted by what they get: kinds, then rules, then layer-wise decay."""
+    """The parameters that learn, sorted by what they get."""
     part = context.recipe.optimizer
+    presets = {index: PRESETS[each.preset] for index, each in enumerate(part.param_groups) if each.preset}
+    named = {index: each for index, each in enumerate(part.param_groups) if each.match is not None}
     own = Preset(
-        kinds={kind: Settings(each.lr_scale, each.weight_decay) for kind, each in part.kinds if each is not None},
-        rules=tuple(Rule(rule.match, rule.kind, rule.lr_scale, rule.weight_decay) for rule in part.rules),
+        kinds={
+            each.kind: Settings(each.lr_scale, each.weight_decay)
+            for each in part.param_groups
+            if each.kind is not None and each.match is None
+        },
+        rules=tuple(
+            Rule(each.match or "", each.kind, 1.0 if each.lr_scale is None else each.lr_scale, each.weight_decay)
+            for each in named.values()
+        ),
     )
-    wanted = combine(*(PRESETS[name] for name in part.presets), own)
+    wanted = combine(*presets.values(), own)
     try:
         return build_groups(
             model,
@@ -69,10 +78,9 @@ def make_groups(context: BuildContext, model: nn.Module) -> list[Group]:
             wanted.honour_no_weight_decay,
         )
     except RulesError as error:
-        before = len(wanted.rules) - len(own.rules)
-        keys = [f"optimizer.rules.{i - before}" if i >= before else "optimizer.presets" for i, _ in error.problems]
-        texts = [text for _, text in error.problems]
-        lines = [f"{context.checked.locate(key)}: {text}" for key, text in zip(keys, texts, strict=True)]
+        entries = [*(index for index, preset in presets.items() for _ in preset.rules), *named]
+        keys = [f"optimizer.param_groups.{entries[number]}" for number, _ in error.problems]
+        lines = [f"{context.checked.locate(key)}: {text}" for key, (_, text) in zip(keys, error.problems, strict=True)]
         raise RecipeError(lines) from error
 
 

@@ -30,6 +30,7 @@ def cross_checks(recipe: Recipe) -> list[Check]:
         *_batch(recipe),
         *_transforms(recipe),
         *_drawn_splits(recipe),
+        *_param_groups(recipe),
         *_schedule(recipe),
         *_exactness(recipe),
         *_sharding(recipe),
@@ -98,6 +99,25 @@ def _batch(recipe: Recipe) -> list[Check]:
         message = f"expected at most data.batch_size ({batch}), got {micro}"
         return [(["train.micro_batch_size", "data.batch_size"], message)]
     return []
+
+
+def _param_groups(recipe: Recipe) -> list[Check]:
+    found: list[Check] = []
+    kinds: set[str] = set()
+    for index, group in enumerate(recipe.optimizer.param_groups):
+        keys = [f"optimizer.param_groups.{index}"]
+        others = ", ".join(name for name, value in group if value is not None and name != "preset")
+        if group.preset is not None and others:
+            found.append((keys, f"a preset takes no other key, got {others}; give these an entry of their own"))
+        elif group.preset is None and group.kind is None and group.match is None:
+            found.append((keys, "expected preset, kind or match, got none of them"))
+        elif group.preset is None and group.lr_scale is None and group.weight_decay is None:
+            found.append((keys, "expected lr_scale or weight_decay, got neither"))
+        elif group.kind is not None and group.match is None and group.kind in kinds:
+            found.append((keys, f"the kind {group.kind} is listed before; list each kind once"))
+        if group.kind is not None and group.match is None:
+            kinds.add(group.kind)
+    return found
 
 
 def _schedule(recipe: Recipe) -> list[Check]:

@@ -137,6 +137,9 @@ _MOST = 2_000
 
 Errors = Sequence[Mapping[str, Any]]
 
+_FORMER = dict.fromkeys(("kinds", "rules", "presets"), "param_groups")
+"""Keys that have another name now, where that is not near."""
+
 # Errors that say no more than the schema does, and less well; so does every type that ends in "_type".
 _IN_SCHEMA = {
     "literal_error", "enum", "greater_than", "greater_than_equal", "less_than", "less_than_equal", "missing",
@@ -187,7 +190,7 @@ def _schema(model: type[BaseModel]) -> Node:
 
 def unknown_key(key: str, known: Sequence[str], elsewhere: Sequence[str] = ()) -> str:
     """The message for a key that does not exist beside `known`, but perhaps as one of `elsewhere`."""
-    meant = near(key, known) or list(elsewhere)
+    meant = [_FORMER[key]] if _FORMER.get(key) in known else near(key, known) or list(elsewhere)
     if meant:
         return f'unknown key; did you mean "{meant[0]}"?'
     return f"unknown key; known here: {_listed(known)}" if known else "unknown key"

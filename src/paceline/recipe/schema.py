@@ -152,35 +152,17 @@ class LossPart(Part):
     weight: Weight = 1.0
 
 
-class Kind(Section):
-    """What one kind of parameter gets."""
+class ParamGroup(Section):
+    """What some parameters get: those of a kind, those found by name, or those of a preset."""
 
-    lr_scale: NonNegative | None = None
-    weight_decay: NonNegative | None = None
-
-
-class Kinds(Section):
-    """Settings by kind of parameter; those of a norm kind win over those of norm."""
-
-    weight: Kind | None = None
-    bias: Kind | None = None
-    norm: Kind | None = None
-    embedding: Kind | None = None
-    batch_norm: Kind | None = None
-    group_norm: Kind | None = None
-    layer_norm: Kind | None = None
-    instance_norm: Kind | None = None
-    rms_norm: Kind | None = None
-    other_norm: Kind | None = None
-
-
-class GroupRule(Section):
-    """What parameters found by name get."""
-
-    match: str
+    preset: PresetName | None = None
+    """Settings that are known by name; takes no other key."""
+    match: str | None = None
     """A name (of a module, with all below it), a glob, or a regular expression after `re:`."""
     kind: KindName | None = None
-    lr_scale: NonNegative = 1.0
+    """The kind of parameter; beside `match`, those of this kind only. A kind of norm layer wins over norm."""
+    lr_scale: NonNegative | None = None
+    """A factor on the learning rate."""
     weight_decay: NonNegative | None = None
 
 
@@ -202,10 +184,8 @@ class OptimizerPart(Part):
     """`lr` is meant for this batch and scaled to `data.batch_size` by `lr_scaling`."""
     lr_scaling: Literal["linear", "sqrt"] = "linear"
     """linear: lr × batch / base_batch_size; sqrt: lr × its square root."""
-    presets: list[PresetName] = []
-    """Settings that are known by name; kinds and rules come on top."""
-    kinds: Kinds = Kinds()
-    rules: list[GroupRule] = []
+    param_groups: list[ParamGroup] = []
+    """Learning rates and decays: presets, then kinds, then names, wherever they stand in the list."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] | None = None
     """The factor from each layer to the one before it."""
     layer_map: str | None = None
