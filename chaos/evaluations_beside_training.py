@@ -83,7 +83,7 @@ def _evaluate_often(folder: Path, number: int) -> list[dict[str, Any]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environment = {**os.environ, "PYTHONPATH": f"{folder}:{Path.cwd()}", "OMP_NUM_THREADS": "1"}
+    environment = {**_environment(folder), "OMP_NUM_THREADS": "1"}
     place = {"WORLD_SIZE": str(_PROCESSES), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     ranks = [
         subprocess.Popen(
@@ -97,6 +97,11 @@ def _evaluate_often(folder: Path, number: int) -> list[dict[str, Any]]:
     ]
     said = [rank.communicate(timeout=_LONGEST * number)[0] for rank in ranks]
     return [json.loads(line) for line in said[0].splitlines()]
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """The variables of a process that imports from the folder, from this one and from where this process does."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(Path.cwd()), *sys.path])}
 
 
 def _evaluate(number: int) -> None:
@@ -127,8 +132,7 @@ def _again(folder: Path, steps: set[int]) -> dict[int, dict[str, float]]:
         str(folder / "again"),
         *map(str, sorted(steps)),
     ]
-    environment = {**os.environ, "PYTHONPATH": f"{folder}:{Path.cwd()}"}
-    done = subprocess.run(script, capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(script, capture_output=True, text=True, check=True, env=_environment(folder))
     return dict(json.loads(done.stdout))
 
 
