@@ -17,6 +17,7 @@ import pytest
 import torch
 from small_runs import CLASSES, NormedNet, PlainNet, Small, grouped, one_thread, with_solver  # noqa: F401
 from torch import Tensor
+from waiting import TIMEOUT
 
 from paceline.checkpoint.store import Store
 from paceline.checkpoint.writer import Saver
@@ -315,15 +316,26 @@ def kill_a_worker() -> None:
     time.sleep(0.3)  # the step goes on for a while, and that is where torch tells of the death
 
 
-def test_a_worker_that_dies_during_a_step_is_a_data_error(tmp_path: Path) -> None:
-    run = small(tmp_path, net=Sleeping, steps=40).run()
+def train_with_a_dying_worker(out: Path) -> None:
+    run = small(out, net=Sleeping, steps=40).run()
     assert isinstance(run.model, Sleeping)
     run.model.deed = kill_a_worker
     loader = SplitLoader(Reading(), [Widen()], seed=0)
     batches = TrainBatches(loader, run.batches.updates, run.batches.order, run.world, run.progress, workers=1)
-    run = replace(run, train_loader=loader, batches=batches)
-    with pytest.raises(DataError, match="a loader worker died"):
-        train(run)
+    try:
+        train(replace(run, train_loader=loader, batches=batches))
+    except DataError as error:
+        (out / "error").write_text(str(error))
+    os._exit(0)
+
+
+def test_a_worker_that_dies_during_a_step_is_a_data_error(tmp_path: Path) -> None:
+    """In a process of its own: torch tells of it at any moment, and again, to whatever goes on there."""
+    process = multiprocessing.get_context("fork").Process(target=train_with_a_dying_worker, args=(tmp_path,))
+    process.start()
+    process.join(TIMEOUT)
+    process.kill()
+    assert "a loader worker died" in (tmp_path / "error").read_text()
 
 
 class Greedy(PlainNet):

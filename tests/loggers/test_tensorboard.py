@@ -95,7 +95,10 @@ def test_after_a_resume_each_step_is_there_once(tmp_path: Path) -> None:
         interrupted.handle(event)
     for event in events[:4]:  # the checkpoint was at 20: what followed was recorded, but is done again
         kept.handle(event)
-    rebuild(folder, read_records(metrics), [(10, "val/confusion", early), (20, "val/gone", tmp_path / "no.png")])
+    (tmp_path / "empty.png").touch()  # as after a power cut
+    (tmp_path / "text.png").write_text("not an image, but as long as the start of one")
+    odd = [(20, "val/odd", tmp_path / name) for name in ("no.png", "empty.png", "text.png", "whole")]
+    rebuild(folder, read_records(metrics), [(10, "val/confusion", early), *odd])
     resumed = TensorBoardLogger(folder)
     resumed.handle(logged(30, 0.125))
     assert scalars_in(folder) == scalars_in(tmp_path / "whole")

@@ -70,16 +70,19 @@ class StopRequest:
             yield
             return
         with handle_stop_signals(self._note, until_exit):
-            yield
+            try:
+                yield
+            except KeyboardInterrupt:
+                if not self.is_starting or self.reason == signal.SIGINT.name:
+                    raise
+                message = f"stopped by {self.reason} before training began; the same command begins again"
+                raise Stopped(message) from None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        name = signal.Signals(number).name
-        if self.is_starting and number == signal.SIGINT:
+        is_first, self.requested, self.reason = not self.requested, True, signal.Signals(number).name
+        if self.is_starting and (is_first or number == signal.SIGINT):
+            # Libraries catch an Exception wherever it comes from, in the middle of their imports too.
             raise KeyboardInterrupt
-        if self.is_starting:
-            raise Stopped(f"stopped by {name} before training began; the same command begins again")
-        self.requested = True
-        self.reason = name
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.regular_file import open_regular
 from paceline.loggers.events import Evaluated, Event, Logged, Snapshot, Visualized
 from paceline.loggers.files import AppendFile
 from paceline.loggers.jsonl import Record, record_of
@@ -68,11 +69,11 @@ class TensorBoardLogger:
 def rebuild(folder: Path, records: Iterable[Record], images: Iterable[tuple[int, str, Path]] = ()) -> None:
     """Replace the event files that this module wrote into `folder` by one with `records` and `images`.
 
-    Images are given as step, tag ("val/confusion") and PNG file; files that are gone are left out. Event
-    files of others stay.
+    Images are given as step, tag ("val/confusion") and PNG file; what is no PNG any more, after a power cut say, is
+    left out. Event files of others stay.
     """
     frames = [_scalars_frame(record) for record in records]
-    frames += [_image_frame(step, tag, path, path.stat().st_mtime) for step, tag, path in images if path.is_file()]
+    frames += [_image_frame(step, tag, path, path.stat().st_mtime) for step, tag, path in images if _is_png(path)]
     for path in folder.glob(_OURS):
         path.unlink()
     if frames:
@@ -124,6 +125,14 @@ def _scalars_frame(record: Record) -> bytes:
 
     values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars_of(record)]
     return _frame(wall_time=_time_of(record), step=record["step"], summary=Summary(value=values))
+
+
+def _is_png(path: Path) -> bool:
+    try:
+        with open_regular(path) as file:
+            return len(start := file.read(24)) == 24 and start.startswith(b"\x89PNG")
+    except OSError:
+        return False
 
 
 def _image_frame(step: int, tag: str, path: Path, moment: float) -> bytes:
