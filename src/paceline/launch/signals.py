@@ -10,7 +10,7 @@ from types import FrameType
 from paceline.core.process import handle_stop_signals
 
 
-class Interrupted(BaseException):  # noqa: N818 - being asked to stop is no error
+class Interrupted(BaseException):
     """A request to stop came while no process was there to save anything, or had to be obeyed at once.
 
     No Exception: libraries catch those, in the middle of their imports too.
