@@ -7,7 +7,6 @@ import io
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -80,11 +79,8 @@ def _beside(folder: Path, number: int) -> list[dict[str, Any]]:
 
 def _evaluate_often(folder: Path, number: int) -> list[dict[str, Any]]:
     """The answers of as many commands, in processes that outlive each of them: most of a command is loading torch."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     environment = {**_environment(folder), "OMP_NUM_THREADS": "1"}
-    place = {"WORLD_SIZE": str(_PROCESSES), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    place = {"WORLD_SIZE": str(_PROCESSES), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # they meet by a file
     ranks = [
         subprocess.Popen(
             [sys.executable, "-m", _MODULE, "eval", str(number)],
@@ -106,15 +102,18 @@ def _environment(folder: Path) -> dict[str, str]:
 
 def _evaluate(number: int) -> None:
     """Be one of the processes of `paceline eval`, so many times; the first one prints the answers."""
+    from torch import distributed
+
     from paceline.cli import main
 
+    rank = int(os.environ["RANK"])
     for turn in range(number):
-        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)  # nothing of the last one is met again
+        distributed.init_process_group("gloo", f"file://{Path.cwd()}/meet-{turn}", rank=rank, world_size=_PROCESSES)
         told, errors = io.StringIO(), io.StringIO()
         place = [] if turn % 2 else ["--checkpoint", "run/checkpoints"]
         with redirect_stdout(told), redirect_stderr(errors):
             code = main(["eval", "run", "--json", "--use", "slow", *place])
-        if os.environ["RANK"] == "0":
+        if rank == 0:
             answer = json.loads(told.getvalue()) if code == 0 else {"error": errors.getvalue()[-500:]}
             print(json.dumps(answer), flush=True)
 

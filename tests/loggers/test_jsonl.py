@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import resource
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -229,3 +231,22 @@ def test_an_observer_without_sinks_does_nothing(tmp_path: Path, monkeypatch: pyt
     logger.close()
     assert list(tmp_path.iterdir()) == []
     assert logger._waiting == []  # nothing piles up either
+
+
+def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name, kind in (("pipe", "a pipe"), ("folder", "a directory")):
+        for read in (read_records, partial(truncate_after, step=1)):
+            with pytest.raises(DataError, match=f"{name}: .*{kind}"):
+                read(tmp_path / name)
+
+
+def test_what_is_no_file_is_never_appended_to(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("kept")
+    (tmp_path / "link").symlink_to("mine")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "pipe"):
+        with pytest.raises(OSError, match=name):
+            AppendFile(tmp_path / name).append(b"more")
+    assert (tmp_path / "mine").read_text() == "kept"

@@ -50,7 +50,9 @@ class AppendFile:
 
 def _open(path: Path) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    # A planted link is not followed, and a pipe that nobody reads not waited for.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    return os.open(path, flags, 0o666)
 
 
 def _write_whole(descriptor: int, data: bytes) -> None:

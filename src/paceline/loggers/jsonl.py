@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.core.atomic_write import replace_file
 from paceline.core.errors import DataError
+from paceline.core.regular_file import open_regular
 from paceline.loggers.events import Evaluated, Event, Logged, Snapshot
 from paceline.loggers.files import AppendFile
 
@@ -54,7 +55,7 @@ class JsonlLogger:
 
 def read_records(path: Path) -> list[Record]:
     """All records of the file, without a last line that was never finished; none if there is no file yet."""
-    return [record for _, record in _read_lines(path)]
+    return [record for _, record in _parse_lines(path, _read(path))]
 
 
 def truncate_after(path: Path, step: int, pending: Collection[str] = ()) -> None:
@@ -62,22 +63,29 @@ def truncate_after(path: Path, step: int, pending: Collection[str] = ()) -> None
 
     Of `step` itself the splits in `pending` are taken out too: they will be recorded again.
     """
-    if not path.exists():
-        return
-    kept = b"".join(line + b"\n" for line, record in _read_lines(path) if _is_kept(record, step, pending))
-    if kept == path.read_bytes():
-        return
-    replace_file(path, kept)
+    content = _read(path)
+    lines = _parse_lines(path, content)
+    kept = b"".join(line + b"\n" for line, record in lines if _is_kept(record, step, pending))
+    if kept != content:
+        replace_file(path, kept)
 
 
 def _is_kept(record: Record, step: int, pending: Collection[str]) -> bool:
     return bool(record["step"] < step or (record["step"] == step and record.get("split") not in pending))
 
 
-def _read_lines(path: Path) -> Iterator[tuple[bytes, Record]]:
-    if not path.exists():
-        return
-    lines = path.read_bytes().split(b"\n")
+def _read(path: Path) -> bytes:
+    try:
+        with open_regular(path) as file:
+            return file.read()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}; remove it, or put the file back") from error
+
+
+def _parse_lines(path: Path, content: bytes) -> Iterator[tuple[bytes, Record]]:
+    lines = content.split(b"\n")
     unfinished = len(lines)  # the last piece has no newline: empty, or torn
     for number, line in enumerate(lines, start=1):
         record = _parse(line)
