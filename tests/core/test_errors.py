@@ -8,8 +8,8 @@ import pytest
 from paceline.core.errors import PacelineError, naming_full_disks
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
-def test_a_full_disk_is_named(number: int) -> None:
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EISDIR, errno.EEXIST])
+def test_a_full_disk_and_what_is_in_the_way_are_named(number: int) -> None:
     with pytest.raises(PacelineError, match=r"^runs/x/recipe\.yaml: ") as caught, naming_full_disks():
         raise OSError(number, os.strerror(number), "runs/x/recipe.yaml")
     assert caught.value.exit_code == 1

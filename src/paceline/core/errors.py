@@ -66,16 +66,21 @@ class ArgumentError(ValueError):
         self.reason = reason
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_IN_THE_WAY = (errno.EEXIST, errno.EISDIR, errno.ENOTDIR)
+
+
 @contextmanager
 def naming_full_disks() -> Iterator[None]:
-    """Have a disk without room, or one that cannot be written, told in a sentence wherever it is met."""
+    """Report a full disk, or something in the way of a file of ours, in a sentence wherever it is met."""
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        cure = "make room" if error.errno in _FULL else "move it away" if error.errno in _IN_THE_WAY else None
+        if cure is None:
             raise
         place = f"{error.filename}: " if error.filename else ""
-        raise PacelineError(f"{place}{error.strerror}; make room, and start the same command again") from error
+        raise PacelineError(f"{place}{error.strerror}; {cure}, and start the same command again") from error
 
 
 def in_one_line(text: str) -> str:
