@@ -62,7 +62,7 @@ def _saliency(data: Path) -> dict[str, Any]:
         "model": {"name": "unet", "backbone": "timm/lcnet_035", "widths": [32, 16, 16, 8]},
         "data": {
             "train": {**split, "list_file": "train.txt", "transforms": changes},
-            "val": {**split, "list_file": "val.txt", "transforms": ["keep_truth", _RESIZE, _NORMALIZE]},
+            "val": {**split, "list_file": "val.txt", "transforms": [_RESIZE, _NORMALIZE]},
         },
         "losses": [{"name": "pixel_bce"}, {"name": "cel"}],
         "evaluate": {"save_predictions": True},
@@ -82,10 +82,10 @@ def _segmentation(data: Path) -> dict[str, Any]:
                 "list_file": "train.txt",
                 "transforms": [crop, {"name": "random_horizontal_flip"}, _MULTI_SCALE, _NORMALIZE],
             },
-            "val": {**split, "list_file": "val.txt", "transforms": ["keep_truth", smaller, _NORMALIZE]},
+            "val": {**split, "list_file": "val.txt", "transforms": [smaller, _NORMALIZE]},
         },
         "losses": [{"name": "ohem_cross_entropy"}, {"name": "dice_loss", "weight": 0.5}],
-        "evaluate": {"metrics": ["boundary_f"], "save_predictions": True},
+        "evaluate": {"metrics": ["boundary_f"], "original_size": True, "save_predictions": True},
     }
 
 

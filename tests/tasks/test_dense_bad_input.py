@@ -28,8 +28,9 @@ def recipe(kind: str) -> dict[str, Any]:
         "losses": ["pixel_bce" if kind == "saliency" else "pixel_cross_entropy"],
         "data": {
             "train": {**_DATA[kind], "list_file": "train.txt", "transforms": [RESIZE, NORMALIZE]},
-            "val": {**_DATA[kind], "list_file": "val.txt", "transforms": ["keep_truth", RESIZE, NORMALIZE]},
+            "val": {**_DATA[kind], "list_file": "val.txt", "transforms": [RESIZE, NORMALIZE]},
         },
+        "evaluate": {"original_size": True},
     }
 
 

@@ -13,8 +13,9 @@ from paceline.data.loader import TrainBatches, automatic_workers
 from paceline.data.sampler import BatchSampler, Permutation
 from paceline.data.skip_list import SkipList, automatic_limit
 from paceline.data.split_loader import Dataset, SplitLoader
+from paceline.data.transforms.base import KeepOriginalMask
 from paceline.engine.run import EvaluationSet
-from paceline.recipe.build_context import BuildContext
+from paceline.recipe.build_context import BuildContext, resolve
 from paceline.recipe.schema import DatasetPart
 
 _MOST_NOTES = 5  # of a data set that a run begins with
@@ -144,7 +145,16 @@ def _make_loader(context: BuildContext, split: str, part: DatasetPart) -> SplitL
 
             require_clips(dataset, transforms)
             dataset = clips_apart(dataset, transforms[0])
+        if split != "train" and _measures_original_size(context):
+            transforms.insert(0, KeepOriginalMask())
         return SplitLoader(dataset, transforms, context.recipe.train.seed, _skips(context, split, len(dataset)))
+
+
+def _measures_original_size(context: BuildContext) -> bool:
+    asked = context.recipe.evaluate.original_size
+    return (
+        bool(getattr(resolve("task", context.recipe.task.name), "original_size", False)) if asked == "auto" else asked
+    )
 
 
 def _shortened(split: str, notes: list[str]) -> list[str]:

@@ -293,6 +293,9 @@ class Evaluate(Section):
     num_workers: CountOrZero | Auto = "auto"
     threads: Threads = 1
     metrics: list[MetricPart] = []
+    original_size: bool | Auto = "auto"
+    """Measures and saves predicted maps at the size that the masks have in their files, not at that of the model's
+    images; auto: as the task's field measures, true for saliency."""
     save_predictions: bool = False
     """Writes what is predicted for each sample below predictions/: a PNG file of a map, else a row of a CSV file."""
 

@@ -42,6 +42,7 @@ class Saliency(Task):
 
     palette = None
     """Saved maps are gray."""
+    original_size = True
 
     def __init__(
         self,

@@ -29,6 +29,8 @@ class Task:
     """The metric by which one model is better than another."""
     num_visualized: int = 8
     """How many samples of a split are drawn; 0 for none."""
+    original_size: bool = False
+    """What `evaluate.original_size: auto` stands for."""
 
     def __init__(
         self,

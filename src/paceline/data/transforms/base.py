@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.data.batch import Sample
 
@@ -79,6 +80,25 @@ class OnSamples:
     def __call__(self, sample: Sample, draws: NDArray[np.float64]) -> Sample:
         """The changed sample."""
         return self.transform.on_sample(sample, draws)
+
+
+@dataclass(frozen=True)
+class KeepOriginalMask:
+    """Keeps the mask as it was read as "truth", uint8 [H, W]; "matrix" maps the final image back to it.
+
+    It comes first where `evaluate.original_size` holds: predictions are measured and saved at the mask's own size. A
+    batch holds truths as a list, since images differ in size.
+    """
+
+    draws: ClassVar[int] = 0
+    is_batch: ClassVar[bool] = False
+    reads_encoded: ClassVar[bool] = True
+
+    def __call__(self, sample: Sample, draws: NDArray[np.float64]) -> Sample:
+        """The sample with its truth."""
+        if "mask" not in sample:
+            raise DataError("evaluate.original_size needs masks, and these samples have none; set it to false")
+        return {**sample, "truth": sample["mask"], "matrix": np.eye(2, 3, dtype=np.float32)}
 
 
 def split(
