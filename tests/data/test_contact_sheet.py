@@ -12,7 +12,7 @@ import torch
 from paceline.data.batch import KeypointNames, Sample
 from paceline.data.contact_sheet import CELL, ContactSheet, draw_sample, load_augmented
 from paceline.data.datasets.idx import MemoryImages
-from paceline.data.loading_profile import measure
+from paceline.data.loader_profile import measure
 from paceline.data.split_loader import SplitLoader
 from paceline.data.transforms.base import OnSamples
 from paceline.data.transforms.batch import Normalize

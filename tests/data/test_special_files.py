@@ -25,7 +25,7 @@ from paceline.data.datasets.video import VideoFolder
 from paceline.data.datasets.voc import Voc
 from paceline.data.fingerprint import fingerprint
 from paceline.data.index.index_file import IndexWriter
-from paceline.data.loading_profile import measure
+from paceline.data.loader_profile import measure
 from paceline.data.split_loader import SplitLoader
 from paceline.data.transforms.geometric import Resize
 

@@ -75,7 +75,7 @@ def _look_at(recipe: DataRecipe, report: SplitReport, sheet: ContactSheet, limit
     from paceline.data.autotune import usable_cores
     from paceline.data.datasets.video import joined
     from paceline.data.inspect import examine
-    from paceline.data.loading_profile import measure
+    from paceline.data.loader_profile import measure
     from paceline.data.skip_list import UNREADABLE
 
     try:

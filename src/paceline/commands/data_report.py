@@ -12,7 +12,7 @@ from paceline.core.errors import in_one_line
 from paceline.core.text import pluralize
 from paceline.data.batch import KeypointNames
 from paceline.data.inspect import Findings
-from paceline.data.loading_profile import Stages
+from paceline.data.loader_profile import Stages
 from paceline.data.split_loader import SplitLoader
 
 _MOST_CLASSES = 12  # that are all shown; of more, the largest and the smallest

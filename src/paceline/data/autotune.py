@@ -13,8 +13,8 @@ from itertools import islice
 from typing import Literal
 
 from paceline.data.batch import Batch
+from paceline.data.prefetch import load_by_processes, load_by_threads, read_at_once
 from paceline.data.split_loader import Choice, Request, SplitLoader
-from paceline.data.worker_pool import load_by_processes, load_by_threads, read_at_once
 
 Kind = Literal["auto", "memory", "thread", "process", "dali"]
 """What loads samples."""

@@ -13,11 +13,11 @@ from paceline.core.intervals import Progress
 from paceline.core.world import World
 from paceline.data.autotune import Kind, load_autotuned, usable_cores
 from paceline.data.batch import Batch
+from paceline.data.prefetch import explain_dead_workers as explain_dead_workers
 from paceline.data.prefetch import prefetch_to_device
 from paceline.data.sampler import BatchSampler, BatchSlice, Permutation, rank_slices
 from paceline.data.split_loader import Request as Request
 from paceline.data.split_loader import SplitLoader
-from paceline.data.worker_pool import explain_dead_workers as explain_dead_workers
 
 _ALONE = World(0, 1, 0, torch.device("cpu"))
 
