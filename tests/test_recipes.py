@@ -56,7 +56,9 @@ def test_published_weights_have_the_names_that_a_recipe_says(name: str) -> None:
     assert library == "torchvision"
     source = import_torchvision().models.get_model(member, weights=None)
     model = resolve("model", part.name)(num_classes=3, in_channels=3, **(part.model_extra or {}))
-    options = part.weights.model_dump(exclude={"file"}) | {"rename": [tuple(each) for each in part.weights.rename]}
+    options = part.weights.model_dump(exclude={"file", "key"}) | {
+        "rename": [tuple(each) for each in part.weights.rename]
+    }
     fitted = apply(model, source.state_dict(), Surgery(**options))
     backbone = {each: tensor for each, tensor in model.state_dict().items() if each.startswith("backbone.")}
     assert set(fitted.loaded) == set(backbone)

@@ -165,7 +165,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_sample(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", choices=("saliency", "segmentation", "video"), help="which task it is for")
+    parser.add_argument("kind", choices=("detection", "saliency", "segmentation", "video"), help="which task it is for")
     parser.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
     parser.add_argument("--number", type=int, default=64, metavar="N", help="how many samples in all (default: 64)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="what is drawn (default: 0)")

@@ -153,9 +153,12 @@ WRONG = {
     "list as name": edit(
         "losses:\n  - {name: cross_entropy, label_smoothing: 0.1}",
         "losses: cross_entropy",
-        '10:9: losses: expected a list of at least 1 item, got "cross_entropy"; write ["cross_entropy"]',
+        '10:9: losses: expected a list, got "cross_entropy"; write ["cross_entropy"]',
     ),
-    "list empty": typed("losses=[]", "losses: expected a list of at least 1 item, got []"),
+    "list empty": typed("losses=[]", "losses: expected a list of at least 1 item, got none"),
+    "losses of a task that brings its own": Wrong(
+        ["recipe.yaml:11:3: losses: task detection brings its own losses; remove these"], overrides=("task=detection",)
+    ),
     "list length": typed(
         "optimizer={name: adamw, betas: [0.9]}", "optimizer.betas: expected a list of 2 items, got [0.9]"
     ),

@@ -14,7 +14,7 @@ import torch
 from paceline import cli
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
-KINDS = ["saliency", "segmentation", "video"]
+KINDS = ["detection", "saliency", "segmentation", "video"]
 NUMBER, NUM_VAL = 28, 7  # 21 to learn from: steps of 6, 6, 6 and 3; neither 2 nor 3 processes divide 7
 STEPS = 6
 
@@ -41,11 +41,25 @@ def write_sample(kind: str, folder: Path) -> Path:
 
 def small_recipe(kind: str, data: Path) -> dict[str, Any]:
     """A recipe that trains on a CPU in a second, with all that is random about such a task."""
-    made = {"saliency": _saliency, "segmentation": _segmentation, "video": _video}[kind](data)
+    made = {"detection": _detection, "saliency": _saliency, "segmentation": _segmentation, "video": _video}[kind](data)
     recipe = {"name": kind, **copy.deepcopy(_COMMON), **made}
     recipe["data"] |= {"batch_size": 6, "num_workers": 0}
     recipe["evaluate"] = {**_COMMON["evaluate"], **made["evaluate"]}
     return recipe
+
+
+def _detection(data: Path) -> dict[str, Any]:
+    split = {"dataset": "coco", "root": str(data)}
+    changes = [{"name": "random_iou_crop"}, _RESIZE, {"name": "random_horizontal_flip"}, _MULTI_SCALE, _NORMALIZE]
+    return {
+        "task": "detection",
+        "model": {"name": "fcos", "backbone": "timm/lcnet_035", "width": 16, "depth": 1},
+        "data": {
+            "train": {**split, "annotations": "train.json", "transforms": changes},
+            "val": {**split, "annotations": "val.json", "transforms": [_RESIZE, _NORMALIZE]},
+        },
+        "evaluate": {"metrics": ["voc_ap"], "save_predictions": True},
+    }
 
 
 def _saliency(data: Path) -> dict[str, Any]:

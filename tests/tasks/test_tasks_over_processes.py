@@ -16,12 +16,13 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from PIL import Image
-from sample_recipes import KINDS, NUM_VAL, SCRIPTS, predictions, records, settings_kept, write_sample
+from sample_recipes import KINDS, NUM_VAL, NUMBER, SCRIPTS, predictions, records, settings_kept, write_sample
 
 from paceline import cli
 from paceline.launch.launcher import Launch, launch
 
 FIGURES = {
+    "detection": {"ap", "ap50", "ar100", "voc_ap50"},
     "saliency": {"loss", "pixel_bce", "cel", "mae", "max_f", "weighted_f", "s_measure", "mean_e", "iou", "ber"},
     "segmentation": {"loss", "ohem_cross_entropy", "dice_loss", "miou", "iou.disc", "pixel_accuracy", "boundary_f"},
     "video": {"loss", "cross_entropy", "top1", "top2", "auroc"},
@@ -92,6 +93,16 @@ def test_one_two_and_three_processes_save_the_same_predictions(kind: str, measur
     assert all(len(np.unique(picture)) > 1 for picture in pictures)
     sizes = {picture.shape for picture in pictures}
     assert len(sizes) == NUM_VAL if kind == "saliency" else sizes == {(96, 128)}
+    assert two == alone
+    assert three == alone
+
+
+def test_one_two_and_three_processes_write_the_same_detections(measured: Path) -> None:
+    alone, two, three = (predictions(measured / procs / "detection") for procs in "123")
+    rows = json.loads(alone["val.json"])
+    assert {row["image_id"] for row in rows} <= set(range(NUMBER - NUM_VAL, NUMBER))
+    assert {row["category_id"] for row in rows} <= {1, 2, 3}
+    assert all(Path(row["file_name"]).is_file() and min(row["bbox"][2:]) > 0 for row in rows)
     assert two == alone
     assert three == alone
 

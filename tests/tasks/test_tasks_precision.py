@@ -23,7 +23,8 @@ FLOAT32 = ["fp32", "tf32", "O0"]
 SCALED = ["fp16", "O1", "O2"]  # with a scale that nothing overflows with, so that no update is left out
 REMAT = ["{name: blocks}", "{name: blocks, every: 2}", "{name: selective}", "{name: budget, share: 0.8}"]
 # In float16 a CPU is slow: each image and each clip is looked at once.
-ONE_VIEW = {
+ONE_VIEW: dict[str, list[str]] = {
+    "detection": [],
     "saliency": [],
     "segmentation": ["task=segmentation"],
     "video": ["data.val.transforms.0.num_clips=1", "data.val.transforms.1.num_crops=1"],

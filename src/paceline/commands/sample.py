@@ -35,9 +35,14 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _write(kind: str, folder: Path, number: int, seed: int) -> None:
-    from paceline.data.synthetic import write_saliency, write_segmentation, write_video
+    from paceline.data import synthetic
 
-    write = {"saliency": write_saliency, "segmentation": write_segmentation, "video": write_video}[kind]
+    write = {
+        "detection": synthetic.write_detection,
+        "saliency": synthetic.write_saliency,
+        "segmentation": synthetic.write_segmentation,
+        "video": synthetic.write_video,
+    }[kind]
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     aside.mkdir()

@@ -38,7 +38,7 @@ _SUPPLIED = {
     "schedule": {"span", "done", "step", "epoch", "total_steps", "total_epochs"},
     "layer_map": {"model"},
     "transform": {"num_classes", "pairs"},
-    "task": {"losses", "weights", "classes", "extra_metrics", "ignore_index"},
+    "task": {"losses", "weights", "model", "classes", "extra_metrics", "ignore_index"},
     "averaging": {"total_steps", "steps_per_epoch"},
     "strategy": {"model", "world", "is_exact", "devices"},
 }
@@ -63,6 +63,8 @@ class Entry:
     summary: str
     read_arguments: Callable[[], type[Arguments]]
     member: str | None = None
+    takes_losses: bool = False
+    """Whether a task is given the recipe's losses; one that is not brings its own."""
 
     @cached_property
     def arguments(self) -> type[Arguments]:
@@ -163,6 +165,11 @@ class Definition:
         """The first line of the docstring."""
         return (inspect.getdoc(self.target) or "").split("\n")[0]
 
+    @property
+    def takes_losses(self) -> bool:
+        """Whether it is a task that is given the recipe's losses."""
+        return self.kind == "task" and "losses" in inspect.signature(self.target).parameters
+
     def arguments(self) -> type[Arguments]:
         """What the signature takes from a recipe."""
         supplied = _SUPPLIED.get(self.kind, set()) | ({"name"} if self.library else set())
@@ -173,6 +180,8 @@ class Definition:
     def row(self) -> Row:
         """All of it as JSON."""
         row: Row = {"target": self.address, "summary": self.summary, "arguments": to_json(self.arguments())}
+        if self.takes_losses:
+            row["takes_losses"] = True
         if self.checks:
             row["checks"] = [check.row() for check in self.checks]
         if self.library:
@@ -194,7 +203,8 @@ class Registry:
                 self._families[name] = Family(name, row)
             else:
                 read = partial(from_json, f"{kind} {name}", row["arguments"], row.get("checks", ()))
-                self._entries[name] = Entry(name, row["target"], row["summary"], read)
+                takes_losses = row.get("takes_losses", False)
+                self._entries[name] = Entry(name, row["target"], row["summary"], read, takes_losses=takes_losses)
 
     def add(self, definition: Definition) -> None:
         """Make a name valid in recipes. A name is given once; what the table says of it stays."""
@@ -208,7 +218,8 @@ class Registry:
             self._families[name] = Family(name, definition.row() | {"target": target})
         else:
             arguments = definition.arguments()  # a signature that cannot be read is refused here
-            self._entries[name] = Entry(name, target, definition.summary, lambda: arguments)
+            takes_losses = definition.takes_losses
+            self._entries[name] = Entry(name, target, definition.summary, lambda: arguments, takes_losses=takes_losses)
 
     @property
     def families(self) -> list[Family]:

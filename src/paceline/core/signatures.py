@@ -21,7 +21,7 @@ _TYPES: dict[str, Any] = {"boolean": bool, "integer": int, "number": float, "str
 _BOUNDS = {
     "minimum": "ge", "exclusiveMinimum": "gt", "maximum": "le", "exclusiveMaximum": "lt", "pattern": "pattern",
     "minLength": "min_length", "maxLength": "max_length", "minItems": "min_length", "maxItems": "max_length",
-    "minProperties": "min_length", "maxProperties": "max_length",
+    "minProperties": "min_length", "maxProperties": "max_length", "multipleOf": "multiple_of",
 }  # fmt: skip
 
 

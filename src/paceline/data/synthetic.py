@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -90,6 +91,50 @@ def write_segmentation(folder: Path, number: int, seed: int) -> None:
     _write_pairs(folder, number, seed, paint)
 
 
+def write_detection(folder: Path, number: int, seed: int) -> None:
+    """Photos of discs, squares and triangles, and their boxes as COCO has them: images/, train.json, val.json."""
+    (folder / "images").mkdir()
+    images, annotations = [], []
+    for index in range(number):
+        picture, shapes = _paint_shapes(np.random.default_rng([seed, index]))
+        height, width = picture.shape[:2]
+        name = f"image_{index:04d}.jpg"
+        Image.fromarray(picture).save(folder / "images" / name, quality=92)
+        images.append({"id": index, "file_name": name, "height": height, "width": width})
+        annotations.append([_coco_object(index, label, box) for label, box in shapes])
+    categories = [{"id": number, "name": name} for number, name in enumerate(SHAPES[1:], start=1)]
+    num_train = _num_train(number)
+    for split, which in {"train": range(num_train), "val": range(num_train, number)}.items():
+        objects = [each for index in which for each in annotations[index]]
+        numbered = [{**each, "id": place} for place, each in enumerate(objects, start=1)]
+        content = {"images": images[which.start : which.stop], "annotations": numbered, "categories": categories}
+        (folder / f"{split}.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+def _paint_shapes(random: Random) -> tuple[Pixels, list[tuple[int, list[float]]]]:
+    """Shapes that do not hide each other, with the number of each one's class and its box as x1 y1 x2 y2."""
+    height, width = 128, 160
+    picture, shapes, hidden = _ground(random, height, width), [], np.zeros((height, width), np.bool_)
+    for _ in range(random.integers(1, 5)):
+        label = int(random.integers(1, len(SHAPES)))
+        distance = _drawn_shape(random, _SIDES[SHAPES[label]], height, width).distance(height, width)
+        inside = distance < 0
+        if (inside & hidden).any():
+            continue
+        hidden |= distance < 3
+        hue = 2 * math.pi / len(_SIDES) * label + random.uniform(-0.5, 0.5)
+        picture = _laid_over(picture, _texture(random, height, width, 0.7, hue), distance)
+        rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
+        shapes.append((label, [float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)]))
+    return _rounded(picture), shapes
+
+
+def _coco_object(image: int, label: int, box: Sequence[float]) -> dict[str, Any]:
+    left, top, right, bottom = box
+    extent = [left, top, right - left, bottom - top]
+    return {"image_id": image, "category_id": label, "bbox": extent, "area": extent[2] * extent[3], "iscrowd": 0}
+
+
 def write_video(folder: Path, number: int, seed: int) -> None:
     """Videos of a shape that moves as one of `MOTIONS`: videos/MOTION/, and lists train.csv and val.csv."""
     lines = []
@@ -115,9 +160,13 @@ def _write_pairs(folder: Path, number: int, seed: int, paint: Callable[[Random],
 
 def _write_lists(folder: Path, ending: str, lines: Sequence[str]) -> None:
     """Three quarters to learn from; samples differ by chance alone, so any will do."""
-    num_train = len(lines) - max(1, len(lines) // 4)
+    num_train = _num_train(len(lines))
     (folder / f"train{ending}").write_text("".join(lines[:num_train]), encoding="utf-8")
     (folder / f"val{ending}").write_text("".join(lines[num_train:]), encoding="utf-8")
+
+
+def _num_train(number: int) -> int:
+    return number - max(1, number // 4)
 
 
 def _film(random: Random, motion: str) -> list[Pixels]:

@@ -134,6 +134,7 @@ def _ratios(names: list[str], sums: Tensor) -> dict[str, Normalizer]:
 
 def _own_ratio(term: LossTerm) -> Normalizer:
     numerator, count = term.numerator.detach(), torch.as_tensor(term.denominator).detach()
+    count = count.where(count != 0, 1.0)  # without anything to count the loss is 0
     return Normalizer(ratio=(numerator / count, count))
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import compress
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -114,19 +116,19 @@ def make_writer(run: Run, split: str) -> GuardedWriter | NoPredictions:
     place, dataset = predictions_place(run, split), run.evaluations[split].loader.dataset
     if isinstance(run.task, PredictsMaps):
         return GuardedWriter(PredictionFolder(place, dataset, run.task), run.world)
-    assert isinstance(run.task, PredictsClasses), "a run is not built with predictions that cannot be saved"
-    return GuardedWriter(PredictionTable(place, dataset, run.task), run.world)
+    assert isinstance(run.task, PredictsClasses | PredictsBoxes), "a run is not built with predictions of no kind"
+    return GuardedWriter(PredictionFile(place, dataset, run.task), run.world)
 
 
 def predictions_place(run: Run, split: str) -> Path:
     """The folder of a split's predictions, or their file."""
-    folder = run.out / "predictions"
-    return folder / split if isinstance(run.task, PredictsMaps) else folder / f"{split}.csv"
+    folder, extension = run.out / "predictions", "json" if isinstance(run.task, PredictsBoxes) else "csv"
+    return folder / split if isinstance(run.task, PredictsMaps) else folder / f"{split}.{extension}"
 
 
 def can_save_predictions(task: object) -> bool:
     """Whether there is a way to save what a task predicts."""
-    return isinstance(task, PredictsMaps | PredictsClasses)
+    return isinstance(task, PredictsMaps | PredictsClasses | PredictsBoxes)
 
 
 class PredictionFolder:
@@ -223,48 +225,74 @@ class PredictsClasses(Protocol):
         ...
 
 
-class PredictionTable:
-    """Writes what is predicted for each sample of a split into a file, at the end of its evaluation."""
+@runtime_checkable
+class PredictsBoxes(Protocol):
+    """A task that detects objects."""
 
-    def __init__(self, path: Path, dataset: Dataset, task: PredictsClasses) -> None:
+    def detection_metric(self) -> Metric:
+        """What collects them: the tensor "detections" [K, 8], see `metrics.detection.DetectionRows`."""
+        ...
+
+
+class PredictionFile:
+    """Writes the predictions of a split into one file, at the end of its evaluation."""
+
+    def __init__(self, path: Path, dataset: Dataset, task: PredictsClasses | PredictsBoxes) -> None:
         self.path = path
         self._dataset = dataset
-        self._classes = task.classes
-        self._metric = task.prediction_metric()
+        self._format: Callable[[Mapping[str, Tensor], Dataset], str] = coco_results
+        if isinstance(task, PredictsBoxes):
+            self._rows = task.detection_metric()
+        else:
+            self._rows, self._format = task.prediction_metric(), partial(class_table, classes=task.classes)
 
     @property
     def metrics(self) -> Sequence[Metric]:
-        """Probabilities come to the first process in the same way as what metrics are made of."""
-        return [self._metric]
+        """Rows come to the first process in the same way as what metrics are made of."""
+        return [self._rows]
 
     def save(self, batch: Batch, predictions: Any) -> None:
         """Nothing: states have it all."""
 
     def finish(self, states: Sequence[State], skipped_ids: Sequence[int]) -> None:
         """Write the file; an earlier one is replaced whole, never seen half-written."""
-        # Names of files may be no UTF-8: the table is, so that everything can read it.
-        content = self._text(self._metric.compute(states[0])).encode(errors="backslashreplace")
+        text = self._format(self._rows.compute(states[0]), self._dataset)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(self.path, content)
+            # Names of files may be no UTF-8: the file is, so that everything can read it.
+            replace_file(self.path, text.encode(errors="backslashreplace"))
         except OSError as error:
             raise UsageError(f"{self.path}: predictions cannot be written ({error.strerror or error})") from error
 
-    def _text(self, found: dict[str, Tensor]) -> str:
-        path = getattr(self._dataset, "path", None)
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        paths = [] if path is None else ["path"]
-        is_of_all = found["probabilities"].shape[1] == len(self._classes)
-        each = self._classes if is_of_all else []
-        writer.writerow(["sample", *paths, "label", "predicted", "probability", *map(as_cell, each)])
-        columns = [found[name] for name in ("sample", "file", "truth", "predicted", "probabilities")]
-        for row in zip(*columns, strict=True):
-            sample, file, truth, predicted, probabilities = (each.tolist() for each in row)
-            shares = [f"{share:.6g}" for share in probabilities]
-            names = _BETWEEN.join(compress(self._classes, predicted))
-            theirs = _BETWEEN.join(compress(shares, predicted) if is_of_all else shares if names else [])
-            label = _BETWEEN.join(compress(self._classes, truth))
-            words = [*([] if path is None else [str(path(file))]), label, names]
-            writer.writerow([sample, *map(as_cell, words), theirs, *(shares if is_of_all else [])])
-        return text.getvalue()
+
+def coco_results(rows: Mapping[str, Tensor], dataset: Dataset) -> str:
+    """Detections as COCO's result files have them, and the name of each image's file."""
+    path, category_ids = getattr(dataset, "path", None), getattr(dataset, "category_ids", None)
+    results = []
+    for sample, image, label, score, left, top, right, bottom in rows["detections"].tolist():
+        name = {} if path is None else {"file_name": os.fspath(path(int(sample)))}
+        category = category_ids[int(label)] if category_ids else int(label) + 1
+        box = [round(value, 3) for value in (left, top, right - left, bottom - top)]
+        results.append({"image_id": int(image), "category_id": category, "bbox": box, "score": round(score, 6), **name})
+    return "[" + ",\n ".join(json.dumps(result) for result in results) + "]\n"
+
+
+def class_table(rows: Mapping[str, Tensor], dataset: Dataset, classes: Sequence[str]) -> str:
+    """Classes as a CSV file: a row a sample, with the probability of each class."""
+    path = getattr(dataset, "path", None)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    paths = [] if path is None else ["path"]
+    is_of_all = rows["probabilities"].shape[1] == len(classes)
+    each = classes if is_of_all else []
+    writer.writerow(["sample", *paths, "label", "predicted", "probability", *map(as_cell, each)])
+    columns = [rows[name] for name in ("sample", "file", "truth", "predicted", "probabilities")]
+    for row in zip(*columns, strict=True):
+        sample, file, truth, predicted, probabilities = (each.tolist() for each in row)
+        shares = [f"{share:.6g}" for share in probabilities]
+        names = _BETWEEN.join(compress(classes, predicted))
+        theirs = _BETWEEN.join(compress(shares, predicted) if is_of_all else shares if names else [])
+        label = _BETWEEN.join(compress(classes, truth))
+        words = [*([] if path is None else [str(path(file))]), label, names]
+        writer.writerow([sample, *map(as_cell, words), theirs, *(shares if is_of_all else [])])
+    return text.getvalue()

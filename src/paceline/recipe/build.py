@@ -109,7 +109,7 @@ class Builder(BuildContext):
         model = self.model(loaders["train"], classes)
         prepare_model(self, model)
         ignored = getattr(loaders["train"].dataset, "ignore_index", None)
-        task, precision = self.task(classes, ignored), choose_precision(self)
+        task, precision = self.task(classes, model, ignored), choose_precision(self)
         trial = partial(self._try_pass, model, task, precision, loaders, updates)
         self.checkpointed_blocks = checkpoint_activations(self, model, trial)
         freezing = make_freezing(self, model, progress)
@@ -190,7 +190,7 @@ class Builder(BuildContext):
             return ["weights  random"]
         return [f"weights  from {self.weights_file()}", *(f"         {line}" for line in self.fitted.summary())]
 
-    def task(self, classes: list[str], ignore_index: int | None = None) -> Task:
+    def task(self, classes: list[str], model: nn.Module, ignore_index: int | None = None) -> Task:
         """The task with its losses and metrics."""
         supplied = {"num_classes": len(classes), "classes": classes, "ignore_index": ignore_index}
         losses, metrics = {}, []
@@ -203,6 +203,7 @@ class Builder(BuildContext):
         self.notes += [part.describe() for part in (*losses.values(), *metrics) if hasattr(part, "describe")]
         weights = {loss.name: loss.weight for loss in self.recipe.losses}
         brought = {
+            "model": model,
             "losses": losses,
             "weights": weights,
             "classes": classes,

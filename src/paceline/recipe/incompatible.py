@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.core.registry import register
 from paceline.recipe.schema import DatasetPart, Recipe
 
 Check = tuple[list[str], str]
@@ -27,6 +28,7 @@ def cross_checks(recipe: Recipe) -> list[Check]:
     return [
         *_either_or(recipe),
         *_model(recipe),
+        *_losses(recipe),
         *_batch(recipe),
         *_transforms(recipe),
         *_drawn_splits(recipe),
@@ -59,6 +61,16 @@ def _model(recipe: Recipe) -> list[Check]:
         if (stage.at_epochs is None) == (stage.at_steps is None):
             found.append(([f"model.unfreeze.{index}"], "expected one of at_epochs and at_steps"))
     return found
+
+
+def _losses(recipe: Recipe) -> list[Check]:
+    task = register.kind("task").find(recipe.task.name)
+    assert task is not None, "validation let an unknown task through"
+    if task.takes_losses and not recipe.losses:
+        return [(["losses"], "expected a list of at least 1 item, got none")]
+    if recipe.losses and not task.takes_losses:
+        return [(["losses"], f"task {task.name} brings its own losses; remove these")]
+    return []
 
 
 def _transforms(recipe: Recipe) -> list[Check]:

@@ -332,7 +332,8 @@ class Recipe(Section):
     task: TaskPart
     model: ModelPart
     data: Data
-    losses: Annotated[list[LossPart], Field(min_length=1)]
+    losses: list[LossPart] = []
+    """What is minimized; left out where the task or the model brings its own losses, as in detection."""
     optimizer: OptimizerPart
     schedule: SchedulePart = SchedulePart()
     train: Train

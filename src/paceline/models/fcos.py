@@ -1,0 +1,217 @@
+"""FCOS: a single-stage, anchor-free detector on any image backbone of timm or torchvision.
+
+Each cell of a feature map predicts class logits, the distances from its center to the four edges of a box, and its
+centerness (Tian et al., "FCOS: Fully Convolutional One-Stage Object Detection", 2019). With a small backbone it trains
+on a CPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from paceline.core.arguments import Count, Positive, Share
+from paceline.core.registry import register
+from paceline.models.decoders import PyramidLevel
+from paceline.models.detector import Detections, LossParts, Target, select_detections
+from paceline.models.encoders import build_encoder
+from paceline.models.zoo import BackboneName, LibraryArgs
+
+_ALPHA, _GAMMA = 0.25, 2.0  # of the focal loss
+_PRIOR = 0.01  # the probability that an untrained head gives every class
+_GROUPS = 8
+_LEVEL_SCALE = 4.0  # a level is for boxes that reach 4 to 8 strides from the cell, as published
+
+
+class Cells(NamedTuple):
+    """The cells of all levels, finest first, one after the other."""
+
+    centers: Tensor
+    """[P, 2] as x and y, in pixels of the image."""
+    strides: Tensor
+    """[P]"""
+    reach: Tensor
+    """[P, 2], the shortest and longest distance to an edge of the boxes that a cell is for."""
+
+
+class Assignment(NamedTuple):
+    """What the cells of one image are to predict."""
+
+    classes: Tensor
+    """int64 [P], the class of each cell; -1 for the background."""
+    distances: Tensor
+    """[P, 4], to the left, upper, right and lower edge; of background cells they mean nothing."""
+    centerness: Tensor
+    """[P], 1 in the middle of a box and 0 at its edges."""
+
+
+@register.model("fcos")
+class FCOS(nn.Module):
+    """FCOS with a feature pyramid on any timm or torchvision backbone."""
+
+    loss_names = ("classification", "box_regression", "centerness")
+
+    def __init__(
+        self,
+        num_classes: int,
+        in_channels: int = 3,
+        backbone: BackboneName = "timm/mobilenetv2_100",
+        width: Annotated[Count, Field(multiple_of=_GROUPS, description="Channels of the pyramid and the heads.")] = 96,
+        depth: Annotated[Count, Field(description="Convolutions of each head.")] = 2,
+        min_stride: Annotated[Count, Field(description="The stride of the finest feature map that predicts.")] = 8,
+        center_radius: Annotated[Positive, Field(description="Strides from a box's center that are positive.")] = 1.5,
+        score_thresh: Share = 0.05,
+        nms_thresh: Share = 0.6,
+        detections_per_img: Count = 100,
+        backbone_args: LibraryArgs | None = None,
+    ) -> None:
+        super().__init__()
+        encoder = build_encoder(backbone, in_channels, backbone_args or {})
+        used = [index for index, stride in enumerate(encoder.strides) if stride >= min_stride]
+        if not used:
+            raise ValueError(f"backbone {backbone!r} has no feature map of stride {min_stride} or more")
+        self.strides = [encoder.strides[index] for index in used]
+        self.backbone = encoder.module
+        self.pyramid = nn.ModuleList(PyramidLevel(encoder.channels[index], width) for index in used)
+        self.class_head = _head(width, depth, num_classes)
+        self.box_head = _head(width, depth, 5)  # four distances and the centerness
+        self.scales = nn.Parameter(torch.ones(len(used)))
+        self._first_level = used[0]
+        self._center_radius = center_radius
+        self._select = partial(
+            select_detections,
+            score_thresh=score_thresh,
+            nms_thresh=nms_thresh,
+            detections_per_img=detections_per_img,
+        )
+        nn.init.constant_(self.class_head[-1].bias, -math.log((1 - _PRIOR) / _PRIOR))  # type: ignore[arg-type]
+
+    def forward(self, images: Tensor, targets: Sequence[Target] | None = None) -> LossParts | list[Detections]:
+        """The losses of images [N, C, H, W] beside their targets; without targets, what is detected in each image."""
+        logits, boxes, sizes = self._predict(images)
+        cells = self._cells(sizes, images.device)
+        if targets is not None:
+            return self._losses(logits, boxes, cells, targets)
+        height, width = images.shape[-2:]
+        limits = boxes.new_tensor([width, height, width, height])
+        scores = (logits.sigmoid() * boxes[..., 4:].sigmoid()).sqrt()
+        corners = _around(cells.centers, boxes[..., :4]).clamp(min=0).minimum(limits)
+        return [self._select(*each) for each in zip(corners, scores, strict=True)]
+
+    def count(self, images: Tensor, targets: Sequence[Target]) -> dict[str, float]:
+        """What each loss is divided by; it depends on the targets and the size of the images alone."""
+        sizes = [(-(-images.shape[-2] // stride), -(-images.shape[-1] // stride)) for stride in self.strides]
+        cells = self._cells(sizes, targets[0]["boxes"].device)
+        assigned = [assign(cells, target, self._center_radius) for target in targets]
+        positive = float(sum(int((each.classes >= 0).sum()) for each in assigned))
+        centerness = sum(float(each.centerness[each.classes >= 0].double().sum()) for each in assigned)
+        return {"classification": positive, "box_regression": centerness, "centerness": positive}
+
+    def _predict(self, images: Tensor) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
+        """Class logits [N, P, C], distances and centerness [N, P, 5], and the height and width of each level."""
+        features = self.backbone(images)[self._first_level :]
+        logits, boxes, sizes = [], [], []
+        above: Tensor | None = None
+        for index in reversed(range(len(features))):
+            above, smooth = self.pyramid[index](features[index], above)
+            raw = self.box_head(smooth).float()
+            distances = F.softplus(raw[:, :4] * self.scales[index].float()) * self.strides[index]
+            logits.append(self.class_head(smooth).float().flatten(2).transpose(1, 2))
+            boxes.append(torch.cat([distances, raw[:, 4:]], 1).flatten(2).transpose(1, 2))
+            sizes.append((smooth.shape[-2], smooth.shape[-1]))
+        return torch.cat(logits[::-1], 1), torch.cat(boxes[::-1], 1), sizes[::-1]
+
+    def _cells(self, sizes: Sequence[tuple[int, int]], device: torch.device) -> Cells:
+        centers, strides, reach = [], [], []
+        for level, ((height, width), stride) in enumerate(zip(sizes, self.strides, strict=True)):
+            rows, columns = (torch.arange(number, device=device) for number in (height, width))
+            y, x = torch.meshgrid(rows, columns, indexing="ij")
+            centers.append((torch.stack([x, y], -1).flatten(0, 1) + 0.5) * stride)
+            least = 0.0 if level == 0 else _LEVEL_SCALE * stride
+            most = math.inf if level == len(sizes) - 1 else 2 * _LEVEL_SCALE * stride
+            strides.append(torch.full((height * width,), float(stride), device=device))
+            reach.append(torch.tensor([[least, most]], device=device).expand(height * width, 2))
+        return Cells(torch.cat(centers), torch.cat(strides), torch.cat(reach))
+
+    def _losses(self, logits: Tensor, boxes: Tensor, cells: Cells, targets: Sequence[Target]) -> LossParts:
+        assigned = [assign(cells, target, self._center_radius) for target in targets]
+        classes = torch.stack([each.classes for each in assigned])  # [N, P]
+        positive = classes >= 0
+        count = positive.sum()
+        one_hot = F.one_hot(classes.clamp(min=0), logits.shape[-1]).to(logits) * positive[..., None]
+        wanted, centerness = (
+            torch.stack([each.distances for each in assigned])[positive],
+            torch.stack([each.centerness for each in assigned])[positive],
+        )
+        centers = cells.centers.expand(len(targets), -1, -1)[positive]
+        found = boxes[positive]
+        overlaps = _generalized_iou(_around(centers, found[:, :4]), _around(centers, wanted))
+        return {
+            "classification": (_focal_loss(logits, one_hot), count),
+            "box_regression": (((1 - overlaps) * centerness).sum(), centerness.double().sum()),
+            "centerness": (F.binary_cross_entropy_with_logits(found[:, 4], centerness, reduction="sum"), count),
+        }
+
+
+def assign(cells: Cells, target: Target, center_radius: float) -> Assignment:
+    """Assign the smallest box to each cell that lies near its center, inside it, and on the level of its size."""
+    boxes, labels = target["boxes"].float(), target["labels"]
+    num_cells = len(cells.centers)
+    if not len(boxes):
+        none = boxes.new_zeros(num_cells, 4)
+        return Assignment(labels.new_full((num_cells,), -1), none, none[:, 0])
+    x, y = cells.centers[:, None].unbind(-1)  # [P, 1]
+    distances = torch.stack([x - boxes[:, 0], y - boxes[:, 1], boxes[:, 2] - x, boxes[:, 3] - y], -1)  # [P, K, 4]
+    middle = (boxes[:, :2] + boxes[:, 2:]) / 2
+    near = (cells.centers[:, None] - middle).abs().amax(-1) < center_radius * cells.strides[:, None]
+    longest = distances.amax(-1)
+    fits = (longest > cells.reach[:, :1]) & (longest <= cells.reach[:, 1:])
+    areas = (boxes[:, 2:] - boxes[:, :2]).prod(-1)
+    candidates = torch.where(near & fits & (distances.amin(-1) > 0), areas, math.inf)  # [P, K]
+    least, chosen = candidates.min(1)
+    classes = labels[chosen].masked_fill(least.isinf(), -1)
+    own = distances[torch.arange(num_cells, device=boxes.device), chosen]
+    pairs = own.clamp(min=1e-6).view(-1, 2, 2)  # left, upper; right, lower
+    centerness = (pairs.amin(1) / pairs.amax(1)).prod(-1).sqrt()
+    return Assignment(classes, own, centerness)
+
+
+def _head(width: int, depth: int, out_channels: int) -> nn.Sequential:
+    """Convolutions that all levels share; GroupNorm, since the statistics of levels differ."""
+    layers: list[nn.Module] = []
+    for _ in range(depth):
+        layers += [nn.Conv2d(width, width, 3, padding=1, bias=False), nn.GroupNorm(_GROUPS, width), nn.ReLU()]
+    last = nn.Conv2d(width, out_channels, 3, padding=1)
+    nn.init.normal_(last.weight, std=0.01)
+    nn.init.zeros_(last.bias)  # type: ignore[arg-type]
+    return nn.Sequential(*layers, last)
+
+
+def _around(centers: Tensor, distances: Tensor) -> Tensor:
+    """Boxes [..., 4] as x1 y1 x2 y2, given the distances from points to their edges."""
+    return torch.cat([centers - distances[..., :2], centers + distances[..., 2:]], -1)
+
+
+def _focal_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    probabilities = logits.sigmoid()
+    errors = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+    distance = (probabilities * (1 - targets) + (1 - probabilities) * targets) ** _GAMMA
+    weights = _ALPHA * targets + (1 - _ALPHA) * (1 - targets)
+    return (weights * distance * errors).sum()
+
+
+def _generalized_iou(first: Tensor, second: Tensor) -> Tensor:
+    """The generalized IoU of boxes [K, 4], pair by pair, from -1 to 1."""
+    areas = [(boxes[:, 2:] - boxes[:, :2]).prod(-1) for boxes in (first, second)]
+    inner = (torch.minimum(first[:, 2:], second[:, 2:]) - torch.maximum(first[:, :2], second[:, :2])).clamp(min=0)
+    outer = torch.maximum(first[:, 2:], second[:, 2:]) - torch.minimum(first[:, :2], second[:, :2])
+    overlap, hull = inner.prod(-1), outer.prod(-1).clamp(min=1e-7)
+    union = (areas[0] + areas[1] - overlap).clamp(min=1e-7)
+    return overlap / union - (hull - union) / hull

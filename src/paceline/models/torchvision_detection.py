@@ -1,0 +1,167 @@
+"""torchvision's detectors: Faster R-CNN, RetinaNet, FCOS, SSD and SSDlite, under the contract of all detectors.
+
+Their losses are divided by what each of them counts: images (RetinaNet), positive anchors (SSD, FCOS), or sampled
+anchors and proposals (Faster R-CNN). The counts are recorded where torchvision makes them, so that a step over several
+micro-batches or processes divides by the count of the global batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Annotated, Any
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from paceline.core.arguments import Count, Positive, Share
+from paceline.core.errors import ArgumentError
+from paceline.core.registry import Library, register
+from paceline.models.detector import Detections, LossParts, Target
+from paceline.models.torchvision_ops import import_torchvision
+from paceline.models.zoo import LibraryArgs, build_torchvision, torchvision_models
+
+_PREFIXES = ("fasterrcnn_", "fcos_", "retinanet_", "ssd300_", "ssdlite320_")
+_NAMES = partial(torchvision_models, *_PREFIXES)
+_Sizes = Annotated[Sequence[Sequence[Positive]], Field(min_length=1)]
+
+
+@register.model("torchvision/detection/", library=Library("torchvision", _NAMES))
+def build_detection(
+    name: str,
+    num_classes: int,
+    in_channels: int,
+    score_thresh: Annotated[Share, Field(description="Detections with lower scores are left out.")] = 0.05,
+    nms_thresh: Annotated[Share, Field(description="The IoU from which the better of two boxes is kept.")] = 0.5,
+    detections_per_img: Count = 100,
+    anchor_sizes: Annotated[_Sizes | None, Field(description="Of each level; SSD: shares of the image.")] = None,
+    anchor_ratios: Annotated[_Sizes | None, Field(description="Height by width of each level's anchors.")] = None,
+    args: LibraryArgs | None = None,
+) -> TorchvisionDetector:
+    """A torchvision detector; published weights are loaded with `weights: {file: …, into: detector}`."""
+    given: dict[str, Any] = {**(args or {})}
+    prefix = "box_" if name.startswith("fasterrcnn") else ""
+    given |= {f"{prefix}score_thresh": score_thresh, f"{prefix}nms_thresh": nms_thresh}
+    given[f"{prefix}detections_per_img"] = detections_per_img
+    if anchor_sizes or anchor_ratios:
+        given |= _anchors(name, anchor_sizes, anchor_ratios)
+    first_label = 1 if name.startswith(("fasterrcnn", "ssd")) else 0  # those have a class for the background
+    detector = build_torchvision(name, num_classes + first_label, 3, given)
+    if in_channels != 3:
+        raise ValueError(f"{name} takes images of 3 channels, the data has {in_channels}")
+    return TorchvisionDetector(detector, first_label)
+
+
+class TorchvisionDetector(nn.Module):
+    """A detector of torchvision that takes images as they are: the recipe's transforms resize and normalize them."""
+
+    def __init__(self, detector: Any, first_label: int) -> None:
+        super().__init__()
+        self.detector = detector
+        self._first_label = first_label
+        detector.transform = UnchangedImages(detector.transform.size_divisible)
+        self._counts: dict[str, float] = {}
+        """What the losses of the last forward pass are divided by."""
+        self._divisors = _record_counts(detector, self._counts)
+        self.loss_names = tuple(self._divisors)
+
+    def forward(self, images: Tensor, targets: Sequence[Target] | None = None) -> LossParts | list[Detections]:
+        """The losses of images [N, 3, H, W] beside their targets; without targets, what is detected in each image."""
+        if targets is None:
+            return [self._detections(found) for found in self.detector(list(images.unbind()))]
+        self._counts["images"] = len(images)
+        wanted = [
+            {"boxes": each["boxes"].to(images.dtype), "labels": each["labels"] + self._first_label} for each in targets
+        ]
+        losses = self.detector(list(images.unbind()), wanted)
+        parts: LossParts = {}
+        for name, kind in self._divisors.items():
+            count = self._counts[kind]
+            # torchvision has divided by at least 1; a micro-batch without any must not count as one.
+            parts[name] = (losses[name] * max(count, 1.0), losses[name].new_tensor(count, dtype=torch.float64))
+        return parts
+
+    def _detections(self, found: dict[str, Tensor]) -> Detections:
+        order = found["scores"].sort(descending=True, stable=True).indices
+        return Detections(found["boxes"][order], found["scores"][order], found["labels"][order] - self._first_label)
+
+
+class UnchangedImages(nn.Module):
+    """Takes the place of torchvision's transform: images are only padded to multiples of a number."""
+
+    def __init__(self, size_divisible: int) -> None:
+        super().__init__()
+        self._size_divisible = size_divisible
+
+    def forward(self, images: list[Tensor], targets: Any) -> tuple[Any, Any]:
+        """The images as torchvision's detectors take them."""
+        height, width = images[0].shape[-2:]
+        padding = (0, -width % self._size_divisible, 0, -height % self._size_divisible)
+        image_list = import_torchvision().models.detection.image_list.ImageList
+        return image_list(F.pad(torch.stack(images), padding), [(height, width)] * len(images)), targets
+
+    def postprocess(self, found: Any, sizes: Any, original_sizes: Any) -> Any:
+        """The detections, in pixels of the images as they were given."""
+        return found
+
+
+def _record_counts(detector: Any, counts: dict[str, float]) -> dict[str, str]:
+    """Have `counts` filled in every forward pass; what each loss is divided by."""
+    match type(detector).__name__:
+        case "RetinaNet":
+            return {"classification": "images", "bbox_regression": "images"}
+        case "SSD":
+            _watch(detector, "compute_loss", counts, "positives", lambda _, matched: _num_positive(matched[-1]))
+            return {"bbox_regression": "positives", "classification": "positives"}
+        case "FCOS":
+            _watch(detector.head, "compute_loss", counts, "positives", lambda _, given: _num_positive(given[-1]))
+            return {"classification": "positives", "bbox_regression": "positives", "bbox_ctrness": "positives"}
+        case "FasterRCNN":
+            _watch(detector.rpn, "fg_bg_sampler", counts, "anchors", lambda drawn, _: _num_drawn(drawn))
+            heads = detector.roi_heads
+            _watch(heads, "select_training_samples", counts, "proposals", lambda chosen, _: sum(map(len, chosen[0])))
+            of_anchors = dict.fromkeys(("loss_objectness", "loss_rpn_box_reg"), "anchors")
+            return of_anchors | dict.fromkeys(("loss_classifier", "loss_box_reg"), "proposals")
+    raise ValueError(f"{type(detector).__name__} is not a known detector")
+
+
+def _watch(
+    owner: Any, method: str, counts: dict[str, float], name: str, count: Callable[[Any, tuple[Any, ...]], float]
+) -> None:
+    """Have each call of a method leave a count of its result and arguments."""
+    original = getattr(owner, method)
+
+    def watched(*args: Any) -> Any:
+        result = original(*args)
+        counts[name] = float(count(result, args))
+        return result
+
+    setattr(owner, method, watched)
+
+
+def _num_positive(matched: Sequence[Tensor]) -> float:
+    return sum(int((indices >= 0).sum()) for indices in matched)
+
+
+def _num_drawn(drawn: tuple[Sequence[Tensor], Sequence[Tensor]]) -> float:
+    return sum(int(mask.sum()) for masks in drawn for mask in masks)
+
+
+def _anchors(name: str, sizes: _Sizes | None, ratios: _Sizes | None) -> dict[str, Any]:
+    """The arguments of torchvision's builder for anchors of these sizes and aspect ratios."""
+    utils = import_torchvision().models.detection.anchor_utils
+    if name.startswith("ssd"):
+        if ratios is None:
+            raise ArgumentError("anchor_ratios", "expected the ratios of each level beside anchor_sizes")
+        return {"anchor_generator": utils.DefaultBoxGenerator([list(each) for each in ratios], scales=_flat(sizes))}
+    if sizes is None:
+        raise ArgumentError("anchor_sizes", "expected the sizes of each level beside anchor_ratios")
+    by_level = tuple(tuple(each) for each in ratios) if ratios else ((0.5, 1.0, 2.0),) * len(sizes)
+    generator = utils.AnchorGenerator(tuple(tuple(each) for each in sizes), by_level)
+    return {"rpn_anchor_generator" if name.startswith("fasterrcnn") else "anchor_generator": generator}
+
+
+def _flat(sizes: _Sizes | None) -> list[float] | None:
+    return [size for level in sizes for size in level] if sizes else None

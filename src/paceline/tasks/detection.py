@@ -1,0 +1,118 @@
+"""Object detection: the boxes of objects, their classes, and how certain they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from paceline.core.arguments import Weight
+from paceline.core.errors import ArgumentError, DataError, RecipeError
+from paceline.core.registry import register
+from paceline.data.batch import Batch
+from paceline.losses.loss_term import LossTerm
+from paceline.metrics.detection import CocoAP, DetectionRows
+from paceline.metrics.metric import Metric
+from paceline.models.detector import Detections, Detector, Target
+from paceline.tasks.task import Task
+from paceline.visualize.colors import class_color
+from paceline.visualize.curves import draw_curves
+from paceline.visualize.grid import Panel, class_legend
+from paceline.visualize.image import Image, fit, to_image
+from paceline.visualize.overlay import draw_boxes
+
+_IMAGE_SIDE = 320
+_DRAWN_SCORE = 0.3
+_MAX_CURVES = 10
+
+
+@register.task("detection")
+class Detection(Task):
+    """Detects the objects of an image. The model brings its losses; `loss_weights` weighs them by name."""
+
+    main_metric = "ap50"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        classes: Sequence[str],
+        extra_metrics: Sequence[Metric] = (),
+        loss_weights: Mapping[str, Weight] | None = None,
+    ) -> None:
+        if not isinstance(model, Detector):
+            raise RecipeError(
+                f"model: {type(model).__name__} is not a detector; use fcos or torchvision/detection/NAME, or give your"
+                " model `loss_names` and a forward(images, targets=None), as docs/detection.md describes"
+            )
+        given = dict(loss_weights or {})
+        for name in given.keys() - set(model.loss_names):
+            raise ArgumentError(
+                "loss_weights", f"no loss is called {name!r}; the model has {', '.join(model.loss_names)}"
+            )
+        super().__init__({}, {name: given.get(name, 1.0) for name in model.loss_names}, classes)
+        self._metrics = [CocoAP(self.classes), *extra_metrics]
+        self._count = getattr(model, "count", None)
+
+    def counts(self, batch: Batch) -> dict[str, float | None]:
+        """What each loss is divided by, where that depends on the targets alone."""
+        if self._count is None:
+            return dict.fromkeys(self.weights)
+        counts: dict[str, float | None] = self._count(batch["image"], _targets(batch))
+        return counts
+
+    def losses(self, model: nn.Module, batch: Batch) -> dict[str, LossTerm]:
+        """Each loss of the model."""
+        parts = model(batch["image"], _targets(batch))
+        return {name: LossTerm(*parts[name]) for name in self.weights}
+
+    def predict(self, model: nn.Module, batch: Batch) -> list[Detections]:
+        """What is detected in each image, in pixels of the image as it was read."""
+        found: list[Detections] = model(batch["image"])
+        return [each._replace(boxes=boxes) for each, boxes in zip(found, _original(found, batch), strict=True)]
+
+    def draw(self, batch: Batch, predictions: list[Detections] | None, index: int) -> list[Panel]:
+        """Draw the ground truth and, if there are any, the detections with a score above 0.3."""
+        image = to_image(batch["image"][index])
+        truth = self._panel(image, batch["boxes"][index], batch["classes"][index], "truth")
+        if predictions is None:
+            return [truth]
+        found = predictions[index]
+        shown = found.scores > _DRAWN_SCORE
+        caption = f"prediction, {int(shown.sum())} with a score above {_DRAWN_SCORE}"
+        return [truth, self._panel(image, found.boxes[shown], found.labels[shown], caption)]
+
+    def draw_metrics(self, metrics: dict[str, Any]) -> dict[str, Image]:
+        """Draw the precision-recall curves of the classes at IoU 0.5."""
+        if "precision" not in metrics:
+            return {}
+        recall = np.linspace(0, 1, metrics["precision"].shape[1]).tolist()
+        curves = zip(self.classes[:_MAX_CURVES], metrics["precision"].tolist(), strict=False)
+        named = {name: (recall, precision) for name, precision in curves if precision[0] == precision[0]}
+        title = "Precision and recall at IoU 0.5"
+        return {"precision_recall": draw_curves(named, title, "recall", "precision")} if named else {}
+
+    def detection_metric(self) -> Metric:
+        """What collects the detections of each image."""
+        return DetectionRows()
+
+    def _panel(self, image: Image, boxes: Tensor, labels: Tensor, caption: str) -> Panel:
+        small = fit(image, _IMAGE_SIDE)
+        scale = small.shape[1] / image.shape[1]
+        numbers = labels.tolist()
+        drawn = draw_boxes(small, boxes.cpu().numpy() * scale, [class_color(number) for number in numbers])
+        return Panel(drawn, caption, legend=class_legend(numbers, self.classes))
+
+
+def _targets(batch: Batch) -> list[Target]:
+    """The objects of each image; crowds and difficult objects are not learned from."""
+    if "boxes" not in batch:
+        raise DataError("detection: these samples have no boxes; use a data set with boxes, such as voc, coco or yolo")
+    kept = [~crowd for crowd in batch["crowd"]]
+    fields = zip(batch["boxes"], batch["classes"], kept, strict=True)
+    return [{"boxes": boxes[which], "labels": labels[which]} for boxes, labels, which in fields]
+
+
+def _original(found: Sequence[Detections], batch: Batch) -> list[Tensor]:
+    return [each.boxes for each in found]
