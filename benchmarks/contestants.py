@@ -29,7 +29,7 @@ from benchmarks.contest import (
 )
 from benchmarks.terminal import on_terminal
 from paceline.cli import main as paceline_main
-from paceline.models.torchvision_ops import import_torchvision
+from paceline.core.torchvision_ops import import_torchvision
 
 LOG_EVERY_STEPS = 20
 

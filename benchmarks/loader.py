@@ -15,12 +15,12 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.contest import MEAN, STD, Pair
 from benchmarks.measuring import Measured, Turn, interleave, spread
 from benchmarks.report import Goal, Section
+from paceline.core.torchvision_ops import import_torchvision
 from paceline.data.datasets.idx import fashion_small
 from paceline.data.sampler import Permutation
 from paceline.data.split_loader import SplitLoader
 from paceline.data.transforms.batch import Normalize
 from paceline.data.transforms.geometric import RandomCrop, RandomHorizontalFlip
-from paceline.models.torchvision_ops import import_torchvision
 
 LEAST = 20
 _BATCH, _PADDING, _WORKERS = 128, 2, 2

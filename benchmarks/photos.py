@@ -13,7 +13,7 @@ import numpy.typing as npt
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from paceline.models.torchvision_ops import import_torchvision
+from paceline.core.torchvision_ops import import_torchvision
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 SIZE = 224

@@ -26,13 +26,13 @@ from benchmarks.measuring import Measured, Turn, interleave, spread
 from benchmarks.photos import MEAN, SIZE, STD, Photos, pillow_loader
 from benchmarks.report import Goal, Section
 from paceline.core.process import keep_freed_memory
+from paceline.core.torchvision_ops import import_torchvision
 from paceline.data.datasets.image_folder import ImageFolder
 from paceline.data.loader import Request, load
 from paceline.data.sampler import Permutation
 from paceline.data.split_loader import SplitLoader
 from paceline.data.transforms.batch import Normalize
 from paceline.data.transforms.geometric import RandomHorizontalFlip, RandomResizedCrop
-from paceline.models.torchvision_ops import import_torchvision
 
 LEAST = 1.3
 _BATCH, _WORKERS = 32, 2

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.core.torchvision_ops import import_torchvision
 from paceline.models.surgery import Surgery, apply
-from paceline.models.torchvision_ops import import_torchvision
 from paceline.recipe.build_context import resolve
 from paceline.recipe.load import load, shipped_recipes
 from paceline.recipe.schema import Weights

@@ -21,8 +21,8 @@ from paceline.checkpoint import pretrained
 from paceline.checkpoint.pretrained import is_published_name
 from paceline.checkpoint.weights import read_weights
 from paceline.core.errors import CheckpointError
+from paceline.core.torchvision_ops import import_torchvision
 from paceline.models.surgery import fit
-from paceline.models.torchvision_ops import import_torchvision
 from paceline.models.zoo import build_timm, build_torchvision
 
 WEIGHTS = {"conv.weight": torch.arange(6.0).reshape(2, 3), "conv.count": torch.tensor(3)}

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.errors import DataError
+from paceline.core.torchvision_ops import import_torchvision
 from paceline.data.transforms import color
 from paceline.data.transforms.color import Pixels
-from paceline.models.torchvision_ops import import_torchvision
 
 import_torchvision()
 from torchvision.transforms.v2 import functional as oracle  # noqa: E402

@@ -13,6 +13,7 @@ from registered import arguments_of
 from scenes import NONE, SHARES, apply, box_of, rectangles, samples
 
 from paceline.core.errors import ArgumentError, DataError
+from paceline.core.torchvision_ops import import_torchvision
 from paceline.data.batch import Sample
 from paceline.data.io.image import Encoded
 from paceline.data.transforms.geometric import (
@@ -24,7 +25,6 @@ from paceline.data.transforms.geometric import (
     RandomResizedCrop,
     Resize,
 )
-from paceline.models.torchvision_ops import import_torchvision
 
 import_torchvision()
 from torchvision.transforms.functional import _compute_resized_output_size  # noqa: E402

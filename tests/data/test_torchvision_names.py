@@ -7,7 +7,7 @@ import pytest
 from registered import entry_of
 
 from paceline.core.registry import register
-from paceline.models.torchvision_ops import import_torchvision
+from paceline.core.torchvision_ops import import_torchvision
 
 import_torchvision()
 from torchvision.transforms import v2  # noqa: E402

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from paceline.core.torchvision_ops import import_torchvision
 from paceline.models.convnet import ConvNet
-from paceline.models.torchvision_ops import import_torchvision
 from paceline.models.zoo import build_timm, build_torchvision
 
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from paceline.core.torchvision_ops import import_torchvision
 from paceline.models.position_embeddings import fit_positions, resample_offsets, resample_positions
-from paceline.models.torchvision_ops import import_torchvision
 
 
 def timm_layers() -> Any:

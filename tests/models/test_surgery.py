@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from paceline.core.errors import CheckpointError
+from paceline.core.torchvision_ops import import_torchvision
 from paceline.models.surgery import Surgery, apply, find_heads, fit
-from paceline.models.torchvision_ops import import_torchvision
 from paceline.models.zoo import build_timm, build_torchvision
 
 

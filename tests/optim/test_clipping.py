@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.models.torchvision_ops import import_torchvision
+from paceline.core.torchvision_ops import import_torchvision
 from paceline.optim.clipping import AdaptiveClip, NormClip, Unclipped, ValueClip
 
 Clip = Unclipped | NormClip | ValueClip | AdaptiveClip

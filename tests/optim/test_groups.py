@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
-from paceline.models.torchvision_ops import import_torchvision
+from paceline.core.torchvision_ops import import_torchvision
 from paceline.optim.group_presets import KINDS, NORM_KINDS, PRESETS, Preset, Rule, Settings, combine
 from paceline.optim.layer_decay import Layers
 from paceline.optim.param_groups import Group, RulesError, build_groups, find_parameters

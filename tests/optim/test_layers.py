@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from paceline.core.registry import Registry, register
+from paceline.core.torchvision_ops import import_torchvision
 from paceline.models.convnet import ConvNet
-from paceline.models.torchvision_ops import import_torchvision
 from paceline.optim.layer_decay import LayerMap, Layers, find_layers
 
 

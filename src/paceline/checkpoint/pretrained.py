@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import CheckpointError
-from paceline.models.torchvision_ops import import_torchvision
+from paceline.core.torchvision_ops import import_torchvision
 
 _PREFIXES = ("timm/", "torchvision/")
 _HUB_FILES = ("model.safetensors", "pytorch_model.bin")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from paceline.models.torchvision_ops import import_torchvision
+from paceline.core.torchvision_ops import import_torchvision
 from paceline.models.zoo import LibraryArgs, build_torchvision
 
 _CLASSIFYING = ("avgpool", "classifier", "fc", "head", "heads", "aux1", "AuxLogits")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from paceline.core.arguments import NameOf
 from paceline.core.registry import Library, register
-from paceline.models.torchvision_ops import import_torchvision
+from paceline.core.torchvision_ops import import_torchvision
 
 LibraryArgs = Mapping[str, bool | int | float | str | Sequence[int] | None]
 """Arguments that are handed to another library's model as they are."""

@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from paceline.core.registry import register
-from paceline.models.torchvision_ops import import_torchvision
+from paceline.core.torchvision_ops import import_torchvision
 
 LayerMap = Callable[[str], int | None]
 """From a parameter's name to its layer, 0 at the input; None for what comes after all layers, as a head does."""

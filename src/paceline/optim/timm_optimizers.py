@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 
 from paceline.core.arguments import PartialShare, Positive
 from paceline.core.registry import Library, register
+from paceline.core.torchvision_ops import import_torchvision
 from paceline.models.patterns import matcher
-from paceline.models.torchvision_ops import import_torchvision
 from paceline.optim.fused import Group, construct
 from paceline.optim.timm_signatures import timm_defaults, timm_signatures
 from paceline.optim.torch_optimizers import Betas, Groups

@@ -36,7 +36,7 @@ def timm_defaults(info: Any) -> dict[str, Any]:
 
 def timm_signatures() -> dict[str, dict[str, Any]]:
     """Each optimizer's arguments, as the installed timm has them."""
-    from paceline.models.torchvision_ops import import_torchvision
+    from paceline.core.torchvision_ops import import_torchvision
 
     import_torchvision()  # timm imports it, so it must come in through our door
     from timm.optim import get_optimizer_info, list_optimizers
