@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from paceline.core.errors import UsageError
+from paceline.core.errors import PacelineError, UsageError
 from paceline.core.text import doubled_loss, format_metric
 from paceline.recipe.load import load
 from paceline.recipe.validate import CheckedRecipe, validate
@@ -30,16 +30,37 @@ def read_recipe(options: argparse.Namespace) -> CheckedRecipe:
 
 
 def use_modules(names: list[str]) -> None:
-    """Import the user's modules, so that what they register can be named."""
+    """Import the user's modules, so that what they register can be named; a file is one too, wherever it lies."""
     if names:
         sys.path.insert(0, str(Path.cwd()))
     for name in names:
+        module = name.removesuffix(".py").replace("/", ".")
+        if name.endswith(".py") and (name.startswith(("/", "../")) or "/../" in name):
+            sys.path.insert(0, str(Path(name).resolve().parent))
+            module = Path(name).stem
         try:
-            importlib.import_module(name.removesuffix(".py").replace("/", "."))
-        except ModuleNotFoundError as error:
-            raise UsageError(
-                f"--use {name}: {error}; it is looked for in {Path.cwd()} and among installed packages"
-            ) from error
+            _import(module)
+        except PacelineError:
+            raise
+        except Exception as error:
+            if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+                where = f"it is looked for in {Path.cwd()} and among installed packages"
+                raise UsageError(f"--use {name}: {error}; {where}") from error
+            from paceline.core.user_code import described
+
+            raise UsageError(f"--use {name}: {described(error)}") from error
+
+
+def _import(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except RuntimeError as error:
+        if "torchvision::" not in str(error):
+            raise
+        from paceline.core.torchvision_ops import import_torchvision
+
+        import_torchvision()  # beside a torch build that its compiled operators do not fit
+        importlib.import_module(module)
 
 
 def check_writable(folder: Path) -> None:

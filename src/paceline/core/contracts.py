@@ -28,7 +28,7 @@ def registration_place(kind: str, name: str, depth: int = 3) -> Iterator[None]:
     except PacelineError:
         raise
     except (ValueError, TypeError, NameError, AttributeError) as error:
-        place = f"{_shown(frame.f_code.co_filename)}:{frame.f_lineno}"
+        place = f"{shown_path(frame.f_code.co_filename)}:{frame.f_lineno}"
         raise RegistrationError(f"{place}: register.{kind}({name!r}): {error}") from error
 
 
@@ -163,7 +163,7 @@ def _listed(names: list[str]) -> str:
     return f"({', '.join(names)})" if names else "nothing"
 
 
-def _shown(file: str) -> str:
+def shown_path(file: str) -> str:
     """A path as it is seen from the working folder, if it lies below it."""
     relative = os.path.relpath(file)
     return file if relative.startswith(os.pardir) else relative

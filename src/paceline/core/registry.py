@@ -140,6 +140,10 @@ def installed_version(distribution: str) -> str:
     return metadata.version(distribution).partition("+")[0]
 
 
+def _address(target: Callable[..., Any] | str) -> str:
+    return target if isinstance(target, str) else f"{target.__module__}:{target.__qualname__}"
+
+
 @dataclass(frozen=True)
 class Definition:
     """A name as a decorator gives it."""
@@ -153,7 +157,7 @@ class Definition:
     @property
     def address(self) -> str:
         """Where the target is defined: "module:attribute"."""
-        return f"{self.target.__module__}:{self.target.__qualname__}"
+        return _address(self.target)
 
     @property
     def is_ours(self) -> bool:
@@ -207,13 +211,14 @@ class Registry:
                 self._entries[name] = Entry(name, row["target"], row["summary"], read, takes_losses=takes_losses)
 
     def add(self, definition: Definition) -> None:
-        """Make a name valid in recipes. A name is given once; what the table says of it stays."""
+        """Make a name valid in recipes; the same part, defined anew, takes its place. What the table says stays."""
         name, target = definition.name, definition.target
         known = self._entries.get(name) or self._families.get(name)
         if known is not None and known.target == definition.address:
             return
-        if known is not None and not definition.is_ours:  # if ours, the table is old
-            raise ValueError(f"{self.kind} {name!r} is registered already, as {known.target}")
+        is_again = known is not None and _address(known.target) == definition.address  # in a notebook, say
+        if known is not None and not is_again and not definition.is_ours:  # if ours, the table is old
+            raise ValueError(f"{self.kind} {name!r} is registered already, as {_address(known.target)}")
         if definition.library:
             self._families[name] = Family(name, definition.row() | {"target": target})
         else:

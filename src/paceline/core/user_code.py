@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from paceline.core.contracts import shown_path
 from paceline.core.errors import PacelineError, TrainingError
 from paceline.core.world import is_communication_error
 
@@ -30,17 +30,15 @@ def user_code(part: str, error_type: type[PacelineError] = TrainingError) -> Ite
     except Exception as error:
         if is_communication_error(error):
             raise
-        said = str(error).strip().split("\n")[0]
-        told = f"{type(error).__name__}: {said}" if said else type(error).__name__
-        raise error_type(f"{part}: {_place(error)}{told}") from error
+        raise error_type(f"{part}: {described(error)}") from error
 
 
-def _place(error: Exception) -> str:
-    """The last line that is neither torch's nor ours, with a colon behind it; nothing if there is none."""
+def described(error: Exception) -> str:
+    """An error as `file:line: type: message`, by the last line that is neither torch's nor ours if there is one."""
+    said = str(error).strip().split("\n")[0]
+    told = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{shown_path(error.filename)}:{error.lineno}: {type(error).__name__}: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
-    if not own:
-        return ""
-    relative = os.path.relpath(own[-1].filename)
-    file = own[-1].filename if relative.startswith(os.pardir) else relative
-    return f"{file}:{own[-1].lineno}: "
+    own = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<frozen"))]
+    return f"{shown_path(own[-1].filename)}:{own[-1].lineno}: {told}" if own else told

@@ -49,7 +49,7 @@ class Cached:
         return len(self._dataset)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("open", "gather") or name.startswith("_"):
+        if name in ("open", "gather", "draws") or name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._dataset, name)
 

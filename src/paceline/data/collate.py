@@ -62,8 +62,21 @@ class Collator:
             if name == "image":
                 fields[name] = torch.from_numpy(self._images[: len(self._ids)])
             else:
-                fields[name] = [_tensor(value) for value in values] if name in LISTED else _stacked(values)
+                fields[name] = [_tensor(value) for value in values] if name in LISTED else self._stacked(name, values)
         return Batch(fields)
+
+    def _stacked(self, name: str, values: list[Any]) -> Tensor:
+        if isinstance(values[0], int):
+            return torch.tensor(values)
+        try:
+            return torch.from_numpy(np.stack(values))
+        except (ValueError, TypeError) as error:
+            shapes = [list(np.shape(value)) for value in values]
+            other = next((place for place, shape in enumerate(shapes) if shape != shapes[0]), 0)
+            raise DataError(
+                f"samples {self._ids[0]} and {self._ids[other]} have {name} of shapes {shapes[0]} and {shapes[other]},"
+                " which cannot be stacked; have the data set give numbers of one shape"
+            ) from error
 
 
 def stack(ids: Iterable[int], samples: Iterable[Sample]) -> Batch:
@@ -92,10 +105,6 @@ def _write(image: Image, place: Image) -> None:
         width, channels = image.shape[-2:]
         planes = place.reshape(channels, -1, width)
         cv2.split(image.reshape(-1, width, channels), list(planes))  # of other types it would write elsewhere
-
-
-def _stacked(values: list[Any]) -> Tensor:
-    return torch.tensor(values) if isinstance(values[0], int) else torch.from_numpy(np.stack(values))
 
 
 def _tensor(value: NDArray[Any]) -> Tensor:

@@ -66,6 +66,8 @@ def load(
         return load_by_dali(source, requests, workers or usable_cores(world.local_size), world.device)
     if workers == 0 or kind == "memory" or (source.in_memory and kind == "auto"):
         return (source.fetch(request.epoch, request.ids) for request in requests)
+    if source.uses_global_rng:  # threads would draw from the generator of the training step
+        kind = "process"
     return load_autotuned(source, requests, workers, kind, tell or _silence, usable_cores(world.local_size))
 
 

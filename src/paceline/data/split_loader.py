@@ -44,13 +44,17 @@ class Choice(NamedTuple):
 class Dataset(Protocol):
     """Samples by number, and what a model must know of them.
 
-    Some have more: `path(index)`, the file that messages about a sample name; `open(index)`, like `read` but with the
-    image still `Encoded`; `joints`, the names of keypoints; `notes`, what was found odd when the index was read.
-    Several threads read at once.
+    Some have more: `draws`, how many random numbers `read(index, draws)` takes; `path(index)`, the file that messages
+    about a sample name; `open(index)`, like `read` but with the image still `Encoded`; `joints`, the names of
+    keypoints; `notes`, what was found odd when the index was read. Several threads read at once.
     """
 
     classes: list[str]
-    channels: int
+
+    @property
+    def channels(self) -> int:
+        """How many channels images have."""
+        ...
 
     def __len__(self) -> int: ...
 
@@ -90,6 +94,8 @@ class SplitLoader:
         """What was found to read its samples fastest, if that was measured."""
         self.in_memory = hasattr(dataset, "gather") and not self.sample_transforms
         """Whether batches are indexed as tensors, with no Python per sample."""
+        self.uses_global_rng = self._preparation.uses_global_rng
+        """Whether reading draws from generators that all threads of a process share."""
 
     def fetch(self, epoch: int, ids: Ids) -> Batch:
         """The samples `ids` as a batch on the host, before the transforms of whole batches."""
@@ -190,6 +196,7 @@ def _is_per_step(transform: BatchTransform) -> bool:
 
 Draws = NDArray[np.float64]
 _OTHERS = 1 << 32  # streams from here on choose the further samples of a transform
+_READING = 1 << 40  # the stream of a data set that draws while it reads
 
 
 class Readable(Protocol):
@@ -221,6 +228,9 @@ class TransformPipeline:
         self._edges = np.cumsum([0, *self._wanted]).tolist()
         self._encoded = [bool(getattr(transform, "reads_encoded", False)) for transform in self.transforms]
         self._others = [int(getattr(transform, "others", 0)) for transform in self.transforms]
+        self._draws_to_read = int(getattr(dataset, "draws", 0))
+        drawing = any(getattr(transform, "uses_global_rng", False) for transform in self.transforms)
+        self.uses_global_rng = drawing or self._draws_to_read > 0
         opened: Callable[[int], Sample] | None = getattr(dataset, "open", None)
         self._open = opened if opened and self._encoded[:1] == [True] else dataset.read
 
@@ -232,11 +242,17 @@ class TransformPipeline:
 
     def sample(self, epoch: int, index: int, draws: Draws, stop: int | None = None) -> Sample:
         """Sample `index` after the transforms, or the first `stop` of them, with its row of the drawn numbers."""
-        opened = self._open(index)
+        opened = self._read(epoch, index)
         try:
             return as_arrays(self._transformed(epoch, index, as_arrays(opened), draws, stop))
         except DataError as error:
             raise placed(self.dataset, index, error) from error
+
+    def _read(self, epoch: int, index: int) -> Sample:
+        if not self._draws_to_read:
+            return self._open(index)
+        draw_and_read: Callable[..., Sample] = self.dataset.read
+        return draw_and_read(index, uniforms(self.seed, epoch, np.array([index]), _READING, self._draws_to_read)[0])
 
     def _transformed(self, epoch: int, index: int, sample: Sample, draws: Draws, stop: int | None) -> Sample:
         for number, transform in enumerate(self.transforms[:stop]):

@@ -9,11 +9,13 @@ from paceline.core.errors import DataError, RecipeError, UsageError
 from paceline.core.intervals import Progress
 from paceline.core.text import pluralize
 from paceline.data.cache import keep_in_memory
+from paceline.data.datasets.torch_dataset import as_dataset
 from paceline.data.loader import TrainBatches, automatic_workers
 from paceline.data.sampler import BatchSampler, Permutation
 from paceline.data.skip_list import SkipList, automatic_limit
 from paceline.data.split_loader import Dataset, SplitLoader
 from paceline.data.transforms.base import KeepOriginalMask
+from paceline.data.transforms.torchvision_v2 import as_transform
 from paceline.engine.run import EvaluationSet
 from paceline.recipe.build_context import BuildContext, resolve
 from paceline.recipe.schema import DatasetPart
@@ -94,7 +96,8 @@ def make_batches(context: BuildContext, loader: SplitLoader, updates: BatchSampl
     if loader.in_memory and data.loader == "auto":
         workers = 0
     order = Permutation(updates.size, context.recipe.train.seed)
-    return TrainBatches(loader, updates, order, context.world, progress, workers, kind=data.loader)
+    kind = "process" if loader.uses_global_rng and data.loader in ("auto", "thread") else data.loader
+    return TrainBatches(loader, updates, order, context.world, progress, workers, kind=kind)
 
 
 def make_evaluations(context: BuildContext, loaders: Mapping[str, SplitLoader]) -> dict[str, EvaluationSet]:
@@ -123,7 +126,7 @@ def _make_loader(context: BuildContext, split: str, part: DatasetPart) -> SplitL
         with context.error_context(f"{key}.{place}"):
             arguments[place] = context.path(f"{key}.{place}", arguments[place])
     with context.error_context(key):
-        dataset: Dataset = context.call("dataset", part.dataset, arguments)
+        dataset: Dataset = as_dataset(part.dataset, context.call("dataset", part.dataset, arguments))
         if not len(dataset):
             raise DataError(f"the data set {part.dataset} is empty: expected at least one sample, found 0")
         if context.recipe.data.cache == "memory" and not hasattr(dataset, "gather"):
@@ -137,7 +140,8 @@ def _make_loader(context: BuildContext, split: str, part: DatasetPart) -> SplitL
     transforms = []
     for index, transform in enumerate(part.transforms):
         with context.error_context(f"{key}.transforms.{index}"):
-            transforms.append(context.make("transform", transform.name, transform, **supplied))
+            made = context.make("transform", transform.name, transform, **supplied)
+            transforms.append(as_transform(transform.name, made))
     with context.error_context(f"{key}.transforms"):
         if getattr(dataset, "reads_videos", False):
             from paceline.data.datasets.video import clips_apart
