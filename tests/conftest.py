@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,17 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     folder = tmp_path_factory.mktemp("own-cache")
     monkeypatch.setenv("PACELINE_CACHE", str(folder))
     return folder
+
+
+@pytest.fixture
+def own_names() -> Iterator[None]:
+    """What a test registers has no name any more behind it."""
+    from paceline.core.registry import KINDS, register
+
+    before = {kind: dict(register.kind(kind)._entries) for kind in KINDS}
+    yield
+    for kind, entries in before.items():
+        register.kind(kind)._entries = entries
 
 
 @pytest.fixture(autouse=True)

@@ -116,6 +116,18 @@ def test_a_name_given_twice_names_the_second_place() -> None:
         register.loss("l1")(nn.MSELoss)
 
 
+def test_what_is_defined_anew_takes_its_place() -> None:
+    """As when a cell of a notebook is run again."""
+    register = Register()
+    for threshold in (1.0, 2.0):
+
+        @register.loss("mine")
+        def mine(output: Tensor, target: Tensor, beta: float = threshold) -> Tensor:
+            return output - target
+
+    assert register.kind("loss").find("mine").arguments().beta == 2.0  # type: ignore[union-attr]
+
+
 def test_a_signature_that_cannot_be_read_names_its_place() -> None:
     def make(width: NoSuchType) -> None: ...  # type: ignore[name-defined] # noqa: F821
 

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field, ValidationError
 
 from paceline.core.arguments import ExactlyOneOf
-from paceline.core.registry import Definition, Family, Library, Register, Registry, Row, UnlistedArguments, register
+from paceline.core.registry import Definition, Family, Library, Register, Registry, Row, UnlistedArguments
 from paceline.core.signatures import arguments_of
 from paceline.core.world import World
 from paceline.engine.step import train_step
@@ -323,17 +323,15 @@ PARTS: dict[str, tuple[str, list[str]]] = {
 
 
 @pytest.fixture
-def users_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Names that are registered meanwhile are forgotten, and torch's settings, which building changes, put back."""
-    for registry in register.kinds.values():
-        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+def torch_settings() -> Iterator[None]:
+    """torch's settings, which building changes, are put back."""
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     yield
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(deterministic)
 
 
-@pytest.mark.usefixtures("users_names")
+@pytest.mark.usefixtures("own_names", "torch_settings")
 @pytest.mark.parametrize("part", PARTS)
 def test_what_a_user_registers_builds_and_takes_a_step(part: str, tmp_path: Path) -> None:
     code, overrides = PARTS[part]

@@ -216,7 +216,7 @@ class Registry:
         known = self._entries.get(name) or self._families.get(name)
         if known is not None and known.target == definition.address:
             return
-        is_again = known is not None and _address(known.target) == definition.address  # in a notebook, say
+        is_again = isinstance(known, Entry) and _address(known.target) == definition.address  # in a notebook, say
         if known is not None and not is_again and not definition.is_ours:  # if ours, the table is old
             raise ValueError(f"{self.kind} {name!r} is registered already, as {_address(known.target)}")
         if definition.library:

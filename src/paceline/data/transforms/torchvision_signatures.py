@@ -68,7 +68,7 @@ def _nodes(annotation: Any, default: Any) -> list[dict[str, Any]]:
         unique = [node for place, node in enumerate(found) if node not in found[:place]]
         return [node for node in unique if node == _of_floats(node) or _of_floats(node) not in unique]
     if origin is Literal:
-        return [{"enum": list(get_args(annotation))}]
+        return [{"type": "string", "enum": list(get_args(annotation))}]
     if inspect.isclass(origin or annotation) and issubclass(origin or annotation, Sequence) and annotation is not str:
         items = [node for each in get_args(annotation)[:1] for node in _nodes(each, None)] or [{"type": "number"}]
         length = {"minItems": len(default), "maxItems": len(default)} if isinstance(default, tuple | list) else {}
