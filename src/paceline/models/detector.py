@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, TypedDict, runtime_checkable
 import torch
 from torch import Tensor
 
-from paceline.models.torchvision_ops import import_torchvision
+from paceline.core.torchvision_ops import import_torchvision
 
 _CANDIDATES = 1000  # of an image, before non-maximum suppression
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from paceline.core.arguments import Count, Positive, Share
 from paceline.core.errors import ArgumentError
 from paceline.core.registry import Library, register
+from paceline.core.torchvision_ops import import_torchvision
 from paceline.models.detector import Detections, LossParts, Target
-from paceline.models.torchvision_ops import import_torchvision
 from paceline.models.zoo import LibraryArgs, build_torchvision, torchvision_models
 
 _PREFIXES = ("fasterrcnn_", "fcos_", "retinanet_", "ssd300_", "ssdlite320_")

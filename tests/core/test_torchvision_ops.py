@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.models.torchvision_ops import import_torchvision, nms, roi_align
+from paceline.core.torchvision_ops import import_torchvision, nms, roi_align
 
 
 def boxes_and_scores(seed: int, number: int) -> tuple[Tensor, Tensor]:
