@@ -181,6 +181,13 @@ TWO_PROCESSES: dict[str, Spoil] = {
 }
 """Of one that two processes wrote together."""
 
+
+def _moments(state: dict[str, Any]) -> dict[str, Any]:
+    """Those of the first parameter."""
+    found: dict[str, Any] = next(iter(state["optimizer"]["state"].values()))
+    return found
+
+
 RUN_STATES: dict[str, Callable[[dict[str, Any]], object]] = {
     "an empty state": lambda state: state.clear(),
     "no progress": lambda state: state.pop("progress"),
@@ -194,6 +201,9 @@ RUN_STATES: dict[str, Callable[[dict[str, Any]], object]] = {
     "an optimizer with a number for groups": lambda state: state["optimizer"].update(groups=3),
     "an optimizer with infinite shapes": lambda state: state["optimizer"].update(shapes={"a": [1e999]}),
     "an optimizer with a list for its moments": lambda state: state["optimizer"].update(state=[]),
+    "a parameter without a moment": lambda state: _moments(state).pop("exp_avg"),
+    "a list for a moment": lambda state: _moments(state).update(exp_avg=["a"]),
+    "another parameter's moment": lambda state: _moments(state).update(exp_avg=_moments(state)["exp_avg_sq"]),
     "nothing for an average": lambda state: state.update(averaging=None),
     "an average of words": lambda state: state.update(averaging={"steps": 1, "count": 1, "average": {"a": "b"}}),
     "a negative average": lambda state: state.update(averaging={"steps": -1, "count": -1, "average": {}}),
@@ -202,6 +212,9 @@ RUN_STATES: dict[str, Callable[[dict[str, Any]], object]] = {
     "a meter of words": lambda state: state.update(meters={"loss": {"window": ["x"], "sum": 1.0, "count": 1}}),
     "a meter of nothing": lambda state: state.update(meters={"loss": None}),
     "a number for metrics": lambda state: state.update(metrics=0.5),
+    "metrics of words": lambda state: state.update(metrics={"val": {"top1": "much"}}),
+    "a number for what is pending": lambda state: state.update(pending=0),
+    "something unknown that is pending": lambda state: state.update(pending=["launch"]),
     "no threads": lambda state: state.update(threads=0),
     "a billion threads": lambda state: state.update(threads=10**9),
     "an infinite micro-batch": lambda state: state.update(micro_batch_size=1e999),

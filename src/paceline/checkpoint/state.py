@@ -53,25 +53,33 @@ def flatten_parts(tree: Tree) -> tuple[dict[str, Tensor | Part], JSON]:
     return leaves, _take_apart(tree, (), leaves)
 
 
-def unflatten(tensors: Mapping[str, Tensor], skeleton: JSON, depth: int = 0) -> Tree:
+def unflatten(tensors: Mapping[str, Tensor], skeleton: JSON) -> Tree:
     """The tree that `flatten` was given; its tuples are lists now."""
+    unused = dict(tensors)
+    tree = _put_together(unused, skeleton, 0)
+    if unused:
+        raise CheckpointError(f"the state does not refer to the tensor {next(iter(unused))[:100]!r} saved with it")
+    return tree
+
+
+def _put_together(tensors: dict[str, Tensor], skeleton: JSON, depth: int) -> Tree:
     if depth > _DEEPEST:
         raise CheckpointError(f"the state is nested more than {_DEEPEST} deep")
     if isinstance(skeleton, list):
-        return [unflatten(tensors, item, depth + 1) for item in skeleton]
+        return [_put_together(tensors, item, depth + 1) for item in skeleton]
     if not isinstance(skeleton, dict):
         return skeleton
     if _TENSOR in skeleton:
         name = skeleton[_TENSOR]
         if not isinstance(name, str) or name not in tensors:
             raise CheckpointError(f"the state refers to a tensor {repr(name)[:100]} that was not saved with it")
-        return tensors[name]
+        return tensors.pop(name)  # each is referred to once
     if _FLOAT in skeleton:
         number = skeleton[_FLOAT]
         if number not in ("nan", "inf", "-inf"):
             raise CheckpointError(f"the state has {repr(number)[:100]} for a number that is not finite")
         return float(number)
-    return {_plain_key(key): unflatten(tensors, value, depth + 1) for key, value in skeleton.items()}
+    return {_plain_key(key): _put_together(tensors, value, depth + 1) for key, value in skeleton.items()}
 
 
 def _take_apart(value: Tree, path: tuple[str, ...], tensors: dict[str, Tensor | Part]) -> JSON:
@@ -231,8 +239,11 @@ def _check_moments(optimizer: torch.optim.Optimizer, names: list[list[str]], sav
     # Torch's fused optimizers go through these and the parameter side by side, whatever their shapes are.
     for name, shape in _shapes(optimizer, names).items():
         for key, value in saved.get(name, {}).items():
-            if key in _ELEMENTWISE and isinstance(value, Tensor) and value.ndim and list(value.shape) != shape:
-                raise CheckpointError(f"the optimizer's {key} of {name} is {list(value.shape)}, the parameter {shape}")
+            if key not in _ELEMENTWISE or value is None:
+                continue
+            if not isinstance(value, Tensor) or (value.ndim and list(value.shape) != shape):
+                found = list(value.shape) if isinstance(value, Tensor) else repr(value)[:60]
+                raise CheckpointError(f"the optimizer's {key} of {name} is {found}, the parameter {shape}")
 
 
 def _cloned(value: Tree) -> Tree:

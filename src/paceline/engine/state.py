@@ -219,7 +219,8 @@ class _State(_Saved):
     precision: dict[str, Any]
     parts: dict[str, Any] = {}
     meters: dict[str, _Meter]
-    metrics: dict[str, dict[str, Any]]
+    metrics: dict[str, dict[str, Number | None]]
+    pending: list[Literal["save", "evaluate", "log", "test"]] = []
     threads: Annotated[int, Field(ge=1, le=65536)]
     micro_batch_size: Annotated[int, Field(ge=1, lt=2**63)]
     world: Annotated[int, Field(ge=1, lt=2**31)]
