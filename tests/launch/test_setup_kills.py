@@ -15,7 +15,7 @@ from waiting import TIMEOUT
 
 from paceline.core.errors import RecipeError
 from paceline.core.world import World
-from paceline.models.forward import call_model
+from paceline.models.model_errors import call_model
 from paceline.recipe.build_context import BuildContext
 from paceline.recipe.load import load
 from paceline.recipe.validate import validate

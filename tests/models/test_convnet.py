@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paceline.models.convnet import ConvNet, Residual
+from paceline.models.convnet import ConvNet, ResidualBlock
 
 
 def normed(inputs: int, outputs: int) -> int:
@@ -36,7 +36,7 @@ def test_each_stage_halves_the_resolution() -> None:
 
 
 def test_a_residual_block_starts_from_its_input() -> None:
-    block = Residual(3).eval()
+    block = ResidualBlock(3).eval()
     with torch.no_grad():
         for parameter in block.parameters():
             parameter.zero_()

@@ -110,7 +110,7 @@ def test_weights_of_torchvision_s_classifier_go_into_the_backbone() -> None:
 
 
 def test_a_backbone_without_a_linear_end_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"backbone 'torchvision/squeezenet1_1' does not end with a linear layer"):
+    with pytest.raises(ValueError, match="torchvision/squeezenet1_1"):
         built(backbone="torchvision/squeezenet1_1")
 
 

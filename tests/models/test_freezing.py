@@ -41,7 +41,7 @@ def learning(model: nn.Module) -> list[str]:
     return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
-def at_rest(model: nn.Module) -> list[str]:
+def frozen_norms(model: nn.Module) -> list[str]:
     return [name for name, module in model.named_modules() if not module.training]
 
 
@@ -54,7 +54,7 @@ def train(model: nn.Module, size: int = 8) -> None:
 
 
 @pytest.mark.parametrize(
-    ("patterns", "frozen", "resting"),
+    ("patterns", "frozen", "norms"),
     [
         (["blocks"], BLOCK_0 + BLOCK_1, ["blocks.0.1", "blocks.1.1"]),
         (["blocks.0"], BLOCK_0, ["blocks.0.1"]),
@@ -67,16 +67,16 @@ def train(model: nn.Module, size: int = 8) -> None:
     ],
 )
 def test_patterns_choose_parameters_and_the_norm_layers_they_fill(
-    patterns: list[str], frozen: list[str], resting: list[str]
+    patterns: list[str], frozen: list[str], norms: list[str]
 ) -> None:
     model = Small()
     freezing = Freezing(model, patterns)
     assert freezing.frozen_at(0) == freezing.frozen_at(10**6) == frozen
     assert learning(model) == [name for name, _ in model.named_parameters() if name not in frozen]
-    assert at_rest(model) == resting
+    assert frozen_norms(model) == norms
     model.eval()
     freezing.train_mode(model)
-    assert at_rest(model) == resting
+    assert frozen_norms(model) == norms
 
 
 def test_what_is_frozen_keeps_every_bit_and_has_no_gradient() -> None:
@@ -105,15 +105,15 @@ def test_parts_begin_to_learn_at_their_step_and_stay_free() -> None:
     assert {step: due for step in range(30) if (due := freezing.due(step))} == {10: BLOCK_1 + NORM, 20: BLOCK_0}
     freezing.apply(10)
     assert learning(model) == BLOCK_1 + NORM + HEAD
-    assert at_rest(model) == ["blocks.0.1"]
+    assert frozen_norms(model) == ["blocks.0.1"]
     freezing.apply(20)
-    assert at_rest(model) == []
+    assert frozen_norms(model) == []
     train(model)
     # Going back, as a run does that is continued from an earlier checkpoint.
     freezing.apply(5)
     assert learning(model) == HEAD
     assert model.get_parameter("blocks.0.0.weight").grad is None
-    assert at_rest(model) == ["blocks.0.1", "blocks.1.1", "norm"]
+    assert frozen_norms(model) == ["blocks.0.1", "blocks.1.1", "norm"]
 
 
 def test_a_step_changes_no_mode_of_a_model_that_is_evaluated() -> None:
@@ -136,7 +136,7 @@ def test_what_is_frozen_follows_from_the_step_alone(unfreeze: list[tuple[int, li
     try:
         walking = Freezing(walked, ["all_but_head"], unfreeze)
     except ValueError:
-        reject()  # something is set free twice
+        reject()  # something is unfrozen twice
     jumping = Freezing(jumped, ["all_but_head"], unfreeze)
     freed: set[str] = set()
     for step in range(resumed + 1):
@@ -144,7 +144,7 @@ def test_what_is_frozen_follows_from_the_step_alone(unfreeze: list[tuple[int, li
         if walking.due(step):
             walking.apply(step)
     jumping.apply(resumed)
-    assert (learning(walked), at_rest(walked)) == (learning(jumped), at_rest(jumped))
+    assert (learning(walked), frozen_norms(walked)) == (learning(jumped), frozen_norms(jumped))
     assert freed == set(walking.frozen_at(0)) - set(walking.frozen_at(resumed))
     assert set(walking.unfreeze_steps) == {step for step in range(10) if walking.due(step)}
 
@@ -152,14 +152,14 @@ def test_what_is_frozen_follows_from_the_step_alone(unfreeze: list[tuple[int, li
 @pytest.mark.parametrize(
     ("patterns", "unfreeze", "words"),
     [
-        (["block"], [], "freeze 'block' matches no name; near names are blocks"),
-        (["blocks", "blocks.2.*"], [], r"freeze 'blocks\.2\.\*' matches no name; near names are blocks"),
-        (["zzz"], [], "the names begin with blocks, norm, head"),
+        (["block"], [], r"freeze 'block' .* blocks"),
+        (["blocks", "blocks.2.*"], [], r"freeze 'blocks\.2\.\*' .* blocks"),
+        (["zzz"], [], "blocks, norm, head"),
         (["*"], [], r"freeze '\*' leaves nothing to train"),
         (["all_but_head", "head"], [], "'all_but_head', 'head' leaves nothing to train"),
-        (["blocks"], [(5, ["bloks.1"])], r"unfreeze 'bloks\.1' matches no name; near names are blocks\.1"),
-        (["blocks"], [(5, ["head"])], "unfreeze 'head' at step 5: nothing that it matches is frozen by then"),
-        (["blocks"], [(5, ["blocks"]), (9, ["blocks.1"])], r"unfreeze 'blocks\.1' at step 9: nothing"),
+        (["blocks"], [(5, ["bloks.1"])], r"unfreeze 'bloks\.1' .* blocks\.1"),
+        (["blocks"], [(5, ["head"])], "unfreeze 'head' at step 5"),
+        (["blocks"], [(5, ["blocks"]), (9, ["blocks.1"])], r"unfreeze 'blocks\.1' at step 9"),
         (["blocks"], [(0, ["blocks"])], "unfreeze at step 0: expected a step ≥ 1"),
     ],
 )
@@ -170,11 +170,11 @@ def test_wrong_declarations_change_nothing(
     with pytest.raises(ValueError, match=words):
         Freezing(model, patterns, unfreeze)
     assert len(learning(model)) == len(list(model.parameters()))
-    assert at_rest(model) == []
+    assert frozen_norms(model) == []
 
 
 def test_a_model_without_a_head_says_so() -> None:
-    with pytest.raises(ValueError, match="no head was found"):
+    with pytest.raises(ValueError, match="all_but_head"):
         Freezing(nn.Sequential(nn.Conv2d(3, 8, 3)), ["all_but_head"])
 
 
@@ -187,12 +187,12 @@ def test_a_shared_parameter_is_frozen_under_any_of_its_names() -> None:
     assert freezing.due(4) == ["encoder.weight"]
 
 
-def test_what_the_model_itself_holds_fixed_is_never_set_free() -> None:
+def test_what_the_model_itself_holds_fixed_is_never_unfrozen() -> None:
     model = Small()
     model.get_submodule("blocks.0.1").requires_grad_(False)
     freezing = Freezing(model, ["blocks"], [(4, ["blocks"])])
     assert "blocks.0.1.weight" not in freezing.frozen_at(0)
-    assert "blocks.0.1" in at_rest(model)
+    assert "blocks.0.1" in frozen_norms(model)
     freezing.apply(4)
     assert not model.get_parameter("blocks.0.1.weight").requires_grad
 
@@ -202,8 +202,8 @@ def test_the_description_counts_and_names_whole_modules() -> None:
     # Block 0: 3·4·9 + 4 and 4 + 4; block 1: 4·4·9 + 4; norm 4 + 4; head 8 + 2.
     assert freezing.describe() == [
         "frozen: 134 of 286 parameters (8 of 10 tensors): blocks.0, blocks.1.0.bias, norm, head.bias",
-        "from step 7: 120 of them learn (4 tensors): blocks.0",
-        "from step 9: 4 of them learn (1 tensor): norm.bias",
+        "unfrozen at step 7: 120 of them (4 tensors): blocks.0",
+        "unfrozen at step 9: 4 of them (1 tensor): norm.bias",
     ]
     many = nn.Sequential(*(nn.Linear(1, 1) for _ in range(9)))
     assert Freezing(many, ["[0-7]"]).describe() == [
@@ -217,7 +217,7 @@ def test_no_freezing_does_nothing() -> None:
     model.eval()
     freezing.apply(0)
     freezing.train_mode(model)
-    assert (at_rest(model), len(learning(model))) == ([], 10)
+    assert (frozen_norms(model), len(learning(model))) == ([], 10)
     assert (freezing.frozen_at(0), freezing.due(3), freezing.describe(), freezing.unfreeze_steps) == ([], [], [], ())
 
 
@@ -231,7 +231,7 @@ def test_mobilenet_learns_in_its_head_alone() -> None:
     freezing = Freezing(model, ["all_but_head"])
     assert learning(model) == ["classifier.1.weight", "classifier.1.bias"]
     norms = [name for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)]
-    assert at_rest(model) == norms
+    assert frozen_norms(model) == norms
     assert len(norms) == 52
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     freezing.train_mode(model)
@@ -248,11 +248,11 @@ def test_a_vit_is_unfrozen_from_the_top_down() -> None:
     assert learning(model) == ["head.weight", "head.bias"]
     # A block: two norms of 2·24, attention 24·72 + 72 and 24·24 + 24, MLP 24·96 + 96 and 96·24 + 24: 7,224.
     assert freezing.describe()[1:] == [
-        "from step 10: 7,272 of them learn (14 tensors): blocks.2, norm",
-        "from step 20: 14,448 of them learn (24 tensors): blocks.0, blocks.1",
+        "unfrozen at step 10: 7,272 of them (14 tensors): blocks.2, norm",
+        "unfrozen at step 20: 14,448 of them (24 tensors): blocks.0, blocks.1",
     ]
     freezing.apply(20)
     assert freezing.frozen_at(20) == ["cls_token", "pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias"]
     freezing.train_mode(model)
-    assert at_rest(model) == []
+    assert frozen_norms(model) == []
     train(model, size=32)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.registry import register
-from paceline.models.minet import MINet, halved, minet_light, minet_resnet50, minet_vgg16
+from paceline.models.minet import MINet, downsample, minet_light, minet_resnet50, minet_vgg16
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def test_layers_of_the_encoder_have_the_names_of_the_library() -> None:
 
 def test_an_odd_border_is_halved_as_the_other_branch_wants_it() -> None:
     image = torch.arange(9.0).view(1, 1, 3, 3)
-    assert halved(image, (1, 1)).tolist() == [[[[2.0]]]]
-    assert halved(image).tolist() == halved(image, (2, 2)).tolist() == [[[[2.0, 3.5], [6.5, 8.0]]]]
+    assert downsample(image, (1, 1)).tolist() == [[[[2.0]]]]
+    assert downsample(image).tolist() == downsample(image, (2, 2)).tolist() == [[[[2.0, 3.5], [6.5, 8.0]]]]
 
 
 @pytest.mark.parametrize("name", ["minet_vgg16", "minet_resnet50", "minet_light"])

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from paceline.core.registry import register
 from paceline.engine.activation_checkpointing.blocks import find_blocks
 from paceline.engine.activation_checkpointing.checkpointed_module import recompute
-from paceline.models.slowfast import FramePool, SlowFast
+from paceline.models.slowfast import SlowFast, SpatialMaxPool
 from paceline.models.surgery import find_heads
 
 
@@ -65,7 +65,7 @@ def test_pathways_see_the_frames_that_they_should() -> None:
 
 def test_frames_are_pooled_each_for_itself() -> None:
     clips = torch.rand(2, 3, 4, 9, 12)
-    assert torch.equal(FramePool()(clips), nn.MaxPool3d((1, 3, 3), (1, 2, 2), (0, 1, 1))(clips))
+    assert torch.equal(SpatialMaxPool()(clips), nn.MaxPool3d((1, 3, 3), (1, 2, 2), (0, 1, 1))(clips))
 
 
 def gradients(model: SlowFast, clips: Tensor) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -11,8 +12,9 @@ import torch
 from torch import nn
 
 from paceline.core.registry import register
-from paceline.models.zoo import build_timm, build_torchvision
+from paceline.models.zoo import build_timm, build_torchvision, timm_models, torchvision_models
 
+LIBRARIES = {"timm": timm_models, "torchvision": torchvision_models}
 MODELS = ["timm/resnet18", "torchvision/mobilenet_v2"]
 
 
@@ -100,3 +102,18 @@ def test_a_misfit_is_an_error_of_the_library() -> None:
         build_timm("resnet18", 3, 3, {"no_such_argument": 1})
     with pytest.raises(TypeError, match="no_such_argument"):
         build_torchvision("mobilenet_v2", 3, 3, {"no_such_argument": 1})
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_names_are_those_of_the_installed_library(library: str) -> None:
+    family = next(each for each in register.kind("model").families if each.prefix == f"{library}/")
+    assert family.names() == [f"{library}/{name}" for name in LIBRARIES[library]()]
+    assert len(family.names()) > 100
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_with_another_version_other_names_may_exist(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    models, name = register.kind("model"), f"{library}/not_yet_written"
+    assert models.find(name) is None
+    monkeypatch.setattr(metadata, "version", lambda _: "99.0+cpu")
+    assert models.find(name) is not None

@@ -1,4 +1,4 @@
-"""A small residual convolutional net: the default where no GPU is at hand."""
+"""A small residual convolutional net for machines without a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.core.registry import register
 
 @register.model("convnet")
 class ConvNet(nn.Module):
-    """Stages of residual blocks, each stage at half the resolution of the one before; then mean, dropout, linear."""
+    """Stages of residual blocks, each at half the resolution of the one before; then mean, dropout, linear."""
 
     def __init__(
         self,
@@ -39,12 +39,12 @@ class ConvNet(nn.Module):
         return logits
 
 
-class Residual(nn.Module):
-    """Two 3×3 convolutions beside a shortcut."""
+class ResidualBlock(nn.Module):
+    """Two 3×3 convolutions with a skip connection."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(_convolution(width, width), _convolution(width, width))
+        self.body = nn.Sequential(ConvBNReLU(width, width), ConvBNReLU(width, width))
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, width, H, W] to the same shape."""
@@ -53,13 +53,16 @@ class Residual(nn.Module):
 
 
 def _stage(in_channels: int, width: int, depth: int) -> nn.Sequential:
-    blocks = [Residual(width) for _ in range(depth)]
-    return nn.Sequential(_convolution(in_channels, width), nn.MaxPool2d(2, ceil_mode=True), *blocks)
+    blocks = [ResidualBlock(width) for _ in range(depth)]
+    return nn.Sequential(ConvBNReLU(in_channels, width), nn.MaxPool2d(2, ceil_mode=True), *blocks)
 
 
-def _convolution(in_channels: int, out_channels: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=False),
-        nn.BatchNorm2d(out_channels),
-        nn.ReLU(inplace=True),
-    )
+class ConvBNReLU(nn.Sequential):
+    """A convolution without bias, BatchNorm, ReLU."""
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int = 3) -> None:
+        super().__init__(
+            nn.Conv2d(in_channels, out_channels, kernel_size, padding=kernel_size // 2, bias=False),
+            nn.BatchNorm2d(out_channels),
+            nn.ReLU(inplace=True),
+        )

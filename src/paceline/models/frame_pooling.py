@@ -1,4 +1,4 @@
-"""Videos classified frame by frame: an image backbone, and what its features are over time."""
+"""Video classification with an image backbone: features of frames, pooled over time."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from paceline.models.surgery import find_heads
 from paceline.models.zoo import BackboneName, LibraryArgs, build_timm, build_torchvision
 
 Pooling = Literal["mean", "max", "statistics"]
-_LEAST_VARIANCE = 1e-6
+_EPSILON = 1e-6
 
 
 @register.model("frame_pooling")
 class FramePooling(nn.Module):
-    """Features of each frame by an image backbone of timm or torchvision, pooled over the frames, then linear.
+    """Features of each frame from an image backbone of timm or torchvision, pooled over frames, then linear.
 
-    `statistics` pools into the mean and the standard deviation, by which frames that change differ from still ones. The
-    backbone keeps its library's names below `backbone`.
+    `statistics` pools into mean and standard deviation, which tells motion from still frames.
     """
 
     def __init__(
@@ -43,11 +42,11 @@ class FramePooling(nn.Module):
         """Logits [N, num_classes] of clips [N, in_channels, T, H, W]."""
         frames = clips.transpose(1, 2)  # [N, T, C, H, W]
         features = self.backbone(frames.flatten(0, 1)).unflatten(0, frames.shape[:2])  # [N, T, F]
-        logits: Tensor = self.head(self.dropout(_pooled(features, self.pooling)))
+        logits: Tensor = self.head(self.dropout(_pool(features, self.pooling)))
         return logits
 
 
-def _pooled(features: Tensor, pooling: Pooling) -> Tensor:
+def _pool(features: Tensor, pooling: Pooling) -> Tensor:
     """[N, F] of features [N, T, F], or [N, 2F] of statistics."""
     match pooling:
         case "mean":
@@ -57,8 +56,8 @@ def _pooled(features: Tensor, pooling: Pooling) -> Tensor:
         case "statistics":
             mean = features.mean(dim=1)
             variance = (features - mean.unsqueeze(1)).square().mean(dim=1)
-            # The root of 0 has no slope: frames that are all alike would make gradients infinite.
-            return torch.cat([mean, (variance + _LEAST_VARIANCE).sqrt()], dim=1)
+            # Equal frames have variance 0, where the gradient of the root is infinite.
+            return torch.cat([mean, (variance + _EPSILON).sqrt()], dim=1)
 
 
 def _build_backbone(name: str, in_channels: int, args: LibraryArgs) -> tuple[nn.Module, int]:
@@ -73,16 +72,15 @@ def _build_backbone(name: str, in_channels: int, args: LibraryArgs) -> tuple[nn.
 
 
 def _remove_head(model: nn.Module, name: str) -> int:
-    """Take away the last linear layer and the dropout before it; the number of features that it took."""
-    place = next(iter(find_heads(model)), "")
-    last = model.get_submodule(place)
-    num_features = getattr(last, "in_features", None)
+    """Remove the last linear layer and the dropout before it; returns its number of input features."""
+    head = next(iter(find_heads(model)), "")
+    num_features = getattr(model.get_submodule(head), "in_features", None)
     if num_features is None:
-        raise ValueError(f"backbone {name!r} does not end with a linear layer; take timm's model of that kind")
-    parent = model.get_submodule(place.rpartition(".")[0])
-    siblings = list(parent.named_children())
-    at = [key for key, _ in siblings].index(place.rpartition(".")[2])
-    if at and isinstance(siblings[at - 1][1], nn.Dropout):
-        setattr(parent, siblings[at - 1][0], nn.Identity())
-    setattr(parent, siblings[at][0], nn.Identity())
+        raise ValueError(f"backbone {name!r} does not end with a linear layer; use timm's model of that architecture")
+    parent_name, _, key = head.rpartition(".")
+    parent = model.get_submodule(parent_name)
+    keys = [each for each, _ in parent.named_children()]
+    before = keys[: keys.index(key)][-1:]
+    for each in [*(one for one in before if isinstance(parent.get_submodule(one), nn.Dropout)), key]:
+        parent.set_submodule(each, nn.Identity())
     return int(num_features)

@@ -1,7 +1,7 @@
-"""Patterns over the names of tensors: `backbone`, `backbone.*.bias`, `re:.*norm\\d`.
+"""Patterns of tensor names: `backbone`, `backbone.*.bias`, `re:.*norm\\d`.
 
-A pattern without `re:` is a glob that stands for a tensor or for a module with all that is below it; `*` crosses dots.
-One with `re:` is a regular expression that the whole name must match, as in the rules of parameter groups.
+A pattern without `re:` is a glob that selects a tensor, or a module with everything inside; `*` matches dots too. One
+with `re:` is a regular expression that must match the whole name, as in parameter groups.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ _REGEX = "re:"
 
 
 def matcher(pattern: str) -> Callable[[str], bool]:
-    """Whether a name is one that the pattern stands for."""
+    """A function that tells whether the pattern selects a name."""
     expression = _compile(pattern)
     return lambda name: expression.fullmatch(name) is not None
 
 
 def select(pattern: str, names: Iterable[str]) -> list[str]:
-    """The names that the pattern stands for, in their order."""
+    """The names that the pattern selects, in their order."""
     expression = _compile(pattern)
     return [name for name in names if expression.fullmatch(name)]
 
 
 def rename(pattern: str, replacement: str, names: Iterable[str]) -> dict[str, str]:
-    """New names for those that the pattern stands for; each wildcard of a glob's replacement takes what it matched."""
-    change = _change_by_regex(pattern, replacement) if _is_regex(pattern) else _change_by_glob(pattern, replacement)
+    """New names for those that the pattern selects; each `*` of a glob's replacement takes what it matched."""
+    change = _regex_change(pattern, replacement) if _is_regex(pattern) else _glob_change(pattern, replacement)
     return {name: new for name in names if (new := change(name)) is not None}
 
 
-def unmatched(what: str, pattern: str, names: Iterable[str]) -> ValueError:
-    """The error of a pattern that stands for nothing; it shows the names that may have been meant."""
+def no_match(key: str, pattern: str, names: Iterable[str]) -> ValueError:
+    """The error of a pattern that selects nothing, with the closest names."""
     known = list(names)
     candidates = list(dict.fromkeys(part for name in known for part in (*_parents(name), name)))
     written = pattern.removeprefix(_REGEX).strip("^$*.\\")
-    near = get_close_matches(written, candidates, n=3, cutoff=0.5)
-    if near:
-        return ValueError(f"{what} {pattern!r} matches no name; near names are {', '.join(near)}")
+    close = get_close_matches(written, candidates, n=3, cutoff=0.5)
+    if close:
+        return ValueError(f"{key} {pattern!r} matches no name; the closest are {', '.join(close)}")
     tops = list(dict.fromkeys(name.partition(".")[0] for name in known))
     shown = ", ".join(tops[:8]) + (", …" if len(tops) > 8 else "")
-    return ValueError(f"{what} {pattern!r} matches no name; the names begin with {shown or 'nothing: there are none'}")
+    return ValueError(f"{key} {pattern!r} matches no name; names start with {shown or 'nothing: there are none'}")
 
 
-def is_under(name: str, modules: Iterable[str]) -> bool:
-    """Whether the tensor or module is one of the modules or lies within one."""
+def is_inside(name: str, modules: Iterable[str]) -> bool:
+    """Whether the tensor or module is one of the modules or inside one."""
     return any(not module or name == module or name.startswith(module + ".") for module in modules)
 
 
@@ -63,7 +63,7 @@ def _is_regex(pattern: str) -> bool:
 @lru_cache(maxsize=256)
 def _compile(pattern: str) -> re.Pattern[str]:
     if not _is_regex(pattern):
-        # The module's own name, or anything below it.
+        # The module's own name, or anything inside it.
         return re.compile(_body(fnmatch.translate(pattern)) + r"(?:\..*)?", re.DOTALL)
     try:
         return re.compile(pattern.removeprefix(_REGEX))
@@ -72,11 +72,11 @@ def _compile(pattern: str) -> re.Pattern[str]:
 
 
 def _body(translated: str) -> str:
-    # fnmatch anchors what it translates at the end; what is below a module must be able to follow.
+    # fnmatch anchors its result at the end; what is inside a module must be able to follow.
     return translated.removesuffix(r"\Z").removesuffix(r"\z")
 
 
-def _change_by_regex(pattern: str, replacement: str) -> Callable[[str], str | None]:
+def _regex_change(pattern: str, replacement: str) -> Callable[[str], str | None]:
     expression = _compile(pattern)
 
     def change(name: str) -> str | None:
@@ -89,7 +89,7 @@ def _change_by_regex(pattern: str, replacement: str) -> Callable[[str], str | No
     return change
 
 
-def _change_by_glob(pattern: str, replacement: str) -> Callable[[str], str | None]:
+def _glob_change(pattern: str, replacement: str) -> Callable[[str], str | None]:
     pieces = pattern.split("*")
     new_pieces = replacement.split("*")
     if len(new_pieces) > len(pieces):

@@ -1,6 +1,6 @@
-"""SlowFast-R50: a pathway with many channels that sees few frames, and a thin one that sees all of them.
+"""SlowFast-R50: a slow pathway with many channels and few frames, and a thin fast one with all frames.
 
-After the stem and after each stage but the last, what the fast pathway knows is put beside the slow one's features.
+Lateral connections concatenate fast features to slow ones after the stem and after each stage but the last.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ _LATERAL_FRAMES = 7  # of the published 8×8 network; the paper's text has 5
 
 @register.model("slowfast_r50")
 class SlowFast(nn.Module):
-    """SlowFast with ResNet-50 pathways; takes one clip, of which the slow pathway sees every `alpha`-th frame.
+    """SlowFast with ResNet-50 pathways; the slow one gets every `alpha`-th frame of the clip.
 
-    As published, "8×8" takes clips of 32 frames that lie 2 apart; any other number works.
+    The published 8×8 model takes 32 frames at an interval of 2; any other number works.
     """
 
     def __init__(
         self,
         num_classes: int,
         in_channels: int = 3,
-        alpha: Annotated[Count, Field(description="The slow pathway sees every alpha-th frame.")] = 4,
+        alpha: Annotated[Count, Field(description="The slow pathway gets every alpha-th frame.")] = 4,
         dropout: PartialShare = 0.5,
     ) -> None:
         super().__init__()
         self.alpha = alpha
-        leaving = [_FAST_WIDTH, *(4 * _FAST_WIDTH << stage for stage in range(3))]  # channels that a lateral takes
-        arriving = [2 * channels for channels in leaving]
-        self.slow = _pathway(in_channels, _SLOW_WIDTH, (1, 1, 1, 3, 3), arriving)
+        fast_channels = [_FAST_WIDTH, *(4 * _FAST_WIDTH << stage for stage in range(3))]  # inputs of laterals
+        lateral_channels = [2 * channels for channels in fast_channels]
+        self.slow = _pathway(in_channels, _SLOW_WIDTH, (1, 1, 1, 3, 3), lateral_channels)
         self.fast = _pathway(in_channels, _FAST_WIDTH, (5, 3, 3, 3, 3), [0] * 4)
         self.laterals = nn.ModuleList(
-            _unit(taken, given, (_LATERAL_FRAMES, 1, 1), (alpha, 1, 1))
-            for taken, given in zip(leaving, arriving, strict=True)
+            _conv_bn_relu(inputs, outputs, (_LATERAL_FRAMES, 1, 1), (alpha, 1, 1))
+            for inputs, outputs in zip(fast_channels, lateral_channels, strict=True)
         )
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(32 * (_SLOW_WIDTH + _FAST_WIDTH), num_classes)
@@ -65,29 +65,29 @@ class SlowFast(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1×1, 3×3 and 1×1 convolutions beside a shortcut; the first one reaches over `frames` frames."""
+    """1×1, 3×3 and 1×1 convolutions with a skip connection; the first spans `frames` frames."""
 
     def __init__(self, in_channels: int, width: int, frames: int, stride: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            _unit(in_channels, width, (frames, 1, 1)),
-            _unit(width, width, (1, 3, 3), (1, stride, stride)),
-            _unit(width, 4 * width, (1, 1, 1))[:2],
+            _conv_bn_relu(in_channels, width, (frames, 1, 1)),
+            _conv_bn_relu(width, width, (1, 3, 3), (1, stride, stride)),
+            _conv_bn_relu(width, 4 * width, (1, 1, 1))[:2],
         )
-        nn.init.zeros_(self.get_parameter("body.2.norm.weight"))  # the block begins as its shortcut
+        nn.init.zeros_(self.get_parameter("body.2.norm.weight"))  # the block starts as the identity
         self.shortcut: nn.Module = nn.Identity()
         if stride > 1 or in_channels != 4 * width:
-            self.shortcut = _unit(in_channels, 4 * width, (1, 1, 1), (1, stride, stride))[:2]
+            self.shortcut = _conv_bn_relu(in_channels, 4 * width, (1, 1, 1), (1, stride, stride))[:2]
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, 4 · width, T, H / stride, W / stride] of [N, in_channels, T, H, W]."""
         return F.relu(self.shortcut(x) + self.body(x))
 
 
-class FramePool(nn.Module):
-    """The largest of 3×3 pixels, every second one, in each frame.
+class SpatialMaxPool(nn.Module):
+    """3×3 max pooling with stride 2 in each frame.
 
-    Frames go as channels of an image, since pooling volumes is not deterministic everywhere.
+    Frames are pooled as channels, since 3D max pooling has no deterministic backward pass on GPUs.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -96,22 +96,22 @@ class FramePool(nn.Module):
         return pooled.reshape(*x.shape[:3], *pooled.shape[2:])
 
 
-def _pathway(in_channels: int, width: int, frames: Sequence[int], arriving: Sequence[int]) -> nn.ModuleList:
-    """The stem and four stages; `frames` that their convolutions reach over, `arriving` channels of laterals."""
-    stem = _unit(in_channels, width, (frames[0], 7, 7), (1, 2, 2))
-    stem.add_module("pool", FramePool())
+def _pathway(in_channels: int, width: int, frames: Sequence[int], lateral_channels: Sequence[int]) -> nn.ModuleList:
+    """The stem and four stages; `frames` are the temporal kernel sizes of each."""
+    stem = _conv_bn_relu(in_channels, width, (frames[0], 7, 7), (1, 2, 2))
+    stem.add_module("pool", SpatialMaxPool())
     parts = [stem]
     channels = width
     for stage, depth in enumerate(_DEPTHS):
-        wide = width << stage
-        first = Bottleneck(channels + arriving[stage], wide, frames[stage + 1], 2 if stage else 1)
-        others = (Bottleneck(4 * wide, wide, frames[stage + 1], 1) for _ in range(depth - 1))
+        stage_width = width << stage
+        first = Bottleneck(channels + lateral_channels[stage], stage_width, frames[stage + 1], 2 if stage else 1)
+        others = (Bottleneck(4 * stage_width, stage_width, frames[stage + 1], 1) for _ in range(depth - 1))
         parts.append(nn.Sequential(first, *others))
-        channels = 4 * wide
+        channels = 4 * stage_width
     return nn.ModuleList(parts)
 
 
-def _unit(in_channels: int, out_channels: int, kernel: Kernel, stride: Kernel = (1, 1, 1)) -> nn.Sequential:
+def _conv_bn_relu(in_channels: int, out_channels: int, kernel: Kernel, stride: Kernel = (1, 1, 1)) -> nn.Sequential:
     padding = (kernel[0] // 2, kernel[1] // 2, kernel[2] // 2)
     convolution = nn.Conv3d(in_channels, out_channels, kernel, stride, padding, bias=False)
     return nn.Sequential(

@@ -1,4 +1,4 @@
-"""Fitting a state dict into a model: what is declared is changed, and then everything must match."""
+"""Loading weights into a model that differs: what the recipe declares is changed, everything else must match."""
 
 from __future__ import annotations
 
@@ -8,116 +8,110 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from paceline.models.module_types import find_first_convolutions, fit_channels, reverse_channels
-from paceline.models.patterns import is_under, rename, select, unmatched
-from paceline.models.position_embeddings import fit_positions, is_computed
-from paceline.models.surgery_report import Differences, Reshaped, Shape, SurgeryReport
+from paceline.models.patterns import is_inside, no_match, rename, select
+from paceline.models.surgery_report import Mismatch, Reshaped, Shape, SurgeryReport
+from paceline.models.weight_resize import find_first_convs, fit_channels, fit_position_embedding, is_computed
 
-__all__ = ["Surgery", "SurgeryReport", "apply", "find_heads", "fit"]
-
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_TINY = 2e-5  # a new head of MAE's finetuning: logits start at almost zero
-_SMALL = 0.01
+_HEAD_STD = {"trunc_normal": 2e-5, "normal": 0.01}  # trunc_normal as in MAE's fine-tuning
 
 HeadInit = Literal["default", "zeros", "trunc_normal", "normal"]
 
 
 @dataclass(frozen=True)
 class Surgery:
-    """How weights may differ from the model. Names are changed first: all patterns see the model's names."""
+    """How weights may differ from the model. Names are changed first: patterns match the model's names."""
 
     into: str | None = None
-    """The part of the model that they are for, such as `backbone`: names are that part's, the rest stays fresh."""
+    """The module that the weights are for, such as `backbone`; the rest of the model keeps its random weights."""
     strip: Sequence[str] = ()
-    """Prefixes that are taken off the names, in this order."""
+    """Prefixes to remove from the names, in this order."""
     rename: Sequence[tuple[str, str]] = ()
-    """Patterns and what takes their place, in this order: `encoder.* → blocks.*`, or `re:` with groups."""
+    """Patterns and replacements, in this order: `encoder.* → blocks.*`, or `re:` with groups."""
     exclude: Sequence[str] = ()
-    """Patterns of tensors that are not loaded; a part that only the model has stays fresh."""
+    """Patterns of tensors that are not loaded; in the model they keep their random weights."""
     head: Literal["auto", "keep", "drop"] | Sequence[str] = "auto"
-    """`auto` replaces the head when its shapes differ, `drop` always, `keep` never; or the modules that make it up."""
+    """`auto` replaces the head when its shapes differ, `drop` always, `keep` never; or the names of its modules."""
     head_init: HeadInit = "default"
-    """How the layers of a head that was not loaded start; `trunc_normal` is MAE's, 2e-5 wide."""
+    """The initialization of a head that was not loaded; `trunc_normal` has a std of 2e-5, as in MAE."""
     first_conv: Literal["auto", "strict"] = "auto"
     """`auto` fits the first convolution to the model's number of channels: RGB to gray, gray to RGB."""
     channels: Literal["rgb", "bgr"] = "rgb"
-    """The order of channels that the weights were made for."""
+    """The channel order that the weights were trained with."""
     position_embedding: Literal["interpolate", "strict"] = "interpolate"
-    """`interpolate` resamples tables of positions that were learned for another image size."""
+    """`interpolate` resizes position embeddings of another image size."""
 
 
 def fit(model: nn.Module, weights: Mapping[str, Tensor]) -> SurgeryReport:
-    """Load weights with the surgery that needs no declaration: a new head, other channels, another image size."""
+    """Load weights with the default surgery: a new head, other channels, another image size."""
     return apply(model, weights, Surgery())
 
 
 def apply(model: nn.Module, weights: Mapping[str, Tensor], surgery: Surgery) -> SurgeryReport:
-    """Load weights after the declared surgery; what it does not explain is an error, and the model is as before."""
+    """Load weights after the declared surgery; any other difference is a CheckpointError and changes nothing."""
     if surgery.into is not None:
         return _apply_into(surgery.into, model, weights, surgery)
     own = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
-    weights = _renamed(weights, surgery)
-    excluded = _excluded(surgery.exclude, list(dict.fromkeys([*weights, *own])))
+    weights = _rename(weights, surgery)
+    excluded = _match_all(surgery.exclude, list(dict.fromkeys([*weights, *own])))
     heads = _heads(model, surgery.head, [*own, *weights])
     given = {name: tensor for name, tensor in weights.items() if name not in excluded}
-    fresh = [head for head in heads if surgery.head == "drop" or _is_replaced(head, own, given)]
-    fitting = {name: tensor for name, tensor in given.items() if name in own and not is_under(name, fresh)}
+    new_heads = [head for head in heads if surgery.head == "drop" or _is_replaced(head, own, given)]
+    fitting = {name: tensor for name, tensor in given.items() if name in own and not is_inside(name, new_heads)}
 
-    changed = _changed(model, own, fitting, surgery)
+    changed = _reshape(model, own, fitting, surgery)
     tensors = {name: changed[name][0] if name in changed else tensor for name, tensor in fitting.items()}
     loaded = [name for name in own if name in tensors and tensors[name].shape == own[name].shape]
-    settled = set(loaded)
+    explained = set(loaded)
     replaced = {
         name: (_shape(given[name]), _shape(own[name]))
         for name in own
-        if name in given and (is_under(name, fresh) or (name not in settled and _may_differ(name, surgery)))
+        if name in given and (is_inside(name, new_heads) or (name not in explained and _may_differ(name, surgery)))
     }
     missing = [name for name in own if name not in given and name not in excluded]
     unexpected = [name for name in given if name not in own]
-    settled.update(replaced)
-    Differences(
-        {name: (_shape(given[name]), _shape(own[name])) for name in fitting if name not in settled},
-        {name: _shape(own[name]) for name in missing if not (is_under(name, fresh) or _may_lack(name))},
-        {name: _shape(given[name]) for name in unexpected if not (is_under(name, fresh) or is_computed(name))},
-    ).refuse(own)
+    explained.update(replaced)
+    Mismatch(
+        {name: (_shape(given[name]), _shape(own[name])) for name in fitting if name not in explained},
+        {name: _shape(own[name]) for name in missing if not (is_inside(name, new_heads) or _may_lack(name))},
+        {name: _shape(given[name]) for name in unexpected if not (is_inside(name, new_heads) or is_computed(name))},
+    ).check(own)
 
     model.load_state_dict({name: tensors[name] for name in loaded}, strict=False)
-    _initialize(model, fresh, surgery.head_init)
+    _initialize(model, new_heads, surgery.head_init)
     reshaped = {name: change for name, (_, change) in changed.items()}
     return SurgeryReport(loaded, reshaped, replaced, missing, unexpected, [*excluded])
 
 
 def _apply_into(name: str, model: nn.Module, weights: Mapping[str, Tensor], surgery: Surgery) -> SurgeryReport:
-    """All of one part is loaded; what that part does not have, the classifier of a backbone, is left."""
+    """Load one module completely; tensors that it does not have, such as a classifier, are not used."""
     part = dict(model.named_modules()).get(name)
     if part is None or not name:
-        raise unmatched("into", name, [module for module, _ in model.named_modules() if module])
-    own, named = part.state_dict(), _renamed(weights, surgery)
+        raise no_match("into", name, [module for module, _ in model.named_modules() if module])
+    own, named = part.state_dict(), _rename(weights, surgery)
     unused = [each for each in named if each not in own]
     given = {each: tensor for each, tensor in named.items() if each in own}
-    fitted = apply(part, given, replace(surgery, into=None, strip=(), rename=(), head="keep"))
+    report = apply(part, given, replace(surgery, into=None, strip=(), rename=(), head="keep"))
     if surgery.head_init != "default":
         _initialize(model, find_heads(model), surgery.head_init)
-    fresh = [each for each in model.state_dict() if not is_under(each, [name])]
-    return fitted.inside(name, fresh, unused)
+    missing = [each for each in model.state_dict() if not is_inside(each, [name])]
+    return report.with_prefix(name, missing, unused)
 
 
 def find_heads(model: nn.Module) -> list[str]:
-    """The names of the modules that classify: as the model says itself, else its last layer of that kind."""
+    """The names of the classifier modules: as the model declares them, or its last linear layer or 1×1 convolution."""
     if callable(getter := getattr(model, "get_classifier", None)):
         found = getter()
         modules = found if isinstance(found, tuple | list) else (found,)
         names = [name for name, module in model.named_modules() if any(module is one for one in modules)]
         if names:
             return names
-    described: Any = getattr(model, "default_cfg", None) or {}
-    if classifier := described.get("classifier"):
+    config: Any = getattr(model, "default_cfg", None) or {}
+    if classifier := config.get("classifier"):
         return [classifier] if isinstance(classifier, str) else list(classifier)
     num_classes = getattr(model, "num_classes", None)
-    outputs = [(name, _num_outputs(module)) for name, module in model.named_modules()]
-    layers = [(name, count) for name, count in outputs if count is not None]
-    fitting = [name for name, count in layers if num_classes is None or count == num_classes]
-    return fitting[-1:]
+    counts = {name: _num_outputs(module) for name, module in model.named_modules()}
+    layers = [name for name, count in counts.items() if count is not None and num_classes in (None, count)]
+    return layers[-1:]
 
 
 def _num_outputs(module: nn.Module) -> int | None:
@@ -128,19 +122,19 @@ def _num_outputs(module: nn.Module) -> int | None:
     return None
 
 
-def _renamed(weights: Mapping[str, Tensor], surgery: Surgery) -> dict[str, Tensor]:
+def _rename(weights: Mapping[str, Tensor], surgery: Surgery) -> dict[str, Tensor]:
     named = dict(weights)
     for prefix in surgery.strip:
         start = prefix.removesuffix(".") + "."
-        named = _with_names(named, "strip", prefix, {n: n.removeprefix(start) for n in named if n.startswith(start)})
+        named = _replace_names(named, "strip", prefix, {n: n.removeprefix(start) for n in named if n.startswith(start)})
     for pattern, replacement in surgery.rename:
-        named = _with_names(named, "rename", pattern, rename(pattern, replacement, named))
+        named = _replace_names(named, "rename", pattern, rename(pattern, replacement, named))
     return named
 
 
-def _with_names(weights: dict[str, Tensor], what: str, pattern: str, names: Mapping[str, str]) -> dict[str, Tensor]:
+def _replace_names(weights: dict[str, Tensor], what: str, pattern: str, names: Mapping[str, str]) -> dict[str, Tensor]:
     if not names:
-        raise unmatched(what, pattern, weights)
+        raise no_match(what, pattern, weights)
     renamed: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         new = names.get(name, name)
@@ -152,12 +146,12 @@ def _with_names(weights: dict[str, Tensor], what: str, pattern: str, names: Mapp
     return renamed
 
 
-def _excluded(patterns: Iterable[str], names: list[str]) -> dict[str, None]:
+def _match_all(patterns: Iterable[str], names: list[str]) -> dict[str, None]:
     excluded: dict[str, None] = {}
     for pattern in patterns:
         found = select(pattern, names)
         if not found:
-            raise unmatched("exclude", pattern, names)
+            raise no_match("exclude", pattern, names)
         excluded.update(dict.fromkeys(found))
     return excluded
 
@@ -169,36 +163,36 @@ def _heads(model: nn.Module, head: str | Sequence[str], names: list[str]) -> lis
         case "auto" | "drop":
             found = find_heads(model)
             if head == "drop" and not found:
-                raise ValueError("head: drop found no head in the model; name its modules instead")
+                raise ValueError("head: drop found no head in the model; list its modules instead")
             return found
         case str():
             raise ValueError(f"head {head!r}: expected auto, keep, drop or a list of module names")
     for module in head:
-        if not any(is_under(name, [module]) for name in names):
-            raise unmatched("head", module, names)
+        if not any(is_inside(name, [module]) for name in names):
+            raise no_match("head", module, names)
     return list(head)
 
 
 def _is_replaced(head: str, own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> bool:
-    # A head is one thing: where a part of it cannot be taken over, none of it is.
-    shared = [name for name in own if name in weights and is_under(name, [head])]
+    # If one tensor of a head cannot be loaded, none of the head is.
+    shared = [name for name in own if name in weights and is_inside(name, [head])]
     return not shared or any(own[name].shape != weights[name].shape for name in shared)
 
 
-def _changed(
+def _reshape(
     model: nn.Module, own: Mapping[str, Tensor], weights: Mapping[str, Tensor], surgery: Surgery
 ) -> dict[str, tuple[Tensor, Reshaped]]:
-    """The tensors that the surgery changes, those included whose shape it cannot fit."""
+    """The tensors that the surgery changes, and how."""
     changed: dict[str, tuple[Tensor, Reshaped]] = {}
-    kernels = [f"{name}.weight" for name in find_first_convolutions(model)]
+    kernels = [f"{name}.weight" for name in find_first_convs(model)]
     if surgery.channels == "bgr" and not any(kernel in weights for kernel in kernels):
-        raise ValueError("channels: bgr needs a first convolution that is loaded, and the weights have none")
+        raise ValueError("channels: bgr needs a first convolution in the weights, and there is none")
     for name, tensor in weights.items():
         shape = _shape(own[name])
         if name in kernels:
             fitted = _fit_kernel(name, tensor, shape, surgery)
         elif tensor.shape != shape and surgery.position_embedding == "interpolate":
-            fitted = fit_positions(name, tensor, shape, model)
+            fitted = fit_position_embedding(name, tensor, shape, model)
         else:
             fitted = None
         if fitted:
@@ -211,7 +205,7 @@ def _fit_kernel(name: str, kernel: Tensor, shape: Shape, surgery: Surgery) -> tu
     if surgery.channels == "bgr":
         if kernel.ndim < 3 or kernel.shape[1] != 3:
             raise ValueError(f"channels: bgr needs a first convolution of 3 channels, {name} has {list(kernel.shape)}")
-        kernel = reverse_channels(kernel)
+        kernel = kernel.flip(1)
         notes.append("from BGR to RGB")
     fits_otherwise = kernel.ndim == len(shape) and (kernel.shape[0], *kernel.shape[2:]) == (shape[0], *shape[2:])
     if surgery.first_conv == "auto" and fits_otherwise and kernel.ndim > 2 and kernel.shape[1] != shape[1]:
@@ -225,14 +219,15 @@ def _fit_kernel(name: str, kernel: Tensor, shape: Shape, surgery: Surgery) -> tu
 def _initialize(model: nn.Module, heads: Iterable[str], how: HeadInit) -> None:
     names = list(heads)
     for name, module in model.named_modules():
-        if how == "default" or not is_under(name, names) or not isinstance(module, (nn.Linear, *_CONVOLUTIONS)):
+        is_layer = isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
+        if how == "default" or not is_layer or not is_inside(name, names):
             continue
         if how == "zeros":
             nn.init.zeros_(module.weight)
         elif how == "trunc_normal":
-            nn.init.trunc_normal_(module.weight, std=_TINY)
+            nn.init.trunc_normal_(module.weight, std=_HEAD_STD[how])
         else:
-            nn.init.normal_(module.weight, std=_SMALL)
+            nn.init.normal_(module.weight, std=_HEAD_STD[how])
         if module.bias is not None:
             nn.init.zeros_(module.bias)
 
@@ -242,7 +237,7 @@ def _may_differ(name: str, surgery: Surgery) -> bool:
 
 
 def _may_lack(name: str) -> bool:
-    # Files from before PyTorch counted batches lack the count, and only averaging without momentum reads it.
+    # Files of old PyTorch versions lack the batch count, which only BatchNorm without momentum reads.
     return is_computed(name) or name.rpartition(".")[2] == "num_batches_tracked"
 
 

@@ -1,4 +1,4 @@
-"""What became of each tensor when weights were fitted into a model."""
+"""The result of loading weights with surgery: what became of each tensor, or what does not match."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from paceline.core.errors import CheckpointError
 
 Shape = tuple[int, ...]
-_LISTED = 10
-_SHOWN = 3
+_MAX_LISTED = 10
+_MAX_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -29,32 +29,32 @@ class SurgeryReport:
     """Where each tensor of the weights and of the model ended."""
 
     loaded: list[str]
-    """Taken over, the reshaped ones included."""
+    """Loaded, the reshaped ones included."""
     reshaped: dict[str, Reshaped]
     replaced: dict[str, tuple[Shape, Shape]]
-    """In both, but the model keeps its fresh ones, a new head for instance: shapes in the weights and in the model."""
+    """In both, but the model keeps its new ones, such as a head: shapes in the weights and in the model."""
     missing: list[str]
-    """Not in the weights; the model keeps its fresh ones."""
+    """Not in the weights; the model keeps its random ones."""
     unexpected: list[str]
-    """Not in the model: a head that it does not have."""
+    """Not in the model."""
     excluded: list[str]
-    """Left out as declared, whichever side has them."""
+    """Excluded by the recipe, on either side."""
 
-    def inside(self, part: str, fresh: list[str], unused: list[str]) -> SurgeryReport:
-        """The same, told of the model that has this part: what else it has is fresh, what else the file has is left."""
+    def with_prefix(self, part: str, missing: list[str], unused: list[str]) -> SurgeryReport:
+        """The report of the whole model: `missing` are its tensors outside the part, `unused` those of the file."""
         return SurgeryReport(
             [f"{part}.{name}" for name in self.loaded],
             {f"{part}.{name}": reshaped for name, reshaped in self.reshaped.items()},
             {f"{part}.{name}": shapes for name, shapes in self.replaced.items()},
-            [*(f"{part}.{name}" for name in self.missing), *fresh],
+            [*(f"{part}.{name}" for name in self.missing), *missing],
             unused,
             [f"{part}.{name}" for name in self.excluded],
         )
 
     def summary(self) -> list[str]:
-        """A short table, one line for each thing that happened."""
+        """A short table, one line for each kind."""
         rows: dict[str, list[str]] = {
-            "reshaped": [f"{name} {_reshaping(one)}" for name, one in self.reshaped.items()],
+            "reshaped": [f"{name} {_describe(one)}" for name, one in self.reshaped.items()],
             "replaced": [f"{name} {_change(*shapes)}" for name, shapes in self.replaced.items()],
             "missing": self.missing,
             "unexpected": self.unexpected,
@@ -66,7 +66,7 @@ class SurgeryReport:
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """The same in full, for JSON."""
+        """Everything, for JSON."""
         reshaped = {n: {"weights": [*r.before], "model": [*r.after], "how": r.how} for n, r in self.reshaped.items()}
         replaced = {name: {"weights": [*old], "model": [*new]} for name, (old, new) in self.replaced.items()}
         return {
@@ -80,30 +80,30 @@ class SurgeryReport:
 
 
 @dataclass
-class Differences:
-    """What no declared surgery explains."""
+class Mismatch:
+    """Differences between weights and model that no declared surgery explains."""
 
     shapes: dict[str, tuple[Shape, Shape]] = field(default_factory=dict)
     missing: dict[str, Shape] = field(default_factory=dict)
     unexpected: dict[str, Shape] = field(default_factory=dict)
 
-    def refuse(self, own: Mapping[str, Tensor]) -> None:
-        """Raise an error that names every kind of difference, if there is one."""
+    def check(self, own: Mapping[str, Tensor]) -> None:
+        """Raise a CheckpointError with every kind of difference, if there is one."""
         kinds = {
-            "of another shape (weights → model)": [f"{n} {_change(*shapes)}" for n, shapes in self.shapes.items()],
+            "with another shape (weights → model)": [f"{n} {_change(*shapes)}" for n, shapes in self.shapes.items()],
             "missing from the weights": [f"{name} {list(shape)}" for name, shape in self.missing.items()],
-            "unknown to the model": [f"{name} {list(shape)}" for name, shape in self.unexpected.items()],
+            "not in the model": [f"{name} {list(shape)}" for name, shape in self.unexpected.items()],
         }
         lines = []
         for kind, names in kinds.items():
             if names:
-                lines += [f"  {len(names)} {kind}:", *(f"    {name}" for name in names[:_LISTED])]
-                lines += [f"    and {len(names) - _LISTED} more"] if len(names) > _LISTED else []
+                lines += [f"  {len(names)} {kind}:", *(f"    {name}" for name in names[:_MAX_LISTED])]
+                lines += [f"    and {len(names) - _MAX_LISTED} more"] if len(names) > _MAX_LISTED else []
         if lines:
-            raise CheckpointError("\n".join(["the weights do not fit the model:", *lines, *self._advice(own)]))
+            raise CheckpointError("\n".join(["the weights do not match the model:", *lines, *self._advice(own)]))
 
     def _advice(self, own: Mapping[str, Tensor]) -> list[str]:
-        """A prefix that would explain most of the strange names, where there is one."""
+        """The prefix to strip that would explain most of the unexpected names, if there is one."""
         prefixes: dict[str, int] = {}
         for name in self.unexpected:
             parts = name.split(".")
@@ -115,11 +115,11 @@ class Differences:
         if prefixes.get(prefix, 0) * 2 < len(self.unexpected) or not prefix:
             return []
         return [
-            f"  stripping the prefix {prefix!r} would give {prefixes[prefix]} of the unknown ones names of the model"
+            f"  add weights.strip: [{prefix}]; {prefixes[prefix]} of these names are in the model without that prefix"
         ]
 
 
-def _reshaping(one: Reshaped) -> str:
+def _describe(one: Reshaped) -> str:
     return f"({one.how})" if one.before == one.after else f"{_change(one.before, one.after)} ({one.how})"
 
 
@@ -128,5 +128,5 @@ def _change(before: Shape, after: Shape) -> str:
 
 
 def _row(title: str, count: int, names: list[str]) -> str:
-    shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+    shown = ", ".join(names[:_MAX_SHOWN]) + (", …" if len(names) > _MAX_SHOWN else "")
     return f"{title:<10} {count:>5} {'tensor ' if count == 1 else 'tensors'}  {shown}".rstrip()

@@ -1,4 +1,4 @@
-"""Models of timm and torchvision by name; each library is imported only when a recipe names it."""
+"""Models of timm and torchvision by name, with random weights; each library is imported when a recipe names it."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from paceline.core.registry import Library, register
 from paceline.core.torchvision_ops import import_torchvision
 
 LibraryArgs = Mapping[str, bool | int | float | str | Sequence[int] | None]
-"""Arguments that are handed to another library's model as they are."""
+"""Arguments that are passed to a library's model unchanged."""
 BackboneName = Annotated[str, NameOf("model", "timm/", "torchvision/")]
 
 
 def timm_models() -> list[str]:
-    """The names that the installed timm has."""
+    """The model names of the installed timm."""
     import_torchvision()
     import timm
 
     return sorted(timm.list_models())
 
 
-def torchvision_models(*beginnings: str) -> list[str]:
-    """The names that the installed torchvision has, or those that begin so."""
-    return sorted(name for name in import_torchvision().models.list_models() if name.startswith(beginnings or ""))
+def torchvision_models(*prefixes: str) -> list[str]:
+    """The model names of the installed torchvision, or those with one of the prefixes."""
+    return sorted(name for name in import_torchvision().models.list_models() if name.startswith(prefixes or ""))
 
 
 @register.model("timm/", library=Library("timm", timm_models))
 def build_timm(name: str, num_classes: int, in_channels: int, args: LibraryArgs | None = None) -> nn.Module:
-    """A timm model with its own initialization; weights are never downloaded here."""
-    import_torchvision()  # timm imports it, so it must come in through our door
+    """A timm model; load weights with `model.weights`."""
+    import_torchvision()  # timm imports it, which fails without its compiled operators
     import timm
 
     model: nn.Module = timm.create_model(
@@ -47,20 +47,20 @@ def build_timm(name: str, num_classes: int, in_channels: int, args: LibraryArgs 
 
 @register.model("torchvision/", library=Library("torchvision", torchvision_models))
 def build_torchvision(name: str, num_classes: int, in_channels: int, args: LibraryArgs | None = None) -> nn.Module:
-    """A torchvision model with its own initialization; weights are never downloaded here."""
+    """A torchvision model; load weights with `model.weights`."""
     torchvision = import_torchvision()
     builder = torchvision.models.get_model_builder(name)
     no_weights = {key: None for key in ("weights", "weights_backbone") if key in inspect.signature(builder).parameters}
     model: nn.Module = builder(**no_weights, num_classes=num_classes, **(args or {}))
     if in_channels != 3:
-        _replace_first_convolution(model, in_channels)
+        _replace_first_conv(model, in_channels)
     return model
 
 
-def _replace_first_convolution(model: nn.Module, in_channels: int) -> None:
-    """Torchvision's models take three channels; another number gets a fresh first convolution of the same form."""
-    place, first = next((name, each) for name, each in model.named_modules() if isinstance(each, nn.Conv2d | nn.Conv3d))
-    fresh = type(first)(
+def _replace_first_conv(model: nn.Module, in_channels: int) -> None:
+    """Give the model, which has three input channels, a new first convolution for another number."""
+    name, first = next((key, each) for key, each in model.named_modules() if isinstance(each, nn.Conv2d | nn.Conv3d))
+    new = type(first)(
         in_channels,
         first.out_channels,
         first.kernel_size,  # type: ignore[arg-type]
@@ -68,7 +68,7 @@ def _replace_first_convolution(model: nn.Module, in_channels: int) -> None:
         first.padding,  # type: ignore[arg-type]
         bias=first.bias is not None,
     )
-    model.set_submodule(place, fresh)
+    model.set_submodule(name, new)
 
 
 _LRASPP = "lraspp"
@@ -83,12 +83,12 @@ def build_segmentation(
     name: str,
     num_classes: int,
     in_channels: int,
-    aux: Annotated[bool, Field(description="Adds an auxiliary head, for models that know one.")] = True,
+    aux: Annotated[bool, Field(description="Adds an auxiliary head, for models that have one.")] = True,
     args: LibraryArgs | None = None,
 ) -> nn.Module:
-    """A model that gives {"out": logits [N, num_classes, H, W]}, and "aux" likewise if it has an auxiliary head.
+    """A torchvision segmentation model; load weights with `model.weights`.
 
-    LR-ASPP has none. Weights are never downloaded here; the names of parameters are torchvision's.
+    Its output is {"out": logits [N, num_classes, H, W]}, and "aux" with an auxiliary head, which LR-ASPP does not have.
     """
     if name.startswith(_LRASPP):
         model: Any = build_torchvision(name, num_classes, in_channels, args or {})
@@ -97,37 +97,33 @@ def build_segmentation(
         model = build_torchvision(name, num_classes, in_channels, {"aux_loss": aux, **(args or {})})
         parts = ("classifier", "aux_classifier") if aux else ("classifier",)
         heads = tuple(f"{part}.{len(model.get_submodule(part)) - 1}" for part in parts)
-    # Both heads are replaced when published weights have other classes.
+    # Both heads are replaced when weights have other classes.
     model.default_cfg = {"classifier": heads}
     made: nn.Module = model
     return made
 
 
-_SHORTEST_S3D = 5  # frames; it halves their number three times, the last time without a border
+_MIN_S3D_FRAMES = 5  # it halves them three times, the last time without padding
+_VIDEO_NAMES = partial(torchvision_models, "mc3_", "mvit_", "r2plus1d_", "r3d_", "s3d", "swin3d_")
 
 
-_NAMES = partial(torchvision_models, "mc3_", "mvit_", "r2plus1d_", "r3d_", "s3d", "swin3d_")
-
-
-@register.model("torchvision/video/", library=Library("torchvision", _NAMES))
+@register.model("torchvision/video/", library=Library("torchvision", _VIDEO_NAMES))
 def build_video(name: str, num_classes: int, in_channels: int, args: LibraryArgs | None = None) -> nn.Module:
-    """A model from clips [N, in_channels, T, H, W] to logits [N, num_classes]; weights are never downloaded here."""
-    model: Any = build_torchvision(name, num_classes, 3, args)
-    if in_channels != 3:
-        _replace_first_convolution(model, in_channels)
+    """A torchvision video model; load weights with `model.weights`."""
+    model: Any = build_torchvision(name, num_classes, in_channels, args)
     if name == "s3d":
-        model.avgpool = WindowMean()
-        model.register_forward_pre_hook(_refuse_short_clips)
+        model.avgpool = ClampedAvgPool3d()
+        model.register_forward_pre_hook(_check_length)
     if name.startswith("mvit"):
-        model.register_forward_pre_hook(_refuse_other_sizes)
+        model.register_forward_pre_hook(_check_size)
     made: nn.Module = model
     return made
 
 
-class WindowMean(nn.Module):
-    """Means over all windows of 2 frames and 7×7 pixels, or over what there is where a clip is smaller.
+class ClampedAvgPool3d(nn.Module):
+    """Average pooling over 2 frames and 7×7 pixels, or fewer where a clip is smaller.
 
-    Torchvision's layer fails on such clips; its backward pass is not deterministic on a GPU, this one's is.
+    torchvision's layer fails on smaller clips, and its backward pass is not deterministic on a GPU.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -138,23 +134,23 @@ class WindowMean(nn.Module):
         return means if x.shape[2] == 1 else (means[:, :, :-1] + means[:, :, 1:]) / 2
 
 
-def _refuse_short_clips(model: Any, inputs: tuple[Tensor, ...]) -> None:
-    if inputs[0].shape[2] < _SHORTEST_S3D:
+def _check_length(model: Any, inputs: tuple[Tensor, ...]) -> None:
+    if inputs[0].shape[2] < _MIN_S3D_FRAMES:
         raise ValueError(
-            f"the model takes clips of at least {_SHORTEST_S3D} frames, the data has {inputs[0].shape[2]};"
-            " ask for longer clips, or take another model"
+            f"the model needs clips of at least {_MIN_S3D_FRAMES} frames, got {inputs[0].shape[2]}; use longer clips,"
+            " or another model"
         )
 
 
-def _refuse_other_sizes(model: Any, inputs: tuple[Tensor, ...]) -> None:
-    """An MViT knows positions for one size only; its own error would be about sizes of matrices."""
-    places = model.pos_encoding
-    per_clip = (places.temporal_size, *places.spatial_size)
-    expected = [count * stride for count, stride in zip(per_clip, model.conv_proj.stride, strict=True)]
+def _check_size(model: Any, inputs: tuple[Tensor, ...]) -> None:
+    """MViT has position encodings for one size only; its own error would be about matrix shapes."""
+    positions = model.pos_encoding
+    grid = (positions.temporal_size, *positions.spatial_size)
+    expected = [count * stride for count, stride in zip(grid, model.conv_proj.stride, strict=True)]
     found = list(inputs[0].shape[2:])
     if found != expected:
         frames, height, width = expected
         raise ValueError(
-            f"the model takes clips of {frames} frames of {height}×{width} pixels, the data has {found[0]} frames"
-            f" of {found[1]}×{found[2]}; change the transforms and the clip's length, or take another model"
+            f"the model needs clips of {frames} frames of {height}×{width} pixels, got {found[0]} frames of"
+            f" {found[1]}×{found[2]}; change the transforms and the clip's length, or use another model"
         )

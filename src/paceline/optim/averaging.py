@@ -16,7 +16,7 @@ from paceline.core.arguments import Count, CountOrZero, PartialShare
 from paceline.core.errors import CheckpointError
 from paceline.core.registry import register
 from paceline.core.text import pluralize
-from paceline.models.module_types import with_strides_of
+from paceline.models.memory_format import with_strides_of
 
 T = TypeVar("T")
 

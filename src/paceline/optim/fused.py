@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.core.errors import TrainingError
-from paceline.models.module_types import has_strides_of
+from paceline.models.memory_format import has_strides_of
 
 MakesOptimizer = Callable[..., Optimizer]
 Group = dict[str, Any]

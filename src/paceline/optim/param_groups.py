@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from paceline.models.module_types import is_norm
+from paceline.models.norm import is_norm
 from paceline.models.patterns import matcher
 from paceline.optim.group_presets import Rule, Settings, check_kind, general_kind
 from paceline.optim.layer_decay import Layers, find_layers

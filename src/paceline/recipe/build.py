@@ -36,7 +36,7 @@ from paceline.engine.stateful import unchanged_state
 from paceline.losses.adapter import as_loss
 from paceline.metrics.adapter import as_metric
 from paceline.metrics.metric import declared_values, is_higher_better
-from paceline.models.size_limit import limited_size
+from paceline.models.model_errors import limit_size
 from paceline.models.surgery import Surgery, apply
 from paceline.models.surgery_report import SurgeryReport
 from paceline.recipe.build_context import BuildContext, check_data, check_recipe, read_weights_together
@@ -161,7 +161,7 @@ class Builder(BuildContext):
         part = self.recipe.model
         supplied = {"num_classes": len(classes), "in_channels": num_channels(loader)}
         self.world.seed(derive(self.recipe.train.seed, _MODEL_STREAM))
-        with self.error_context("model"), limited_size():
+        with self.error_context("model"), limit_size():
             model: nn.Module = self.make("model", part.name, part, **supplied)
             if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
                 _initialize_lazy_layers(model, loader)

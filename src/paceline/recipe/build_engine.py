@@ -17,8 +17,8 @@ from paceline.engine.precision.base import Precision
 from paceline.engine.precision.mixed import make_precision
 from paceline.engine.strategies.deterministic import DeterministicStrategy
 from paceline.engine.strategies.single import SingleStrategy
-from paceline.models.module_types import make_dense, use_channels_last
-from paceline.models.sync_batch_norm import convert_sync_batchnorm
+from paceline.models.memory_format import make_dense, use_channels_last
+from paceline.models.norm import convert_sync_batchnorm
 from paceline.recipe.build_context import BuildContext
 
 _SHARDED = ("fsdp", "zero")

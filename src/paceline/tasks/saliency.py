@@ -16,7 +16,7 @@ from paceline.metrics.adapter import MetricAdapter
 from paceline.metrics.metric import LossMetrics, Metric
 from paceline.metrics.saliency import Saliency as SaliencyMetric
 from paceline.metrics.saliency import normalize_map
-from paceline.models.forward import call_model
+from paceline.models.model_errors import call_model
 from paceline.tasks.pixel_prediction import (
     LogitMetric,
     MapMetric,

@@ -18,7 +18,7 @@ from paceline.data.batch import Batch
 from paceline.losses.loss_term import Loss, LossTerm
 from paceline.metrics.metric import LossMetrics, Metric
 from paceline.metrics.segmentation import Segmentation as SegmentationMetric
-from paceline.models.forward import call_model
+from paceline.models.model_errors import call_model
 from paceline.tasks.pixel_prediction import (
     TTA,
     LogitMetric,

@@ -10,7 +10,7 @@ from torch import nn
 from paceline.data.batch import Batch
 from paceline.losses.loss_term import Loss, LossTerm
 from paceline.metrics.metric import LossMetrics, Metric
-from paceline.models.forward import call_model
+from paceline.models.model_errors import call_model
 from paceline.visualize.grid import Panel
 from paceline.visualize.image import Image, fit, to_image
 

@@ -15,7 +15,7 @@ from paceline.losses.loss_term import LossTerm
 from paceline.metrics.metric import Metric
 from paceline.metrics.sample_predictions import SamplePredictions
 from paceline.metrics.video import PerVideo
-from paceline.models.forward import call_model
+from paceline.models.model_errors import call_model
 from paceline.tasks.classification import Classification
 from paceline.visualize.grid import Panel, tile_frames
 from paceline.visualize.image import Image, to_image

@@ -25,7 +25,7 @@ from paceline.engine.strategies.deterministic import DeterministicStrategy
 from paceline.engine.strategies.fsdp import FSDPStrategy
 from paceline.engine.strategies.single import SingleStrategy
 from paceline.losses.classification import CrossEntropy
-from paceline.models.sync_batch_norm import convert_sync_batchnorm
+from paceline.models.norm import convert_sync_batchnorm
 from paceline.optim.clipping import Unclipped
 
 Strategy = Callable[[nn.Module, World], SingleStrategy]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from paceline.models.sync_batch_norm import convert_sync_batchnorm
+from paceline.models.norm import convert_sync_batchnorm
 
 
 def results(layer: nn.Module, steps: list[tuple[Tensor, Tensor]]) -> dict[str, Any]:

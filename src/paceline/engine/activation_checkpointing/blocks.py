@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.models.patterns import select, unmatched
+from paceline.models.patterns import no_match, select
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _MAX_PIECES = 3
@@ -116,7 +116,7 @@ def _matched(model: nn.Module, match: Sequence[str]) -> Iterator[Block]:
     for pattern in match:
         selected = select(pattern, names)
         if not selected:
-            raise unmatched("match", pattern, names)
+            raise no_match("match", pattern, names)
         chosen.update(selected)
     taken: list[str] = []
     for name in names:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
-from paceline.models.module_types import is_norm
+from paceline.models.norm import is_norm
 
 Copies = dict[nn.Parameter, nn.Parameter]
 """The float16 copy of each float32 weight that has one."""

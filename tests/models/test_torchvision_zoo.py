@@ -12,7 +12,7 @@ from paceline.core.registry import Entry, register
 from paceline.engine.activation_checkpointing.blocks import find_blocks
 from paceline.engine.activation_checkpointing.checkpointed_module import recompute
 from paceline.models.surgery import Surgery, apply, find_heads
-from paceline.models.zoo import WindowMean
+from paceline.models.zoo import ClampedAvgPool3d
 
 SEGMENTATION = [
     "deeplabv3_mobilenet_v3_large",
@@ -135,20 +135,20 @@ def test_video_models_have_blocks(name: str) -> None:
 
 def test_windows_are_averaged_as_torchvision_does() -> None:
     features = torch.rand(2, 3, 4, 9, 8, dtype=torch.float64)
-    torch.testing.assert_close(WindowMean()(features), nn.AvgPool3d((2, 7, 7), stride=1)(features))
+    torch.testing.assert_close(ClampedAvgPool3d()(features), nn.AvgPool3d((2, 7, 7), stride=1)(features))
     small = features[:, :, :1, :2, :3]
-    torch.testing.assert_close(WindowMean()(small), small.mean(dim=(2, 3, 4), keepdim=True))
+    torch.testing.assert_close(ClampedAvgPool3d()(small), small.mean(dim=(2, 3, 4), keepdim=True))
 
 
 def test_a_clip_that_mvit_cannot_take_is_named() -> None:
     with torch.device("meta"):
         model = built("video/mvit_v2_s")
-        with pytest.raises(ValueError, match="16 frames of 224×224 pixels, the data has 8 frames of 112×64"):
+        with pytest.raises(ValueError, match=r"16 frames of 224×224 .* 8 frames of 112×64"):
             model(torch.empty(1, 3, 8, 112, 64))
 
 
 def test_a_clip_that_is_too_short_for_s3d_is_named() -> None:
-    with torch.device("meta"), pytest.raises(ValueError, match="at least 5 frames, the data has 4"):
+    with torch.device("meta"), pytest.raises(ValueError, match=r"5 frames.* 4"):
         built("video/s3d")(torch.empty(1, 3, 4, 64, 64))
 
 

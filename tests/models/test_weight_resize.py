@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from paceline.core.torchvision_ops import import_torchvision
-from paceline.models.position_embeddings import fit_positions, resample_offsets, resample_positions
+from paceline.models.weight_resize import fit_position_embedding, resize_position_embedding, resize_relative_bias
 
 
 def timm_layers() -> Any:
@@ -28,7 +28,7 @@ sides = st.integers(2, 9)
 def test_absolute_positions_equal_timms(old: tuple[int, int], new: tuple[int, int], tokens: int, half: bool) -> None:
     table = torch.randn(1, tokens + old[0] * old[1], 8, dtype=torch.float16 if half else torch.float32)
     expected = timm_layers().resample_abs_pos_embed(table, list(new), list(old), num_prefix_tokens=tokens)
-    found = resample_positions(table, old, new, tokens)
+    found = resize_position_embedding(table, old, new, tokens)
     assert found.dtype == table.dtype
     assert found.shape == (1, tokens + new[0] * new[1], 8)
     assert torch.allclose(found, expected, atol=1e-6)
@@ -38,7 +38,7 @@ def test_absolute_positions_equal_timms(old: tuple[int, int], new: tuple[int, in
 @given(old=st.tuples(sides, sides), new=st.tuples(sides, sides))
 def test_tables_that_keep_their_grid_equal_timms(old: tuple[int, int], new: tuple[int, int]) -> None:
     table = torch.randn(1, *old, 8)
-    fitted = fit_positions("pos_embed", table, (1, *new, 8), nn.Module())
+    fitted = fit_position_embedding("pos_embed", table, (1, *new, 8), nn.Module())
     assert fitted is not None
     assert torch.allclose(fitted[0], timm_layers().resample_abs_pos_embed_nhwc(table, list(new)), atol=1e-6)
 
@@ -50,8 +50,8 @@ def test_relative_positions_equal_timms_plain_way(old: int, new: int, tokens: in
     shape = ((2 * new - 1) ** 2 + tokens, 3)
     simple = importlib.import_module(timm_layers().__name__ + ".pos_embed_rel").resize_rel_pos_bias_table_simple
     expected = simple(table, (new, new), shape)
-    assert torch.allclose(resample_offsets(table, 2 * old - 1, 2 * new - 1), expected, atol=1e-6)
-    fitted = fit_positions("attn.relative_position_bias_table", table, shape, nn.Module())
+    assert torch.allclose(resize_relative_bias(table, 2 * old - 1, 2 * new - 1), expected, atol=1e-6)
+    fitted = fit_position_embedding("attn.relative_position_bias_table", table, shape, nn.Module())
     assert fitted is not None
     assert torch.allclose(fitted[0], expected, atol=1e-6)
 
@@ -67,7 +67,7 @@ class Encoder(nn.Module):
 @pytest.mark.parametrize("tokens", [0, 1, 2, 5])
 def test_tokens_before_a_square_grid_are_counted(tokens: int) -> None:
     table = torch.randn(1, tokens + 36, 4)
-    fitted = fit_positions("encoder.pos_embedding", table, (1, tokens + 16, 4), Encoder())
+    fitted = fit_position_embedding("encoder.pos_embedding", table, (1, tokens + 16, 4), Encoder())
     assert fitted is not None
     resampled, how = fitted
     assert how == "position embedding 6×6 → 4×4"
@@ -79,7 +79,7 @@ def test_a_grid_that_the_model_declares_counts() -> None:
     model.patch_embed = nn.Module()
     model.patch_embed.grid_size = (2, 8)
     # 17 without a class token would be no grid at all; 16 positions could be 4×4 but are not.
-    fitted = fit_positions("pos_embed", torch.randn(1, 26, 4), (1, 17, 4), model)
+    fitted = fit_position_embedding("pos_embed", torch.randn(1, 26, 4), (1, 17, 4), model)
     assert fitted is not None
     assert fitted[1] == "position embedding 5×5 → 2×8"
 
@@ -99,4 +99,4 @@ def test_a_grid_that_the_model_declares_counts() -> None:
 def test_what_is_unclear_is_left_alone(name: str, old: tuple[int, ...], new: tuple[int, ...]) -> None:
     model = nn.Module()
     model.add_module("blocks", nn.Module())
-    assert fit_positions(name, torch.randn(*old), new, model) is None
+    assert fit_position_embedding(name, torch.randn(*old), new, model) is None

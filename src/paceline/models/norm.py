@@ -1,66 +1,80 @@
-"""BatchNorm over the samples of all processes."""
+"""Norm layers: which modules are one, and BatchNorm synchronized over all processes."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.autograd.function import once_differentiable
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+
+NORM_TYPES = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+"""torch's norm layers; subclasses are norm layers whatever their name."""
+
+# Others: RmsNorm2d, FrozenBatchNorm2d, LayerNormAct, EvoNorm2dS0, SimpleNormFp32 …
+_NORM_NAME = re.compile(r"Norm(?:\d+d?|Act|Tlu|Fp32|[BS]\d[a-z]?)*$", re.IGNORECASE)
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether the module is a norm layer, by its type, or by the type's name if it has tensors of its own."""
+    if isinstance(module, NORM_TYPES):
+        return True
+    return bool(_NORM_NAME.search(type(module).__name__)) and bool(module._parameters or module._buffers)
 
 
 def convert_sync_batchnorm(model: nn.Module) -> int:
-    """Have the model's BatchNorm layers take their statistics over all processes; the result is their number.
+    """Synchronize the model's BatchNorm layers over all processes, and return their number.
 
-    The layers stay the same objects, with their parameters, buffers and hooks. Convert once the model is on its
-    device. Raises ValueError for a layer of a class with a forward pass of its own, which would get lost.
+    The layers stay the same objects, with their parameters, buffers and hooks. Call it once the model is on its device.
+    Raises ValueError for a layer whose class overrides the forward pass, which would get lost.
     """
     layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
     on_cuda = any(parameter.is_cuda for parameter in model.parameters())
-    classes = [_synchronized(name, layer, on_cuda) for name, layer in layers]
-    for (_, layer), synchronized in zip(layers, classes, strict=True):
-        layer.__class__ = synchronized
+    classes = [_sync_class(name, layer, on_cuda) for name, layer in layers]
+    for (_, layer), sync_class in zip(layers, classes, strict=True):
+        layer.__class__ = sync_class
     return len(layers)
 
 
 class SyncBatchNorm(_BatchNorm):
-    """BatchNorm over the samples of all processes, of which each may have any number; torch's own is for GPUs only.
+    """BatchNorm over the samples of all processes, which may differ in number; torch's works on GPUs only.
 
-    In evaluation mode, and without other processes, it is plain BatchNorm.
+    In evaluation mode, and on one process, it is plain BatchNorm.
     """
 
-    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 - as torch calls it
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 - named as in torch
         if input.dim() < 2:
             raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - as torch calls it
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - named as in torch
         """The input, normalized per channel, in its own dtype."""
         if not (self.training and dist.is_initialized() and dist.get_world_size() > 1):
             return super().forward(input)
         self._check_input_dim(input)
-        mean, variance, count = _statistics_of_all(input)
+        mean, variance, count = _gather_statistics(input)
         if self.track_running_stats:
-            self._remember(mean, variance * (count / (count - 1)))
+            self._update_running(mean, variance * (count / (count - 1)))
         normalized: Tensor = _Normalize.apply(  # type: ignore[no-untyped-call]
             input, self.weight, self.bias, mean, variance, count, self.eps
         )
         return normalized
 
     @torch.no_grad()
-    def _remember(self, mean: Tensor, unbiased_variance: Tensor) -> None:
+    def _update_running(self, mean: Tensor, unbiased_variance: Tensor) -> None:
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
-        share = 1 / self.num_batches_tracked.item() if self.momentum is None else self.momentum
+        momentum = 1 / self.num_batches_tracked.item() if self.momentum is None else self.momentum
         for running, latest in ((self.running_mean, mean), (self.running_var, unbiased_variance)):
-            running.mul_(1 - share).add_(latest.to(running.dtype), alpha=share)
+            running.mul_(1 - momentum).add_(latest.to(running.dtype), alpha=momentum)
 
 
-class _ThenActivation:
-    """timm's BatchNorm layers with an activation: this class comes before one that normalizes."""
+class _ActivationMixin:
+    """The dropout and activation of timm's BatchNormAct, before a class that normalizes."""
 
     def forward(self, x: Tensor) -> Tensor:
         normalized = super().forward(x)  # type: ignore[misc]
@@ -68,52 +82,52 @@ class _ThenActivation:
         return activated
 
 
-class _SyncBatchNormAct(_ThenActivation, SyncBatchNorm):
+class _SyncBatchNormAct(_ActivationMixin, SyncBatchNorm):
     pass
 
 
 class _CudaSyncBatchNorm(nn.SyncBatchNorm):
-    """torch's own, for layers that were not made as such."""
+    """torch's, for layers that were not constructed as such."""
 
     process_group = None  # all processes
 
 
-class _CudaSyncBatchNormAct(_ThenActivation, _CudaSyncBatchNorm):
+class _CudaSyncBatchNormAct(_ActivationMixin, _CudaSyncBatchNorm):
     pass
 
 
-def _synchronized(name: str, layer: _BatchNorm, on_cuda: bool) -> type[_BatchNorm]:
-    """The class that makes of a BatchNorm layer one over all processes."""
+def _sync_class(name: str, layer: _BatchNorm, on_cuda: bool) -> type[_BatchNorm]:
+    """The synchronized class of a BatchNorm layer."""
     kind = type(layer)
     if kind.forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward, SyncBatchNorm.forward):
         return _CudaSyncBatchNorm if on_cuda else SyncBatchNorm
-    is_timms = kind.__module__.startswith("timm.") and hasattr(layer, "act") and hasattr(layer, "drop")
-    if is_timms or issubclass(kind, _ThenActivation):
+    is_timm = kind.__module__.startswith("timm.") and hasattr(layer, "act") and hasattr(layer, "drop")
+    if is_timm or issubclass(kind, _ActivationMixin):
         return _CudaSyncBatchNormAct if on_cuda else _SyncBatchNormAct
     raise ValueError(
-        f"the layer {name!r} is a {kind.__name__}, a BatchNorm with a forward pass of its own,"
-        " which cannot be made one over all processes; use torch's BatchNorm, or do without synchronization"
+        f"the layer {name!r} is a {kind.__name__}, a BatchNorm with its own forward pass, which cannot be synchronized;"
+        " use torch's BatchNorm, or train without sync_batchnorm"
     )
 
 
 @torch.no_grad()
-def _statistics_of_all(values: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Mean and variance per channel [C] over all processes, in float64 and alike on each, and the number of values."""
+def _gather_statistics(values: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Mean and variance per channel [C] over all processes, float64, and the number of values; equal on all ranks."""
     channels, dtype = values.shape[1], _statistics_dtype(values)
     count = values.numel() // channels
     own = values.new_zeros(2 * channels + 1, dtype=torch.float64)
     if count:
-        unused = torch.zeros(2, channels, dtype=dtype, device=values.device)  # they make the results be of that dtype
+        unused = torch.zeros(2, channels, dtype=dtype, device=values.device)  # their dtype is that of the results
         mean, variance = torch.batch_norm_update_stats(values, unused[0], unused[1], 0.0)
         own[:channels], own[channels:-1], own[-1] = mean, variance.double() * count, count
-    everyones = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyones, own)
-    means, squares, counts = torch.split(torch.stack(everyones), [channels, channels, 1], dim=1)
+    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, own)
+    means, squares, counts = torch.split(torch.stack(gathered), [channels, channels, 1], dim=1)
     total = counts.sum().item()
     if total < 2:
         raise ValueError(f"BatchNorm in training needs more than one value per channel, all processes have {total:g}")
     mean = (means * counts).sum(0) / total
-    # Deviations from each process's mean, and of these means from the common one: no difference of large numbers.
+    # Deviations from each rank's mean, and of these means from the common one: no cancellation of large numbers.
     variance = (squares + counts * (means - mean).square()).sum(0) / total
     return mean, variance, total
 
@@ -150,7 +164,7 @@ class _Normalize(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         values, gain, mean, variance = ctx.saved_tensors
         if values.numel():
-            # With mean and variance held fixed; what these add follows from the sums over all processes.
+            # With mean and variance fixed; their part follows from the sums over all processes.
             direct, of_gain, of_shift = torch.ops.aten.native_batch_norm_backward(
                 gradient, values, gain, mean, variance, None, None, False, ctx.eps, [True, True, True]
             )

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from paceline.core.registry import register
 from paceline.engine.activation_checkpointing.blocks import find_blocks
 from paceline.engine.activation_checkpointing.checkpointed_module import recompute
-from paceline.models.decoders import PixelClassifier, fpn, unet
-from paceline.models.encoders import build_encoder
+from paceline.models.encoder_decoder import PixelClassifier, build_encoder, fpn, unet
 from paceline.models.freezing import Freezing
 from paceline.models.surgery import Surgery, apply, find_heads
 
@@ -76,10 +75,10 @@ def test_maps_come_from_the_last_layer_of_each_resolution() -> None:
     mobile = build_encoder(TORCHVISION, 3, {})
     assert mobile.channels == [16, 24, 32, 96, 1280]
     assert mobile.strides == [2, 4, 8, 16, 32]
-    assert mobile.module.ends == {f"features.{index}" for index in (1, 3, 6, 13, 18)}
+    assert mobile.module.output_layers == {f"features.{index}" for index in (1, 3, 6, 13, 18)}
     residual = build_encoder("torchvision/resnet18", 3, {})
     assert residual.channels == [64, 64, 128, 256, 512]
-    assert residual.module.ends == {"relu", "layer1", "layer2", "layer3", "layer4"}
+    assert residual.module.output_layers == {"relu", "layer1", "layer2", "layer3", "layer4"}
     assert residual.module.training
 
 
@@ -117,17 +116,17 @@ def test_widths_are_those_asked_for() -> None:
     model = unet(num_classes=3, backbone="timm/test_convnext", widths=[48, 24, 12])
     assert model.head.in_channels == 12
     assert fpn(num_classes=3, backbone="timm/test_convnext", width=20).head.in_channels == 20
-    with pytest.raises(ValueError, match=r"gives 4 maps, joined in 3 steps"):
+    with pytest.raises(ValueError, match=r"widths .* 4 maps.* 3 stages"):
         unet(num_classes=3, backbone="timm/test_convnext", widths=[48, 24])
 
 
 def test_backbones_without_such_maps_are_refused() -> None:
-    with pytest.raises(ValueError, match="backbone 'torchvision/swin_t' does not give maps"):
+    with pytest.raises(ValueError, match="torchvision/swin_t"):
         build_encoder("torchvision/swin_t", 3, {})
 
 
 def test_backbones_that_timm_cannot_cut_are_refused() -> None:
-    with pytest.raises(ValueError, match="backbone 'timm/visformer_tiny' gives no maps"):
+    with pytest.raises(ValueError, match="timm/visformer_tiny"):
         build_encoder("timm/visformer_tiny", 3, {})
 
 

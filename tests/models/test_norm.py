@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.torchvision_ops import import_torchvision
-from paceline.models.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
+from paceline.models.norm import SyncBatchNorm, convert_sync_batchnorm
 
 SCRIPT = Path(__file__).resolve().parent / "scripts" / "synchronized.py"
 Found = dict[str, Any]

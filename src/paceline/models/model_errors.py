@@ -1,0 +1,136 @@
+"""Errors of models in words that a user can act on: inputs that a model cannot take, and models too large to build."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+from torch.nn.parameter import UninitializedParameter
+
+from paceline.core.errors import RecipeError
+from paceline.core.process import free_memory
+from paceline.core.text import pluralize
+from paceline.core.world import is_communication_error
+
+_SHAPE_ERRORS = (RuntimeError, ValueError, IndexError, AssertionError)
+_SHAPE_WORDS = re.compile(r"\b(size|shape|dim|channel|clip|height|width|kernel)", re.IGNORECASE)
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def call_model(model: nn.Module, images: Tensor) -> Any:
+    """The model's output for images [N, C, H, W] or clips [N, C, T, H, W].
+
+    A shape that the model cannot take is a RecipeError. Other errors, such as out of memory or a lost process, are
+    raised unchanged for those who handle them.
+    """
+    try:
+        return model(images)
+    except _SHAPE_ERRORS as error:
+        is_handled_elsewhere = isinstance(error, torch.OutOfMemoryError) or is_communication_error(error)
+        if is_handled_elsewhere or not _SHAPE_WORDS.search(str(error)):
+            raise
+        raise RecipeError(f"model: cannot take {_describe(images)}: {_explain(error, model, images)}") from error
+
+
+def _describe(images: Tensor) -> str:
+    height, width = images.shape[-2:]
+    if images.ndim == 5:
+        frames = pluralize(images.shape[2], "frame")
+        return f"{pluralize(len(images), 'clip')} of {frames} of {width}×{height} pixels"
+    return f"{pluralize(len(images), 'image')} of {width}×{height} pixels"
+
+
+def _explain(error: Exception, model: nn.Module, images: Tensor) -> str:
+    """The message; if torch raised it, also the model's line and what to change."""
+    message = str(error).strip().split("\n")[0].rstrip(".;")
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, ValueError) and not frames[-1].filename.startswith(_TORCH):
+        return message  # the model's own
+    place = [frame for frame in frames if not frame.filename.startswith(_TORCH)][-1]
+    where = "" if place.filename == __file__ else f" ({Path(place.filename).name}, line {place.lineno})"
+    return f"{message}{where}; {_advice(message, model, images)}"
+
+
+def _advice(message: str, model: nn.Module, images: Tensor) -> str:
+    if "more than 1 value per channel" in message:
+        return (
+            "use larger images, or at least 2 samples at a time (data.batch_size, train.micro_batch_size, and"
+            " data.drop_last for the last step of an epoch)"
+        )
+    return (
+        f"{_image_size_hint(model, images)}change the size or the number of frames in data's transforms, or use"
+        " another model"
+    )
+
+
+def _image_size_hint(model: nn.Module, images: Tensor) -> str:
+    """How to build a timm model of fixed input size for these images; empty for other models."""
+    for name, module in model.named_modules():
+        config: Any = getattr(module, "pretrained_cfg", None)
+        if isinstance(config, dict) and config.get("fixed_input_size"):
+            key = "model.backbone_args" if "backbone" in name.split(".") else "model.args"
+            height, width = images.shape[-2:]
+            size = height if height == width else [height, width]
+            return f"build it for this size with {key}: {{img_size: {size}}}, "
+    return ""
+
+
+MAX_MODULES = 50_000
+"""The largest models of timm and torchvision have two thousand."""
+_ALLOCATION = re.compile(r"tried to allocate (\d+) bytes")
+
+
+@contextmanager
+def limit_size(max_bytes: int | None = None) -> Iterator[None]:
+    """Raise a ValueError as soon as a model built inside has more parameters than free memory, or too many modules.
+
+    Parameters are counted before they are initialized: until then their memory is only reserved.
+    """
+    counter = _SizeCounter(free_memory() if max_bytes is None else max_bytes)
+    hooks = [
+        register_module_module_registration_hook(counter.add_module),
+        register_module_parameter_registration_hook(counter.add_parameter),
+    ]
+    try:
+        yield
+    except RuntimeError as error:
+        if failed := _ALLOCATION.search(str(error)):
+            counter.fail(counter.num_bytes + int(failed[1]))
+        raise
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+class _SizeCounter:
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.num_modules = self.num_bytes = 0
+
+    def add_module(self, *_: object) -> None:
+        self.num_modules += 1
+        if self.num_modules > MAX_MODULES:
+            raise ValueError(f"has more than {MAX_MODULES:,} modules; build a smaller model")
+
+    def add_parameter(self, _: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is None or isinstance(parameter, UninitializedParameter) or parameter.is_meta:
+            return
+        self.num_bytes += parameter.nbytes
+        if self.num_bytes > self.max_bytes:
+            self.fail(self.num_bytes)
+
+    def fail(self, num_bytes: int) -> None:
+        raise ValueError(
+            f"needs more than {num_bytes / 1e9:.3g} GB for its parameters, and {self.max_bytes / 1e9:.3g} GB of memory"
+            " are free; build a smaller model"
+        )

@@ -1,0 +1,96 @@
+"""Inputs that a model cannot take, and models of absurd sizes, are refused with advice."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.core.errors import RecipeError
+from paceline.core.process import free_memory
+from paceline.models import model_errors
+from paceline.models.convnet import ConvNet
+from paceline.models.encoder_decoder import fpn, unet
+from paceline.models.model_errors import call_model, limit_size
+from paceline.models.zoo import build_timm
+
+SMALL = {"depth": 4, "embed_dim": 24, "num_heads": 2}
+
+
+def error_of(model: nn.Module, *shape: int) -> str:
+    with pytest.raises(RecipeError) as caught:
+        call_model(model.eval(), torch.zeros(*shape))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("make", [unet, fpn])
+def test_a_backbone_made_for_one_size_can_be_made_for_another(make: type) -> None:
+    vit = "timm/vit_tiny_patch16_224"
+    message = error_of(make(2, backbone=vit, backbone_args=SMALL), 1, 3, 64, 64)
+    assert message.startswith("model: cannot take 1 image of 64×64 pixels: Input height (64) doesn't match model (224)")
+    assert "model.backbone_args: {img_size: 64}, " in message
+    assert (
+        call_model(
+            make(2, backbone=vit, backbone_args={**SMALL, "img_size": 64}).eval(), torch.zeros(1, 3, 64, 64)
+        ).ndim
+        == 4
+    )
+    message = error_of(make(2, backbone=vit, backbone_args=SMALL), 2, 3, 64, 96)
+    assert message.startswith("model: cannot take 2 images of 96×64 pixels")
+    assert "model.backbone_args: {img_size: [64, 96]}, " in message, "height first, as timm has it"
+
+
+def test_a_classifier_takes_its_size_as_its_own_argument() -> None:
+    assert "model.args: {img_size: 64}, " in error_of(build_timm("vit_tiny_patch16_224", 2, 3, SMALL), 1, 3, 64, 64)
+
+
+def test_models_of_any_size_get_no_size_advice() -> None:
+    message = error_of(build_timm("test_resnet", 2, 3, {}), 1, 3, 1, 32, 32)
+    assert message.startswith("model: cannot take 1 clip of 1 frame of 32×32 pixels: ")
+    assert "img_size" not in message
+    assert "transforms" in message
+
+
+def test_errors_that_are_not_about_shapes_are_raised_unchanged() -> None:
+    class Failing(nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("a neighbor has gone")
+
+    with pytest.raises(RuntimeError, match="a neighbor has gone"):
+        call_model(Failing(), torch.zeros(1, 3, 8, 8))
+
+
+def test_parameters_that_memory_does_not_hold_are_refused_before_they_are_filled() -> None:
+    with pytest.raises(ValueError, match=r"more than 0\.004 GB .* 0\.003 GB"), limit_size(3_000_000):
+        nn.Linear(1000, 1000)
+    with limit_size(5_000_000):
+        nn.Linear(1000, 1000)
+        with pytest.raises(ValueError, match=r"0\.008"):
+            nn.Linear(1000, 1000)
+    nn.Linear(1000, 1000)
+
+
+def test_an_allocation_that_fails_at_once_gives_the_same_error() -> None:
+    with pytest.raises(ValueError, match=r"more than 4e\+06 GB"), limit_size():
+        nn.Linear(10**6, 10**9)
+    with pytest.raises(RuntimeError, match="inconsistent"), limit_size():
+        torch.ones(2) @ torch.ones(3)
+
+
+def test_modules_beyond_number_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_errors, "MAX_MODULES", 100)
+    with pytest.raises(ValueError, match="more than 100 modules"), limit_size():
+        ConvNet(2, depth=1_000_000)
+    with limit_size():
+        ConvNet(2, depth=1)
+
+
+def test_parameters_without_memory_are_not_counted() -> None:
+    with limit_size(0):
+        nn.LazyLinear(5)
+        nn.Linear(10**6, 10**6, device="meta")
+        nn.Linear(2, 2, bias=False, device="meta").register_parameter("bias", None)
+
+
+def test_the_free_memory_is_a_sensible_number() -> None:
+    assert 1 << 20 < free_memory() < 1 << 50
