@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 from paceline.core.arguments import Count, Positive, Share
 from paceline.core.registry import register
-from paceline.models.decoders import PyramidLevel
 from paceline.models.detector import Detections, LossParts, Target, select_detections
-from paceline.models.encoders import build_encoder
+from paceline.models.encoder_decoder import FPNLevel, build_encoder
 from paceline.models.zoo import BackboneName, LibraryArgs
 
 _ALPHA, _GAMMA = 0.25, 2.0  # of the focal loss
@@ -79,7 +78,7 @@ class FCOS(nn.Module):
             raise ValueError(f"backbone {backbone!r} has no feature map of stride {min_stride} or more")
         self.strides = [encoder.strides[index] for index in used]
         self.backbone = encoder.module
-        self.pyramid = nn.ModuleList(PyramidLevel(encoder.channels[index], width) for index in used)
+        self.pyramid = nn.ModuleList(FPNLevel(encoder.channels[index], width) for index in used)
         self.class_head = _head(width, depth, num_classes)
         self.box_head = _head(width, depth, 5)  # four distances and the centerness
         self.scales = nn.Parameter(torch.ones(len(used)))
