@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     made = {name: commands.add_parser(name, help=text, description=text) for name, text in _COMMANDS.items()}
     for name in ("train", "eval", "check", "data", "show", "find-lr", "slurm"):
-        _add_recipe(made[name], "RECIPE or RUN" if name == "eval" else "RECIPE")
+        _add_recipe(made[name], "RECIPE or RUN")
     made["replay"].add_argument("bundle", type=Path, metavar="BUNDLE", help="a folder runs/NAME/replay/step-…")
     made["replay"].add_argument("--rank", type=int, default=0, help="whose part of the step (default: 0)")
     made["replay"].add_argument("--use", action="append", default=[], metavar="MODULE", help="import a module first")
@@ -128,7 +128,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_recipe(parser: argparse.ArgumentParser, what: str) -> None:
-    parser.add_argument("recipe", metavar=what, help="a .yaml or .json file, or the name of a recipe that ships")
+    parser.add_argument(
+        "recipe", metavar=what, help="a .yaml or .json file, the name of a recipe that ships, or a run directory"
+    )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="change values, as in optimizer.lr=0.01")
     parser.add_argument("--use", action="append", default=[], metavar="MODULE", help="import a module of yours first")
 

@@ -15,8 +15,19 @@ import pytest
 
 from paceline.loggers import console as console_module
 from paceline.loggers.console import Console
-from paceline.loggers.events import Ended, Evaluated, Event, Logged, LoggerGroup, Note, Saved, Snapshot, Started
-from paceline.loggers.messages import duration, number, plain, status
+from paceline.loggers.events import (
+    Ended,
+    Evaluated,
+    EvaluationProgress,
+    Event,
+    Logged,
+    LoggerGroup,
+    Note,
+    Saved,
+    Snapshot,
+    Started,
+)
+from paceline.loggers.messages import duration, lines_of, number, plain, status
 
 CLOCK = {
     "time": 1.0,
@@ -27,10 +38,11 @@ CLOCK = {
     "eta_seconds": 70.0,
 }
 LOGGED = Logged(240, 1.25, {"loss": 0.9, "lr": 0.1}, {"loss": {"median": 0.412}, "lr": {"median": 0.2}}, CLOCK)
+METRICS = {"mae": 0.31, "loss": 0.31, "top1": 0.912, **{f"metric_{number}": 0.125 for number in range(6)}}
 EVENTS: list[Event] = [
-    Started("fashion", Path("runs/fashion"), "cpu", 2, 1880, 192, 0, ["micro-batches of 64"]),
+    Started("fashion", Path("runs/fashion"), "cpu", 2, 1880, 192, 0, ["micro-batches of 64"], "top1"),
     LOGGED,
-    Evaluated(240, 1.25, "val", {"top1": 0.912, "loss": 0.31}, 2000),
+    Evaluated(240, 1.25, "val", METRICS, 2000, 3, {"seconds": 1.25}),
     Saved(240, Path("runs/fashion/checkpoints/step-00000240"), is_best=True),
     Note("3 files were skipped [see above] :smile:", "warning"),
     Ended("finished", 1880, 9.79, ["best     runs/fashion/best", "metrics  runs/fashion/metrics.jsonl"]),
@@ -38,8 +50,10 @@ EVENTS: list[Event] = [
 LINES = [
     "fashion: 1,880 steps, 192 an epoch, on cpu in 2 processes, into runs/fashion",
     "  micro-batches of 64",
-    "epoch 1.25 step 240/1880 loss 0.412 lr 0.1 samples/s 5300 data-wait 2% eta 0:01:10 mem 410 MB",
-    "evaluated val at step 240: top1 0.912 loss 0.31 (2,000 samples)",
+    "epoch 1.25 step 240/1880 loss 0.412 lr 0.1 samples/s 5300 eta 0:01:10",
+    "== val at step 240: 2,000 samples, 3 skipped in 1.2 s",
+    "   top1 0.912  loss 0.31  metric_0 0.125  metric_1 0.125  metric_2 0.125",
+    "   metric_3 0.125  metric_4 0.125  metric_5 0.125",
     "saved runs/fashion/checkpoints/step-00000240, the best so far",
     "warning: 3 files were skipped [see above] :smile:",
     "finished at step 1880, epoch 9.79",
@@ -130,9 +144,63 @@ def test_a_dumb_terminal_gets_plain_lines(terminal: PseudoTerminal, monkeypatch:
     assert terminal.text().splitlines() == LINES
 
 
-def test_a_terminal_keeps_the_lines_and_loses_the_bar(terminal: PseudoTerminal) -> None:
-    show_run(Console(terminal.stream))
-    assert [line for line in screen_lines(terminal.text()) if line] == LINES
+def test_a_terminal_keeps_the_lines_and_the_bar_at_its_end(terminal: PseudoTerminal) -> None:
+    console = Console(terminal.stream)
+    for event in EVENTS[:-1]:
+        console.handle(event)
+    console.tick(Snapshot(1880, 1880, 9.79, 0.05))
+    console.tick(Snapshot(1880, 1880, 9.79, 0.0, EvaluationProgress("test", 1, 3)))
+    console.handle(EVENTS[-1])
+    console.close()
+    shown = [line for line in screen_lines(terminal.text()) if line]
+    (bar,) = [line for line in shown if line not in LINES]
+    assert [line for line in shown if line != bar] == LINES
+    assert shown.index(bar) == LINES.index("finished at step 1880, epoch 9.79")
+    assert re.match(r"━{20,40} 1880/1880 ", bar)
+
+
+@pytest.mark.parametrize("state", ["stopped", "failed"])
+def test_a_run_that_is_not_finished_leaves_no_bar(terminal: PseudoTerminal, state: str) -> None:
+    console = Console(terminal.stream)
+    console.tick(Snapshot(3, 10, 0.5, 0.05))
+    console.handle(Ended(state, 3, 0.5))
+    assert [line for line in screen_lines(terminal.text()) if line] == [f"{state} at step 3, epoch 0.5"]
+
+
+def test_an_evaluation_has_a_bar_of_its_own_which_reaches_its_end(
+    terminal: PseudoTerminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console_module, "SECONDS_BETWEEN_DRAWS", 3600.0)
+    console = Console(terminal.stream)
+    for done in range(1, 41):
+        console.tick(Snapshot(5, 10, 0.5, 0.0, EvaluationProgress("test.ecssd", done, 40)))
+    text = re.sub(r"\x1b\[[0-9;?]*m", "", terminal.text())
+    assert "─" * 39 + " evaluating test.ecssd  1/40 batches" in text
+    assert "━" * 40 + " evaluating test.ecssd  40/40 batches" in text
+    assert "2/40" not in text
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_a_line_of_a_log_interval_fits_80_columns(number: int) -> None:
+    """Whatever is measured; the log file has all of it."""
+    metrics = {"loss": 1234.5678, **{f"some_longer_metric_{each}": 0.123456 for each in range(number)}, "lr": 1.25e-5}
+    clock = {**CLOCK, "slowest_rank": 3, "slowest_by": 1.5, "eta_seconds": 900000.0}
+    event = Logged(123456, 1234.56, metrics, {}, clock)
+    (line,), (whole,) = lines_of(event, 1234567, 80), lines_of(event, 1234567)
+    assert len(plain(line)) <= 80
+    assert plain(line).startswith("epoch 1234.56 step 123456/1234567 loss 1235 ")
+    assert "lr 1.25e-05" in plain(line)
+    assert all(name in plain(whole) for name in metrics)
+    assert "410 MB" in plain(whole)
+
+
+def test_one_loss_is_shown_once_and_several_each() -> None:
+    one = Logged(1, 0.1, {"loss": 0.5, "cross_entropy": 0.5, "grad_norm": 0.5})
+    assert plain(lines_of(one, 10)[0]) == "epoch 0.10 step 1/10 loss 0.5 grad_norm 0.5"
+    two = Logged(1, 0.1, {"loss": 0.75, "bce": 0.5, "cel": 0.25})
+    assert plain(lines_of(two, 10)[0]) == "epoch 0.10 step 1/10 loss 0.75 bce 0.5 cel 0.25"
+    lost = Evaluated(1, 0.1, "val", {"bce": float("nan"), "loss": float("nan"), "top1": 0.0}, 8)
+    assert plain(lines_of(lost, 10)[1]) == "   loss nan  top1 0"
 
 
 def test_the_bar_shows_how_far_the_run_is(terminal: PseudoTerminal) -> None:
@@ -199,7 +267,8 @@ def test_the_bar_leaves_out_the_least_needed_where_it_is_narrow() -> None:
     assert plain(status(snapshot, LOGGED, 100)) == (
         "250/1880  epoch 1.30  loss 0.412  lr 0.1  5300/s  data-wait 2%  eta 0:01:10  410 MB"
     )
-    assert plain(status(snapshot, LOGGED, 40)) == "250/1880  loss 0.412  eta 0:01:10"
+    assert plain(status(snapshot, LOGGED, 69)) == "250/1880  epoch 1.30  5300/s  data-wait 2%  eta 0:01:10  410 MB"
+    assert plain(status(snapshot, LOGGED, 40)) == "250/1880  5300/s  eta 0:01:10"
     assert plain(status(snapshot, LOGGED, 12)) == "250/1880"
 
 

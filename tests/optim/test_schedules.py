@@ -201,6 +201,14 @@ def test_changes_above_the_ratio_are_told_once() -> None:
     assert told == [None, None, None, (1.0, 1.12), None, (1.12, 1.0), None, (1.0, 0.1)]
 
 
+def test_a_jump_is_a_change_after_steps_without_one() -> None:
+    log, jumps = ChangeLog(), []
+    for lr in (0.0, 0.1, 0.2, 1.0, 1.0, 1.0, 0.1, 0.1, 0.02, 0.01):  # warm-up, two milestones, a decay
+        log(lr)
+        jumps.append(log.jumped_from)
+    assert jumps == [None, None, None, None, None, None, 1.0, None, 0.1, None]
+
+
 def test_a_change_by_exactly_the_ratio_is_not_told() -> None:
     for thousandth in range(1, 1000):
         low, high = thousandth / 1000, thousandth * 11 / 10_000

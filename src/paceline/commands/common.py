@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from paceline.core.errors import PacelineError, UsageError
 from paceline.core.text import doubled_loss, format_metric
-from paceline.recipe.load import load
+from paceline.recipe.load import load, shipped_recipes
 from paceline.recipe.validate import CheckedRecipe, validate
 
 if TYPE_CHECKING:
@@ -24,9 +24,25 @@ if TYPE_CHECKING:
 
 
 def read_recipe(options: argparse.Namespace) -> CheckedRecipe:
-    """The checked recipe of a command line, after importing what `--use` names."""
+    """The checked recipe of a command line, or of the run that it names, after importing what `--use` names."""
     use_modules(options.use)
-    return validate(load(options.recipe, options.overrides))
+    return validate(load(recipe_file(options.recipe), options.overrides))
+
+
+def recipe_file(reference: str) -> str:
+    """The recipe that a command line names: itself, or that of a run directory."""
+    run = run_directory(reference)
+    return str(run / "recipe.yaml") if run else reference
+
+
+def run_directory(reference: str) -> Path | None:
+    """The run directory that a command line names in place of a recipe; None if it names a recipe."""
+    place = Path(reference)
+    if not place.is_dir() or (reference in shipped_recipes() and not (place / "recipe.yaml").is_file()):
+        return None
+    if not (place / "recipe.yaml").is_file():
+        raise UsageError(f"{place} is not a run directory: it has no recipe.yaml")
+    return place
 
 
 def use_modules(names: list[str]) -> None:
@@ -115,11 +131,14 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], num_words:
     print("\n".join(table_lines(header, rows, num_words, terminal_width(sys.stdout))))
 
 
-def metrics_table(splits: Mapping[str, Mapping[str, float]]) -> tuple[list[str], list[list[str]]]:
-    """The header and the rows of a table with a row for each split and a column for each metric."""
+def metrics_table(
+    splits: Mapping[str, Mapping[str, float]], main_metric: str | None = None
+) -> tuple[list[str], list[list[str]]]:
+    """The header and the rows of a table: a row for each split, a column for each metric, the main one first."""
     doubled = {doubled_loss(metrics) for metrics in splits.values()}
     hidden = doubled if len(doubled) == 1 else set()
     names = [name for name in dict.fromkeys(n for metrics in splits.values() for n in metrics) if name not in hidden]
+    names.sort(key=lambda name: name != main_metric)
     rows = [
         [split.removeprefix("test."), *(format_metric(metrics[name]) if name in metrics else "" for name in names)]
         for split, metrics in splits.items()

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.commands.common import use_modules
+from paceline.commands.common import recipe_file, use_modules
 from paceline.recipe.document import Document, Origin
 from paceline.recipe.load import load, merge
 from paceline.recipe.schema import Data
@@ -69,7 +69,7 @@ class DataRecipe:
 def read_data_recipe(options: argparse.Namespace) -> DataRecipe:
     """The data of a command line's recipe, after importing what `--use` names."""
     use_modules(options.use)
-    return DataRecipe(validate(_data_alone(load(options.recipe, options.overrides))))
+    return DataRecipe(validate(_data_alone(load(recipe_file(options.recipe), options.overrides))))
 
 
 def _data_alone(document: Document) -> Document:

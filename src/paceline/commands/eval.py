@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.checkpoint.best import named_in, target_of
-from paceline.commands.common import metrics_table, print_json, print_table, use_modules
+from paceline.commands.common import metrics_table, print_json, print_table, recipe_file, run_directory, use_modules
 from paceline.core.errors import CheckpointError, PacelineError, UsageError
 from paceline.core.text import format_metric, join_first, pluralize
 from paceline.launch.start import share_out
@@ -30,15 +30,11 @@ _WITHOUT_EFFECT = ("logging.", "evaluate.save_predictions=", "evaluate.num_worke
 def main(options: argparse.Namespace) -> int:
     """Measure, and print the metrics."""
     use_modules(options.use)
-    place = Path(options.recipe)
-    is_run = place.is_dir()
-    if is_run and not (place / "recipe.yaml").is_file():
-        raise UsageError(f"{place} is not a run directory: it has no recipe.yaml")
-    reference = str(place / "recipe.yaml") if is_run else options.recipe
+    reference = recipe_file(options.recipe)
     weights = _named_weights(options.checkpoint)
     overrides = ["model.weights=null", *options.overrides, *weights] if weights else options.overrides
     checked = validate(load(reference, overrides))
-    run_folder = place if is_run else Path("runs") / checked.recipe.name
+    run_folder = run_directory(options.recipe) or Path("runs") / checked.recipe.name
     if not weights and options.checkpoint is None and not (run_folder / "checkpoints").is_dir():
         weights = _own_weights(checked)
         checked = validate(load(reference, [*overrides, *weights]))
@@ -51,6 +47,8 @@ def main(options: argparse.Namespace) -> int:
         return code
 
     from paceline.engine.evaluate import evaluate_with_average
+    from paceline.loggers.console import Console
+    from paceline.loggers.events import LoggerGroup
     from paceline.recipe.build import Builder
 
     builder = Builder(checked, trains=False)
@@ -63,7 +61,10 @@ def main(options: argparse.Namespace) -> int:
             run.state.load_average(checkpoint)
         else:
             _refuse_random(builder, run)
+        if run.world.is_main:
+            run.logger = LoggerGroup([Console()])
         evaluations = {split: evaluate_with_average(run, split) for split in splits}
+        run.logger.close()
     if run.world.is_main:
         _report(run, builder, checkpoint, evaluations, options)
     return 0

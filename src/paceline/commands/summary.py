@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from paceline.commands.common import metrics_table, table_lines, terminal_width
 from paceline.core.text import format_metric, pluralize
 from paceline.engine.run import Run
+from paceline.loggers.console import LINE_WIDTH
 from paceline.loggers.messages import duration
 from paceline.metrics.metric import is_higher_better
 from paceline.recipe.build import Builder
@@ -16,16 +17,24 @@ from paceline.recipe.build import Builder
 def opening_lines(builder: Builder, run: Run) -> list[str]:
     """The model, the data and the derivation of the batch, before the first step."""
     recipe = builder.recipe
-    num_parameters = sum(parameter.numel() for parameter in run.model.parameters())
     splits = ", ".join(f"{len(each.loader.dataset):,} {split}" for split, each in run.evaluations.items())
     data = f"{len(run.train_loader.dataset):,} train" + (f", {splits}" if splits else "")
     return [
-        f"model    {recipe.model.name}, {pluralize(num_parameters, 'parameter')}",
+        f"model    {recipe.model.name}, {_parameters(run)}",
         f"data     {data}; {_readers(run)}",
         *(f"         {note}" for note in builder.notes),
         *_computing(builder, run),
         *derivation(builder, run),
     ]
+
+
+def _parameters(run: Run) -> str:
+    """How many parameters the model has, and how many of them learn at the step that the run stands at."""
+    parameters = list(run.model.parameters())
+    total = sum(each.numel() for each in parameters)
+    frozen = sum(each.numel() for each in parameters if not each.requires_grad)
+    learning = f": {total - frozen:,} trainable, {frozen:,} frozen" if frozen else ", all trainable"
+    return pluralize(total, "parameter") + learning
 
 
 def _readers(run: Run) -> str:
@@ -64,7 +73,7 @@ def derivation(builder: Builder, run: Run) -> list[str]:
     number = pluralize(len(slices), "micro-batch")
     micro = " or ".join(str(size) for size in sizes)
     last = updates.size - (updates.steps_per_epoch - 1) * updates.batch
-    ends = f"; the last of an epoch has {last}" if 0 < last < updates.batch and not updates.drop_last else ""
+    ends = [f"         the last of an epoch has {last}"] if 0 < last < updates.batch and not updates.drop_last else []
     processes = pluralize(run.world.size, "process")
     lr = f"{builder.lr():g}"
     if recipe.optimizer.base_batch_size:
@@ -72,7 +81,8 @@ def derivation(builder: Builder, run: Run) -> list[str]:
         ratio = ratio if recipe.optimizer.lr_scaling == "linear" else f"√({ratio})"
         lr += f" = {recipe.optimizer.lr:g} × {ratio} (base_batch_size)"
     return [
-        f"batch    a step of {pluralize(samples, 'sample')} = {number} of {micro}, on {processes}{ends}",
+        f"batch    a step of {pluralize(samples, 'sample')} = {number} of {micro}, on {processes}",
+        *ends,
         f"steps    {progress.steps_per_epoch} an epoch, {progress.total_steps} in all",
         f"lr       {lr}",
     ]
@@ -81,13 +91,9 @@ def derivation(builder: Builder, run: Run) -> list[str]:
 def closing_lines(run: Run, expect: Mapping[str, float], seconds: float) -> list[str]:
     """What came out, and where everything is."""
     lines = [f"{pluralize(run.progress.step, 'step')}, {pluralize(run.progress.epoch, 'epoch')}, {duration(seconds)}"]
-    several = {split: run.state.metrics[split] for split in run.test_splits if split in run.state.metrics}
-    for split, metrics in run.state.metrics.items():
-        if len(several) < 2 or split not in several:
-            reached = ", ".join(f"{name} {format_metric(value)}" for name, value in metrics.items())
-            lines.append(f"{split:<12} {reached}")
-    if len(several) > 1:
-        lines += table_lines(*metrics_table(several), width=(terminal_width(sys.stderr) or 100) - 2)
+    if rows := _last_and_best(run):
+        table = metrics_table(rows, run.store.best)
+        lines += table_lines(*table, width=min(LINE_WIDTH, terminal_width(sys.stderr) or LINE_WIDTH) - 2)
     lines += expectations(run, expect)
     places = {
         "checkpoints": run.out / "checkpoints",
@@ -100,6 +106,21 @@ def closing_lines(run: Run, expect: Mapping[str, float], seconds: float) -> list
     }
     lines += [f"{name:<12} {path}" for name, path in places.items() if path.exists()]
     return [*lines, f"measure it again with: paceline eval {run.out}"]
+
+
+def _last_and_best(run: Run) -> dict[str, Mapping[str, float]]:
+    """The metrics of each split, those of the last step on val beside those of the best checkpoint."""
+    rows: dict[str, Mapping[str, float]] = {}
+    kept = run.store.index() if run.world.is_main and "val" in run.state.metrics else []
+    best = next((each for each in kept if each["best"]), None)
+    for split, metrics in run.state.metrics.items():
+        if split != "val" or best is None:
+            rows[split] = metrics
+        elif best["step"] == run.state.evaluated_step:
+            rows["val, last and best"] = metrics
+        else:
+            rows |= {"val, last": metrics, f"val, best (step {best['step']})": best["metrics"]}
+    return rows
 
 
 def expectations(run: Run, expect: Mapping[str, float]) -> list[str]:

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.commands.common import check_writable, read_recipe
+from paceline.commands.common import check_writable, read_recipe, run_directory
 from paceline.commands.run_directory import refuse_foreign, write_recipe
 from paceline.commands.run_lock import RunLock, check_free, own
 from paceline.core.atomic_write import remove_partial_files
@@ -32,7 +32,10 @@ _IMAGE = re.compile(r"(?P<name>.+)-(?P<step>\d{8,})")
 def main(options: argparse.Namespace) -> int:
     """Train; 0 when the run is finished."""
     checked = read_recipe(options)
-    out: Path = options.out or Path("runs") / checked.recipe.name
+    continued = run_directory(options.recipe)
+    if continued and options.out and not continued.samefile(options.out):
+        raise UsageError(f"--out {options.out}: {continued} is a run that is continued where it is; leave --out away")
+    out: Path = continued or options.out or Path("runs") / checked.recipe.name
     if options.fresh and options.start:
         raise UsageError("--fresh and --from exclude each other: --from continues a checkpoint, --fresh starts over")
     check_writable(out)
@@ -194,6 +197,8 @@ def _train(run: Run, builder: Builder, notes: list[str]) -> None:
             steps_per_epoch=progress.steps_per_epoch,
             resumed_step=progress.step,
             lines=[*opening_lines(builder, run), *notes],
+            main_metric=run.store.best,
+            direction=run.store.direction,
         )
     )
     try:
@@ -216,5 +221,5 @@ def _how_to_go_on(run: Run) -> str:
     from paceline.checkpoint.store import step_folders
 
     if step_folders(run.store.root):
-        return f"state is in {run.out}; the same command continues it"
+        return f"state is in {run.out}; the same command continues it, or paceline train {run.out}"
     return f"nothing was saved in {run.out} yet; the same command begins again"

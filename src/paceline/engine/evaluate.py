@@ -27,6 +27,7 @@ from paceline.engine.run import EvaluationSet, Run
 from paceline.engine.stateful import unchanged_state
 from paceline.engine.visualizer import Panels, Visualizer
 from paceline.engine.watchdog import EVALUATING
+from paceline.loggers.events import EvaluationProgress, Snapshot
 from paceline.metrics.metric import Metric, State, StateAccumulator, merge_states, pack, unpack
 from paceline.optim.averaging import update_bn
 
@@ -77,6 +78,7 @@ def evaluate(run: Run, split: str) -> Evaluation:
         batches = _measure_batches(run, split_set, metrics, own + slices[:1] * padding, writer, visualizer)
         for number, measured in enumerate(until_stopped(run, split, batches, rounds)):
             run.heartbeat.beat(run.progress.step, EVALUATING)
+            run.logger.tick(_snapshot(run, EvaluationProgress(split, number + 1, rounds)))
             if number >= len(own):  # computed for the sake of processes that have more
                 continue
             skipped += [each.sample for each in measured.fetched.skipped]
@@ -104,6 +106,10 @@ def evaluate(run: Run, split: str) -> Evaluation:
         len(unread),
         problem or visualizer.problem,
     )
+
+
+def _snapshot(run: Run, evaluation: EvaluationProgress) -> Snapshot:
+    return Snapshot(run.progress.step, run.progress.total_steps, run.progress.epoch, 0.0, evaluation)
 
 
 def _number(value: Any) -> float:

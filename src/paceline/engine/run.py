@@ -148,6 +148,7 @@ class Run:
         """Have those parameters learn that begin to with this step."""
         self.freezing.apply(step)
         self.strategy.rewrap()
+        self.logger.emit(Note(self.freezing.describe_unfrozen(step)))
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint of the same recipe, to the bit."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 SECONDS_BETWEEN_DRAWS = 0.25  # a draw takes up to 2 ms: four a second stay below one percent of a core
 SECONDS_BETWEEN_LINES = 1.0
+LINE_WIDTH = 80
 _BAR_WIDTHS = (40, 30, 20, 10)  # few, so that the bar does not jump whenever a metric grows by a digit
 
 
@@ -33,44 +34,62 @@ class Console:
         self._next_draw = 0.0 if on_terminal else inf
         self._next_line = 0.0
         self._total_steps = 0
+        self._main_metric: str | None = None
         self._logged: Logged | None = None
+        self._trained: Snapshot | None = None
 
     def handle(self, event: Event) -> None:
         """Print what is to be said of the event; the end of the run takes the bar away first."""
         if isinstance(event, Started):
-            self._total_steps = event.total_steps
+            self._total_steps, self._main_metric = event.total_steps, event.main_metric
         elif isinstance(event, Logged):
             self._logged = event
             if monotonic() < self._next_line:
                 return  # on a terminal the bar shows them; a line for each would only run past
             self._next_line = monotonic() + SECONDS_BETWEEN_LINES if self._next_draw != inf else 0.0
         elif isinstance(event, Ended):
+            if event.state == "finished":
+                self._complete()
             self.close()
             if event.is_told:
                 return
             event = replace(event, reason=None)
         if isinstance(event, Note) and event.level == "detail":
             return
-        for words in lines_of(event, self._total_steps):
+        for words in lines_of(event, self._total_steps, LINE_WIDTH, self._main_metric):
             self._page.print(words)
 
     def tick(self, snapshot: Snapshot) -> None:
-        """Draw the bar anew if the last drawing is old enough."""
-        if monotonic() >= self._next_draw:
-            self._next_draw = inf  # and so it stays if the terminal is gone: a failing draw is not repeated
-            self._page.draw(snapshot, self._logged)
-            self._next_draw = monotonic() + SECONDS_BETWEEN_DRAWS
+        """Draw the bar anew if the last drawing is old enough, or if this is the end of training or an evaluation."""
+        done, total = snapshot.evaluation[1:] if snapshot.evaluation else (snapshot.step, snapshot.total_steps)
+        if snapshot.evaluation is None:
+            self._trained = snapshot
+        if self._next_draw != inf and (done == total or monotonic() >= self._next_draw):
+            self._draw(snapshot)
 
     def close(self) -> None:
         """Take the bar away; lines can still be printed."""
         self._next_draw = inf
         self._page.clear()
 
+    def _complete(self) -> None:
+        """Leave the bar on the screen, as far as the run has come."""
+        if self._trained is not None and self._next_draw != inf:
+            self._draw(self._trained)
+            self._page.keep()
+
+    def _draw(self, snapshot: Snapshot) -> None:
+        self._next_draw = inf  # and so it stays if the terminal is gone: a failing draw is not repeated
+        self._page.draw(snapshot, self._logged)
+        self._next_draw = monotonic() + SECONDS_BETWEEN_DRAWS
+
 
 class _Page(Protocol):
     def print(self, words: Words) -> None: ...
 
     def draw(self, snapshot: Snapshot, logged: Logged | None) -> None: ...
+
+    def keep(self) -> None: ...
 
     def clear(self) -> None: ...
 
@@ -84,6 +103,9 @@ class _PlainPage:
         self._stream.flush()
 
     def draw(self, snapshot: Snapshot, logged: Logged | None) -> None:
+        """There is no bar."""
+
+    def keep(self) -> None:
         """There is no bar."""
 
     def clear(self) -> None:
@@ -109,6 +131,10 @@ class _TerminalPage:
         text.no_wrap = True
         self._running().update(text, refresh=True)
 
+    def keep(self) -> None:
+        if self._live is not None:
+            self._live.transient = False
+
     def clear(self) -> None:
         if self._live is not None:
             live, self._live = self._live, None
@@ -116,7 +142,8 @@ class _TerminalPage:
 
     def _bar(self, snapshot: Snapshot, width: int) -> Words:
         done, left = "━─" if self._terminal.encoding.startswith("utf") else "#-"
-        num_done = min(width, width * snapshot.step // max(snapshot.total_steps, 1))
+        now, total = snapshot.evaluation[1:] if snapshot.evaluation else (snapshot.step, snapshot.total_steps)
+        num_done = min(width, width * now // max(total, 1))
         return [(done * num_done, "cyan"), (left * (width - num_done), "dim"), (" " * (width > 0), "")]
 
     def _running(self) -> Live:

@@ -21,6 +21,9 @@ class Started:
     steps_per_epoch: int
     resumed_step: int = 0
     lines: list[str] = field(default_factory=list)
+    main_metric: str | None = None
+    """The metric that the best checkpoint is kept by."""
+    direction: Literal["max", "min"] = "max"
 
 
 @dataclass(frozen=True)
@@ -93,13 +96,25 @@ SECONDS_BETWEEN_FLUSHES = 0.5
 Event = Started | Logged | Evaluated | Visualized | Saved | Note | Ended
 
 
+class EvaluationProgress(NamedTuple):
+    """How many of its batches an evaluation has measured."""
+
+    split: str
+    done: int
+    total: int
+
+
 class Snapshot(NamedTuple):
-    """How far the run is, at every step; `data_wait` is the share of time spent waiting for data."""
+    """How far the run is, at every step, and in an evaluation at every batch.
+
+    `data_wait` is the share of time spent waiting for data.
+    """
 
     step: int
     total_steps: int
     epoch: float
     data_wait: float
+    evaluation: EvaluationProgress | None = None
 
 
 class Logger(Protocol):

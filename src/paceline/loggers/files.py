@@ -97,11 +97,14 @@ class StatusFile:
     def __init__(self, path: Path, total_steps: int) -> None:
         self.path = path
         self.total_steps = total_steps
+        self._best: dict[str, str] = {}
         self._next_write = 0.0
 
     def handle(self, event: Event) -> None:
         """Write what the event says about the state of the run."""
         if isinstance(event, Started):
+            if event.main_metric is not None:
+                self._best = {"main_metric": event.main_metric, "direction": event.direction}
             self._write("running", event.resumed_step, event.resumed_step / event.steps_per_epoch, None)
         elif isinstance(event, Evaluated) or (isinstance(event, Logged) and monotonic() >= self._next_write):
             self._write("running", event.step, event.epoch, None)
@@ -121,6 +124,7 @@ class StatusFile:
             "total_steps": self.total_steps,
             "epoch": epoch,
             "reason": reason,
+            **self._best,
         }
         replace_file(self.path, f"{json.dumps({**status, 'pid': os.getpid()})}\n".encode(), is_durable=False)
         self._next_write = monotonic() + _SECONDS_BETWEEN_STEPS

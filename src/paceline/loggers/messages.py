@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
-from paceline.core.text import pluralize
+from paceline.core.text import doubled_loss, pluralize
 from paceline.loggers.events import Ended, Evaluated, Event, Logged, Note, Saved, Snapshot, Started, Visualized
 
 Words = list[tuple[str, str]]
 """A line in pieces: each a text and its style, which plain output leaves out."""
 _STATE_STYLES = {"finished": "bold green", "stopped": "bold yellow", "failed": "bold red"}
-_LEAST_NEEDED = ("memory", "wait", "lr", "speed", "epoch", "loss", "eta")
+_LEAST_NEEDED = ("lr", "loss", "epoch", "memory", "wait", "speed", "eta")  # in the bar, which lines stand above
+_LINE_KEEPS = ("lr", "epoch", "eta", "samples/s")  # in a line, the last of them go first; the bar has the others
 
 _WORTH_SAYING = 1.1  # times the mean that the slowest process needs
 
 
-def lines_of(event: Event, total_steps: int) -> list[Words]:
-    """What is said of an event, line by line."""
+def lines_of(event: Event, total_steps: int, width: int | None = None, main_metric: str | None = None) -> list[Words]:
+    """What is said of an event, line by line; of metrics what has room in `width` columns, the main one first."""
     match event:
         case Started():
             return _started(event)
         case Logged():
-            return [_labelled(_logged(event, total_steps))]
+            return [_labelled(_fitted(_logged(event, total_steps), width))]
         case Evaluated():
-            return [_evaluated(event)]
+            return _evaluated(event, width, main_metric)
         case Saved():
             best = [(", the best so far", "green")] if event.is_best else []
             return [[("saved ", "dim"), (str(event.path), ""), *best]]
@@ -47,6 +49,9 @@ def plain(words: Words) -> str:
 
 def status(snapshot: Snapshot, logged: Logged | None, room: int) -> Words:
     """What stands beside the progress bar, in at most `room` columns: the least needed is left out first."""
+    if snapshot.evaluation is not None:
+        split, done, total = snapshot.evaluation
+        return [("evaluating ", "dim"), (split, "bold"), (f"  {done}/{total} batches", "")]
     parts: dict[str, Words] = {
         "step": [(f"{snapshot.step}/{snapshot.total_steps}", "bold")],
         "epoch": [("epoch ", "dim"), (f"{snapshot.epoch:.2f}", "")],
@@ -90,7 +95,8 @@ def _started(event: Started) -> list[Words]:
 def _logged(event: Logged, total_steps: int) -> list[tuple[str, str]]:
     clock = event.clock
     pairs = [("epoch", f"{event.epoch:.2f}"), ("step", f"{event.step}/{total_steps}")]
-    pairs += [(name, number(_shown(event, name))) for name in event.metrics]
+    hidden = doubled_loss(event.metrics)
+    pairs += [(name, number(_shown(event, name))) for name in event.metrics if name != hidden]
     if _known(clock, "samples_per_second"):
         pairs.append(("samples/s", _speed(clock)))
     if _known(clock, "data_wait"):
@@ -123,17 +129,33 @@ def _logged_status(snapshot: Snapshot, logged: Logged) -> dict[str, Words]:
     return parts
 
 
-def _evaluated(event: Evaluated) -> Words:
-    metrics = _labelled([(name, number(value)) for name, value in event.metrics.items()], "bold")
+def _fitted(pairs: list[tuple[str, str]], width: int | None) -> list[tuple[str, str]]:
+    """Those of the pairs that a line of `width` columns has room for."""
+    names = [name for name, _ in pairs]
+    kept = {"step", "loss", *_LINE_KEEPS}
+    for name in (*[name for name in reversed(names) if name not in kept], *reversed(_LINE_KEEPS)):
+        if width is None or len(plain(_labelled(pairs))) <= width:
+            break
+        pairs = [pair for pair in pairs if pair[0] != name]
+    return pairs
+
+
+def _evaluated(event: Evaluated, width: int | None, main_metric: str | None) -> list[Words]:
+    """A line that stands out, and the metrics below it, as many in a line as there is room for."""
     skipped = f", {event.num_skipped:,} skipped" * (event.num_skipped > 0)
     seconds = f" in {event.clock['seconds']:.1f} s" if _known(event.clock, "seconds") else ""
-    return [
-        ("evaluated ", "dim"),
-        (event.split, "bold"),
-        (f" at step {event.step}: ", "dim"),
-        *metrics,
-        (f" ({pluralize(event.num_samples, 'sample')}{skipped}{seconds})", "dim"),
-    ]
+    about = f" at step {event.step}: {pluralize(event.num_samples, 'sample')}{skipped}{seconds}"
+    lines: list[Words] = [[("== ", "bold cyan"), (event.split, "bold cyan"), (about, "cyan")]]
+    hidden = doubled_loss(event.metrics)
+    names = sorted((name for name in event.metrics if name != hidden), key=lambda name: name != main_metric)
+    for name in names:
+        metric = [(f"{name} ", ""), (number(event.metrics[name]), "bold green" if name == main_metric else "bold")]
+        room = sys.maxsize if width is None else width
+        if len(lines) == 1 or len(plain(lines[-1])) + 2 + len(plain(metric)) > room:
+            lines.append([("   ", ""), *metric])
+        else:
+            lines[-1] += [("  ", ""), *metric]
+    return lines
 
 
 def _shown(event: Logged, name: str) -> float:

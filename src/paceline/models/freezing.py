@@ -40,6 +40,10 @@ class NoFreezing:
         """What is frozen, as lines of text."""
         return []
 
+    def describe_unfrozen(self, step: int) -> str:
+        """What begins to learn with this step."""
+        return ""
+
 
 class Freezing:
     """Parameters frozen by name patterns, and the steps at which some are unfrozen.
@@ -116,6 +120,12 @@ class Freezing:
             tensors = pluralize(len(names), "tensor")
             lines.append(f"unfrozen at step {step}: {count:,} of them ({tensors}): {self._modules(names)}")
         return lines
+
+    def describe_unfrozen(self, step: int) -> str:
+        """What begins to learn with this step, in a line for a reader."""
+        names = self.due(step)
+        freed = sum(self.model.get_parameter(name).numel() for name in names)
+        return f"unfrozen at step {step}: {pluralize(freed, 'parameter')} begin to learn: {self._modules(names)}"
 
     def _select(self, what: str, patterns: Iterable[str]) -> set[str]:
         """First names of the parameters that any pattern selects."""

@@ -123,11 +123,16 @@ class ChangeLog:
             raise ArgumentError("ratio", f"expected a number >= 1, got {ratio:g}")
         self.told: float | None = None
         """The last learning rate told, or else the first one seen."""
+        self.jumped_from: float | None = None
+        """The learning rate before this step, if it changed after steps without any change, as at a milestone."""
+        self._recent = (math.nan, math.nan)
         self._least = least
         self._ratio = ratio * (1 + 1e-12)  # a change by exactly the ratio is none, whatever rounding does to it
 
     def __call__(self, lr: float) -> tuple[float, float] | None:
         """The last learning rate told and this one, if it is to be told; one below `least` never is."""
+        (before_last, last), self._recent = self._recent, (self._recent[1], lr)
+        self.jumped_from = last if before_last == last != lr else None
         before = lr if self.told is None else self.told
         if self.told is None:
             self.told = lr

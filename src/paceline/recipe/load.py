@@ -185,9 +185,7 @@ def _find(reference: str, directory: Path, shown_directory: str) -> tuple[Path, 
         raise UsageError(f"{reference}: expected a .yaml, .yml or .json file")
     meant = near(reference, list(named))
     hint = "`paceline recipes` lists those"
-    if os.path.exists(path / "recipe.yaml"):  # noqa: PTH110
-        hint = "the recipe of this run directory is its recipe.yaml"
-    elif meant:
+    if meant:
         hint = f'did you mean "{meant[0]}"?'
     elif path.suffix.lower() not in SUFFIXES:
         hint += "; there is no run directory of that name either"
