@@ -51,7 +51,8 @@ class Diary:
         self.events.append(event)
 
     def tick(self, snapshot: Snapshot) -> None:
-        self.ticks.append(snapshot.step)
+        if snapshot.evaluation is None:
+            self.ticks.append(snapshot.step)
 
     def close(self) -> None: ...
 
