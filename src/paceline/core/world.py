@@ -94,6 +94,8 @@ class World:
         torch.default_generator.manual_seed(key)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(key)
+        elif self.device.type == "mps":
+            torch.mps.manual_seed(key)
 
     def num_collectives(self) -> int:
         """How many exchanges this process has begun, those that torch makes by itself included; cheap to ask."""
@@ -137,6 +139,8 @@ def join(device: str = "auto") -> World:
     """Take this process's place among those that a launcher started, or be a world of one."""
     place = read_place(os.environ) or Place()
     chosen = choose_device(device, place.local_rank)
+    if chosen.type == "mps" and place.world > 1:
+        raise UsageError(f"mps is one device, but {place.world} processes were started; use --procs 1")
     world = World(place.rank, place.world, place.local_rank, chosen, place.local_world)
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
@@ -169,6 +173,11 @@ def choose_device(name: str, local_rank: int) -> torch.device:
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise UsageError("mps does not exist on this machine; use auto or cpu")
     return device
+
+
+def to_float64(tensor: Tensor) -> Tensor:
+    """The tensor in float64, on its device; on the host where the device has no float64 (mps)."""
+    return tensor.cpu().double() if tensor.device.type == "mps" else tensor.double()
 
 
 def open_store(place: Place, timeout: timedelta) -> TCPStore:

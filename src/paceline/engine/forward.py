@@ -52,7 +52,8 @@ def count_losses(run: Run, step_batch: StepBatch) -> LossAccumulator:
 def _sum_ratios(run: Run, step_batch: StepBatch, names: list[str]) -> Tensor:
     """Sums and counts of ratio losses over the global batch: same seeds, same state, which stays unchanged."""
     # Each micro-batch has its own row, so that the sum does not depend on which rank computed it.
-    rows = torch.zeros(step_batch.num_micro_batches, 2 * len(names), dtype=torch.float64, device=run.world.device)
+    dtype = torch.float32 if run.world.device.type == "mps" else torch.float64
+    rows = torch.zeros(step_batch.num_micro_batches, 2 * len(names), dtype=dtype, device=run.world.device)
     with torch.no_grad(), run.strategy.unchanged():
         for micro in step_batch.micro_batches:
             with run.strategy.preview():

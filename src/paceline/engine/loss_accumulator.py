@@ -146,7 +146,7 @@ def read(steps: Sequence[LossAccumulator], world: World) -> list[dict[str, float
     """
     if not steps:
         return []
-    table = world.sum(torch.from_numpy(_table(steps)).to(world.device)).cpu().numpy()
+    table = world.sum(torch.from_numpy(_table(steps))).numpy()  # on the host: some devices have no float64
     return [_values(step, row) for step, row in zip(steps, _in_order(table), strict=True)]
 
 
@@ -158,7 +158,7 @@ def _table(steps: Sequence[LossAccumulator]) -> Numbers:
     columns = [index for step in steps for index, _ in step.parts]
     tensors = [value for step in steps for _, values in step.parts for value in values]
     if tensors:
-        table[rows, columns] = torch.stack(tensors).double().cpu().numpy().reshape(len(rows), -1)
+        table[rows, columns] = torch.stack(tensors).cpu().double().numpy().reshape(len(rows), -1)
     return table
 
 

@@ -39,7 +39,7 @@ class CrossEntropy:
             return float(len(labels))
         if labels.ndim == 1:
             return self.weights.sum_over_labels(labels)
-        return self.weights.sum_over_counts(labels.double().sum(0))
+        return self.weights.sum_over_counts(labels.cpu().double().sum(0))
 
     def __call__(self, outputs: Tensor, batch: Batch) -> LossTerm:
         """The loss, summed over samples, and its denominator."""
@@ -106,7 +106,7 @@ def _labels(loss: str, batch: Batch) -> Tensor:
 
 def _check_soft_targets(labels: Tensor, batch: Batch) -> None:
     """Raise DataError if the targets [N, C] of a sample do not sum to 1: they are several labels then."""
-    totals = labels.double().sum(1)
+    totals = labels.cpu().double().sum(1)
     wrong = ((totals - 1).abs() > _ROUNDING).nonzero().flatten().tolist()
     if wrong:
         raise DataError(

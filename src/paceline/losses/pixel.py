@@ -13,6 +13,7 @@ from paceline.core.arguments import NonNegative, PartialShare, PositiveShare, Sh
 from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.core.text import pluralize
+from paceline.core.world import to_float64
 from paceline.data.batch import Batch
 from paceline.losses.class_weights import ClassWeights, make_class_weights, to_full_precision
 from paceline.losses.loss_term import LossTerm
@@ -106,9 +107,9 @@ class OhemCrossEntropy:
         is_hard = ~(ranked <= self.loss_threshold)
         k = math.ceil(self.min_kept * ranked.shape[1])
         if k > 0:
-            num_kept = (is_labeled.flatten(1).sum(1, keepdim=True).double() * self.min_kept).ceil().long()
+            num_kept = (to_float64(is_labeled.flatten(1).sum(1, keepdim=True)) * self.min_kept).ceil().long()
             hardest = ranked.topk(k, dim=1).values
-            is_hard |= ~(ranked < hardest.gather(1, (num_kept - 1).clamp(min=0)))
+            is_hard |= ~(ranked < hardest.gather(1, (num_kept - 1).clamp(min=0).to(ranked.device)))
         return is_hard.view_as(is_labeled) & is_labeled
 
 

@@ -151,7 +151,7 @@ def _sampling_matrices(batch: Batch) -> Tensor | None:
     if "truth" not in batch:
         return None
     rows, columns = batch["image"].shape[-2:]
-    inverse = batch["matrix"].double().cpu()  # [N, 2, 3], from the image to the truth, in pixels
+    inverse = batch["matrix"].cpu().double()  # [N, 2, 3], from the image to the truth, in pixels
     linear = torch.linalg.inv(inverse[:, :, :2])
     shift = -(linear @ inverse[:, :, 2:])  # [N, 2, 1]
     truth_sizes = torch.tensor([[*reversed(truth.shape)] for truth in batch["truth"]], dtype=torch.float64)

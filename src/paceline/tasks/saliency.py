@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from paceline.core.errors import DataError
 from paceline.core.registry import register
+from paceline.core.world import to_float64
 from paceline.data.batch import Batch
 from paceline.losses.adapter import Criterion
 from paceline.losses.loss_term import Loss
@@ -80,7 +81,7 @@ class Saliency(Task):
         # With these levels, metrics are equal to those measured on the saved files. In float32 a stretched level may
         # fall below its threshold, so maps are float64.
         planes = warp_to_truth(logits.detach().sigmoid(), batch)
-        maps = [plane[0].clamp(0, 1).mul(255).round().double().div(255) for plane in planes]
+        maps = [to_float64(plane[0].clamp(0, 1).mul(255).round()).div(255) for plane in planes]
         return PixelPrediction(logits, maps)
 
     def draw(self, batch: Batch, predictions: PixelPrediction | None, index: int) -> list[Panel]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from paceline.core.errors import DataError
 from paceline.core.registry import register
+from paceline.core.world import to_float64
 from paceline.data.batch import Batch
 from paceline.losses.loss_term import LossTerm
 from paceline.metrics.metric import Metric
@@ -71,5 +72,5 @@ class VideoClassification(Classification):
         if logits.ndim == 2:
             return logits
         if self._multi_label:
-            return logits.double().sigmoid().mean(1).logit(eps=1e-12).to(logits.dtype)
+            return to_float64(logits).sigmoid().mean(1).logit(eps=1e-12).to(logits)
         return logits.log_softmax(2).logsumexp(1) - math.log(logits.shape[1])
