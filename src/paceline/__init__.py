@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from paceline.core.process import wait_passively
+
 if TYPE_CHECKING:
     from paceline.core.registry import register
     from paceline.engine.evaluate import evaluate
@@ -30,4 +32,5 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    wait_passively()
     return getattr(importlib.import_module(_HOMES[name]), name)

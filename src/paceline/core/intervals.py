@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -55,7 +56,18 @@ class Triggers:
         """What is to be done after `step` steps."""
         return [action for period, action in self._items if self._is_due(period, step)]
 
+    def left(self, step: int, pending: Sequence[str] = ()) -> dict[str, int]:
+        """How often each action is still to be done after `step` steps, those `pending` of that step included."""
+        return {
+            action: self._num_due(period, self.total_steps) - self._num_due(period, step) + pending.count(action)
+            for period, action in self._items
+        }
+
     def _is_due(self, period: float, step: int) -> bool:
+        return self._num_due(period, step) > self._num_due(period, step - 1)
+
+    def _num_due(self, period: float, step: int) -> int:
         # Counting whole periods keeps fractions from drifting; the tolerance forgives their rounding.
-        done = math.floor(step / period + 1e-9)
-        return done > math.floor((step - 1) / period + 1e-9) or step == self.total_steps
+        if step < self.total_steps:
+            return math.floor(step / period + 1e-9)
+        return self._num_due(period, self.total_steps - 1) + 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -10,7 +9,6 @@ from contextlib import closing, contextmanager
 import torch
 
 from paceline.core.errors import Stopped, TrainingError
-from paceline.core.intervals import Triggers
 from paceline.core.process import resume_gc
 from paceline.core.text import pluralize
 from paceline.data.loader import StepBatch, explain_dead_workers
@@ -30,7 +28,7 @@ def train(run: Run) -> None:
     Raises Stopped, with everything saved, when some process was asked to stop: behind a step, or in an evaluation,
     which is then pending. What was pending when a resumed checkpoint was saved is done first.
     """
-    triggers = make_triggers(run)
+    triggers = run.triggers()
     run.freezing.train_mode(run.model)
     with run.stop.on_signals(), run.heartbeat.watched(), finish_saves(run), explain_dead_workers(), _explain_oom(run):
         do_pending(run)
@@ -38,7 +36,8 @@ def train(run: Run) -> None:
             started = time.perf_counter()
             run.heartbeat.beat(step_batch.step, "agreeing on a step")
             result = train_step(run, step_batch)
-            run.timer.add_step(time.perf_counter() - started, waited, step_batch.num_samples)
+            seconds = time.perf_counter() - started
+            run.timer.add_step(seconds, waited, step_batch.num_samples, run.progress.total_steps)
             add_result(run, step_batch, result)
             resume_gc()
             if step_batch.step == 0:
@@ -55,18 +54,6 @@ def train(run: Run) -> None:
         run.logger.flush()
 
 
-def make_triggers(run: Run) -> Triggers:
-    """What is due after which steps."""
-    triggers = Triggers(run.progress.total_steps)
-    triggers.add(run.intervals.save, "save")
-    if "val" in run.evaluations:
-        triggers.add(run.intervals.evaluate, "evaluate")
-    triggers.add(run.intervals.log, "log")
-    if run.test_splits:
-        triggers.add(math.inf, "test")  # once, after the last step
-    return triggers
-
-
 def do_pending(run: Run) -> None:
     """Do what is due at the present step. Before it is measured it is saved, so that no failure costs any training."""
     actions: dict[str, Callable[[Run], None]] = {
@@ -76,7 +63,9 @@ def do_pending(run: Run) -> None:
         "test": measure_tests,
     }
     while run.state.pending:
-        actions[run.state.pending[0]](run)
+        name = run.state.pending[0]
+        with run.timer.action(name):
+            actions[name](run)
         del run.state.pending[0]
 
 

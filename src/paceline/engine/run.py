@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from torch.optim import Optimizer
 
 from paceline.checkpoint.store import Checkpoint, Store
 from paceline.checkpoint.writer import NoSaver, Saver
-from paceline.core.intervals import Progress
+from paceline.core.intervals import Progress, Triggers
 from paceline.core.process import StopRequest
 from paceline.core.world import World
 from paceline.data.loader import StepBatch, TrainBatches
@@ -157,6 +158,17 @@ class Run:
         torch.set_num_threads(self.state.choices.threads)
         micro_batch_size = self.state.choices.micro_batch_size
         self.batches.updates = replace(self.batches.updates, micro_batch_size=micro_batch_size)
+
+    def triggers(self) -> Triggers:
+        """What is due after which steps."""
+        triggers = Triggers(self.progress.total_steps)
+        triggers.add(self.intervals.save, "save")
+        if "val" in self.evaluations:
+            triggers.add(self.intervals.evaluate, "evaluate")
+        triggers.add(self.intervals.log, "log")
+        if self.test_splits:
+            triggers.add(math.inf, "test")  # once, after the last step
+        return triggers
 
     @property
     def test_splits(self) -> list[str]:

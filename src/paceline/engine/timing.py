@@ -1,20 +1,31 @@
-"""How fast a run is, from the clock: outside of what resumes to the bit."""
+"""How fast a run is and when it will end, from the clock: outside of what resumes to the bit."""
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 
 from paceline.core.intervals import Progress
+from paceline.core.process import num_cores
 from paceline.core.world import World
 from paceline.loggers.meters import Meters
 
+_FIRST_STEPS = 3  # that are slower than the others: memory is taken, kernels are chosen
+_SHARE_REMEMBERED = 0.1  # of a run's steps, in the average by which its end is told
+_LEAST_REMEMBERED = 50
+_FORWARD_SHARE = 0.4  # of a training step: what evaluating its samples takes, until that was measured
+_MUCH_SLOWER = 2.0
+_LEAST_STEPS = 50  # before anything is said of the machine; shorter runs are over by then
+
 
 class StepTimer:
-    """Times the steps of a run."""
+    """Times the steps of a run and what is done between them."""
 
     def __init__(self) -> None:
         self.forward_seconds = 0.0
@@ -22,25 +33,64 @@ class StepTimer:
         self.data_share = 0.0
         """The share of the last step that was spent waiting for its data."""
         self._meters = Meters()
+        self._num_steps = 0
+        self._average = 0.0  # seconds of a step, over the last part of the run
+        self._sample_seconds = 0.0
+        self._fastest = float("inf")
+        self._actions: dict[str, list[float]] = {}
+        self._has_warned = False
 
-    def add_step(self, seconds: float, waited: float, num_samples: int) -> None:
-        """Take a step: `waited` for its data, then `seconds`."""
+    def add_step(self, seconds: float, waited: float, num_samples: int, total_steps: int) -> None:
+        """Take a step of a run of `total_steps`: `waited` for its data, then `seconds`."""
         self.data_share = waited / (waited + seconds)
         own, self.forward_seconds = self.forward_seconds + waited, 0.0
-        self._meters.add({"step_time": seconds + waited, "data_time": waited, "own_time": own, "samples": num_samples})
+        step_time = seconds + waited
+        self._meters.add({"step_time": step_time, "data_time": waited, "own_time": own, "samples": num_samples})
+        self._num_steps += 1
+        known = self._num_steps - _FIRST_STEPS
+        weight = 1.0 if known < 1 else max(1 / known, 1 / max(_LEAST_REMEMBERED, _SHARE_REMEMBERED * total_steps))
+        self._average += weight * (step_time - self._average)
+        self._sample_seconds = self._average / num_samples
+
+    @contextmanager
+    def action(self, name: str) -> Iterator[None]:
+        """Times what is done between two steps: a save, an evaluation, a line of the log."""
+        started = time.perf_counter()
+        yield
+        self.add_action(name, time.perf_counter() - started)
+
+    def add_action(self, name: str, seconds: float) -> None:
+        """Take what was done between two steps."""
+        self._actions.setdefault(name, []).append(seconds)
 
     @property
     def step_time(self) -> float:
         """The median of the last steps, in seconds."""
         return self._meters.summaries()["step_time"]["median"]
 
-    def metrics(self, world: World, progress: Progress) -> dict[str, object]:
+    def seconds_left(self, steps_left: int, actions_left: Mapping[str, int], num_samples: Mapping[str, int]) -> float:
+        """When the run will end: its steps, and all that is done between them, at the speed of this run so far.
+
+        `num_samples` are those of actions that evaluate, by which they are estimated until they were measured.
+        """
+        measured = {name: sum(done) / len(done) for name, done in self._actions.items()}
+        evaluated = next((name for name in num_samples if name in measured), None)
+        per_sample = self._sample_seconds * _FORWARD_SHARE
+        if evaluated is not None:
+            per_sample = measured[evaluated] / num_samples[evaluated]
+        guesses = {name: number * per_sample for name, number in num_samples.items()}
+        seconds = guesses | measured
+        return steps_left * self._average + sum(
+            number * seconds.get(name, 0.0) for name, number in actions_left.items()
+        )
+
+    def metrics(self, world: World, progress: Progress, seconds_left: float) -> dict[str, object]:
         """Speed, time left and memory; shares and memory are those of the worst process.
 
         The slowest process is the one that needs longest for its data and its forward passes, which wait for no other.
         """
         summaries = self._meters.summaries()
-        if not summaries:  # a resumed run that records what was pending
+        if not summaries:  # a resumed run that logs what was pending
             return {"time": time.time()}
         step_time, data_time, own_time = (summaries[name] for name in ("step_time", "data_time", "own_time"))
         own = [data_time["mean"] / step_time["mean"], peak_memory(world.device) / 2**20, own_time["mean"]]
@@ -53,11 +103,29 @@ class StepTimer:
             "samples_per_second": summaries["samples"]["mean"] / step_time["mean"],
             "data_wait": data_wait,
             "memory_mb": memory,
-            "eta_seconds": (progress.total_steps - progress.step) * step_time["median"],
+            "eta_seconds": seconds_left,
         }
         if world.size > 1:
             metrics |= {"slowest_rank": int(ranks[:, 2].argmax()), "slowest_by": busy / ranks[:, 2].mean().item()}
         return metrics
+
+    def contention(self, load: float | None = None, cores: int | None = None) -> str | None:
+        """A sentence, once, when other processes seem to use the cores: by the load, or by steps that became slow."""
+        load = os.getloadavg()[0] if load is None else load
+        cores = cores or num_cores()
+        if self._has_warned or self._num_steps < _LEAST_STEPS:
+            return None
+        now = self.step_time
+        self._fastest = min(self._fastest, now)
+        is_slow = now > _MUCH_SLOWER * self._fastest and load > cores
+        if not is_slow and load <= _MUCH_SLOWER * cores:
+            return None
+        self._has_warned = True
+        slower = f"steps take {now / self._fastest:.1f} times as long as the fastest of this run, and " * is_slow
+        return (
+            f"{slower}the load of this machine is {load:.1f} on {cores} cores: other processes use them. Training goes"
+            " on at the speed that is left; fewer train.threads or data.num_workers may help"
+        )
 
 
 def peak_memory(device: torch.device) -> int:

@@ -45,8 +45,18 @@ def log_training(run: Run) -> None:
     read_results(run)
     smoothed = run.state.meters.summaries()
     metrics = {name: summary["latest"] for name, summary in smoothed.items()} | run.precision.metrics()
-    clock = run.timer.metrics(run.world, run.progress)
+    clock = run.timer.metrics(run.world, run.progress, _seconds_left(run))
     run.logger.emit(Logged(run.progress.step, run.progress.epoch, metrics, smoothed, clock))
+    if run.world.device.type == "cpu" and (sentence := run.timer.contention()):
+        run.logger.emit(Note(sentence, "warning"))
+
+
+def _seconds_left(run: Run) -> float:
+    """When the run will end, at its speed so far: steps, saves and evaluations."""
+    step, sizes = run.progress.step, {name: len(each.loader.dataset) for name, each in run.evaluations.items()}
+    num_samples = {"evaluate": sizes.get("val", 0), "test": sum(sizes[name] for name in run.test_splits)}
+    left = run.triggers().left(step, run.state.pending[1:])  # the first is this line of the log
+    return run.timer.seconds_left(run.progress.total_steps - step, left, num_samples)
 
 
 def log_evaluation(run: Run, evaluation: Evaluation) -> None:
