@@ -1,9 +1,11 @@
 """The evaluation contract: each sample once, and the same bits for any number of processes, lanes and workers."""
 
+import gc
 import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import torch
 from evaluated_splits import SPLITS, measure_all, tables, written_images
 from small_runs import ALONE, NUM_CLASSES, NormedNet, Small, images, threads
 from torch import Tensor
+from waiting import wait_until
 
 from paceline.core.errors import DataError
 from paceline.data.batch import Batch
@@ -84,6 +87,41 @@ def test_lanes_change_no_bit(batch: int, tmp_path: Path, monkeypatch: pytest.Mon
         with_cores(monkeypatch, cores)
         found.append(bits(evaluate(run, "val")))
     assert found[1:] == found[:1] * 2
+
+
+def num_batches() -> int:
+    return sum(type(each) is Batch for each in gc.get_objects())
+
+
+class Counting(NormedNet):
+    """Counts the batches that it has seen."""
+
+    seen = 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits = super().forward(images)
+        self.seen += 1
+        return logits
+
+
+def test_batches_that_wait_to_be_counted_hold_no_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_cores(monkeypatch, 2)
+    run = small(tmp_path, net=Counting, evaluation_batch=64).run()
+    total, before, held = -(-SIZE // 64), num_batches(), [10**9]
+
+    def look(step: int, phase: str) -> None:
+        """Called behind the first batch: all others are measured before it is counted."""
+        if run.model.seen and len(held) == 1:
+            wait_until(lambda: bool(run.model.seen == total), "all batches are measured")
+            for _ in range(100):  # the last ones may still be at the metrics
+                held.append(num_batches())
+                if held[-1] <= before:
+                    break
+                time.sleep(0.02)
+
+    monkeypatch.setattr(run.heartbeat, "beat", look)
+    evaluate(run, "val")
+    assert held[-1] <= before
 
 
 class Summing(NormedNet):

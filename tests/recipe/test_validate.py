@@ -98,7 +98,7 @@ def test_resolved_is_plain_whole_and_valid_again(check: Check) -> None:
     assert resolved["losses"] == [
         {"name": "cross_entropy", "weight": 1.0, "label_smoothing": 0.0, "class_weights": None}
     ]
-    assert resolved["evaluate"]["batch_size"] == 256
+    assert resolved["evaluate"]["batch_size"] == "auto"
     Path("again.json").write_text(json.dumps(resolved))
     assert validate(load("again.json")).resolved() == resolved
 

@@ -22,6 +22,7 @@ from paceline.core.world import World
 from paceline.data.batch import Batch
 from paceline.data.loader import Request, explain_dead_workers, load
 from paceline.data.sampler import BatchSlice, evaluation_slices, rank_slices
+from paceline.data.skip_list import Skipped
 from paceline.engine.predictions import GuardedWriter, NoPredictions, make_writer
 from paceline.engine.run import EvaluationSet, Run
 from paceline.engine.stateful import unchanged_state
@@ -54,7 +55,11 @@ class Evaluation:
 
 
 class _MeasuredBatch(NamedTuple):
-    fetched: Batch
+    """What is left of a batch: the images of batches that wait to be accumulated would take most of the memory."""
+
+    ids: Tensor
+    skipped: Sequence[Skipped]
+    is_placeholder: bool
     states: list[State]
 
 
@@ -81,10 +86,10 @@ def evaluate(run: Run, split: str) -> Evaluation:
             run.logger.tick(_snapshot(run, EvaluationProgress(split, number + 1, rounds)))
             if number >= len(own):  # computed for the sake of processes that have more
                 continue
-            skipped += [each.sample for each in measured.fetched.skipped]
-            if measured.fetched.is_placeholder:
+            skipped += [each.sample for each in measured.skipped]
+            if measured.is_placeholder:
                 continue
-            ids.append(measured.fetched.ids)
+            ids.append(measured.ids)
             for accumulator, state in zip(accumulators, measured.states, strict=True):
                 accumulator.add(state)
     skipped_ids = torch.tensor(skipped, dtype=torch.int64)
@@ -200,14 +205,15 @@ def _measure_batches(
     """Measure each batch, in order: on a CPU several at once, each in a thread that also reads its samples."""
 
     def measure(fetched: Batch) -> _MeasuredBatch:
-        batch = split_set.loader.finish(fetched, 0, run.world.device)
+        ids, batch = fetched.ids, split_set.loader.finish(fetched, 0, run.world.device)
+        del fetched  # its images, of which the batch has normalized copies
         with without_gradient(run), run.precision.compute():
             predictions = run.task.predict(run.model, batch)
             states = [metric.update(predictions, batch) for metric in metrics]
-        if not fetched.is_placeholder:
+        if not batch.is_placeholder:
             writer.save(batch, predictions)
             visualizer.add(batch, predictions)
-        return _MeasuredBatch(fetched, states)
+        return _MeasuredBatch(ids, batch.skipped, batch.is_placeholder, states)
 
     requests = [Request(0, np.arange(cut.start, cut.stop)) for cut in slices]
     parallel = _num_parallel(run, split_set)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import numpy as np
+
 from paceline.core.errors import DataError, RecipeError, UsageError
 from paceline.core.intervals import Progress
 from paceline.core.text import pluralize
@@ -12,7 +14,7 @@ from paceline.data.cache import keep_in_memory
 from paceline.data.datasets.torch_dataset import as_dataset
 from paceline.data.loader import TrainBatches, automatic_workers
 from paceline.data.sampler import BatchSampler, Permutation
-from paceline.data.skip_list import SkipList, automatic_limit
+from paceline.data.skip_list import UNREADABLE, SkipList, automatic_limit
 from paceline.data.split_loader import Dataset, SplitLoader
 from paceline.data.transforms.base import KeepOriginalMask
 from paceline.data.transforms.torchvision_v2 import as_transform
@@ -20,6 +22,7 @@ from paceline.engine.run import EvaluationSet
 from paceline.recipe.build_context import BuildContext, resolve
 from paceline.recipe.schema import DatasetPart
 
+_MOST_EVALUATED, _EVALUATED_VALUES = 256, 1 << 22  # samples, and pixel values in all channels, of an evaluation batch
 _MOST_NOTES = 5  # of a data set that a run begins with
 _WORLD_PARTS, _WORLD_LEAST = (
     8,
@@ -108,8 +111,26 @@ def make_evaluations(context: BuildContext, loaders: Mapping[str, SplitLoader]) 
         # On a CPU, the threads that measure also read: worker processes would only compete with them.
         automatic = 0 if context.world.device.type == "cpu" else automatic_workers(loaders[split], context.world)
         workers = automatic if evaluate.num_workers == "auto" else evaluate.num_workers
-        sets[split] = EvaluationSet(loaders[split], evaluate.batch_size, workers, evaluate.threads)
+        batch_size = evaluate.batch_size
+        if batch_size == "auto":
+            batch_size = automatic_batch_size(loaders[split], context.world.device.type == "cpu")
+        sets[split] = EvaluationSet(loaders[split], batch_size, workers, evaluate.threads)
     return sets
+
+
+def automatic_batch_size(loader: SplitLoader, is_cpu: bool) -> int:
+    """A power of two, 256 at most: on a CPU as many samples as the first one's size leaves in the budget of a batch.
+
+    A CPU evaluates a batch on each core, whose activations should not leave its cache. On machines of one kind it is a
+    pure function of the data, so metrics do not depend on processes or restarts.
+    """
+    if not is_cpu:
+        return _MOST_EVALUATED
+    try:
+        num_values = int(loader.fetch(0, np.arange(1))["image"].numel())
+    except UNREADABLE:  # named by the evaluation
+        return _MOST_EVALUATED
+    return 1 << (min(_MOST_EVALUATED, max(1, _EVALUATED_VALUES // num_values)).bit_length() - 1)
 
 
 def num_channels(loader: SplitLoader) -> int:
