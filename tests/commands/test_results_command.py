@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, Literal
 
 import openpyxl
 import pytest
@@ -18,13 +18,22 @@ from paceline.loggers.files import StatusFile
 from paceline.loggers.jsonl import JsonlLogger
 
 
-def make_run(folder: Path, *metrics: dict[str, float], name: str = "", task: str = "classification") -> Path:
+def make_run(
+    folder: Path,
+    *metrics: dict[str, float],
+    task: str = "classification",
+    best: tuple[str, Literal["max", "min"]] = ("top1", "max"),
+    **settings: object,
+) -> Path:
     """A run directory as training leaves it: evaluated every four steps, and on test at the end."""
     folder.mkdir(parents=True)
-    lines = [f"name: {name or folder.name}  # here", f"task: {{name: {task}}}", "model: {name: convnet, widths: [4]}"]
-    (folder / "recipe.yaml").write_text("\n".join(lines) + "\n")
+    recipe = {"name": folder.name, "task": {"name": task}, "model": {"name": "convnet", "widths": [4]}} | settings
+    (folder / "recipe.yaml").write_text(
+        "".join(f"{key}: {json.dumps(value)}  # here\n" for key, value in recipe.items())
+    )
     logger = LoggerGroup([StatusFile(folder / "status.json", 8), JsonlLogger(folder / "metrics.jsonl")])
-    logger.emit(Started(folder.name, folder, "cpu", 1, 8, 4))
+    metric, direction = best
+    logger.emit(Started(folder.name, folder, "cpu", 1, 8, 4, main_metric=metric, direction=direction))
     for number, each in enumerate(metrics, 1):
         logger.emit(Evaluated(4 * number, number, "val", each, 20))
     if metrics:
@@ -55,11 +64,11 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> st
 def test_runs_stand_side_by_side_with_their_mean(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = answer(capsys, "--split", "val").splitlines()
     assert lines[0] == "classification, val"
-    assert lines[1].split() == ["run", "model", "state", "step", "epoch", "top1"]
+    assert lines[1].split() == ["run", "epoch", "top1"]
     assert [line.split() for line in lines[2:5]] == [
-        ["fold-1", "convnet", "finished", "12", "3", "0.7000"],
-        ["fold-2", "convnet", "finished", "8", "2", "0.8000"],
-        ["fold-10", "convnet", "finished", "8", "2", "0.9000"],
+        ["fold-10", "2", "0.9000"],
+        ["fold-2", "2", "0.8000"],
+        ["fold-1", "3", "0.7000"],
     ]
     assert lines[5].split() == ["mean", "±", "sd", "of", "3", "0.8000", "±", "0.1000"]
     assert lines[6] == "only some have averaged_top1"
@@ -71,17 +80,19 @@ def test_only_finished_runs_count_and_dead_ones_are_not_called_running(
     status = folder / "runs/fold-2/status.json"
     status.write_text(json.dumps(json.loads(status.read_text()) | {"state": "running"}))
     found = json.loads(answer(capsys, "--json", "--split", "val"))
-    assert [each["state"] for each in found["runs"]] == ["finished", "killed", "finished"]
+    assert [(each["run"], each["state"]) for each in found["runs"]] == [
+        ("fold-10", "finished"), ("fold-2", "killed"), ("fold-1", "finished"),
+    ]  # fmt: skip
     assert [each["num_runs"] for each in found["summaries"]] == [2]
     assert found["summaries"][0]["mean"] == {"top1": pytest.approx(0.8)}
 
 
 def test_json_holds_every_figure_and_the_summaries(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(answer(capsys, "--json"))
-    assert [(each["directory"], each["split"], each["step"]) for each in found["runs"][:3]] == [
-        ("runs/fold-1", "val", 12), ("runs/fold-1", "test", 12), ("runs/fold-2", "val", 8),
+    assert [(each["directory"], each["split"], each["step"]) for each in found["runs"][:4]] == [
+        ("runs/fold-10", "val", 8), ("runs/fold-2", "val", 8), ("runs/fold-1", "val", 12), ("runs/fold-10", "test", 8),
     ]  # fmt: skip
-    assert found["runs"][2]["metrics"] == {"top1": 0.8, "averaged_top1": 0.9}
+    assert found["runs"][1]["metrics"] == {"top1": 0.8, "averaged_top1": 0.9}
     assert [(each["split"], each["num_runs"]) for each in found["summaries"]] == [("val", 3), ("test", 3)]
     assert found["summaries"][0]["mean"] == {"top1": pytest.approx(0.8)}
     assert found["summaries"][0]["standard_deviation"] == {"top1": pytest.approx(0.1)}
@@ -95,10 +106,70 @@ def test_best_takes_the_figures_of_the_best_checkpoint(folder: Path, capsys: pyt
 def test_named_runs_of_one_recipe_are_told_apart(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(folder / "other/fold-1", {"top1": 0.5})
     lines = answer(capsys, "runs/fold-1", "runs/fold-1/", "other", "runs/fold-1~1", "--split", "test").splitlines()
-    assert lines[1].split()[:2] == ["run", "directory"]
-    assert [line.split()[1] for line in lines[2:5]] == ["runs/fold-1", "other/fold-1", "runs/fold-1~1"]
+    assert [line.split()[0] for line in lines[2:5]] == ["runs/fold-1", "other/fold-1", "runs/fold-1~1"]
     (folder / "runs/fold-1~1/recipe.yaml").write_text("name: fold-1~1\ntask: classification\nmodel: convnet\n")
     assert "fold-1~1" in answer(capsys, "runs/fold-1~1")
+
+
+def data(root: str, **more: object) -> dict[str, object]:
+    """The data section of a recipe that reads one folder."""
+    part = {"dataset": "image_folder", "root": root, **more}
+    return {"batch_size": 4, "train": part, "val": part}
+
+
+def test_keys_in_which_runs_differ_are_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, lr, seed, top1 in (("a", 0.1, 0, 0.5), ("b", 0.1, 1, 0.7), ("c", 0.01, 0, 0.9)):
+        settings: dict[str, Any] = {
+            "optimizer": {"name": "sgd", "lr": lr, "momentum": 0.9},
+            "train": {"seed": seed, "threads": seed + 1},
+            "losses": [{"name": "cross_entropy", "label_smoothing": lr}],
+            "logging": {"every_steps": seed + 5},
+        }
+        make_run(tmp_path / "runs" / name, {"loss": 1.0, "top1": top1}, data=data("flowers"), **settings)
+    lines = answer(capsys, str(tmp_path / "runs"), "--split", "val").splitlines()
+    assert lines[0] == "classification, val: image_folder flowers"
+    assert lines[1].split() == ["run", "lr", "seed", "label_smoothing", "epoch", "top1", "loss"]
+    assert [line.split()[:6] for line in lines[2:5]] == [
+        ["c", "0.01", "0", "0.01", "1", "0.9000"],
+        ["b", "0.1", "1", "0.1", "1", "0.7000"],
+        ["a", "0.1", "0", "0.1", "1", "0.5000"],
+    ]
+    assert lines[5].split()[:10] == ["mean", "±", "sd", "of", "2", "0.1", "0.1", "0.6000", "±", "0.1414"]
+    found = json.loads(answer(capsys, str(tmp_path / "runs"), "--split", "val", "--json"))
+    assert found["runs"][0]["differs"] == {"optimizer.lr": 0.01, "train.seed": 0,
+                                           "losses.cross_entropy.label_smoothing": 0.01}  # fmt: skip
+    (summary,) = found["summaries"]
+    assert (summary["num_runs"], summary["differs"]["optimizer.lr"]) == (2, 0.1)
+    assert summary["mean"]["top1"] == pytest.approx(0.6)
+
+
+def test_runs_of_other_recipes_or_data_are_not_averaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Folds of one folder are; another learning rate or another folder is another thing."""
+    for number in range(3):
+        make_run(tmp_path / f"runs/fold-{number}", {"top1": 0.5 + number / 10}, data=data("a", fold=number))
+    make_run(tmp_path / "runs/other-recipe", {"top1": 0.1}, data=data("a", fold=0), optimizer={"lr": 3})
+    make_run(tmp_path / "runs/other-data", {"top1": 0.2}, data=data("b", fold=0))
+    found = json.loads(answer(capsys, str(tmp_path / "runs"), "--split", "val", "--json"))
+    (summary,) = found["summaries"]
+    assert (summary["data"], summary["num_runs"]) == ("image_folder a", 3)
+    assert summary["mean"]["top1"] == pytest.approx(0.6)
+    assert summary["standard_deviation"]["top1"] == pytest.approx(0.1)
+
+
+def test_the_direction_of_the_main_metric_is_respected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, mae in (("a", 0.2), ("b", 0.1), ("c", float("nan")), ("d", 0.3)):
+        make_run(tmp_path / "runs" / name, {"max_f": mae, "mae": mae}, task="saliency", best=("mae", "min"))
+    lines = answer(capsys, str(tmp_path / "runs"), "--split", "test").splitlines()
+    assert lines[1].split() == ["run", "epoch", "mae", "max_f"]
+    assert [line.split()[0] for line in lines[2:6]] == ["b", "a", "d", "c"]
+
+
+def test_runs_that_have_little_in_common_show_few_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(2):
+        make_run(tmp_path / f"runs/{number}", {"top1": 0.5}, train={f"key_{each}": number for each in range(9)})
+    output = answer(capsys, str(tmp_path / "runs"), "--split", "val")
+    assert output.splitlines()[1].split() == ["run", *(f"key_{each}" for each in range(6)), "epoch", "top1"]
+    assert "train.key_6, train.key_7, train.key_8" in output
 
 
 def test_tasks_are_not_mixed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,17 +180,18 @@ def test_tasks_are_not_mixed(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert output.count("mean ± sd") == 1
 
 
-def test_a_narrow_terminal_gets_the_figures_in_parts(folder: Path) -> None:
+def test_a_narrow_terminal_gets_the_figures_in_parts(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_run(folder / "many/one", {f"figure_{number}": number / 8 for number in range(12)})
-    environment = {**os.environ, "COLUMNS": "60", "FORCE_COLOR": "1", "TTY_COMPATIBLE": "1", "NO_COLOR": "1"}
-    command = [sys.executable, "-m", "paceline", "results", "many", "--split", "val"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
-    wide = subprocess.run([*command, "--split", "val"], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert wide.stdout.count("\n") == 3
-    assert done.stdout.count("figure_") == 12
-    assert done.stdout.count("1.3750") == 1
-    assert "…" not in done.stdout
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = answer(capsys, "many", "--split", "val")
+    monkeypatch.delenv("COLUMNS")
+    assert answer(capsys, "many", "--split", "val").count("\n") == 3
+    assert max(map(len, narrow.splitlines())) <= 60
+    assert narrow.count("figure_") == 12
+    assert narrow.count("1.3750") == 1
+    assert narrow.count("one") == 3
 
 
 @pytest.mark.parametrize("name", ["all.csv", "all.xlsx"])

@@ -3,56 +3,82 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import re
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.commands.common import print_json
+from paceline.commands.common import print_json, print_table
 from paceline.commands.run_lock import check_free
 from paceline.core.errors import DataError, PacelineError, UsageError
-from paceline.core.text import format_metric, pluralize
-from paceline.loggers.results import About, Result, read_results, write_results
+from paceline.core.text import doubled_loss, format_metric, join_first, pluralize
+from paceline.loggers.results import About, Result, read_main_metric, read_results, write_results
 from paceline.loggers.results_table import check_suffix
+from paceline.recipe.document import read_document
 
 _DEEPEST = 4
 _MOVED_ASIDE = re.compile(r".*~\d+")
-_RUN_COLUMNS = ("run", "directory", "model", "state", "step", "epoch")
+_MOST_KEYS = 6  # columns for keys; runs that differ in more have little in common
+_NO_SETTINGS = re.compile(
+    r"name|(logging|checkpoint|expect|evaluate)\b.*|data\.(num_workers|loader|cache|on_error|max_skipped)"
+    r"|train\.(device|devices|threads|hang_seconds|epochs|steps)"
+)
+"""Keys that tell nothing of how a run was trained, or that its step and epoch tell."""
+_REPEATED = re.compile(r"train\.seed|data\.(train|val|test)\.(?!transforms).*")
+"""Keys in which the repetitions of one recipe differ: the seed, and which samples are held out."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A result, and what its run was trained with and measured on."""
+
+    result: Result
+    settings: dict[str, Any]
+    data: str
+
+    @property
+    def recipe(self) -> str:
+        """The same for repetitions of one recipe."""
+        kept = {key: value for key, value in self.settings.items() if not _REPEATED.fullmatch(key)}
+        return json.dumps(kept, sort_keys=True)
 
 
 def main(options: argparse.Namespace) -> int:
     """Print the metrics of runs, and bring their rows in `--out` up to date."""
     if options.out:
         check_suffix(options.out)
-    results = _read_all(options)
-    if not results:
+    rows = _read_all(options)
+    if not rows:
         which = f" on {options.split}" if options.split else ""
         what = "by its best checkpoint" if options.best else "yet"
         raise DataError(f"none of these runs has measured anything{which} {what}")
-    groups = _grouped(results)
+    groups = [Group(members) for members in _grouped(rows)]
     if options.json:
-        print_json({"runs": [_as_json(each) for each in results], "summaries": list(_summaries(groups))})
+        runs = [group.as_json(row) for group in groups for row in group.rows]
+        print_json({"runs": runs, "summaries": [each for group in groups for each in group.summaries()]})
     else:
-        for number, ((task, split), members) in enumerate(groups.items()):
-            print("\n" * (number > 0) + f"{task}, {split}")
-            _print_group(members)
+        for number, group in enumerate(groups):
+            print("\n" * (number > 0) + group.title)
+            group.print()
     if options.out:
-        write_results(options.out, results)
+        write_results(options.out, [row.result for row in rows])
         if not options.json:
-            print(f"{pluralize(len(results), 'row')} up to date in {options.out}", file=sys.stderr)
+            print(f"{pluralize(len(rows), 'row')} up to date in {options.out}", file=sys.stderr)
     return 0
 
 
-def _read_all(options: argparse.Namespace) -> list[Result]:
-    found: list[Result] = []
+def _read_all(options: argparse.Namespace) -> list[Row]:
+    found: list[Row] = []
     for folder, is_named in _folders(options.runs):
         try:
-            own = read_results(folder, _about(folder), options.best)
+            about, tree = _read_recipe(folder)
+            own = read_results(folder, about, options.best)
         except PacelineError as error:
             if is_named:
                 raise
@@ -61,7 +87,8 @@ def _read_all(options: argparse.Namespace) -> list[Result]:
         own = [_as_it_is(each) for each in own if options.split in (None, each.split, each.split.partition(".")[0])]
         if not own:
             print(f"left out: {folder}: there are no such metrics in it", file=sys.stderr)
-        found += own
+        settings = {key: value for key, value in _settings(tree, "") if not _NO_SETTINGS.fullmatch(key)}
+        found += [Row(each, settings, _data_of(tree, each.split)) for each in own]
     return found
 
 
@@ -115,97 +142,150 @@ def _by_numbers(path: Path) -> list[tuple[int, str]]:
     return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"([0-9]+)", path.name)]
 
 
-def _about(folder: Path) -> About:
-    from paceline.recipe.document import read_document
-
+def _read_recipe(folder: Path) -> tuple[About, dict[str, Any]]:
     path = folder / "recipe.yaml"
     tree = read_document(path, str(path)).tree
-    words = [_named(tree.get(key)) if isinstance(tree, dict) else None for key in About._fields]
+    words = [_name_of(tree.get(key)) if isinstance(tree, dict) else None for key in About._fields]
     if None in words:
         raise DataError(f"{path}: is not the recipe of a run: expected name, task and model")
-    return About(*(str(word) for word in words))
+    return About(*(str(word) for word in words)), tree
 
 
-def _named(part: Any) -> str | None:
+def _name_of(part: Any) -> str | None:
     name = part.get("name") if isinstance(part, dict) else part
     return name if isinstance(name, str) else None
 
 
-Groups = dict[tuple[str, str], list[Result]]
-"""Results that can be compared: those of one task and split."""
+def _settings(tree: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """Every value with its dotted key; of a list of parts their names, and below it each part's values by its name."""
+    if isinstance(tree, dict) and tree:
+        for name, value in tree.items():
+            yield from _settings(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(tree, list) and tree and all(_name_of(part) for part in tree):
+        yield key, "+".join(str(_name_of(part)) for part in tree)
+        for part in tree:
+            yield from _settings(part, f"{key}.{_name_of(part)}")
+    else:
+        yield key, tree
 
 
-def _grouped(results: Sequence[Result]) -> Groups:
-    groups: Groups = {}
-    for each in results:
-        groups.setdefault((each.about.task, each.split), []).append(each)
-    return groups
+def _data_of(tree: dict[str, Any], split: str) -> str:
+    """The data set of a split and the folder that it is in: folds of one folder are the same data."""
+    part: Any = tree.get("data")
+    for word in split.split(".", 1):
+        part = part.get(word) if isinstance(part, dict) else None
+    if not isinstance(part, dict):
+        return ""
+    file = part.get("file")
+    place = part.get("root") or (os.path.dirname(file) if isinstance(file, str) else None)  # noqa: PTH120
+    return " ".join(str(word) for word in (part.get("dataset"), place) if word)
 
 
-def _finished(members: Sequence[Result]) -> list[Result]:
-    return [each for each in members if each.state == "finished"]
+def _grouped(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows that can be compared: those of one task, split and data."""
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.result.about.task, row.result.split, row.data), []).append(row)
+    return list(groups.values())
 
 
-def _shared(members: Sequence[Result]) -> list[str]:
-    return [name for name in members[0].metrics if all(name in each.metrics for each in members)]
+class Group:
+    """Rows that can be compared, the best first."""
 
+    def __init__(self, rows: Sequence[Row]) -> None:
+        first = rows[0]
+        self.task, self.split, self.data = first.result.about.task, first.result.split, first.data
+        self.title = f"{self.task}, {self.split}" + (f": {self.data}" if self.data else "")
+        main, is_higher = next(filter(None, (read_main_metric(row.result.folder) for row in rows)), ("", True))
+        self.metrics = [name for name in first.result.metrics if all(name in row.result.metrics for row in rows)]
+        self.metrics.sort(key=lambda name: name != main)
+        self.rows = sorted(rows, key=lambda row: self._rank(row, is_higher))
+        self.keys = self._different_keys()
 
-def _mean_and_deviation(members: Sequence[Result], name: str) -> tuple[float | None, float | None]:
-    """Over runs, with n - 1 below; None where some run's metric is not finite."""
-    values = [each.metrics[name] for each in members]
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    if len(known) < len(values):
-        return None, None
-    return statistics.fmean(known), statistics.stdev(known)
+    def _rank(self, row: Row, is_higher: bool) -> float:
+        value = row.result.metrics[self.metrics[0]] if self.metrics else None
+        if value is None or not math.isfinite(value):
+            return math.inf
+        return -value if is_higher else value
 
+    def _different_keys(self) -> list[str]:
+        """The keys that all runs have and not all have the same value of."""
+        shared = [key for key in self.rows[0].settings if all(key in row.settings for row in self.rows)]
+        return [key for key in shared if len({_cell(row.settings[key]) for row in self.rows}) > 1]
 
-def _as_json(result: Result) -> dict[str, Any]:
-    return result.labels(Path()) | {"metrics": result.metrics}
+    def repeated(self) -> list[list[Row]]:
+        """The finished runs of each recipe that has several."""
+        recipes: dict[str, list[Row]] = {}
+        for row in self.rows:
+            if row.result.state == "finished":
+                recipes.setdefault(row.recipe, []).append(row)
+        return [members for members in recipes.values() if len(members) > 1]
 
+    def as_json(self, row: Row) -> dict[str, Any]:
+        """A run with the keys in which it differs from others of the group."""
+        differs = {key: row.settings[key] for key in self.keys}
+        return row.result.labels(Path()) | {"data": self.data, "differs": differs, "metrics": row.result.metrics}
 
-def _summaries(groups: Groups) -> Iterator[dict[str, Any]]:
-    for (task, split), members in groups.items():
-        finished = _finished(members)
-        if len(finished) > 1:
-            pairs = {name: _mean_and_deviation(finished, name) for name in _shared(finished)}
+    def summaries(self) -> Iterator[dict[str, Any]]:
+        """Mean and standard deviation over the repetitions of each recipe."""
+        for members in self.repeated():
+            pairs = {name: _mean_and_deviation(members, name) for name in self.metrics}
             yield {
-                "task": task,
-                "split": split,
-                "num_runs": len(finished),
+                "task": self.task,
+                "split": self.split,
+                "data": self.data,
+                "differs": {key: members[0].settings[key] for key in self._own_keys(members)},
+                "num_runs": len(members),
                 "mean": {name: mean for name, (mean, _) in pairs.items()},
                 "standard_deviation": {name: deviation for name, (_, deviation) in pairs.items()},
             }
 
+    def _own_keys(self, members: Sequence[Row]) -> list[str]:
+        return [key for key in self.keys if len({_cell(row.settings[key]) for row in members}) == 1]
 
-def _print_group(members: list[Result]) -> None:
-    names = _shared(members)
-    heads = [column for column in _RUN_COLUMNS if column != "directory" or _are_ambiguous(members)]
-    rows = [[*_run_cells(each, heads), *(_number(each.metrics[name]) for name in names)] for each in members]
-    finished = _finished(members)
-    if len(finished) > 1:
-        cells = [f"mean ± sd of {len(finished)}", *[""] * (len(heads) - 1)]
-        rows.append([*cells, *(_plus_minus(*_mean_and_deviation(finished, name)) for name in names)])
-    _print_columns([*heads, *names], rows, len(heads))
-    shared = set(names)
-    others = dict.fromkeys(name for each in members for name in each.metrics if name not in shared)
-    if others:
-        print(f"only some have {', '.join(others)}")
+    def print(self) -> None:
+        """The table, as wide as the terminal."""
+        hidden = {doubled_loss({n: row.result.metrics[n] or math.nan for n in self.metrics}) for row in self.rows}
+        metrics = [name for name in self.metrics if hidden != {name}]
+        keys = self.keys[:_MOST_KEYS]
+        labels = ["epoch"] if len({row.result.state for row in self.rows}) == 1 else ["state", "epoch"]
+        is_ambiguous = len({row.result.about.name for row in self.rows}) < len(self.rows)
+        rows = []
+        for row in self.rows:
+            name = str(row.result.folder) if is_ambiguous else row.result.about.name
+            about = {"state": row.result.state, "epoch": f"{row.result.epoch:.4g}"}
+            cells = [name, *(_cell(row.settings[key]) for key in keys), *(about[label] for label in labels)]
+            rows.append([*cells, *(_number(row.result.metrics[metric]) for metric in metrics)])
+        for members in self.repeated():
+            own = self._own_keys(members)
+            shared = [_cell(members[0].settings[key]) if key in own else "" for key in keys]
+            cells = [f"mean ± sd of {len(members)}", *shared, *[""] * len(labels)]
+            rows.append([*cells, *(_plus_minus(*_mean_and_deviation(members, metric)) for metric in metrics)])
+        print_table(["run", *_short(keys), *labels, *metrics], rows, num_words=1 + len(keys) + len(labels) - 1)
+        if len(self.keys) > _MOST_KEYS:
+            print(f"they differ in {join_first(self.keys[_MOST_KEYS:], 8)} too")
+        others = dict.fromkeys(n for row in self.rows for n in row.result.metrics if n not in self.metrics)
+        if others:
+            print(f"only some have {', '.join(others)}")
 
 
-def _are_ambiguous(members: Sequence[Result]) -> bool:
-    return len({each.about.name for each in members}) < len(members)
+def _short(keys: Sequence[str]) -> list[str]:
+    """The last word of each key; the whole of it where two end alike."""
+    ends = [key.rpartition(".")[2] for key in keys]
+    return [key if ends.count(end) > 1 or end == "name" else end for key, end in zip(keys, ends, strict=True)]
 
 
-def _run_cells(result: Result, heads: Sequence[str]) -> list[str]:
-    cells = {
-        "run": result.about.name,
-        "directory": str(result.folder),
-        "model": result.about.model,
-        "state": result.state,
-        "step": str(result.step),
-        "epoch": f"{result.epoch:.4g}",
-    }
-    return [cells[head] for head in heads]
+def _cell(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _mean_and_deviation(members: Sequence[Row], name: str) -> tuple[float | None, float | None]:
+    """Over runs, with n - 1 below; None where some run's metric is not finite."""
+    values = [row.result.metrics[name] for row in members]
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    if len(known) < len(values):
+        return None, None
+    return statistics.fmean(known), statistics.stdev(known)
 
 
 def _number(value: float | None) -> str:
@@ -216,30 +296,3 @@ def _number(value: float | None) -> str:
 
 def _plus_minus(mean: float | None, deviation: float | None) -> str:
     return "nan" if mean is None else f"{_number(mean)} ± {_number(deviation)}"
-
-
-def _print_columns(header: list[str], rows: list[list[str]], num_heads: int) -> None:
-    """A table; on a terminal that is too narrow for it the metrics go on below, beside the names of the runs."""
-    from rich.console import Console
-    from rich.table import Table
-
-    widths = [max(len(row[column]) for row in [header, *rows]) + 2 for column in range(len(header))]
-    console = Console(highlight=False)
-    room = console.width if console.is_terminal else sum(widths)
-    first, metrics = list(range(num_heads)), list(range(num_heads, len(header)))
-    while first:
-        format_metric, used = [*first], sum(widths[column] for column in first)
-        for column in metrics:
-            used += widths[column]
-            if used > room and len(format_metric) > 1:
-                break
-            format_metric.append(column)
-        metrics = metrics[len(format_metric) - len(first) :]
-        table = Table(box=None, header_style="bold", pad_edge=False)
-        for column in format_metric:
-            is_word = column < min(num_heads, header.index("step"))
-            table.add_column(header[column], justify="left" if is_word else "right", no_wrap=True)
-        for row in rows:
-            table.add_row(*(row[column] for column in format_metric))
-        Console(width=max(room, sum(widths[c] for c in format_metric)), highlight=False, markup=False).print(table)
-        first = [0] if metrics else []

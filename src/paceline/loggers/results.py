@@ -92,6 +92,13 @@ def read_state(folder: Path) -> str:
     return state if isinstance(state, str) else "unknown"
 
 
+def read_main_metric(folder: Path) -> tuple[str, bool] | None:
+    """The metric that a run is judged by and whether its greatest value is best; None if its status does not say."""
+    status = read_json(folder / "status.json")
+    name = status.get("main_metric") if isinstance(status, dict) else None
+    return (name, status.get("direction") != "min") if isinstance(name, str) else None
+
+
 def _records(folder: Path) -> list[Record]:
     path = folder / "metrics.jsonl"
     if not path.is_file():
