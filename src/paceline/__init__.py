@@ -13,16 +13,18 @@ if TYPE_CHECKING:
     from paceline.engine.loop import train
     from paceline.engine.step import train_step
     from paceline.recipe.build import build
+    from paceline.recipe.build_predictor import load
     from paceline.tasks.task import Task
 
 __version__ = "0.1.0"
-__all__ = ["Task", "build", "evaluate", "register", "train", "train_step"]
+__all__ = ["Task", "build", "evaluate", "load", "register", "train", "train_step"]
 
 # Imported on first use: `import paceline` stays free of torch.
 _HOMES = {
     "Task": "paceline.tasks.task",
     "build": "paceline.recipe.build",
     "evaluate": "paceline.engine.evaluate",
+    "load": "paceline.recipe.build_predictor",
     "register": "paceline.core.registry",
     "train": "paceline.engine.loop",
     "train_step": "paceline.engine.step",

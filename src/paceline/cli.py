@@ -18,6 +18,7 @@ from paceline.launch.environment import LAUNCHER
 _COMMANDS = {
     "train": "train from a recipe, or continue a run that was stopped",
     "eval": "measure a run's checkpoint",
+    "predict": "what a trained run predicts for new images: tables, maps, and images with predictions drawn",
     "check": "try everything a run needs, without training: data, one step, a checkpoint",
     "data": "look at every sample: what cannot be read, what there is, how fast it loads, a contact sheet; or pack it",
     "sample": "write a small synthetic data set, and print how a recipe reads it",
@@ -113,7 +114,8 @@ def _parser() -> argparse.ArgumentParser:
     made["eval"].add_argument(
         "--split", metavar="SPLIT", help="val, test, or test.NAME (default: test if the recipe has it, else val)"
     )
-    for name in ("train", "eval"):
+    _add_predict(made["predict"])
+    for name in ("train", "eval", "predict"):
         _add_processes(made[name])
     _add_data(made["data"])
     _add_sample(made["sample"])
@@ -133,6 +135,19 @@ def _add_recipe(parser: argparse.ArgumentParser, what: str) -> None:
         "recipe", metavar=what, help="a .yaml or .json file, the name of a recipe that ships, or a run directory"
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="change values, as in optimizer.lr=0.01")
+    parser.add_argument("--use", action="append", default=[], metavar="MODULE", help="import a module of yours first")
+
+
+def _add_predict(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, metavar="RUN", help="the directory of a trained run")
+    parser.add_argument(
+        "inputs", type=Path, nargs="+", metavar="INPUT", help="images, videos, folders of them, or lists (.txt, .csv)"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where predictions are written")
+    parser.add_argument("--checkpoint", type=Path, metavar="PATH", help="default: the run's best, else its newest")
+    parser.add_argument("--average", action="store_true", help="use the average of the weights (train.averaging)")
+    parser.add_argument("--tta", action="store_true", help="average over each image and its mirror image")
+    parser.add_argument("--no-images", dest="images", action="store_false", help="draw no images")
     parser.add_argument("--use", action="append", default=[], metavar="MODULE", help="import a module of yours first")
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from paceline.core.errors import DataError
 from paceline.data.batch import Batch
-from paceline.data.transforms.base import KeepOriginalMask
+from paceline.data.transforms.base import KeepOriginal
 from paceline.data.transforms.geometric import CenterCrop, Pad, Resize
 from paceline.losses.loss_term import LossTerm
 from paceline.metrics.metric import MetricValues, State, merge_states
@@ -85,7 +85,7 @@ def batch_of(samples: list[dict[str, np.ndarray]]) -> Batch:
 
 
 def kept(height: int, width: int, side: int = 32) -> dict[str, np.ndarray]:
-    return Resize([side, side])(KeepOriginalMask()(sample(height, width), NONE), NONE)
+    return Resize([side, side])(KeepOriginal()(sample(height, width), NONE), NONE)
 
 
 @pytest.mark.parametrize("shrink", [1, 4])
@@ -124,7 +124,7 @@ def test_padding_and_cropping_are_undone(then: Pad | CenterCrop) -> None:
     """Values that tell their place come back to that place."""
     rows, columns = np.mgrid[:40, :60].astype(np.uint8)
     placed = {"image": np.stack([rows, columns, rows], -1), "mask": np.zeros((40, 60), np.uint8)}
-    changed = batch_of([then(KeepOriginalMask()(placed, NONE), NONE)])
+    changed = batch_of([then(KeepOriginal()(placed, NONE), NONE)])
     planes = next(iter(warp_to_truth(changed["image"] * 255, changed)))
     seen = slice(8, 32), slice(10, 50)  # what the crop has
     assert planes.shape == (3, 40, 60)
@@ -135,7 +135,7 @@ def test_padding_and_cropping_are_undone(then: Pad | CenterCrop) -> None:
 def test_a_resized_crop_comes_back_too() -> None:
     rows, columns = np.mgrid[:48, :64].astype(np.uint8)
     placed = {"image": np.stack([4 * rows, 3 * columns, rows], -1), "mask": np.zeros((48, 64), np.uint8)}
-    changed = Resize([80, 80])(CenterCrop([40, 40])(KeepOriginalMask()(placed, NONE), NONE), NONE)
+    changed = Resize([80, 80])(CenterCrop([40, 40])(KeepOriginal()(placed, NONE), NONE), NONE)
     planes = next(iter(warp_to_truth(batch_of([changed])["image"] * 255, batch_of([changed]))))
     seen = slice(6, 42), slice(14, 50)
     assert planes[0][seen].numpy() == pytest.approx(4.0 * rows[seen], abs=1.1)
@@ -197,4 +197,4 @@ def test_what_is_not_saliency_is_refused() -> None:
     with pytest.raises(DataError, match="3 maps"):
         task().losses(nn.Identity(), batch_of([sample(8, 8)]))
     with pytest.raises(DataError, match="masks"):
-        KeepOriginalMask()({"image": sample(8, 8)["image"]}, NONE)
+        KeepOriginal()({"image": sample(8, 8)["image"]}, NONE)

@@ -44,6 +44,8 @@ class DataFingerprint:
     num_samples: int
     digest: str = ""
     groups: dict[str, FileGroup] = field(default_factory=dict)
+    channels: int = 3
+    """Of the images; only kept, so that a model can be built without the data."""
 
     def to_json(self) -> dict[str, Any]:
         """The same as plain lists, dicts, numbers and strings; names that are not UTF-8 hold lone surrogates."""
@@ -53,7 +55,8 @@ class DataFingerprint:
     def from_json(cls, content: Mapping[str, Any]) -> DataFingerprint:
         """What `to_json` gave, also after JSON has made lists of its tuples."""
         groups = {name: FileGroup(*group) for name, group in content["groups"].items()}
-        return cls(list(content["classes"]), int(content["num_samples"]), str(content["digest"]), groups)
+        channels = int(content.get("channels", 3))
+        return cls(list(content["classes"]), int(content["num_samples"]), str(content["digest"]), groups, channels)
 
 
 class DataDigest:
@@ -134,12 +137,13 @@ def fingerprint(dataset: Dataset, with_sizes: bool = True) -> DataFingerprint:
     """
     dataset = joined(dataset)
     classes = [str(name) for name in getattr(dataset, "classes", None) or []]
+    channels = int(getattr(dataset, "channels", 3))
     update: Callable[[DataDigest], None] | None = getattr(dataset, "update_digest", None)
     if update is None:
-        return DataFingerprint(classes, len(dataset))
+        return DataFingerprint(classes, len(dataset), channels=channels)
     digest = DataDigest(with_sizes)
     update(digest)
-    return DataFingerprint(classes, len(dataset), *digest.finish())
+    return DataFingerprint(classes, len(dataset), *digest.finish(), channels)
 
 
 def differences(old: Mapping[str, DataFingerprint], new: Mapping[str, DataFingerprint]) -> list[str]:

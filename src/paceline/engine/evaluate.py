@@ -26,13 +26,14 @@ from paceline.data.skip_list import Skipped
 from paceline.engine.predictions import GuardedWriter, NoPredictions, make_writer
 from paceline.engine.run import EvaluationSet, Run
 from paceline.engine.stateful import unchanged_state
-from paceline.engine.visualizer import Panels, Visualizer
+from paceline.engine.visualizer import NoVisualizer, Panels, Visualizer
 from paceline.engine.watchdog import EVALUATING
 from paceline.loggers.events import EvaluationProgress, Snapshot
 from paceline.metrics.metric import Metric, State, StateAccumulator, merge_states, pack, unpack
 from paceline.optim.averaging import update_bn
 
 _STATISTICS_UPDATES = 50
+_AVERAGED = "averaged_"
 _AHEAD = 2  # batches that a process may be ahead of the slowest one
 
 _Item = TypeVar("_Item")
@@ -63,15 +64,46 @@ class _MeasuredBatch(NamedTuple):
     states: list[State]
 
 
-def evaluate(run: Run, split: str) -> Evaluation:
-    """The metrics of the model on `split`. Raises Stopped, in all processes, once one of them was asked to stop."""
+def evaluate(run: Run, split: str, prefix: str = "") -> Evaluation:
+    """The metrics of the model on `split`. Raises Stopped, in all processes, once one of them was asked to stop.
+
+    `prefix` begins the names of the files of predictions.
+    """
     resume_gc()
     run.heartbeat.beat(run.progress.step, EVALUATING)
     started = time.perf_counter()
-    split_set, writer = run.evaluations[split], make_writer(run, split)
+    split_set, writer = run.evaluations[split], make_writer(run, split, prefix)
     metrics = [*run.task.metrics(), *writer.metrics]
     size = len(split_set.loader.dataset)
     visualizer = Visualizer(run, size)
+    states, unread = collect_states(run, split, split_set, metrics, writer, visualizer)
+    num_reported = len(metrics) - len(writer.metrics)
+    problem = writer.finish(states[num_reported:], unread)
+    values: dict[str, Any] = {}
+    for metric, state in zip(metrics[:num_reported], states, strict=False):
+        values |= metric.compute(state)
+    return Evaluation(
+        split,
+        {name: _number(value) for name, value in values.items() if not isinstance(value, Tensor)},
+        {name: value for name, value in values.items() if isinstance(value, Tensor)},
+        size - len(unread),
+        time.perf_counter() - started,
+        visualizer.gather(),
+        len(unread),
+        problem or visualizer.problem,
+    )
+
+
+def collect_states(
+    run: Run,
+    split: str,
+    split_set: EvaluationSet,
+    metrics: Sequence[Metric],
+    writer: GuardedWriter | NoPredictions,
+    visualizer: Visualizer | NoVisualizer,
+) -> tuple[list[State], list[int]]:
+    """The state of each metric over all samples, and the ids of those that cannot be read: the same on all ranks."""
+    size = len(split_set.loader.dataset)
     slices = evaluation_slices(size, split_set.batch_size)
     own = rank_slices(slices, run.world.rank, run.world.size)
     rounds = -(-len(slices) // run.world.size)
@@ -95,22 +127,7 @@ def evaluate(run: Run, split: str) -> Evaluation:
     skipped_ids = torch.tensor(skipped, dtype=torch.int64)
     check_ledger(run.world, [*ids, skipped_ids], size)
     unread = torch.cat(run.world.gather(skipped_ids)).tolist() if split_set.loader.skips is not None else []
-    states = [_merge_ranks(run.world, accumulator.result()) for accumulator in accumulators]
-    num_reported = len(metrics) - len(writer.metrics)
-    problem = writer.finish(states[num_reported:], unread)
-    values: dict[str, Any] = {}
-    for metric, state in zip(metrics[:num_reported], states, strict=False):
-        values |= metric.compute(state)
-    return Evaluation(
-        split,
-        {name: _number(value) for name, value in values.items() if not isinstance(value, Tensor)},
-        {name: value for name, value in values.items() if isinstance(value, Tensor)},
-        size - len(unread),
-        time.perf_counter() - started,
-        visualizer.gather(),
-        len(unread),
-        problem or visualizer.problem,
-    )
+    return [_merge_ranks(run.world, accumulator.result()) for accumulator in accumulators], unread
 
 
 def _snapshot(run: Run, evaluation: EvaluationProgress) -> Snapshot:
@@ -128,8 +145,8 @@ def evaluate_with_average(run: Run, split: str) -> Evaluation:
     if not run.averaging.is_ready:
         return own
     with averaged(run, split):
-        average = evaluate(run, split)
-    metrics = own.metrics | {f"averaged_{name}": value for name, value in average.metrics.items()}
+        average = evaluate(run, split, _AVERAGED)
+    metrics = own.metrics | {f"{_AVERAGED}{name}": value for name, value in average.metrics.items()}
     problem = own.problem or average.problem
     return replace(own, metrics=metrics, seconds=own.seconds + average.seconds, problem=problem)
 
@@ -200,7 +217,7 @@ def _measure_batches(
     metrics: Sequence[Metric],
     slices: list[BatchSlice],
     writer: GuardedWriter | NoPredictions,
-    visualizer: Visualizer,
+    visualizer: Visualizer | NoVisualizer,
 ) -> Generator[_MeasuredBatch, None, None]:
     """Measure each batch, in order: on a CPU several at once, each in a thread that also reads its samples."""
 

@@ -7,7 +7,6 @@ import io
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import compress
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -28,6 +27,8 @@ from paceline.metrics.metric import Metric, State
 from paceline.visualize.colors import Color
 
 Map = NDArray[np.uint8]
+Rows = Mapping[str, Tensor]
+"""What a metric has collected of all samples."""
 
 
 @runtime_checkable
@@ -109,11 +110,11 @@ class GuardedWriter:
         return self._problem
 
 
-def make_writer(run: Run, split: str) -> GuardedWriter | NoPredictions:
+def make_writer(run: Run, split: str, prefix: str = "") -> GuardedWriter | NoPredictions:
     """What keeps the predictions of a split in the run directory, if they are wanted."""
     if not run.save_predictions:
         return NoPredictions()
-    place, dataset = predictions_place(run, split), run.evaluations[split].loader.dataset
+    place, dataset = predictions_place(run, f"{prefix}{split}"), run.evaluations[split].loader.dataset
     if isinstance(run.task, PredictsMaps):
         return GuardedWriter(PredictionFolder(place, dataset, run.task), run.world)
     assert isinstance(run.task, PredictsClasses | PredictsBoxes), "a run is not built with predictions of no kind"
@@ -229,22 +230,21 @@ class PredictsClasses(Protocol):
 class PredictsBoxes(Protocol):
     """A task that detects objects."""
 
+    classes: list[str]
+
     def detection_metric(self) -> Metric:
         """What collects them: the tensor "detections" [K, 8], see `metrics.detection.DetectionRows`."""
         ...
 
 
 class PredictionFile:
-    """Writes the predictions of a split into one file, at the end of its evaluation."""
+    """Writes the predictions of a split into one file, in the format of its extension, at the end of its evaluation."""
 
     def __init__(self, path: Path, dataset: Dataset, task: PredictsClasses | PredictsBoxes) -> None:
         self.path = path
         self._dataset = dataset
-        self._format: Callable[[Mapping[str, Tensor], Dataset], str] = coco_results
-        if isinstance(task, PredictsBoxes):
-            self._rows = task.detection_metric()
-        else:
-            self._rows, self._format = task.prediction_metric(), partial(class_table, classes=task.classes)
+        self._classes = task.classes
+        self._rows = task.detection_metric() if isinstance(task, PredictsBoxes) else task.prediction_metric()
 
     @property
     def metrics(self) -> Sequence[Metric]:
@@ -256,7 +256,7 @@ class PredictionFile:
 
     def finish(self, states: Sequence[State], skipped_ids: Sequence[int]) -> None:
         """Write the file; an earlier one is replaced whole, never seen half-written."""
-        text = self._format(self._rows.compute(states[0]), self._dataset)
+        text = _FORMATS[self.path.suffix](self._rows.compute(states[0]), self._dataset, self._classes)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Names of files may be no UTF-8: the file is, so that everything can read it.
@@ -265,7 +265,7 @@ class PredictionFile:
             raise UsageError(f"{self.path}: predictions cannot be written ({error.strerror or error})") from error
 
 
-def coco_results(rows: Mapping[str, Tensor], dataset: Dataset) -> str:
+def coco_results(rows: Rows, dataset: Dataset, classes: Sequence[str]) -> str:
     """Detections as COCO's result files have them, and the name of each image's file."""
     path, category_ids = getattr(dataset, "path", None), getattr(dataset, "category_ids", None)
     results = []
@@ -277,7 +277,28 @@ def coco_results(rows: Mapping[str, Tensor], dataset: Dataset) -> str:
     return "[" + ",\n ".join(json.dumps(result) for result in results) + "]\n"
 
 
-def class_table(rows: Mapping[str, Tensor], dataset: Dataset, classes: Sequence[str]) -> str:
+def class_lines(rows: Rows, dataset: Dataset, classes: Sequence[str]) -> str:
+    """Classes as JSON lines: the file, the predicted classes, and the probability of each class."""
+    path = getattr(dataset, "path", None)
+    lines = []
+    for file, result in zip(rows["file"].tolist(), class_results(rows, classes), strict=True):
+        name = {} if path is None else {"path": str(path(file))}
+        lines.append(json.dumps({**name, **result}, ensure_ascii=True) + "\n")
+    return "".join(lines)
+
+
+def class_results(rows: Rows, classes: Sequence[str]) -> list[dict[str, Any]]:
+    """The predicted classes of each sample, and the probability of each class, or of the predicted one alone."""
+    results = []
+    for predicted, probabilities in zip(rows["predicted"].tolist(), rows["probabilities"].tolist(), strict=True):
+        shares = [round(share, 6) for share in probabilities]
+        names = list(compress(classes, predicted))
+        known = dict(zip(classes if len(shares) == len(classes) else names, shares, strict=False))
+        results.append({"predicted": names, "probabilities": known})
+    return results
+
+
+def class_table(rows: Rows, dataset: Dataset, classes: Sequence[str]) -> str:
     """Classes as a CSV file: a row a sample, with the probability of each class."""
     path = getattr(dataset, "path", None)
     text = io.StringIO()
@@ -285,14 +306,23 @@ def class_table(rows: Mapping[str, Tensor], dataset: Dataset, classes: Sequence[
     paths = [] if path is None else ["path"]
     is_of_all = rows["probabilities"].shape[1] == len(classes)
     each = classes if is_of_all else []
-    writer.writerow(["sample", *paths, "label", "predicted", "probability", *map(as_cell, each)])
+    has_labels = getattr(dataset, "has_labels", True)
+    labels = ["label"] if has_labels else []
+    writer.writerow(["sample", *paths, *labels, "predicted", "probability", *map(as_cell, each)])
     columns = [rows[name] for name in ("sample", "file", "truth", "predicted", "probabilities")]
     for row in zip(*columns, strict=True):
         sample, file, truth, predicted, probabilities = (each.tolist() for each in row)
         shares = [f"{share:.6g}" for share in probabilities]
         names = _BETWEEN.join(compress(classes, predicted))
         theirs = _BETWEEN.join(compress(shares, predicted) if is_of_all else shares if names else [])
-        label = _BETWEEN.join(compress(classes, truth))
-        words = [*([] if path is None else [str(path(file))]), label, names]
+        label = [_BETWEEN.join(compress(classes, truth))] if has_labels else []
+        words = [*([] if path is None else [str(path(file))]), *label, names]
         writer.writerow([sample, *map(as_cell, words), theirs, *(shares if is_of_all else [])])
     return text.getvalue()
+
+
+_FORMATS: dict[str, Callable[[Rows, Dataset, Sequence[str]], str]] = {
+    ".csv": class_table,
+    ".jsonl": class_lines,
+    ".json": coco_results,
+}

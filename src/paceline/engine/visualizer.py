@@ -65,6 +65,13 @@ class Visualizer:
         return dict(sorted(panels.items()))
 
 
+class NoVisualizer:
+    """Draws nothing."""
+
+    def add(self, batch: Batch, predictions: Any) -> None:
+        """Nothing."""
+
+
 def visualize_samples(run: Run) -> None:
     """Draw the first training samples as the model gets them, augmented."""
     number = min(_num_visualized(run), run.batches.updates.size)

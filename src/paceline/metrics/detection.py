@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.core.registry import register
-from paceline.data.batch import Batch
+from paceline.data.batch import TRUTHS, Batch
 from paceline.metrics.metric import MetricValues, State
 
 COCO_NAMES = (
@@ -43,11 +43,21 @@ def objects_state(predictions: Sequence[Any], batch: Batch) -> State:
         number = len(own.boxes)
         columns = [torch.full((number, 1), float(sample)), own.labels[:, None], own.scores[:, None], own.boxes]
         found.append(torch.cat([column.detach().cpu().double() for column in columns], 1))
-        boxes = batch["boxes"][index]
-        extra = [batch[name][index][:, None] for name in ("crowd", "area")]
-        columns = [torch.full((len(boxes), 1), float(sample)), batch["classes"][index][:, None], *extra, boxes]
+        boxes, labels, *more = (_truth(batch, name)[index] for name in ("boxes", "classes", "crowd", "area"))
+        columns = [
+            torch.full((len(boxes), 1), float(sample)),
+            labels[:, None],
+            *(each[:, None] for each in more),
+            boxes,
+        ]
         truth.append(torch.cat([column.cpu().double() for column in columns], 1))
     return {"samples": batch.ids.cpu().double(), "detections": torch.cat(found), "truth": torch.cat(truth)}
+
+
+def _truth(batch: Batch, name: str) -> Sequence[Tensor]:
+    """A field of objects as it was read, if the batch keeps that, else as transforms have left it."""
+    found: Sequence[Tensor] = batch[TRUTHS[name] if TRUTHS[name] in batch else name]
+    return found
 
 
 class DetectionRows:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from paceline.core.arguments import Count, Positive, Share
 from paceline.core.registry import register
+from paceline.core.world import to_float64
 from paceline.models.detector import Detections, LossParts, Target, select_detections
 from paceline.models.encoder_decoder import FPNLevel, build_encoder
 from paceline.models.zoo import BackboneName, LibraryArgs
@@ -110,7 +111,7 @@ class FCOS(nn.Module):
         cells = self._cells(sizes, targets[0]["boxes"].device)
         assigned = [assign(cells, target, self._center_radius) for target in targets]
         positive = float(sum(int((each.classes >= 0).sum()) for each in assigned))
-        centerness = sum(float(each.centerness[each.classes >= 0].double().sum()) for each in assigned)
+        centerness = sum(float(to_float64(each.centerness[each.classes >= 0]).sum()) for each in assigned)
         return {"classification": positive, "box_regression": centerness, "centerness": positive}
 
     def _predict(self, images: Tensor) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
@@ -154,7 +155,7 @@ class FCOS(nn.Module):
         overlaps = _generalized_iou(_around(centers, found[:, :4]), _around(centers, wanted))
         return {
             "classification": (_focal_loss(logits, one_hot), count),
-            "box_regression": (((1 - overlaps) * centerness).sum(), centerness.double().sum()),
+            "box_regression": (((1 - overlaps) * centerness).sum(), to_float64(centerness).sum()),
             "centerness": (F.binary_cross_entropy_with_logits(found[:, 4], centerness, reduction="sum"), count),
         }
 

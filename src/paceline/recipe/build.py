@@ -96,10 +96,10 @@ class Builder(BuildContext):
         self.checkpointed_blocks: list[str] = []
         """Names of the blocks whose activations are computed again."""
 
-    def run(self, out: Path | None = None) -> Run:
-        """The whole run."""
+    def run(self, out: Path | None = None, loaders: dict[str, SplitLoader] | None = None) -> Run:
+        """The whole run; with `loaders`, on these instead of the recipe's data."""
         threads = configure_torch(self)
-        loaders = make_split_loaders(self)
+        loaders = loaders or make_split_loaders(self)
         check_data(self, loaders)
         classes = find_classes(self, loaders)
         updates = make_sampler(self, len(loaders["train"].dataset))

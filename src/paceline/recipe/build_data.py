@@ -16,7 +16,7 @@ from paceline.data.loader import TrainBatches, automatic_workers
 from paceline.data.sampler import BatchSampler, Permutation
 from paceline.data.skip_list import UNREADABLE, SkipList, automatic_limit
 from paceline.data.split_loader import Dataset, SplitLoader
-from paceline.data.transforms.base import KeepOriginalMask
+from paceline.data.transforms.base import KeepOriginal
 from paceline.data.transforms.torchvision_v2 import as_transform
 from paceline.engine.run import EvaluationSet
 from paceline.recipe.build_context import BuildContext, resolve
@@ -153,6 +153,14 @@ def _make_loader(context: BuildContext, split: str, part: DatasetPart) -> SplitL
         if context.recipe.data.cache == "memory" and not hasattr(dataset, "gather"):
             dataset = keep_in_memory(dataset, context.world, context.notes.append)
     context.notes += _shortened(split, getattr(dataset, "notes", []))
+    return add_transforms(context, split, part, dataset, _skips(context, split, len(dataset)))
+
+
+def add_transforms(
+    context: BuildContext, split: str, part: DatasetPart, dataset: Dataset, skips: SkipList | None
+) -> SplitLoader:
+    """The data set with the transforms that the recipe names for a split."""
+    key = f"data.{split}"
     joints = getattr(dataset, "joints", None)
     supplied = {
         "num_classes": len(dataset.classes) or context.recipe.model.num_classes,
@@ -171,8 +179,8 @@ def _make_loader(context: BuildContext, split: str, part: DatasetPart) -> SplitL
             require_clips(dataset, transforms)
             dataset = clips_apart(dataset, transforms[0])
         if split != "train" and _measures_original_size(context):
-            transforms.insert(0, KeepOriginalMask())
-        return SplitLoader(dataset, transforms, context.recipe.train.seed, _skips(context, split, len(dataset)))
+            transforms.insert(0, KeepOriginal())
+        return SplitLoader(dataset, transforms, context.recipe.train.seed, skips)
 
 
 def _measures_original_size(context: BuildContext) -> bool:

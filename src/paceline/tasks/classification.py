@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
+import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.core.arguments import Count
 from paceline.core.registry import register
+from paceline.core.world import to_float64
 from paceline.data.batch import Batch
 from paceline.losses.loss_term import Loss
 from paceline.metrics.classification import Auroc, ConfusionMatrix, MeanAveragePrecision, MultiLabel, TopK
@@ -39,12 +42,24 @@ class Classification(Task):
         extra_metrics: Sequence[Metric] = (),
         top_k: Annotated[Sequence[Count], Field(min_length=1)] = (1, 5),
         multi_label: bool = False,
+        flip: Annotated[
+            bool, Field(description="Averages the probabilities of each image and its mirror image.")
+        ] = False,
     ) -> None:
         super().__init__(losses, weights, classes)
         self.main_metric = "f1" if multi_label else "top1"
         self.num_visualized = 0 if multi_label else _NUM_VISUALIZED
         self._multi_label = multi_label
+        self._flip = flip
         self._metrics += [*self._own_metrics(top_k), *extra_metrics]
+
+    def predict(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Logits [N, classes]."""
+        logits: Tensor = self.forward(model, batch)
+        if not self._flip:
+            return logits
+        mirrored: Tensor = self.forward(model, Batch(batch, image=batch["image"].flip(-1)))
+        return average_logits(torch.stack([logits, mirrored], 1).float(), self._multi_label)
 
     def draw(self, batch: Batch, predictions: Tensor | None, index: int) -> list[Panel]:
         """Draw the image with its label, framed in green or red by whether the prediction is correct."""
@@ -61,6 +76,13 @@ class Classification(Task):
     def thumbnail(self, image: Tensor) -> Image:
         """The image [C, H, W] at the size at which it is drawn."""
         return fit(to_image(image), _IMAGE_SIDE)
+
+    def draw_prediction(self, image: Image, batch: Batch, predictions: Tensor, index: int) -> Panel:
+        """Draw the image above the most probable class and its probability."""
+        logits = to_float64(predictions[index])
+        probabilities = logits.sigmoid() if self._multi_label else logits.softmax(0)
+        best = int(probabilities.argmax())
+        return Panel(image, f"{self.classes[best]} {float(probabilities[best]):.2f}")
 
     def draw_metrics(self, metrics: dict[str, Any]) -> dict[str, Image]:
         """Draw the confusion matrix."""
@@ -81,3 +103,10 @@ class Classification(Task):
         else:
             counted, ranked = [TopK(sorted({1, *top_k})), ConfusionMatrix(num_classes)], [Auroc(num_classes)]
         return counted + (ranked if num_classes <= _MAX_RANKED else [])
+
+
+def average_logits(logits: Tensor, multi_label: bool) -> Tensor:
+    """Logits [N, classes] of the mean probabilities of views [N, V, classes]."""
+    if multi_label:
+        return to_float64(logits).sigmoid().mean(1).logit(eps=1e-12).to(logits)
+    return logits.log_softmax(2).logsumexp(1) - math.log(logits.shape[1])

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from paceline.core.arguments import Weight
 from paceline.core.errors import ArgumentError, DataError, RecipeError
 from paceline.core.registry import register
+from paceline.core.world import to_float64
 from paceline.data.batch import Batch
 from paceline.losses.loss_term import LossTerm
 from paceline.metrics.detection import CocoAP, DetectionRows
@@ -33,6 +35,7 @@ class Detection(Task):
     """Detects the objects of an image. The model brings its losses; `loss_weights` weighs them by name."""
 
     main_metric = "ap50"
+    original_size = True
 
     def __init__(
         self,
@@ -70,7 +73,7 @@ class Detection(Task):
     def predict(self, model: nn.Module, batch: Batch) -> list[Detections]:
         """What is detected in each image, in pixels of the image as it was read."""
         found: list[Detections] = model(batch["image"])
-        return [each._replace(boxes=boxes) for each, boxes in zip(found, _original(found, batch), strict=True)]
+        return [each._replace(boxes=to_original(each.boxes, batch, index)) for index, each in enumerate(found)]
 
     def draw(self, batch: Batch, predictions: list[Detections] | None, index: int) -> list[Panel]:
         """Draw the ground truth and, if there are any, the detections with a score above 0.3."""
@@ -81,7 +84,16 @@ class Detection(Task):
         found = predictions[index]
         shown = found.scores > _DRAWN_SCORE
         caption = f"prediction, {int(shown.sum())} with a score above {_DRAWN_SCORE}"
-        return [truth, self._panel(image, found.boxes[shown], found.labels[shown], caption)]
+        return [
+            truth,
+            self._panel(image, to_image_pixels(found.boxes[shown], batch, index), found.labels[shown], caption),
+        ]
+
+    def draw_prediction(self, image: Image, batch: Batch, predictions: list[Detections], index: int) -> Panel:
+        """Draw the detections with a score above 0.3 over the image as it was read."""
+        found = predictions[index]
+        shown = found.scores > _DRAWN_SCORE
+        return self._panel(image, found.boxes[shown], found.labels[shown], "", max(image.shape[:2]))
 
     def draw_metrics(self, metrics: dict[str, Any]) -> dict[str, Image]:
         """Draw the precision-recall curves of the classes at IoU 0.5."""
@@ -97,8 +109,8 @@ class Detection(Task):
         """What collects the detections of each image."""
         return DetectionRows()
 
-    def _panel(self, image: Image, boxes: Tensor, labels: Tensor, caption: str) -> Panel:
-        small = fit(image, _IMAGE_SIDE)
+    def _panel(self, image: Image, boxes: Tensor, labels: Tensor, caption: str, side: int = _IMAGE_SIDE) -> Panel:
+        small = fit(image, side)
         scale = small.shape[1] / image.shape[1]
         numbers = labels.tolist()
         drawn = draw_boxes(small, boxes.cpu().numpy() * scale, [class_color(number) for number in numbers])
@@ -114,5 +126,20 @@ def _targets(batch: Batch) -> list[Target]:
     return [{"boxes": boxes[which], "labels": labels[which]} for boxes, labels, which in fields]
 
 
-def _original(found: Sequence[Detections], batch: Batch) -> list[Tensor]:
-    return [each.boxes for each in found]
+def to_original(boxes: Tensor, batch: Batch, index: int) -> Tensor:
+    """Boxes [K, 4] of a sample's image, in pixels of the image as it was read if the batch knows how to get there."""
+    return _map_boxes(boxes, to_float64(batch["matrix"][index])) if "matrix" in batch else boxes
+
+
+def to_image_pixels(boxes: Tensor, batch: Batch, index: int) -> Tensor:
+    """The way back: boxes of the image as it was read, in pixels of the batch's image."""
+    if "matrix" not in batch:
+        return boxes
+    matrix = to_float64(batch["matrix"][index])
+    linear = torch.linalg.inv(matrix[:, :2])
+    return _map_boxes(boxes, torch.cat([linear, -linear @ matrix[:, 2:]], 1))
+
+
+def _map_boxes(boxes: Tensor, matrix: Tensor) -> Tensor:
+    corners = to_float64(boxes).view(-1, 2, 2) @ matrix[:, :2].T + matrix[:, 2]
+    return torch.cat([corners.amin(1), corners.amax(1)], 1).to(boxes)

@@ -28,8 +28,10 @@ from paceline.tasks.pixel_prediction import (
     warp_to_truth,
 )
 from paceline.tasks.task import Task
+from paceline.visualize.colors import class_color
 from paceline.visualize.grid import Panel
 from paceline.visualize.image import Image, fit, to_image, to_rgb
+from paceline.visualize.overlay import draw_mask
 
 _IMAGE_SIDE = 160
 
@@ -93,6 +95,10 @@ class Saliency(Task):
             found = predictions.maps[index]
             panels.append(Panel(_draw_map(found * 255), f"prediction, MAE {self._mae(found, mask):.3f}"))
         return panels
+
+    def draw_prediction(self, image: Image, batch: Batch, predictions: PixelPrediction, index: int) -> Panel:
+        """Draw the salient pixels blended over the image."""
+        return Panel(draw_mask(image, predictions.maps[index].cpu().numpy(), class_color(0)))
 
     def maps(self, predictions: PixelPrediction) -> list[Image]:
         """The file of each sample: gray from 0 to 255, uint8 [H, W]."""

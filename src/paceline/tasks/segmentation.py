@@ -117,6 +117,12 @@ class Segmentation(Task):
             panels.append(Panel(overlay, name, legend=class_legend(ids, self.classes)))
         return panels
 
+    def draw_prediction(self, image: Image, batch: Batch, predictions: PixelPrediction, index: int) -> Panel:
+        """Draw the predicted classes blended over the image."""
+        ids = predictions.maps[index].cpu().numpy()
+        overlay = draw_label_map(image, ids, self.palette[: len(self.classes)])
+        return Panel(overlay, legend=class_legend(ids, self.classes))
+
     def draw_metrics(self, metrics: dict[str, Any]) -> dict[str, Image]:
         """Draw the confusion matrix, in pixels."""
         if "confusion" not in metrics:

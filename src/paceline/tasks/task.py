@@ -74,6 +74,10 @@ class Task:
         """
         return [Panel(fit(to_image(batch["image"][index]), _IMAGE_SIDE))]
 
+    def draw_prediction(self, image: Image, batch: Batch, predictions: Any, index: int) -> Panel:
+        """Draw what is predicted for sample `index` over its image as it was read, uint8 [H, W, 3]."""
+        return Panel(image)
+
     def draw_metrics(self, metrics: dict[str, Any]) -> dict[str, Image]:
         """Draw values such as a confusion matrix; the images by name."""
         return {}

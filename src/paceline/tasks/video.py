@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -10,14 +9,13 @@ from torch import Tensor, nn
 
 from paceline.core.errors import DataError
 from paceline.core.registry import register
-from paceline.core.world import to_float64
 from paceline.data.batch import Batch
 from paceline.losses.loss_term import LossTerm
 from paceline.metrics.metric import Metric
 from paceline.metrics.sample_predictions import SamplePredictions
 from paceline.metrics.video import PerVideo
 from paceline.models.model_errors import call_model
-from paceline.tasks.classification import Classification
+from paceline.tasks.classification import Classification, average_logits
 from paceline.visualize.grid import Panel, tile_frames
 from paceline.visualize.image import Image, to_image
 
@@ -45,11 +43,14 @@ class VideoClassification(Classification):
                 f"video: got images of shape {list(clips.shape)}, expected clips [N, C, T, H, W]; use a video data set"
                 " and clip or multi_clip as the first transform"
             )
-        if clips.ndim == 5:
+        views = [clips] if clips.ndim == 5 else list(clips.unbind(1))
+        if self._flip and not model.training:
+            views += [view.flip(-1) for view in views]
+        if len(views) == 1 and clips.ndim == 5:
             logits: Tensor = call_model(model, clips)
             return logits
         # One view of all videos at a time needs no more memory than a single clip.
-        return torch.stack([call_model(model, view).float() for view in clips.unbind(1)], 1)
+        return torch.stack([call_model(model, view).float() for view in views], 1)
 
     def metrics(self) -> Sequence[Metric]:
         """The metrics of classification for whole videos, and the accuracy of single views."""
@@ -63,14 +64,14 @@ class VideoClassification(Classification):
         """Draw four frames, framed in green or red by whether the prediction is correct."""
         return super().draw(batch, None if predictions is None else self._average_views(predictions), index)
 
+    def draw_prediction(self, image: Image, batch: Batch, predictions: Tensor, index: int) -> Panel:
+        """Draw frames of the video above the most probable class."""
+        return super().draw_prediction(image, batch, self._average_views(predictions), index)
+
     def thumbnail(self, image: Tensor) -> Image:
         """Four frames of a clip [C, T, H, W], of the first view if there are several."""
         return tile_frames(to_image(image[0] if image.ndim == 5 else image), _CLIP_SIDE)
 
     def _average_views(self, logits: Tensor) -> Tensor:
         """Logits [N, classes] of the mean of the views' probabilities."""
-        if logits.ndim == 2:
-            return logits
-        if self._multi_label:
-            return to_float64(logits).sigmoid().mean(1).logit(eps=1e-12).to(logits)
-        return logits.log_softmax(2).logsumexp(1) - math.log(logits.shape[1])
+        return logits if logits.ndim == 2 else average_logits(logits, self._multi_label)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from paceline.core.errors import DataError
 from paceline.core.registry import register
-from paceline.data.batch import Sample
+from paceline.data.batch import TRUTHS, Sample
 
 
 class _Transform(Protocol):
@@ -83,11 +83,11 @@ class OnSamples:
 
 
 @dataclass(frozen=True)
-class KeepOriginalMask:
-    """Keeps the mask as it was read as "truth", uint8 [H, W]; "matrix" maps the final image back to it.
+class KeepOriginal:
+    """Adds "matrix", which maps the final image back to the one that was read; keeps masks and boxes under `TRUTHS`.
 
-    It comes first where `evaluate.original_size` holds: predictions are measured and saved at the mask's own size. A
-    batch holds truths as a list, since images differ in size.
+    It comes first where `evaluate.original_size` holds: predictions are measured and saved in the pixels of the image
+    as it was read. A batch holds truths as a list, since images differ in size.
     """
 
     draws: ClassVar[int] = 0
@@ -95,10 +95,11 @@ class KeepOriginalMask:
     reads_encoded: ClassVar[bool] = True
 
     def __call__(self, sample: Sample, draws: NDArray[np.float64]) -> Sample:
-        """The sample with its truth."""
-        if "mask" not in sample:
-            raise DataError("evaluate.original_size needs masks, and these samples have none; set it to false")
-        return {**sample, "truth": sample["mask"], "matrix": np.eye(2, 3, dtype=np.float32)}
+        """The sample with its matrix and truth."""
+        if "mask" not in sample and "boxes" not in sample:
+            raise DataError("evaluate.original_size needs masks or boxes, and these samples have none; set it to false")
+        kept = {truth: sample[name] for name, truth in TRUTHS.items() if name in sample}
+        return {**sample, **kept, "matrix": np.eye(2, 3, dtype=np.float32)}
 
 
 def split(

@@ -1,0 +1,44 @@
+"""`paceline predict`: what a trained model says about new images, as tables, maps and drawn images."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from paceline.commands.common import progress_bar, use_modules
+from paceline.core.errors import DataError, UsageError
+from paceline.core.text import pluralize
+from paceline.launch.start import share_out
+
+
+def main(options: argparse.Namespace) -> int:
+    """Predict all inputs, and print where the predictions are."""
+    use_modules(options.use)
+    run_directory: Path = options.run
+    if not (run_directory / "recipe.yaml").is_file():
+        raise UsageError(f"{run_directory} is not a run directory: it has no recipe.yaml")
+    out: Path = options.out
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out}: expected a folder, found a file")
+
+    from paceline.recipe.build_predictor import build_predictor, check_run, find_checkpoint
+
+    checked = check_run(run_directory, flips=options.tta)
+    code = share_out(options, checked.recipe.train.device, checked.recipe.train.devices)
+    if code is not None:
+        return code
+    checkpoint = find_checkpoint(run_directory, options.checkpoint)
+    predictor = build_predictor(checked, checkpoint, average=options.average)
+    with predictor.run.world.together(), progress_bar() as bar:
+        shown = bar.add_task("predicted", total=None, visible=predictor.run.world.is_main)
+        found = predictor.predict_files(options.inputs, out, options.images, lambda number: bar.advance(shown, number))
+    if found.problem:
+        raise UsageError(found.problem)
+    if not found.num_samples:
+        raise DataError(f"none of {pluralize(found.num_skipped, 'input')} can be read")
+    if predictor.run.world.is_main:
+        skipped = f", {found.num_skipped:,} skipped" if found.num_skipped else ""
+        print(f"step {predictor.checkpoint.step}, {predictor.checkpoint.path}", file=sys.stderr)
+        print(f"{pluralize(found.num_samples, 'input')} predicted{skipped}; see {out}")
+    return 0

@@ -1,0 +1,183 @@
+"""A trained run as a predictor: built from its checkpoint, without the data that it was trained on."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.checkpoint.store import Checkpoint, open_checkpoint
+from paceline.core.agreement import read_together
+from paceline.core.errors import CheckpointError, UsageError
+from paceline.core.world import World
+from paceline.data.datasets.unlabeled import Placeholder, UnlabeledArrays, UnlabeledFiles, find_files
+from paceline.data.skip_list import SkipList
+from paceline.data.split_loader import Dataset, SplitLoader
+from paceline.engine.evaluate import averaged
+from paceline.engine.predict import FileWriter, Predicted, ResultList, every_placeholder, placeholder, predict
+from paceline.engine.run import EvaluationSet, Run
+from paceline.engine.state import check_state
+from paceline.recipe.build import Builder
+from paceline.recipe.build_context import resolve
+from paceline.recipe.build_data import add_transforms
+from paceline.recipe.load import load as load_recipe
+from paceline.recipe.schema import DatasetPart
+from paceline.recipe.validate import CheckedRecipe, validate
+from paceline.tasks.video import VideoClassification
+
+_ALWAYS = ["train.activation_checkpointing=none", "train.compile=false", "model.weights=null"]
+_BLANK = 256  # pixels of the image that stands for the data while the model is built
+
+
+def load(run_directory: str | Path, checkpoint: str | Path | None = None, average: bool = False) -> Predictor:
+    """A trained run, ready for `predict`: its best checkpoint, or the one that is named."""
+    checked = check_run(Path(run_directory))
+    return build_predictor(checked, find_checkpoint(Path(run_directory), checkpoint), average=average)
+
+
+def check_run(run_directory: Path, flips: bool = False) -> CheckedRecipe:
+    """The recipe of a run directory as prediction needs it: maps at the original size, perhaps of mirror images too."""
+    recipe = run_directory / "recipe.yaml"
+    if not recipe.is_file():
+        raise UsageError(f"{run_directory} is not a run directory: it has no recipe.yaml")
+    written = [*_ALWAYS, *(["task.flip=true"] if flips else [])]
+    name = validate(load_recipe(str(recipe), _ALWAYS)).recipe.task.name
+    task = resolve("task", name)
+    if flips and "flip" not in inspect.signature(task).parameters:
+        raise UsageError(f"--tta: task {name} cannot average over mirror images; leave it out")
+    return validate(
+        load_recipe(str(recipe), [*written, "evaluate.original_size=true"] if hasattr(task, "maps") else written)
+    )
+
+
+def find_checkpoint(run_directory: Path, named: str | Path | None) -> Path:
+    """The named checkpoint, else the run's best, else its newest."""
+    if named is not None:
+        return Path(named)
+    best = run_directory / "best"
+    return best if best.exists() else run_directory
+
+
+def build_predictor(
+    checked: CheckedRecipe, checkpoint: Path, world: World | None = None, average: bool = False
+) -> Predictor:
+    """The predictor of a checkpoint; classes and channels are those that the checkpoint was trained with."""
+    builder = Builder(checked, world, trains=False)
+    found = read_together(builder.world, lambda: open_checkpoint(checkpoint), open_checkpoint)
+    assert found is not None
+    check_state(found)
+    data = found.state["data"].get("train")
+    if not data:
+        raise CheckpointError(f"{found.path} does not say which classes it was trained on; train it again")
+    inputs = Inputs(builder, list(data["classes"]), int(data.get("channels", 3)))
+    blank = inputs.loader(inputs.blank())
+    run = builder.run(Path(), {"train": blank, "val": blank})
+    run.state.load_model(found)
+    run.state.load_average(found)
+    if average:
+        _check_average(run, found.path)
+    inputs.placeholder = placeholder(run.task)
+    return Predictor(run, inputs, found, average)
+
+
+def _check_average(run: Run, checkpoint: Path) -> None:
+    if not run.averaging.is_ready:
+        raise UsageError(f"{checkpoint} has no average of the weights; train with train.averaging, or leave it out")
+    if run.averaging.needs_statistics:
+        raise UsageError(
+            f"{checkpoint}: BatchNorm statistics of this average need the training data; predict without it, or train"
+            " with train.averaging: ema"
+        )
+
+
+class Inputs:
+    """Makes loaders of inputs, with the transforms of evaluation."""
+
+    def __init__(self, builder: Builder, classes: Sequence[str], channels: int) -> None:
+        self.builder = builder
+        self.classes, self.channels = classes, channels
+        task = resolve("task", builder.recipe.task.name)
+        self.reads_videos = isinstance(task, type) and issubclass(task, VideoClassification)
+        self.placeholder: Placeholder = every_placeholder
+
+    def blank(self) -> Dataset:
+        """What stands for the data while the model is built."""
+        if self.reads_videos:
+            return UnlabeledFiles([Path()] * 2, self.classes, self.channels, self.placeholder, reads_videos=True)
+        image = np.zeros((_BLANK, _BLANK, self.channels), np.uint8)
+        return UnlabeledArrays([image] * 2, self.classes, self.channels, self.placeholder)
+
+    def loader(self, dataset: Dataset, skips: SkipList | None = None) -> SplitLoader:
+        """The inputs as evaluation sees its samples."""
+        splits = self.builder.recipe.data.splits()
+        split = next(name for name in ("val", *splits) if name in splits and (name != "train" or len(splits) == 1))
+        part: DatasetPart = splits[split]
+        return add_transforms(self.builder, split, part, dataset, skips)
+
+
+@dataclass
+class Predictor:
+    """A trained model with the transforms of its evaluation."""
+
+    run: Run
+    inputs: Inputs
+    checkpoint: Checkpoint
+    average: bool = False
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes."""
+        return list(self.inputs.classes)
+
+    def predict(self, images: Sequence[str | Path | NDArray[np.uint8]] | str | Path) -> list[dict[str, Any] | None]:
+        """What is predicted for each image, a file or an array uint8 [H, W, C]; None for a file that cannot be read.
+
+        Classification gives "predicted" and "probabilities"; segmentation and saliency "mask"; detection "boxes",
+        "scores", "labels" and "names".
+        """
+        given = [images] if isinstance(images, str | Path) else list(images)
+        if given and all(isinstance(each, str | Path) for each in given):
+            dataset: Dataset = self._files([Path(str(each)) for each in given])
+        else:
+            inputs = self.inputs
+            dataset = UnlabeledArrays(
+                [np.asarray(each) for each in given], inputs.classes, inputs.channels, inputs.placeholder
+            )
+        writer = ResultList(len(dataset), self.run.task)
+        if len(dataset):
+            self._predict(dataset, writer, SkipList("inputs", len(dataset)))
+        return writer.results
+
+    def predict_files(
+        self,
+        paths: Sequence[Path],
+        out: Path,
+        draws: bool = True,
+        advance: Callable[[int], None] = lambda number: None,
+    ) -> Predicted:
+        """Predict files and folders, and write tables, maps and drawn images below `out`.
+
+        `advance` is called with the number of inputs of each batch of this rank.
+        """
+        dataset = self._files(paths)
+        skips = SkipList("inputs", len(dataset))
+        writer = FileWriter(out, dataset, self.run.task, draws, advance)
+        return self._predict(dataset, writer, skips)
+
+    def _files(self, paths: Sequence[Path]) -> UnlabeledFiles:
+        inputs = self.inputs
+        files = find_files(paths, inputs.reads_videos)
+        return UnlabeledFiles(files, inputs.classes, inputs.channels, inputs.placeholder, inputs.reads_videos)
+
+    def _predict(self, dataset: Dataset, writer: FileWriter | ResultList, skips: SkipList) -> Predicted:
+        known = self.run.evaluations["val"]
+        given = EvaluationSet(self.inputs.loader(dataset, skips), known.batch_size, known.num_workers, known.threads)
+        if not self.average:
+            return predict(self.run, given, writer)
+        with averaged(self.run, "val"):
+            return predict(self.run, given, writer)

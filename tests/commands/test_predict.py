@@ -1,0 +1,160 @@
+"""`paceline predict`: the same as evaluation saves for the same files, without labels and without the training data."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import paceline
+from paceline import cli
+from paceline.launch.launcher import Launch, launch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tasks"))
+from sample_recipes import KINDS, NUM_VAL, NUMBER, predictions, settings_kept, write_sample
+
+STEPS = ["train.steps=3", "evaluate.every_steps=3"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _settings() -> Iterator[None]:
+    with settings_kept():
+        yield
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a trained run of each task, `runs/KIND`, and its data, moved to `moved/KIND` after training."""
+    folder = tmp_path_factory.mktemp("predict")
+    for kind in KINDS:
+        recipe = write_sample(kind, folder)
+        words = [*STEPS, "evaluate.original_size=true"] if kind == "segmentation" else STEPS
+        assert cli.main(["train", str(recipe), *words, "--out", str(folder / "runs" / kind)]) == 0
+    classes = folder / "classification"
+    for index in range(12):
+        path = classes / "train" / "ab"[index % 2] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(index).integers(0, 256, (20, 24, 3)).astype(np.uint8)
+        Image.fromarray(pixels).save(path)
+    recipe = folder / "classification.json"
+    resize = {"name": "resize", "size": [16, 16]}
+    split = {"dataset": "image_folder", "root": str(classes), "split": "train", "transforms": [resize]}
+    recipe.write_text(json.dumps({
+        "name": "classification", "task": "classification", "model": {"name": "convnet", "widths": [4, 8]},
+        "data": {"batch_size": 6, "train": split, "val": split}, "losses": ["cross_entropy"],
+        "optimizer": {"name": "sgd", "lr": 0.1}, "train": {"epochs": 1, "device": "cpu", "averaging": {"name": "ema"}},
+        "evaluate": {"batch_size": 5, "save_predictions": True}, "logging": {"images": False, "tensorboard": False},
+    }))  # fmt: skip
+    assert cli.main(["train", str(recipe), "--out", str(folder / "runs" / "classification")]) == 0
+    (folder / "moved").mkdir()
+    for kind in [*KINDS, "classification"]:
+        (folder / kind).rename(folder / "moved" / kind)
+    return folder
+
+
+def val_files(runs: Path, kind: str) -> list[Path]:
+    """The files of the validation split, in its order."""
+    data = runs / "moved" / kind
+    if kind == "video":
+        return [data / line.split(",")[0] for line in (data / "val.csv").read_text().splitlines()]
+    if kind == "classification":
+        return sorted(data.rglob("*.png"))
+    return [data / "images" / f"image_{index:04d}.jpg" for index in range(NUMBER - NUM_VAL, NUMBER)]
+
+
+def predict(runs: Path, kind: str, out: Path, *words: str) -> int:
+    files = [str(path) for path in val_files(runs, kind)]
+    return cli.main(["predict", str(runs / "runs" / kind), *files, "--out", str(out), *words])
+
+
+@pytest.mark.parametrize("kind", ["saliency", "segmentation"])
+def test_maps_are_those_of_the_evaluation(kind: str, runs: Path, tmp_path: Path) -> None:
+    assert predict(runs, kind, tmp_path / "out") == 0
+    saved = predictions(runs / "runs" / kind)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out" / "masks").rglob("*.png")} == saved
+    assert len(saved) == NUM_VAL == len(list((tmp_path / "out" / "images").iterdir()))
+
+
+def test_detections_are_those_of_the_evaluation(runs: Path, tmp_path: Path) -> None:
+    assert predict(runs, "detection", tmp_path) == 0
+    saved = json.loads(predictions(runs / "runs" / "detection")["val.json"])
+    found = json.loads((tmp_path / "predictions.json").read_text())
+
+    def rows(results: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+        return [(Path(each["file_name"]).name, each["category_id"], *each["bbox"], each["score"]) for each in results]
+
+    assert rows(found) == rows(saved)
+    assert len(found) > NUM_VAL
+
+
+@pytest.mark.parametrize("kind", ["video", "classification"])
+def test_classes_are_those_of_the_evaluation(kind: str, runs: Path, tmp_path: Path) -> None:
+    assert predict(runs, kind, tmp_path, "--no-images") == 0
+    saved = list(csv.DictReader(io.StringIO(predictions(runs / "runs" / kind)["val.csv"].decode())))
+    found = list(csv.DictReader((tmp_path / "predictions.csv").open()))
+    lines = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
+    assert [Path(row.pop("path")).name for row in found] == [Path(row.pop("path")).name for row in saved]
+    assert found == [{name: value for name, value in row.items() if name != "label"} for row in saved]
+    assert [line["predicted"] for line in lines] == [[row["predicted"]] for row in found]
+    assert not (tmp_path / "images").exists()
+
+
+def test_two_processes_write_the_same_files(runs: Path, tmp_path: Path) -> None:
+    assert predict(runs, "detection", tmp_path / "one") == 0
+    files = [str(path) for path in val_files(runs, "detection")]
+    words = ["predict", str(runs / "runs" / "detection"), *files, "--out", str(tmp_path / "two")]
+    assert launch([sys.executable, "-m", "paceline", *words], Launch(2, restarts=0)) == 0
+    one, two = ({path.name: path.read_bytes() for path in (tmp_path / name).rglob("*.*")} for name in ("one", "two"))
+    assert one == two
+
+
+def test_broken_files_are_named_and_skipped(runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "photos"
+    shutil.copytree(runs / "moved" / "classification", folder)
+    (folder / "broken.png").write_bytes(b"not an image")
+    (folder / "notes.md").write_text("no image")
+    run = str(runs / "runs" / "classification")
+    assert cli.main(["predict", run, str(folder), "--out", str(tmp_path / "out")]) == 0
+    said = capfd.readouterr()
+    assert "broken.png" in said.err
+    assert "12 inputs predicted, 1 skipped" in said.out
+    assert cli.main(["predict", run, str(folder / "broken.png"), "--out", str(tmp_path / "none")]) == 3
+    assert cli.main(["predict", run, str(tmp_path / "absent.png"), "--out", str(tmp_path / "none")]) == 2
+    assert cli.main(["predict", run, str(tmp_path / "out" / "predictions.csv"), "--out", str(tmp_path / "none")]) == 3
+    assert cli.main(["predict", str(folder), str(folder), "--out", str(tmp_path / "none")]) == 2
+
+
+def test_lists_averages_and_mirror_images(runs: Path, tmp_path: Path) -> None:
+    run = str(runs / "runs" / "classification")
+    names = tmp_path / "names.csv"
+    names.write_text("path\n" + "".join(f"{path}\n" for path in val_files(runs, "classification")[:3]))
+    found = {}
+    for name, words in {"plain": [], "average": ["--average"], "tta": ["--tta"]}.items():
+        assert cli.main(["predict", run, str(names), "--out", str(tmp_path / name), "--no-images", *words]) == 0
+        lines = (tmp_path / name / "predictions.jsonl").read_text().splitlines()
+        found[name] = [json.loads(line)["probabilities"] for line in lines]
+        assert len(lines) == 3
+    assert found["plain"] != found["average"]
+    assert found["plain"] != found["tta"]
+    assert cli.main(["predict", str(runs / "runs" / "saliency"), str(names), "--out", str(tmp_path), "--tta"]) == 2
+
+
+def test_predict_from_python(runs: Path) -> None:
+    predictor = paceline.load(runs / "runs" / "classification")
+    files = val_files(runs, "classification")[:3]
+    by_file, by_array = predictor.predict(files), predictor.predict([np.asarray(Image.open(path)) for path in files])
+    assert by_file == by_array
+    assert by_file[0] is not None
+    assert set(by_file[0]["probabilities"]) == set(predictor.classes) == {"a", "b"}
+    (mask,) = paceline.load(runs / "runs" / "saliency").predict(val_files(runs, "saliency")[:1])
+    assert mask is not None
+    assert mask["mask"].shape == np.asarray(Image.open(val_files(runs, "saliency")[0])).shape[:2]
