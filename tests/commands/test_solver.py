@@ -81,10 +81,10 @@ def _in_double(run: Run):  # type: ignore[no-untyped-def]
 
 def test_the_rules_of_the_batch(tmp_path: Path) -> None:
     common = {"optimizer__lr": 0.1, "optimizer__base_batch_size": 256}
-    assert build(tmp_path, **common).scheduler.schedules.lr.lr == pytest.approx(0.1 * 64 / 256)
+    assert build(tmp_path, **common).scheduler.lr.lr == pytest.approx(0.1 * 64 / 256)
     square = build(tmp_path, **common, optimizer__lr_scaling="sqrt")
-    assert square.scheduler.schedules.lr.lr == pytest.approx(0.1 * (64 / 256) ** 0.5)
-    assert build(tmp_path, optimizer__lr=0.1).scheduler.schedules.lr.lr == 0.1
+    assert square.scheduler.lr.lr == pytest.approx(0.1 * (64 / 256) ** 0.5)
+    assert build(tmp_path, optimizer__lr=0.1).scheduler.lr.lr == 0.1
 
 
 def test_the_derivation_that_is_printed(tmp_path: Path) -> None:

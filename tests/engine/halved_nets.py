@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from paceline.engine.loss_accumulator import ScaledLoss
 from paceline.engine.precision.base import Precision
 from paceline.engine.precision.mixed import make_precision
-from paceline.optim.clipping import Unclipped
+from paceline.optim.clipping import NoClip
 
 CPU = torch.device("cpu")
 NUM_CLASSES = 3
@@ -40,7 +40,7 @@ class Trial:
         for part_images, part_labels in parts:
             self.precision.backward([ScaledLoss(self.loss(part_images, part_labels), 1 / len(labels))])
         self.precision.unscale(self.trainable)
-        return Unclipped()(self.trainable)
+        return NoClip()(self.trainable)
 
     def update(self, images: Tensor, labels: Tensor, micro_batches: int = 1) -> bool:
         """One update; whether it was done."""

@@ -28,8 +28,7 @@ from paceline.engine.state import Choices, RunState
 from paceline.engine.strategies.single import SingleStrategy
 from paceline.losses.classification import CrossEntropy
 from paceline.losses.loss_term import Loss, LossTerm
-from paceline.optim.scheduler import Scheduler
-from paceline.optim.schedules import Schedule, Schedules
+from paceline.optim.lr_scheduler import Schedule, Scheduler
 from paceline.tasks.classification import Classification
 
 CPU = torch.device("cpu")
@@ -136,7 +135,7 @@ def grouped(model: nn.Module) -> list[dict[str, Any]]:
 def solver(optimizer: Optimizer, lr: float, steps: int) -> dict[str, Any]:
     """The parts of a run that learn, at a learning rate that stays."""
     schedule = Schedule(lr, lambda done: 1.0, total_steps=steps, steps_per_epoch=1)
-    return {"optimizer": optimizer, "scheduler": Scheduler(optimizer, Schedules(schedule))}
+    return {"optimizer": optimizer, "scheduler": Scheduler(optimizer, schedule)}
 
 
 def with_solver(run: Run, optimizer: Optimizer, lr: float) -> Run:

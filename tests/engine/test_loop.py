@@ -33,8 +33,7 @@ from paceline.loggers.events import Evaluated, Event, Logged, LoggerGroup, Note,
 from paceline.losses.classification import CrossEntropy
 from paceline.models.freezing import Freezing
 from paceline.optim.averaging import Ema, Swa
-from paceline.optim.scheduler import Scheduler
-from paceline.optim.schedules import Schedule, Schedules
+from paceline.optim.lr_scheduler import Schedule, Scheduler
 from paceline.tasks.classification import Classification
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -255,7 +254,7 @@ def test_a_checkpoint_brings_back_what_was_chosen_automatically(tmp_path: Path) 
 def test_a_failing_run_keeps_its_last_good_checkpoint(tmp_path: Path) -> None:
     run = small(tmp_path, every=(100, 100, 2)).run()
     schedule = Schedule(1.0, lambda step: math.inf if step == 2 else 0.1, total_steps=6, steps_per_epoch=2)
-    run.scheduler = Scheduler(run.optimizer, Schedules(schedule))
+    run.scheduler = Scheduler(run.optimizer, schedule)
     with pytest.raises(TrainingError, match="step 4"):
         train(run)
     saved = run.store.newest()

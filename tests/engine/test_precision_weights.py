@@ -241,7 +241,7 @@ def test_an_average_is_of_the_masters_and_can_be_computed_with() -> None:
             pass
         average.update(trial.weights)
         courses.append(trial.weights.get_parameter("0.weight").detach().clone())
-    with average.applied(trial.weights):
+    with average.swap_in(trial.weights):
         trial.precision.sync_weights()
         held = trial.model.get_parameter("0.weight").detach().clone()
     trial.precision.sync_weights()

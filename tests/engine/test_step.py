@@ -23,10 +23,9 @@ from paceline.engine.step import train_step
 from paceline.losses.classification import CrossEntropy
 from paceline.losses.loss_term import Loss, LossTerm
 from paceline.models.freezing import Freezing
-from paceline.optim.clipping import NormClip, ValueClip
+from paceline.optim.clipping import ClipGradNorm, ClipGradValue
 from paceline.optim.decays import cosine
-from paceline.optim.scheduler import Scheduler
-from paceline.optim.schedules import Schedule, Schedules
+from paceline.optim.lr_scheduler import Schedule, Scheduler
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -50,9 +49,7 @@ def golden_run(out: Path, micro_batch_size: int) -> Run:
     small = Small(out, size=21, steps=9, losses={"cross_entropy": (CrossEntropy(label_smoothing=0.1), 1.0)})
     optimizer = torch.optim.SGD(grouped(model), lr=1.0, momentum=0.9, weight_decay=0.01)
     schedule = Schedule(0.5, cosine, total_steps=9, steps_per_epoch=3, warmup_steps=2, warmup_from=0.1, floor=0.05)
-    run = small.run(
-        model=model, train_loader=source, optimizer=optimizer, scheduler=Scheduler(optimizer, Schedules(schedule))
-    )
+    run = small.run(model=model, train_loader=source, optimizer=optimizer, scheduler=Scheduler(optimizer, schedule))
     run.batches = TrainBatches(
         source, BatchSampler(21, 8, micro_batch_size), Permutation(21, 7), run.world, run.progress, workers=0
     )
@@ -92,7 +89,7 @@ def test_reported_tensors_hold_no_graph(tmp_path: Path) -> None:
 @pytest.mark.parametrize("limit", [1e-3, 1e3])
 def test_clipping_is_that_of_the_whole_update(limit: float, tmp_path: Path) -> None:
     small = Small(tmp_path, micro_batch_size=13, lr=1.0)
-    plain, clipped = small.run(), small.run(clip=NormClip(limit))
+    plain, clipped = small.run(), small.run(clip=ClipGradNorm(limit))
     before = [parameter.detach().clone() for parameter in plain.model.parameters()]
     results = [train_step(run, next(iter(run.batches))) for run in (plain, clipped)]
     norm = results[0].grad_norm
@@ -116,9 +113,9 @@ class Poisoned(nn.Module):
         return logits + (self.scale * (images[:, :1, :1, :1] > 2.5).flatten(1)).abs().sqrt()
 
 
-@pytest.mark.parametrize("clip", [None, NormClip(1.0), ValueClip(1.0)])
+@pytest.mark.parametrize("clip", [None, ClipGradNorm(1.0), ClipGradValue(1.0)])
 def test_gradients_that_are_not_finite_end_the_run_before_the_weights_change(
-    clip: NormClip | ValueClip | None, tmp_path: Path
+    clip: ClipGradNorm | ClipGradValue | None, tmp_path: Path
 ) -> None:
     run = Small(tmp_path, micro_batch_size=16, net=Poisoned, lr=0.01).run(**({"clip": clip} if clip else {}))
     step_batch = next(iter(run.batches))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from paceline.core.registry import register
-from paceline.optim.schedules import Schedule
+from paceline.optim.lr_scheduler import Schedule
 
 
 def named(name: str) -> Callable[..., Any]:

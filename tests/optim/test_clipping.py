@@ -7,12 +7,17 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed import destroy_process_group, init_process_group
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from paceline.core.torchvision_ops import import_torchvision
-from paceline.optim.clipping import AdaptiveClip, NormClip, Unclipped, ValueClip
+from paceline.optim.clipping import AdaptiveClip, ClipGradNorm, ClipGradValue, NoClip
 
-Clip = Unclipped | NormClip | ValueClip | AdaptiveClip
-EVERY = [Unclipped(), NormClip(1.0), ValueClip(1.0), AdaptiveClip()]
+Clip = NoClip | ClipGradNorm | ClipGradValue | AdaptiveClip
+EVERY = [NoClip(), ClipGradNorm(1.0), ClipGradValue(1.0), AdaptiveClip()]
 
 
 def model(scale: float = 1.0, dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -28,7 +33,7 @@ def model(scale: float = 1.0, dtype: torch.dtype = torch.float32) -> nn.Module:
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 def test_clipping_is_that_of_torch(limit: float, scale: float) -> None:
     ours, reference = model(scale), model(scale)
-    norm = NormClip(limit)(list(ours.parameters()))
+    norm = ClipGradNorm(limit)(list(ours.parameters()))
     expected = torch.nn.utils.clip_grad_norm_(reference.parameters(), limit)
     assert torch.equal(norm, expected)
     assert_same_gradients(ours, reference)
@@ -37,8 +42,8 @@ def test_clipping_is_that_of_torch(limit: float, scale: float) -> None:
 @pytest.mark.parametrize("limit", [1e-4, 0.01, 1e4])
 def test_clipping_values_is_that_of_torch(limit: float) -> None:
     ours, reference = model(), model()
-    before = Unclipped()(list(ours.parameters()))
-    assert torch.equal(ValueClip(limit)(list(ours.parameters())), before)
+    before = NoClip()(list(ours.parameters()))
+    assert torch.equal(ClipGradValue(limit)(list(ours.parameters())), before)
     torch.nn.utils.clip_grad_value_(reference.parameters(), limit)
     assert_same_gradients(ours, reference)
 
@@ -50,7 +55,7 @@ def test_adaptive_clipping_is_that_of_timm(factor: float, scale: float) -> None:
     from timm.utils.agc import adaptive_clip_grad
 
     ours, reference = model(scale, torch.float64), model(scale, torch.float64)
-    before = Unclipped()(list(ours.parameters()))
+    before = NoClip()(list(ours.parameters()))
     assert torch.equal(AdaptiveClip(factor)(list(ours.parameters())), before)
     adaptive_clip_grad(list(reference.parameters()), factor)
     assert_same_gradients(ours, reference, tolerance=1e-15)
@@ -83,13 +88,13 @@ def assert_same_gradients(ours: nn.Module, reference: nn.Module, tolerance: floa
 def test_the_norm_is_the_root_of_all_squares_together() -> None:
     net = model(dtype=torch.float64)
     squares = [x * x for p in net.parameters() if p.grad is not None for x in p.grad.flatten().tolist()]
-    assert Unclipped()(list(net.parameters())).item() == pytest.approx(math.sqrt(math.fsum(squares)), rel=1e-12)
+    assert NoClip()(list(net.parameters())).item() == pytest.approx(math.sqrt(math.fsum(squares)), rel=1e-12)
 
 
 def test_measuring_changes_nothing() -> None:
     net = model()
     before = [None if p.grad is None else p.grad.clone() for p in net.parameters()]
-    Unclipped()(list(net.parameters()))
+    NoClip()(list(net.parameters()))
     for parameter, gradient in zip(net.parameters(), before, strict=True):
         assert (parameter.grad is None) == (gradient is None)
         assert gradient is None or torch.equal(gradient, parameter.grad)  # type: ignore[arg-type]
@@ -122,3 +127,34 @@ def test_what_is_not_finite_can_still_be_seen_where_it_was(clip: Clip, value: fl
     for one, other in zip(net.parameters(), untouched.parameters(), strict=True):
         assert (one.grad is None) == (other.grad is None)
         assert other.grad is None or torch.equal(one.grad.nan_to_num(), other.grad.nan_to_num())  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("clip", EVERY)
+def test_no_value_is_read_on_the_host(clip: Clip) -> None:
+    """On fake tensors a read raises; so would it stop a GPU from running ahead."""
+    with FakeTensorMode():
+        net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Linear(4, 5))
+        for parameter in net.parameters():
+            parameter.grad = torch.empty_like(parameter)
+        assert clip(list(net.parameters())).ndim == 0
+
+
+@pytest.mark.parametrize("clip", [ClipGradNorm(0.5), ClipGradValue(0.01)])
+def test_sharded_gradients_are_clipped_alike(clip: Clip) -> None:
+    plain, sharded = model(), model()
+    init_process_group("fake", rank=0, world_size=1, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        for module in list(sharded.modules()):
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                shard = nn.Parameter(distribute_tensor(parameter.detach(), mesh, [Shard(0)]))
+                shard.grad = None if parameter.grad is None else distribute_tensor(parameter.grad, mesh, [Shard(0)])
+                setattr(module, name, shard)
+        clip(list(sharded.parameters()))
+    finally:
+        destroy_process_group()
+    clip(list(plain.parameters()))
+    for one, other in zip(plain.parameters(), sharded.parameters(), strict=True):
+        own = None if other.grad is None else other.grad.to_local()  # type: ignore[attr-defined]
+        assert (one.grad is None) == (own is None)
+        assert one.grad is None or torch.equal(one.grad, own)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from small_schedules import named, schedule, values
 from torch.optim import lr_scheduler
 
-from paceline.optim.schedules import Transition
+from paceline.optim.lr_scheduler import Transition
 
 
 def torchs(make: Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler], steps: int = 100) -> Iterator[Any]:
@@ -50,13 +50,13 @@ def torchs(make: Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler], st
         ("one_cycle", {}, lambda to: lr_scheduler.OneCycleLR(to, 0.3, 100)),
         (
             "one_cycle",
-            {"up_share": 0.45, "shape": "linear", "start_divisor": 10, "end_divisor": 50},
+            {"pct_start": 0.45, "anneal_strategy": "linear", "div_factor": 10, "final_div_factor": 50},
             lambda to: lr_scheduler.OneCycleLR(
                 to, 0.3, 100, pct_start=0.45, anneal_strategy="linear", div_factor=10, final_div_factor=50
             ),
         ),
-        ("one_cycle", {"up_share": 0.333}, lambda to: lr_scheduler.OneCycleLR(to, 0.3, 100, pct_start=0.333)),
-        ("one_cycle", {"up_share": 0.0}, lambda to: lr_scheduler.OneCycleLR(to, 0.3, 100, pct_start=0.0)),
+        ("one_cycle", {"pct_start": 0.333}, lambda to: lr_scheduler.OneCycleLR(to, 0.3, 100, pct_start=0.333)),
+        ("one_cycle", {"pct_start": 0.0}, lambda to: lr_scheduler.OneCycleLR(to, 0.3, 100, pct_start=0.0)),
     ],
 )
 def test_the_numbers_of_torch(decay: str, keys: dict[str, Any], make: Callable[..., lr_scheduler.LRScheduler]) -> None:
@@ -69,7 +69,7 @@ def test_the_numbers_of_torch(decay: str, keys: dict[str, Any], make: Callable[.
     [
         ("step", {"gamma": 0.5, "every_epochs": 7}, lambda to: lr_scheduler.StepLR(to, 7, 0.5)),
         ("exponential", {"gamma": 0.97}, lambda to: lr_scheduler.ExponentialLR(to, 0.97)),
-        ("one_cycle", {"up_share": 0.2}, lambda to: lr_scheduler.OneCycleLR(to, 0.3, 100, pct_start=0.2)),
+        ("one_cycle", {"pct_start": 0.2}, lambda to: lr_scheduler.OneCycleLR(to, 0.3, 100, pct_start=0.2)),
         ("cosine_restarts", {"cycles": 4}, lambda to: lr_scheduler.CosineAnnealingWarmRestarts(to, 25)),
     ],
 )
@@ -82,11 +82,11 @@ def test_the_numbers_of_torch_by_epoch(
         assert values(made, range(within, 700, 7)) == pytest.approx(expected, rel=1e-9, abs=1e-15)
 
 
-@pytest.mark.parametrize("shape", ["cosine", "linear"])
-def test_momentum_beside_one_cycle_is_torchs(shape: str) -> None:
-    anneal = {"cosine": "cos"}.get(shape, shape)
-    expected = torchs(lambda to: lr_scheduler.OneCycleLR(to, 0.3, 100, anneal_strategy=anneal))  # type: ignore[arg-type]
-    momentum = Transition(0.95, 0.85, named("inverse_one_cycle"), {"shape": shape}, total_steps=100, steps_per_epoch=10)
+@pytest.mark.parametrize("anneal", ["cos", "linear"])
+def test_momentum_beside_one_cycle_is_torchs(anneal: Literal["cos", "linear"]) -> None:
+    expected = torchs(lambda to: lr_scheduler.OneCycleLR(to, 0.3, 100, anneal_strategy=anneal))
+    arguments = {"anneal_strategy": anneal}
+    momentum = Transition(0.95, 0.85, named("inverse_one_cycle"), arguments, total_steps=100, steps_per_epoch=10)
     assert values(momentum) == pytest.approx([group["momentum"] for group in expected], rel=1e-12)
 
 
@@ -138,9 +138,9 @@ def test_piecewise() -> None:
 
 
 def test_one_cycle_whose_rise_is_a_single_update_starts_at_the_top() -> None:
-    assert values(schedule("one_cycle", total_steps=10, up_share=0.1, shape="linear"), (0, 9)) == pytest.approx(
-        [1, 4e-6]
-    )
+    assert values(
+        schedule("one_cycle", total_steps=10, pct_start=0.1, anneal_strategy="linear"), (0, 9)
+    ) == pytest.approx([1, 4e-6])
 
 
 @pytest.mark.parametrize(

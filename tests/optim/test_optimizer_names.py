@@ -14,7 +14,7 @@ import torch
 from pydantic import ValidationError
 
 from paceline.core.registry import UnlistedArguments, register
-from paceline.optim.torch_optimizers import LEFT_OUT
+from paceline.optim.torch_optimizers import EXCLUDED
 
 optimizers = register.kind("optimizer")
 OWN_DEFAULTS = {("sgd", "momentum"): 0.9, ("muon", "momentum"): 0.95}
@@ -33,7 +33,7 @@ def checked(name: str, **arguments: Any) -> dict[str, Any]:
 
 
 def test_everything_of_torch_has_a_name_or_a_reason_not_to() -> None:
-    assert [name for name in of_torch() if name.lower() not in optimizers.names() and name not in LEFT_OUT] == []
+    assert [name for name in of_torch() if name.lower() not in optimizers.names() and name not in EXCLUDED] == []
 
 
 def test_naming_optimizers_imports_neither_torch_nor_timm() -> None:
@@ -44,7 +44,7 @@ def test_naming_optimizers_imports_neither_torch_nor_timm() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-@pytest.mark.parametrize("name", [name for name in of_torch() if name not in LEFT_OUT])
+@pytest.mark.parametrize("name", [name for name in of_torch() if name not in EXCLUDED])
 def test_arguments_and_defaults_are_those_of_torch(name: str) -> None:
     own = checked(name.lower())
     taken = inspect.signature(of_torch()[name]).parameters

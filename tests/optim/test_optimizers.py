@@ -281,7 +281,7 @@ def test_plain_parameters_that_do_not_learn_are_left_out() -> None:
     model = network()
     model[0].requires_grad_(False)
     assert len(named_optimizer("sgd", model.parameters()).param_groups[0]["params"]) == 6
-    with pytest.raises(ValueError, match="nothing to learn"):
+    with pytest.raises(ValueError, match="nothing to train"):
         named_optimizer("sgd", model[0].parameters())
 
 

@@ -51,7 +51,8 @@ def range_test(run: Run, low: float, high: float, steps: int) -> tuple[list[floa
 
     run.explain_nonfinite = _expected  # this is how a range test ends: nothing is kept of it
     run.progress.total_steps = steps
-    run.scheduler.schedules = _Rising(low, high, steps)  # type: ignore[assignment]
+    growth = (high / low) ** (1 / max(1, steps - 1))
+    run.scheduler.lr = lambda step: low * growth**step  # type: ignore[assignment]
     run.freezing.train_mode(run.model)
     rates: list[float] = []
     losses: list[float] = []
@@ -62,7 +63,7 @@ def range_test(run: Run, low: float, high: float, steps: int) -> tuple[list[floa
         except TrainingError:
             break
         average = _SMOOTHING * average + (1 - _SMOOTHING) * loss
-        rates.append(run.scheduler.schedules.lr(step_batch.step))
+        rates.append(run.scheduler.lr(step_batch.step))
         losses.append(average / (1 - _SMOOTHING ** (len(rates))))
         _show(step_batch.step + 1, steps, rates[-1], losses[-1])
         if not math.isfinite(loss) or losses[-1] > _HOPELESS * min(losses):
@@ -84,20 +85,6 @@ def suggest(rates: list[float], losses: list[float]) -> float:
 
 def _expected(run: Run, step_batch: StepBatch) -> str:
     return "the learning rate is too high"
-
-
-class _Rising:
-    """Schedules of a range test: exponential growth, nothing else planned."""
-
-    momentum = None
-    weight_decay = None
-
-    def __init__(self, low: float, high: float, steps: int) -> None:
-        self._low = low
-        self._growth = (high / low) ** (1 / max(1, steps - 1))
-
-    def lr(self, step: int) -> float:
-        return self._low * float(self._growth**step)
 
 
 def _show(step: int, steps: int, rate: float, loss: float) -> None:

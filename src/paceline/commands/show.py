@@ -36,7 +36,7 @@ def main(options: argparse.Namespace) -> int:
 def _as_json(run: Run, builder: Builder) -> dict[str, Any]:
     rows, flops = model_table(run)
     updates, progress = run.batches.updates, run.progress
-    lr = run.scheduler.schedules.lr
+    lr = run.scheduler.lr
     base = [lr(step) for step in range(progress.total_steps)]
     groups = _groups(run)
     return {
@@ -126,7 +126,7 @@ def _print(run: Run, builder: Builder) -> None:
         num_words=1,
     )
     print("", *derivation(builder, run), "", sep="\n")
-    lr = run.scheduler.schedules.lr
+    lr = run.scheduler.lr
     values = [lr(step) for step in range(run.progress.total_steps)]
     print("learning rate before group factors, over the run")
     print("\n".join(terminal_curve(values)))
@@ -139,7 +139,7 @@ def _plot(run: Run, path: Path) -> None:
 
     total = run.progress.total_steps
     steps = sorted({total * k // _PLOTTED for k in range(_PLOTTED)} | {total - 1})
-    base = [run.scheduler.schedules.lr(step) for step in steps]
+    base = [run.scheduler.lr(step) for step in steps]
     epochs = [step / run.progress.steps_per_epoch for step in steps]
     labels: dict[float, list[str]] = {}
     for group in _groups(run):

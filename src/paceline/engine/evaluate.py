@@ -192,7 +192,7 @@ def averaged(run: Run, split: str) -> Iterator[None]:
 def _in_place(run: Run) -> Iterator[None]:
     run.saver.release()
     try:
-        with run.averaging.applied(run.state.model):
+        with run.averaging.swap_in(run.state.model):
             run.precision.sync_weights()
             yield
     finally:

@@ -30,9 +30,8 @@ from paceline.engine.watchdog import Heartbeat, NoHeartbeat
 from paceline.loggers.events import LoggerGroup, Note
 from paceline.models.freezing import Freezing, NoFreezing
 from paceline.optim.averaging import Averaging
-from paceline.optim.clipping import Unclipped
-from paceline.optim.scheduler import Scheduler
-from paceline.optim.schedules import ChangeLog
+from paceline.optim.clipping import NoClip
+from paceline.optim.lr_scheduler import LRChangeLog, Scheduler
 from paceline.tasks.task import Task
 
 
@@ -90,7 +89,7 @@ class Run:
     evaluations: dict[str, EvaluationSet]
     intervals: Intervals
     store: Store
-    clip: Callable[[Sequence[nn.Parameter]], Tensor] = field(default_factory=Unclipped)
+    clip: Callable[[Sequence[nn.Parameter]], Tensor] = field(default_factory=NoClip)
     freezing: Freezing | NoFreezing = field(default_factory=NoFreezing)
     finite_check: FiniteCheck = field(default_factory=FiniteCheck)
     explain_nonfinite: Callable[[Run, StepBatch], str] = lambda run, step_batch: "cause unknown"
@@ -100,7 +99,7 @@ class Run:
     logger: LoggerGroup = field(default_factory=LoggerGroup)
     stop: StopRequest = field(default_factory=StopRequest)
     timer: StepTimer = field(default_factory=StepTimer)
-    lr_changes: ChangeLog = field(default_factory=ChangeLog)
+    lr_changes: LRChangeLog = field(default_factory=LRChangeLog)
     visualize: bool = True
     save_predictions: bool = False
     unread_results: list[StepResult] = field(default_factory=list)

@@ -1,4 +1,7 @@
-"""Averages of the weights over the run, to be evaluated beside the weights themselves."""
+"""Weight averages (EMA, SWA), evaluated beside the weights.
+
+They keep parameters alone, in float32; torch's AveragedModel copies the whole module, in the weights' precision.
+"""
 
 from __future__ import annotations
 
@@ -22,56 +25,56 @@ T = TypeVar("T")
 
 
 class Averaging(Protocol):
-    """What a run asks of an average."""
+    """The contract of a weight average."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is an average by now."""
+        """Whether there is an average yet."""
 
     @property
     def needs_statistics(self) -> bool:
         """Whether `update_bn` should run before the averaged weights are used."""
 
     def update(self, model: nn.Module) -> None:
-        """Take in the weights after a step."""
+        """Add the weights after a step."""
 
-    def applied(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Have the model hold the averaged weights inside; its own weights and buffers come back afterwards."""
+    def swap_in(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Give the model the averaged weights inside; its own weights and buffers are restored afterwards."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs; tensors are not copied."""
+        """The state to resume from; tensors are not copied."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state, to the bit."""
+        """Resume from a saved state."""
 
 
 @register.averaging("none")
 class NoAveraging:
-    """Keeps no average."""
+    """No average."""
 
     is_ready = False
     needs_statistics = False
 
     def update(self, model: nn.Module) -> None:
-        """Leave the weights alone."""
+        """Do nothing."""
 
-    def applied(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Leave the model as it is."""
+    def swap_in(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Leave the model unchanged."""
         return nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
+        """Empty."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take nothing."""
+        """Do nothing."""
 
 
 class WeightAverage(ABC):
-    """A running average of all parameters, frozen ones included, so that they may begin to learn at any time.
+    """A running average of all parameters, frozen ones included, since they may be unfrozen later.
 
-    It begins as a copy of the weights. Of half-precision weights it is kept in float32. Buffers are not averaged: the
-    averaged weights are used with the model's buffers as they are then.
+    It starts as a copy of the weights; that of half-precision weights is float32. Buffers are not averaged: averaged
+    weights are evaluated with the model's current buffers.
     """
 
     needs_statistics = False
@@ -80,70 +83,70 @@ class WeightAverage(ABC):
         self.start_step = start_step
         self.every_steps = every_steps
         self.steps = 0
-        """Updates seen."""
+        """Optimizer steps so far."""
         self.count = 0
-        """Weights that are in the average."""
+        """How many times weights were added."""
         self._average: dict[str, Tensor] = {}
         self._bound: nn.Module | None = None
 
     @abstractmethod
-    def share(self, count: int) -> float:
-        """What the next weights count for in the average, `count` having gone into it."""
+    def weight(self, count: int) -> float:
+        """The weight of the next values in the average, after `count` others."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is an average by now."""
+        """Whether there is an average yet."""
         return self.count > 0
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """Take in the weights after a step, if one is due."""
+        """Add the weights after a step, if one is due."""
         self.steps += 1
         since_start = self.steps - self.start_step
         if since_start <= 0 or since_start % self.every_steps:
             return
         if not self.count:
-            self._average = {name: _kept(parameter) for name, parameter in _weights(model).items()}
+            self._average = {name: _copy(parameter) for name, parameter in _weights(model).items()}
         self._bind(model)
         if self.count:
             weights = self._parameters
             if self._is_mixed:
                 weights = [weight.to(mean.dtype) for weight, mean in zip(weights, self._means, strict=True)]
-            torch._foreach_lerp_(self._means, weights, self.share(self.count))
+            torch._foreach_lerp_(self._means, weights, self.weight(self.count))
         self.count += 1
 
     @contextmanager
-    def applied(self, model: nn.Module) -> Iterator[None]:
-        """Have the model hold the averaged weights inside; its own weights and buffers come back afterwards."""
+    def swap_in(self, model: nn.Module) -> Iterator[None]:
+        """Give the model the averaged weights inside; its own weights and buffers are restored afterwards."""
         if not self.is_ready:
             yield
             return
         self._bind(model)
-        held: list[Tensor] = [*self._parameters, *model.buffers()]
-        own = [tensor.detach().clone() for tensor in held]
+        replaced: list[Tensor] = [*self._parameters, *model.buffers()]
+        own = [tensor.detach().clone() for tensor in replaced]
         try:
             with torch.no_grad():
-                # One by one: torch cannot copy lists of tensors that are cut among processes.
+                # One by one: torch has no foreach copy of sharded tensors.
                 for parameter, mean in zip(self._parameters, self._means, strict=True):
                     parameter.copy_(mean)
             yield
         finally:
             with torch.no_grad():
-                for tensor, value in zip(held, own, strict=True):
+                for tensor, value in zip(replaced, own, strict=True):
                     tensor.copy_(value)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs; tensors are not copied."""
+        """The state to resume from; tensors are not copied."""
         return {"steps": self.steps, "count": self.count, "average": dict(self._average)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state, to the bit; whether it fits the model shows when it is used next."""
+        """Resume from a saved state; whether it matches the model is checked when it is used next."""
         self.steps, self.count = state["steps"], state["count"]
         self._average = {name: tensor.clone() for name, tensor in state["average"].items()}
         self._bound = None
 
     def _bind(self, model: nn.Module) -> None:
-        """Find the model's parameters, once: looking them up takes longer than averaging them."""
+        """Look up the model's parameters once: that takes longer than averaging them."""
         if self._bound is model:
             return
         named = _weights(model)
@@ -151,9 +154,7 @@ class WeightAverage(ABC):
         saved = {name: tuple(tensor.shape) for name, tensor in self._average.items()}
         if here != saved:
             different = sorted(name for name in here | saved if here.get(name) != saved.get(name))
-            raise CheckpointError(
-                f"the saved average of the weights does not fit the model: {', '.join(different[:5])}"
-            )
+            raise CheckpointError(f"the saved weight average does not match the model: {', '.join(different[:5])}")
         self._average = {
             name: with_strides_of(self._average[name].to(parameter.device), parameter)
             for name, parameter in named.items()
@@ -168,15 +169,15 @@ class WeightAverage(ABC):
 
 @register.averaging("ema")
 class Ema(WeightAverage):
-    """An exponential moving average: of the weights before, `decay` is kept each time.
+    """Exponential moving average of the weights.
 
-    With `warmup`, less is kept at first: (1 + n) / (10 + n), n weights being in the average, until `decay` is reached.
+    With `warmup`, the decay starts lower: (1 + n) / (10 + n) after n updates, until it reaches `decay`.
     """
 
     def __init__(
         self,
         decay: PartialShare = 0.9999,
-        warmup: Annotated[bool, Field(description="Forgets faster at first.")] = True,
+        warmup: Annotated[bool, Field(description="Starts with a lower decay.")] = True,
         every_steps: Count = 1,
         start_step: CountOrZero = 0,
     ) -> None:
@@ -184,17 +185,17 @@ class Ema(WeightAverage):
         self.decay = decay
         self.warmup = warmup
 
-    def share(self, count: int) -> float:
-        """What the next weights count for in the average, `count` having gone into it."""
+    def weight(self, count: int) -> float:
+        """The weight of the next values in the average, after `count` others."""
         return 1 - (min(self.decay, (1 + count) / (10 + count)) if self.warmup else self.decay)
 
 
 @register.averaging("swa")
 class Swa(WeightAverage):
-    """The plain mean of the weights from `start` on: a share of the run if below 1, else a number of steps.
+    """Stochastic weight averaging: the mean of the weights from `start` on, a fraction of the run or a step.
 
-    Weights are taken in every `every_steps`, by default once an epoch. No BatchNorm has seen their mean, so `update_bn`
-    is needed before it is used.
+    Weights are added every `every_steps`, by default once per epoch. BatchNorm statistics are measured for the average
+    before it is evaluated.
     """
 
     needs_statistics = True
@@ -203,31 +204,31 @@ class Swa(WeightAverage):
         self,
         total_steps: int,
         steps_per_epoch: int,
-        start: Annotated[PartialShare | Count, Field(description="A share of the run, or a number of steps.")] = 0.75,
-        every_steps: Annotated[Count | None, Field(description="null: once an epoch.")] = None,
+        start: Annotated[PartialShare | Count, Field(description="A fraction of the run, or a step.")] = 0.75,
+        every_steps: Annotated[Count | None, Field(description="null: once per epoch.")] = None,
     ) -> None:
         start_step = round(start * total_steps) if start < 1 else int(start)
         every_steps = every_steps or steps_per_epoch
         if start_step + every_steps > total_steps:
             raise ValueError(
-                f"averaging would never begin: from step {start_step}, every {pluralize(every_steps, 'step')},"
+                f"averaging would never start: from step {start_step}, every {pluralize(every_steps, 'step')},"
                 f" in a run of {total_steps}; lower start or every_steps"
             )
         super().__init__(start_step, every_steps)
 
-    def share(self, count: int) -> float:
-        """What the next weights count for in the average, `count` having gone into it."""
+    def weight(self, count: int) -> float:
+        """The weight of the next values in the average, after `count` others."""
         return 1 / (count + 1)
 
 
 @torch.no_grad()
 def update_bn(model: nn.Module, inputs: Iterable[T], forward: Callable[[T], object] | None = None) -> None:
-    """Measure the BatchNorm statistics of the present weights anew, each input counting alike.
+    """Recompute BatchNorm statistics for the current weights, as the mean over all inputs.
 
-    `forward` runs an input through the model, by default by calling the model with it. All but the BatchNorm layers is
-    in evaluation mode meanwhile, so the result depends on the inputs alone; frozen layers keep their statistics.
+    `forward` runs an input through the model, by default `model(input)`. Unlike torch's `update_bn`, other layers are
+    in evaluation mode, so the result depends on the inputs alone, and frozen layers keep their statistics.
     """
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and _learns_statistics(module)]
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and _tracks_statistics(module)]
     if not norms:
         return
     modes = {module: module.training for module in model.modules()}
@@ -237,7 +238,7 @@ def update_bn(model: nn.Module, inputs: Iterable[T], forward: Callable[[T], obje
         for norm in norms:
             norm.reset_running_stats()
             norm.train()
-            norm.momentum = None  # the plain mean over all inputs
+            norm.momentum = None  # the mean over all inputs
         for each in inputs:
             (forward or model)(each)
     finally:
@@ -251,11 +252,11 @@ def _weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.is_floating_point()}
 
 
-def _kept(weight: Tensor) -> Tensor:
+def _copy(weight: Tensor) -> Tensor:
     is_half = weight.dtype in (torch.float16, torch.bfloat16)
     return weight.detach().to(torch.float32 if is_half else weight.dtype, copy=True)
 
 
-def _learns_statistics(norm: _BatchNorm) -> bool:
+def _tracks_statistics(norm: _BatchNorm) -> bool:
     parameters = list(norm.parameters(recurse=False))
     return norm.track_running_stats and (not parameters or any(each.requires_grad for each in parameters))

@@ -1,26 +1,28 @@
-"""The size of a gradient, and keeping it within bounds; each measures all of it before it changes any.
+"""Gradient clipping. The norm is measured before anything changes, and no value is read on the host.
 
-A gradient that is not finite is left as it is: no bound would mend it, and what is wrong with it can still be seen.
+A gradient that is not finite is left unchanged: clipping would not repair it, and its cause can still be traced.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-Measure = Callable[[Sequence[nn.Parameter]], Tensor]
+Clip = Callable[[Sequence[nn.Parameter]], Tensor]
+"""Clips the gradients of parameters; returns their 2-norm from before, all of them as one vector."""
 
 
-class Unclipped:
-    """Measures the gradient and leaves it. `across` makes the norm of a part that of the whole."""
+class NoClip:
+    """Measures the norm alone; `across` turns the norm of a shard into that of the whole."""
 
     def __init__(self, across: Callable[[Tensor], Tensor] | None = None) -> None:
         self.across = across
 
     def __call__(self, parameters: Sequence[nn.Parameter]) -> Tensor:
-        """The 2-norm of all gradients together."""
+        """The 2-norm of all gradients as one vector."""
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norm = torch.zeros(())
         if gradients:
@@ -28,59 +30,71 @@ class Unclipped:
         return norm if self.across is None else self.across(norm)
 
 
-class NormClip:
-    """Scales the gradient down to `limit` if its norm is larger."""
-
-    def __init__(self, limit: float, measure: Measure | None = None) -> None:
-        self.limit = limit
-        self._measure = measure or Unclipped()
-
-    def __call__(self, parameters: Sequence[nn.Parameter]) -> Tensor:
-        """The 2-norm of all gradients together, before clipping."""
-        norm = self._measure(parameters)
-        if norm.isfinite():
-            nn.utils.clip_grads_with_norm_(parameters, self.limit, norm)
-        return norm
-
-
-class ValueClip:
-    """Brings each number of the gradient into [-limit, limit]."""
-
-    def __init__(self, limit: float, measure: Measure | None = None) -> None:
-        self.limit = limit
-        self._measure = measure or Unclipped()
-
-    def __call__(self, parameters: Sequence[nn.Parameter]) -> Tensor:
-        """The 2-norm of all gradients together, before clipping."""
-        norm = self._measure(parameters)
-        for parameter in parameters if norm.isfinite() else ():
-            if parameter.grad is not None:
-                parameter.grad.clamp_(-self.limit, self.limit)
-        return norm
-
-
-class AdaptiveClip:
-    """Keeps the gradient of each unit (a row, a filter; a vector as a whole) within a share of the unit's weights.
-
-    `eps` is the least norm that a unit's weights count with. Parameters in `skip`, such as a head's, are left alone.
-    """
-
-    def __init__(self, factor: float = 0.01, eps: float = 1e-3, skip: Iterable[nn.Parameter] = ()) -> None:
-        self.factor = factor
-        self.eps = eps
-        self._skipped = {id(parameter) for parameter in skip}
-        self._measure = Unclipped()
+class _Clip(ABC):
+    def __init__(self, measure: Clip | None) -> None:
+        self._measure = measure or NoClip()
 
     @torch.no_grad()
     def __call__(self, parameters: Sequence[nn.Parameter]) -> Tensor:
-        """The 2-norm of all gradients together, before clipping."""
+        """The 2-norm of all gradients as one vector, before clipping."""
         norm = self._measure(parameters)
-        for parameter in parameters if norm.isfinite() else ():
+        self.clip([parameter for parameter in parameters if parameter.grad is not None], norm)
+        return norm
+
+    @abstractmethod
+    def clip(self, parameters: Sequence[nn.Parameter], norm: Tensor) -> None:
+        """Clip the gradients, if their norm is finite."""
+
+
+class ClipGradNorm(_Clip):
+    """Scales all gradients down so that their norm is at most `max_norm`."""
+
+    def __init__(self, max_norm: float, measure: Clip | None = None) -> None:
+        super().__init__(measure)
+        self.max_norm = max_norm
+
+    def clip(self, parameters: Sequence[nn.Parameter], norm: Tensor) -> None:
+        """Scale; a norm that is not finite counts as 0, which scales by 1."""
+        nn.utils.clip_grads_with_norm_(parameters, self.max_norm, norm.where(norm.isfinite(), 0))
+
+
+class ClipGradValue(_Clip):
+    """Clamps each element of the gradients to [-max_value, max_value]."""
+
+    def __init__(self, max_value: float, measure: Clip | None = None) -> None:
+        super().__init__(measure)
+        self.max_value = max_value
+
+    def clip(self, parameters: Sequence[nn.Parameter], norm: Tensor) -> None:
+        """Clamp; to infinity if the norm is not finite."""
+        limit = torch.where(norm.isfinite(), self.max_value, torch.inf)
+        for parameter in parameters:
+            assert parameter.grad is not None
+            own = limit.to(parameter.grad.dtype)
+            parameter.grad.clamp_(-own, own)
+
+
+class AdaptiveClip(_Clip):
+    """Adaptive gradient clipping: each unit's gradient norm is at most `factor` times the norm of its weights.
+
+    A unit is a row or a filter; a vector is one unit. `eps` is the smallest weight norm that counts. Parameters in
+    `skip`, such as a head's, are not clipped.
+    """
+
+    def __init__(self, factor: float = 0.01, eps: float = 1e-3, skip: Iterable[nn.Parameter] = ()) -> None:
+        super().__init__(None)
+        self.factor = factor
+        self.eps = eps
+        self._skipped = {id(parameter) for parameter in skip}
+
+    def clip(self, parameters: Sequence[nn.Parameter], norm: Tensor) -> None:
+        """Scale each unit; by 1 if the norm of all gradients is not finite."""
+        is_finite = norm.isfinite()
+        for parameter in parameters:
             if parameter.grad is not None and id(parameter) not in self._skipped:
                 limits = _unit_norms(parameter).clamp_(min=self.eps).mul_(self.factor)
                 norms = _unit_norms(parameter.grad)
-                parameter.grad.mul_(torch.where(norms > limits, limits / norms, 1.0))
-        return norm
+                parameter.grad.mul_(torch.where(is_finite & (norms > limits), limits / norms, 1.0))
 
 
 def _unit_norms(tensor: Tensor) -> Tensor:

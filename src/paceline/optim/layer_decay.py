@@ -1,8 +1,8 @@
-"""Which layer a parameter belongs to, counted from the input: what layer-wise decay of the learning rate needs.
+"""Layer-wise learning rate decay: which layer a parameter belongs to, counted from the input.
 
-Known without being told: vision transformers (by the rule of MAE), models that declare their groups as timm's do,
-residual nets, and nets that keep their layers in one sequence called `features` or `stages`. They are known too as
-the part with which a larger model begins, say a detector's backbone; the rest of that model is then the last layer.
+Recognized are vision transformers (by MAE's rule), models with timm's `group_matcher`, residual nets, and nets with
+their layers in one sequence called `features` or `stages`; also as the first part of a larger model, such as a
+detector's backbone, whose rest is then the last layer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paceline.core.registry import register
 from paceline.core.torchvision_ops import import_torchvision
 
 LayerMap = Callable[[str], int | None]
-"""From a parameter's name to its layer, 0 at the input; None for what comes after all layers, as a head does."""
+"""From a parameter's name to its layer, 0 at the input; None for what comes after all layers, such as a head."""
 
 _VIT_BLOCK = re.compile(r"(?:blocks\.|encoder\.layers\.encoder_layer_)(\d+)\.")
 _VIT_STEM = re.compile(
@@ -29,13 +29,13 @@ _VIT_STEM = re.compile(
 
 @dataclass(frozen=True)
 class Layers:
-    """The layers of one model, from 0 to `num_layers`, the last, which learns at the full rate."""
+    """The layers of a model, from 0 to `num_layers`, the last, which has the full learning rate."""
 
     num_layers: int
     ids: Mapping[str, int]
 
     def id_of(self, name: str) -> int:
-        """The layer of a parameter; one that is not known belongs to the last."""
+        """The layer of a parameter; an unknown one belongs to the last."""
         return self.ids.get(name, self.num_layers)
 
     def scale(self, name: str, decay: float) -> float:
@@ -46,22 +46,22 @@ class Layers:
 def find_layers(model: nn.Module, name: str | None = None) -> Layers:
     """The layers of a model, by its structure or by the map registered as `name`.
 
-    A map is registered with `@register.layer_map("mine")` on a function that takes the model and gives a function
-    from a parameter's name to its layer, or to None for what belongs after all layers.
+    Register a map with `@register.layer_map("mine")` on a function that takes the model and returns a function from a
+    parameter's name to its layer, or to None for what comes after all layers.
     """
     if name is not None:
-        return _number(model, _registered(name)(model))
+        return _make_layers(model, _registered(name)(model))
     first = next((key for key, _ in model.named_parameters()), "")
     level = [("", model)]
     while level:
         maps = [(prefix, found) for prefix, part in level if (found := _recognize(part)) is not None]
         if len(maps) > 1:
             parts = ", ".join(prefix.rstrip(".") for prefix, _ in maps)
-            raise ValueError(f"{type(model).__name__} has layers to decay in several parts ({parts}); {_ADVICE}")
-        if maps and first.startswith(maps[0][0]):  # else something nearer to the input would learn fastest
-            return _number(model, _within(*maps[0]))
+            raise ValueError(f"{type(model).__name__} has layers in several parts ({parts}); {_ADVICE}")
+        if maps and first.startswith(maps[0][0]):  # otherwise something nearer to the input would have the full rate
+            return _make_layers(model, _with_prefix(*maps[0]))
         level = [(f"{prefix}{key}.", child) for prefix, part in level for key, child in part.named_children()]
-    raise ValueError(f"the layers of {type(model).__name__} are not known, so they cannot decay; {_ADVICE}")
+    raise ValueError(f"layer_decay does not know the layers of {type(model).__name__}; {_ADVICE}")
 
 
 _ADVICE = (
@@ -76,23 +76,23 @@ def _registered(name: str) -> Callable[[nn.Module], LayerMap]:
     if entry is None:
         meant = get_close_matches(name, maps.names(), n=1)
         hint = f'did you mean "{meant[0]}"?' if meant else _ADVICE
-        raise ValueError(f'there is no layer map "{name}"; {hint}')
+        raise ValueError(f'unknown layer map "{name}"; {hint}')
     return entry.resolve()
 
 
-def _number(model: nn.Module, layer_map: LayerMap) -> Layers:
+def _make_layers(model: nn.Module, layer_map: LayerMap) -> Layers:
     found: dict[str, Any] = {name: layer_map(name) for name, _ in model.named_parameters()}
     numbers = [number for number in found.values() if number is not None]
     for name, number in found.items():
         if number is not None and (not isinstance(number, int) or number < 0):
-            raise ValueError(f"the layer map gives {number!r} for {name}; expected a whole number ≥ 0 or None")
+            raise ValueError(f"the layer map returned {number!r} for {name}, expected an integer ≥ 0 or None")
     if not numbers:
-        raise ValueError(f"the layer map gives no parameter of {type(model).__name__} a layer")
+        raise ValueError(f"the layer map returned None for every parameter of {type(model).__name__}")
     last = max(numbers) + (len(numbers) < len(found))
     return Layers(last, {name: last if number is None else number for name, number in found.items()})
 
 
-def _within(prefix: str, layer_map: LayerMap) -> LayerMap:
+def _with_prefix(prefix: str, layer_map: LayerMap) -> LayerMap:
     return lambda name: layer_map(name.removeprefix(prefix)) if name.startswith(prefix) else None
 
 
@@ -102,7 +102,7 @@ def _recognize(model: nn.Module) -> LayerMap | None:
 
 
 def _vision_transformer(model: nn.Module) -> LayerMap | None:
-    """MAE's rule: 0 for tokens, positions and patches, k + 1 for block k, and the rest, the final norm too, last."""
+    """MAE's rule: 0 for tokens, positions and patches, k + 1 for block k, the last for the rest and the final norm."""
     children = dict(model.named_children())
     blocks = children.get("blocks") or getattr(children.get("encoder"), "layers", None)
     if not children.keys() & {"patch_embed", "conv_proj"} or not isinstance(blocks, nn.Sequential | nn.ModuleList):
@@ -110,7 +110,7 @@ def _vision_transformer(model: nn.Module) -> LayerMap | None:
     matcher: Any = getattr(model, "group_matcher", None)
     declared = matcher(coarse=False) if matcher else {}
     if not isinstance(declared, dict) or declared.keys() - {"stem", "blocks"}:
-        return None  # it has more than a trunk of blocks, and says itself where that belongs
+        return None  # it has more than a stack of blocks; see _declared
 
     def layer_of(name: str) -> int | None:
         if block := _VIT_BLOCK.match(name):
@@ -121,49 +121,49 @@ def _vision_transformer(model: nn.Module) -> LayerMap | None:
 
 
 def _declared(model: nn.Module) -> LayerMap | None:
-    """As the model groups its parameters itself: timm's convention, block by block."""
+    """timm's `group_matcher`, block by block."""
     matcher: Any = getattr(model, "group_matcher", None)
     if matcher is None:
         return None
-    import_torchvision()  # timm imports it, so it must come in through our door
+    import_torchvision()  # timm imports it, which fails without its compiled operators
     from timm.models import group_parameters
 
     ids: dict[str, int] = group_parameters(model, matcher(coarse=False), reverse=True)
-    # Some declarations have fallen behind the names of their model, and tell nothing but a stem or a head apart.
+    # Some declarations are outdated, and find nothing but a stem or a head.
     return ids.get if max(ids.values()) > 1 else None
 
 
 def _residual_net(model: nn.Module) -> LayerMap | None:
-    """0 for all before `layer1`, then block by block through `layer1`, `layer2`, …"""
+    """0 for everything before `layer1`, then block by block through `layer1`, `layer2`, …"""
     children = dict(model.named_children())
     stages = [key for key, child in children.items() if re.fullmatch(r"layer\d+", key) and list(child.children())]
     if len(stages) < 2:
         return None
-    names = [_learning(name, children[name]) if _is_stage(children[name]) else [name] for name in stages]
+    names = [_trainable_children(name, children[name]) if _is_stage(children[name]) else [name] for name in stages]
     blocks = [[block] for stage in names for block in stage]
     return _in_order(_before(children, stages[0]) + blocks)
 
 
 def _sequence(model: nn.Module) -> LayerMap | None:
-    """One layer for each part of `features` or `stages`; a stage made of blocks counts block by block.
+    """One layer for each part of `features` or `stages`, one for each block of a stage.
 
-    What shrinks the image between such stages belongs to the first block after it.
+    Downsampling between stages belongs to the first block after it.
     """
     children = dict(model.named_children())
     name = next((key for key in ("features", "stages") if isinstance(children.get(key), nn.Sequential)), None)
     if name is None or not _has_parameters(children[name]):
         return None
-    parts = list(_learning(name, children[name]).items())
+    parts = list(_trainable_children(name, children[name]).items())
     last_stage = max((index for index, (_, part) in enumerate(parts) if _is_stage(part)), default=0)
     layers = _before(children, name)
-    waiting: list[str] = []
+    pending: list[str] = []
     for index, (prefix, part) in enumerate(parts):
         if _is_stage(part):
-            blocks = [[block] for block in _learning(prefix, part)]
-            blocks[0] += waiting
-            layers, waiting = layers + blocks, []
+            blocks = [[block] for block in _trainable_children(prefix, part)]
+            blocks[0] += pending
+            layers, pending = layers + blocks, []
         elif 0 < index < last_stage:
-            waiting.append(prefix)
+            pending.append(prefix)
         elif layers and all(parameter.ndim <= 1 for parameter in part.parameters()):
             layers[-1].append(prefix)  # a norm layer belongs to the convolution before it
         else:
@@ -172,13 +172,13 @@ def _sequence(model: nn.Module) -> LayerMap | None:
 
 
 def _is_stage(part: nn.Module) -> bool:
-    """Whether it is a plain sequence of blocks, not one of single layers."""
-    blocks = _learning("", part).values()
+    """Whether it is a sequence of blocks rather than of single layers."""
+    blocks = _trainable_children("", part).values()
     return isinstance(part, nn.Sequential) and bool(blocks) and all(list(block.children()) for block in blocks)
 
 
-def _learning(prefix: str, module: nn.Module) -> dict[str, nn.Module]:
-    """The children that hold parameters, by their full names."""
+def _trainable_children(prefix: str, module: nn.Module) -> dict[str, nn.Module]:
+    """The children with parameters, by full name."""
     return {f"{prefix}.{key}": child for key, child in module.named_children() if _has_parameters(child)}
 
 
@@ -187,14 +187,14 @@ def _has_parameters(module: nn.Module) -> bool:
 
 
 def _before(children: Mapping[str, nn.Module], name: str) -> list[list[str]]:
-    """All children before that name as one layer, or none if nothing of them learns."""
+    """The children before that name as one layer, or none if they have no parameters."""
     names = list(children)
     stem = [key for key in names[: names.index(name)] if _has_parameters(children[key])]
     return [stem] if stem else []
 
 
 def _in_order(layers: Iterable[list[str]]) -> LayerMap:
-    """The map in which each list of module names is one layer."""
+    """The map with one layer for each list of module names."""
     ids = {prefix: number for number, prefixes in enumerate(layers) for prefix in prefixes}
 
     def layer_of(name: str) -> int | None:

@@ -1,4 +1,4 @@
-"""The optimizers of torch that recipes can name; the learning rate and weight decay are the recipe's own keys."""
+"""torch's optimizers. `lr` and `weight_decay` are keys of `optimizer` itself."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch.optim import Optimizer
 
 from paceline.core.arguments import NonNegative, PartialShare, Positive
 from paceline.core.registry import register
-from paceline.optim.fused import Group, construct
+from paceline.optim.optimizers import Group, construct
 
-LEFT_OUT = {
+EXCLUDED = {
     "LBFGS": "evaluates the loss several times within one step",
     "SparseAdam": "works on sparse gradients only",
-    "Muon": "works on matrices only; `muon` here is timm's, which gives the rest to AdamW",
+    "Muon": "works on matrices only; `muon` is timm's, which uses AdamW for the rest",
 }
 """Why some have no name here."""
 
@@ -42,7 +42,7 @@ def sgd(
 def adam(
     params: Groups, betas: Betas = (0.9, 0.999), eps: Positive = 1e-8, amsgrad: bool = False, **common: Any
 ) -> Optimizer:
-    """Adam; weight decay is part of the gradient."""
+    """Adam; weight decay is added to the gradient."""
     return construct(torch.optim.Adam, params, betas=betas, eps=eps, amsgrad=amsgrad, **common)
 
 
@@ -56,7 +56,7 @@ def adamw(
 
 @register.optimizer("adamax")
 def adamax(params: Groups, betas: Betas = (0.9, 0.999), eps: Positive = 1e-8, **common: Any) -> Optimizer:
-    """Adam by the largest gradient instead of their squares."""
+    """Adamax: Adam with the infinity norm."""
     return construct(torch.optim.Adamax, params, betas=betas, eps=eps, **common)
 
 
@@ -69,7 +69,7 @@ def nadam(
     decoupled_weight_decay: bool = False,
     **common: Any,
 ) -> Optimizer:
-    """Adam with Nesterov momentum."""
+    """NAdam: Adam with Nesterov momentum."""
     own = {"momentum_decay": momentum_decay, "decoupled_weight_decay": decoupled_weight_decay}
     return construct(torch.optim.NAdam, params, betas=betas, eps=eps, **own, **common)
 
@@ -82,7 +82,7 @@ def radam(
     decoupled_weight_decay: bool = False,
     **common: Any,
 ) -> Optimizer:
-    """Adam that warms up by itself."""
+    """RAdam: Adam with a rectified variance, which acts as a warm-up."""
     own = {"decoupled_weight_decay": decoupled_weight_decay}
     return construct(torch.optim.RAdam, params, betas=betas, eps=eps, **own, **common)
 
@@ -96,7 +96,7 @@ def rmsprop(
     centered: bool = False,
     **common: Any,
 ) -> Optimizer:
-    """RMSprop, with momentum if asked for."""
+    """RMSprop, optionally with momentum."""
     own = {"alpha": alpha, "momentum": momentum, "centered": centered}
     return construct(torch.optim.RMSprop, params, eps=eps, **own, **common)
 
@@ -128,13 +128,13 @@ def adafactor(
     d: float = 1.0,
     **common: Any,
 ) -> Optimizer:
-    """Adam with little memory: it keeps rows and columns of squared gradients."""
+    """Adafactor: Adam with factored second moments, which need little memory."""
     return construct(torch.optim.Adafactor, params, beta2_decay=beta2_decay, eps=eps, d=d, **common)
 
 
 @register.optimizer("asgd")
 def asgd(params: Groups, lambd: float = 1e-4, alpha: float = 0.75, t0: float = 1_000_000.0, **common: Any) -> Optimizer:
-    """SGD that averages its steps."""
+    """Averaged SGD."""
     return construct(torch.optim.ASGD, params, lambd=lambd, alpha=alpha, t0=t0, **common)
 
 
@@ -145,5 +145,5 @@ def rprop(
     etas: Annotated[Sequence[float], _Two] = (0.5, 1.2),
     step_sizes: Annotated[Sequence[float], _Two] = (1e-6, 50.0),
 ) -> Optimizer:
-    """Steps by the gradient's sign alone; for whole data sets as one batch; no weight decay."""
+    """Rprop: steps by the gradient's sign, for full-batch training; no weight decay."""
     return construct(torch.optim.Rprop, params, lr=lr, etas=etas, step_sizes=step_sizes)

@@ -1,4 +1,4 @@
-"""Trust ratios: no layer's step is large beside its weights, whichever optimizer takes it (LARS, LARC)."""
+"""Trust ratios (LARS, LARC) for any optimizer: each layer's step is bounded by the norm of its weights."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch.optim import Optimizer
 
 
 def add_trust_ratio(optimizer: Optimizer, coefficient: float = 0.02, clip: bool = True, eps: float = 1e-8) -> None:
-    """Have each `step` first scale every tensor's gradient by coefficient·‖w‖ / (‖g‖ + decay·‖w‖ + eps).
+    """Scale every tensor's gradient by coefficient·‖w‖ / (‖g‖ + decay·‖w‖ + eps) before each step.
 
-    With `clip` (LARC) that is an upper limit of the learning rate: the gradient is scaled by min(ratio / lr, 1).
-    Without (LARS), the learning rate is multiplied by it. Weight decay becomes part of the gradient before it is
-    scaled, for optimizers that would decouple it too. Keeps no state, so checkpoints do not change.
+    With `clip` (LARC) the ratio is an upper bound of the learning rate: the gradient is scaled by min(ratio / lr, 1).
+    Without (LARS), the learning rate is multiplied by it. Weight decay is added to the gradient before scaling, even
+    with an optimizer that decouples it. There is no state, so checkpoints do not change.
     """
     trust = _TrustRatio(coefficient, clip, eps)
     optimizer.register_step_pre_hook(trust.before)
@@ -36,7 +36,7 @@ class _TrustRatio:
             if weights:
                 self._scale(weights, [parameter.grad for parameter in weights], group["lr"], decay)
             if "weight_decay" in group:
-                group["weight_decay"] = 0.0  # it is in the gradient now
+                group["weight_decay"] = 0.0  # it is part of the gradient now
 
     def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         for group, decay in zip(optimizer.param_groups, self._decays, strict=True):
@@ -49,7 +49,7 @@ class _TrustRatio:
         ratios = self.coefficient * weight_norms / (gradient_norms + decay * weight_norms + self.eps)
         if self.clip:
             ratios = (ratios / lr).clamp_(max=1)
-        # Where there are no weights yet, the gradient counts as it is; where there is no gradient, nothing moves.
+        # With zero weights the gradient is not scaled; with a zero gradient nothing moves.
         ratios = torch.where(weight_norms == 0, 1.0, torch.where(gradient_norms == 0, 0.0, ratios))
         if decay:
             torch._foreach_add_(gradients, weights, alpha=decay)

@@ -13,13 +13,12 @@ from paceline.engine.strategies.single import SingleStrategy
 from paceline.models.freezing import Freezing, NoFreezing
 from paceline.models.surgery import find_heads
 from paceline.optim.averaging import Averaging
-from paceline.optim.clipping import AdaptiveClip, Measure, NormClip, Unclipped, ValueClip
+from paceline.optim.clipping import AdaptiveClip, Clip, ClipGradNorm, ClipGradValue, NoClip
 from paceline.optim.group_presets import PRESETS, Preset, Rule, Settings, combine
 from paceline.optim.layer_decay import find_layers
+from paceline.optim.lr_scheduler import Schedule, Scheduler, Transition
 from paceline.optim.optimizers import make_optimizer
 from paceline.optim.param_groups import Group, RulesError, build_groups
-from paceline.optim.scheduler import Scheduler
-from paceline.optim.schedules import Schedule, Schedules, Transition
 from paceline.optim.trust_ratio import add_trust_ratio
 from paceline.recipe.build_context import BuildContext, resolve
 from paceline.recipe.schema import TransitionPart
@@ -102,14 +101,14 @@ def build_optimizer(
     return optimizer
 
 
-def make_clip(context: BuildContext, model: nn.Module, strategy: SingleStrategy) -> Measure:
+def make_clip(context: BuildContext, model: nn.Module, strategy: SingleStrategy) -> Clip:
     """How gradients are kept within bounds."""
     train = context.recipe.train
-    measure = Unclipped(strategy.norm_across)
+    measure = NoClip(strategy.norm_across)
     if train.clip_grad_norm is not None:
-        return NormClip(train.clip_grad_norm, measure)
+        return ClipGradNorm(train.clip_grad_norm, measure)
     if train.clip_grad_value is not None:
-        return ValueClip(train.clip_grad_value, measure)
+        return ClipGradValue(train.clip_grad_value, measure)
     if train.adaptive_clip is not None:
         heads = [parameter for name in find_heads(model) for parameter in model.get_submodule(name).parameters()]
         return AdaptiveClip(train.adaptive_clip, skip=heads)
@@ -148,7 +147,7 @@ def make_scheduler(context: BuildContext, optimizer: Optimizer, progress: Progre
     momentum = _transition(context, "momentum", part.momentum, progress)
     weight_decay = _transition(context, "weight_decay", part.weight_decay, progress)
     with context.error_context("schedule"):
-        return Scheduler(optimizer, Schedules(lr, momentum, weight_decay))
+        return Scheduler(optimizer, lr, momentum, weight_decay)
 
 
 def _transition(context: BuildContext, key: str, part: TransitionPart | None, progress: Progress) -> Transition | None:

@@ -26,7 +26,7 @@ from paceline.engine.strategies.fsdp import FSDPStrategy
 from paceline.engine.strategies.single import SingleStrategy
 from paceline.losses.classification import CrossEntropy
 from paceline.models.norm import convert_sync_batchnorm
-from paceline.optim.clipping import Unclipped
+from paceline.optim.clipping import NoClip
 
 Strategy = Callable[[nn.Module, World], SingleStrategy]
 STRATEGIES: dict[str, Strategy] = {
@@ -151,7 +151,7 @@ def _around(
         model=model,
         world=world,
         strategy=strategy,
-        clip=Unclipped(strategy.norm_across),
+        clip=NoClip(strategy.norm_across),
         parts=parts or {},
         **solver(torch.optim.SGD(grouped(model), lr=0.1), 0.1, small.steps),
     )

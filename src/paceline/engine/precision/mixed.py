@@ -19,7 +19,7 @@ from paceline.engine.precision.master_weights import (
     put_half_copies,
     with_masters,
 )
-from paceline.optim.fused import unfuse_half
+from paceline.optim.optimizers import unfuse_half
 
 Name = Literal["fp32", "tf32", "bf16", "fp16", "O0", "O1", "O2", "O3"]
 _WITHOUT_SCALE = ("fp32", "tf32", "bf16", "O0")

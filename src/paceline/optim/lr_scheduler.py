@@ -1,31 +1,32 @@
-"""Schedules of learning rate, momentum and weight decay: pure functions of the step."""
+"""Learning rate, momentum and weight decay as pure functions of the step, and the scheduler that sets them."""
 
 from __future__ import annotations
 
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.core.errors import ArgumentError
-from paceline.optim.durations import Span, either, snapped
+from paceline.optim.durations import Span, either, snap
+
+if TYPE_CHECKING:  # a recipe's schedule is checked and drawn without torch
+    from torch.optim import Optimizer
 
 Per = Literal["step", "epoch", "fraction"]
 SUPPLIED = ("done", "step", "epoch", "total_steps", "total_epochs")
-"""What a decay that is a function can ask for; `span` is what one that is a class is given."""
+"""The arguments that a decay function may take; a decay class takes `span`."""
 
 
 class Schedule:
     """The learning rate of every step, before group factors: warm-up, then decay to a floor.
 
-    `decay` is what a registered name stands for, `arguments` its own. `per` says how progress is read: each `step`;
-    each whole `epoch`, its value held; or each `fraction` of an epoch, which is as fine as `step` and differs only
-    where a formula adds 1 to what it counts (f3): that 1 is an epoch. `count_from` is the number of the first step
-    (of the first epoch with `per` epoch) in warm-up and in comparing with points of the run: 1 reaches the learning
-    rate at the last step of warm-up, 0 at the first after it. `decay_from` says where the decay begins to count,
-    at the `start` of the run or after `warmup`; `auto` leaves it to the decay. `floor` is a share, `floor_lr` a
-    learning rate.
+    `decay` is a registered class or function, `arguments` its own. `per` is how often the value changes: each `step`;
+    each `epoch`; or each `fraction` of an epoch, which is as fine as `step` and differs only where a formula adds 1 to
+    its count (f3): that 1 is an epoch. `count_from` is the number of the first step (with `per: epoch`, epoch) in
+    warm-up and in comparisons with milestones: with 1 the last step of warm-up has the full learning rate, with 0 the
+    first one after it. `decay_from` is where the decay starts to count, at the `start` of the run or after `warmup`;
+    `auto` leaves it to the decay. `floor` is a fraction of the learning rate, `floor_lr` a learning rate.
     """
 
     def __init__(
@@ -61,29 +62,29 @@ class Schedule:
         self._is_warmup_linear, self._warmup_from = warmup == "linear", warmup_from
         self._decay = _make(decay, arguments or {}, span)
         self._is_bounded = getattr(decay, "is_bounded", False)
-        # Copies: reading them through the span would take longer than the formula.
+        # Copies: attribute lookups through the span would take longer than the formula.
         self._tick, self._first, self._total = span.tick, span.first, span.total
         self._warmup, self._begin = span.warmup, span.begin
 
     def __call__(self, step: int) -> float:
-        """The learning rate of the step that follows `step` others."""
+        """The learning rate of the step with this index, counted from 0."""
         at = min(step - step % self._tick, self._total)
         if at < self._warmup:
-            return self.lr * self._warmth(at)
+            return self.lr * self._warmup_factor(at)
         factor: float = self._decay(at - self._begin)
         if self._is_bounded:
             return max(self.lr * factor, self.floor_lr)
         return self.floor_lr + (self.lr - self.floor_lr) * factor
 
-    def _warmth(self, at: float) -> float:
+    def _warmup_factor(self, at: float) -> float:
         if not self._is_warmup_linear:
             return self._warmup_from
-        share = min((at + self._first) / self._warmup, 1.0)
-        return self._warmup_from * (1 - share) + share
+        progress = min((at + self._first) / self._warmup, 1.0)
+        return self._warmup_from * (1 - progress) + progress
 
 
 class Transition:
-    """A value that goes from `start` to `end` over the run as a decay goes from 1 to 0: momentum, weight decay."""
+    """A value that goes from `start` to `end` as a decay goes from 1 to 0, for momentum and weight decay."""
 
     def __init__(
         self,
@@ -97,70 +98,113 @@ class Transition:
         per: Per = "step",
     ) -> None:
         self.start, self.end = start, end
-        self._left = Schedule(
+        self._factor = Schedule(
             1.0, decay, arguments, total_steps=total_steps, steps_per_epoch=steps_per_epoch, per=per, warmup="none"
         )
 
     def __call__(self, step: int) -> float:
-        """The value for the step that follows `step` others."""
-        return self.end + (self.start - self.end) * self._left(step)
+        """The value of the step with this index, counted from 0."""
+        return self.end + (self.start - self.end) * self._factor(step)
 
 
-@dataclass(frozen=True)
-class Schedules:
-    """All that is planned over a run; what is None stays as the optimizer has it."""
-
-    lr: Schedule
-    momentum: Transition | None = None
-    weight_decay: Transition | None = None
+Setter = Callable[[dict[str, Any], int], None]
 
 
-class ChangeLog:
-    """Tells which learning rates are worth a line: those that differ from the last one told by more than a ratio."""
+class Scheduler:
+    """Sets the optimizer to the scheduled values of a step; a group's learning rate is multiplied by its `lr_scale`."""
 
-    def __init__(self, ratio: float = 1.1, least: float = 1e-7) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        lr: Schedule,
+        momentum: Transition | None = None,
+        weight_decay: Transition | None = None,
+    ) -> None:
+        self.optimizer = optimizer
+        self.lr = lr
+        self._setters: list[Setter] = []
+        if momentum is not None:
+            self._setters.append(_momentum_setter(optimizer, momentum))
+        if weight_decay is not None:
+            self._setters.append(_decay_setter(optimizer, weight_decay))
+
+    def apply(self, step: int) -> float:
+        """Set the optimizer for a step; returns the learning rate before the groups' factors."""
+        lr = self.lr(step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group["lr_scale"]
+            for setter in self._setters:
+                setter(group, step)
+        return lr
+
+
+def _momentum_setter(optimizer: Optimizer, momentum: Transition) -> Setter:
+    if "betas" in optimizer.defaults:
+        return lambda group, step: group.update(betas=(momentum(step), *group["betas"][1:]))
+    if "momentum" in optimizer.defaults:
+        return lambda group, step: group.update(momentum=momentum(step))
+    raise ValueError(f"{type(optimizer).__name__} has no momentum; remove schedule.momentum")
+
+
+def _decay_setter(optimizer: Optimizer, decay: Transition) -> Setter:
+    """Groups without decay stay without."""
+    if not any(group.get("weight_decay") for group in optimizer.param_groups):
+        raise ValueError("no group has weight decay; set optimizer.weight_decay or remove schedule.weight_decay")
+    decayed = {id(group["params"][0]) for group in optimizer.param_groups if group["weight_decay"]}
+
+    def set_decay(group: dict[str, Any], step: int) -> None:
+        if id(group["params"][0]) in decayed:
+            group["weight_decay"] = decay(step)
+
+    return set_decay
+
+
+class LRChangeLog:
+    """Filters learning rates for the log: those that differ from the last one logged by more than a ratio."""
+
+    def __init__(self, ratio: float = 1.1, min_lr: float = 1e-7) -> None:
         if ratio < 1:
             raise ArgumentError("ratio", f"expected a number >= 1, got {ratio:g}")
-        self.told: float | None = None
-        """The last learning rate told, or else the first one seen."""
+        self.logged: float | None = None
+        """The last learning rate logged, or the first one seen."""
         self.jumped_from: float | None = None
-        """The learning rate before this step, if it changed after steps without any change, as at a milestone."""
+        """The learning rate before this step, if it changes now after steps without a change, as at a milestone."""
         self._recent = (math.nan, math.nan)
-        self._least = least
-        self._ratio = ratio * (1 + 1e-12)  # a change by exactly the ratio is none, whatever rounding does to it
+        self._min_lr = min_lr
+        self._ratio = ratio * (1 + 1e-12)  # a change by exactly the ratio is none, whatever its rounding
 
     def __call__(self, lr: float) -> tuple[float, float] | None:
-        """The last learning rate told and this one, if it is to be told; one below `least` never is."""
+        """The last learning rate logged and this one, if it is to be logged; one below `min_lr` never is."""
         (before_last, last), self._recent = self._recent, (self._recent[1], lr)
         self.jumped_from = last if before_last == last != lr else None
-        before = lr if self.told is None else self.told
-        if self.told is None:
-            self.told = lr
-        if lr < self._least or (before <= lr * self._ratio and lr <= before * self._ratio):
+        before = lr if self.logged is None else self.logged
+        if self.logged is None:
+            self.logged = lr
+        if lr < self._min_lr or (before <= lr * self._ratio and lr <= before * self._ratio):
             return None
-        self.told = lr
+        self.logged = lr
         return before, lr
 
 
 class _Function:
-    """A decay that is a function, given what it asks for."""
+    """A decay function, called with the arguments that it takes."""
 
     def __init__(self, function: Callable[..., float], arguments: Mapping[str, Any], span: Span) -> None:
-        self._asked = [name for name in SUPPLIED if name in inspect.signature(function).parameters]
-        if not self._asked:
+        self._taken = [name for name in SUPPLIED if name in inspect.signature(function).parameters]
+        if not self._taken:
             name = getattr(function, "__name__", str(function))
-            raise ArgumentError("decay", f"{name} asks for none of span, {', '.join(SUPPLIED)}")
+            raise ArgumentError("decay", f"{name} takes none of span, {', '.join(SUPPLIED)}")
         self._function, self._arguments, self._span, self._length = function, arguments, span, span.length
 
     def __call__(self, at: float) -> float:
         done = at / self._length
-        if self._asked == ["done"]:
+        if self._taken == ["done"]:
             return self._function(done, **self._arguments)
         span = self._span
         step = round(at + span.begin)
         known = (done, step, step / span.steps_per_epoch, span.total, span.total / span.steps_per_epoch)
         supplied = dict(zip(SUPPLIED, known, strict=True))
-        return self._function(**{name: supplied[name] for name in self._asked}, **self._arguments)
+        return self._function(**{name: supplied[name] for name in self._taken}, **self._arguments)
 
 
 def _make(decay: Callable[..., Any], arguments: Mapping[str, Any], span: Span) -> Callable[[float], float]:
@@ -174,11 +218,11 @@ def _warmup_length(
     warmup: str,
     epochs: float | None,
     steps: float | None,
-    share: float,
+    start: float,
     total_steps: int,
     steps_per_epoch: int,
 ) -> float:
-    """Warm-up in steps; 0 if none is asked for."""
+    """Warm-up in steps; 0 for none."""
     if not epochs and not steps:
         return 0.0
     key, value = either("warmup", epochs, steps)
@@ -189,15 +233,15 @@ def _warmup_length(
         raise ArgumentError(key, f"expected a number >= 0, got {value:g}")
     if value * size >= total_steps:
         raise ArgumentError(key, f"expected less than the run's {total_steps / size:g} {unit}, got {value:g}")
-    if warmup == "constant" and not share:
-        raise ArgumentError("warmup_from", "expected a share > 0, since warmup is constant, got 0")
-    return snapped(value * size)
+    if warmup == "constant" and not start:
+        raise ArgumentError("warmup_from", "expected a fraction > 0, since warmup is constant, got 0")
+    return snap(value * size)
 
 
 def _floor(lr: float, floor: float, floor_lr: float | None) -> float:
     if floor_lr is None:
         if not 0 <= floor <= 1:
-            raise ArgumentError("floor", f"expected a share from 0 to 1, got {floor:g}")
+            raise ArgumentError("floor", f"expected a fraction from 0 to 1, got {floor:g}")
         return lr * floor
     if floor:
         raise ArgumentError("floor_lr", "cannot be given together with floor; keep one of them")
