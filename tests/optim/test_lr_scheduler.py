@@ -206,7 +206,7 @@ def test_changes_above_the_ratio_are_told_once() -> None:
 
 
 def test_a_jump_is_a_change_after_steps_without_one() -> None:
-    log, jumps = ChangeLog(), []
+    log, jumps = LRChangeLog(), []
     for lr in (0.0, 0.1, 0.2, 1.0, 1.0, 1.0, 0.1, 0.1, 0.02, 0.01):  # warm-up, two milestones, a decay
         log(lr)
         jumps.append(log.jumped_from)
