@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from paceline.data.batch import Batch
 from paceline.data.loader import MicroBatch, StepBatch
 from paceline.data.rng import derive
+from paceline.engine.channels_last import choose_channels_last
 from paceline.engine.loss_accumulator import LossAccumulator, ScaledLoss
 from paceline.engine.run import Run
 from paceline.losses.loss_term import LossTerm
@@ -67,6 +69,14 @@ def _sum_ratios(run: Run, step_batch: StepBatch, names: list[str]) -> Tensor:
     for row in run.world.sum(rows):
         sums += row
     return sums
+
+
+def warm_up(run: Run, step_batch: StepBatch) -> None:
+    """Do, before the first step, whatever must have happened before gradients count."""
+    one_pass = partial(discarded_pass, run, step_batch)
+    if run.state.choices.channels_last is None:
+        choose_channels_last(run, step_batch, one_pass)
+    run.strategy.warm_up(one_pass)
 
 
 def discarded_pass(run: Run, step_batch: StepBatch) -> None:

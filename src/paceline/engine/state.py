@@ -22,6 +22,7 @@ from paceline.engine.precision.base import FullPrecision, Precision
 from paceline.engine.stateful import load_state
 from paceline.engine.strategies.single import SingleStrategy
 from paceline.loggers.meters import Meters
+from paceline.models.memory_format import use_channels_last, with_strides_of
 from paceline.optim.averaging import Averaging, NoAveraging
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -36,6 +37,8 @@ class Choices:
     micro_batch_size: int
     world: int
     """The number of processes they were chosen for."""
+    channels_last: bool | None = False
+    """How images and weights lie in memory; None: to be measured before the first step."""
 
 
 @dataclass
@@ -122,10 +125,12 @@ class RunState:
         if checkpoint.metrics:  # its evaluation was finished, after it was saved
             self.metrics = {**self.metrics, "val": checkpoint.metrics}
             self.evaluated_step = self.progress.step
-        self._keep_choices(Choices(state["threads"], state["micro_batch_size"], state["world"]))
+        self._keep_choices(state)
 
     def load_model(self, checkpoint: Checkpoint) -> None:
         """Put a checkpoint's weights into the model it was taken from."""
+        if self.choices.channels_last is None and checkpoint.state.get("channels_last") is not None:
+            self.set_channels_last(checkpoint.state["channels_last"])
         own = self.model.state_dict()
         given = {
             name: self.strategy.place(tensor, own[name]) if name in own else tensor
@@ -147,6 +152,23 @@ class RunState:
         with explain_misfit("average of the weights", checkpoint.path):
             self.averaging.load_state_dict({**state, "average": average} if average else state)
 
+    def set_channels_last(self, enabled: bool) -> None:
+        """Choose how images and weights lie in memory, before the first step or while a checkpoint is loaded."""
+        self.choices.channels_last = enabled
+        if not enabled:  # as the model was built
+            return
+        self.use_channels_last(True)
+        self.strategy.rewrap()
+        for parameter, state in self.optimizer.state.items():  # some optimizers have one before their first step
+            for name, value in state.items():
+                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                    state[name] = with_strides_of(value, parameter)
+
+    def use_channels_last(self, enabled: bool) -> None:
+        """Have images and weights lie so in memory, to try it."""
+        for model in {self.model, self.strategy.model}:
+            use_channels_last(model, enabled)
+
     def _load_optimizer(self, saved: Tree) -> None:
         shapes, place = dict(self.model.named_parameters()), self.strategy.place
         state = {
@@ -156,9 +178,10 @@ class RunState:
         }
         load_optimizer(self.optimizer, self.model, {**saved, "state": state})
 
-    def _keep_choices(self, saved: Choices) -> None:
-        if saved.world == self.choices.world or self.strategy.name == "deterministic":
-            self.choices = Choices(saved.threads, saved.micro_batch_size, self.choices.world)
+    def _keep_choices(self, saved: Tree) -> None:
+        if saved["world"] == self.choices.world or self.strategy.name == "deterministic":
+            self.choices.threads = saved["threads"]
+            self.choices.micro_batch_size = saved["micro_batch_size"]
 
 
 def _map_tensors(tree: Tree, function: Callable[[Tensor], Tensor | Part]) -> Tree:
@@ -224,6 +247,7 @@ class _State(_Saved):
     threads: Annotated[int, Field(ge=1, le=65536)]
     micro_batch_size: Annotated[int, Field(ge=1, lt=2**63)]
     world: Annotated[int, Field(ge=1, lt=2**31)]
+    channels_last: bool | None = None
     recipe: dict[str, Any]
     data: dict[str, _Data] = {}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.data.loader import StepBatch
-from paceline.engine.forward import count_losses, discarded_pass, forward
+from paceline.engine.forward import count_losses, forward, warm_up
 from paceline.engine.run import Run, StepResult
 
 
@@ -11,7 +11,7 @@ def train_step(run: Run, step_batch: StepBatch) -> StepResult:
     """One step on a global batch: the same result however it is divided into micro-batches and processes."""
     if step_batch.step in run.freezing.unfreeze_steps:
         run.unfreeze(step_batch.step)
-    run.strategy.warm_up(lambda: discarded_pass(run, step_batch))
+    warm_up(run, step_batch)
     run.buffers.keep()
 
     losses = count_losses(run, step_batch)

@@ -122,12 +122,13 @@ class Builder(BuildContext):
         batches.passes = strategy.passes
         check_expected(self, task)
         out = out or Path("runs") / self.recipe.name
+        layout = self.recipe.train.channels_last
         state = RunState(
             model=master_model,
             optimizer=optimizer,
             progress=progress,
             strategy=strategy,
-            choices=Choices(threads, updates.micro_batch_size, self.world.size),
+            choices=Choices(threads, updates.micro_batch_size, self.world.size, None if layout == "auto" else layout),
             averaging=make_averaging(self, progress),
             precision=precision,
             parts=self.parts,

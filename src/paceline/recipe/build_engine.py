@@ -56,7 +56,7 @@ def prepare_model(context: BuildContext, model: nn.Module) -> None:
                     f"{context.checked.locate('train.sync_bn')}: the model has no BatchNorm layers to join"
                 )
     make_dense(model)
-    if train.channels_last:
+    if train.channels_last is True:
         use_channels_last(model)
 
 

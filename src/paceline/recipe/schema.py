@@ -256,8 +256,8 @@ class Train(Section):
     activation_checkpointing: CheckpointingPart = CheckpointingPart(name="none")
     sync_bn: bool = False
     """Takes BatchNorm's statistics over the micro-batches that all processes compute at the same time."""
-    channels_last: bool = False
-    """Lays images out pixel by pixel, which many convolutions are faster with."""
+    channels_last: bool | Auto = "auto"
+    """Lays images out pixel by pixel, which many convolutions are faster with; auto: measured, on CPU."""
     compile: bool = False
     """Has torch.compile translate the model: slow to start, faster afterwards."""
     micro_batch_size: Count | Auto = "auto"
