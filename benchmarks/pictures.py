@@ -18,7 +18,7 @@ from benchmarks.measuring import Measured, Turn, interleave, spread
 from benchmarks.photos import MEAN, SIZE, STD, Photos, pillow_loader
 from benchmarks.report import Goal, Section
 from paceline.core.process import keep_freed_memory
-from paceline.data import dali
+from paceline.data import dali_operators
 from paceline.data.autotune import Kind
 from paceline.data.datasets.image_folder import ImageFolder
 from paceline.data.loader import Request, load
@@ -83,7 +83,7 @@ def contestants() -> dict[str, Callable[[Path], Epochs]]:
         PACKED: lambda root: pictures_packed.epochs(root, BATCH),
         PILLOW: pillow,
     }
-    if dali.is_installed():
+    if dali_operators.is_installed():
         named[DALI] = lambda root: pictures_dali.epochs(root, BATCH)
     return named
 

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -12,11 +13,12 @@ import pytest
 import torch
 from PIL import Image
 
+from paceline.cli import main
 from paceline.core.errors import DataError
-from paceline.data import dali
+from paceline.data import dali_operators
 from paceline.data.batch import Batch, Sample
-from paceline.data.dali import is_installed, load_by_dali
-from paceline.data.datasets.idx import MemoryImages
+from paceline.data.dali import load_by_dali
+from paceline.data.dali_operators import is_installed
 from paceline.data.io.image import Encoded
 from paceline.data.loader import load
 from paceline.data.skip_list import SkipList
@@ -24,6 +26,7 @@ from paceline.data.split_loader import Request, SplitLoader
 from paceline.data.transforms.affine import RandomRotation
 from paceline.data.transforms.base import BatchTransform, OnSamples, SampleTransform
 from paceline.data.transforms.batch import Normalize
+from paceline.data.transforms.color import ColorJitter
 from paceline.data.transforms.geometric import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 
 needs_dali = pytest.mark.skipif(not is_installed(), reason="NVIDIA DALI is not installed: pip install 'paceline[dali]'")
@@ -102,6 +105,8 @@ def compare(source: SplitLoader, asked: list[Request], tolerance: float = 2.0) -
         [Resize(72), CenterCrop(64)],
         [Resize([50, 60])],
         [CenterCrop([130, 110], fill=[255, 0, 9])],
+        [Resize([64, 80]), RandomRotation(30, fill=9), OnSamples(RandomHorizontalFlip())],
+        [RandomResizedCrop(64), ColorJitter(0.2, 0.3, 0.4), RandomRotation(10)],
         [RandomHorizontalFlip(1.0), Resize(None, max_size=80), CenterCrop(80), RandomResizedCrop([32, 48])],
     ],
     ids=lambda transforms: "-".join(type(each).__name__ for each in transforms),
@@ -112,6 +117,50 @@ def test_samples_order_crops_and_flips_are_those_of_the_loader(
     """The batches grow, shrink and end with a partial one, as those of an epoch or an evaluation may."""
     found = compare(SplitLoader(Photos(paths), transforms, seed=7), list(requests([4, 5, 1, 8, 5])))
     assert [len(batch.ids) for batch in found] == [4, 5, 1, 8, 5]
+
+
+def run_operators(
+    image: npt.NDArray[np.uint8], transform: SampleTransform, draws: npt.NDArray[np.float64], hue: float = 0.0
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """What our operators of a transform make of an image, and what DALI's own operator of the hue, in degrees, does."""
+    from nvidia.dali import Pipeline, fn, types
+
+    operators: Any = fn
+    pipeline: Any = Pipeline(1, 1, None, prefetch_queue_depth=1)
+    (stage,) = dali_operators._stages([transform])
+    with pipeline:
+        given = operators.external_source(name="image", dtype=types.UINT8, ndim=3)
+        ours = stage.apply(
+            operators, given, lambda name, _, dims: operators.external_source(name=name, dtype=types.FLOAT, ndim=dims)
+        )
+        pipeline.set_outputs(ours, operators.hue(given, hue=hue))
+    pipeline.build()
+    pipeline.feed_input("image", [image])
+    for name, value in stage.plan(*image.shape[:2], draws)[0].items():
+        pipeline.feed_input(stage.input(name), [value])
+    one, other = (np.array(each.as_array()[0]).astype(np.int64) for each in pipeline.run())
+    return one, other
+
+
+@needs_dali
+@pytest.mark.parametrize("draw", [0.05, 0.25, 0.95])
+@pytest.mark.parametrize("transform", [ColorJitter(0.2, 0.2, 0.3), RandomRotation(30, fill=9)])
+def test_colors_and_rotations_are_ours_to_two_levels(transform: SampleTransform, draw: float) -> None:
+    draws = np.full(transform.draws, draw)
+    image = picture(3) // 3 + 70  # so that nothing is clipped
+    found, _ = run_operators(image, transform, draws)
+    expected = transform({"image": image}, draws)["image"].astype(np.int64)
+    assert np.quantile(np.abs(found - expected), 0.995) <= 2  # but for some at the border of what is rotated
+    assert np.abs(found - image).mean() > 3
+
+
+@needs_dali
+def test_the_hue_is_that_of_dalis_own_operator() -> None:
+    image = picture(3) // 2 + 50
+    draws = np.array([0.5, 0.5, 0.5, 0.7, *[0.0] * 5])  # 0.7 is 0.4 of the way to one side
+    ours, theirs = run_operators(image, ColorJitter(hue=0.3), draws, hue=360 * 0.3 * 0.4)
+    assert np.abs(ours - theirs).max() <= 1
+    assert np.abs(ours - image).mean() > 5
 
 
 @needs_dali
@@ -239,16 +288,62 @@ def test_what_dali_stumbles_over_is_read_the_ordinary_way(paths: list[Path], tmp
     assert [batch.ids.tolist() for batch in load_by_dali(skipping, asked)] == [[0, 1], [2], [3]]
 
 
+REFUSED = [
+    ("image_folder", "      - {name: gaussian_blur}", 11, "data.train.transforms.1", "gaussian_blur"),
+    (
+        "image_folder",
+        "      - {name: random_rotation, degrees: 5, fill: [1, 2, 3]}",
+        11,
+        "transforms.1.fill",
+        "one value",
+    ),
+    ("fashion_small", "", 7, "data.train.dataset", "image files"),
+    ("image_mask", "", 7, "data.train.dataset", "mask"),
+]
+
+
 @needs_dali
-def test_what_is_not_done_is_refused(paths: list[Path]) -> None:
-    with pytest.raises(DataError, match=r"data.loader: dali does resize, .* but not random_rotation"):
-        load_by_dali(SplitLoader(Photos(paths), [RandomRotation(20), Resize(32)], seed=0), requests([2]))
-    memory = MemoryImages(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), {}, ["a"])
-    with pytest.raises(DataError, match="decodes image files, which MemoryImages does not have"):
-        load_by_dali(SplitLoader(memory, [Resize([4, 4])], seed=0), requests([2]))
-    masks = SplitLoader(Photos(paths, with_mask=True), [Resize([32, 32])], seed=0)
-    with pytest.raises(DataError, match="is for images with labels; this data set has 'mask'"):
-        next(load_by_dali(masks, requests([2])))
+@pytest.mark.parametrize(("dataset", "transform", "line", "key", "found"), REFUSED, ids=[each[3] for each in REFUSED])
+def test_what_is_not_done_is_refused_with_its_line_before_anything_is_made(
+    dataset: str, transform: str, line: int, key: str, found: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    for folder in ("a", "b", "images", "masks"):
+        (data / folder).mkdir(parents=True)
+        Image.fromarray(picture(1)[..., 0] if folder == "masks" else picture(1)).save(data / folder / "0.png")
+    where = {
+        "image_folder": f"root: {data}",
+        "fashion_small": "split: train",
+        "image_mask": f"root: {data}\n    binary: true",
+    }[dataset]
+    task, loss, model = "classification", "cross_entropy", "name: convnet"
+    if dataset == "image_mask":
+        task, loss, model = "saliency", "pixel_bce", "name: unet, backbone: timm/test_resnet"
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"""name: dali
+task: {task}
+model: {{{model}}}
+data:
+  loader: dali
+  train:
+    dataset: {dataset}
+    {where}
+    transforms:
+      - {{name: resize, size: [32, 32]}}
+{transform}
+  batch_size: 2
+losses: [{loss}]
+optimizer: {{name: sgd, lr: 0.1}}
+train: {{steps: 1}}
+"""
+    )
+    assert main(["train", str(recipe), "--out", str(tmp_path / "run")]) == 2
+    told = capsys.readouterr().err
+    assert f"recipe.yaml:{line}:" in told
+    assert key in told
+    assert found in told
+    assert not (tmp_path / "run").exists()
 
 
 @needs_dali
@@ -261,7 +356,7 @@ def test_giving_up_early_ends_its_threads(paths: list[Path]) -> None:
 
 
 def test_without_dali_it_says_how_to_get_it(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dali, "is_installed", lambda: False)
+    monkeypatch.setattr(dali_operators, "is_installed", lambda: False)
     with pytest.raises(DataError, match=r"pip install 'paceline\[dali\]', or use data.loader: auto"):
         load_by_dali(SplitLoader(Photos(paths), [Resize(32)], seed=0), requests([2]))
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from importlib.util import find_spec
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -19,26 +18,17 @@ from paceline.core.errors import DataError
 from paceline.data.autotune import usable_cores
 from paceline.data.batch import Batch, Sample
 from paceline.data.collate import stack
+from paceline.data.dali_operators import find_refusal, make_pipeline, make_plan
 from paceline.data.io.image import Encoded
 from paceline.data.rng import uniforms_of_streams
 from paceline.data.sample_types import as_arrays
 from paceline.data.skip_list import UNREADABLE
 from paceline.data.split_loader import Request, SplitLoader
-from paceline.data.transforms.annotations import CropBox
-from paceline.data.transforms.base import OnSamples, SampleTransform, name_of
-from paceline.data.transforms.functional import height_and_width
-from paceline.data.transforms.geometric import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 
 _READERS = 2  # threads that read files
 _AHEAD = 4  # requests whose files are read ahead
 _PIXEL = np.zeros((1, 1, 1), np.uint8)
 _END_OF_JPEG, _TAIL = b"\xff\xd9", 1024  # some programs write something behind the end
-_ALLOWED = {"image", "label", "size", "image_id"}  # cutting an image changes nothing else of such a sample
-
-
-def is_installed() -> bool:
-    """Whether DALI can be imported."""
-    return find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
 
 
 def load_by_dali(
@@ -49,19 +39,10 @@ def load_by_dali(
     On a CUDA device images are decoded there; by default `threads`, a thread a core, do it on the host. What DALI
     cannot do as we do it (all but upright JPEG files in colors) and what is damaged is left to `source.fetch`.
     """
-    if not is_installed():
-        raise DataError(
-            "data.loader: dali needs NVIDIA DALI, which is not installed: pip install 'paceline[dali]', or use"
-            " data.loader: auto"
-        )
-    opened: Callable[[int], Sample] | None = getattr(source.dataset, "open", None)
-    if source.in_memory or opened is None:
-        raise DataError(
-            f"data.loader: dali decodes image files, which {type(source.dataset).__name__} does not have; use"
-            " data.loader: auto"
-        )
-    refuse_others(source.sample_transforms)
-    return _Loading(source, opened, threads or usable_cores(), device or torch.device("cpu")).batches(requests)
+    refusal = find_refusal(source)
+    if refusal is not None:
+        raise DataError(refusal.reason)
+    return _Loading(source, threads or usable_cores(), device or torch.device("cpu")).batches(requests)
 
 
 class _Read(NamedTuple):
@@ -79,10 +60,9 @@ class _Read(NamedTuple):
 
 
 class _Loading:
-    def __init__(
-        self, source: SplitLoader, opened: Callable[[int], Sample], threads: int, device: torch.device
-    ) -> None:
-        self.source, self.opened, self.threads, self.device = source, opened, threads, device
+    def __init__(self, source: SplitLoader, threads: int, device: torch.device) -> None:
+        self.source, self.threads, self.device = source, threads, device
+        self.opened: Callable[[int], Sample] = source.dataset.open  # type: ignore[attr-defined]
         self._pipeline: Any = None
         self._capacity = 0
 
@@ -110,7 +90,6 @@ class _Loading:
                 samples = [as_arrays(self.opened(index)) for index in request.ids.tolist()]
             except UNREADABLE:  # the ordinary way names it, or leaves it out
                 return self.source.fetch(request.epoch, request.ids)
-            _check_fields(samples[0])
             return self._planned(request, samples) or self.source.fetch(request.epoch, request.ids)
         except Exception as error:  # noqa: BLE001 - raised again when it is this request's turn
             return error
@@ -125,7 +104,7 @@ class _Loading:
         planned = []
         for place in np.flatnonzero(mine):
             image: Encoded = samples[place]["image"]
-            planned.append(plan(self.source.sample_transforms, image.height, image.width, draws[place]))
+            planned.append(make_plan(self.source.sample_transforms, image.height, image.width, draws[place]))
         sizes = {each.size for each in planned} | (set() if others is None else {tuple(others["image"].shape[-2:])})
         if len(sizes) > 1:
             return None
@@ -152,7 +131,7 @@ class _Loading:
             if self._pipeline is None or count > self._capacity:
                 self._capacity = max(count, self._capacity)
                 index = None if self.device.type == "cpu" else self.device.index or 0
-                self._pipeline = pipeline(self.source.sample_transforms, self._capacity, self.threads, index)
+                self._pipeline = make_pipeline(self.source.sample_transforms, self._capacity, self.threads, index)
             for name, values in read.inputs.items():
                 self._pipeline.feed_input(name, values)
             self._pipeline.schedule_run()
@@ -175,15 +154,6 @@ class _Loading:
         return batch
 
 
-def _check_fields(sample: Sample) -> None:
-    for name in sample:
-        if name not in _ALLOWED:
-            raise DataError(
-                f"data.loader: dali is for images with labels; this data set has {name!r}, which would have to be cut"
-                " as the image is; use data.loader: auto"
-            )
-
-
 def _is_for_dali(image: Any) -> bool:
     """Whether it is a JPEG file that DALI decodes as we do; one without an end is left to us, who notice."""
     if not isinstance(image, Encoded) or not image.header.by_simplejpeg:
@@ -198,99 +168,3 @@ def _merged(mine: NDArray[np.bool_], decoded: Tensor, others: Tensor) -> Tensor:
     images[is_decoded] = decoded
     images[~is_decoded] = others.to(decoded.device)
     return images
-
-
-SUPPORTED = (Resize, CenterCrop, RandomResizedCrop, RandomHorizontalFlip)
-_IN_PIXELS = {"axis_names": "HW", "normalized_anchor": False, "normalized_shape": False}
-_NAMES = "resize, center_crop, random_resized_crop and random_horizontal_flip"
-
-Numbers = dict[str, NDArray[Any]]
-"""The inputs of the operators for one sample, by name."""
-
-
-class Planned(NamedTuple):
-    """What is to be done to one sample, and the height and width that it comes to."""
-
-    numbers: Numbers
-    size: tuple[int, int]
-
-
-def refuse_others(transforms: Sequence[SampleTransform]) -> None:
-    """Raise a DataError that names the first transform of single samples that DALI is not asked to do."""
-    for transform in transforms:
-        if not isinstance(_plain(transform), SUPPORTED):
-            raise DataError(
-                f"data.loader: dali does {_NAMES}, and all transforms of whole batches, but not"
-                f" {name_of(transform)}; take it out of the recipe, or use data.loader: auto"
-            )
-
-
-def plan(transforms: Sequence[SampleTransform], height: int, width: int, draws: NDArray[np.float64]) -> Planned:
-    """The numbers for an image of that size, from its row of draws for all transforms."""
-    numbers: Numbers = {}
-    used = 0
-    for place, transform in enumerate(map(_plain, transforms)):
-        own = draws[used : used + transform.draws]
-        used += transform.draws
-        if isinstance(transform, RandomResizedCrop):
-            numbers |= _window(place, transform.box(height, width, own))
-            height, width = height_and_width(transform.size)
-        elif isinstance(transform, CenterCrop):
-            numbers |= _window(place, transform.box(height, width))
-            height, width = height_and_width(transform.size)
-        elif isinstance(transform, Resize):
-            height, width = transform.target(height, width)
-            numbers[f"size {place}"] = np.array([height, width], np.float32)
-        elif isinstance(transform, RandomHorizontalFlip):
-            numbers[f"flip {place}"] = np.array(own[0] < transform.p, np.int32)
-    return Planned(numbers, (height, width))
-
-
-def pipeline(transforms: Sequence[SampleTransform], capacity: int, threads: int, device_id: int | None) -> Any:
-    """A DALI pipeline that is fed "data", the bytes of JPEG files, and the numbers; it gives uint8 [N, C, H, W].
-
-    With a device it decodes and works there, else on the host.
-    """
-    from nvidia.dali import Pipeline, types
-    from nvidia.dali import fn as operators
-
-    fn: Any = operators
-    made = Pipeline(capacity, threads, device_id, prefetch_queue_depth=1)
-
-    def given(name: str, dtype: Any, dims: int) -> Any:
-        return fn.external_source(name=name, dtype=dtype, ndim=dims)
-
-    def window(place: int) -> tuple[Any, Any]:
-        return given(f"anchor {place}", types.INT32, 1), given(f"shape {place}", types.INT32, 1)
-
-    with made:
-        data, device = given("data", types.UINT8, 1), "cpu" if device_id is None else "mixed"
-        is_cut_first = bool(transforms) and isinstance(transforms[0], RandomResizedCrop)
-        if is_cut_first:  # no more is decoded than that
-            images = fn.decoders.image_slice(data, *window(0), device=device, **_IN_PIXELS)
-        else:
-            images = fn.decoders.image(data, device=device)
-        for place, transform in enumerate(map(_plain, transforms)):
-            if isinstance(transform, RandomResizedCrop):
-                if place > 0:
-                    images = fn.slice(images, *window(place), **_IN_PIXELS)
-                images = fn.resize(images, size=list(height_and_width(transform.size)))
-            elif isinstance(transform, CenterCrop):
-                fill = [float(each) for each in np.atleast_1d(transform.fill)]
-                beyond = {"out_of_bounds_policy": "pad", "fill_values": fill}
-                images = fn.slice(images, *window(place), **_IN_PIXELS, **beyond)
-            elif isinstance(transform, Resize):
-                images = fn.resize(images, size=given(f"size {place}", types.FLOAT, 1))
-            elif isinstance(transform, RandomHorizontalFlip):
-                images = fn.flip(images, horizontal=given(f"flip {place}", types.INT32, 0))
-        made.set_outputs(fn.transpose(images, perm=[2, 0, 1]))
-    made.build()
-    return made
-
-
-def _plain(transform: SampleTransform) -> Any:
-    return transform.transform if isinstance(transform, OnSamples) else transform
-
-
-def _window(place: int, box: CropBox) -> Numbers:
-    return {f"anchor {place}": np.array(box[:2], np.int32), f"shape {place}": np.array(box[2:], np.int32)}

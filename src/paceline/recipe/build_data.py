@@ -95,12 +95,23 @@ def make_batches(context: BuildContext, loader: SplitLoader, updates: BatchSampl
     if data.loader == "memory" and not loader.in_memory:
         message = "memory needs a data set that lies in memory and transforms of whole batches; use auto"
         raise RecipeError(f"{context.checked.locate('data.loader')}: {message}")
+    if data.loader == "dali":
+        _check_dali(context, loader)
     workers = None if data.num_workers == "auto" else data.num_workers
     if loader.in_memory and data.loader == "auto":
         workers = 0
     order = Permutation(updates.size, context.recipe.train.seed)
     kind = "process" if loader.uses_global_rng and data.loader in ("auto", "thread") else data.loader
     return TrainBatches(loader, updates, order, context.world, progress, workers, kind=kind)
+
+
+def _check_dali(context: BuildContext, loader: SplitLoader) -> None:
+    from paceline.data.dali_operators import find_refusal
+
+    refusal = find_refusal(loader)
+    if refusal is not None:
+        key = "data.loader" if refusal.key is None else f"data.train.{refusal.key}"
+        raise RecipeError(f"{context.checked.locate(key)}: {refusal.reason}")
 
 
 def make_evaluations(context: BuildContext, loaders: Mapping[str, SplitLoader]) -> dict[str, EvaluationSet]:

@@ -23,7 +23,7 @@ from paceline.data.batch import Sample
 from paceline.data.transforms.functional import Draws, between
 
 Pixels = NDArray[np.uint8]
-_LUMA = np.array([0.299, 0.587, 0.114])  # how bright red, green and blue look
+LUMA = np.array([0.299, 0.587, 0.114])  # how bright red, green and blue look
 _LEVELS = np.arange(256)
 _ORDERS = ([0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0])  # of channels
 _NEUTRAL = (1.0, 1.0, 1.0, 0.0)
@@ -158,7 +158,7 @@ def scale_pixels(image: Pixels, factor: float, offset: float = 0.0) -> Pixels:
 def adjust_contrast(image: Pixels, factor: float) -> Pixels:
     """Away from the mean brightness of the image or clip (factor > 1), or toward it."""
     means = np.array(cv2.mean(_as_tall_image(image))[: image.shape[-1]])
-    mean = float(means @ _LUMA if len(means) == 3 else means.mean())
+    mean = float(means @ LUMA if len(means) == 3 else means.mean())
     return scale_pixels(image, factor, (1 - factor) * mean)
 
 
@@ -166,7 +166,7 @@ def adjust_saturation(image: Pixels, factor: float) -> Pixels:
     """Away from gray (factor > 1), or toward it."""
     if not _is_rgb(image):
         return image
-    matrix = factor * np.eye(3) + (1 - factor) * _LUMA
+    matrix = factor * np.eye(3) + (1 - factor) * LUMA
     return _as_shape_of(image, cv2.transform(_as_tall_image(image), matrix))
 
 
