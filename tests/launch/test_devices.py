@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.errors import UsageError
-from paceline.launch.devices import choose, count_devices, default_processes, use_devices, visible_names
+from paceline.launch import devices
+from paceline.launch.devices import (
+    check_exist,
+    choose,
+    count_devices,
+    default_processes,
+    use_devices,
+    visible_names,
+)
 
 
 def test_ids_count_within_what_is_visible() -> None:
@@ -17,7 +25,7 @@ def test_ids_count_within_what_is_visible() -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "visible", "processes", "problem"),
+    ("named", "visible", "processes", "problem"),
     [
         ([0, 0], None, 2, "names a device twice"),
         ([0, 3], "4,5,6", 2, "no device 3: CUDA_VISIBLE_DEVICES=4,5,6 has 3 devices"),
@@ -26,9 +34,9 @@ def test_ids_count_within_what_is_visible() -> None:
         ([0, 1], None, 3, "3 processes for 2 devices"),
     ],
 )
-def test_what_cannot_be_chosen(devices: list[int], visible: str | None, processes: int, problem: str) -> None:
+def test_what_cannot_be_chosen(named: list[int], visible: str | None, processes: int, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
-        choose(devices, visible, processes)
+        choose(named, visible, processes)
 
 
 def test_a_list_of_devices_ends_where_it_is_wrong() -> None:
@@ -44,6 +52,29 @@ def test_this_process_sees_only_what_was_chosen(monkeypatch: pytest.MonkeyPatch)
     import os
 
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "5"
+
+
+@pytest.mark.parametrize("strategy", ["single", "dp"])
+def test_strategies_of_one_process_need_no_other_word(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "count_devices", lambda: 4)
+    assert default_processes("auto", None) == 4
+    assert default_processes("auto", None, strategy) == default_processes("cuda", [0, 2], strategy) == 1
+
+
+def test_one_process_on_several_devices_is_said_so() -> None:
+    assert choose([0, 2], "4,5,6", 1, "dp").text == "one process on devices 4, 6"
+    assert choose([0, 2], "4,5,6", 1, "single").text == "process 0 on device 4"
+
+
+def test_devices_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "count_devices", lambda: 0)
+    check_exist(None)
+    with pytest.raises(UsageError, match=r"train\.devices: there is no device 0: .* no CUDA device"):
+        check_exist([0, 1])
+    monkeypatch.setattr(devices, "count_devices", lambda: 2)
+    check_exist([1, 0])
+    with pytest.raises(UsageError, match=r"there is no device 2: this machine has 2 CUDA devices"):
+        check_exist([0, 2])
 
 
 def test_one_process_for_each_device_else_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,8 +36,11 @@ def test_plans() -> None:
 
 _SHARE = """
 import argparse, sys
+from paceline.launch import devices
+devices.count_devices = lambda: 2
 from paceline.launch.start import share_out
 options = argparse.Namespace(arguments=["--version"], procs=PROCS, nodes=None, rendezvous=None, restarts=0)
+
 print("answer", share_out(options, "cuda", [1]), "torch" in sys.modules, getattr(options, "device_mapping", "none"))
 """
 

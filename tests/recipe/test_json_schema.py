@@ -106,7 +106,6 @@ def test_valid_changes_pass(key: str, value: Any, validator: jsonschema.Draft202
         ("data.train.transforms.0", "resize"),
         ("data.train.transforms.1.size", 0),
         ("data.train.transforms.1.p", 0.5),
-        ("losses", []),
         ("losses", "cross_entropy"),
         ("losses.1.weight", -1),
         ("losses.1.class_weights", None),

@@ -42,7 +42,8 @@ def main(options: argparse.Namespace) -> int:
         _find_checkpoint(options.checkpoint, run_folder)  # where there is none, that is known before torch is loaded
     splits = _splits(options.split, checked)
 
-    code = share_out(options, checked.recipe.train.device, checked.recipe.train.devices)
+    train = checked.recipe.train
+    code = share_out(options, train.device, train.devices, train.strategy.name)
     if code is not None:
         return code
 

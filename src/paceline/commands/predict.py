@@ -25,7 +25,8 @@ def main(options: argparse.Namespace) -> int:
     from paceline.recipe.build_predictor import build_predictor, check_run, find_checkpoint
 
     checked = check_run(run_directory, flips=options.tta)
-    code = share_out(options, checked.recipe.train.device, checked.recipe.train.devices)
+    train = checked.recipe.train
+    code = share_out(options, train.device, train.devices, train.strategy.name)
     if code is not None:
         return code
     checkpoint = find_checkpoint(run_directory, options.checkpoint)

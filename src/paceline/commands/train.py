@@ -44,7 +44,8 @@ def main(options: argparse.Namespace) -> int:
     # Among several processes, or machines, the first one takes the directory for all.
     if is_alone and options.rendezvous is None:
         check_free(out)
-    code = share_out(options, checked.recipe.train.device, checked.recipe.train.devices)
+    train = checked.recipe.train
+    code = share_out(options, train.device, train.devices, train.strategy.name)
     if code is not None:
         return code
 

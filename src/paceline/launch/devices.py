@@ -23,8 +23,15 @@ class Chosen:
     text: str
 
 
-def choose(devices: Sequence[int], visible: str | None, num_processes: int) -> Chosen:
-    """Devices by their ids among those in CUDA_VISIBLE_DEVICES (None: not set); process k uses the k-th of them."""
+ONE_PROCESS = ("single", "dp")
+"""Strategies that train in one process, whatever devices there are."""
+
+
+def choose(devices: Sequence[int], visible: str | None, num_processes: int, strategy: str = "auto") -> Chosen:
+    """Devices by their ids among those in CUDA_VISIBLE_DEVICES (None: not set); process k uses the k-th of them.
+
+    With the strategy dp, one process uses all of them.
+    """
     if len(set(devices)) < len(devices):
         raise UsageError(f"train.devices: {list(devices)} names a device twice; each process needs its own")
     names = None if visible is None else visible_names(visible)
@@ -40,22 +47,36 @@ def choose(devices: Sequence[int], visible: str | None, num_processes: int) -> C
             f"name {num_processes} devices or start with --procs {len(devices)}"
         )
     chosen = [str(device) if names is None else names[device] for device in devices]
+    if strategy == "dp":
+        return Chosen(",".join(chosen), f"one process on devices {', '.join(chosen)}")
     pairs = [f"process {number} on device {name}" for number, name in enumerate(chosen[:num_processes])]
     return Chosen(",".join(chosen), ", ".join(pairs))
 
 
-def use_devices(devices: Sequence[int] | None, num_processes: int) -> str | None:
+def check_exist(devices: Sequence[int] | None) -> None:
+    """Refuse devices that this machine does not have."""
+    found = count_devices() if devices else 0
+    missing = [device for device in devices or () if device >= found]
+    if missing:
+        has = f"{pluralize(found, 'CUDA device')}" if found else "no CUDA device that torch can use"
+        raise UsageError(
+            f"train.devices: there is no device {missing[0]}: this machine has {has}; set train.devices=null, or"
+            " train.device=cpu"
+        )
+
+
+def use_devices(devices: Sequence[int] | None, num_processes: int, strategy: str = "auto") -> str | None:
     """Let this process see only the chosen devices, before anything of CUDA is loaded; gives the mapping in words."""
     if not devices:
         return None
-    chosen = choose(devices, os.environ.get("CUDA_VISIBLE_DEVICES"), num_processes)
+    chosen = choose(devices, os.environ.get("CUDA_VISIBLE_DEVICES"), num_processes, strategy)
     os.environ["CUDA_VISIBLE_DEVICES"] = chosen.visible
     return chosen.text
 
 
-def default_processes(device: str, devices: Sequence[int] | None) -> int:
+def default_processes(device: str, devices: Sequence[int] | None, strategy: str = "auto") -> int:
     """One process for each CUDA device that training may use, else one."""
-    if device not in ("auto", "cuda"):
+    if strategy in ONE_PROCESS or device not in ("auto", "cuda"):
         return 1
     return len(devices) if devices else max(1, count_devices())
 

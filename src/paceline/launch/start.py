@@ -7,13 +7,15 @@ import re
 from collections.abc import Sequence
 
 from paceline.core.errors import UsageError
-from paceline.launch.devices import default_processes, use_devices
+from paceline.launch.devices import ONE_PROCESS, check_exist, default_processes, use_devices
 from paceline.launch.environment import take_place
 from paceline.launch.launcher import Launch, launch, worker_command
 from paceline.launch.network import Endpoint
 
 
-def share_out(options: argparse.Namespace, device: str, devices: Sequence[int] | None) -> int | None:
+def share_out(
+    options: argparse.Namespace, device: str, devices: Sequence[int] | None, strategy: str = "auto"
+) -> int | None:
     """The exit code, once the processes that the options ask for have done the command; None: do it in this process.
 
     In a process that somebody else started, the options are not asked: it takes its place among the others.
@@ -21,11 +23,15 @@ def share_out(options: argparse.Namespace, device: str, devices: Sequence[int] |
     """
     place = take_place()
     if place is None:
-        plan = read_plan(options, default_processes(device, devices))
+        if device != "cpu":
+            check_exist(devices)
+        plan = read_plan(options, default_processes(device, devices, strategy))
+        if strategy in ONE_PROCESS and (plan.processes > 1 or plan.rendezvous):
+            raise UsageError(f"train.strategy {strategy} is for one process; use ddp, or leave out --procs and --nodes")
         if plan.processes > 1 or plan.rendezvous:
             return launch(worker_command(options.arguments), plan)
     num_processes = place.local_world if place else 1
-    options.device_mapping = None if device == "cpu" else use_devices(devices, num_processes)
+    options.device_mapping = None if device == "cpu" else use_devices(devices, num_processes, strategy)
     return None
 
 
