@@ -94,6 +94,7 @@ _LONG = {
     "test_tasks_over_processes.py",
     "test_tasks_precision.py",
     "test_task_docs.py",
+    "test_extending_docs.py",
 }
 
 

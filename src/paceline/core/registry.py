@@ -172,7 +172,10 @@ class Definition:
     @property
     def takes_losses(self) -> bool:
         """Whether it is a task that is given the recipe's losses."""
-        return self.kind == "task" and "losses" in inspect.signature(self.target).parameters
+        if self.kind != "task":
+            return False
+        parameters = inspect.signature(self.target).parameters
+        return "losses" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
     def arguments(self) -> type[Arguments]:
         """What the signature takes from a recipe."""

@@ -20,8 +20,9 @@ _IMAGE_SIDE = 160
 class Task:
     """A vision problem. The engine calls these methods and knows nothing else about it.
 
-    The defaults pass the model's output to losses and metrics unchanged; a task overrides what differs. Your class may
-    also have these methods without inheriting them. Optional: `palette` and `maps`, or `classes` and
+    The defaults pass the model's output to losses and metrics unchanged; a task overrides what differs. A task with
+    arguments of its own hands on the rest: `def __init__(self, scale: float = 1.0, **parts)`.
+    Your class may also have these methods without inheriting them. Optional: `palette` and `maps`, or `classes` and
     `prediction_metric`, with which `evaluate.save_predictions` writes files.
     """
 
@@ -38,7 +39,10 @@ class Task:
         weights: Mapping[str, float],
         classes: Sequence[str] = (),
         extra_metrics: Sequence[Metric] = (),
+        ignore_index: int | None = None,
+        model: nn.Module | None = None,
     ) -> None:
+        self.ignore_index = ignore_index
         self.loss_functions = dict(losses)
         self.weights = dict(weights)
         """The weight of each loss in the sum that is minimized."""
