@@ -23,8 +23,9 @@ _ODD = re.compile(
 for name in filter(_ODD.fullmatch, list(os.environ)):
     del os.environ[name]
 
-# A shell that starts the tests in the background has them ignore these, and so would all that they start.
-for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+# A shell that starts the tests in the background, or nohup, has them ignore these, and so would all that they start.
+_HANDLERS = dict.fromkeys((signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1), signal.SIG_DFL)
+for number, handler in {**_HANDLERS, signal.SIGINT: signal.default_int_handler}.items():
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
 
@@ -70,6 +71,16 @@ def own_names() -> Iterator[None]:
     yield
     for kind, entries in before.items():
         register.kind(kind)._entries = entries
+
+
+@pytest.fixture(autouse=True)
+def _no_signal_stays_ignored() -> Iterator[None]:
+    """All processes that later tests start would ignore it too."""
+    yield
+    ignored = [number for number in _HANDLERS if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, _HANDLERS[number])
+    assert ignored == []
 
 
 @pytest.fixture(autouse=True)

@@ -2,13 +2,11 @@
 
 import hashlib
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forkserver import paceline_ranks
 
 NET = """
 from torch import nn
@@ -53,16 +51,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(project: Path, out: str, procs: int, *overrides: str) -> None:
-    command = [sys.executable, "-m", "paceline", "train", "recipe.json", *overrides, "--use", "nets"]
-    done = subprocess.run(
-        [*command, "--out", out, "--procs", str(procs)],
-        cwd=project,
-        env={name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
-    assert done.returncode == 0, done.stderr
+    words = ["train", "recipe.json", *overrides, "--use", "nets", "--out", out]
+    done = paceline_ranks(procs, project, *words)
+    assert [each.returncode for each in done] == [0] * procs, done[0].stderr
 
 
 def bits(run: Path, step: int = 30) -> dict[str, str]:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
+from forkserver import paceline
 
 SMALL = [
     "model.widths=[4]",
@@ -24,13 +22,6 @@ SMALL = [
     "schedule.warmup_epochs=null",
     "expect.top1=0",
 ]
-
-
-def paceline(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "paceline", *arguments]
-    return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=120, env={**os.environ, **environment}
-    )
 
 
 def pictures(folder: Path, classes: dict[str, int], size: tuple[int, int] = (40, 48)) -> None:

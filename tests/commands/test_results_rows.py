@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import forkserver
 import openpyxl
 import pytest
 
@@ -24,10 +22,8 @@ SMALL = [
 ]
 
 
-def paceline(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "paceline", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, env=environment)
+def paceline(folder: Path, *arguments: str) -> forkserver.Done:
+    return forkserver.paceline(folder, *arguments, OMP_NUM_THREADS="1")
 
 
 def rows(folder: Path) -> list[dict[str, str]]:

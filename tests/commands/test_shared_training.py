@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import forkserver
 import pytest
 from shared_launch import environment, paceline, shared_runs
 from waiting import TIMEOUT, is_alive, wait_until
@@ -105,17 +106,49 @@ def test_an_overflow_in_one_process_skips_the_same_update_in_all(found: dict[str
         assert run["bits"][0] == run["bits"][1], strategy
 
 
+GROWING = "the model's parameters are not those that it had when the run began"
+FOUND_BY_PROCESSES = {
+    "growing train.strategy=ddp": (1, GROWING),
+    "growing train.strategy=fsdp": (1, GROWING),
+    "growing train.strategy=zero": (1, GROWING),
+    "growing train.reproducible=world": (1, GROWING),
+    "half": (2, "train.strategy.parameters: the model does not compute with bf16 parameters"),
+    "single": (2, "train.strategy: single is for one process, but 2 were started; use ddp, or --procs 1"),
+    "dp": (2, "train.strategy: dp is for one process, but 2 were started; use ddp, or --procs 1"),
+    "normless": (2, "train.sync_bn: the model has no BatchNorm layers to join"),
+    "small last step": (2, "train.sync_bn: the last step of an epoch has 1 sample"),
+    "one micro-batch": (2, "2 processes are too many: a step of 16 samples is cut into 1 micro-batch"),
+    "one sample": (2, "2 processes are too many: a step of 1 sample"),
+}
+
+
+def test_is_refused_by_every_process_with_the_same_words() -> None:
+    _, (first, second) = shared_runs()
+    assert first["mistakes"] == second["mistakes"]
+    assert set(first["mistakes"]) == set(FOUND_BY_PROCESSES)
+    for name, (code, expected) in FOUND_BY_PROCESSES.items():
+        found_code, found = first["mistakes"][name]
+        assert found_code == code, name
+        assert expected in found, name
+        assert "\n" not in found, name
+
+
+def evaluate(procs: int, out: Path, *words: str | Path) -> list[forkserver.Done]:
+    command = ["eval", out / "recipe.json", *words, "--use", "shared_parts"]
+    done = forkserver.paceline_ranks(procs, out, *command, PYTHONPATH=environment()["PYTHONPATH"])
+    assert [each.returncode for each in done] == [0] * procs, done[0].stderr
+    return done
+
+
 def test_a_checkpoint_of_parts_is_measured_alike_on_one_process_and_on_two(found: dict[str, Any]) -> None:
     out, _ = shared_runs()
     expected = found["resuming"]["fsdp"]["evaluated"]
     assert expected["averaged_loss"] != expected["loss"]
     checkpoint = out / "fsdp" / "checkpoints" / "step-00000006"
     words = ["train.averaging={name: ema, decay: 0.8}", "--json"]
-    for more in ([], ["train.strategy=fsdp"], ["--procs", "2", "train.strategy=fsdp"]):
-        command = paceline("eval", out / "recipe.json", "--checkpoint", checkpoint, *words, *more)
-        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=TIMEOUT)
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["metrics"] == expected, more
+    for procs, more in ((1, []), (1, ["train.strategy=fsdp"]), (2, ["train.strategy=fsdp"])):
+        done = evaluate(procs, out, "--checkpoint", checkpoint, *words, *more)
+        assert json.loads(done[0].stdout)["metrics"] == expected, more
 
 
 def test_a_split_that_no_number_of_processes_divides_is_measured_alike_on_one_two_and_three() -> None:
@@ -123,11 +156,10 @@ def test_a_split_that_no_number_of_processes_divides_is_measured_alike_on_one_tw
     checkpoint = out / "fsdp" / "checkpoints" / "step-00000006"
     words = ["data.val.count=1003", "evaluate.batch_size=64", "train.averaging={name: ema, decay: 0.8}", "--json"]
     answers = []
-    for number in (1, 2, 3):
-        command = paceline("eval", out / "recipe.json", "--checkpoint", checkpoint, *words, "--procs", str(number))
-        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=TIMEOUT)
-        assert (done.returncode, done.stderr) == (0, ""), "nothing to say, so no process was started again"
-        answers.append(json.loads(done.stdout))
+    for procs in (1, 2, 3):
+        done = evaluate(procs, out, "--checkpoint", checkpoint, *words)
+        assert [each.stderr for each in done] == [""] * procs
+        answers.append(json.loads(done[0].stdout))
     assert answers[0]["num_samples"] == 1003
     assert set(answers[0]["metrics"]) >= {"loss", "averaged_loss", "top1"}
     assert answers[1:] == answers[:1] * 2

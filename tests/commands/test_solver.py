@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import forkserver
 import pytest
 import torch
 
@@ -34,16 +33,9 @@ def build(tmp_path: Path, **changes: object) -> Run:
     )
 
 
-def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def command(folder: Path, *arguments: str) -> forkserver.Done:
     overrides = [f"{key}={json.dumps(value)}" for key, value in SMALL.items()]
-    return subprocess.run(
-        [sys.executable, "-m", "paceline", *arguments[:2], *overrides, *arguments[2:]],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=dict(os.environ),
-    )
+    return forkserver.paceline(folder, *arguments[:2], *overrides, *arguments[2:])
 
 
 def test_how_a_batch_is_split_changes_neither_rate_nor_weights(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 import gc
 import json
 import os
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from evaluated_splits import SPLITS, measure_all, tables, written_images
+from forkserver import script_ranks
 from small_runs import ALONE, NUM_CLASSES, NormedNet, Small, images, threads
 from torch import Tensor
 from waiting import wait_until
@@ -54,11 +53,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]
 def test_processes_agree_with_one_to_the_bit(
     world: int, alone: tuple[list[dict[str, Any]], Path], tmp_path: Path
 ) -> None:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-    done = subprocess.run(
-        [*launch, SCRIPT, tmp_path], env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr.decode()
+    done = script_ranks(world, SCRIPT, tmp_path, OMP_NUM_THREADS="1")
+    assert [each.returncode for each in done] == [0] * world, done[0].stderr
     for rank in range(world):
         assert json.loads((tmp_path / f"rank-{rank}.json").read_text()) == json.loads(json.dumps(alone[0]))
     assert tables(tmp_path) == tables(alone[1])

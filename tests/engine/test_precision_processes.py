@@ -1,13 +1,11 @@
 """Two real processes: an overflow on one of them is one for both."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forkserver import script_ranks
 
 SCRIPT = Path(__file__).resolve().parent / "scripts" / "overflow.py"
 NAMES = ["fp16", "O2", "O3"]
@@ -17,17 +15,8 @@ NAMES = ["fp16", "O2", "O3"]
 def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes decided, by precision."""
     folder = tmp_path_factory.mktemp("pair")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    running = [
-        subprocess.Popen([sys.executable, SCRIPT, folder, str(rank), *NAMES], env=environment, stderr=subprocess.PIPE)
-        for rank in range(2)
-    ]
-    try:
-        errors = [process.communicate(timeout=120)[1].decode() for process in running]
-        assert [process.returncode for process in running] == [0, 0], "\n".join(errors)
-    finally:
-        for process in running:
-            process.kill()
+    done = script_ranks(2, SCRIPT, folder, *NAMES, OMP_NUM_THREADS="1")
+    assert [each.returncode for each in done] == [0, 0], done[0].stderr
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
 
 

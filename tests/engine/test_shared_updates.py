@@ -1,33 +1,21 @@
-"""However processes share a step, it is the same step: real processes, started by our launcher."""
+"""However processes share a step, it is the same step: in real processes."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forkserver import script_ranks
 
 SCRIPT = Path(__file__).parent / "scripts" / "shared_updates.py"
-LAUNCH = """
-import sys
-from paceline.launch.launcher import Launch, launch
-sys.exit(launch([sys.executable, *sys.argv[2:]], Launch(int(sys.argv[1]), restarts=0)))
-"""
 
 
 @pytest.fixture(scope="module", params=[2, 3])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two, then of three processes found."""
     world, out = request.param, tmp_path_factory.mktemp("shared")
-    done = subprocess.run(
-        [sys.executable, "-c", LAUNCH, str(world), SCRIPT, out],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr.decode()
+    done = script_ranks(world, SCRIPT, out, OMP_NUM_THREADS="1")
+    assert [each.returncode for each in done] == [0] * world, done[0].stderr
     return [json.loads((out / f"rank-{rank}.json").read_text()) for rank in range(world)]
 
 

@@ -63,7 +63,8 @@ def test_work_here_or_start_processes_that_do(processes: int, variables: dict[st
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"procs": 0}, "--procs: expected a number from 1 up"),
+        ({"procs": 0}, r"--procs: expected a number from 1 to \d+ .* got 0"),
+        ({"procs": 10**6}, "--procs: .* got 1000000"),
         ({"restarts": -1}, "--restarts"),
         ({"nodes": "2"}, "belong together"),
         ({"rendezvous": "host:1"}, "belong together"),

@@ -5,21 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import shutil
-import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
+from forkserver import script_ranks
 from PIL import Image
 from sample_recipes import KINDS, NUM_VAL, NUMBER, SCRIPTS, predictions, records, settings_kept, write_sample
 
 from paceline import cli
-from paceline.launch.launcher import Launch, launch
 
 FIGURES = {
     "detection": {"ap", "ap50", "ar100", "voc_ap50"},
@@ -36,9 +33,7 @@ CASES: dict[str, list[str]] = {**{kind: [] for kind in KINDS}, "video-apart": AP
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run of each task in folders `1`, `2` and `3`, measured there by that number of processes."""
     folder = tmp_path_factory.mktemp("measured")
-    # What a launcher leaves in the environment for its processes is taken back, as is what is set in torch.
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    with settings_kept(), patch.dict(os.environ, environment, clear=True):
+    with settings_kept():
         for kind in KINDS:
             recipe = write_sample(kind, folder)
             assert cli.main(["train", str(recipe), "train.steps=3", "--out", str(folder / "trained" / kind)]) == 0
@@ -62,8 +57,8 @@ def measure(folder: Path, procs: int) -> None:
         return
     commands = folder / "commands.json"
     commands.write_text(json.dumps(list(zip(words, runs, strict=True))), encoding="utf-8")
-    started = [sys.executable, str(SCRIPTS / "commands_in_turn.py"), str(commands)]
-    assert launch(started, Launch(procs, restarts=0)) == 0
+    done = script_ranks(procs, SCRIPTS / "commands_in_turn.py", commands)
+    assert [each.returncode for each in done] == [0] * procs, done[0].stderr
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forkserver import Done, paceline
 from sample_recipes import KINDS, SCRIPTS, STEPS, predictions, records, settings_kept, write_sample
 
 from paceline import cli
@@ -41,18 +40,11 @@ def train(recipe: Path, out: Path, *words: str) -> None:
     assert cli.main(["train", str(recipe), *words, "--out", str(out)]) == 0
 
 
-def train_and_die(recipe: Path, out: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def train_and_die(recipe: Path, out: Path, *words: str) -> Done:
     """The command in processes of its own, the last of which is killed."""
     path = os.pathsep.join([str(SCRIPTS), *filter(None, [os.environ.get("PYTHONPATH")])])
-    dies = {"DIE_AT": str(DIES_AT), "DIE_BEHIND": str(checkpoint(out, NEWEST))}
-    return subprocess.run(
-        [sys.executable, "-m", "paceline", "train", recipe, *words, "--out", out, "--use", "dying_updates"],
-        cwd=out.parent,
-        env={**os.environ, **dies, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    dies = {"DIE_AT": str(DIES_AT), "DIE_BEHIND": str(checkpoint(out, NEWEST)), "PYTHONPATH": path}
+    return paceline(out.parent, "train", recipe, *words, "--out", out, "--use", "dying_updates", **dies)
 
 
 def checkpoint(run: Path, step: int = STEPS) -> Path:

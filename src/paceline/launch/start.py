@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Sequence
 
@@ -11,6 +12,8 @@ from paceline.launch.devices import ONE_PROCESS, check_exist, default_processes,
 from paceline.launch.environment import take_place
 from paceline.launch.launcher import Launch, launch, worker_command
 from paceline.launch.network import Endpoint
+
+_FEW, _PER_CORE = 32, 4  # a slip of the keyboard must not start processes until memory is full
 
 
 def share_out(
@@ -38,8 +41,9 @@ def share_out(
 def read_plan(options: argparse.Namespace, default: int) -> Launch:
     """The launch that a command's options describe."""
     processes = default if options.procs is None else options.procs
-    if processes < 1:
-        raise UsageError(f"--procs: expected a number from 1 up, got {processes}")
+    most = max(_FEW, _PER_CORE * (os.cpu_count() or 1))
+    if not 1 <= processes <= most:
+        raise UsageError(f"--procs: expected a number from 1 to {most} on this machine, got {processes}")
     if options.restarts < 0:
         raise UsageError(f"--restarts: expected a number from 0 up, got {options.restarts}")
     if options.nodes is None and options.rendezvous is None:

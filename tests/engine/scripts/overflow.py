@@ -1,4 +1,4 @@
-"""One of two processes under DDP; in some updates the gradient of one overflows. Arguments: a folder, rank, precision.
+"""One of two processes under DDP; in some updates the gradient of one overflows. Arguments: a folder, precisions.
 
 Writes what each process decided, and its weights.
 """
@@ -53,9 +53,9 @@ def train(name: str, rank: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    folder, rank = Path(sys.argv[1]), int(sys.argv[2])
+    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2, timeout=timedelta(seconds=60))
-    found = {name: train(name, rank) for name in sys.argv[3:]}
+    found = {name: train(name, rank) for name in sys.argv[2:]}
     (folder / f"rank-{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     dist.destroy_process_group()
 

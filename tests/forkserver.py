@@ -1,0 +1,107 @@
+"""Commands and scripts in processes that are forked from one which has imported everything: a start takes no time.
+
+They are processes as any other, with a folder, variables, standard streams and an exit code of their own. What is
+decided while Python or torch is loaded is the same in all of them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import runpy
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from waiting import TIMEOUT
+
+Done = subprocess.CompletedProcess[str]
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(
+    [
+        *("paceline.cli", "paceline.recipe.build", "paceline.commands.train", "paceline.engine.strategies.fsdp"),
+        *("paceline.loggers.tensorboard", "tensorboard.compat.proto.event_pb2", "paceline.launch.agent"),
+        *("torch._inductor.config", "torch._dynamo", "torch.utils.flop_counter", "matplotlib.pyplot", "PIL.Image"),
+    ]
+)
+_PORTS = (20000, 32000)  # below those that systems give out on their own
+
+
+def paceline(folder: Path, *words: str | Path, **variables: str) -> Done:
+    """The command, in a folder."""
+    (done,) = _run(folder, ["paceline", *map(str, words)], {**os.environ, **variables}, 1)
+    return done
+
+
+def paceline_ranks(procs: int, folder: Path, *words: str | Path, **variables: str) -> list[Done]:
+    """The command in several processes that share a run, without a launcher."""
+    return _run(folder, ["paceline", *map(str, words)], {**os.environ, **variables}, procs)
+
+
+def script_ranks(procs: int, path: Path, *words: str | Path, **variables: str) -> list[Done]:
+    """A script in several processes that find each other."""
+    return _run(path.parent, [str(path), *map(str, words)], {**os.environ, **variables}, procs)
+
+
+def _run(folder: Path, words: list[str], variables: Mapping[str, str], procs: int) -> list[Done]:
+    port = _free_port()
+    with ExitStack() as stack:
+        started = []
+        for rank in range(procs):
+            files = [Path(stack.enter_context(tempfile.NamedTemporaryFile()).name) for _ in range(2)]
+            place = {} if procs == 1 else _place(rank, procs, port)
+            process = _CONTEXT.Process(target=_main, args=(folder, words, {**variables, **place}, files))
+            process.start()
+            started.append((process, files))
+        done = []
+        for process, files in started:
+            process.join(TIMEOUT)
+            process.kill()
+            process.join()
+            done.append(Done(words, process.exitcode or 0, *(file.read_text(encoding="utf-8") for file in files)))
+    return done
+
+
+def _place(rank: int, procs: int, port: int) -> dict[str, str]:
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": procs, "LOCAL_WORLD_SIZE": procs, "MASTER_PORT": port}
+    return {"MASTER_ADDR": "127.0.0.1", **{name: str(number) for name, number in numbers.items()}}
+
+
+def _free_port() -> int:
+    while True:
+        port = random.SystemRandom().randrange(*_PORTS)
+        with socket.socket() as trial:
+            if trial.connect_ex(("127.0.0.1", port)):
+                return port
+
+
+def _main(folder: Path, words: list[str], variables: Mapping[str, str], files: list[Path]) -> None:
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(variables)
+    for descriptor, file in enumerate(files, start=1):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND), descriptor)
+    sys.path[:0] = [each for each in variables.get("PYTHONPATH", "").split(os.pathsep) if each and each not in sys.path]
+    sys.argv = words
+    tempfile.tempdir = None
+    if "OMP_NUM_THREADS" in variables:  # else read while torch is loaded
+        import torch
+
+        torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))
+    if words[0] == "paceline":
+        from paceline.cli import main
+
+        code = main()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if "RANK" in variables:
+            os._exit(code)  # threads of gloo may still let go of tensors while the interpreter is taken down
+        sys.exit(code)
+    sys.path.insert(0, str(Path(words[0]).parent))
+    runpy.run_path(words[0], run_name="__main__")
