@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import DataError
-from paceline.data.batch import Batch, Sample
-from paceline.data.collate import stack
+from paceline.data.batch import Batch, Sample, collate
 from paceline.data.datasets.idx import MemoryImages
 from paceline.data.rng import uniforms
 from paceline.data.split_loader import SplitLoader
@@ -89,7 +88,7 @@ def test_samples_are_stacked_by_field() -> None:
 
 def test_channels_move_to_the_front_and_keep_their_order() -> None:
     image = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)  # [H, W, C]
-    batch = stack(ids(0), [{"image": image}])
+    batch = collate(ids(0), [{"image": image}])
     assert all(batch["image"][0, c, y, x] == image[y, x, c] for c in range(3) for y in range(2) for x in range(4))
 
 
@@ -102,7 +101,7 @@ def test_memory_gives_what_reading_one_by_one_gives() -> None:
     source = SplitLoader(memory(), [], seed=0)
     assert source.in_memory
     together = source.fetch(0, ids(4, 29, 0))
-    single = stack(ids(4, 29, 0), [source.dataset.read(index) for index in (4, 29, 0)])
+    single = collate(ids(4, 29, 0), [source.dataset.read(index) for index in (4, 29, 0)])
     assert as_lists(together) == as_lists(single)
 
 

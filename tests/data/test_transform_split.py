@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 from registered import arguments_of
 
-from paceline.data.batch import Sample
-from paceline.data.sample_types import Image
+from paceline.data.batch import Image, Sample
 from paceline.data.transforms.base import BatchTransform, OnSamples, SampleTransform, split
 from paceline.data.transforms.batch import Normalize, RandomErasing
 from paceline.data.transforms.geometric import (

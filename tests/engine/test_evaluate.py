@@ -17,8 +17,7 @@ from torch import Tensor
 from waiting import wait_until
 
 from paceline.core.errors import DataError
-from paceline.data.batch import Batch
-from paceline.data.collate import Ids
+from paceline.data.batch import Batch, Ids
 from paceline.data.split_loader import SplitLoader
 from paceline.engine.evaluate import Evaluation, check_ledger, evaluate
 from paceline.engine.run import EvaluationSet, Run

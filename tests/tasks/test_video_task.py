@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import DataError
-from paceline.data.batch import Batch
-from paceline.data.collate import stack
+from paceline.data.batch import Batch, collate
 from paceline.data.transforms.video import MultiCrop
 from paceline.losses.classification import BinaryCrossEntropy, CrossEntropy
 from paceline.metrics.metric import MetricValues, merge_states
@@ -171,7 +170,7 @@ def test_every_clip_gets_its_crops() -> None:
     views = MultiCrop(10, num_crops=3)({"image": clips, "label": 0}, NONE)["image"]
     assert views.shape == (6, 4, 10, 10, 3)
     assert np.array_equal(views[4], clips[1][:, :, 2:12])
-    together = stack([0, 1], [{"image": views, "label": 0}, {"image": views, "label": 2}])
+    together = collate([0, 1], [{"image": views, "label": 0}, {"image": views, "label": 2}])
     assert together["image"].shape == (2, 6, 3, 4, 10, 10)
 
 

@@ -24,6 +24,7 @@ from paceline.checkpoint.shards import Part, Share
 from paceline.checkpoint.state import Tree
 from paceline.checkpoint.store import Saved, Store
 from paceline.core.errors import CheckpointError
+from paceline.core.process import num_cores
 
 _NICENESS = 10
 
@@ -218,7 +219,7 @@ def _step_back() -> None:
 
 _CHUNK = 1 << 20
 _ALIGNMENT = 64
-_HELPERS = min(3, len(os.sched_getaffinity(0)) - 1 if hasattr(os, "sched_getaffinity") else 1)
+_HELPERS = min(3, num_cores() - 1)
 
 Move = tuple[int, int, int]
 """The address to copy to, the address to copy from, and the number of bytes."""

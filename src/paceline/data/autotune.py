@@ -7,11 +7,11 @@ faster than one, and then processes are taken.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Literal
 
+from paceline.core.process import num_cores
 from paceline.data.batch import Batch
 from paceline.data.prefetch import load_by_processes, load_by_threads, read_at_once
 from paceline.data.split_loader import Choice, Request, SplitLoader
@@ -26,8 +26,8 @@ _DOUBTS = 2  # times that a number is tried again
 
 
 def usable_cores(shared_by: int = 1) -> int:
-    """The cores that this process may use, if `shared_by` processes part them."""
-    return max(1, len(os.sched_getaffinity(0)) // shared_by)
+    """The cores of this process, if `shared_by` processes share those of the machine."""
+    return max(1, num_cores() // shared_by)
 
 
 def load_autotuned(

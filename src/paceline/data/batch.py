@@ -1,20 +1,35 @@
-"""The two things that data is handed around as: a sample and a batch of samples."""
+"""Samples and batches: what they hold, the types that are accepted, and how samples are collated.
+
+Images are uint8, from 0 to 255, or floats, which reach the model unchanged, as float32. Other integers are refused:
+whether 16 bits mean 0 to 1 or 0 to 65,535 is for the data set to say. Tensors become arrays.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import cv2
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.core.errors import DataError
 from paceline.data.skip_list import Skipped
 
+Ids = NDArray[np.int64]
+"""The numbers of samples in their data set."""
+Image = NDArray[Any]
+"""Of uint8 or float32: [H, W, C], or [T, H, W, C] of a clip."""
+
+_PIXELS, _FLOATS = np.dtype(np.uint8), np.dtype(np.float32)
+_EXPECTED = "expected uint8, from 0 to 255, or float32, which the model gets as it is (float16 and float64 become it)"
+
 Sample = dict[str, Any]
 """One example as a data set reads it: "image" as uint8 [H, W, C], or [T, H, W, C] of a video, and what the task needs.
 
-Images may also be of floats, which models get as they are; tensors are as good as arrays (`sample_types`).
+Images may also be of floats, which models get as they are; tensors are as good as arrays.
 
 - "label": a whole number, or float32 [num_classes] of 0 and 1 where several may hold.
 - "mask": uint8 [H, W], or of floats (depth).
@@ -106,3 +121,152 @@ def _move(value: Any, device: torch.device) -> Any:
     if isinstance(value, dict):
         return {name: _move(item, device) for name, item in value.items()}
     return value
+
+
+class Collator:
+    """Stacks samples whose images have the size and type of the first; each is copied to its place when it is added."""
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._ids: list[int] = []
+        self._fields: dict[str, list[Any]] = {}
+        self._images: Image = np.empty(0, np.uint8)
+        self._shape: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def add(self, index: int, sample: Sample) -> None:
+        """Copy sample `index` behind those that are here."""
+        image = as_image(sample["image"])
+        if not self._ids:
+            self._shape = image.shape
+            self._images = np.empty((self._room, *_channels_first(image.shape)), image.dtype)
+            self._fields = {name: [] for name in sample}
+        elif image.dtype != self._images.dtype:
+            raise DataError(
+                f"samples {self._ids[0]} and {index} differ in type ({self._images.dtype} and {image.dtype}), so they"
+                " cannot be stacked; have the data set give all images as uint8, or all as float32"
+            )
+        elif image.shape != self._shape:
+            raise DataError(
+                f"samples {self._ids[0]} and {index} differ in size ({_size(self._shape)} and {_size(image.shape)}), so"
+                " they cannot be stacked; add a transform that gives one size, such as"
+                " {name: resize, size: [224, 224]}"
+            )
+        _write(image, self._images[len(self._ids)])
+        self._ids.append(index)
+        for name, values in self._fields.items():
+            if name != "image":
+                values.append(sample[name])
+
+    def batch(self) -> Batch:
+        """The samples: images [N, C, H, W] or [N, C, T, H, W], numbers as int64 [N], arrays stacked, objects listed."""
+        fields: dict[str, Any] = {"id": torch.tensor(self._ids)}
+        for name, values in self._fields.items():
+            if name == "image":
+                fields[name] = torch.from_numpy(self._images[: len(self._ids)])
+            else:
+                fields[name] = [_tensor(value) for value in values] if name in LISTED else self._stacked(name, values)
+        return Batch(fields)
+
+    def _stacked(self, name: str, values: list[Any]) -> Tensor:
+        if isinstance(values[0], int):
+            return torch.tensor(values)
+        try:
+            return torch.from_numpy(np.stack(values))
+        except (ValueError, TypeError) as error:
+            shapes = [list(np.shape(value)) for value in values]
+            other = next((place for place, shape in enumerate(shapes) if shape != shapes[0]), 0)
+            raise DataError(
+                f"samples {self._ids[0]} and {self._ids[other]} have {name} of shapes {shapes[0]} and {shapes[other]},"
+                " which cannot be stacked; have the data set give numbers of one shape"
+            ) from error
+
+
+def collate(ids: Iterable[int], samples: Iterable[Sample]) -> Batch:
+    """Samples of one size as a batch."""
+    numbered = list(zip(ids, samples, strict=True))
+    together = Collator(len(numbered))
+    for index, sample in numbered:
+        together.add(int(index), sample)
+    return together.batch()
+
+
+def _channels_first(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """[H, W, C] becomes [C, H, W], and [..., T, H, W, C] becomes [..., C, T, H, W]."""
+    frame = min(len(shape) - 1, 3)
+    return *shape[: -frame - 1], shape[-1], *shape[-frame - 1 : -1]
+
+
+def _write(image: Image, place: Image) -> None:
+    """Copy an image, or the frames of a video, to a place of the same type with the channels first."""
+    if image.ndim > 4:
+        for part, part_of_place in zip(image, place, strict=True):
+            _write(part, part_of_place)
+    elif place.shape[0] == 1:
+        np.copyto(place[0], image[..., 0])
+    else:  # several times as fast as turning the axes of whole batches
+        width, channels = image.shape[-2:]
+        planes = place.reshape(channels, -1, width)
+        cv2.split(image.reshape(-1, width, channels), list(planes))  # of other types it would write elsewhere
+
+
+def _tensor(value: NDArray[Any]) -> Tensor:
+    # Of its own, contiguous and writable: what a data set keeps in memory must not be shared with a model.
+    return torch.from_numpy(np.array(value))
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    height, width = shape[-3:-1]
+    frames = f"{shape[-4]} × " if len(shape) > 3 else ""
+    return f"{frames}{width}×{height}"
+
+
+def as_arrays(sample: Any) -> Sample:
+    """The sample with arrays of these types; an image that is still encoded stays so.
+
+    Anything that cannot be an image is a DataError that says what was found.
+    """
+    if not isinstance(sample, dict) or "image" not in sample:
+        found = f"the fields {', '.join(map(str, sample))}" if isinstance(sample, dict) else type(sample).__name__
+        raise DataError(f'expected a dict with "image" in it, found {found}')
+    changed = {name: new for name, value in sample.items() if (new := _as_array(value)) is not value}
+    image = changed.get("image", sample["image"])
+    if isinstance(image, np.ndarray):
+        image = as_image(image)
+    elif not hasattr(image, "decode"):
+        raise DataError(f"the image is a {type(image).__name__}, expected a NumPy array or a torch tensor")
+    return {**sample, **changed, "image": image} if changed or image is not sample["image"] else sample
+
+
+def as_image(image: NDArray[Any]) -> Image:
+    """An image [H, W, C], or frames of one, in a type that everything behind can work with."""
+    if image.ndim < 3:
+        raise DataError(f"the image has the shape {list(image.shape)}, expected [height, width, channels]")
+    if image.dtype in (_PIXELS, _FLOATS):
+        return image
+    if image.dtype.kind == "f":
+        return image.astype(np.float32)
+    raise DataError(_refusal(image.dtype.name))
+
+
+def as_images(images: Tensor, float_type: torch.dtype = torch.float32) -> Tensor:
+    """The same of images of whole batches, [N, C, H, W] or more."""
+    if images.dtype == torch.uint8:
+        return images
+    if images.is_floating_point():
+        return images.to(float_type)
+    raise DataError(_refusal(str(images.dtype).removeprefix("torch.")))
+
+
+def _refusal(found: str) -> str:
+    return f"the image is of {found}; {_EXPECTED}; convert it in the data set, as with image.astype(np.float32)"
+
+
+def _as_array(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        host = value.detach().cpu()
+        host = host.float() if host.dtype == torch.bfloat16 else host
+        return host.item() if host.ndim == 0 and not host.is_floating_point() else host.numpy()
+    return int(value) if isinstance(value, np.integer) else value

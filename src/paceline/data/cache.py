@@ -18,8 +18,7 @@ import torch
 from paceline.core.errors import DataError
 from paceline.core.process import free_memory
 from paceline.core.world import World
-from paceline.data.batch import Sample
-from paceline.data.sample_types import as_arrays
+from paceline.data.batch import Sample, as_arrays
 from paceline.data.skip_list import UNREADABLE, placed
 from paceline.data.split_loader import Readable
 

@@ -16,12 +16,10 @@ from torch.utils.dlpack import from_dlpack
 
 from paceline.core.errors import DataError
 from paceline.data.autotune import usable_cores
-from paceline.data.batch import Batch, Sample
-from paceline.data.collate import stack
+from paceline.data.batch import Batch, Sample, as_arrays, collate
 from paceline.data.dali_operators import find_refusal, make_pipeline, make_plan
 from paceline.data.io.image import Encoded
 from paceline.data.rng import uniforms_of_streams
-from paceline.data.sample_types import as_arrays
 from paceline.data.skip_list import UNREADABLE
 from paceline.data.split_loader import Request, SplitLoader
 
@@ -112,7 +110,7 @@ class _Loading:
         for name in planned[0].numbers:
             inputs[name] = [each.numbers[name] for each in planned]
         # All fields but the images are stacked already: without their files, what waits takes little memory.
-        fields = stack(request.ids, [{**sample, "image": _PIXEL} for sample in samples])
+        fields = collate(request.ids, [{**sample, "image": _PIXEL} for sample in samples])
         return _Read(request, fields, inputs, mine, others)
 
     def _draws(self, request: Request) -> NDArray[np.float64]:

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import DataError
 from paceline.core.text import join_first, pluralize
-from paceline.data.batch import Sample
+from paceline.data.batch import Sample, as_arrays
 from paceline.data.io.image import Encoded
 from paceline.data.io.video import EncodedVideo
-from paceline.data.sample_types import as_arrays
 from paceline.data.skip_list import UNREADABLE, Skipped, described, placed
 from paceline.data.split_loader import Dataset, decoded
 from paceline.data.transforms.base import SampleTransform

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from paceline.core.atomic_write import sync_folder
 from paceline.core.errors import DataError
 from paceline.core.file_lock import lock_file
+from paceline.core.process import num_cores
 from paceline.data.batch import Sample
 from paceline.data.pack_format import (
     ARRAY_BYTES,
@@ -76,7 +77,7 @@ def write_pack(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _written_aside(path) as file:
-            return _Writer(dataset, path, file, sizes, max_skipped).write(progress, threads or _cores())
+            return _Writer(dataset, path, file, sizes, max_skipped).write(progress, threads or num_cores())
     except OSError as error:
         why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or error
         raise DataError(f"{path}: the pack cannot be written ({why}); nothing is left of it") from error
@@ -193,10 +194,6 @@ class _Shrink:
     def __call__(self, sample: Sample, draws: NDArray[np.float64]) -> Sample:
         is_small = isinstance(self.size, int) and min(size_of(sample)) <= self.size
         return sample if is_small else Resize(self.size)(sample, draws)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def _in_order(read: Callable[[int], Sample | Skipped], indices: range, threads: int) -> Iterator[Sample | Skipped]:

@@ -18,6 +18,7 @@ _MASK = 0xFFFF_FFFF_FFFF_FFFF
 # 2^64 / golden ratio, odd, and the two multipliers of splitmix64.
 _STRIDE, _FIRST, _SECOND = 0x9E37_79B9_7F4A_7C15, 0xBF58_476D_1CE4_E5B9, 0x94D0_49BB_1331_11EB
 _STRIDE_WORD, _FIRST_WORD, _SECOND_WORD = np.uint64(_STRIDE), np.uint64(_FIRST), np.uint64(_SECOND)
+_BELOW_ONE = np.nextafter(np.float32(1), np.float32(0))
 _11, _27, _30, _31 = (np.uint64(shift) for shift in (11, 27, 30, 31))
 
 
@@ -58,6 +59,11 @@ def uniforms_of_streams(
     numbers: NDArray[np.float64] = (words >> _11).astype(np.float64)
     numbers *= 2.0**-53
     return numbers
+
+
+def as_float32(numbers: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Numbers in [0, 1) as float32, still below 1, for devices without float64."""
+    return np.minimum(numbers.astype(np.float32), _BELOW_ONE)
 
 
 def derive(seed: int, *parts: int) -> int:

@@ -15,10 +15,8 @@ from torch import Tensor
 
 from paceline.core.errors import DataError
 from paceline.core.text import pluralize
-from paceline.data.batch import Batch, Sample
-from paceline.data.collate import Collator, Ids, stack
-from paceline.data.rng import uniforms, uniforms_of_streams
-from paceline.data.sample_types import as_arrays, as_images
+from paceline.data.batch import Batch, Collator, Ids, Sample, as_arrays, as_images, collate
+from paceline.data.rng import as_float32, uniforms, uniforms_of_streams
 from paceline.data.skip_list import UNREADABLE, SkipList, Skipped, described, placed
 from paceline.data.transforms.base import BatchTransform, SampleTransform, split
 
@@ -144,7 +142,8 @@ class SplitLoader:
         """The random numbers of each transform of whole batches, all drawn at once."""
         first = len(self.sample_transforms)
         drawn = uniforms_of_streams(self.seed, epoch, batch.ids.numpy(), first, self._wanted)
-        return torch.from_numpy(drawn).to(device).split_with_sizes(self._wanted, 1)
+        numbers = torch.from_numpy(as_float32(drawn) if device.type == "mps" else drawn)  # mps has no float64
+        return numbers.to(device).split_with_sizes(self._wanted, 1)
 
     def _draw_for_step(self, step: int, number: int) -> Tensor:
         """The random numbers of a transform that does the same to all that is computed in a step, [1, draws]."""
@@ -183,7 +182,7 @@ class SplitLoader:
             index = (int(ids[-1]) + further) % len(self.dataset)
             last = self._try(epoch, index, self._preparation.draw(epoch, np.array([index]))[0])
             if not isinstance(last, Skipped):
-                return stack(np.full(len(ids), index), [last] * len(ids))
+                return collate(np.full(len(ids), index), [last] * len(ids))
         raise DataError(
             f"more than {pluralize(limit, 'sample')} in a row cannot be read, which is what data.max_skipped allows in"
             f" all; {last}"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from paceline.core.errors import UsageError
 from paceline.core.place import FIRST_PORT, HERE, LAST_PORT, Numbers, Place, read_place
+from paceline.core.process import num_cores
 from paceline.launch.network import is_loopback, use_interface_of
 
 LAUNCHER = "PACELINE_LAUNCHER"  # process id of our own launcher
@@ -53,7 +54,7 @@ def is_supervised() -> bool:
 def threads_of_each(processes: int, variables: Mapping[str, str] | None = None) -> int:
     """The cores of this machine that each of its processes may keep busy."""
     given = Numbers(variables or {}).get("SLURM_CPUS_PER_TASK", 0)
-    return given or max(1, _num_cores() // processes)
+    return given or max(1, num_cores() // processes)
 
 
 def first_host(nodes: str) -> str:
@@ -115,7 +116,3 @@ def _slurm_tasks_here(found: Numbers, world: int) -> int:
     machine = found.get("SLURM_NODEID", 0)
     num_machines = found.get("SLURM_STEP_NUM_NODES", found.get("SLURM_NNODES", 1, low=1), low=1)
     return max(1, counts[machine] if machine < len(counts) else world // num_machines)
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

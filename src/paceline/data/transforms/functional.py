@@ -17,9 +17,8 @@ from torch import Tensor
 
 from paceline.core.errors import DataError
 from paceline.data.argument_types import Fill, Size
-from paceline.data.batch import Sample
+from paceline.data.batch import Image, Sample
 from paceline.data.io.image import Encoded
-from paceline.data.sample_types import Image
 from paceline.data.transforms.annotations import (
     AffineMatrix,
     CropBox,

@@ -105,8 +105,9 @@ class MixUpOrCutMix:
 
 
 def sample_beta(alpha: float, draws: Tensor) -> Tensor:
-    """Numbers distributed as Beta(alpha, alpha), from uniform ones [N] of float64."""
-    below = torch.from_numpy(_beta_cdf(alpha)).to(draws.device)
+    """Numbers distributed as Beta(alpha, alpha), from uniform ones [N]."""
+    table = _beta_cdf(alpha)
+    below = torch.from_numpy(table if draws.dtype == torch.float64 else table.astype(np.float32)).to(draws.device)
     half = torch.minimum(draws, 1 - draws)
     cells = torch.searchsorted(below, half, right=True).clamp_(1, _CELLS) - 1
     within = (half - below[cells]) / (below[cells + 1] - below[cells])

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.errors import DataError
-from paceline.data.batch import RAGGED
-from paceline.data.collate import Collator, stack
+from paceline.data.batch import RAGGED, Collator, collate
 
 SIDES = st.integers(1, 5)
 
@@ -22,7 +21,7 @@ def test_channels_come_before_frames_rows_and_columns(count: int, sides: list[in
     images = [generator.integers(0, 256, (*sides, channels), dtype=np.uint8) for _ in range(count)]
     if cut:  # a view with other strides than its own
         images = [np.repeat(image, 2, axis=-2)[..., ::2, :] for image in images]
-    found = stack(range(count), [{"image": image} for image in images])["image"]
+    found = collate(range(count), [{"image": image} for image in images])["image"]
     assert found.is_contiguous()
     for image, tensor in zip(images, found, strict=True):
         moved = np.moveaxis(image, -1, -3 if len(sides) == 2 else -4)
@@ -41,7 +40,7 @@ def test_objects_stay_apart_and_are_copied() -> None:
         }
         for each in boxes
     ]
-    batch = stack([5, 6, 7], samples)
+    batch = collate([5, 6, 7], samples)
     assert [len(each) for each in batch["boxes"]] == [2, 0, 3]
     assert batch["boxes"][1].shape == (0, 4)
     assert batch["classes"][2].dtype == torch.int64
@@ -66,4 +65,4 @@ def test_room_that_is_not_needed_is_not_in_the_batch() -> None:
 def test_clips_of_different_sizes_are_refused(other: tuple[int, ...], message: str) -> None:
     clips = [{"image": np.zeros(shape, np.uint8)} for shape in ((3, 4, 5, 3), other)]
     with pytest.raises(DataError, match=f"samples 1 and 2 differ in size {message}"):
-        stack([1, 2], clips)
+        collate([1, 2], clips)
