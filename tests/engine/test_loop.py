@@ -120,7 +120,7 @@ def test_records_tell_the_step_its_epoch_and_its_figures(tmp_path: Path) -> None
     train(run)
     logged = [event for event in diary.events if isinstance(event, Logged)]
     assert [event.epoch for event in logged] == [0.5, 1, 1.5, 2, 2.5, 3]
-    assert all(set(event.metrics) == {"loss", "cross_entropy", "grad_norm", "lr"} for event in logged)
+    assert all(set(event.metrics) == {"loss", "cross_entropy", "top1", "grad_norm", "lr"} for event in logged)
     losses = [event.metrics["loss"] for event in logged]
     assert logged[-1].smoothed["loss"]["mean"] == pytest.approx(sum(losses) / 6, rel=1e-12)
     evaluated = [event for event in diary.events if isinstance(event, Evaluated)]

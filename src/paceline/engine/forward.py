@@ -48,6 +48,7 @@ def count_losses(run: Run, step_batch: StepBatch) -> LossAccumulator:
         run.world,
         run.stop.requested,
         first_pass=lambda names: _sum_ratios(run, step_batch, names),
+        metrics=[name for name in getattr(run.task, "training_metrics", ()) if name not in run.task.weights],
     )
 
 

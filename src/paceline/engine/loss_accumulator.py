@@ -1,4 +1,4 @@
-"""The losses of one step, accumulated over its micro-batches and divided by the counts of the global batch.
+"""The losses and training metrics of one step, over its micro-batches, divided by the counts of the global batch.
 
 A loss is a sum and a count (`LossTerm`). Dividing by the count of the whole global batch makes the step independent of
 the number of processes and of accumulation, in the last, smaller batch of an epoch too.
@@ -63,13 +63,17 @@ class LossAccumulator:
     Counts, and whether a rank was asked to stop, travel in one small all-reduce that overlaps the forward pass.
     """
 
-    __slots__ = ("_first_pass", "_sums", "normalizers", "num_micro_batches", "parts", "should_stop", "weights")
+    __slots__ = (
+        "_first_pass", "_sums", "metrics", "normalizers", "num_micro_batches", "parts", "should_stop", "weights",
+    )  # fmt: skip
 
     def __init__(
         self, weights: Mapping[str, float], num_micro_batches: int, counts: Iterable[tuple[MicroBatch, Counts]],
-        world: World, stop_requested: bool, first_pass: FirstPass,
+        world: World, stop_requested: bool, first_pass: FirstPass, metrics: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.weights = weights
+        self.metrics = metrics
+        """Names of terms that are logged and not minimized."""
         self.num_micro_batches = num_micro_batches
         self.parts: list[tuple[int, list[Tensor]]] = []
         self.normalizers: dict[str, Normalizer] = {}
@@ -93,14 +97,18 @@ class LossAccumulator:
         """The losses of a micro-batch, ready for the backward pass; a padding micro-batch has gradient 0."""
         self.finish()
         factor = 0.0 if micro.is_padding else factor
-        for name in terms.keys() - self.normalizers:  # a ratio loss in a step of one micro-batch
+        for name in self.weights.keys() - self.normalizers:  # a ratio loss in a step of one micro-batch
             self.normalizers[name] = _own_ratio(terms[name])
         return [self.normalizers[name].scale(terms[name], weight * factor) for name, weight in self.weights.items()]
 
     def add(self, terms: Mapping[str, LossTerm], micro: MicroBatch) -> None:
-        """Keep the losses of a micro-batch for logging."""
-        if not micro.is_padding:
-            self.parts.append((micro.index, [self.normalizers[name].share(terms[name]) for name in self.weights]))
+        """Keep the losses and metrics of a micro-batch for logging."""
+        if micro.is_padding:
+            return
+        values = [self.normalizers[name].share(terms[name]) for name in self.weights]
+        for name in self.metrics:
+            values += _sum_and_count(terms.get(name) or LossTerm(values[0].new_zeros(()), 0.0))
+        self.parts.append((micro.index, values))
 
     def finish(self) -> None:
         """Wait for the all-reduce, once; with ratio losses, take the first pass."""
@@ -121,8 +129,13 @@ class LossAccumulator:
 
     def own(self) -> dict[str, Tensor]:
         """The weighted sum as "loss", then each loss by name: this rank's share of them."""
-        sums = _in_order(_table([self]))[0]
-        return {name: torch.tensor(value, dtype=torch.float64) for name, value in _values(self, sums).items()}
+        values = _values(self, _in_order(_table([self]))[0])
+        return {name: torch.tensor(values[name], dtype=torch.float64) for name in ("loss", *self.weights)}
+
+
+def _sum_and_count(term: LossTerm) -> list[Tensor]:
+    total, count = term
+    return [total, count if isinstance(count, Tensor) else total.new_full((), count)]  # filled where it is: no waiting
 
 
 def _ratios(names: list[str], sums: Tensor) -> dict[str, Normalizer]:
@@ -139,7 +152,7 @@ def _own_ratio(term: LossTerm) -> Normalizer:
 
 
 def read(steps: Sequence[LossAccumulator], world: World) -> list[dict[str, float]]:
-    """The losses of whole steps, read from the device at once: the weighted sum as "loss", then each by name.
+    """The losses and metrics of whole steps, read from the device at once: "loss", then each by name.
 
     Every micro-batch has its own place in one table to which each rank adds zeros or its own numbers, so the sum over
     ranks is exact; micro-batches are then added in order: bit-identical on any number of processes.
@@ -153,7 +166,7 @@ def read(steps: Sequence[LossAccumulator], world: World) -> list[dict[str, float
 def _table(steps: Sequence[LossAccumulator]) -> Numbers:
     """This rank's numbers, [step, micro-batch, loss]."""
     depth = max(step.num_micro_batches for step in steps)
-    table = np.zeros((len(steps), depth, len(steps[0].weights)))
+    table = np.zeros((len(steps), depth, len(steps[0].weights) + 2 * len(steps[0].metrics)))
     rows = [row for row, step in enumerate(steps) for _ in step.parts]
     columns = [index for step in steps for index, _ in step.parts]
     tensors = [value for step in steps for _, values in step.parts for value in values]
@@ -171,5 +184,8 @@ def _in_order(table: Numbers) -> list[list[float]]:
 
 def _values(step: LossAccumulator, sums: Sequence[float]) -> dict[str, float]:
     counts = {name: each.count for name, each in step.normalizers.items()}
-    values = {name: value / counts.get(name, 1.0) for name, value in zip(step.weights, sums, strict=True)}
-    return {"loss": sum(step.weights[name] * value for name, value in values.items()), **values}
+    values = {name: value / counts.get(name, 1.0) for name, value in zip(step.weights, sums, strict=False)}
+    found = {"loss": sum(step.weights[name] * value for name, value in values.items()), **values}
+    rest = sums[len(values) :]
+    shares = zip(step.metrics, rest[::2], rest[1::2], strict=True)
+    return found | {name: total / count for name, total, count in shares if count}

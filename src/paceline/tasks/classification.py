@@ -14,7 +14,7 @@ from paceline.core.arguments import Count
 from paceline.core.registry import register
 from paceline.core.world import to_float64
 from paceline.data.batch import Batch
-from paceline.losses.loss_term import Loss
+from paceline.losses.loss_term import Loss, LossTerm
 from paceline.metrics.classification import Auroc, ConfusionMatrix, MeanAveragePrecision, MultiLabel, TopK
 from paceline.metrics.metric import Metric
 from paceline.metrics.sample_predictions import SamplePredictions
@@ -51,6 +51,8 @@ class Classification(Task):
         self.num_visualized = 0 if multi_label else _NUM_VISUALIZED
         self._multi_label = multi_label
         self._flip = flip
+        self._top_k = [k for k in sorted({1, *top_k}) if k <= len(self.classes)]
+        self.training_metrics = ["accuracy"] if multi_label else [f"top{k}" for k in self._top_k]
         self._metrics += [*self._own_metrics(top_k), *extra_metrics]
 
     def predict(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -60,6 +62,17 @@ class Classification(Task):
             return logits
         mirrored: Tensor = self.forward(model, Batch(batch, image=batch["image"].flip(-1)))
         return average_logits(torch.stack([logits, mirrored], 1).float(), self._multi_label)
+
+    def training_terms(self, outputs: Tensor, batch: Batch) -> dict[str, LossTerm]:
+        """Top-k accuracy, of mixed samples for their main label; of several labels, the share that is right."""
+        logits, labels = outputs.detach(), batch["label"]
+        if self._multi_label:
+            correct = (logits > 0) == (labels > 0.5)
+            return {"accuracy": LossTerm(correct.sum().float(), float(correct.numel()))}
+        if labels.ndim == 2:
+            labels = labels.argmax(1)
+        ahead = (~(logits <= logits.gather(1, labels.unsqueeze(1)))).sum(1)  # NaN is ahead of everything
+        return {f"top{k}": LossTerm((ahead < k).sum().float(), float(len(labels))) for k in self._top_k}
 
     def draw(self, batch: Batch, predictions: Tensor | None, index: int) -> list[Panel]:
         """Draw the image with its label, framed in green or red by whether the prediction is correct."""

@@ -12,7 +12,7 @@ from paceline.core.registry import register
 from paceline.core.world import to_float64
 from paceline.data.batch import Batch
 from paceline.losses.adapter import Criterion
-from paceline.losses.loss_term import Loss
+from paceline.losses.loss_term import Loss, LossTerm
 from paceline.metrics.adapter import MetricAdapter
 from paceline.metrics.metric import LossMetrics, Metric
 from paceline.metrics.saliency import Saliency as SaliencyMetric
@@ -58,6 +58,7 @@ class Saliency(Task):
             raise DataError(f"saliency: the masks have {len(classes)} classes, expected one; set binary: true in data")
         super().__init__(losses, weights, classes)
         self.main_metric = "max_f"
+        self.training_metrics = ["mae"]
         selected = [metric for metric in extra_metrics if isinstance(metric, SaliencyMetric)]
         map_metrics = extra_metrics if selected else [SaliencyMetric(), *extra_metrics]
         self._stretch = selected[0].stretch if selected else True
@@ -76,6 +77,11 @@ class Saliency(Task):
         if logits.shape[1] != 1:
             raise DataError(f"saliency: the model outputs {logits.shape[1]} maps per image, expected one")
         return resize(logits, batch["mask"].shape[-2:])
+
+    def training_terms(self, outputs: Tensor, batch: Batch) -> dict[str, LossTerm]:
+        """The mean absolute error at the size of the masks."""
+        errors = (outputs.detach().float().sigmoid().squeeze(1) - batch["mask"].float() / 255).abs()
+        return {"mae": LossTerm(errors.sum(), float(errors.numel()))}
 
     def predict(self, model: nn.Module, batch: Batch) -> PixelPrediction:
         """The logits, and a map from 0 to 1 at the size of each truth, in the 256 levels of a PNG file."""

@@ -69,6 +69,8 @@ class Segmentation(Task):
             )
         super().__init__(losses, weights, classes)
         self.main_metric = "miou"
+        self.training_metrics = ["pixel_accuracy"]
+        self._ignore_index = ignore_index
         self.palette = class_colors(classes[:256], 256)
         names = self.classes if len(self.classes) <= _MAX_REPORTED else None
         # Losses at the size of the batch's masks, everything else at the size of the truth.
@@ -95,7 +97,14 @@ class Segmentation(Task):
         if self._has_aux:
             aux = resize(_aux_output(outputs), size)
             terms |= {f"{_AUX}{name}": loss(aux, batch) for name, loss in self.loss_functions.items()}
-        return terms
+        return self.training_terms(resize(logits.detach(), size), batch) | terms
+
+    def training_terms(self, outputs: Tensor, batch: Batch) -> dict[str, LossTerm]:
+        """The share of labeled pixels whose class is right."""
+        masks = batch["mask"]
+        is_labeled = masks != (-1 if self._ignore_index is None else self._ignore_index)
+        correct = (outputs.argmax(1) == masks) & is_labeled
+        return {"pixel_accuracy": LossTerm(correct.sum().float(), is_labeled.sum().float())}
 
     def predict(self, model: nn.Module, batch: Batch) -> PixelPrediction:
         """The logits, and the class ids [H, W] at the size of each truth; `num_classes` where logits are NaN."""

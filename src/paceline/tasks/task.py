@@ -28,6 +28,8 @@ class Task:
 
     main_metric: str = "loss"
     """The metric by which one model is better than another."""
+    training_metrics: Sequence[str] = ()
+    """What `training_terms` gives, by name: metrics of training batches, logged beside the losses."""
     num_visualized: int = 8
     """How many samples of a split are drawn; 0 for none."""
     original_size: bool = False
@@ -60,7 +62,12 @@ class Task:
     def losses(self, model: nn.Module, batch: Batch) -> dict[str, LossTerm]:
         """Each loss of a micro-batch as a numerator and a denominator."""
         outputs = self.forward(model, batch)
-        return {name: loss(outputs, batch) for name, loss in self.loss_functions.items()}
+        terms = {name: loss(outputs, batch) for name, loss in self.loss_functions.items()}
+        return self.training_terms(outputs, batch) | terms
+
+    def training_terms(self, outputs: Any, batch: Batch) -> dict[str, LossTerm]:
+        """Each training metric of a micro-batch as a sum and a count, without reading a value from the device."""
+        return {}
 
     def predict(self, model: nn.Module, batch: Batch) -> Any:
         """The predictions that `metrics` and `draw` get."""

@@ -33,7 +33,8 @@ class VideoClassification(Classification):
     def losses(self, model: nn.Module, batch: Batch) -> dict[str, LossTerm]:
         """Each loss of the prediction for each sample."""
         logits = self._average_views(self.predict(model, batch))
-        return {name: loss(logits, batch) for name, loss in self.loss_functions.items()}
+        terms = {name: loss(logits, batch) for name, loss in self.loss_functions.items()}
+        return self.training_terms(logits, batch) | terms
 
     def predict(self, model: nn.Module, batch: Batch) -> Tensor:
         """Logits [N, classes], or with several views [N, V, classes]."""
