@@ -70,7 +70,7 @@ class Training:
         self.num_saves += 1
         begin = perf_counter()
         lasting = self.lasting() if is_beside else []
-        self.saver.begin(self.num_saves, self.model.state_dict(), self.state(), {}, lasting)
+        self.saver.start(self.num_saves, self.model.state_dict(), self.state(), {}, lasting)
         blocked = perf_counter() - begin
         first, waited = self.step()
         busy = [first]

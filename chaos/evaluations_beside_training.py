@@ -138,7 +138,7 @@ def _again(folder: Path, steps: set[int]) -> dict[int, dict[str, float]]:
 def _measure(out: Path, steps: list[int]) -> list[tuple[int, dict[str, float]]]:
     """The metrics of a run's checkpoints, in this process."""
     importlib.import_module("slow")  # registers the loss of the recipe
-    from paceline.checkpoint.store import open_checkpoint
+    from paceline.checkpoint.reader import open_checkpoint
     from paceline.engine.evaluate import evaluate_with_average
     from paceline.recipe.build import Builder
     from paceline.recipe.load import load

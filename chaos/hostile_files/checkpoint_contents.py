@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from paceline.checkpoint.files import seal, unseal
-from paceline.checkpoint.shards import Part, Share
+from paceline.checkpoint.files import dump_checksummed, load_checksummed
+from paceline.checkpoint.shards import SaveRank, TensorShard
 from paceline.checkpoint.store import Store
 
 Spoil = Callable[[Path], object]
@@ -25,18 +25,18 @@ def save_sound(root: Path, step: int, world: int) -> Path:
     store = Store(root)
     for rank in reversed(range(world)):
         rows = torch.full((2, 3), float(rank))
-        weight = rows if world == 1 else Part(rows, (2 * world, 3), 2 * rank)
+        weight = rows if world == 1 else TensorShard(rows, (2 * world, 3), 2 * rank)
         state = {"progress": {"step": step}, "moment": weight, "loss": float("nan")}
-        store.save(step, {"weight": weight}, state, {"top1": 0.5}, Share(rank, world, "a"))
+        store.save(step, {"weight": weight}, state, {"top1": 0.5}, SaveRank(rank, world, "a"))
     return store.path_of(step)
 
 
 def rewrite_manifest(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change the content of a manifest, and seal it again."""
     path = folder / "manifest.json"
-    content = unseal(path)
+    content = load_checksummed(path)
     change(content)
-    path.write_bytes(seal(content))
+    path.write_bytes(dump_checksummed(content))
 
 
 def replace(folder: Path, name: str, raw: bytes) -> None:
@@ -82,9 +82,9 @@ def _part(change: Callable[[dict[str, Any]], object]) -> Spoil:
 
     def spoil(folder: Path) -> None:
         name = "part-00002-of-00002.json"
-        content = unseal(folder / name)
+        content = load_checksummed(folder / name)
         change(content)
-        replace(folder, name, seal(content))
+        replace(folder, name, dump_checksummed(content))
 
     return spoil
 

@@ -39,13 +39,13 @@ def _() -> list[str]:
 
 @case("a pipe as a checkpoint's empty file", 4)
 def _() -> list[str]:
-    from paceline.checkpoint.files import FORMAT, seal
+    from paceline.checkpoint.files import FORMAT, dump_checksummed
 
     command = evaluate_checkpoint()
     names = ("model.safetensors", "state.safetensors", "state.json")
     files = {name: {"size": 0, "sha256": hashlib.sha256().hexdigest()} for name in names}
     manifest = {"format": FORMAT, "step": 1, "metrics": {}, "files": files}
-    Path("checkpoint/manifest.json").write_bytes(seal(manifest))
+    Path("checkpoint/manifest.json").write_bytes(dump_checksummed(manifest))
     for name in names:
         os.mkfifo(f"checkpoint/{name}")
     return command

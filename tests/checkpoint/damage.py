@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.checkpoint.store import open_checkpoint
+from paceline.checkpoint.reader import open_checkpoint
 from paceline.core.errors import CheckpointError
 
 

@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 
-from paceline.checkpoint.shards import Part
-from paceline.checkpoint.store import Store, open_checkpoint
+from paceline.checkpoint.reader import open_checkpoint
+from paceline.checkpoint.shards import TensorShard
+from paceline.checkpoint.store import Store
 from paceline.checkpoint.writer import Saver
 from paceline.core.errors import CheckpointError
 
@@ -32,14 +33,14 @@ def content(value: int, rank: int = 0, world: int = 1) -> tuple[Any, Any]:
     whole = torch.full((4, 300), float(value))
     if world == 1:
         return {"weight": whole}, {"value": value, "momentum": whole * 2}
-    part = Part(whole[rank * 2 : rank * 2 + 2], (4, 300), rank * 2)
-    return {"weight": part}, {"value": value, "momentum": Part(part.tensor * 2, (4, 300), part.start)}
+    part = TensorShard(whole[rank * 2 : rank * 2 + 2], (4, 300), rank * 2)
+    return {"weight": part}, {"value": value, "momentum": TensorShard(part.tensor * 2, (4, 300), part.start)}
 
 
 def save(root: Path, way: str, step: int, value: int, top1: float) -> bool:
     """Whether it was saved; one that ends the process does not say."""
     world = 2 if way == "shared" else 1
-    stores = [Store(root, keep_last=1, best="top1", patience=1.0) for _ in range(world)]
+    stores = [Store(root, keep_last=1, best="top1", timeout=1.0) for _ in range(world)]
     try:
         if way == "plain":
             stores[0].save(step, *content(value), {"top1": top1})
@@ -47,9 +48,9 @@ def save(root: Path, way: str, step: int, value: int, top1: float) -> bool:
         savers = [Saver(store, rank, world, f"{value}") for rank, store in enumerate(stores)]
         ended = []
         for rank, saver in reversed(list(enumerate(savers))):  # one after the other, so that operations have an order
-            saver.begin(step, *content(value, rank, world), {})
+            saver.start(step, *content(value, rank, world), {})
             ended += saver.finish()
-        savers[0].enter(step, {"top1": top1})  # as a run does, behind an evaluation
+        savers[0].record_metrics(step, {"top1": top1})  # as a run does, behind an evaluation
         return all(outcome.error is None for outcome in ended)
     except CheckpointError:
         return False

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.checkpoint.best import best_step, target_of
-from paceline.checkpoint.store import Store, open_checkpoint
+from paceline.checkpoint.best import best_step, resolve_best
+from paceline.checkpoint.reader import open_checkpoint
+from paceline.checkpoint.store import Store
 from paceline.checkpoint.weights import read_weights
 from paceline.core.errors import CheckpointError
 
@@ -51,13 +52,13 @@ def test_where_links_cannot_be_made_a_file_names_the_best(tmp_path: Path, no_lin
     assert (run / "best").read_text() == "checkpoints/step-00000002\n"
     assert steps(run) == [2, 4]
     assert open_checkpoint(run / "best").step == best_step(run) == 2
-    assert target_of(run / "best") == (run / "checkpoints/step-00000002").resolve()
+    assert resolve_best(run / "best") == (run / "checkpoints/step-00000002").resolve()
     assert read_weights(run / "best")["weight"].tolist() == [2, 2, 2]
     assert [path.name for path in run.iterdir() if "partial" in path.name] == []
     run.rename(tmp_path / "moved")
     assert open_checkpoint(tmp_path / "moved/best").step == 2
     shutil.rmtree(tmp_path / "moved/checkpoints/step-00000002")
-    assert target_of(tmp_path / "moved/best") is None
+    assert resolve_best(tmp_path / "moved/best") is None
     with pytest.raises(CheckpointError, match=r"best: names .*step-00000002, which does not exist"):
         open_checkpoint(tmp_path / "moved/best")
 
@@ -89,7 +90,7 @@ def test_the_copy_of_the_best_takes_the_place_of_one_that_is_lost(run: Path, tmp
         shutil.rmtree(original)
     else:
         (original / "model.safetensors").write_bytes(b"half")
-    told = Store(copy / "checkpoints", best="top1").make_way_for_best()
+    told = Store(copy / "checkpoints", best="top1").clear_best_path()
     assert told is not None
     assert "step-00000001" in told
     assert steps(copy) == [1, 2]
@@ -140,6 +141,6 @@ def test_a_run_that_keeps_no_best_leaves_it_alone(run: Path) -> None:
 @pytest.mark.parametrize("text", ["", "checkpoints", "../../etc/passwd", "/step-00000001", "a/step-00000001\nb", "\0"])
 def test_a_file_that_names_no_checkpoint(tmp_path: Path, text: str) -> None:
     (tmp_path / "best").write_text(text)
-    assert (best_step(tmp_path), target_of(tmp_path / "best")) == (None, None)
+    assert (best_step(tmp_path), resolve_best(tmp_path / "best")) == (None, None)
     with pytest.raises(CheckpointError, match="best: is a file"):
         open_checkpoint(tmp_path / "best")

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from paceline.checkpoint.store import Store, open_checkpoint
+from paceline.checkpoint.reader import open_checkpoint
+from paceline.checkpoint.store import Store
 from paceline.core.errors import CheckpointError
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -120,7 +120,6 @@ def test_a_file_that_brings_code_is_refused_and_not_run(tmp_path: Path, form: st
     if form != "pickle":
         assert "posix.mkdir" in str(caught.value)
         assert "weights_only" in str(caught.value)
-        assert "protects" in str(caught.value)
     torch.load(torch_file(tmp_path / "trap.pth", trap), weights_only=False)
     assert sprung.exists(), "the trap itself must work"
 
@@ -168,8 +167,8 @@ def archive(name: str) -> bytes:
     ("content", "words"),
     [
         (b"", "is empty"),
-        (b"x", "neither a safetensors nor a torch file"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "neither .* begins with b'version h'"),
+        (b"x", "neither"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "b'version h'"),
         (b"<!DOCTYPE html><html>", "neither"),
         (b"\x80\x02}q\x00.", "damaged|no tensors"),
         (archive("word/document.xml"), "damaged"),
@@ -196,7 +195,7 @@ def test_every_truncation_is_a_sentence(tmp_path: Path, form: str) -> None:
         with pytest.raises(CheckpointError, match=r"weights: (is |refused)"):
             read_weights(path)
     path.write_bytes(whole[:-10])
-    with pytest.raises(CheckpointError, match=r"is truncated|not a whole safetensors file|is damaged, truncated"):
+    with pytest.raises(CheckpointError, match=r"truncated|not a complete safetensors file"):
         read_weights(path)
 
 
@@ -205,10 +204,10 @@ def test_every_truncation_is_a_sentence(tmp_path: Path, form: str) -> None:
     [
         ([torch.ones(2)], "found a list"),
         (torch.ones(2), "found a Tensor"),
-        ({"epoch": 3, **WEIGHTS}, "other things, such as 'epoch'"),
+        ({"epoch": 3, **WEIGHTS}, "such as 'epoch'"),
         ({"state_dict": {"conv.weight": 1.0}}, r"such as 'conv\.weight'"),
         ({0: torch.ones(2)}, "such as 0"),
-        ({"model": {}}, "holds no tensors"),
+        ({"model": {}}, "contains no tensors"),
     ],
 )
 def test_what_is_not_tensors_by_name_is_refused(tmp_path: Path, content: Any, words: str) -> None:
@@ -217,9 +216,9 @@ def test_what_is_not_tensors_by_name_is_refused(tmp_path: Path, content: Any, wo
 
 
 def test_missing_and_empty_places_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="nowhere: there is no such file"):
+    with pytest.raises(CheckpointError, match="nowhere: no such file"):
         read_weights(tmp_path / "nowhere")
-    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+    with pytest.raises(CheckpointError, match="contains no checkpoint"):
         read_weights(tmp_path)
 
 

@@ -81,7 +81,7 @@ def test_code_is_named_and_not_run(tmp_path: Path, capsys: pytest.CaptureFixture
     trap, source = tmp_path / "sprung", tmp_path / "trap.pth"
     torch.save({"weight": torch.ones(2), "more": Bomb(trap)}, source)
     message = refused(source, capsys)
-    assert message.startswith(f"{source}: refused: reading it would need the code ")
+    assert message.startswith(f"{source}: refused: ")
     assert "Path" in message or "getattr" in message
     source.write_bytes(pickle.dumps({"more": Bomb(trap)}, protocol=2))
     assert "refused" in refused(source, capsys)
@@ -93,13 +93,13 @@ def test_what_is_larger_than_allowed_is_refused_before_it_takes_memory(
 ) -> None:
     source = tmp_path / "large.pth"
     torch.save({"weight": torch.zeros(1000)}, source)
-    assert "GB allowed; where the file can be trusted, raise --max-gb" in refused(source, capsys, "--max-gb", "1e-6")
+    assert "--max-gb" in refused(source, capsys, "--max-gb", "1e-6")
     torch.save({"weight": torch.zeros(1).expand(10**13)}, source)
-    assert f"{source}: unpacks to 4e+04 GB, more than the 20 GB allowed" in refused(source, capsys)
+    assert f"{source}: expands to 4e+04 GB, more than the 20 GB" in refused(source, capsys)
     with zipfile.ZipFile(source, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data/0", bytes(10_000_000))
     assert source.stat().st_size < 100_000
-    assert "unpacks to 0.01 GB, more than the 0.001 GB" in refused(source, capsys, "--max-gb", "0.001")
+    assert "expands to 0.01 GB, more than the 0.001 GB" in refused(source, capsys, "--max-gb", "0.001")
 
 
 def test_what_holds_itself_or_no_data_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,7 +107,7 @@ def test_what_holds_itself_or_no_data_is_told(tmp_path: Path, capsys: pytest.Cap
     endless: dict[str, Any] = {}
     endless["model"] = endless
     for content, words in (
-        (endless, "dicts in dicts more than 8 deep"),
+        (endless, "more than 8 deep"),
         ({"weight": torch.zeros(3, device="meta")}, "weight has a shape but no data"),
         ({"weight": torch.eye(3).to_sparse()}, "'weight' cannot be saved"),
         ({"spectrum": torch.zeros(2, dtype=torch.complex128)}, "safetensors has no such type"),
@@ -118,12 +118,12 @@ def test_what_holds_itself_or_no_data_is_told(tmp_path: Path, capsys: pytest.Cap
 
 def test_nothing_is_overwritten_or_left_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, out = tmp_path / "theirs.pth", tmp_path / "theirs.safetensors"
-    assert "there is no such file" in refused(source, capsys)
+    assert "no such file" in refused(source, capsys)
     assert "is a folder" in refused(tmp_path, capsys)
     os.mkfifo(tmp_path / "pipe")
-    assert "is a pipe" in refused(tmp_path / "pipe", capsys)
+    assert "not a regular file" in refused(tmp_path / "pipe", capsys)
     torch.save(weights(), source)
-    assert "there is no folder" in refused(source, capsys, "--out", str(tmp_path / "nowhere" / "x.safetensors"))
+    assert "does not exist" in refused(source, capsys, "--out", str(tmp_path / "nowhere" / "x.safetensors"))
     out.write_text("mine")
     assert f"{out}: exists and is not overwritten" in refused(source, capsys)
     assert out.read_text() == "mine"

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from paceline import cli
-from paceline.checkpoint.store import Store, open_checkpoint
+from paceline.checkpoint.reader import open_checkpoint
+from paceline.checkpoint.store import Store
 from paceline.commands.run_directory import recipe_differences
 from paceline.recipe.load import load
 from paceline.recipe.validate import validate

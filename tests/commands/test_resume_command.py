@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from paceline.checkpoint.store import Store, open_checkpoint
+from paceline.checkpoint.reader import open_checkpoint
+from paceline.checkpoint.store import Store
 from paceline.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -63,8 +63,8 @@ class Diary:
 class AtOnce(Saver):
     """Is done with a save when training goes on, so that it is told of at its step."""
 
-    def begin(self, *args: Any, **kwargs: Any) -> None:
-        super().begin(*args, **kwargs)
+    def start(self, *args: Any, **kwargs: Any) -> None:
+        super().start(*args, **kwargs)
         self._join()
 
 

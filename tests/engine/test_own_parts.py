@@ -11,7 +11,7 @@ import torch
 from small_runs import PlainNet, Remembering, Small, one_thread  # noqa: F401
 from torch import Tensor
 
-from paceline.checkpoint.store import open_checkpoint
+from paceline.checkpoint.reader import open_checkpoint
 from paceline.engine.evaluate import evaluate
 from paceline.engine.nonfinite import BufferBackup, FiniteCheck
 from paceline.engine.replay import explain_nonfinite

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import paceline
-from paceline.checkpoint.store import Checkpoint, Store, open_checkpoint
+from paceline.checkpoint.reader import Checkpoint, open_checkpoint
+from paceline.checkpoint.store import Store
 from paceline.core.errors import CheckpointError
 from paceline.engine.state import check_state
 

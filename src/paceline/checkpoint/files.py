@@ -1,24 +1,33 @@
-"""Bytes on the disk: tensors as safetensors, files hashed on their way through, JSON that carries its checksum."""
+"""The files of a checkpoint: safetensors, hashed as they are written; JSON with its own checksum; the manifest.
+
+safetensors' own writer needs all bytes at once; ours writes one tensor at a time, from a snapshot, and hashes it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors.torch
 import torch
 from torch import Tensor
 
-from paceline.checkpoint.state import JSON
-from paceline.core.atomic_write import create_file, write_all
+from paceline.checkpoint.shards import is_shard_name, shard_names, world_size_of
+from paceline.checkpoint.state import JSON, unflatten
+from paceline.core.atomic_write import create_file, is_partial, write_all
 from paceline.core.errors import CheckpointError
 
 FORMAT = 1
+MAX_JSON_BYTES = 1 << 26
+"""JSON files of a checkpoint are small; a larger one is refused before it fills memory."""
+MODEL, STATE, SKELETON, MANIFEST = "model.safetensors", "state.safetensors", "state.json", "manifest.json"
 _CHUNK = 1 << 20
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -29,14 +38,14 @@ _DTYPES = {
 
 
 class TensorFile:
-    """Tensors as the bytes of a safetensors file, one at a time: shared ones once for each name."""
+    """The bytes of a safetensors file, one tensor at a time; shared tensors are written once per name."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        # Wide types first, so that every tensor begins at a multiple of its element's size.
+        # Wide types first, so that every tensor is aligned to its element size.
         self.names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
         self.tensors = tensors
         self.offsets: dict[str, int] = {}
-        """Where each tensor begins, counted from the end of the header."""
+        """Where each tensor starts, counted from the end of the header."""
         header, offset = {}, 0
         for name in self.names:
             tensor = tensors[name]
@@ -59,7 +68,7 @@ class TensorFile:
 
 
 def write_file(path: Path, pieces: Iterable[memoryview]) -> dict[str, Any]:
-    """Write a file through to the disk; its size and SHA-256."""
+    """Write a file and sync it to the disk; returns its "size" and "sha256"."""
     digest, size = hashlib.sha256(), 0
     descriptor = create_file(path)
     try:
@@ -75,32 +84,47 @@ def write_file(path: Path, pieces: Iterable[memoryview]) -> dict[str, Any]:
     return {"size": size, "sha256": digest.hexdigest()}
 
 
-MOST_JSON_BYTES = 1 << 26
-"""What describes a checkpoint is short; what fills memory is none of it."""
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, copied into memory."""
+    return {name: tensor.clone() for name, tensor in map_tensors(path).items()}
 
 
-def seal(content: dict[str, JSON]) -> bytes:
-    """JSON that carries a checksum of itself as its last entry."""
+def map_tensors(path: Path, descriptor: int | None = None) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, memory-mapped; `descriptor` is the open file, if it is open."""
+    try:
+        if descriptor is None:
+            with path.open("rb") as file:
+                return map_tensors(path, file.fileno())
+        # By descriptor: the library opens UTF-8 names only.
+        return safetensors.torch.load_file(f"/dev/fd/{descriptor}")
+    except CheckpointError:
+        raise
+    except Exception as error:  # the library raises its own type, and any of torch's
+        raise CheckpointError(f"{path}: is not a complete safetensors file: {error}") from error
+
+
+def dump_checksummed(content: dict[str, JSON]) -> bytes:
+    """JSON with a checksum of itself as its last entry."""
     checksum = hashlib.sha256(_dump(content)).hexdigest()
     return _dump({**content, "checksum": checksum})
 
 
-def unseal(path: Path) -> dict[str, JSON]:
-    """The content of a sealed file, if not one byte of it has changed."""
-    return parse_sealed(path, read_small(path))
+def load_checksummed(path: Path) -> dict[str, JSON]:
+    """The content of a JSON file with a checksum; CheckpointError if a byte has changed."""
+    return parse_checksummed(path, read_small(path))
 
 
-def parse_sealed(path: Path, raw: bytes) -> dict[str, JSON]:
-    """As `unseal`, of what was read; `path` is for messages."""
+def parse_checksummed(path: Path, raw: bytes) -> dict[str, JSON]:
+    """As `load_checksummed`, from the file's content; `path` is for messages."""
     content = parse_json(path, raw)
     if not isinstance(content, dict) or "checksum" not in content:
         raise CheckpointError(f"{path}: damaged: expected JSON with a checksum, found {raw[:40]!r}")
     claimed = content.pop("checksum")
     try:
-        is_whole = seal(content) == raw
+        is_intact = dump_checksummed(content) == raw
     except RecursionError as error:
         raise CheckpointError(f"{path}: damaged: it is nested too deeply") from error
-    if not is_whole:
+    if not is_intact:
         found = hashlib.sha256(_dump(content)).hexdigest()
         raise CheckpointError(f"{path}: damaged: expected checksum {str(claimed)[:64]}, found {found}")
     if content.get("format") != FORMAT:
@@ -109,7 +133,7 @@ def parse_sealed(path: Path, raw: bytes) -> dict[str, JSON]:
 
 
 def parse_json(path: Path, raw: bytes) -> JSON:
-    """JSON of any content; `path` is for messages."""
+    """The content of any JSON; `path` is for messages."""
     try:
         return json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -117,21 +141,21 @@ def parse_json(path: Path, raw: bytes) -> JSON:
 
 
 def read_small(path: Path, folder: int | None = None) -> bytes:
-    """All of a small file; `folder` is the one that it lies in, if that is open already."""
+    """The content of a small file; `folder` is the descriptor of its folder, if that is open."""
     try:
-        # Without blocking, or a pipe would be waited for until somebody writes into it.
+        # Non-blocking, since opening a pipe would wait for a writer.
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(path if folder is None else path.name, flags, dir_fd=folder)
         try:
             status = os.fstat(descriptor)
-            is_small = stat.S_ISREG(status.st_mode) and status.st_size <= MOST_JSON_BYTES
+            is_small = stat.S_ISREG(status.st_mode) and status.st_size <= MAX_JSON_BYTES
             raw = os.pread(descriptor, status.st_size, 0) if is_small else b""
         finally:
             os.close(descriptor)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     if not is_small:
-        raise CheckpointError(f"{path}: expected a file of at most {MOST_JSON_BYTES:,} bytes")
+        raise CheckpointError(f"{path}: expected a file of at most {MAX_JSON_BYTES:,} bytes")
     return raw
 
 
@@ -139,20 +163,95 @@ def _dump(content: dict[str, JSON]) -> bytes:
     return json.dumps(content, indent=1).encode() + b"\n"
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, in memory of their own rather than mapped from it."""
-    return {name: tensor.clone() for name, tensor in map_tensors(path).items()}
+_OWN_NAMES = frozenset({MODEL, STATE, SKELETON, MANIFEST})
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_MAX_INT = 2**63 - 1
 
 
-def map_tensors(path: Path, descriptor: int | None = None) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, mapped from it; `descriptor` is where it is open, if it is."""
+class FileEntry(NamedTuple):
+    """The expected size and digest of a file."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A checkpoint's step, metrics and files."""
+
+    step: int
+    metrics: dict[str, float]
+    files: dict[str, FileEntry]
+
+    @property
+    def digest(self) -> str:
+        """Equal for checkpoints with equal content; metrics, which may be added later, do not count."""
+        return hashlib.sha256(repr((self.step, sorted(self.files.items()))).encode()).hexdigest()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint folder, every value checked, but not the files."""
+    path = folder / MANIFEST
+    return parse_manifest(path, read_small(path))
+
+
+def parse_manifest(path: Path, raw: bytes) -> Manifest:
+    """As `read_manifest`, from the file's content; `path` is for messages."""
+    content = parse_checksummed(path, raw)
     try:
-        if descriptor is None:
-            with path.open("rb") as file:
-                return map_tensors(path, file.fileno())
-        # By its descriptor, since the library opens names in UTF-8 alone.
-        return safetensors.torch.load_file(f"/dev/fd/{descriptor}")
-    except CheckpointError:
-        raise
-    except Exception as error:  # besides its own type, the library raises whatever torch does
-        raise CheckpointError(f"{path}: is not a whole safetensors file: {error}") from error
+        files = {name: _entry(name, entry) for name, entry in _mapping("files", content.get("files")).items()}
+        metrics = _mapping("metrics", unflatten({}, content.get("metrics")))
+        metrics = {name: _metric(name, value) for name, value in metrics.items()}
+        step = _count("step", content.get("step"))
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    _check_names(path, set(files))
+    return Manifest(step, metrics, files)
+
+
+def is_checkpoint_file(name: str) -> bool:
+    """Whether a checkpoint may have a file of this name."""
+    return name in _OWN_NAMES or is_shard_name(name) or is_partial(name)
+
+
+def _check_names(path: Path, found: set[str]) -> None:
+    unknown = [name for name in found if not is_checkpoint_file(name)]
+    world_size = world_size_of(found)
+    expected = 3 if world_size == 1 else 3 * world_size + 1
+    if unknown or len(found) != expected:
+        shown = ascii(min(unknown))[:100] if unknown else f"{len(found)} files"
+        raise CheckpointError(f"{path}: expected the {expected} files of a checkpoint, found {shown}")
+    sharded = {name for rank in range(world_size) for name in shard_names(rank, world_size)}
+    if missing := sorted(({MODEL, STATE} if world_size == 1 else sharded) - found | {SKELETON} - found):
+        raise CheckpointError(f"{path}: expected to list {missing[0]}")
+
+
+def _entry(name: str, value: Any) -> FileEntry:
+    entry = _mapping(f"files.{name}", value)
+    sha256 = entry.get("sha256")
+    if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
+        raise _unexpected(f"files.{name}.sha256", "64 hexadecimal digits", sha256)
+    return FileEntry(_count(f"files.{name}.size", entry.get("size")), sha256)
+
+
+def _metric(name: str, value: Any) -> float:
+    is_too_large = isinstance(value, int) and abs(value) > _MAX_INT
+    if is_too_large or not isinstance(value, int | float | str | None):  # a user's metric may give any scalar
+        raise _unexpected(f"metrics.{name}", "a number", value)
+    return value  # type: ignore[return-value]
+
+
+def _count(name: str, value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= _MAX_INT:
+        raise _unexpected(name, "an integer ≥ 0", value)
+    return value
+
+
+def _mapping(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _unexpected(name, "an object", value)
+    return value
+
+
+def _unexpected(name: str, expected: str, value: Any) -> CheckpointError:
+    return CheckpointError(f"{name[:100]}: expected {expected}, found {repr(value)[:60]}")

@@ -1,4 +1,4 @@
-"""Weights that timm and torchvision publish, by name: from the library's own cache, else downloaded into it."""
+"""Pretrained weights of timm and torchvision by name, from the library's cache or downloaded into it."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from paceline.core.torchvision_ops import import_torchvision
 
 _PREFIXES = ("timm/", "torchvision/")
 _HUB_FILES = ("model.safetensors", "pytorch_model.bin")
-_PATIENCE = 10.0  # seconds a server may take to answer at all
+_TIMEOUT = 10.0  # seconds until a server answers
 _OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12]\.)")
 
 Weights = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Published:
-    """A file of published weights, and how the library gives its tensors the names of its model."""
+class PretrainedFile:
+    """A file of pretrained weights, and the library's conversion to its model's names."""
 
     file: Path
     convert: Callable[[Weights], Weights]
 
 
-def is_published_name(written: str) -> bool:
-    """Whether this names weights of a library (`timm/resnet18`, `torchvision/resnet50.IMAGENET1K_V2`), not a file."""
-    return written.startswith(_PREFIXES) and not Path(written).exists()
+def is_pretrained_name(name: str) -> bool:
+    """Whether this is a library's name (`timm/resnet18`, `torchvision/resnet50.IMAGENET1K_V2`), not a file."""
+    return name.startswith(_PREFIXES) and not Path(name).exists()
 
 
-def find_published(written: str) -> Published:
-    """The file of weights that a library publishes under a name, downloaded if its cache has none."""
+def find_pretrained(written: str) -> PretrainedFile:
+    """The pretrained weights of that name, downloaded if the library's cache has none."""
     library, _, name = written.partition("/")
     return _find_torchvision(written, name) if library == "torchvision" else _find_timm(written, name)
 
 
-def _find_torchvision(written: str, name: str) -> Published:
+def _find_torchvision(written: str, name: str) -> PretrainedFile:
     models = import_torchvision().models
     architecture, _, tag = name.partition(".")
     if architecture not in models.list_models():
@@ -53,16 +53,16 @@ def _find_torchvision(written: str, name: str) -> Published:
     if tag and tag not in choices.__members__:
         raise _unknown(written, f"torchvision has no weights of {architecture}", tag, list(choices.__members__))
     url = choices[tag or "DEFAULT"].url
-    return Published(_from_url(written, url), _with_new_names if "densenet" in architecture else dict)
+    return PretrainedFile(_from_url(written, url), _rename_densenet if "densenet" in architecture else dict)
 
 
-def _with_new_names(weights: Weights) -> Weights:
-    # The published DenseNets are older than the names of their layers: norm.1 is norm1 today.
+def _rename_densenet(weights: Weights) -> Weights:
+    # These files are older than the names of the layers: norm.1 is norm1 today.
     return {_OLD_DENSENET.sub(r"\1\2", name): tensor for name, tensor in weights.items()}
 
 
-def _find_timm(written: str, name: str) -> Published:
-    import_torchvision()  # timm imports it, so it must come in through our door
+def _find_timm(written: str, name: str) -> PretrainedFile:
+    import_torchvision()  # timm imports it, which fails without its compiled operators
     import timm
 
     architecture, _, tag = name.partition(".")
@@ -70,7 +70,7 @@ def _find_timm(written: str, name: str) -> Published:
         raise _unknown(written, "timm has no model", architecture, timm.list_models())
     published = timm.list_pretrained(f"{architecture}.*") + timm.list_pretrained(architecture)
     if not published or (tag and name not in published):
-        raise _unknown(written, "timm publishes no weights", name, published or timm.list_pretrained())
+        raise _unknown(written, "timm has no weights", name, published or timm.list_pretrained())
     config = timm.get_pretrained_cfg(name)
     if config.hf_hub_id:
         file = _from_hub(written, config.hf_hub_id, config.hf_hub_filename)
@@ -79,18 +79,18 @@ def _find_timm(written: str, name: str) -> Published:
 
     def convert(weights: Weights) -> Weights:
         try:
-            # A model is made only for timm to rename what older files hold; chance goes on as if it were not.
+            # The model is built only so that timm renames old tensors; the random state is restored.
             with torch.random.fork_rng(devices=[]):
                 model = timm.create_model(name, pretrained=True, pretrained_cfg_overlay={"state_dict": weights})
         except RuntimeError as error:
-            raise CheckpointError(f"{written}: {file} does not fit timm's model of that name: {error}") from error
+            raise CheckpointError(f"{written}: {file} does not match timm's model: {error}") from error
         return dict(model.state_dict())
 
-    return Published(file, convert)
+    return PretrainedFile(file, convert)
 
 
 def _from_hub(written: str, repository: str, file_name: str | None) -> Path:
-    """A file of the Hugging Face hub, as timm takes it: safetensors if there are such."""
+    """A file of the Hugging Face hub, safetensors preferred, as in timm."""
     import huggingface_hub
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -107,7 +107,7 @@ def _from_hub(written: str, repository: str, file_name: str | None) -> Path:
         raise _unreachable(written, cache, f"hub {repository}", "HF_HUB_OFFLINE is set")
     for one in file_names:
         url = huggingface_hub.hf_hub_url(filename=one, **place)
-        if _answers(written, cache, url):
+        if _exists(written, cache, url):
             try:
                 return Path(huggingface_hub.hf_hub_download(filename=one, **place))
             except Exception as error:  # its client's own types, none of which we depend on
@@ -116,13 +116,13 @@ def _from_hub(written: str, repository: str, file_name: str | None) -> Path:
 
 
 def _from_url(written: str, url: str) -> Path:
-    """A file that torch's hub keeps under the last part of its address."""
+    """A file in the cache of torch.hub, under the last part of its URL."""
     file_name = url.rpartition("/")[2]
     file = Path(torch.hub.get_dir()) / "checkpoints" / file_name
     if file.exists():
         return file
-    if not _answers(written, str(file.parent), url):
-        raise _unreachable(written, str(file.parent), url, "there is no such file any more")
+    if not _exists(written, str(file.parent), url):
+        raise _unreachable(written, str(file.parent), url, "the file no longer exists")
     file.parent.mkdir(parents=True, exist_ok=True)
     digest = re.search(r"-([0-9a-f]{8,})\.", file_name)
     try:
@@ -132,11 +132,11 @@ def _from_url(written: str, url: str) -> Path:
     return file
 
 
-def _answers(written: str, cache: str, url: str) -> bool:
-    """Whether the server has the file. Where it cannot be reached the libraries try for half a minute; not so this."""
+def _exists(written: str, cache: str, url: str) -> bool:
+    """Whether the server has the file; the libraries would retry an unreachable one for half a minute."""
     request = urllib.request.Request(url, method="HEAD", headers={"User-Agent": "paceline"})
     try:
-        with urllib.request.build_opener().open(request, timeout=_PATIENCE):
+        with urllib.request.build_opener().open(request, timeout=_TIMEOUT):
             return True
     except urllib.error.HTTPError as error:
         if error.code in (401, 403, 404, 410):
@@ -149,11 +149,11 @@ def _answers(written: str, cache: str, url: str) -> bool:
 
 def _unreachable(written: str, cache: str, tried: str, reason: str) -> CheckpointError:
     return CheckpointError(
-        f"{written}: not in the local cache ({cache}), and {tried} cannot be had: {reason}. "
-        "Get the file on a machine with a network and give its path instead of the name"
+        f"{written}: not in the local cache ({cache}), and {tried} is not available: {reason}. "
+        "Download the file on a machine with network access and set its path instead of the name"
     )
 
 
 def _unknown(written: str, what: str, name: str, known: list[str]) -> CheckpointError:
-    near = get_close_matches(name, known, n=3) or known[:3]
-    return CheckpointError(f"{written}: {what} {name!r}; there is {', '.join(near)}")
+    close = get_close_matches(name, known, n=3) or known[:3]
+    return CheckpointError(f"{written}: {what} {name!r}; the closest are {', '.join(close)}")

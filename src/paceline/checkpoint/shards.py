@@ -1,4 +1,4 @@
-"""Parts of tensors that several processes keep: who writes which, and how they become whole again."""
+"""Sharded tensors: which rank writes which rows, and how shards are merged again."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 
 from paceline.core.errors import CheckpointError
 
-Places = Mapping[str, tuple[tuple[int, ...], int]]
-"""Of each part its tensor's full shape and its first row, by name."""
+Offsets = Mapping[str, tuple[tuple[int, ...], int]]
+"""The full shape and the first row of each shard, by tensor name."""
 _NAMES = re.compile(r"(?:model|state)-(\d{5})-of-(\d{5})\.safetensors|part-(\d{5})-of-(\d{5})\.json")
 
 
 @dataclass(frozen=True)
-class Part:
-    """Some rows of a tensor: those of `full_shape` from `start` on, along the first dimension."""
+class TensorShard:
+    """Rows of a tensor of `full_shape`, from row `start` on."""
 
     tensor: Tensor
     full_shape: tuple[int, ...]
@@ -28,130 +28,126 @@ class Part:
     def __post_init__(self) -> None:
         shape = tuple(self.tensor.shape)
         if not self.full_shape or shape[1:] != tuple(self.full_shape[1:]) or len(shape) != len(self.full_shape):
-            raise ValueError(f"a part of shape {shape} does not fit a tensor of shape {tuple(self.full_shape)}")
+            raise ValueError(f"a shard of shape {shape} does not match a tensor of shape {tuple(self.full_shape)}")
         if self.start < 0 or self.start + shape[0] > self.full_shape[0]:
             raise ValueError(f"rows {self.start} to {self.start + shape[0]} are outside of shape {self.full_shape}")
 
-    def detach(self) -> Part:
-        """The same without its history, as a tensor has it."""
+    def detach(self) -> TensorShard:
+        """The same shard without gradient history."""
         return replace(self, tensor=self.tensor.detach())
 
 
 @dataclass(frozen=True)
-class Share:
-    """Which of the processes that write a checkpoint together this is.
+class SaveRank:
+    """This process among those that write one checkpoint together.
 
-    `attempt` is one word that all of them know and that no other save has: what an interrupted save left behind is
-    told from this one by it.
+    `attempt` is equal on all of them and new for every save, so that files of an interrupted save are recognized.
     """
 
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
     attempt: str = ""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.world:
-            raise ValueError(f"rank {self.rank} is not one of {self.world} processes")
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank {self.rank} is not one of {self.world_size} processes")
 
     @property
     def names(self) -> tuple[str, str, str]:
-        """What its files are called: the model's, the state's, and the one that describes both."""
-        return part_names(self.rank, self.world)
+        """Its file names: the model's, the state's, and the description of both."""
+        return shard_names(self.rank, self.world_size)
 
 
-def part_names(rank: int, world: int) -> tuple[str, str, str]:
-    """What the files of one of several processes are called."""
-    of = f"{rank + 1:05d}-of-{world:05d}"
+def shard_names(rank: int, world_size: int) -> tuple[str, str, str]:
+    """The file names of one of several ranks."""
+    of = f"{rank + 1:05d}-of-{world_size:05d}"
     return f"model-{of}.safetensors", f"state-{of}.safetensors", f"part-{of}.json"
 
 
-def is_part_name(name: str) -> bool:
-    """Whether a file of this name would be one of several processes'."""
+def is_shard_name(name: str) -> bool:
+    """Whether one of several ranks writes a file of this name."""
     return _NAMES.fullmatch(name) is not None
 
 
-def world_of(names: Iterable[str]) -> int:
-    """How many processes wrote files of these names together; 1 if they are not called so."""
+def world_size_of(names: Iterable[str]) -> int:
+    """How many ranks wrote files of these names together; 1 without shards."""
     found = {match[2] or match[4] for name in names if (match := _NAMES.fullmatch(name))}
     return int(found.pop()) if len(found) == 1 else 1
 
 
-def divide(leaves: Mapping[str, Tensor | Part], share: Share) -> tuple[dict[str, Tensor], dict[str, list[Any]]]:
-    """The tensors that this process writes, and the place of those that are parts: full shape and first row.
+def select_local(
+    leaves: Mapping[str, Tensor | TensorShard], rank: SaveRank
+) -> tuple[dict[str, Tensor], dict[str, list[Any]]]:
+    """The tensors that this rank writes, and of each shard the full shape and first row.
 
-    Tensors that every process has all of are left to the first.
+    Rank 0 writes the tensors that are not sharded.
     """
-    mine: dict[str, Tensor] = {}
-    places: dict[str, list[Any]] = {}
+    tensors: dict[str, Tensor] = {}
+    offsets: dict[str, list[Any]] = {}
     for name, leaf in leaves.items():
-        if isinstance(leaf, Part):
-            if share.world == 1 and leaf.tensor.shape != leaf.full_shape:
-                raise ValueError(f"{name}: is a part of a tensor, but one process alone saves it")
-            mine[name] = leaf.tensor
-            places[name] = [list(leaf.full_shape), leaf.start]
-        elif share.rank == 0:
-            mine[name] = leaf
-    return mine, places
+        if isinstance(leaf, TensorShard):
+            if rank.world_size == 1 and leaf.tensor.shape != leaf.full_shape:
+                raise ValueError(f"{name}: is a shard, but only one process saves it")
+            tensors[name] = leaf.tensor
+            offsets[name] = [list(leaf.full_shape), leaf.start]
+        elif rank.rank == 0:
+            tensors[name] = leaf
+    return tensors, offsets
 
 
-def read_places(file: str, value: Any) -> dict[str, Places]:
-    """The places that a process has written down for its parts of the model and of the state, checked."""
+def read_offsets(file: str, value: Any) -> dict[str, Offsets]:
+    """The checked offsets of a rank's shards, of "model" and "state"."""
     if not isinstance(value, dict):
-        raise CheckpointError(f"{file}: expected the places of parts, found {repr(value)[:60]}")
-    return {kind: _places(file, kind, value.get(kind)) for kind in ("model", "state")}
+        raise CheckpointError(f"{file}: expected the offsets of shards, found {repr(value)[:60]}")
+    return {kind: _offsets(file, kind, value.get(kind)) for kind in ("model", "state")}
 
 
-def _places(file: str, kind: str, value: Any) -> Places:
+def _offsets(file: str, kind: str, value: Any) -> Offsets:
     if not isinstance(value, dict):
-        raise CheckpointError(f"{file}: expected the places of the {kind}'s parts, found {repr(value)[:60]}")
-    return {name: _place(f"{file}: {name[:100]}", place) for name, place in value.items()}
+        raise CheckpointError(f"{file}: expected the offsets of the {kind}'s shards, found {repr(value)[:60]}")
+    return {name: _offset(f"{file}: {name[:100]}", offset) for name, offset in value.items()}
 
 
-def _place(what: str, value: Any) -> tuple[tuple[int, ...], int]:
+def _offset(what: str, value: Any) -> tuple[tuple[int, ...], int]:
     shape, start = value if isinstance(value, list) and len(value) == 2 else (None, None)
     if not isinstance(shape, list) or not all(type(number) is int and number >= 0 for number in (*shape, start)):
         raise CheckpointError(f"{what}: expected a shape and a row, found {repr(value)[:60]}")
     return tuple(shape), int(start or 0)
 
 
-def assemble(files: Iterable[tuple[Mapping[str, Tensor], Places]]) -> dict[str, Tensor]:
-    """Whole tensors from what `divide` gave each process, in memory of their own."""
-    whole: dict[str, Tensor] = {}
-    pieces: dict[str, list[Part]] = {}
-    for tensors, places in files:
-        if lost := sorted(places.keys() - tensors.keys()):
-            raise CheckpointError(f"of tensor {lost[0]!r} a part is missing")
+def merge_shards(files: Iterable[tuple[Mapping[str, Tensor], Offsets]]) -> dict[str, Tensor]:
+    """Full tensors from what `select_local` gave each rank, copied into memory."""
+    full: dict[str, Tensor] = {}
+    shards: dict[str, list[TensorShard]] = {}
+    for tensors, offsets in files:
+        if lost := sorted(offsets.keys() - tensors.keys()):
+            raise CheckpointError(f"a shard of tensor {lost[0]!r} is missing")
         for name, tensor in tensors.items():
-            if name in places:
-                pieces.setdefault(name, []).append(_part(name, tensor, *places[name]))
-            elif name in whole:
+            if name in offsets:
+                shards.setdefault(name, []).append(_shard(name, tensor, *offsets[name]))
+            elif name in full:
                 raise CheckpointError(f"tensor {name!r} was saved twice")
             else:
-                whole[name] = tensor.clone()
-    if both := sorted(whole.keys() & pieces.keys()):
-        raise CheckpointError(f"tensor {both[0]!r} was saved whole and in parts")
-    return whole | {name: _joined(name, found) for name, found in pieces.items()}
+                full[name] = tensor.clone()
+    if both := sorted(full.keys() & shards.keys()):
+        raise CheckpointError(f"tensor {both[0]!r} was saved in full and in shards")
+    return full | {name: _concatenate(name, found) for name, found in shards.items()}
 
 
-def _part(name: str, tensor: Tensor, full_shape: tuple[int, ...], start: int) -> Part:
+def _shard(name: str, tensor: Tensor, full_shape: tuple[int, ...], start: int) -> TensorShard:
     try:
-        return Part(tensor, full_shape, start)
+        return TensorShard(tensor, full_shape, start)
     except ValueError as error:
         raise CheckpointError(f"tensor {name!r}: {error}") from error
 
 
-def _joined(name: str, parts: list[Part]) -> Tensor:
-    parts.sort(key=lambda part: (part.start, len(part.tensor)))
-    first, end = parts[0], 0
-    for part in parts:
-        if part.start != end or part.full_shape != first.full_shape or part.tensor.dtype != first.tensor.dtype:
-            raise CheckpointError(
-                f"the parts of tensor {name!r} do not fit together: expected row {end}, found {part.start}"
-            )
-        end += len(part.tensor)
+def _concatenate(name: str, shards: list[TensorShard]) -> Tensor:
+    shards.sort(key=lambda shard: (shard.start, len(shard.tensor)))
+    first, end = shards[0], 0
+    for shard in shards:
+        if shard.start != end or shard.full_shape != first.full_shape or shard.tensor.dtype != first.tensor.dtype:
+            raise CheckpointError(f"the shards of tensor {name!r} do not match: expected row {end}, got {shard.start}")
+        end += len(shard.tensor)
     if end != first.full_shape[0]:
-        raise CheckpointError(f"of tensor {name!r} only {end} of {first.full_shape[0]} rows were saved")
-    joined = torch.empty(first.full_shape, dtype=first.tensor.dtype)
-    for part in parts:
-        joined[part.start : part.start + len(part.tensor)] = part.tensor
-    return joined
+        raise CheckpointError(f"only {end} of {first.full_shape[0]} rows of tensor {name!r} were saved")
+    return torch.cat([shard.tensor for shard in shards])

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.checkpoint.best import named_in, target_of
+from paceline.checkpoint.best import read_pointer, resolve_best
 from paceline.commands.common import metrics_table, print_json, print_table, recipe_file, run_directory, use_modules
 from paceline.core.errors import CheckpointError, PacelineError, UsageError
 from paceline.core.text import format_metric, join_first, pluralize
@@ -18,7 +18,7 @@ from paceline.recipe.schema import Recipe
 from paceline.recipe.validate import CheckedRecipe, validate
 
 if TYPE_CHECKING:
-    from paceline.checkpoint.store import Checkpoint
+    from paceline.checkpoint.reader import Checkpoint
     from paceline.engine.evaluate import Evaluation
     from paceline.engine.run import Run
     from paceline.recipe.build import Builder
@@ -73,7 +73,7 @@ def main(options: argparse.Namespace) -> int:
 
 def _named_weights(named: Path | None) -> list[str]:
     """What makes a recipe load a weights file whole; nothing if a checkpoint of ours is named, or none."""
-    if named is None or not named.is_file() or named_in(named) is not None:
+    if named is None or not named.is_file() or read_pointer(named) is not None:
         return []
     return [f"model.weights={json.dumps({'file': str(named.absolute()), 'head': 'keep'})}"]
 
@@ -106,7 +106,7 @@ def _find_checkpoint(named: Path | None, run_folder: Path) -> Path:
     if named is not None:
         return named
     best = run_folder / "best"
-    if target_of(best) is not None:
+    if resolve_best(best) is not None:
         return best
     if not (run_folder / "checkpoints").is_dir():
         raise CheckpointError(
@@ -117,7 +117,7 @@ def _find_checkpoint(named: Path | None, run_folder: Path) -> Path:
 
 
 def _open(builder: Builder, named: Path | None, run_folder: Path) -> Checkpoint:
-    from paceline.checkpoint.store import open_checkpoint
+    from paceline.checkpoint.reader import open_checkpoint
     from paceline.core.agreement import read_together
     from paceline.engine.state import check_state
 

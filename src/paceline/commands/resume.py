@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.checkpoint.store import Checkpoint, open_checkpoint
+from paceline.checkpoint.reader import Checkpoint, open_checkpoint
 from paceline.commands.run_directory import recipe_differences
 from paceline.core.agreement import decide, read_together
 from paceline.core.atomic_write import replace_file

@@ -115,7 +115,7 @@ def _find_place(run: Run, options: argparse.Namespace, builder: Builder, ownersh
         return [*kept, *builder.origin_of_weights()]
     from paceline.commands.resume import resume
 
-    moved = run.store.make_way_for_best() if ownership else None
+    moved = run.store.clear_best_path() if ownership else None
     checkpoint, notes = resume(run, options.start, is_first_start, options.accept_data)
     origin = [] if checkpoint else builder.origin_of_weights()
     return [*([moved] if moved else []), *notes, *origin]
@@ -219,7 +219,7 @@ def _train(run: Run, builder: Builder, notes: list[str]) -> None:
 
 
 def _how_to_go_on(run: Run) -> str:
-    from paceline.checkpoint.store import step_folders
+    from paceline.checkpoint.reader import step_folders
 
     if step_folders(run.store.root):
         return f"state is in {run.out}; the same command continues it, or paceline train {run.out}"

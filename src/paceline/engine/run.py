@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paceline.checkpoint.store import Checkpoint, Store
+from paceline.checkpoint.reader import Checkpoint
+from paceline.checkpoint.store import Store
 from paceline.checkpoint.writer import NoSaver, Saver
 from paceline.core.intervals import Progress, Triggers
 from paceline.core.process import StopRequest

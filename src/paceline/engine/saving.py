@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from paceline.checkpoint.writer import Outcome
+from paceline.checkpoint.writer import SaveResult
 from paceline.core.errors import CheckpointError, Stopped
 from paceline.engine.run import Run
 from paceline.loggers.events import Note, Saved
@@ -33,7 +33,7 @@ def complete_save(run: Run) -> None:
 def record_val_metrics(run: Run) -> None:
     """Add the metrics of the validation split to this step's checkpoint, which may be the best now."""
     try:
-        saved = run.saver.enter(run.progress.step, run.state.metrics["val"])
+        saved = run.saver.record_metrics(run.progress.step, run.state.metrics["val"])
     except CheckpointError as error:
         run.logger.emit(Note(f"{error}; training goes on", "warning"))
         return
@@ -41,7 +41,7 @@ def record_val_metrics(run: Run) -> None:
         run.logger.emit(Note(f"best so far: {saved.path}"))
 
 
-def log_saves(run: Run, outcomes: list[Outcome]) -> None:
+def log_saves(run: Run, outcomes: list[SaveResult]) -> None:
     """Log the saves that have ended."""
     for outcome in outcomes:
         if outcome.error is None:
@@ -87,4 +87,4 @@ def _begin(run: Run) -> None:
     model, tree = state.model_parts(), state.state_dict()
     metrics = state.metrics.get("val", {}) if state.evaluated_step == run.progress.step else {}
     run.logger.flush()  # a checkpoint means that all is recorded but what it says is pending
-    run.saver.begin(run.progress.step, model, tree, metrics, state.optimizer_tensors())
+    run.saver.start(run.progress.step, model, tree, metrics, state.optimizer_tensors())

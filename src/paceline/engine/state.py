@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paceline.checkpoint.shards import Part
+from paceline.checkpoint.reader import Checkpoint
+from paceline.checkpoint.shards import TensorShard
 from paceline.checkpoint.state import Stateful, Tree, load_optimizer, optimizer_tree
-from paceline.checkpoint.store import Checkpoint
 from paceline.core.errors import CheckpointError
 from paceline.core.intervals import Progress
 from paceline.engine.precision.base import FullPrecision, Precision
@@ -92,7 +92,7 @@ class RunState:
         self.strategy.share_buffers()
         return {name: self.strategy.whole(tensor) for name, tensor in self.model.state_dict().items()}
 
-    def model_parts(self) -> dict[str, Tensor | Part]:
+    def model_parts(self) -> dict[str, Tensor | TensorShard]:
         """The same as this process writes it into a checkpoint."""
         self.strategy.share_buffers()
         return {name: self.strategy.part(tensor) for name, tensor in self.model.state_dict().items()}
@@ -104,7 +104,7 @@ class RunState:
         found += [value for value in values if isinstance(value, Tensor) and value.ndim]
         found += self.averaging.state_dict().get("average", {}).values()
         parts = [self.strategy.part(tensor) for tensor in found]
-        return [part.tensor if isinstance(part, Part) else part for part in parts]
+        return [part.tensor if isinstance(part, TensorShard) else part for part in parts]
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint of the same recipe; raises CheckpointError if it does not fit."""
@@ -184,7 +184,7 @@ class RunState:
             self.choices.micro_batch_size = saved["micro_batch_size"]
 
 
-def _map_tensors(tree: Tree, function: Callable[[Tensor], Tensor | Part]) -> Tree:
+def _map_tensors(tree: Tree, function: Callable[[Tensor], Tensor | TensorShard]) -> Tree:
     """The tree with every tensor replaced."""
     if isinstance(tree, Tensor):
         return function(tree)

@@ -106,7 +106,7 @@ def _sync_class(name: str, layer: _BatchNorm, on_cuda: bool) -> type[_BatchNorm]
         return _CudaSyncBatchNormAct if on_cuda else _SyncBatchNormAct
     raise ValueError(
         f"the layer {name!r} is a {kind.__name__}, a BatchNorm with its own forward pass, which cannot be synchronized;"
-        " use torch's BatchNorm, or train without sync_batchnorm"
+        " use torch's BatchNorm, or set train.sync_bn: false"
     )
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from paceline.checkpoint.pretrained import is_published_name
+from paceline.checkpoint.pretrained import is_pretrained_name
 from paceline.checkpoint.state import Stateful
 from paceline.checkpoint.store import Store
 from paceline.core.errors import CheckpointError, RecipeError
@@ -251,7 +251,7 @@ class Builder(BuildContext):
     def _load_weights(self, model: nn.Module, weights: str | Weights) -> SurgeryReport:
         declared = Weights(file=weights) if isinstance(weights, str) else weights
         key = "model.weights" if isinstance(weights, str) else "model.weights.file"
-        is_published = is_published_name(declared.file)
+        is_published = is_pretrained_name(declared.file)
         found = read_weights_together(
             self, lambda: declared.file if is_published else self.path(key, declared.file), declared.key
         )

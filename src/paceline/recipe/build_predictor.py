@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.checkpoint.store import Checkpoint, open_checkpoint
+from paceline.checkpoint.reader import Checkpoint, open_checkpoint
 from paceline.core.agreement import read_together
 from paceline.core.errors import CheckpointError, UsageError
 from paceline.core.world import World

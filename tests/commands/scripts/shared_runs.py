@@ -17,7 +17,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import shared_parts  # registers its names
 
-from paceline.checkpoint.store import open_checkpoint
+from paceline.checkpoint.reader import open_checkpoint
 from paceline.core.errors import PacelineError, Stopped
 from paceline.core.world import World, join
 from paceline.engine.loop import train

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.modules.batchnorm import _NormBase
 
-from paceline.checkpoint.shards import Part
+from paceline.checkpoint.shards import TensorShard
 from paceline.core.registry import register
 from paceline.core.text import pluralize
 from paceline.core.world import World
@@ -125,13 +125,13 @@ class FSDPStrategy(SingleStrategy):
         """All of a tensor that is kept in parts; every process asks for it at the same time."""
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
-    def part(self, tensor: Tensor) -> Tensor | Part:
+    def part(self, tensor: Tensor) -> Tensor | TensorShard:
         """This process's rows of a tensor that is kept in parts."""
         if not isinstance(tensor, DTensor):
             return tensor
         _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
         local = tensor.to_local()
-        return Part(local, tuple(tensor.shape), offset[0] if len(local) else 0)
+        return TensorShard(local, tuple(tensor.shape), offset[0] if len(local) else 0)
 
     def place(self, tensor: Tensor, like: Tensor) -> Tensor:
         """This process's part of a tensor that every process has all of."""

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from torch import Tensor, nn
 
-from paceline.checkpoint.shards import Part
+from paceline.checkpoint.shards import TensorShard
 from paceline.core.errors import TrainingError
 from paceline.core.registry import register
 from paceline.data.loader import MicroBatch, Passes, StepBatch
@@ -76,7 +76,7 @@ class SingleStrategy:
         """A parameter, or what is shaped like one, all of it; every process asks for it at the same time."""
         return tensor
 
-    def part(self, tensor: Tensor) -> Tensor | Part:
+    def part(self, tensor: Tensor) -> Tensor | TensorShard:
         """What this process writes of it into a checkpoint."""
         return tensor
 

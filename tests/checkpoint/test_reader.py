@@ -13,7 +13,8 @@ import torch
 from forked import FORK, WORLD, in_processes
 from waiting import TIMEOUT
 
-from paceline.checkpoint.store import Store, open_checkpoint
+from paceline.checkpoint.reader import open_checkpoint
+from paceline.checkpoint.store import Store
 from paceline.checkpoint.weights import find_weights
 from paceline.core.agreement import check_same, decide, read_together
 from paceline.core.errors import CheckpointError, DataError

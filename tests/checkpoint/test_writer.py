@@ -17,9 +17,10 @@ import torch
 from full_disk import files_limited_to
 from torch import Tensor, nn
 
-from paceline.checkpoint.shards import Part
+from paceline.checkpoint.reader import open_checkpoint
+from paceline.checkpoint.shards import TensorShard
 from paceline.checkpoint.state import flatten, optimizer_tree
-from paceline.checkpoint.store import Store, open_checkpoint
+from paceline.checkpoint.store import Store
 from paceline.checkpoint.writer import NoSaver, Saver
 
 
@@ -82,7 +83,7 @@ def test_what_changes_after_the_copy_is_saved_as_it_was(
     saver = Saver(Store(root))
     with held_writer(monkeypatch) as may_write:
         lasting = [tensors["wide"], tensors["large"]] if is_lasting else []
-        saver.begin(3, tensors, state, {"top1": 0.5}, lasting)
+        saver.start(3, tensors, state, {"top1": 0.5}, lasting)
         assert saver.poll() == []
         saver.release()
         for name in ("wide", "scalar", "flags", "bytes", "half", "conjugated", "large"):
@@ -90,8 +91,8 @@ def test_what_changes_after_the_copy_is_saved_as_it_was(
         state["inner"][1]["rate"] = 9.0
         state["note"] = "y"
         may_write.set()
-        outcomes = saver.finish()
-    assert [(o.step, o.path, o.error) for o in outcomes] == [(3, root / "step-00000003", None)]
+        results = saver.finish()
+    assert [(o.step, o.path, o.error) for o in results] == [(3, root / "step-00000003", None)]
     found = open_checkpoint(root)
     assert found.model.keys() == before.keys()
     assert [name for name in before if not same_bits(found.model[name], before[name])] == []
@@ -104,7 +105,7 @@ def test_the_files_are_those_of_the_store_itself(root: Path, tmp_path: Path) -> 
     model, state = odd_tensors(), {"ema": odd_tensors(), "rates": [0.1, float("nan")]}
     direct = Store(tmp_path / "direct").save(7, model, state, {}).path
     saver = Saver(Store(root))
-    saver.begin(7, model, state, {})
+    saver.start(7, model, state, {})
     path = saver.finish()[0].path
     assert {f.name: f.read_bytes() for f in path.iterdir()} == {f.name: f.read_bytes() for f in direct.iterdir()}
 
@@ -114,7 +115,7 @@ def test_training_goes_on_while_each_state_is_saved(root: Path) -> None:
     model = nn.Sequential(nn.Linear(30, 400), nn.BatchNorm1d(400), nn.Linear(400, 30))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     saver = Saver(Store(root, keep_last=100))
-    expected, outcomes = {}, []
+    expected, results = {}, []
     for step in range(12):
         samples = torch.randn(8, 30)
         model(samples).square().mean().backward()
@@ -123,15 +124,15 @@ def test_training_goes_on_while_each_state_is_saved(root: Path) -> None:
         tree = {"optimizer": optimizer_tree(optimizer, model)}
         expected[step] = ({k: v.clone() for k, v in model.state_dict().items()}, deepcopy(flatten(tree)[0]))
         kept = [value for entry in optimizer.state.values() for value in entry.values()]
-        saver.begin(step, model.state_dict(), tree, {}, [*model.parameters(), *kept])
-        outcomes += saver.poll()
+        saver.start(step, model.state_dict(), tree, {}, [*model.parameters(), *kept])
+        results += saver.poll()
     saver.release()
-    outcomes += saver.finish()
-    assert [outcome.step for outcome in outcomes] == list(range(12))
+    results += saver.finish()
+    assert [result.step for result in results] == list(range(12))
     assert saver.poll() == saver.finish() == []
-    for outcome in outcomes:
-        found = open_checkpoint(outcome.path)
-        weights, states = expected[outcome.step]
+    for result in results:
+        found = open_checkpoint(result.path)
+        weights, states = expected[result.step]
         assert all(found.model[name].equal(tensor) for name, tensor in weights.items())
         assert all(flatten(found.state)[0][name].equal(tensor) for name, tensor in states.items())
 
@@ -140,9 +141,9 @@ def test_a_second_save_waits_for_the_first(root: Path, monkeypatch: pytest.Monke
     saver = Saver(Store(root))
     model = {"weight": torch.ones(3)}
     with held_writer(monkeypatch) as may_write:
-        saver.begin(1, model, {}, {})
+        saver.start(1, model, {}, {})
         threading.Timer(0.1, may_write.set).start()
-        saver.begin(2, model, {}, {})
+        saver.start(2, model, {}, {})
         first, *rest = saver.poll()
     (second,) = rest + saver.finish()
     assert (first.step, second.step) == (1, 2)
@@ -162,7 +163,7 @@ def test_the_writer_steps_back_and_others_do_not(root: Path, monkeypatch: pytest
     here = os.getpriority(os.PRIO_PROCESS, 0)
     monkeypatch.setattr(os, "write", write)
     saver = Saver(Store(root))
-    saver.begin(1, {"weight": torch.ones(3)}, {}, {})
+    saver.start(1, {"weight": torch.ones(3)}, {}, {})
     saver.finish()
     assert min(niceness) >= 10
     assert os.getpriority(os.PRIO_PROCESS, 0) == here
@@ -172,32 +173,32 @@ def test_memory_is_reserved_once_and_grows(root: Path) -> None:
     saver = Saver(Store(root))
     saver.reserve({"weight": torch.ones(1000)}, {"ema": torch.ones(1000)})
     assert saver.finish() == []
-    block = saver._memory.take(0, is_pinned=False)
+    block = saver._buffer.take(0, is_pinned=False)
     assert len(block) >= 8000
     for size, is_same in ((1000, True), (10, True), (5000, False)):
-        saver.begin(size, {"weight": torch.full((size,), float(size))}, {}, {})
+        saver.start(size, {"weight": torch.full((size,), float(size))}, {}, {})
         assert saver.finish()[0].error is None
-        assert (saver._memory.take(0, is_pinned=False) is block) == is_same
+        assert (saver._buffer.take(0, is_pinned=False) is block) == is_same
         assert open_checkpoint(root / f"step-{size:08d}").model["weight"].tolist() == [size] * size
 
 
 def test_a_full_disk_is_an_outcome_and_the_next_save_succeeds(root: Path) -> None:
     saver = Saver(Store(root, keep_last=1))
     model = {"weight": torch.ones(2000)}
-    saver.begin(1, model, {}, {})
+    saver.start(1, model, {}, {})
     saver.finish()
     for limit in (0, 100, 4096, 8000):
         with files_limited_to(limit):
-            saver.begin(2, model, {}, {})
-            (outcome,) = saver.finish()
-        assert outcome.path == root / "step-00000002"
-        assert outcome.num_bytes > 8000
-        assert outcome.error is not None
-        assert "File too large" in outcome.error
+            saver.start(2, model, {}, {})
+            (result,) = saver.finish()
+        assert result.path == root / "step-00000002"
+        assert result.num_bytes > 8000
+        assert result.error is not None
+        assert "File too large" in result.error
         assert sorted(path.name for path in root.iterdir() if path.name != "index.json") == ["step-00000001"]
         assert open_checkpoint(root).step == 1
         assert saver.last_step == 2
-    saver.begin(3, model, {}, {})
+    saver.start(3, model, {}, {})
     assert saver.finish()[0].error is None
     assert open_checkpoint(root).step == 3
 
@@ -207,10 +208,10 @@ def test_what_cannot_be_saved_is_refused_at_once_and_mistakes_of_ours_are_raised
 ) -> None:
     saver = Saver(Store(root))
     with pytest.raises(TypeError, match="when"):
-        saver.begin(1, {}, {"when": object()}, {})
+        saver.start(1, {}, {"when": object()}, {})
     assert (saver.last_step, saver.finish()) == (None, [])
     monkeypatch.setattr(saver.store, "_rotate", lambda keep: 1 / 0)
-    saver.begin(2, {}, {}, {})
+    saver.start(2, {}, {}, {})
     with pytest.raises(ZeroDivisionError):
         saver.finish()
     assert saver.finish() == []
@@ -218,13 +219,13 @@ def test_what_cannot_be_saved_is_refused_at_once_and_mistakes_of_ours_are_raised
 
 def test_savers_of_several_processes_commit_together(root: Path) -> None:
     whole = torch.arange(10.0).reshape(5, 2)
-    savers = [Saver(Store(root, patience=20), rank, 2, "one start") for rank in (0, 1)]
+    savers = [Saver(Store(root, timeout=20), rank, 2, "one start") for rank in (0, 1)]
     for step in (1, 2):
         for saver, rows in zip(savers, (slice(0, 3), slice(3, 5)), strict=True):
-            part = Part(whole[rows] + step, (5, 2), rows.start)
-            saver.begin(step, {"weight": part}, {"momentum": [part], "step": step}, {"top1": 0.1})
-        outcomes = [saver.finish() for saver in savers]
-        assert [[o.error for o in own] for own in outcomes] == [[None], [None]]
+            part = TensorShard(whole[rows] + step, (5, 2), rows.start)
+            saver.start(step, {"weight": part}, {"momentum": [part], "step": step}, {"top1": 0.1})
+        results = [saver.finish() for saver in savers]
+        assert [[o.error for o in own] for own in results] == [[None], [None]]
     found = open_checkpoint(root)
     assert found.model["weight"].equal(whole + 2)
     assert found.state["momentum"][0].equal(whole + 2)
@@ -234,7 +235,7 @@ def test_savers_of_several_processes_commit_together(root: Path) -> None:
 def test_who_does_not_save_takes_note_of_the_step(root: Path) -> None:
     saver = NoSaver(Store(root))
     saver.reserve({}, {})
-    saver.begin(4, {}, {}, {})
+    saver.start(4, {}, {}, {})
     saver.release()
     assert (saver.last_step, saver.poll(), saver.finish(), root.exists()) == (4, [], [], False)
 
@@ -247,7 +248,7 @@ from paceline.checkpoint.writer import Saver
 from paceline.checkpoint.store import Store
 
 rank, world = int(sys.argv[2]), int(sys.argv[3])
-Saver(Store(Path(sys.argv[1]), patience=60), rank, world).begin(1, {"weight": torch.ones(3)}, {}, {})
+Saver(Store(Path(sys.argv[1]), timeout=60), rank, world).start(1, {"weight": torch.ones(3)}, {}, {})
 raise SystemExit(3)
 """
 
