@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from paceline.checkpoint.store import open_checkpoint
+from paceline.checkpoint.reader import open_checkpoint
 from paceline.cli import main
 from paceline.core.contracts import RegistrationError
 
