@@ -12,7 +12,7 @@ import torch
 from paceline.data.batch import KeypointNames, Sample
 from paceline.data.contact_sheet import CELL, ContactSheet, draw_sample, load_augmented
 from paceline.data.datasets.idx import MemoryImages
-from paceline.data.loader_profile import measure
+from paceline.data.loader_profile import profile_loader
 from paceline.data.split_loader import SplitLoader
 from paceline.data.transforms.base import OnSamples
 from paceline.data.transforms.batch import Normalize
@@ -157,9 +157,9 @@ def test_stages_add_up_and_name_the_largest() -> None:
             sleep(0.01)
             return super().read(index)
 
-    stages = measure(SplitLoader(Slow(), [RandomHorizontalFlip()], 0), [0, 1], 2)
+    stages = profile_loader(SplitLoader(Slow(), [RandomHorizontalFlip()], 0), [0, 1], 2)
     assert stages.bound == "decode"
     assert stages.decode >= 0.01
     assert stages.read == stages.bytes == 0
     assert stages.samples == 2
-    assert measure(SplitLoader(images(), [], 0), range(6), 2).bound == "memory"
+    assert profile_loader(SplitLoader(images(), [], 0), range(6), 2).bound == "memory"

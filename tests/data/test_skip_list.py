@@ -200,8 +200,8 @@ def bad(*samples: int) -> list[Skipped]:
 def test_each_is_listed_and_told_once(tmp_path: Path) -> None:
     path = tmp_path / "skipped.jsonl"
     skips, heard = opened(path)
-    skips.note(bad(4, 7))
-    skips.note(bad(7, 2))
+    skips.add(bad(4, 7))
+    skips.add(bad(7, 2))
     assert [json.loads(line) for line in path.read_text().splitlines()] == [
         {"split": "train", "sample": sample, "path": f"{sample}.jpg", "reason": "cut short"} for sample in (4, 7, 2)
     ]
@@ -213,32 +213,32 @@ def test_processes_and_restarts_share_the_list(tmp_path: Path) -> None:
     path = tmp_path / "skipped.jsonl"
     (first, heard_first), (second, heard_second) = opened(path, limit=3), opened(path, limit=3)
     other, _ = opened(path, "val", limit=1)
-    first.note(bad(1, 2))
-    second.note(bad(2, 3))
-    other.note(bad(1))
+    first.add(bad(1, 2))
+    second.add(bad(2, 3))
+    other.add(bad(1))
     assert len(path.read_text().splitlines()) == 4
     assert (len(first), len(second), len(other)) == (2, 3, 1)
-    first.hear()
-    first.hear()
+    first.refresh()
+    first.refresh()
     assert heard_first == [f"left out of data.train: {each}" for each in bad(1, 2, 3)]
     assert heard_second == [f"left out of data.train: {each}" for each in bad(2, 3)]
     again, heard = opened(path, limit=3)
-    again.note(bad(1, 2, 3))
+    again.add(bad(1, 2, 3))
     assert heard == []
     with pytest.raises(DataError, match=rf"4 samples cannot be read.*the last is sample 9.*listed in {path}"):
-        again.note(bad(9))
+        again.add(bad(9))
 
 
 def test_a_list_that_was_cut_short_or_cannot_be_written(tmp_path: Path) -> None:
     path = tmp_path / "skipped.jsonl"
     skips, _ = opened(path)
-    skips.note(bad(1, 2))
+    skips.add(bad(1, 2))
     path.write_bytes(path.read_bytes()[:-10])
     again, _ = opened(path)
-    again.note(bad(5))
+    again.add(bad(5))
     assert [json.loads(line)["sample"] for line in path.read_text().splitlines() if line.endswith("}")] == [1, 5]
     nowhere, heard = opened(tmp_path / "absent" / "skipped.jsonl")
-    nowhere.note(bad(5))
+    nowhere.add(bad(5))
     assert len(nowhere) == 1
     assert "cannot write to" in heard[0]
 

@@ -216,7 +216,7 @@ def test_what_is_measured_is_used_and_told_once() -> None:
     numbers, told = Numbers(), list[str]()
     source = SplitLoader(numbers, [], 0)
     for _ in range(2):
-        list(load(source, requests(), None, "thread", tell=told.append))
+        list(load(source, requests(), None, "thread", log=told.append))
         assert sorted(numbers.reads) == list(range(40))  # each once
         numbers.reads.clear()
     assert source.choice is not None
@@ -240,7 +240,7 @@ def decide(
     trials, tried = WorkerTuner(asked, kind == "auto", cores), []
     while threads := trials.next():
         tried.append(threads)
-        trials.note(threads, speed(threads))
+        trials.add(threads, speed(threads))
     return trials, tried
 
 

@@ -75,7 +75,7 @@ def _look_at(recipe: DataRecipe, report: SplitReport, sheet: ContactSheet, limit
     from paceline.data.autotune import usable_cores
     from paceline.data.datasets.video import joined
     from paceline.data.inspect import examine
-    from paceline.data.loader_profile import measure
+    from paceline.data.loader_profile import profile_loader
     from paceline.data.skip_list import UNREADABLE
 
     try:
@@ -101,7 +101,9 @@ def _look_at(recipe: DataRecipe, report: SplitReport, sheet: ContactSheet, limit
     report.add_note(sheet.add(source, report.split, few))
     most = _MEASURED_IN_MEMORY if source.in_memory else _MEASURED
     try:
-        report.stages = measure(source, [readable[place] for place in evenly_spaced(len(readable), most)], threads)
+        report.stages = profile_loader(
+            source, [readable[place] for place in evenly_spaced(len(readable), most)], threads
+        )
     except UNREADABLE as error:
         report.add_note(str(error))
 

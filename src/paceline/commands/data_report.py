@@ -12,7 +12,7 @@ from paceline.core.errors import in_one_line
 from paceline.core.text import pluralize
 from paceline.data.batch import KeypointNames
 from paceline.data.inspect import Findings
-from paceline.data.loader_profile import Stages
+from paceline.data.loader_profile import LoaderProfile
 from paceline.data.split_loader import SplitLoader
 
 _MOST_CLASSES = 12  # that are all shown; of more, the largest and the smallest
@@ -36,7 +36,7 @@ class SplitReport:
     classes: list[str] = field(default_factory=list)
     joints: KeypointNames | None = None
     findings: Findings = field(default_factory=Findings)
-    stages: Stages | None = None
+    stages: LoaderProfile | None = None
     notes: list[str] = field(default_factory=list)
     error: str | None = None
 
@@ -237,7 +237,7 @@ def _range(counter: Counter[int]) -> str:
     return f"{min(counter)} to {max(counter)}, median {value}"
 
 
-def _speed(stages: Stages, can_be_packed: bool) -> Iterator[tuple[str, str]]:
+def _speed(stages: LoaderProfile, can_be_packed: bool) -> Iterator[tuple[str, str]]:
     threads = pluralize(stages.threads, "thread")
     advice = _ADVICE[stages.bound].format(pack="a pack (--pack), data.cache: memory or " if can_be_packed else "")
     yield "speed", f"{stages.samples_per_second:,.0f} samples/s with {threads}; {advice}"

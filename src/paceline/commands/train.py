@@ -186,7 +186,7 @@ def _train(run: Run, builder: Builder, notes: list[str]) -> None:
     from paceline.loggers.events import Ended, Note, Started
 
     progress, logger = run.progress, run.logger
-    run.batches.tell = lambda text: logger.emit(Note(text))
+    run.batches.log = lambda text: logger.emit(Note(text))
     started = time.monotonic()
     logger.emit(
         Started(

@@ -1,8 +1,8 @@
-"""How many threads or processes read samples: found out by reading the first ones, whose batches are used.
+"""Worker auto-tuning: how many threads or processes read samples, measured on the first batches, which are used.
 
-Threads have nothing to hand over and start at once, so they are taken wherever they run side by side. That depends
-on the transforms: two threads of decoding and resizing are nearly twice as fast as one, two of plain Python are no
-faster than one, and then processes are taken.
+Threads start at once and need no copies, so they are preferred wherever they run in parallel. That depends on the
+transforms: two threads that decode and resize are nearly twice as fast as one; two that run plain Python are not, and
+then processes are used.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from paceline.data.split_loader import Choice, Request, SplitLoader
 Kind = Literal["auto", "memory", "thread", "process", "dali"]
 """What loads samples."""
 
-_SIDE_BY_SIDE = 1.4  # how much faster than one two threads must be
-_WORTH_WHILE = 1.1  # how much faster twice as many must be
+_MIN_SPEEDUP = 1.4  # of two threads over one, else processes are used
+_MIN_GAIN = 1.1  # of twice as many threads
 _REQUESTS = 2  # that each thread reads while it is measured
-_DOUBTS = 2  # times that a number is tried again
+_RETRIES = 2  # of a number of threads that seems no faster
 
 
 def usable_cores(shared_by: int = 1) -> int:
@@ -35,7 +35,7 @@ def load_autotuned(
     requests: Iterable[Request],
     workers: int | None,
     kind: Kind,
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
     cores: int,
 ) -> Iterator[Batch]:
     """A batch for each request, in order, by what is asked for; what is not asked for is measured first, once."""
@@ -45,7 +45,7 @@ def load_autotuned(
         return load_by_threads(source, requests, workers)
     if source.choice is not None:
         return _load(source, requests, source.choice)
-    return _measure_and_load(source, iter(requests), WorkerTuner(workers, kind == "auto", cores), tell)
+    return _measure_and_load(source, iter(requests), WorkerTuner(workers, kind == "auto", cores), log)
 
 
 def _load(source: SplitLoader, requests: Iterable[Request], choice: Choice) -> Iterator[Batch]:
@@ -61,32 +61,32 @@ class WorkerTuner:
         self._may_be_processes = may_be_processes
         self._cores = cores
         self._speeds: dict[int, float] = {}
-        self._doubts = 0
+        self._retries = 0
 
     def next(self) -> int | None:
-        """How many threads to try next: one, two and so on, as long as more are faster, which is not doubted at once.
+        """How many threads to try next: one, two, four and so on, as long as more are faster.
 
         Others use the machine too, so a number that seems no faster is tried again.
         """
         tried = max(self._speeds, default=0)
         if tried == 0:
             return 1
-        if tried > self._best or self._are_in_each_others_way:
-            self._doubts += 1
-            return tried if self._doubts <= _DOUBTS else None
+        if tried > self._best or self._threads_compete:
+            self._retries += 1
+            return tried if self._retries <= _RETRIES else None
         if tried >= self._enough:
             return None
-        self._doubts = 0
+        self._retries = 0
         return min(2 * tried, self._enough)
 
-    def note(self, threads: int, speed: float) -> None:
-        """Take down how fast so many threads were; what slows them is never their own doing, so the best counts."""
+    def add(self, threads: int, speed: float) -> None:
+        """Record the speed of a number of threads; others slow them down at times, so the best counts."""
         self._speeds[threads] = max(speed, self._speeds.get(threads, 0.0))
 
     @property
     def choice(self) -> Choice:
-        """What is best by what was tried."""
-        if self._are_in_each_others_way:
+        """The best by what was tried."""
+        if self._threads_compete:
             return Choice("process", self._asked or self._cores)
         return Choice("thread", self._asked or self._best)
 
@@ -101,39 +101,39 @@ class WorkerTuner:
 
     @property
     def _enough(self) -> int:
-        """With a number that is asked for, only the kind is open."""
+        """With a number that the recipe gives, only the kind is open."""
         return self._cores if self._asked is None else min(2, self._asked)
 
     @property
-    def _are_in_each_others_way(self) -> bool:
+    def _threads_compete(self) -> bool:
         if not self._may_be_processes or 2 not in self._speeds:
             return False
-        return self._speeds[2] < _SIDE_BY_SIDE * self._speeds[1]
+        return self._speeds[2] < _MIN_SPEEDUP * self._speeds[1]
 
     @property
     def _best(self) -> int:
         """The fewest threads that are not much slower than more are."""
         best = 1
         for threads, speed in sorted(self._speeds.items()):
-            if speed > _WORTH_WHILE * self._speeds[best]:
+            if speed > _MIN_GAIN * self._speeds[best]:
                 best = threads
         return best
 
 
 def _measure_and_load(
-    source: SplitLoader, requests: Iterator[Request], trials: WorkerTuner, tell: Callable[[str], None]
+    source: SplitLoader, requests: Iterator[Request], tuner: WorkerTuner, log: Callable[[str], None]
 ) -> Iterator[Batch]:
     # The first ones are slower, since files are opened and memory is taken; so they are not measured.
     for future in read_at_once(source, list(islice(requests, _REQUESTS)), _REQUESTS)[0]:
         yield future.result()
-    while threads := trials.next():
+    while threads := tuner.next():
         taken = list(islice(requests, _REQUESTS * threads))
         if not taken:
             return
         futures, seconds = read_at_once(source, taken, threads)
-        trials.note(threads, sum(len(request.ids) for request in taken) / seconds)
+        tuner.add(threads, sum(len(request.ids) for request in taken) / seconds)
         for future in futures:
             yield future.result()
-    source.choice = trials.choice
-    tell(str(trials))
+    source.choice = tuner.choice
+    log(str(tuner))
     yield from _load(source, requests, source.choice)

@@ -45,7 +45,7 @@ RAGGED = frozenset({"boxes", "classes", "masks", "keypoints", "crowd", "area"})
 """Fields of objects, of which samples have different numbers: a batch holds a list of them, a tensor a sample."""
 TRUTHS = {"mask": "truth"} | {name: f"truth_{name}" for name in ("boxes", "classes", "crowd", "area")}
 """Under which names masks and objects are kept as they were read, where predictions are measured on those."""
-LISTED = RAGGED | frozenset(TRUTHS.values())
+LIST_FIELDS = RAGGED | frozenset(TRUTHS.values())
 """All fields that a batch holds as a list: those of objects, and masks of the sizes in which they were read."""
 
 TARGETS = ("target", "label", "mask")
@@ -167,7 +167,9 @@ class Collator:
             if name == "image":
                 fields[name] = torch.from_numpy(self._images[: len(self._ids)])
             else:
-                fields[name] = [_tensor(value) for value in values] if name in LISTED else self._stacked(name, values)
+                fields[name] = (
+                    [_tensor(value) for value in values] if name in LIST_FIELDS else self._stacked(name, values)
+                )
         return Batch(fields)
 
     def _stacked(self, name: str, values: list[Any]) -> Tensor:

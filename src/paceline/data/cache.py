@@ -19,7 +19,7 @@ from paceline.core.errors import DataError
 from paceline.core.process import free_memory
 from paceline.core.world import World
 from paceline.data.batch import Sample, as_arrays
-from paceline.data.skip_list import UNREADABLE, placed
+from paceline.data.skip_list import UNREADABLE, locate_error
 from paceline.data.split_loader import Readable
 
 _ALIGNMENT = 64
@@ -62,7 +62,7 @@ class Cached:
         try:
             sample = as_arrays(sample)
         except DataError as error:
-            raise placed(self._dataset, index, error) from error
+            raise locate_error(self._dataset, index, error) from error
         self._keep(index, _packed(sample))
         return sample
 

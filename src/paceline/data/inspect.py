@@ -19,8 +19,8 @@ from paceline.core.text import join_first, pluralize
 from paceline.data.batch import Sample, as_arrays
 from paceline.data.io.image import Encoded
 from paceline.data.io.video import EncodedVideo
-from paceline.data.skip_list import UNREADABLE, Skipped, described, placed
-from paceline.data.split_loader import Dataset, decoded
+from paceline.data.skip_list import UNREADABLE, Skipped, as_skipped, locate_error
+from paceline.data.split_loader import Dataset, decode_image
 from paceline.data.transforms.base import SampleTransform
 
 Counts = NDArray[np.int64]
@@ -179,9 +179,9 @@ def _try(dataset: Dataset, index: int, refusing: SampleTransform | None) -> Look
                 refusing(sample, np.full(refusing.draws, _LAST_DRAW))
             return look(dataset, sample)
         except DataError as error:
-            raise placed(dataset, index, error) from error
+            raise locate_error(dataset, index, error) from error
     except UNREADABLE as error:
-        return described(dataset, index, error)
+        return as_skipped(dataset, index, error)
 
 
 def look(dataset: Dataset, sample: Sample) -> Look:
@@ -192,7 +192,7 @@ def look(dataset: Dataset, sample: Sample) -> Look:
     if isinstance(image, EncodedVideo):
         counts["values"] = sum((_values(dataset, frames) for frames in _all_frames(image)), np.zeros((), np.int64))
         return Look(image.height, image.width, image.num_frames, objects, counts)
-    pixels = decoded(sample)["image"]
+    pixels = decode_image(sample)["image"]
     height, width = pixels.shape[-3:-1]
     if "mask" in sample and sample["mask"].shape != (height, width):
         found = f"the mask is {sample['mask'].shape[1]}×{sample['mask'].shape[0]} pixels"

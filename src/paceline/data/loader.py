@@ -38,7 +38,7 @@ class MicroBatch:
 
 
 class StepBatch(NamedTuple):
-    """What one optimizer update is made of: all micro-batches are counted, this process's own are held."""
+    """What one optimizer step is made of: all micro-batches are counted, those of this process are held."""
 
     step: int
     num_samples: int
@@ -52,13 +52,13 @@ def load(
     workers: int | None,
     kind: Kind = "process",
     world: World = _ALONE,
-    tell: Callable[[str], None] | None = None,
+    log: Callable[[str], None] | None = None,
 ) -> Iterator[Batch]:
-    """A batch for each request, in order; with any kind and number of workers the same, but for DALI's own pixels.
+    """A batch for each request, in order: the same with any kind and number of workers, but for DALI's own pixels.
 
-    `workers` read ahead, threads or processes; 0 is this thread alone, and None as many of this process's share of the
-    machine as a measurement of the first requests finds useful, which is also what `auto` chooses the kind by; `tell`
-    hears the outcome. What lies in memory is only read by workers if a kind is asked for.
+    `workers` prefetch, threads or processes; 0 is this thread alone. With None, as many are used as a measurement of
+    the first requests finds useful; with `auto`, it finds the kind too. `log` gets the outcome. Data in memory is only
+    read by workers if a kind is asked for.
     """
     if kind == "dali":
         from paceline.data.dali import load_by_dali
@@ -68,15 +68,15 @@ def load(
         return (source.fetch(request.epoch, request.ids) for request in requests)
     if source.uses_global_rng:  # threads would draw from the generator of the training step
         kind = "process"
-    return load_autotuned(source, requests, workers, kind, tell or _silence, usable_cores(world.local_size))
+    return load_autotuned(source, requests, workers, kind, log or _ignore, usable_cores(world.local_size))
 
 
 def automatic_workers(source: SplitLoader, world: World) -> int:
-    """None for what lies in memory, else one for each core of this process's share of the machine."""
+    """0 for data in memory, else one for each core of this process's share of the machine."""
     return 0 if source.in_memory else usable_cores(world.local_size)
 
 
-def _silence(text: str) -> None:
+def _ignore(text: str) -> None:
     pass
 
 
@@ -104,8 +104,8 @@ class TrainBatches:
     """How many read ahead; None for as many as are found useful."""
     passes: Passes = "own"
     kind: Kind = "process"
-    tell: Callable[[str], None] | None = None
-    """Hears, on the main process, how samples are loaded."""
+    log: Callable[[str], None] | None = None
+    """Gets, on the main process, how samples are loaded."""
 
     _last: tuple[int, _Planned | None] = (-1, None)
 
@@ -120,8 +120,8 @@ class TrainBatches:
                 yield StepBatch(step, slices[-1].stop - slices[0].start, len(slices), held)
 
     def _load(self, steps: range) -> Iterator[Batch]:
-        tell = self.tell if self.world.is_main else None
-        return load(self.source, self._requests(steps), self.workers, self.kind, self.world, tell)
+        log = self.log if self.world.is_main else None
+        return load(self.source, self._requests(steps), self.workers, self.kind, self.world, log)
 
     def _requests(self, steps: range) -> Iterator[Request]:
         for step in steps:

@@ -1,4 +1,4 @@
-"""Where the time of loading goes: reading files, decoding them, or the transforms; measured on a few samples."""
+"""Loader profile: the time that reading files, decoding them and the transforms take, measured on a few samples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_SECONDS = 3.0  # for each of the two measurements
 _BATCH = 256  # samples of a batch that is taken from memory
 
 
-class Stages(NamedTuple):
+class LoaderProfile(NamedTuple):
     """Seconds that a sample takes in one thread, by what they are spent on, and the speed of all threads together."""
 
     read: float
@@ -52,7 +52,7 @@ class Stages(NamedTuple):
         return "decode" if self.decode >= self.transform else "augment"
 
 
-def measure(source: SplitLoader, ids: Sequence[int], threads: int) -> Stages:
+def profile_loader(source: SplitLoader, ids: Sequence[int], threads: int) -> LoaderProfile:
     """The stages of loading these samples, as far as a few seconds allow.
 
     Files are read after the system was asked to forget them, so that the disk counts; then decoded and transformed
@@ -69,10 +69,10 @@ def measure(source: SplitLoader, ids: Sequence[int], threads: int) -> Stages:
         seconds, size = _read_from_disk(source.dataset, index)
         read, length = read + seconds, length + size
         if not done:
-            _prepare(timed, index)  # the first one opens libraries, and is not counted
+            _load(timed, index)  # the first one opens libraries, and is not counted
             stopwatch.seconds = 0.0
         begin = perf_counter()
-        _prepare(timed, index)
+        _load(timed, index)
         total += perf_counter() - begin
         done.append(index)
         if perf_counter() > until:
@@ -82,7 +82,7 @@ def measure(source: SplitLoader, ids: Sequence[int], threads: int) -> Stages:
     size = length // number
     parts = read / number, decode / number, (total - decode) / number
     is_small = size * len(source.dataset) < _memory() / 2
-    return Stages(*parts, size, is_small, number, threads, _speed(source, done, threads))
+    return LoaderProfile(*parts, size, is_small, number, threads, _speed(source, done, threads))
 
 
 def _memory() -> int:
@@ -96,21 +96,21 @@ def _speed(source: SplitLoader, ids: list[int], threads: int) -> float:
     with ThreadPoolExecutor(threads, "measuring") as pool:
         todo = iter(ids * 4)
         while perf_counter() < until and (piece := list(islice(todo, 4 * threads))):
-            done += sum(1 for _ in pool.map(lambda index: _prepare(plain, index), piece))
+            done += sum(1 for _ in pool.map(lambda index: _load(plain, index), piece))
     return done / (perf_counter() - begin)
 
 
-def _from_memory(source: SplitLoader, ids: Sequence[int]) -> Stages:
+def _from_memory(source: SplitLoader, ids: Sequence[int]) -> LoaderProfile:
     batches = [np.array(ids[start : start + _BATCH]) for start in range(0, len(ids), _BATCH)]
     begin = perf_counter()
     for batch in batches:
         source.fetch(0, batch)
     seconds = perf_counter() - begin
-    return Stages(0.0, 0.0, 0.0, 0, True, len(ids), 1, len(ids) / seconds, in_memory=True)
+    return LoaderProfile(0.0, 0.0, 0.0, 0, True, len(ids), 1, len(ids) / seconds, in_memory=True)
 
 
-def _prepare(preparation: TransformPipeline, index: int) -> Sample:
-    return preparation.sample(0, index, preparation.draw(0, np.array([index]))[0])
+def _load(pipeline: TransformPipeline, index: int) -> Sample:
+    return pipeline.sample(0, index, pipeline.draw(0, np.array([index]))[0])
 
 
 def _read_from_disk(dataset: Dataset, index: int) -> tuple[float, int]:

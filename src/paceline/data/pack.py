@@ -37,7 +37,7 @@ from paceline.data.pack_format import (
     records_begin,
     shape_of,
 )
-from paceline.data.skip_list import UNREADABLE, Skipped, described
+from paceline.data.skip_list import UNREADABLE, Skipped, as_skipped
 from paceline.data.split_loader import Dataset, TransformPipeline
 from paceline.data.transforms.functional import size_of
 from paceline.data.transforms.geometric import Resize
@@ -170,7 +170,7 @@ class _Writer:
         try:
             return self._preparation.sample(0, index, np.empty(0))
         except UNREADABLE as error:
-            return described(self.dataset, index, error)
+            return as_skipped(self.dataset, index, error)
 
     def _leave_out(self, sample: Skipped) -> None:
         self.left_out.append(sample)

@@ -31,7 +31,7 @@ from paceline.data.split_loader import Request, SplitLoader
 
 _THREAD_PREFETCH = 2  # requests queued for each thread, the one it works on included
 _PROCESS_PREFETCH = 4  # requests queued for each process
-_SHOWN = 32  # samples that a message lists
+_MAX_IDS = 32  # samples that a message lists
 
 
 def load_by_threads(source: SplitLoader, requests: Iterable[Request], workers: int) -> Iterator[Batch]:
@@ -202,7 +202,7 @@ def _occupation(worker: int) -> str:
     request = WorkerStatus.find(worker)
     if request is None:
         return f"pid {worker}, between two batches"
-    return f"pid {worker}, while it read the samples {join_first(request.ids, _SHOWN)} of epoch {request.epoch}"
+    return f"pid {worker}, while it read the samples {join_first(request.ids, _MAX_IDS)} of epoch {request.epoch}"
 
 
 def _unchanged(batch: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Samples that cannot be read, where a run may go on without them: each is listed once, and they may not be many."""
+"""Samples that cannot be read, where a run may continue without them: each is recorded once, up to a limit."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class Skipped(NamedTuple):
         return f"sample {self.sample}{f' ({self.path})' if self.path else ''}: {self.reason}"
 
 
-def described(dataset: object, index: int, error: Exception) -> Skipped:
+def as_skipped(dataset: object, index: int, error: Exception) -> Skipped:
     """A sample that cannot be read: its file, if the data set says so, and a line on what is wrong with it."""
     find: Callable[[int], Any] | None = getattr(dataset, "path", None)
     path = str(find(index)) if find else None
     reason = " ".join(str(error).split()) or "no reason given"
-    told = reason if isinstance(error, DataError) else f"{type(error).__name__}: {reason}"
-    return Skipped(index, path, told.replace(f"{path}: " if path else f"sample {index}: ", ""))
+    message = reason if isinstance(error, DataError) else f"{type(error).__name__}: {reason}"
+    return Skipped(index, path, message.replace(f"{path}: " if path else f"sample {index}: ", ""))
 
 
-def placed(dataset: object, index: int, error: DataError) -> DataError:
+def locate_error(dataset: object, index: int, error: DataError) -> DataError:
     """The error with the sample's file, and the line of a list that names it, before what does not tell them yet.
 
     A data set that knows no files is named itself, with the sample's number.
@@ -71,9 +71,9 @@ class SkipList:
         self.split = split
         self.limit = limit
         self.path: Path | None = None
-        self._tell: Callable[[str], None] = _print
+        self._log: Callable[[str], None] = _print
         self._known: dict[int, Skipped] = {}
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self._size = 0
         self._lock = Lock()
 
@@ -83,34 +83,34 @@ class SkipList:
     def __len__(self) -> int:
         return len(self._known)
 
-    def open(self, path: Path, tell: Callable[[str], None]) -> None:
-        """Share the list in this file from now on, and warn through `tell`; what it lists already is known."""
-        self.path, self._tell = path, tell
-        self._look()
-        self._told = set(self._known)
+    def open(self, path: Path, log: Callable[[str], None]) -> None:
+        """Share the list in this file from now on, and warn through `log`; what it lists already is known."""
+        self.path, self._log = path, log
+        self._read_new()
+        self._reported = set(self._known)
 
-    def note(self, skipped: Sequence[Skipped]) -> None:
+    def add(self, skipped: Sequence[Skipped]) -> None:
         """List what is new and warn of it; raises DataError once there is too much."""
         with self._lock:
             if any(each.sample not in self._known for each in skipped):
                 try:
                     self._append(skipped)
                 except OSError as error:  # a full disk, say: the run can go on without the list
-                    self._tell(f"cannot write to {self.path}: {error.strerror or error}")
+                    self._log(f"cannot write to {self.path}: {error.strerror or error}")
                 self._known |= {each.sample: each for each in skipped if each.sample not in self._known}
             self._warn({each.sample for each in skipped})
             self._check()
 
-    def hear(self) -> None:
+    def refresh(self) -> None:
         """Warn of what other processes have listed since; costs next to nothing when there is nothing new."""
         with self._lock:
-            self._look()
+            self._read_new()
             self._warn(set(self._known))
 
     def _warn(self, samples: set[int]) -> None:
-        for sample in sorted(samples - self._told):
-            self._tell(f"left out of data.{self.split}: {self._known[sample]}")
-            self._told.add(sample)
+        for sample in sorted(samples - self._reported):
+            self._log(f"left out of data.{self.split}: {self._known[sample]}")
+            self._reported.add(sample)
 
     def _check(self) -> None:
         if len(self._known) > self.limit:
@@ -133,7 +133,7 @@ class SkipList:
             is_broken = content and not content.endswith(b"\n")
             file.write((b"\n" if is_broken else b"") + lines.encode())
 
-    def _look(self) -> None:
+    def _read_new(self) -> None:
         try:
             if self.path is not None and self.path.stat().st_size != self._size:
                 self._take(self.path.read_bytes())

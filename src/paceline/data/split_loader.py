@@ -17,7 +17,7 @@ from paceline.core.errors import DataError
 from paceline.core.text import pluralize
 from paceline.data.batch import Batch, Collator, Ids, Sample, as_arrays, as_images, collate
 from paceline.data.rng import as_float32, uniforms, uniforms_of_streams
-from paceline.data.skip_list import UNREADABLE, SkipList, Skipped, described, placed
+from paceline.data.skip_list import UNREADABLE, SkipList, Skipped, as_skipped, locate_error
 from paceline.data.transforms.base import BatchTransform, SampleTransform, split
 
 # Samples are worked on side by side; threads that share one image would only get into their way, and after a process
@@ -26,14 +26,14 @@ cv2.setNumThreads(0)
 
 
 class Request(NamedTuple):
-    """Samples that are wanted together."""
+    """The samples of one batch."""
 
     epoch: int
     ids: Ids
 
 
 class Choice(NamedTuple):
-    """What reads samples ahead, and how many of them."""
+    """Whether threads or processes prefetch samples, and how many."""
 
     kind: Literal["thread", "process"]
     workers: int
@@ -81,18 +81,18 @@ class SplitLoader:
         self.seed = seed
         self.skips = skips
         self.sample_transforms, self.batch_transforms = split(transforms, have_one_size=hasattr(dataset, "gather"))
-        self._preparation = TransformPipeline(
+        self._pipeline = TransformPipeline(
             dataset, self.sample_transforms, seed, None if skips is None else skips.limit
         )
-        self._wanted = [0 if _is_per_step(each) else each.draws for each in self.batch_transforms]
-        self._no_draws = [torch.empty(0, 0)] * len(self._wanted)
+        self._num_draws = [0 if _is_per_step(each) else each.draws for each in self.batch_transforms]
+        self._no_draws = [torch.empty(0, 0)] * len(self._num_draws)
         self.keeps_counts = all(getattr(each, "keeps_counts", False) for each in self.batch_transforms)
         """Whether losses are divided by as much after the transforms of whole batches as before them."""
         self.choice: Choice | None = None
-        """What was found to read its samples fastest, if that was measured."""
+        """The fastest workers, once they are measured."""
         self.in_memory = hasattr(dataset, "gather") and not self.sample_transforms
         """Whether batches are indexed as tensors, with no Python per sample."""
-        self.uses_global_rng = self._preparation.uses_global_rng
+        self.uses_global_rng = self._pipeline.uses_global_rng
         """Whether reading draws from generators that all threads of a process share."""
 
     def fetch(self, epoch: int, ids: Ids) -> Batch:
@@ -103,12 +103,12 @@ class SplitLoader:
             except UNREADABLE:
                 if self.skips is None:
                     raise  # else one by one, to find out which
-        draws = self._preparation.draw(epoch, ids)
+        draws = self._pipeline.draw(epoch, ids)
         if self.skips is not None:
             return self._fetch_readable(epoch, ids, draws, self.skips.limit)
         together = Collator(len(ids))
         for index, drawn in zip(ids.tolist(), draws, strict=True):
-            together.add(index, self._preparation.sample(epoch, index, drawn))
+            together.add(index, self._pipeline.sample(epoch, index, drawn))
         return together.batch()
 
     def _gather(self, ids: Ids) -> Batch:
@@ -126,9 +126,9 @@ class SplitLoader:
         Raises DataError once more was left out than may be.
         """
         if batch.skipped and self.skips is not None:
-            self.skips.note(batch.skipped)
+            self.skips.add(batch.skipped)
         fields: dict[str, Any] = batch.to(device)
-        drawn = self._draw(batch, epoch, device) if any(self._wanted) else self._no_draws
+        drawn = self._draw(batch, epoch, device) if any(self._num_draws) else self._no_draws
         for number, (transform, draws) in enumerate(zip(self.batch_transforms, drawn, strict=True)):
             fields = transform(fields, self._draw_for_step(step, number) if _is_per_step(transform) else draws)
         images = fields["image"]
@@ -141,9 +141,9 @@ class SplitLoader:
     def _draw(self, batch: Batch, epoch: int, device: torch.device) -> Sequence[Tensor]:
         """The random numbers of each transform of whole batches, all drawn at once."""
         first = len(self.sample_transforms)
-        drawn = uniforms_of_streams(self.seed, epoch, batch.ids.numpy(), first, self._wanted)
+        drawn = uniforms_of_streams(self.seed, epoch, batch.ids.numpy(), first, self._num_draws)
         numbers = torch.from_numpy(as_float32(drawn) if device.type == "mps" else drawn)  # mps has no float64
-        return numbers.to(device).split_with_sizes(self._wanted, 1)
+        return numbers.to(device).split_with_sizes(self._num_draws, 1)
 
     def _draw_for_step(self, step: int, number: int) -> Tensor:
         """The random numbers of a transform that does the same to all that is computed in a step, [1, draws]."""
@@ -160,27 +160,27 @@ class SplitLoader:
         """
         together, skipped = Collator(len(ids)), []
         for index, drawn in zip(ids.tolist(), draws, strict=True):
-            sample = self._try(epoch, index, drawn)
+            sample = self._try_sample(epoch, index, drawn)
             if isinstance(sample, Skipped):
                 skipped.append(sample)
             else:
                 together.add(index, sample)
-        batch = together.batch() if together else self._stand_in(epoch, ids, limit)
+        batch = together.batch() if together else self._placeholder(epoch, ids, limit)
         if skipped:
             batch.skipped, batch.is_placeholder = skipped, not together
         return batch
 
-    def _try(self, epoch: int, index: int, draws: npt.NDArray[np.float64]) -> Sample | Skipped:
+    def _try_sample(self, epoch: int, index: int, draws: npt.NDArray[np.float64]) -> Sample | Skipped:
         try:
-            return self._preparation.sample(epoch, index, draws)
+            return self._pipeline.sample(epoch, index, draws)
         except UNREADABLE as error:
-            return described(self.dataset, index, error)
+            return as_skipped(self.dataset, index, error)
 
-    def _stand_in(self, epoch: int, ids: Ids, limit: int) -> Batch:
+    def _placeholder(self, epoch: int, ids: Ids, limit: int) -> Batch:
         last: Sample | Skipped | None = None
         for further in range(1, limit + 2):
             index = (int(ids[-1]) + further) % len(self.dataset)
-            last = self._try(epoch, index, self._preparation.draw(epoch, np.array([index]))[0])
+            last = self._try_sample(epoch, index, self._pipeline.draw(epoch, np.array([index]))[0])
             if not isinstance(last, Skipped):
                 return collate(np.full(len(ids), index), [last] * len(ids))
         raise DataError(
@@ -223,8 +223,8 @@ class TransformPipeline:
         self.transforms = list(transforms)
         self.seed = seed
         self.limit = limit
-        self._wanted = [transform.draws for transform in self.transforms]
-        self._edges = np.cumsum([0, *self._wanted]).tolist()
+        self._num_draws = [transform.draws for transform in self.transforms]
+        self._edges = np.cumsum([0, *self._num_draws]).tolist()
         self._encoded = [bool(getattr(transform, "reads_encoded", False)) for transform in self.transforms]
         self._others = [int(getattr(transform, "others", 0)) for transform in self.transforms]
         self._draws_to_read = int(getattr(dataset, "draws", 0))
@@ -237,7 +237,7 @@ class TransformPipeline:
         """The random numbers of all transforms for each of the samples, [N, sum of their draws]."""
         if not self._edges[-1]:
             return np.empty((len(ids), 0))
-        return uniforms_of_streams(self.seed, epoch, ids, 0, self._wanted)
+        return uniforms_of_streams(self.seed, epoch, ids, 0, self._num_draws)
 
     def sample(self, epoch: int, index: int, draws: Draws, stop: int | None = None) -> Sample:
         """Sample `index` after the transforms, or the first `stop` of them, with its row of the drawn numbers."""
@@ -245,7 +245,7 @@ class TransformPipeline:
         try:
             return as_arrays(self._transformed(epoch, index, as_arrays(opened), draws, stop))
         except DataError as error:
-            raise placed(self.dataset, index, error) from error
+            raise locate_error(self.dataset, index, error) from error
 
     def _read(self, epoch: int, index: int) -> Sample:
         if not self._draws_to_read:
@@ -256,16 +256,16 @@ class TransformPipeline:
     def _transformed(self, epoch: int, index: int, sample: Sample, draws: Draws, stop: int | None) -> Sample:
         for number, transform in enumerate(self.transforms[:stop]):
             if not self._encoded[number]:
-                sample = decoded(sample)
+                sample = decode_image(sample)
             own = draws[self._edges[number] : self._edges[number + 1]]
             if self._others[number]:
                 mix: Callable[..., Sample] = transform
-                sample = mix(sample, own, list(self._further(epoch, index, number)))
+                sample = mix(sample, own, list(self._other_samples(epoch, index, number)))
             else:
                 sample = transform(sample, own)
-        return decoded(sample)
+        return decode_image(sample)
 
-    def _further(self, epoch: int, index: int, number: int) -> Iterator[Sample]:
+    def _other_samples(self, epoch: int, index: int, number: int) -> Iterator[Sample]:
         """The samples that transform `number` mixes into sample `index`."""
         drawn = uniforms(self.seed, epoch, np.array([index]), _OTHERS + number, self._others[number])[0]
         for chosen in (drawn * len(self.dataset)).astype(np.int64).tolist():
@@ -276,14 +276,14 @@ class TransformPipeline:
         patience = min(self.limit or 0, size - 1)
         for further in range(patience):
             with suppress(*UNREADABLE):
-                return self._on_its_own(epoch, (index + further) % size, stop)
-        return self._on_its_own(epoch, (index + patience) % size, stop)
+                return self._sample_alone(epoch, (index + further) % size, stop)
+        return self._sample_alone(epoch, (index + patience) % size, stop)
 
-    def _on_its_own(self, epoch: int, index: int, stop: int) -> Sample:
+    def _sample_alone(self, epoch: int, index: int, stop: int) -> Sample:
         return self.sample(epoch, index, self.draw(epoch, np.array([index]))[0], stop)
 
 
-def decoded(sample: Sample) -> Sample:
+def decode_image(sample: Sample) -> Sample:
     """The sample with the pixels of its image, if it is still encoded."""
     image: Any = sample["image"]
     return sample if isinstance(image, np.ndarray) else {**sample, "image": image.decode()}

@@ -41,7 +41,7 @@ def log_training(run: Run) -> None:
     """Log the metrics of training."""
     for loader in (run.train_loader, *(each.loader for each in run.evaluations.values())):
         if loader.skips is not None:
-            loader.skips.hear()
+            loader.skips.refresh()
     read_results(run)
     smoothed = run.state.meters.summaries()
     metrics = {name: summary["latest"] for name, summary in smoothed.items()} | run.precision.metrics()

@@ -46,7 +46,7 @@ class BatchTransform(_Transform, Protocol):
 
     One whose attribute `per_step` is True is given one row of draws for all that a step computes, whatever process
     computes it; any other a row for each sample. One whose attribute `keeps_counts` is True changes no label, and not
-    how many pixels of a mask are of which class; after any other, what losses are divided by is counted anew.
+    how many pixels of a mask are of which class; after any other, what losses are divided by is counted again.
     """
 
     def __call__(self, batch: dict[str, Any], draws: Tensor) -> dict[str, Any]:

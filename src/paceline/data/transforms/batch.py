@@ -107,7 +107,7 @@ def _floats(images: Tensor) -> Tensor:
 
 
 def _by_channel(values: list[float], images: Tensor) -> Tensor | float:
-    # Made anew for each batch, which costs little: kept tensors would tie the transform to a device or a mode.
+    # Made for each batch, which costs little: kept tensors would tie the transform to a device or a mode.
     if len(values) == 1:
         return values[0]
     behind = images.ndim - 1 - channel_axis(images)
