@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from paceline.core.process import wait_passively
 
 if TYPE_CHECKING:
+    from paceline.commands.python_api import train
     from paceline.core.registry import register
     from paceline.engine.evaluate import evaluate
-    from paceline.engine.loop import train
     from paceline.engine.step import train_step
     from paceline.recipe.build import build
     from paceline.recipe.build_predictor import load
@@ -26,7 +26,7 @@ _HOMES = {
     "evaluate": "paceline.engine.evaluate",
     "load": "paceline.recipe.build_predictor",
     "register": "paceline.core.registry",
-    "train": "paceline.engine.loop",
+    "train": "paceline.commands.python_api",
     "train_step": "paceline.engine.step",
 }
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.checkpoint.reader import Checkpoint, open_checkpoint
+from paceline.checkpoint.reader import Checkpoint, open_checkpoint, step_folders
 from paceline.commands.run_directory import recipe_differences
 from paceline.core.agreement import decide, read_together
 from paceline.core.atomic_write import replace_file
@@ -70,6 +70,17 @@ def _choose(run: Run, named: Path | None, is_first_start: bool) -> Checkpoint | 
             " nothing newer is overwritten: choose another directory with --out"
         )
     return checkpoint
+
+
+def check_place(run: Run) -> list[str]:
+    """Raise CheckpointError if the directory of a run that has made steps already holds another run's; else a note."""
+    newest = decide(run.world, lambda: max((step for step, _ in step_folders(run.store.root)), default=None))
+    if newest not in (None, run.progress.step):
+        raise CheckpointError(
+            f"{run.out} holds step {newest}, and this run is at step {run.progress.step}; build it with another out, or"
+            " train with fresh=True, which keeps the earlier run beside it"
+        )
+    return [f"weights  from memory, step {run.progress.step}"]
 
 
 def fingerprints(run: Run) -> dict[str, dict[str, Any]]:

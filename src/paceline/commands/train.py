@@ -58,27 +58,33 @@ def main(options: argparse.Namespace) -> int:
 
 def _build_and_train(options: argparse.Namespace, checked: CheckedRecipe, out: Path, stop: StopRequest) -> None:
     # The recipe is known to be right: from here on torch is needed.
-    from paceline.commands.resume import fingerprints, watch_over
-    from paceline.core.agreement import decide
     from paceline.recipe.build import Builder
 
     builder = Builder(checked)
     with builder.world.together(), own(out) if builder.world.is_main else nullcontext() as ownership:
         run = builder.run(out)
         run.stop = stop
-        run.state.data = fingerprints(run)
-        mapping = getattr(options, "device_mapping", None)
-        taken = ownership.notes if ownership else []
-        notes = [*([mapping] if mapping else []), *taken, *_find_place(run, options, builder, ownership)]
-        if run.progress.step and run.progress.is_done and decide(run.world, lambda: _was_finished(out)):
-            _say_finished(run)
-            return
-        _open_directory(run, builder)
-        _list_skipped(run)
-        watch_over(run, builder.recipe.train.hang_seconds)
-        stop.is_starting = False
-        with stop.on_signals(until_exit=options.is_process):
-            _train(run, builder, notes)
+        train_in_directory(run, builder, options, ownership)
+
+
+def train_in_directory(run: Run, builder: Builder, options: argparse.Namespace, ownership: RunLock | None) -> None:
+    """Continue a run from where its directory stands, or from where it stands itself, and train it to its end."""
+    from paceline.commands.resume import fingerprints, watch_over
+    from paceline.core.agreement import decide
+
+    run.state.data = fingerprints(run)
+    mapping = getattr(options, "device_mapping", None)
+    taken = ownership.notes if ownership else []
+    notes = [*([mapping] if mapping else []), *taken, *_find_place(run, options, builder, ownership)]
+    if run.progress.step and run.progress.is_done and decide(run.world, lambda: _was_finished(run.out)):
+        _say_finished(run)
+        return
+    _open_directory(run, builder)
+    _list_skipped(run)
+    watch_over(run, builder.recipe.train.hang_seconds)
+    run.stop.is_starting = False
+    with run.stop.on_signals(until_exit=options.is_process):
+        _train(run, builder, notes)
 
 
 def _list_skipped(run: Run) -> None:
@@ -113,7 +119,10 @@ def _find_place(run: Run, options: argparse.Namespace, builder: Builder, ownersh
             kept = [f"the earlier run is kept as {aside}"]
         run.world.barrier()
         return [*kept, *builder.origin_of_weights()]
-    from paceline.commands.resume import resume
+    from paceline.commands.resume import check_place, resume
+
+    if run.progress.step:  # steps were made from Python
+        return check_place(run)
 
     moved = run.store.clear_best_path() if ownership else None
     checkpoint, notes = resume(run, options.start, is_first_start, options.accept_data)

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.core.errors import DataError, Stopped
+from paceline.core.errors import DataError, Stopped, UsageError
 from paceline.core.process import num_cores, resume_gc
-from paceline.core.text import pluralize
+from paceline.core.text import join_first, pluralize
 from paceline.core.world import World
 from paceline.data.batch import Batch
 from paceline.data.loader import Request, explain_dead_workers, load
@@ -69,6 +69,10 @@ def evaluate(run: Run, split: str, prefix: str = "") -> Evaluation:
 
     `prefix` begins the names of the files of predictions.
     """
+    if split not in run.evaluations:
+        known = join_first(list(run.evaluations), 8)
+        there = f"this run has {known}" if known else "this run has none: add data.val or data.test to its recipe"
+        raise UsageError(f"there is no split {split!r} to evaluate on; {there}")
     resume_gc()
     run.heartbeat.beat(run.progress.step, EVALUATING)
     started = time.perf_counter()

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -103,6 +103,8 @@ class Run:
     lr_changes: LRChangeLog = field(default_factory=LRChangeLog)
     visualize: bool = True
     save_predictions: bool = False
+    builder: Any = None
+    """What built it from a recipe, if anything did."""
     unread_results: list[StepResult] = field(default_factory=list)
     """Steps whose losses are still on the device."""
 

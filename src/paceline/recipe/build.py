@@ -18,7 +18,8 @@ from torch.nn.parameter import UninitializedParameter
 
 from paceline.checkpoint.pretrained import is_pretrained_name
 from paceline.checkpoint.state import Stateful
-from paceline.checkpoint.store import Store
+from paceline.checkpoint.store import Store, open_checkpoint
+from paceline.core.agreement import read_together
 from paceline.core.errors import CheckpointError, RecipeError
 from paceline.core.intervals import Progress, to_steps
 from paceline.core.world import World, join
@@ -31,7 +32,7 @@ from paceline.engine.precision.mixed import fit_half_weights
 from paceline.engine.predictions import can_save_predictions
 from paceline.engine.replay import explain_and_keep
 from paceline.engine.run import Intervals, Run
-from paceline.engine.state import Choices, RunState
+from paceline.engine.state import Choices, RunState, check_state
 from paceline.engine.stateful import unchanged_state
 from paceline.losses.adapter import as_loss
 from paceline.metrics.adapter import as_metric
@@ -76,9 +77,29 @@ _MODEL_STREAM = 0x4D4F  # keeps the seed of the initial weights apart from those
 
 
 def build(reference: str | Path, overrides: Mapping[str, Any] | None = None, out: str | Path | None = None) -> Run:
-    """A run from a recipe file or the name of a recipe that ships, ready for `train` or `train_step`."""
+    """A run, ready for `train`, `train_step` or `evaluate`, from a recipe file or the name of a recipe that ships.
+
+    From a run directory it has the weights of the best checkpoint, else the newest; `train` continues from the newest.
+    """
+    place = Path(reference)
+    folder = place if (place / "recipe.yaml").is_file() else None
     written = [f"{key}={json.dumps(value)}" for key, value in (overrides or {}).items()]
-    return Builder(validate(load(str(reference), written))).run(Path(out) if out else None)
+    builder = Builder(validate(load(str(folder / "recipe.yaml") if folder else str(reference), written)))
+    run = builder.run(Path(out) if out else folder)
+    if folder:
+        _load_best(run, folder)
+    return run
+
+
+def _load_best(run: Run, folder: Path) -> None:
+    if not (folder / "checkpoints").is_dir():
+        raise CheckpointError(f"{folder} holds no checkpoint yet; build its recipe.yaml to begin again")
+    chosen = folder / "best" if (folder / "best").exists() else folder
+    checkpoint = read_together(run.world, lambda: open_checkpoint(chosen), open_checkpoint)
+    assert checkpoint is not None
+    check_state(checkpoint)
+    run.state.load_model(checkpoint)
+    run.state.load_average(checkpoint)
 
 
 class Builder(BuildContext):
@@ -155,6 +176,7 @@ class Builder(BuildContext):
             explain_nonfinite=explain_and_keep,
             visualize=self.recipe.logging.images,
             save_predictions=self.recipe.evaluate.save_predictions,
+            builder=self,
         )
 
     def model(self, loader: SplitLoader, classes: list[str]) -> nn.Module:
