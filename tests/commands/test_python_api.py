@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import paceline
-from paceline.checkpoint.store import open_checkpoint
+from paceline.checkpoint.reader import open_checkpoint
 from paceline.cli import main
 from paceline.core.errors import CheckpointError, UsageError
 from paceline.loggers.jsonl import read_records

@@ -17,8 +17,9 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from paceline.checkpoint.pretrained import is_pretrained_name
+from paceline.checkpoint.reader import open_checkpoint
 from paceline.checkpoint.state import Stateful
-from paceline.checkpoint.store import Store, open_checkpoint
+from paceline.checkpoint.store import Store
 from paceline.core.agreement import read_together
 from paceline.core.errors import CheckpointError, RecipeError
 from paceline.core.intervals import Progress, to_steps
