@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.checkpoint.best import best_step, target_of
+from paceline.checkpoint.best import best_step, resolve_best
 from paceline.commands.common import check_writable
 from paceline.commands.run_directory import refuse_foreign
 from paceline.commands.run_lock import own
@@ -79,5 +79,5 @@ def _best(run: Run, history: list[Record]) -> BestCheckpoint | None:
     if metric is None or step is None:
         return None
     values: list[Any] = [each.get(metric) for each in history if each["step"] == step and each["split"] == "val"]
-    place = target_of(run.out / "best") or run.store.path_of(step)
+    place = resolve_best(run.out / "best") or run.store.path_of(step)
     return BestCheckpoint(step, metric, values[-1] if values else None, place)
