@@ -52,7 +52,8 @@ def test_losses_are_fractions_of_the_logits() -> None:
     model, samples = nn.Sequential(nn.Flatten(), nn.Linear(60, 3)), batch(6)
     logits, labels = model(samples["image"]), samples["label"]
     terms = both.losses(model, samples)
-    means = {name: (term.numerator / term.denominator).item() for name, term in terms.items()}
+    assert set(terms) == {*both.weights, *both.training_metrics}
+    means = {name: (terms[name].numerator / terms[name].denominator).item() for name in both.weights}
     truth = nn.functional.one_hot(labels, 3).float()
     assert means == pytest.approx(
         {
@@ -61,7 +62,7 @@ def test_losses_are_fractions_of_the_logits() -> None:
         },
         rel=1e-6,
     )
-    assert both.counts(samples) == {name: term.denominator for name, term in terms.items()}
+    assert both.counts(samples) == {name: terms[name].denominator for name in both.weights}
     assert torch.equal(both.predict(model, samples), logits)
 
 
