@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from paceline.core.arguments import Positive, SameLength, Share
+from paceline.core.arguments import Count, Positive, PositiveShare, SameLength, Share
 from paceline.core.buffer_pool import recycled
 from paceline.core.errors import DataError
 from paceline.core.registry import register
@@ -162,3 +162,29 @@ def _resize_masks(masks: Tensor, size: tuple[int, int]) -> Tensor:
         return masks.new_empty(0, *size)
     # "nearest" would take a pixel's corner for its center, and so move everything by half a pixel.
     return F.interpolate(masks.unsqueeze(1), size, mode="nearest-exact").squeeze(1)
+
+
+@register.transform("random_masking")
+@dataclass(frozen=True)
+class RandomMasking:
+    """Mask a share of the patches of each image, at random: adds "patch_mask", bool [N, num_patches].
+
+    Every image has as many masked patches; "visible_patches", int64 [N, V], are the others in rising order. Which ones
+    they are depends on the seed, the epoch and the sample alone.
+    """
+
+    num_patches: Count
+    mask_ratio: PositiveShare = 0.75
+    is_batch: ClassVar[bool] = True
+
+    @property
+    def draws(self) -> int:
+        """One for each patch."""
+        return self.num_patches
+
+    def __call__(self, batch: dict[str, Any], draws: Tensor) -> dict[str, Any]:
+        """The batch with its masks; the patches with the largest draws are masked."""
+        num_visible = int(self.num_patches * (1 - self.mask_ratio))
+        visible = draws.argsort(dim=1, stable=True)[:, :num_visible].sort(1).values
+        masks = torch.ones(len(draws), self.num_patches, dtype=torch.bool, device=draws.device)
+        return {**batch, "patch_mask": masks.scatter(1, visible, False), "visible_patches": visible}

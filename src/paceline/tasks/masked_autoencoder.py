@@ -1,0 +1,95 @@
+"""Masked pretraining: patches of images are hidden, and the model fills them in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.errors import RecipeError
+from paceline.core.registry import register
+from paceline.data.batch import Batch
+from paceline.losses.loss_term import Loss
+from paceline.losses.reconstruction import masks_of, patch_size_of
+from paceline.metrics.features import FeatureAccuracy
+from paceline.metrics.metric import LossMetrics, Metric, MetricValues, State
+from paceline.models.masked_autoencoder import MaskedAutoencoder as Model
+from paceline.models.masked_autoencoder import patchify, unpatchify
+from paceline.tasks.task import Task
+from paceline.visualize.grid import Panel
+from paceline.visualize.image import fit, to_image
+
+_IMAGE_SIDE = 128
+_EPS = 1e-6
+
+
+class Reconstruction(NamedTuple):
+    """What a masked autoencoder makes of a batch."""
+
+    patches: Tensor
+    """The predicted pixels of all patches, [N, L, p·p·C]."""
+    features: Tensor
+    """The mean of the encoded patches of the whole images, [N, D]."""
+
+
+@register.task("masked_autoencoder")
+class MaskedAutoencoder(Task):
+    """Pretrains a masked autoencoder. Where samples have labels, the accuracy of its features is measured too."""
+
+    def __init__(
+        self,
+        losses: Mapping[str, Loss],
+        weights: Mapping[str, float],
+        model: nn.Module,
+        classes: Sequence[str] = (),
+        extra_metrics: Sequence[Metric] = (),
+    ) -> None:
+        if not isinstance(model, Model):
+            raise RecipeError(f"model: {type(model).__name__} is no masked autoencoder; use masked_autoencoder")
+        super().__init__(losses, weights, classes)
+        self._normalizes = any(getattr(loss, "normalize", False) for loss in losses.values())
+        own = [_OfPatches(self.loss_functions, self.weights)]
+        self._metrics = [*own, *([FeatureAccuracy(len(classes))] if classes else []), *extra_metrics]
+
+    def forward(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The predicted pixels of all patches."""
+        masks_of(batch)
+        patches: Tensor = model(batch["image"], batch["visible_patches"])
+        return patches
+
+    def predict(self, model: nn.Module, batch: Batch) -> Reconstruction:
+        """The reconstruction, and the features of the whole images."""
+        features: Tensor = model.features(batch["image"])  # type: ignore[operator]
+        return Reconstruction(self.forward(model, batch), features.float())
+
+    def draw(self, batch: Batch, predictions: Reconstruction | None, index: int) -> list[Panel]:
+        """Draw the masked image, the reconstruction and the original."""
+        image, masks = batch["image"][index : index + 1], masks_of(batch)[index : index + 1]
+        size = patch_size_of(image, masks)
+        grid = (image.shape[-2] // size, image.shape[-1] // size)
+        pixels = patchify(image, size)
+        gray = pixels.mean().expand_as(pixels)
+        shown = torch.where(masks[..., None], gray, pixels)
+        drawn = {"masked": shown}
+        if predictions is not None:
+            filled = predictions.patches[index : index + 1].to(pixels)
+            if self._normalizes:
+                filled = filled * (pixels.var(2, keepdim=True) + _EPS).sqrt() + pixels.mean(2, keepdim=True)
+            drawn["reconstruction"] = torch.where(masks[..., None], filled, pixels)
+        images = {name: unpatchify(patches, size, grid)[0] for name, patches in drawn.items()} | {"original": image[0]}
+        low, high = image.min(), image.max()
+        return [Panel(fit(to_image(each.clamp(low, high)), _IMAGE_SIDE), name) for name, each in images.items()]
+
+
+class _OfPatches(LossMetrics):
+    """The losses of the predicted patches."""
+
+    def update(self, predictions: Reconstruction, batch: Batch) -> State:
+        """The state of one batch."""
+        return super().update(predictions.patches, batch)
+
+    def compute(self, state: State) -> MetricValues:
+        """The losses."""
+        return super().compute(state)
