@@ -12,7 +12,7 @@ import socket
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,11 @@ def _link(name: str) -> Change:
     return change
 
 
+def _make_part(best: Path) -> None:
+    best.mkdir()
+    (best / "state.json").write_text("{}")
+
+
 def _copy(source: Path, target: Path) -> None:
     shutil.copytree(source, target)
 
@@ -91,7 +96,7 @@ DIRECTORIES: dict[str, tuple[str, dict[str, Change]]] = {
         "the run goes on, saves, and `best` leads to the best checkpoint",
         {
             "a copy": _best(lambda best: _copy(best.parent / "checkpoints/step-00000002", best)),
-            "part of a copy": _best(lambda best: (best.mkdir(), (best / "state.json").write_text("{}"))),
+            "part of a copy": _best(_make_part),
             "an empty folder": _best(Path.mkdir),
             "a file that names it": _best(lambda best: best.write_text("checkpoints/step-00000002\n")),
             "another file": _best(lambda best: best.write_text("my best recipe")),
@@ -238,7 +243,9 @@ def _formulas(home: Path) -> dict[str, str | None]:
             code, said = _train(_folder_recipe("photos", logging=logging), Path(f"{start}out"))
             tables = [path for path in folder.rglob("*.csv") if path.is_file()]
             cells = [cell for path in tables for row in csv.reader(io.StringIO(path.read_text())) for cell in row]
-        bad = [cell for cell in cells if cell[:1] in ("=", "+", "@", "\t") or (cell[:1] == "-" and not _is_number(cell))]
+        bad = [
+            cell for cell in cells if cell[:1] in ("=", "+", "@", "\t") or (cell[:1] == "-" and not _is_number(cell))
+        ]
         problem = f"ended with {code}: {said[-500:]}" if code or len(tables) < 2 else None
         problems[repr(start)] = problem or (f"wrote {bad[0]!r}" if bad else None)
     return problems
@@ -253,8 +260,8 @@ def _is_number(cell: str) -> bool:
 
 
 @contextlib.contextmanager
-def _in(folder: Path) -> Any:
-    """Inside a folder, without a cache of anybody else's."""
+def _in(folder: Path) -> Iterator[None]:
+    """Inside a folder."""
     before = Path.cwd()
     os.chdir(folder)
     try:

@@ -37,20 +37,42 @@ LONGEST = 120.0
 """Seconds after which a run counts as stuck."""
 
 
+_WITHOUT_STREAMS = ("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh")
+
+
 class Command:
     """`paceline train` on the recipe in a folder, going on in the background."""
 
     def __init__(
-        self, folder: Path, out: str, procs: int, *words: str, log: Path | None = None, **variables: str
+        self,
+        folder: Path,
+        out: str,
+        procs: int,
+        *words: str,
+        log: Path | None = None,
+        has_streams: bool = True,
+        **variables: str,
     ) -> None:
         (folder / "recipe.json").write_text(json.dumps(RECIPE))
         self.out, self.mark, self.begun = folder / out, f"CHAOS={uuid.uuid4().hex}", time.monotonic()
         name, value = self.mark.split("=")
         self.log, self.temporary = log or folder / f"{out}.log", folder / "temporary"
         self.temporary.mkdir(exist_ok=True)
+        command = [
+            sys.executable,
+            "-m",
+            "paceline",
+            "train",
+            "recipe.json",
+            "--out",
+            out,
+            "--procs",
+            str(procs),
+            *words,
+        ]
         with self.log.open("a") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "paceline", "train", "recipe.json", "--out", out, "--procs", str(procs), *words],
+                [*([] if has_streams else _WITHOUT_STREAMS), *command],
                 cwd=folder,
                 env={**os.environ, "TMPDIR": str(self.temporary), **variables, name: value},
                 stdout=file,

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from paceline.core.atomic_write import replace_file, sync_folder
+from paceline.core.atomic_write import move_aside, replace_file, sync_folder
 from paceline.core.regular_file import read_json
 
 _STEP = re.compile(r"step-(\d{8,18})")
@@ -17,6 +17,8 @@ _MAX_POINTER_BYTES = 300
 def link_best(best: Path, target: Path) -> None:
     """Make `best` lead to `target`, a path relative to its folder, atomically."""
     partial = best.with_name(f".{best.name}.partial")
+    if partial.is_dir() and not partial.is_symlink():
+        move_aside(partial)
     partial.unlink(missing_ok=True)
     try:
         partial.symlink_to(target)

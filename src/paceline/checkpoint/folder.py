@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import time
@@ -80,6 +81,8 @@ class Folder:
         content = {"format": FORMAT, "step": self.step, "attempt": self.rank.attempt}
         try:
             path.mkdir(exist_ok=True)
+            if path.is_symlink():
+                raise OSError(errno.ELOOP, "a link that no process of this run made", str(path))
             content |= {"files": self._write_files(path), "places": self.offsets}
             sync_folder(path)
             # Nothing may follow: once the last description is there, rank 0 renames the folder.

@@ -218,6 +218,8 @@ class Store:
         partial, replaced = _aside(path, "partial"), _aside(path, "replaced")
         try:
             if content.rank.world_size == 1:
+                if partial.exists():  # it holds a foreign file, else `_clean_up` has removed it
+                    move_aside(partial)
                 content.write(partial)
             else:
                 content.write_shards(partial)
@@ -252,7 +254,10 @@ class Store:
         remove_partial_files(self.root)
         for path in sorted(self.root.iterdir()):
             match = _ASIDE.fullmatch(path.name)
-            if match is None or path.is_symlink():
+            if match is None:
+                continue
+            if path.is_symlink() or not path.is_dir():
+                move_aside(path)  # in the way of a save; a link could lead anywhere
                 continue
             successor = self.root / match[1]
             if match[3] == "removed" or (match[3] == "partial" and (before is None or int(match[2]) < before)):
