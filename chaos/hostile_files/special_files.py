@@ -35,16 +35,16 @@ def _() -> list[str]:
     return command
 
 
-@case("a pipe as a file of joints", 3)
+@case("a pipe as a file of keypoints", 3)
 def _() -> list[str]:
-    command = check_data(dataset="joints", root="set")
+    command = check_data(dataset="keypoints", root="set")
     os.mkfifo("set/joints.npy")
     return command
 
 
-@case("a pipe as a list of joints' images", 3)
+@case("a pipe as a list of images with keypoints", 3)
 def _() -> list[str]:
-    command = check_data(dataset="joints", root="set", joints="joints.json", split="train")
+    command = check_data(dataset="keypoints", root="set", file="joints.json", split="train")
     points = ", ".join(["[1, 2, 1]"] * 14)
     Path("set/joints.json").write_text(f'{{"0.png": [{points}]}}', encoding="utf-8")
     os.mkfifo("set/train.txt")
@@ -94,8 +94,8 @@ def _() -> list[str]:
     """The image itself is damaged: whoever reads a sound one has followed the index."""
     import numpy as np
 
+    from paceline.core.mapped_arrays import ArrayWriter
     from paceline.data.datasets.image_folder import ImageFolder
-    from paceline.data.index.index_file import IndexWriter
 
     command = check_image(b"no image")
     Path("secret.png").write_bytes(png(8, 8))
@@ -104,12 +104,12 @@ def _() -> list[str]:
     (kept,) = Path("cache").iterdir()  # which tells what it is called
     for path in (Path("photos/.paceline") / kept.name.rpartition("-")[0], Path("photos/.paceline") / kept.name):
         path.parent.mkdir(exist_ok=True)
-        writer = IndexWriter(path.parent)
-        writer.numbers("label", np.zeros(1, np.int64))
-        for column, content in {"image": [b"../secret.png"], "class": [b"one"], "note": [], "watched": []}.items():
-            writer.texts(column, content)
-        for column in ("watched.size", "watched.changed", "watched.content"):
-            writer.numbers(column, np.empty(0, np.int64))
         with path.open("w+b") as file:
-            writer.save(file, {"name": path.name, "began": 1})
+            writer = ArrayWriter(file, path.parent)
+            writer.append("label", np.zeros(1, np.int64))
+            writer.append_texts("file", [b"../secret.png"])
+            writer.append_texts("watched", [])
+            writer.append("watched.state", np.empty((0, 3), np.int64))
+            writer.facts = {"name": path.name, "began": 1, "classes": ["one"], "notes": []}
+            writer.finish()
     return command

@@ -12,7 +12,7 @@ from pycocotools.coco import COCO
 
 from paceline.core.errors import DataError
 from paceline.data.datasets.coco import Coco
-from paceline.data.datasets.segments import Segments, SegmentsBuilder
+from paceline.data.io.mask import decode_runs, encode_runs
 
 HEIGHT, WIDTH = 30, 40
 TRIANGLE = [[2.13, 3.7, 20.31, 3.7, 11.59, 25.02]]
@@ -117,12 +117,8 @@ def test_agrees_with_pycocotools(tmp_path: Path, capsys: pytest.CaptureFixture[s
     capsys.readouterr()
 
 
-def filled(outlines: list[Any]) -> tuple[np.ndarray[Any, Any], np.dtype[Any]]:
-    builder = SegmentsBuilder()
-    for outline in outlines:
-        builder.add(outline, HEIGHT, WIDTH)
-    arrays = builder.arrays()
-    return Segments(arrays).masks(np.arange(len(outlines)), HEIGHT, WIDTH), arrays["coordinates"].dtype
+def filled(outlines: list[Any]) -> np.ndarray[Any, Any]:
+    return decode_runs([encode_runs(outline, HEIGHT, WIDTH) for outline in outlines], HEIGHT, WIDTH)
 
 
 @settings(deadline=None, max_examples=60)
@@ -133,10 +129,9 @@ def filled(outlines: list[Any]) -> tuple[np.ndarray[Any, Any], np.dtype[Any]]:
 def test_masks_of_polygons_are_those_of_pycocotools(points: list[list[tuple[int, int]]], digits: int) -> None:
     polygons = [[[value / 100 for point in part for value in point]] for part in points]
     polygons[0][0][0] = round(10 / 7, digits)
-    found, dtype = filled(polygons)
+    found = filled(polygons)
     expected = [coco_mask.decode(coco_mask.merge(coco_mask.frPyObjects(each, HEIGHT, WIDTH))) for each in polygons]
     assert np.array_equal(found, expected)
-    assert dtype == (np.float32 if digits <= 2 else np.float64)  # what two digits can tell takes half the memory
 
 
 @settings(deadline=None, max_examples=60)
@@ -150,7 +145,7 @@ def test_masks_of_run_lengths_are_those_of_pycocotools(seed: int, share: float) 
     flat = expected[0].T.ravel()
     bounds = np.flatnonzero(np.diff(flat, prepend=0))
     outlines.append({"size": [HEIGHT, WIDTH], "counts": np.diff(bounds, prepend=0, append=len(flat)).tolist()})
-    assert np.array_equal(filled(outlines)[0], [*expected, expected[0]])
+    assert np.array_equal(filled(outlines), [*expected, expected[0]])
 
 
 def test_bad_boxes_are_noted_with_their_annotation(tmp_path: Path) -> None:
@@ -177,29 +172,32 @@ RUNS_SHORT = {"size": [HEIGHT, WIDTH], "counts": [5, 5]}
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"image_id": 99}, "image_id is 99, which is not among the images"),
-        ({"image_id": "7"}, "image_id is '7', expected a whole number"),
-        ({"category_id": 4}, "category_id is 4, which is not among the categories"),
-        ({"bbox": [1, 2, 3]}, "bbox is [1, 2, 3], expected 4 numbers"),
-        ({"bbox": [1, 2, 3, float("nan")]}, "bbox is [1, 2, 3, nan], expected 4 numbers"),
-        ({"bbox": [1, 2, 3, 10**400]}, "expected 4 numbers"),
-        ({"bbox": None}, "bbox is None, expected 4 numbers"),
-        ({"area": "big"}, "area is 'big', expected a number"),
-        ({"iscrowd": 2}, "iscrowd is 2, expected 0 or 1"),
-        ({"segmentation": []}, "segmentation is [], expected polygons or run lengths"),
-        ({"segmentation": [[1, 2, 3, 4]]}, "a polygon is [1, 2, 3, 4], expected x, y of three points or more"),
-        ({"segmentation": [[1, 2, 3, 4, 5]]}, "expected x, y of three points or more"),
-        ({"segmentation": [["1", 2, 3, 4, 5, 6]]}, "a polygon is ['1', 2, 3, 4, 5, 6], expected numbers"),
-        ({"segmentation": [FAR]}, "a polygon reaches 0 to 1e+09 in an image of 40×30"),
-        ({"segmentation": RUNS_SHORT}, "run lengths cover 10 pixels, the image has 1200"),
-        ({"segmentation": {"size": [3, 4], "counts": [12]}}, "run lengths are for [3, 4], the image is [30, 40]"),
-        ({"segmentation": RUNS_SHORT | {"counts": [-5, 1205]}}, "run lengths are [-5, 1205], expected"),
-        ({"segmentation": RUNS_SHORT | {"counts": packed([9])}}, "run lengths cover 9 pixels"),
-        ({"segmentation": RUNS_SHORT | {"counts": "\u00e9\u007f"}}, "run lengths are damaged"),
-        ({"segmentation": RUNS_SHORT | {"counts": "o" * 20}}, "run lengths are damaged"),
-        ({"keypoints": [1, 2, 2]}, "keypoints is [1, 2, 2], expected 9 numbers"),
-        ({"keypoints": [1, 2, 5, 0, 0, 0, 0, 0, 0]}, "a visibility among its keypoints is none of 0, 1 and 2"),
-        ({"id": 5}, "is there twice"),
+        ({"image_id": 99}, "has a image_id that no image has: 6 (99)"),
+        ({"image_id": "7"}, "has a image_id that is no whole number: 6 ('7')"),
+        ({"category_id": 4}, "has a category_id that no category has: 6 (4)"),
+        ({"bbox": [1, 2, 3]}, "has a bbox that is not 4 numbers: 6 ([1, 2, 3])"),
+        ({"bbox": [1, 2, 3, float("nan")]}, "has a bbox that is not 4 numbers: 6 ([1, 2, 3, nan])"),
+        ({"bbox": [1, 2, 3, 10**400]}, "has a bbox that is not 4 numbers"),
+        ({"bbox": None}, "has a bbox that is not 4 numbers"),
+        ({"area": "big"}, "has a area that is not a number: 6 ('big')"),
+        ({"iscrowd": 2}, "has an iscrowd that is neither 0 nor 1: 6 (2)"),
+        ({"segmentation": []}, "has a segmentation that is neither polygons nor run lengths: 6 ([])"),
+        ({"segmentation": [[1, 2, 3, 4]]}, "has a polygon of fewer than three points"),
+        ({"segmentation": [[1, 2, 3, 4, 5]]}, "has a polygon of fewer than three points"),
+        ({"segmentation": [["1", 2, 3, 4, 5, 6]]}, "has a polygon that is not of numbers"),
+        ({"segmentation": [FAR]}, "has a polygon that is not of numbers, or reaches far out of its image"),
+        ({"segmentation": RUNS_SHORT}, "has run lengths that do not cover its image exactly"),
+        ({"segmentation": {"size": [3, 4], "counts": [12]}}, "has run lengths of another size than its image"),
+        ({"segmentation": RUNS_SHORT | {"counts": [-5, 1205]}}, "has run lengths that are neither a text nor whole"),
+        ({"segmentation": RUNS_SHORT | {"counts": packed([9])}}, "has run lengths that do not cover its image"),
+        ({"segmentation": RUNS_SHORT | {"counts": "\u00e9\u007f"}}, "has run lengths that do not cover its image"),
+        ({"segmentation": RUNS_SHORT | {"counts": "o" * 20}}, "has run lengths that do not cover its image"),
+        (
+            {"keypoints": [1, 2, 2]},
+            "has keypoints that are not 3 times x, y and a visibility of 0, 1 or 2: 6",
+        ),
+        ({"keypoints": [1, 2, 5, 0, 0, 0, 0, 0, 0]}, "has keypoints that are not 3 times x, y and a visibility"),
+        ({"id": 5}, "has the same id as another: 5"),
     ],
 )
 def test_wrong_annotations_are_named(tmp_path: Path, change: dict[str, Any], expected: str) -> None:
@@ -208,8 +206,39 @@ def test_wrong_annotations_are_named(tmp_path: Path, change: dict[str, Any], exp
     path = write(tmp_path, whole)
     with pytest.raises(DataError) as caught:
         Coco(tmp_path, "instances.json", masks=True, keypoints=True)
-    assert str(caught.value).startswith(f"{path}: annotation {change.get('id', 6)}: ")
+    assert str(caught.value).startswith(f"{path}: 1 problem; annotation ")
     assert expected in str(caught.value)
+
+
+def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+    whole = content()
+    del whole["annotations"][0]["id"], whole["annotations"][2]["id"], whole["images"][1]["width"]
+    whole["annotations"][3]["category_id"] = 77
+    with pytest.raises(DataError) as caught:
+        Coco(tmp_path, write(tmp_path, whole).name)
+    assert str(caught.value).split("; ")[:-1] == [
+        f"{tmp_path / 'instances.json'}: 4 problems",
+        "image has no 'width': 7",
+        "annotation has no 'id': number 1 of the list, number 3 of the list",
+        "annotation has a category_id that no category has: 8 (77)",
+    ]
+
+
+def test_annotations_without_any_id_are_numbered(tmp_path: Path) -> None:
+    whole = content()
+    for entry in whole["annotations"]:
+        del entry["id"]
+    write(tmp_path, whole)
+    dataset = Coco(tmp_path, "instances.json")
+    assert len(dataset.read(1)["boxes"]) == 3
+    assert dataset.notes == ["annotations have no 'id'; they are numbered in the order of the file"]
+
+
+def test_a_panoptic_file_is_named(tmp_path: Path) -> None:
+    panoptic = {"segments_info": [{"id": 3, "category_id": 3}], "file_name": "7.png", "image_id": 7}
+    write(tmp_path, content() | {"annotations": [panoptic]})
+    with pytest.raises(DataError, match=r"instances\.json: a panoptic file: .*'segments_info' and no 'bbox'"):
+        Coco(tmp_path, "instances.json")
 
 
 @pytest.mark.parametrize(
@@ -217,17 +246,20 @@ def test_wrong_annotations_are_named(tmp_path: Path, change: dict[str, Any], exp
     [
         ("{", "not JSON, or damaged"),
         ("[" * 100_000, "not JSON, or damaged"),
-        ("[]", "has no list 'categories'; expected an object with the lists categories, images and annotations"),
+        ("[]", "has no list 'categories', 'images', 'annotations'; expected an object with the lists"),
         (content() | {"images": {}}, "has no list 'images'"),
         (content() | {"images": []}, "the list 'images' is empty"),
         (content() | {"categories": []}, "the list 'categories' is empty"),
-        (content() | {"categories": [{"id": 1, "name": "a"}, {"id": 2, "name": "a"}]}, "two categories are called 'a'"),
-        (content() | {"annotations": [7]}, "annotation number 1 of the list: is 7, expected an object"),
-        (content() | {"annotations": [{}]}, "annotation number 1 of the list: has no 'id'"),
-        (content() | {"images": [{"id": 1, "file_name": ""}]}, "image 1: file_name is '', expected a text"),
+        (
+            content() | {"categories": [{"id": 3, "name": "a"}, {"id": 90, "name": "a"}]},
+            "two categories are called 'a'",
+        ),
+        (content() | {"annotations": [7]}, "annotation is no object with named values: number 1 of the list (7)"),
+        (content() | {"annotations": [{}, {"id": 1}]}, "annotation has no 'id': number 1 of the list"),
+        (content() | {"images": [{"id": 1, "file_name": ""}]}, "image has a file_name that is no text: 1 ('')"),
         (
             content() | {"images": [{"id": 1, "file_name": "a", "height": 0, "width": 5}]},
-            "image 1: width and height are 5 and 0",
+            "image has an impossible width and height: 1 ((5, 0))",
         ),
     ],
 )

@@ -18,7 +18,7 @@ from paceline.data.datasets.image_mask import ImageMask
 from paceline.data.datasets.keypoints import Keypoints
 from paceline.data.datasets.list_file import ListFile
 from paceline.data.datasets.packed import packed
-from paceline.data.datasets.video import ClipsApart, VideoFolder
+from paceline.data.datasets.video import ClipDataset, VideoFolder
 from paceline.data.datasets.voc import Voc
 from paceline.data.fingerprint import DataDigest, DataFingerprint, differences, fingerprint
 from paceline.data.pack import write_pack
@@ -202,7 +202,7 @@ def test_wrappers_do_not_change_it(tmp_path: Path) -> None:
     plain = ImageFolder(folder(tmp_path))
     cached = keep_in_memory(plain, World(0, 1, 0, None), lambda _: None)  # type: ignore[arg-type]
     assert fingerprint(cached) == fingerprint(plain)
-    assert fingerprint(ClipsApart(plain, 3)) == fingerprint(plain)
+    assert fingerprint(ClipDataset(plain, 3)) == fingerprint(plain)
 
 
 def test_images_in_memory_and_packs_are_told_by_content(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_files_that_are_no_images_are_counted(root: Path) -> None:
     (root / "train/b/4.heic").touch()
     dataset = ImageFolder(root, "train")
     assert len(dataset) == 3
-    assert dataset.notes[0].startswith("1 file is left out: .heic 1; images are .jpg, .jpeg, .png, ")
+    assert dataset.notes[0].startswith("1 file is skipped: .heic 1; images are .jpg, .jpeg, .png, ")
 
 
 def test_what_is_to_be_reduced_is_decoded_at_once(tmp_path: Path) -> None:

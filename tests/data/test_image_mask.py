@@ -1,6 +1,7 @@
 import os
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from PIL import Image
 from pydantic import ValidationError
 from registered import arguments_of
 
-from paceline.core.errors import DataError
+from paceline.core.errors import ArgumentError, DataError
 from paceline.data.datasets.image_mask import ImageMask
 from paceline.data.io.image import Encoded
 from paceline.data.skip_list import SkipList
@@ -95,9 +96,11 @@ def test_binary_masks_stay_grey(tmp_path: Path) -> None:
     dataset = ImageMask(tmp_path, binary=True)
     assert dataset.classes == ["foreground"]
     assert dataset.read(0)["mask"].tolist() == [[77] * 6] * 4
-    advice = "a binary mask is gray, from 0 to 255: multiply them by 255 and save it again"
-    with pytest.raises(DataError, match=rf"masks/b\.png: its values are 0 and 1; {advice}"):
+    with pytest.raises(DataError, match=r"masks/b\.png: its largest value is 1, .* `label_map: {foreground: 1-1}`"):
         dataset.read(1)
+    mapped = ImageMask(tmp_path, binary=True, label_map={"foreground": "1-255"})
+    assert mapped.classes == ["foreground"]
+    assert [int(mapped.read(index)["mask"].max()) for index in range(2)] == [255, 255]
     paint(tmp_path / "masks/b.png", 0)
     assert not dataset.read(1)["mask"].any()
 
@@ -172,7 +175,7 @@ def test_ids_that_are_no_class(root: Path) -> None:
 def test_images_without_a_mask_are_listed(root: Path) -> None:
     for number in range(7):
         paint(root / f"images/z{number}.png", 1)
-    names = ", ".join(f"images/z{number}.png" for number in range(5))
+    names = ", ".join(f"z{number}.png" for number in range(5))
     with pytest.raises(DataError, match=f"^no mask in {root}/masks for 7 of 10 images: {names} and 2 more; add them"):
         ImageMask(root, classes=CLASSES)
 
@@ -203,14 +206,18 @@ def test_lists_that_are_wrong(root: Path, text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("list.list", "a\n", r"list\.list: its name tells no format \(\.csv, .*\); give it one of these endings$"),
+        ("list.list", "a\n", r"list\.list: its extension is none of \.csv, .*; rename it$"),
         (
             "list.txt",
             "images/a.bmp,masks/a.png\n",
             "the line holds ','; if that separates columns, name the list .csv$",
         ),
-        ("list.json", '[{"file": "a"}]', "'image' is not there .*; call its key 'image', and that of .* 'mask'$"),
-        ("list.json", "[1]", r"expected an object such as {\"image\": \"a\.jpg\", \"mask\": \"a\.png\"}, got 1"),
+        (
+            "list.json",
+            '[{"file": "a"}]',
+            "item 1: 'image' is None, .* keys are file; call them 'image' and 'mask'$",
+        ),
+        ("list.json", "[1]", "item 1: expected an object, got 1"),
         ("list.csv", "img,mask\na,b\n", "no column 'image' in its first line, .*; call the columns image and mask$"),
     ],
 )
@@ -221,25 +228,23 @@ def test_lists_that_are_wrong_are_to_be_changed(root: Path, name: str, text: str
 
 
 def test_comments_and_a_first_line_of_names_in_a_list_of_pairs(root: Path) -> None:
-    (root / "images/b.bmp").rename(root / "images/#b.bmp")
-    (root / "masks/b.png").rename(root / "masks/#b.png")
-    for text in ("# a\n#b\n#a\na\n", "#about a list\n#b.bmp\n#\na.bmp\n"):
+    for text in ("# a\n#a\nb\na\n", "#about a list\nb.bmp\n#\na.bmp\n"):
         (root / "list.txt").write_text(text)
         assert contents(ImageMask(root, list_file="list.txt", classes=CLASSES)) == [(20, 1), (10, 0)]
-    (root / "list.csv").write_text("photo,truth\n# b,c\n#images/a.bmp,x\nimages/#b.bmp,masks/#b.png\n")
+    (root / "list.csv").write_text("photo,truth\n# b,c\n#images/a.bmp,x\nimages/b.bmp,masks/b.png\n")
     dataset = ImageMask(root, list_file="list.csv", classes=CLASSES)
     assert contents(dataset) == [(20, 1)]
-    assert dataset.notes == ["line 1 is taken for names of columns, as 'photo' has no ending: photo, truth"]
+    assert dataset.notes == ["line 1 is taken for the header, as 'photo' has no extension: photo, truth"]
 
 
 def test_files_of_two_columns_that_are_not_there_are_told_at_once(root: Path) -> None:
     lines = ["images/a.bmp,masks/a.png", "", "images/b.bmp,masks/x.png", "images/y.bmp,nowhere/y.png"]
     (root / "list.csv").write_text("\n".join(lines))
     named = r"masks/x\.png \(line 3\), images/y\.bmp \(line 4\), nowhere/y\.png \(line 4\); add them"
-    with pytest.raises(DataError, match=rf"^{root}/list\.csv: not in {root} are 3 of the 6 files .*: {named}"):
+    with pytest.raises(DataError, match=rf"^{root}/list\.csv: 3 of the 6 files .* are not in {root}: {named}"):
         ImageMask(root, list_file="list.csv", classes=CLASSES)
     (root / "list.csv").write_text("\n".join(f"images/{number}.bmp,masks/a.png" for number in range(9)))
-    with pytest.raises(DataError, match=r"are 9 of the 18 .*, images/4\.bmp \(line 5\) and 4 more; add them"):
+    with pytest.raises(DataError, match=r"9 of the 18 files .*, images/4\.bmp \(line 5\) and 4 more; add them"):
         ImageMask(root, list_file="list.csv", classes=CLASSES)
 
 
@@ -273,10 +278,10 @@ def test_folders_that_are_not_as_expected(root: Path) -> None:
         ImageMask(root, masks="labels", classes=CLASSES)
     with pytest.raises(DataError, match=r"absent\.txt: no such file; `list_file` is looked for in `root`"):
         ImageMask(root, list_file="absent.txt", classes=CLASSES)
-    with pytest.raises(DataError, match=r"images: no images in this folder; expected files ending in \.webp"):
+    with pytest.raises(DataError, match=r"images: no images in this folder; expected files with the extensions \.webp"):
         ImageMask(root, extensions=[".webp"], classes=CLASSES)
     paint(root / "images/a.png", 1)
-    with pytest.raises(DataError, match="have the same name but for their endings"):
+    with pytest.raises(DataError, match="have the same name but for their extensions"):
         ImageMask(root, classes=CLASSES)
     with pytest.raises(DataError, match="leads out of"):
         ImageMask(root / "masks", images="../images", masks=".", classes=CLASSES)
@@ -294,6 +299,10 @@ def test_folders_that_are_not_as_expected(root: Path) -> None:
         {"classes": ["a", "b"], "colors": [[1, 2, 3]]},
         {"classes": ["a", "b"], "colors": [[1, 2, 3], [1, 2, 3]]},
         {"classes": ["a"], "colors": [[1, 2, 256]]},
+        {"classes": ["a"], "colors": [[1, 2, 3]], "label_map": {"a": 1}},
+        {"label_map": {"a": -1}},
+        {"label_map": {"a": "1 to 3"}},
+        {"label_map": {}},
         {"binary": True, "colors": [[1, 2, 3]]},
     ],
 )
@@ -309,6 +318,103 @@ def test_a_spare_mask_whose_name_is_not_utf_8(root: Path) -> None:
     assert dataset.notes == [
         f"1 mask without an image in {root}/images, not used: masks/sp\N{REPLACEMENT CHARACTER}r.png"
     ]
+
+
+# --- patterns of names --------------------------------------------------------------------------------------
+
+
+def test_masks_are_named_by_a_pattern(root: Path) -> None:
+    for name in ("a", "b", "deep/c"):
+        (root / f"masks/{name}.png").rename(root / f"masks/{name}_mask.png")
+    dataset = ImageMask(root, masks="masks/{stem}_mask.png", classes=CLASSES, ignore_index=255)
+    assert contents(dataset) == [(10, 0), (20, 1), (30, 255)]
+    assert dataset.mask_path(2) == root / "masks/deep/c_mask.png"
+    assert contents(ImageMask(root, masks="masks/{stem}_mask", classes=CLASSES, ignore_index=255)) == contents(dataset)
+    (root / "some.txt").write_text("b\n")
+    listed = ImageMask(root, masks="masks/{stem}_mask.png", list_file="some.txt", classes=CLASSES)
+    assert contents(listed) == [(20, 1)]
+
+
+def test_masks_may_lie_beside_the_images_and_images_have_a_pattern_too(tmp_path: Path) -> None:
+    for name in ("x", "y"):
+        paint(tmp_path / f"both/{name}.png", 128)
+        paint(tmp_path / f"both/{name}_mask.png", 1)
+        paint(tmp_path / f"left/city/{name}_left.png", 7)
+        paint(tmp_path / f"fine/city/{name}_ids.png", 1)
+        paint(tmp_path / f"fine/city/{name}_color.png", 99)
+    assert contents(ImageMask(tmp_path, "both", "{stem}_mask.png", classes=CLASSES)) == [(128, 1)] * 2
+    city = ImageMask(tmp_path, "left/{stem}_left.png", "fine/{stem}_ids.png", classes=CLASSES)
+    assert contents(city) == [(7, 1)] * 2
+    assert city.mask_path(1) == tmp_path / "fine/city/y_ids.png"
+
+
+@pytest.mark.parametrize("pattern", ["masks/{name}.png", "{stem}/mask.png", "{stem}_{stem}.png", "masks/{stem"])
+def test_patterns_that_make_no_sense(root: Path, pattern: str) -> None:
+    with pytest.raises(ArgumentError, match="masks: expected a folder, or a pattern"):
+        ImageMask(root, masks=pattern, classes=CLASSES)
+
+
+def test_without_any_mask_the_pattern_that_would_match_is_told(root: Path) -> None:
+    for name in ("a", "b", "deep/c"):
+        (root / f"masks/{name}.png").rename(root / f"masks/{name}_mask.png")
+    found = r"no mask in .*/masks for 3 of 3 images: images are called a\.bmp, b\.bmp and 1 more, masks a_mask\.png, "
+    with pytest.raises(DataError, match=found + r'b_mask\.png and 1 more; add `masks: "masks/{stem}_mask\.png"`$'):
+        ImageMask(root, classes=CLASSES)
+    (root / "all.txt").write_text("a\nb\n")
+    with pytest.raises(DataError, match=r'all\.txt: no mask .* 2 of 2 .*add `masks: "masks/{stem}_mask\.png"`$'):
+        ImageMask(root, list_file="all.txt", classes=CLASSES)
+    with pytest.raises(DataError, match=r'for 3 of 3 .*add `images: "masks/{stem}_mask\.png"`$'):
+        ImageMask(root, images="masks", masks="images", classes=CLASSES)
+    paint(root / "other/x.png", 1)
+    (root / "empty").mkdir()
+    with pytest.raises(DataError, match=r"for 1 of 1 .*masks none; name masks after their images, or give a pattern"):
+        ImageMask(root, images="other", masks="empty", classes=CLASSES)
+
+
+# --- ids that are merged or mapped --------------------------------------------------------------------------
+
+
+def test_instances_become_classes(tmp_path: Path) -> None:
+    for name, ids in (("a", (0, 1, 2)), ("b", (0, 7, 200))):
+        paint(tmp_path / f"images/{name}.png", 5, (3, 1))
+        (tmp_path / "masks").mkdir(exist_ok=True)
+        mask = Image.new("L", (3, 1))
+        mask.putdata(ids)
+        mask.save(tmp_path / f"masks/{name}.png")
+    people = ImageMask(tmp_path, label_map={"person": "1-255"})
+    assert people.classes == ["background", "person"]
+    assert [people.read(index)["mask"].tolist() for index in range(2)] == [[[0, 1, 1]]] * 2
+    named = ImageMask(tmp_path, classes=["person", "ground"], label_map={"ground": 0, "person": [1, "2-199", 200]})
+    assert named.read(1)["mask"].tolist() == [[1, 0, 0]]
+    few: dict[str, Any] = {"cat": 1, "dog": [2, 7]}
+    with pytest.raises(DataError, match=r"b\.png: holds the ids 200, which are not in `label_map`; add them"):
+        ImageMask(tmp_path, label_map=few).read(1)
+    ignored = ImageMask(tmp_path, label_map=few, ignore_index=255)
+    assert (ignored.classes, ignored.read(1)["mask"].tolist()) == (["background", "cat", "dog"], [[0, 2, 255]])
+    with pytest.raises(DataError, match=r"holds the ids 2; .*merge ids, as with `label_map: {tree: 1-2}`"):
+        ImageMask(tmp_path, classes=CLASSES).read(0)
+
+
+def test_ids_of_16_bits_are_mapped(tmp_path: Path) -> None:
+    paint(tmp_path / "images/a.png", 5, (3, 1))
+    (tmp_path / "masks").mkdir()
+    Image.fromarray(np.array([[7, 26_001, 26_017]], np.uint16)).save(tmp_path / "masks/a.png")
+    city = ImageMask(tmp_path, label_map={"road": 7, "car": "26000-26999"})
+    assert city.read(0)["mask"].tolist() == [[1, 2, 2]]
+    assert city.read(0)["mask"].dtype == np.uint8
+
+
+@pytest.mark.parametrize(
+    ("label_map", "message"),
+    [
+        ({"wolf": 1}, "'wolf' is no class; the classes are road, tree"),
+        ({"tree": "9-3"}, "expected a range of ids from 0 to 65535, got 9-3"),
+        ({"tree": "1-9", "road": 5}, "the id 5 belongs to two classes"),
+    ],
+)
+def test_label_maps_that_make_no_sense(root: Path, label_map: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        ImageMask(root, classes=CLASSES, label_map=label_map)
 
 
 # --- real data ----------------------------------------------------------------------------------------------

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paceline.core.errors import DataError
-from paceline.data.datasets.keypoints import Keypoints
-from paceline.data.keypoint_names import known_joints
+from paceline.data.datasets.keypoints import Keypoints, known_keypoints
 
 NAMES = ["left_hand", "right_hand", "chin"]
 POSITIONS = np.array(
@@ -39,7 +38,7 @@ def message(root: Path, **arguments: Any) -> str:
 
 def test_boxes_hold_the_labelled_joints_and_a_margin(tmp_path: Path) -> None:
     path = write(tmp_path)
-    dataset = Keypoints(tmp_path, names=NAMES, margin=0.2, limbs=[[0, 2]])
+    dataset = Keypoints(tmp_path, names=NAMES, margin=0.2, skeleton=[[0, 2]])
     assert (dataset.classes, dataset.channels, len(dataset)) == (["person"], 3, 4)
     assert dataset.joints == (NAMES, [(0, 1)], [(0, 2)])
     first, second, third, fourth = (dataset.read(index) for index in range(4))
@@ -52,7 +51,7 @@ def test_boxes_hold_the_labelled_joints_and_a_margin(tmp_path: Path) -> None:
     assert third["boxes"].shape == (0, 4)  # a single joint has no extent
     assert third["keypoints"].shape == (0, 3, 3)
     assert third["classes"].shape == third["crowd"].shape == third["area"].shape == (0,)
-    assert dataset.notes == [f"{path}: im2.png has no two joints that are labeled and apart, so no person"]
+    assert dataset.notes == [f"{path}: im2.png has no two keypoints that are labeled and apart, so no person"]
     assert [sample["image"][0, 0, 0] for sample in (first, second, third, fourth)] == [0, 1, 2, 3]
     assert dataset.open(1)["image"].width == 40
     assert dataset.path(3) == tmp_path / "images/im3.png"
@@ -78,12 +77,12 @@ def test_a_json_file_names_images_and_joints(tmp_path: Path) -> None:
     joints = {"im3.png": POSITIONS[1].tolist(), "im1.png": POSITIONS[0].tolist()}
     whole = {"joints": joints, "joint_names": NAMES, "flip_pairs": [[1, 0]]}
     (tmp_path / "joints.json").write_text(json.dumps(whole))
-    dataset = Keypoints(tmp_path, joints="joints.json")
+    dataset = Keypoints(tmp_path, file="joints.json")
     assert [dataset.path(index).name for index in range(len(dataset))] == ["im1.png", "im3.png"]
     assert dataset.joints == (NAMES, [(1, 0)], [])
     assert dataset.read(1)["keypoints"].tolist() == [[[5, 5, 2], [5, 15, 2], [6, 9, 2]]]
     (tmp_path / "plain.json").write_text(json.dumps(joints))
-    assert Keypoints(tmp_path, joints="plain.json", names=NAMES).joints.pairs == [(0, 1)]
+    assert Keypoints(tmp_path, file="plain.json", names=NAMES).joints.pairs == [(0, 1)]
 
 
 def test_splits_are_drawn_or_listed(tmp_path: Path) -> None:
@@ -97,21 +96,21 @@ def test_splits_are_drawn_or_listed(tmp_path: Path) -> None:
     assert [mine.path(index).name for index in range(2)] == ["im3.png", "im1.png"]
     assert mine.read(1)["keypoints"][0, 0].tolist() == [5, 5, 2]
     (tmp_path / "mine.txt").write_text("im9\n")
-    assert "mine.txt: line 1 names 'im9', which is not among the images" in message(tmp_path, names=NAMES, split="mine")
+    assert "names that have no annotation: im9 (line 1)" in message(tmp_path, names=NAMES, split="mine")
     assert "give `split_shares`" in message(tmp_path, names=NAMES, split="val")
 
 
 @pytest.mark.parametrize(
     ("positions", "expected"),
     [
-        (np.zeros((3, 14, 4)), "holds 3 × 14 × 4 of float64, expected [images, joints, 3] as x, y and visibility"),
+        (np.zeros((3, 14, 4)), "holds 3 × 14 × 4 of float64, expected [images, keypoints, 3] as x, y and visibility"),
         (np.zeros((4, 14)), "holds 4 × 14 of float64, expected"),
         (np.zeros((0, 14, 3)), "holds 0 × 14 × 3 of float64, expected"),
         (np.array([[["a"] * 3]]), "holds 1 × 1 × 3 of <U1, expected"),
         (np.full((4, 3, 3), 5.0), "has 5.0 as a visibility, expected 0 and 1, or 0, 1 and 2"),
-        (np.full((4, 3, 3), [np.nan, 0, 1]), "a joint that is labeled lies at a place that is no number"),
-        (np.zeros((5, 3, 3)), "has joints for 5 images, but"),
-        (np.zeros((4, 5, 3)), "has 5 joints, but `names` has 3"),
+        (np.full((4, 3, 3), [np.nan, 0, 1]), "a keypoint that is labeled lies at a place that is no number"),
+        (np.zeros((5, 3, 3)), "has keypoints for 5 images, but"),
+        (np.zeros((4, 5, 3)), "has 5 keypoints, but `names` has 3"),
     ],
 )
 def test_arrays_of_another_shape_are_named(tmp_path: Path, positions: NDArray[Any], expected: str) -> None:
@@ -125,26 +124,29 @@ def test_arrays_of_another_shape_are_named(tmp_path: Path, positions: NDArray[An
     [
         ([], 'expected {"joints"'),
         ({"joints": {}}, 'expected {"joints"'),
-        ({"a.png": 5}, "a.png has joints of shape 5, expected [0, 3]"),
-        ({"a.png": [[1, 2, 1]], "b.png": [[1, 2, 1]] * 2}, "b.png has joints of shape [2, 3], expected [1, 3]"),
-        ({"a.png": [["1", 2, 1]]}, "a.png has joints of shape [['1', 2, 1]], expected [1, 3]"),
-        ({"a.png": [[1, 2, 1]], "b.png": [[1, 2]]}, "some images have x, y and visibility, others x and y alone"),
+        ({"a.png": 5}, "a.png has keypoints 5; expected"),
+        (
+            {"a.png": [[1, 2, 1]], "b.png": [[1, 2, 1]] * 2},
+            "b.png has keypoints of shape [2, 3]; expected the same number",
+        ),
+        ({"a.png": [["1", 2, 1]]}, "a.png has keypoints [['1', 2, 1]]; expected"),
+        ({"a.png": [[1, 2, 1]], "b.png": [[1, 2]]}, "b.png has keypoints of shape [1, 2]; expected the same number"),
         ({"joints": {"a.png": [[1, 2, 1]]}, "flip_pairs": [[0, 1]]}, "joint_names and flip_pairs are not 1 texts"),
     ],
 )
 def test_json_of_another_shape_is_named(tmp_path: Path, whole: Any, expected: str) -> None:
     path = tmp_path / "joints.json"
     path.write_text(json.dumps(whole))
-    assert message(tmp_path, joints="joints.json", names=NAMES).startswith(f"{path}: ")
-    assert expected in message(tmp_path, joints="joints.json", names=NAMES)
+    assert message(tmp_path, file="joints.json", names=NAMES).startswith(f"{path}: ")
+    assert expected in message(tmp_path, file="joints.json", names=NAMES)
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     assert message(tmp_path) == f"{tmp_path / 'joints.npy'}: no such file"
-    assert "ends in .mat, expected .npy or .json" in message(tmp_path, joints="joints.mat")
+    assert "its extension is .mat, expected .npy or .json" in message(tmp_path, file="joints.mat")
     path = write(tmp_path)
     assert "their names are not known: give them as `names`" in message(tmp_path)
-    assert "numbered from 0, but `pairs` has [0, 3]" in message(tmp_path, names=NAMES, pairs=[[0, 3]])
+    assert "numbered from 0, but `flip_pairs` has [0, 3]" in message(tmp_path, names=NAMES, flip_pairs=[[0, 3]])
     path.write_bytes(path.read_bytes()[:-9])
     assert message(tmp_path).startswith(f"{path}: cannot be read as an array")
     np.save(path, np.array([{}]), allow_pickle=True)
@@ -152,13 +154,13 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     far = POSITIONS.copy()
     far[0, :2, :2] = [[100, 100], [120, 120]]
     write(tmp_path, far)
-    with pytest.raises(DataError, match=r"im0\.png: all of its joints lie outside the image, which is 40×30"):
+    with pytest.raises(DataError, match=r"im0\.png: all of its keypoints lie outside the image, which is 40×30"):
         Keypoints(tmp_path, names=NAMES).read(0)
 
 
 @pytest.mark.parametrize("count", [14, 17])
 def test_known_joints_are_mirrored_in_pairs(count: int) -> None:
-    known = known_joints(count)
+    known = known_keypoints(count)
     assert known is not None
     assert len(known.names) == len(set(known.names)) == count
     assert [known.names[left].split("_")[1] for left, _ in known.pairs] == [
@@ -171,7 +173,7 @@ def test_known_joints_are_mirrored_in_pairs(count: int) -> None:
     limbs = {frozenset(limb) for limb in known.limbs}
     assert {frozenset(mirror.get(end, end) for end in limb) for limb in limbs} == limbs  # people are symmetric
     assert {end for limb in limbs for end in limb} == set(range(count))
-    assert known_joints(5) is None
+    assert known_keypoints(5) is None
 
 
 @pytest.mark.real_data
@@ -188,9 +190,9 @@ def test_sports_poses(real_data: Path) -> None:
         assert keypoints.shape == (14, 3)
         assert 0 <= x1 < x2 <= sample["image"].width
         assert 0 <= y1 < y2 <= sample["image"].height
-    named = Keypoints(root, joints="joints.json")
+    named = Keypoints(root, file="joints.json")
     assert named.joints == dataset.joints
-    assert abs(named._positions - dataset._positions).max() < 0.051  # written with one digit
+    assert abs(named._keypoints.values - dataset._keypoints.values).max() < 0.051  # written with one digit
     assert [named.path(index) for index in (0, 999)] == [dataset.path(index) for index in (0, 999)]
     parts = [Keypoints(root, split=split, split_shares={"train": 0.8, "test": 0.2}) for split in ("train", "test")]
     assert [len(part) for part in parts] == [800, 200]

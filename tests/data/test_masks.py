@@ -12,7 +12,7 @@ from PIL import Image
 
 from paceline.core.errors import DataError
 from paceline.data.io import mask as mask_colors
-from paceline.data.io.mask import PaintedClasses, decode_grey, decode_ids
+from paceline.data.io.mask import PaintedClasses, decode_gray, decode_ids
 
 IDS = np.array([[0, 1, 2], [3, 2, 0]], np.uint8)
 
@@ -108,7 +108,7 @@ def test_ids_are_as_stored_or_refused_where_greys_are_scaled(
 def test_shades_are_scaled_to_255(tmp_path: Path) -> None:
     path = tmp_path / "mask.pgm"
     path.write_bytes(b"P5 3 1 100 \0\x64\x14")
-    assert decode_grey(path).tolist() == [[0, 255, 51]]
+    assert decode_gray(path).tolist() == [[0, 255, 51]]
 
 
 def test_grey_spans_0_to_255(tmp_path: Path) -> None:
@@ -116,13 +116,13 @@ def test_grey_spans_0_to_255(tmp_path: Path) -> None:
     gray = np.array([[0, 90, 255]], np.uint8)
     for image in (Image.fromarray(gray), Image.fromarray(gray).convert("RGB"), Image.fromarray(gray).convert("LA")):
         image.save(path)
-        assert decode_grey(path).tolist() == gray.tolist()
+        assert decode_gray(path).tolist() == gray.tolist()
     path.write_bytes(png(np.array([[0, 1, 1]], np.uint8), 1, 0))
-    assert decode_grey(path).tolist() == [[0, 255, 255]]
+    assert decode_gray(path).tolist() == [[0, 255, 255]]
     path.write_bytes(png(np.array([[0, 1, 1]], np.uint8), 8, 3, bytes([0, 0, 0, 255, 255, 255])))
-    assert decode_grey(path).tolist() == [[0, 255, 255]]
+    assert decode_gray(path).tolist() == [[0, 255, 255]]
     Image.fromarray(np.full((8, 8), 200, np.uint8)).save(tmp_path / "mask.jpg")
-    assert decode_grey(tmp_path / "mask.jpg").tolist() == [[200] * 8] * 8
+    assert decode_gray(tmp_path / "mask.jpg").tolist() == [[200] * 8] * 8
 
 
 def save(mode: str, ending: str = "png") -> Callable[[Path], Path]:
@@ -169,10 +169,10 @@ def test_what_is_no_mask(tmp_path: Path, make: Callable[[Path], Path], of_ids: s
         decode_ids(path)
     assert str(caught.value).startswith(f"{path}: ")
     if of_grey is None:
-        assert decode_grey(path).shape == (3, 4)
+        assert decode_gray(path).shape == (3, 4)
     else:
         with pytest.raises(DataError, match=of_grey):
-            decode_grey(path)
+            decode_gray(path)
 
 
 # --- grays, alpha channels and colors ----------------------------------------------------------------------
@@ -210,9 +210,9 @@ def test_ids_of_16_bits(tmp_path: Path) -> None:
     assert decode_ids(path).tolist() == [[0, 3, 255]]
     assert decode_ids(path).dtype == np.uint8
     with pytest.raises(DataError, match=r"16 bits or more a channel; save masks with 8 bits"):
-        decode_grey(path)
+        decode_gray(path)
     Image.fromarray(np.array([[0, 3, 26_001]], np.uint16)).save(path)
-    with pytest.raises(DataError, match=r"holds the id 26001, expected 0 to 255; number the classes anew, and save it"):
+    with pytest.raises(DataError, match=r"holds the id 26001, expected 0 to 255; map ids to classes with `label_map`"):
         decode_ids(path)
     header = struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0)
     pixel = chunk(b"IDAT", zlib.compress(b"\0" + b"\0\x01" * 3))
@@ -235,23 +235,23 @@ def test_ids_of_16_bits(tmp_path: Path) -> None:
     ],
 )
 def test_grey_and_alpha(tmp_path: Path, gray: list[int], alpha: list[int], expected: list[int]) -> None:
-    assert decode_grey(saved_channels(tmp_path, gray, gray, gray, alpha)).tolist() == [expected]
-    assert decode_grey(saved_channels(tmp_path, gray, alpha)).tolist() == [expected]
+    assert decode_gray(saved_channels(tmp_path, gray, gray, gray, alpha)).tolist() == [expected]
+    assert decode_gray(saved_channels(tmp_path, gray, alpha)).tolist() == [expected]
 
 
 @pytest.mark.parametrize(("gray", "alpha"), [([0, 0, 0], [0, 255, 99]), ([40, 255, 99], [0, 255, 255])])
 def test_grey_and_alpha_of_which_either_may_be_the_mask(tmp_path: Path, gray: list[int], alpha: list[int]) -> None:
     with pytest.raises(DataError, match=r"mask\.png: its transparency \(alpha channel\) .*save the mask as 8-bit gray"):
-        decode_grey(saved_channels(tmp_path, gray, gray, gray, alpha))
+        decode_gray(saved_channels(tmp_path, gray, gray, gray, alpha))
 
 
 def test_a_photo_that_is_cut_out_is_no_mask(tmp_path: Path) -> None:
     path = saved_channels(tmp_path, [0, 9, 9], [0, 8, 8], [0, 7, 7], [0, 255, 255])
     with pytest.raises(DataError, match=r"has the color \[9, 8, 7\]; .* if it is a cut-out, save its alpha channel"):
-        decode_grey(path)
+        decode_gray(path)
     path = saved_channels(tmp_path, [0, 9, 9], [0, 8, 8], [0, 7, 7])
     with pytest.raises(DataError, match=r"has the color \[9, 8, 7\]; a binary mask is gray, from 0 to 255: save it so"):
-        decode_grey(path)
+        decode_gray(path)
 
 
 COLORS = [[0, 0, 0], [128, 64, 128], [255, 0, 1]]
@@ -260,14 +260,14 @@ COLORS = [[0, 0, 0], [128, 64, 128], [255, 0, 1]]
 def test_colors_stand_for_classes(tmp_path: Path) -> None:
     painted = PaintedClasses(COLORS)
     path = saved_channels(tmp_path, [255, 0, 128, 0], [0, 0, 64, 0], [1, 0, 128, 0])
-    assert decode_ids(path, painted=painted).tolist() == [[2, 0, 1, 0]]
-    assert decode_ids(path, painted=painted).dtype == np.uint8
+    assert decode_ids(path, mapped=painted).tolist() == [[2, 0, 1, 0]]
+    assert decode_ids(path, mapped=painted).dtype == np.uint8
     with Image.open(path) as image:
         image.quantize(4).save(path)
-    assert decode_ids(path, painted=painted).tolist() == [[2, 0, 1, 0]], "a palette"
+    assert decode_ids(path, mapped=painted).tolist() == [[2, 0, 1, 0]], "a palette"
     Image.new("I;16", (2, 2)).save(path)
     with pytest.raises(DataError, match="16 bits or more a channel"):
-        decode_ids(path, painted=painted)
+        decode_ids(path, mapped=painted)
 
 
 @pytest.mark.parametrize("band", [1, 1 << 22])
@@ -279,8 +279,8 @@ def test_colors_of_no_class(tmp_path: Path, band: int, monkeypatch: pytest.Monke
     Image.fromarray(pixels).save(tmp_path / "mask.png")
     named = r"\[1, 2, 3\] \(20 % of the pixels\), \[9, 9, 9\] \(10 % of the pixels\), \[7, 7, 7\] \(5 % of the pixels\)"
     with pytest.raises(DataError, match=rf"mask\.png: has {named}, of none of `colors`; add their classes, or set `ig"):
-        decode_ids(tmp_path / "mask.png", painted=PaintedClasses(COLORS))
-    found = decode_ids(tmp_path / "mask.png", painted=PaintedClasses(COLORS, ignore_index=255))
+        decode_ids(tmp_path / "mask.png", mapped=PaintedClasses(COLORS))
+    found = decode_ids(tmp_path / "mask.png", mapped=PaintedClasses(COLORS, ignore_index=255))
     assert found.tolist() == [[0] * 4, [255, 0, 0, 0], [255, 1, 0, 0], [255, 1, 255, 0], [255, 1, 255, 255]]
     with pytest.raises(DataError, match=r"\[128, 64, 128\] \(15 % .* and 1 color more, of none"):
-        decode_ids(tmp_path / "mask.png", painted=PaintedClasses(COLORS[:1]))
+        decode_ids(tmp_path / "mask.png", mapped=PaintedClasses(COLORS[:1]))

@@ -70,8 +70,8 @@ def test_a_pack_keeps_the_names_of_classes(tmp_path: Path) -> None:
     found = packed(path)
     assert found.classes == [ODD]
     assert int(found.read(0)["image"].min()) == 255
-    assert [(each.sample, each.path) for each in found.left_out] == [(1, str(bad))]
-    path.write_bytes(path.read_bytes().replace(b'"classes":["', b'"classes":[7,"'))
+    assert [(each.sample, each.path) for each in found.skipped] == [(1, str(bad))]
+    path.write_bytes(path.read_bytes().replace(b'"classes": ["', b'"classes": [7,"'))
     with pytest.raises(DataError):
         packed(path)
 

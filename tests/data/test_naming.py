@@ -13,7 +13,7 @@ from registered import arguments_of
 from paceline.core.errors import DataError
 from paceline.data.datasets.list_file import ListFile
 from paceline.data.datasets.video import VideoList
-from paceline.data.index.folders import NamePattern
+from paceline.data.index.list_file import NamePattern
 
 KINETICS = "{youtube_id}_{time_start:06}_{time_end:06}.mp4"
 LIST = """label,youtube_id,time_start,time_end,split
@@ -67,11 +67,11 @@ def test_images_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pattern", "rows", "message"),
     [
-        (KINETICS, "a,b,1.5,2,val\n", "list.csv, line 2: 'time_start' is '1.5', expected a whole number"),
-        ("{youtube_id}.mp4", "a, ,1,2,val\n", "line 2: 'youtube_id' is '', expected something"),
+        (KINETICS, "a,b,1.5,2,val\n", "list.csv, line 2: column 'time_start' is '1.5', expected a whole number"),
+        ("{youtube_id}.mp4", "a, ,1,2,val\n", "line 2: column 'youtube_id' is '', expected something"),
         (KINETICS, "a,b,1\n", "line 2: 3 columns, expected at least 4"),
         ("{id}.mp4", "a,b,1,2,val\n", "no column 'id' in its first line, which has label, youtube_id"),
-        ("{youtube_id.mp4", "a,b,1,2,val\n", "is no pattern of names"),
+        ("{youtube_id.mp4", "a,b,1,2,val\n", "is no pattern"),
         ("{youtube_id!r}.mp4", "a,b,1,2,val\n", "no column 'youtube_id!r'"),
     ],
 )

@@ -14,7 +14,6 @@ from packable import Scenes
 from paceline.core.errors import DataError
 from paceline.data.datasets.packed import PackedSamples, packed
 from paceline.data.pack import write_pack
-from paceline.data.pack_format import PREAMBLE, records_begin
 from paceline.data.split_loader import SplitLoader
 from paceline.data.transforms.geometric import RandomHorizontalFlip, RandomResizedCrop
 
@@ -36,10 +35,17 @@ def even(tmp_path_factory: pytest.TempPathFactory) -> PackedSamples:
 
 def problems(content: bytes, path: Path) -> list[str]:
     path.write_bytes(content)
+    found = []
     try:
-        return [str(each) for each in packed(path).verify()]
+        pack = packed(path)
+        for index in range(len(pack)):
+            try:
+                pack.read(index)
+            except DataError as error:
+                found.append(str(error))
     except DataError as error:
-        return [str(error)]
+        found.append(str(error))
+    return found
 
 
 def test_nothing_is_copied(pack: PackedSamples) -> None:
@@ -59,55 +65,22 @@ def test_a_worker_opens_the_file_itself(pack: PackedSamples) -> None:
     assert pack.path(3) == pack.file
 
 
-def damaged_places(pack: PackedSamples) -> dict[str, int]:
-    content = pack.file.read_bytes()
-    _, length, _ = PREAMBLE.unpack_from(content)
-    row_type = pack.header.row_type()
-    index = PREAMBLE.size + length
-    row = index + 3 * row_type.itemsize
-    columns = {name: row + int(place[1]) for name, place in (row_type.fields or {}).items()}
-    unused = index + 5 * row_type.itemsize
-    record = int.from_bytes(content[row : row + 8], "little")
-    following = int.from_bytes(content[row + row_type.itemsize :][:8], "little")
-    assert following == record + pack._place(pack._rows[3])[1]
-    return {
-        "magic": 3,
-        "header length": 16,
-        "header checksum": 20,
-        "header": PREAMBLE.size + 40,
-        "padding of the header": index - 1,
-        **columns,
-        "last byte of a row": row + row_type.itemsize - 1,
-        "row that is not used": unused,
-        "image": record + 100,
-        "last byte of a record": following - 1,
-        "list of what was left out": len(content) - 3,
-    }
-
-
-def test_every_kind_of_byte_is_covered(pack: PackedSamples, tmp_path: Path) -> None:
-    content = pack.file.read_bytes()
-    assert problems(content, tmp_path / "sound") == []
-    for kind, place in damaged_places(pack).items():
-        damaged = bytearray(content)
-        damaged[place] ^= 1
-        found = problems(bytes(damaged), tmp_path / "damaged")
-        assert len(found) == 1, (kind, found)
-        of_sample = kind.startswith(("begin", "crc", "shape", "number", "image", "last"))
-        assert ("sample 3" in found[0]) == of_sample, (kind, found)
-        assert str(tmp_path / "damaged") in found[0]
+def place_of(pack: PackedSamples, sample: int) -> int:
+    """Where in the file the image of a sample is."""
+    record = pack._records[sample].tobytes()
+    return pack.file.read_bytes().index(record) + len(record) - 70
 
 
 def test_a_damaged_sample_is_named_when_it_is_read(pack: PackedSamples, tmp_path: Path) -> None:
     damaged = bytearray(pack.file.read_bytes())
-    damaged[damaged_places(pack)["image"]] ^= 128
+    damaged[place_of(pack, 3)] ^= 128
     (tmp_path / "p").write_bytes(damaged)
     opened = packed(tmp_path / "p")
     assert opened.read(2)["label"] == 1
     for _ in range(2):
         with pytest.raises(DataError, match=r"p: sample 3 is damaged \(its checksum is wrong\); write it again"):
             opened.read(3)
-    assert [each.sample for each in opened.verify()] == [3]
+    assert len(problems(bytes(damaged), tmp_path / "p")) == 1
 
 
 @settings(max_examples=150, deadline=None)
@@ -122,7 +95,7 @@ def test_any_flipped_bit_is_noticed(pack: PackedSamples, place: float, bit: int)
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_any_flipped_bit_of_an_even_pack_is_noticed(even: PackedSamples, place: float, bit: int) -> None:
     damaged = bytearray(even.file.read_bytes())
-    damaged[int(place**3 * len(damaged))] ^= 1 << bit  # rather in the index and the first sample than behind them
+    damaged[int(place * len(damaged))] ^= 1 << bit
     assert problems(bytes(damaged), even.file.with_name("flipped"))
 
 
@@ -135,35 +108,16 @@ def test_any_truncation_is_noticed_at_once(pack: PackedSamples, share: float) ->
         packed(path)
 
 
-def test_a_truncated_pack_tells_how_far_it_goes(pack: PackedSamples, tmp_path: Path) -> None:
-    content = pack.file.read_bytes()
-    begins = pack._rows["begin"].tolist()
-    for cut, told in (
-        (begins[2] + 1, "it ends within sample 2 of 5"),
-        (begins[2], "it ends within sample 2 of 5"),
-        (begins[2] - 1, "it ends within sample 1 of 5"),
-        (len(content) - 1, "it ends behind the last sample"),
-        (begins[0] - 100, "it ends within its index"),
-    ):
-        assert told in problems(content[:cut], tmp_path / "cut")[0]
-    assert "but its header says" in problems(content + b" ", tmp_path / "longer")[0]
-
-
 def test_what_is_no_pack_is_refused(tmp_path: Path) -> None:
     assert "not a pack" in problems(b"", tmp_path / "empty")[0]
-    assert "not a pack (starts with b'\\x89PNG" in problems(b"\x89PNG" + bytes(100), tmp_path / "png")[0]
-    with pytest.raises(DataError, match="not a pack, cannot be read"):
+    assert "not a pack, or damaged (has no magic word)" in problems(b"\x89PNG" + bytes(100), tmp_path / "png")[0]
+    with pytest.raises(DataError, match=r"not a pack, or damaged .*directory"):
         packed(tmp_path)
 
 
-def test_a_later_version_is_named(pack: PackedSamples, tmp_path: Path) -> None:
-    import zlib
-
-    content = pack.file.read_bytes()
-    magic, length, _ = PREAMBLE.unpack_from(content)
-    text = content[PREAMBLE.size : PREAMBLE.size + length].replace(b'"version":1', b'"version":2')
-    later = PREAMBLE.pack(magic, length, zlib.crc32(text)) + text + content[PREAMBLE.size + length :]
-    assert "a pack of version 2, expected 1" in problems(later, tmp_path / "later")[0]
+def test_another_version_is_named(pack: PackedSamples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.data.datasets.packed.PACK_VERSION", 3)
+    assert "holds no pack of version 3" in problems(pack.file.read_bytes(), tmp_path / "later")[0]
 
 
 def test_even_samples_come_as_whole_batches(tmp_path: Path) -> None:
@@ -188,9 +142,7 @@ def test_even_samples_come_as_whole_batches(tmp_path: Path) -> None:
 def test_damage_is_noticed_in_whole_batches_too(tmp_path: Path) -> None:
     write_pack(Scenes(size=9, even=True, with_objects=False), tmp_path / "p", None)
     content = bytearray((tmp_path / "p").read_bytes())
-    header = packed(tmp_path / "p").header
-    length = PREAMBLE.unpack_from(content)[1]
-    content[records_begin(length, header.room, header.row_type().itemsize) + 5] ^= 1
+    content[place_of(packed(tmp_path / "p"), 0)] ^= 1
     (tmp_path / "p").write_bytes(content)
     source = SplitLoader(packed(tmp_path / "p"), [], seed=0)
     assert source.fetch(0, np.array([1, 8])).size == 2

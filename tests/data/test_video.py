@@ -18,9 +18,8 @@ from moving_pictures import HEIGHT, WIDTH, Pixels, decode_all, forget_times, wri
 from PIL import Image
 
 from paceline.core.errors import DataError
-from paceline.data.io import video_index as video_packets
-from paceline.data.io.video import EncodedVideo
-from paceline.data.io.video_index import PacketTimes, Timeline, make_timeline, num_before_gap
+from paceline.data.io import video as video_module
+from paceline.data.io.video import EncodedVideo, Timeline, make_timeline
 
 _LONG = {"g": "250", "bf": "3", "preset": "veryfast"}
 _SHORT = {"g": "8", "bf": "2", "preset": "veryfast", "x264-params": "scenecut=0"}
@@ -58,7 +57,7 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Pi
 def test_frames_are_those_that_decoding_everything_gives(
     videos: dict[str, tuple[Path, Pixels]], name: str, kept_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(video_packets, "_KEPT_BYTES", kept_bytes)
+    monkeypatch.setattr(video_module, "_KEPT_BYTES", kept_bytes)
     path, expected = videos[name]
     video = EncodedVideo(path)
     assert (video.num_frames, video.height, video.width) == (len(expected), HEIGHT, WIDTH)
@@ -78,7 +77,8 @@ def test_any_numbers_in_any_order(videos: dict[str, tuple[Path, Pixels]], number
 
 
 def _timeline(shown: list[int], keys: list[int], hidden: tuple[int, ...] = ()) -> Timeline | None:
-    return make_timeline([PacketTimes(time, at, at in keys, at not in hidden) for at, time in enumerate(shown)])
+    places = range(len(shown))
+    return make_timeline(shown, [at in keys for at in places], [at not in hidden for at in places])
 
 
 def test_runs_begin_at_the_keyframe_before_and_jump_only_where_it_saves_work() -> None:
@@ -109,11 +109,6 @@ def test_frames_that_are_not_shown_have_no_number() -> None:
 )
 def test_times_that_make_no_sense_number_nothing(shown: list[int], keys: list[int]) -> None:
     assert _timeline(shown, keys) is None
-
-
-def test_rate_is_that_of_the_times(videos: dict[str, tuple[Path, Pixels]]) -> None:
-    assert EncodedVideo(videos["many keyframes.mp4"][0]).fps == pytest.approx(25)
-    assert EncodedVideo(videos["uneven.mkv"][0]).fps == pytest.approx(39_000 / (_UNEVEN[-1] - _UNEVEN[0]))
 
 
 _ONE = 1 << 16
@@ -217,19 +212,22 @@ def _without_frames(path: Path) -> Path:
 _BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
     "missing": (lambda path: path, "no such file"),
     "empty": (_empty, "0 bytes"),
-    "text": (_text, "not a video that can be read"),
-    "photo": (_photo, "not a video that can be read"),
+    "text": (_text, "not a video"),
+    "photo": (_photo, "not a video"),
     "pipe": (_pipe, "a pipe, not a file"),
     "folder": (lambda path: path.parent, "a directory, not a file"),
     "sound": (_sound, r"no video in it \(only audio\)"),
     "without frames": (_without_frames, "no video in it"),
     "without frames, avi": (lambda path: _without_frames(path.with_suffix(".avi")), "without frames"),
-    "cut before its contents": (lambda path: _cut(path, first=False), r"cut short: its table of contents \(moov\)"),
-    "first bytes of a film": (lambda path: _shortened(path, 20), r"cut short: its table of contents \(moov\)"),
-    "five bytes": (lambda path: _shortened(path, 5), "not a video that can be read"),
+    "cut before its contents": (
+        lambda path: _cut(path, first=False),
+        "cut short or damaged mp4 file",
+    ),
+    "first bytes of a film": (lambda path: _shortened(path, 20), "cut short or damaged mp4 file"),
+    "five bytes": (lambda path: _shortened(path, 5), "not a video"),
     "cut after its contents": (lambda path: _cut(path, first=True), "truncated"),
-    "raw": (lambda path: write_video(path.with_suffix(".h264"), num_frames=3), "expected one of these formats"),
-    "lossless": (lambda path: write_video(path.with_suffix(".mkv"), "ffv1", 3), "coded as"),
+    "raw": (lambda path: write_video(path.with_suffix(".h264"), num_frames=3), "not a video .*; formats are mov"),
+    "lossless": (lambda path: write_video(path.with_suffix(".mkv"), "ffv1", 3), "its codec is ffv1"),
 }
 
 
@@ -273,86 +271,31 @@ def test_damage_ends_in_an_error_or_in_frames(videos: dict[str, tuple[Path, Pixe
         assert EncodedVideo(damaged, max_frames=1000).frames([0, 5]).shape[0] == 2
 
 
-_OPEN_ENDED = ["mpeg4.avi", "h264.avi", "h264.ts", "mpeg2.mpg", "mpeg2.ts", "hevc.ts", "mjpeg.avi", "h264.flv"]
-
-
-@pytest.fixture(scope="module")
-def open_ended(
-    videos: dict[str, tuple[Path, Pixels]], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, tuple[Path, Pixels]]:
-    """Videos of containers that may end anywhere."""
-    folder = tmp_path_factory.mktemp("open-ended")
-    others = [write_video(folder / "mjpeg.avi", "mjpeg"), write_video(folder / "h264.flv", options=_SHORT)]
-    others += [write_video(folder / "mpeg2.ts", "mpeg2video", options={"g": "10", "bf": "2"})]
-    others += [write_video(folder / "hevc.ts", "libx265", options={"x265-params": "log-level=none:keyint=10"})]
-    return videos | {path.name: (path, decode_all(path)) for path in others}
-
-
-@pytest.mark.parametrize("kept_bytes", [1 << 26, 0], ids=["kept", "read again"])
-@pytest.mark.parametrize("name", _OPEN_ENDED)
-def test_what_is_cut_short_has_the_frames_that_are_whole(
-    open_ended: dict[str, tuple[Path, Pixels]],
-    name: str,
-    kept_bytes: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("name", ["mpeg4.avi", "h264.avi", "h264.ts", "mpeg2.mpg"])
+def test_what_is_cut_short_has_frames_up_to_the_cut(
+    videos: dict[str, tuple[Path, Pixels]], name: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(video_packets, "_KEPT_BYTES", kept_bytes)
-    path, expected = open_ended[name]
-    assert EncodedVideo(path).num_frames == 40
+    path, expected = videos[name]
     content = path.read_bytes()
-    for cut in range(len(content) * 70 // 100, len(content) * 82 // 100, max(1, len(content) // 300)):
+    for cut in range(len(content) * 70 // 100, len(content) * 82 // 100, len(content) // 20):
         (tmp_path / name).write_bytes(content[:cut])
         video = EncodedVideo(tmp_path / name)
-        frames = video.frames(range(video.num_frames))
-        assert 0 < len(frames) < 40
-        differences = np.abs(frames.astype(int) - expected[: len(frames)]).mean((1, 2, 3))
-        assert differences.max() < 1, f"{name} cut at {cut}: frame {differences.argmax()} of {len(frames)} is another"
-
-
-def test_a_first_frame_that_is_cut_is_damaged(open_ended: dict[str, tuple[Path, Pixels]], tmp_path: Path) -> None:
-    content = open_ended["mjpeg.avi"][0].read_bytes()
-    first = content.index(b"00dc", content.index(b"movi"))
-    for length in (300, 500):
-        (tmp_path / "cut.avi").write_bytes(content[: first + length])
-        with pytest.raises(DataError, match=r"cut\.avi: frame 0 is damaged"):
-            _ = EncodedVideo(tmp_path / "cut.avi").num_frames
+        assert 6 < video.num_frames < 40
+        sure = video.num_frames - 4  # the last may be damaged without the decoder's notice
+        differences = np.abs(video.frames(range(sure)).astype(int) - expected[:sure]).mean((1, 2, 3))
+        assert differences.max() < 1
 
 
 def test_whole_videos_of_uneven_times_lose_nothing(tmp_path: Path) -> None:
     for name in ("uneven.flv", "uneven.ts"):
         path = write_video(tmp_path / name, options=_SHORT, milliseconds=_UNEVEN)
         assert EncodedVideo(path).num_frames == 40
-    path = write_video(tmp_path / "repeated.avi", "mpeg4", options={"g": "10", "bf": "2"}, milliseconds=_UNEVEN)
-    with av.open(str(path)) as container:
-        assert container.streams.video[0].frames > 40, "empty packets repeat frames"
-    assert EncodedVideo(path).num_frames == len(decode_all(path))
-
-
-@pytest.mark.parametrize(
-    ("shown", "decoded", "expected"),
-    [
-        ([0, 10, 20, 30], [-10, 0, 10, 20], 4),
-        ([0, 10, 20, 50], [-10, 0, 10, 20], 3),  # what was to be shown at 30 and 40 was not decoded yet
-        ([0, 30], [-10, 0], 1),
-        ([0, 10, 30, 40], [0, 10, 20, 30], 4),  # lost before the end: not by a cut
-        ([0, 10, 20, 30], [-5, 0, 5, 10, 15, 20], 4),  # two packets for a frame
-        ([0, 10, 20, 50], [-10, 0, 5, 30], 4),  # of frames that are not equally long
-        ([0, None, 20, 50], [-10, 0, 10, 20], 4),
-        ([0, 15, 25, 40], [-15, 0, 15, 25], 4),  # film on television: two fields and three in turn
-        ([0, 15, 25, 50], [-15, 0, 15, 25], 3),
-        ([5], [5], 1),
-        ([], [], 0),
-    ],
-)
-def test_frames_after_lost_ones_do_not_count(shown: list[int | None], decoded: list[int], expected: int) -> None:
-    assert num_before_gap(shown, decoded) == expected
 
 
 def test_damage_before_the_end_is_named_and_shortens_nothing(
-    open_ended: dict[str, tuple[Path, Pixels]], tmp_path: Path
+    videos: dict[str, tuple[Path, Pixels]], tmp_path: Path
 ) -> None:
-    path, expected = open_ended["mpeg4.avi"]
+    path, expected = videos["mpeg4.avi"]
     content = bytearray(path.read_bytes())
     with av.open(str(path)) as container:
         places = [packet.pos for packet in container.demux(video=0) if packet.size]

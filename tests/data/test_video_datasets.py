@@ -15,7 +15,7 @@ from registered import arguments_of
 
 from paceline.core.errors import ArgumentError, DataError
 from paceline.core.registry import register
-from paceline.data.datasets.video import ClipsApart, VideoFolder, VideoList
+from paceline.data.datasets.video import ClipDataset, VideoFolder, VideoList
 from paceline.data.io.video import EncodedVideo
 from paceline.data.loader import Request, load
 from paceline.data.split_loader import SplitLoader
@@ -64,9 +64,9 @@ def test_files_that_are_no_videos_are_counted(root: Path) -> None:
         (root / name).touch()
     data = VideoFolder(root)
     (note,) = data.notes
-    assert note.startswith("4 files are left out: .wmv 2, .gif 1, no ending 1; videos are .mp4, .m4v, ")
+    assert note.startswith("4 files are skipped: .wmv 2, .gif 1, no extension 1; videos are .mp4, .m4v, ")
     assert len(data) == 4
-    assert ClipsApart(data, 2).notes == [note]
+    assert ClipDataset(data, 2).notes == [note]
 
 
 def test_folder_of_a_split_or_a_share(root: Path) -> None:

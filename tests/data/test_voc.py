@@ -148,10 +148,16 @@ def test_changes_are_seen(tmp_path: Path) -> None:
         ("", "the file is empty"),
         ("<annotation><object>", "not well-formed xml (no element found: line 1"),
         ("<html/>", "the outermost element is <html>, expected <annotation>"),
-        ("<annotation><object/></annotation>", "object 1 has no <name>"),
-        ("<annotation><object><name>a</name></object></annotation>", "object 1 has no <xmin> in a <bndbox>"),
-        (xml(CAT, ("cat", (1, 1, 2, float("nan")))), "object 2 has 'nan' as its <ymax>, expected a number"),
-        (xml(CAT).replace("<xmax>40", "<xmax>wide"), "object 1 has 'wide' as its <xmax>, expected a number"),
+        (
+            "<annotation><object><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>2</xmax><ymax>2</ymax></bndbox></object></annotation>",
+            "no <name>: a.xml object 1",
+        ),
+        (
+            "<annotation><object><name>a</name><bndbox><ymin>1</ymin><xmax>2</xmax><ymax>2</ymax></bndbox></object></annotation>",
+            "no number as <xmin> of a <bndbox>: a.xml object 1",
+        ),
+        (xml(CAT, ("cat", (1, 1, 2, float("nan")))), "no number as <ymax> of a <bndbox>: a.xml object 2 ('nan')"),
+        (xml(CAT).replace("<xmax>40", "<xmax>wide"), "no number as <xmax> of a <bndbox>: a.xml object 1 ('wide')"),
         ('<?xml version="1.0" encoding="klingon"?><annotation/>', "not well-formed xml"),
         ('<!DOCTYPE annotation [<!ENTITY a "aaaa">]><annotation>&a;</annotation>', "has a DOCTYPE, which is not read"),
         ('<!DOCTYPE annotation SYSTEM "/etc/hostname"><annotation/>', "has a DOCTYPE, which is not read"),
@@ -159,14 +165,26 @@ def test_changes_are_seen(tmp_path: Path) -> None:
 )
 def test_damaged_annotations_are_named(tmp_path: Path, text: str, expected: str) -> None:
     path = add(tmp_path, "a", text)
-    assert message(tmp_path).startswith(f"{path}: ")
+    assert message(tmp_path).startswith(f"{path.parent}: 1 problem")
+    assert "a.xml" in message(tmp_path)
     assert expected in message(tmp_path)
+
+
+def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+    for name in "abc":
+        add(tmp_path, name, "<annotation><object><name>x</name></object></annotation>")
+    add(tmp_path, "d", "<html/>")
+    found = message(tmp_path)
+    assert "13 problems" in found
+    for corner in ("xmin", "ymin", "xmax", "ymax"):
+        assert f"no number as <{corner}> of a <bndbox>: a.xml object 1, b.xml object 1, c.xml object 1" in found
+    assert "not a VOC annotation: d.xml: the outermost element is <html>" in found
 
 
 def test_a_huge_annotation_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(voc_xml, "MAX_BYTES", 50)
     path = add(tmp_path, "a", xml(CAT))
-    assert message(tmp_path) == f"{path}: {path.stat().st_size} bytes; an annotation has at most 50"
+    assert f"{path.name}: {path.stat().st_size} bytes; an annotation has at most 50" in message(tmp_path)
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
@@ -174,12 +192,30 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     path = add(tmp_path, "a", xml(CAT))
     add_list(tmp_path, "train", "a\n")
     listed = add_list(tmp_path, "val", "a\nb\n")
-    assert f"{listed}: line 2 names 'b', but there is no Annotations/b.xml" in message(tmp_path, split="val")
-    assert message(tmp_path, split="test").endswith("there are the lists train, val")
+    assert f"{listed}: 1 problem; names that have no annotation: b (line 2)" in message(tmp_path, split="val")
+    assert message(tmp_path, split="test").endswith("the lists are train, val")
     unknown = message(tmp_path, classes=["dog", "ant"])
-    assert unknown == f"{path}: object 1 is of class 'cat', but `classes` has dog, ant"
+    assert "the class 'cat' is not in `classes`: a.xml object 1; `classes` has dog, ant" in unknown
     path.write_text(xml())
     assert "no annotation has an object, so the classes are not known" in message(tmp_path)
+
+
+def test_folders_have_any_name_and_lists_are_not_needed(tmp_path: Path) -> None:
+    for name in "ab":
+        add(tmp_path, name, xml(CAT))
+    (tmp_path / "JPEGImages").rename(tmp_path / "photos")
+    assert "name it as `annotations`, and that of images as `images`" in message(tmp_path, annotations="labels")
+    assert "JPEGImages: cannot be listed" in message(tmp_path)
+    both = Voc(tmp_path, images="photos")
+    assert [both.path(index).name for index in range(2)] == ["a.jpg", "b.jpg"]
+    for file in (tmp_path / "Annotations").iterdir():
+        file.rename(tmp_path / "photos" / file.name)
+    assert len(Voc(tmp_path, images="photos", annotations="photos").read(1)["boxes"]) == 1
+    found = message(tmp_path, split="train", images="photos", annotations="photos")
+    assert found.endswith("there are no lists: leave `split` out, or give `split_shares`")
+    (tmp_path / "sets").mkdir()
+    (tmp_path / "sets/train.txt").write_text("b\n")
+    assert len(Voc(tmp_path, "train", images="photos", annotations="photos", image_sets="sets")) == 1
 
 
 @pytest.mark.real_data

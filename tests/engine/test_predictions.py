@@ -12,7 +12,7 @@ from small_runs import NamedFiles
 
 from paceline.core.errors import UsageError
 from paceline.data.batch import Batch, Sample
-from paceline.data.io.mask import decode_grey, decode_ids
+from paceline.data.io.mask import decode_gray, decode_ids
 from paceline.engine.predictions import Map, PredictionFolder, can_save_predictions, file_names
 from paceline.visualize.colors import Color, class_color
 
@@ -58,7 +58,7 @@ def test_numbers_come_back_as_they_were(tmp_path: Path) -> None:
     for folder in (gray, colored, gray):  # a second time, they are replaced
         folder.save(ids, found)
     assert sorted(path.name for path in (tmp_path / "gray").iterdir()) == ["a.png", "c.png"]
-    assert decode_grey(tmp_path / "gray/c.png").tolist() == found[0].tolist()
+    assert decode_gray(tmp_path / "gray/c.png").tolist() == found[0].tolist()
     assert decode_ids(tmp_path / "ids/a.png").tolist() == found[1].tolist()
 
 

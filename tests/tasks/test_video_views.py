@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 from torch import Tensor
 
 from paceline.data.batch import Batch
-from paceline.data.datasets.video import ClipsApart, VideoList, clips_apart, joined
+from paceline.data.datasets.video import ClipDataset, VideoList, split_clips, whole_videos
 from paceline.data.split_loader import SplitLoader
 from paceline.data.synthetic import write_video
 from paceline.data.transforms.base import SampleTransform
@@ -198,10 +198,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_each_clip_is_a_sample_with_the_frames_it_has_in_the_video(project: Path) -> None:
     videos = VideoList(project / "data/seven.csv", classes=CLASSES)
     transforms: list[SampleTransform] = [MultiClip(CLIPS, 2, 3, as_samples=True), MultiCrop(72, CROPS)]
-    clips = clips_apart(videos, transforms[0])
-    assert isinstance(clips, ClipsApart)
+    clips = split_clips(videos, transforms[0])
+    assert isinstance(clips, ClipDataset)
     assert (len(clips), clips.classes, clips.path(11)) == (VIDEOS * CLIPS, CLASSES, videos.path(2))
-    assert clips_apart(videos, MultiClip(CLIPS, 2, 3)) is videos is joined(clips)
+    assert split_clips(videos, MultiClip(CLIPS, 2, 3)) is videos is whole_videos(clips)
     whole = SplitLoader(videos, transforms, 0).fetch(0, np.array([0, 6]))
     parts = SplitLoader(clips, transforms, 0).fetch(0, np.array([*range(5), *range(30, 35)]))
     assert parts["image"].shape == (10, CROPS, 3, 2, 72, 72)

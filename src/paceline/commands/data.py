@@ -73,7 +73,7 @@ def _examine(recipe: DataRecipe, splits: list[str], options: argparse.Namespace)
 def _look_at(recipe: DataRecipe, report: SplitReport, sheet: ContactSheet, limit: int | None, bar: Progress) -> None:
     """Everything about one split; a split that cannot be opened does not keep the others from being looked at."""
     from paceline.data.autotune import usable_cores
-    from paceline.data.datasets.video import joined
+    from paceline.data.datasets.video import whole_videos
     from paceline.data.inspect import examine
     from paceline.data.loader_profile import profile_loader
     from paceline.data.skip_list import UNREADABLE
@@ -84,7 +84,7 @@ def _look_at(recipe: DataRecipe, report: SplitReport, sheet: ContactSheet, limit
         report.error = str(error)
         return
     report.opened(source)
-    files = joined(source.dataset)  # a video is looked at once, also where each of its clips is a sample
+    files = whole_videos(source.dataset)  # a video is looked at once, also where each of its clips is a sample
     report.samples = size = len(files)
     indices = evenly_spaced(size, min(size, limit or size))
     threads = usable_cores()

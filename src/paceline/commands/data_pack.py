@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 def pack(recipe: DataRecipe, splits: list[str], options: argparse.Namespace) -> int:
     """Write a pack for each split: the file that is asked for, or with several splits one with each one's name."""
-    from paceline.data.pack import Written, write_pack
+    from paceline.data.pack import WrittenPack, write_pack
 
     size = _size(options.size)
-    written: dict[str, Written] = {}
+    written: dict[str, WrittenPack] = {}
     with progress_bar() as bar:
         for split in splits:
             path = options.pack if len(splits) == 1 else _named(options.pack, split)
@@ -37,7 +37,7 @@ def pack(recipe: DataRecipe, splits: list[str], options: argparse.Namespace) -> 
         return 0
     for split, each in written.items():
         print(f"{split}: {pluralize(each.samples, 'sample')}, {each.bytes / 1e6:,.1f} MB in {each.path}")
-        for left_out in each.left_out:
+        for left_out in each.skipped:
             print(f"  left out: {left_out}")
     print("\nto use it, write into the recipe, beside the transforms that are there:\n\ndata:")
     for split, each in written.items():
@@ -50,7 +50,7 @@ def _advance(bar: Progress, task: TaskID, done: int, total: int) -> None:
 
 
 def _as_json(written: Any) -> dict[str, Any]:
-    left_out = [each._asdict() for each in written.left_out]
+    left_out = [each._asdict() for each in written.skipped]
     return {"file": str(written.path), "samples": written.samples, "bytes": written.bytes, "left_out": left_out}
 
 

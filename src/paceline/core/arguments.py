@@ -148,6 +148,14 @@ class ExactlyOneOf(ArgumentsCheck):
         return None if len(given) == 1 else f"give either {' or '.join(self.words)}, got {found}"
 
 
+class AtLeastOneOf(ArgumentsCheck):
+    """One or more of the arguments are given."""
+
+    def problem(self, values: Mapping[str, Any]) -> str | None:
+        """None is given."""
+        return None if self.given(values) else f"give {' or '.join(self.words)}"
+
+
 class AtMostOneOf(ArgumentsCheck):
     """No two of the arguments are given together."""
 
@@ -200,7 +208,8 @@ class KeyOf(ArgumentsCheck):
 
 
 _KINDS: list[type[Check]] = [
-    Increasing, Ordered, Unique, SumsToOne, NameOf, ExactlyOneOf, AtMostOneOf, Requires, SameLength, AtMost, KeyOf,
+    Increasing, Ordered, Unique, SumsToOne, NameOf, ExactlyOneOf, AtLeastOneOf, AtMostOneOf, Requires, SameLength,
+    AtMost, KeyOf,
 ]  # fmt: skip
 
 

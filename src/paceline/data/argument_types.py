@@ -24,6 +24,9 @@ Degrees = Annotated[float, Field(ge=0, le=180)]
 PixelValue = Annotated[int, Field(ge=0, le=255)]
 Fill = PixelValue | Annotated[Sequence[PixelValue], Field(min_length=1)]
 """What is put where no pixel is: one value, or one a channel."""
+_Ids = Annotated[int, Field(ge=0, le=65_535)] | Annotated[str, Field(pattern=r"^[0-9]{1,5}-[0-9]{1,5}$")]
+IdRanges = _Ids | Annotated[Sequence[_Ids], Field(min_length=1)]
+"""Ids in a mask: one, a range such as "1-255", or a list of both."""
 Color = Annotated[Sequence[PixelValue], Field(min_length=3, max_length=3)]
 """Red, green and blue."""
 

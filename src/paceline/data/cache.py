@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import mmap
 import os
 import tempfile
@@ -16,13 +15,14 @@ import numpy as np
 import torch
 
 from paceline.core.errors import DataError
+from paceline.core.mapped_arrays import aligned
 from paceline.core.process import free_memory
+from paceline.core.records import read_record, record_pieces
 from paceline.core.world import World
 from paceline.data.batch import Sample, as_arrays
 from paceline.data.skip_list import UNREADABLE, locate_error
 from paceline.data.split_loader import Readable
 
-_ALIGNMENT = 64
 _HEADER = 64  # bytes; two numbers of eight: the bytes in use, and those that the system has given
 _CHUNK = 1 << 26  # bytes that are asked of the system at a time
 
@@ -57,13 +57,13 @@ class Cached:
         if self._descriptor is None:
             return self._dataset.read(index)
         if start := int(self._table[index]):
-            return _unpacked(self._memory, start)
+            return read_record(self._memory, start)
         sample = self._dataset.read(index)
         try:
             sample = as_arrays(sample)
         except DataError as error:
             raise locate_error(self._dataset, index, error) from error
-        self._keep(index, _packed(sample))
+        self._keep(index, record_pieces(sample))
         return sample
 
     @property
@@ -72,7 +72,7 @@ class Cached:
         return 0 if self._descriptor is None else int(np.count_nonzero(self._table))
 
     def _keep(self, index: int, parts: list[memoryview]) -> None:
-        length = sum(_aligned(len(part)) for part in parts)
+        length = sum(map(len, parts))
         with self._own_lock():
             start = self._reserve(length)
         if start is None:
@@ -80,7 +80,7 @@ class Cached:
         end = start
         for part in parts:
             self._memory[end : end + len(part)] = part
-            end += _aligned(len(part))
+            end += len(part)
         with self._own_lock():  # whoever finds the place must find what lies there: a lock is a barrier
             self._table[index] = start  # if others have kept the same sample meanwhile, either copy will do
 
@@ -131,50 +131,12 @@ def prepare(descriptor: int, num_samples: int, capacity: int) -> None:
 
 def reserved_bytes(num_samples: int) -> int:
     """What the table of so many samples takes."""
-    return _aligned(_HEADER + 8 * num_samples)
+    return aligned(_HEADER + 8 * num_samples)
 
 
 def bytes_of(sample: Sample) -> int:
     """About what a decoded sample takes."""
-    return sum(_aligned(len(part)) for part in _packed(sample))
-
-
-def _packed(sample: Sample) -> list[memoryview]:
-    """The sample as pieces of memory: how long they are, what is in them, and the arrays as they lie there."""
-    arrays = {name: np.ascontiguousarray(value) for name, value in sample.items() if isinstance(value, np.ndarray)}
-    described = {
-        name: [str(arrays[name].dtype), arrays[name].shape] if name in arrays else _plain(value)
-        for name, value in sample.items()
-    }
-    text = json.dumps({"fields": described, "arrays": list(arrays)}).encode()
-    lengths = np.array([len(text), *(array.nbytes for array in arrays.values())], np.int64)
-    heads = [np.array([len(lengths)], np.int64), lengths]
-    pieces = [np.concatenate(heads), np.frombuffer(text, np.uint8), *arrays.values()]
-    return [memoryview(np.ascontiguousarray(piece).reshape(-1).view(np.uint8)) for piece in pieces]  # type: ignore[arg-type]
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _unpacked(memory: memoryview, start: int) -> Sample:
-    """The sample that lies there; its arrays are the memory itself."""
-    number = int(np.frombuffer(memory, np.int64, 1, start)[0])
-    lengths = np.frombuffer(memory, np.int64, number, start + 8).tolist()
-    start += _aligned(8 * (number + 1))
-    described = json.loads(bytes(memory[start : start + lengths[0]]))
-    sample: Sample = described["fields"]
-    for name, length, before in zip(described["arrays"], lengths[1:], lengths, strict=False):
-        start += _aligned(before)
-        kind, shape = sample[name]
-        array = np.frombuffer(memory[start : start + length], kind).reshape(shape)
-        array.flags.writeable = False
-        sample[name] = array
-    return sample
-
-
-def _aligned(length: int) -> int:
-    return -(-length // _ALIGNMENT) * _ALIGNMENT
+    return sum(map(len, record_pieces(sample)))
 
 
 SHARE = 0.5

@@ -18,9 +18,8 @@ import torch
 from torch import nn
 
 from paceline.core.atomic_write import replace_file
+from paceline.core.cache_folder import cache_folders, make_private
 from paceline.core.regular_file import read_json
-from paceline.data.index.cache_folder import cache_folders, prepare
-from paceline.data.index.index_file import NoRoomError
 from paceline.data.loader import StepBatch
 from paceline.engine.run import Run
 from paceline.loggers.events import Note
@@ -113,8 +112,8 @@ def _recall(key: str | None) -> float:
 def _remember(key: str, is_channels_last: bool) -> None:
     """Write it down for the next start; where nothing can be written, that start measures again."""
     for folder in cache_folders():
-        with suppress(OSError, NoRoomError):
-            prepare(folder)
+        with suppress(OSError):
+            make_private(folder)
             known = read_json(folder / _FILE)
             known = known if isinstance(known, dict) else {}
             newest = [*known.items(), (key, is_channels_last)][-_MOST_REMEMBERED:]

@@ -3,36 +3,56 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from pydantic import Field
 
-from paceline.core.arguments import AtMostOneOf, Count, CountOrZero, ExactlyOneOf, KeyOf, Requires, SameLength, Unique
-from paceline.core.errors import DataError
+from paceline.core.arguments import AtLeastOneOf, AtMostOneOf, Count, CountOrZero, KeyOf, Requires, SameLength, Unique
+from paceline.core.errors import ArgumentError, DataError
 from paceline.core.registry import register
 from paceline.core.regular_file import why_no_file
 from paceline.core.text import join_first, pluralize
-from paceline.data.argument_types import ClassNames, Color, Extensions, Name, PixelValue, SplitShares
+from paceline.data.argument_types import ClassNames, Color, Extensions, IdRanges, Name, PixelValue, SplitShares
 from paceline.data.batch import Sample
-from paceline.data.index.folders import EXTENSIONS, files_below, refuse_escaping_file
+from paceline.data.index.folders import NamedFiles, files_below
 from paceline.data.index.index import IndexBuilder, open_index
-from paceline.data.index.list_file import Row, at_line, encode_name, is_file_in, read_list
+from paceline.data.index.list_file import (
+    Columns,
+    LineNumbers,
+    Row,
+    at_line,
+    delimiter_hint,
+    encode_name,
+    find_line,
+    read_list,
+)
 from paceline.data.index.splits import read_part, split_arguments, write_parts
-from paceline.data.index.table_rows import LineNumbers, advice_on_delimiter, find_line
-from paceline.data.io.image import MAX_PIXELS, Encoded, Pixels
-from paceline.data.io.mask import MASK_EXTENSIONS, PaintedClasses, decode_grey, decode_ids, unknown_colors
+from paceline.data.io.image import EXTENSIONS, MAX_PIXELS, Encoded, Pixels
+from paceline.data.io.mask import (
+    MASK_EXTENSIONS,
+    MAX_ID,
+    LabelMap,
+    PaintedClasses,
+    decode_gray,
+    decode_ids,
+    unknown_colors,
+)
 
 if TYPE_CHECKING:
     from paceline.data.fingerprint import DataDigest
 
-
 _FAINTEST = 32  # a mask that is nowhere lighter, but not empty, holds ids rather than grays
+_CHUNK = 1 << 14
+_SHOWN = 5
+_STEM = "{stem}"
+_COMPARED = 500  # names of either side among which a pattern is looked for
 
 
 @register.dataset(
@@ -40,21 +60,25 @@ _FAINTEST = 32  # a mask that is nowhere lighter, but not empty, holds ids rathe
     checks=[
         KeyOf("split", "split_shares"),
         Requires("split", "split_shares"),
-        ExactlyOneOf("classes", "binary"),
+        AtLeastOneOf("classes", "label_map", "binary"),
+        AtMostOneOf("classes", "binary"),
         AtMostOneOf("binary", "ignore_index"),
+        AtMostOneOf("colors", "label_map"),
         Requires("colors", "classes"),
         SameLength("colors", "classes"),
     ],
 )
 class ImageMask:
-    """Images in root/`images` and masks in root/`masks`, matched by their names without endings, at any depth.
+    """Images and masks that are matched by their names without extensions, at any depth of the folders.
 
-    With `list_file`, in the root, only those that it names: a name a line, with or without an ending, or two columns
-    of paths below the root, image and mask; those of a list that are not there are a DataError. A mask holds ids of
-    `classes`, or `ignore_index` where nothing is known; any other value is a DataError, and so is a mask of another
-    size than its image. With `colors`, one of each class, masks are painted; `ignore_index` is then any other color.
-    A `binary` mask is a gray image from 0, background, to 255. With `split_shares` the pairs are split by chance, and
-    `split` is one part.
+    `images` and `masks` are folders in the root, or patterns such as "PedMasks/{stem}_mask.png"; a pattern of masks
+    without a folder is looked for beside the images. With `list_file`, in the root, only the images that it names: a
+    name a line, with or without an extension, or two columns of paths below the root, image and mask.
+    A mask holds ids of `classes`, or `ignore_index` where nothing is known; any other id is a DataError, and so is a
+    mask of another size than its image. `label_map` gives the ids of each class, such as {person: 1-255}, which turns
+    instance masks into semantic ones; 0 is the background unless it is named, and `ignore_index` is any other id. With
+    `colors`, one of each class, masks are painted; `ignore_index` is then any other color. A `binary` mask is gray
+    from 0, background, to 255. With `split_shares` the split is drawn.
     """
 
     channels = 3
@@ -75,35 +99,32 @@ class ImageMask:
         split_seed: CountOrZero = 0,
         follow_links: bool = False,
         max_pixels: Count = MAX_PIXELS,
+        label_map: Annotated[Mapping[Name, IdRanges], Field(min_length=1)] | None = None,
     ) -> None:
         self.root = root = Path(root)
-        self.classes = ["foreground"] if binary else list(classes or [])
+        self.classes = _class_names(classes, label_map, binary)
         self.ignore_index = ignore_index
         self.max_pixels = max_pixels
         self._painted = None if colors is None else PaintedClasses(colors, ignore_index)
-        self._decode = decode_grey if binary else partial(decode_ids, painted=self._painted)
+        mapped = _label_map(self.classes, label_map, ignore_index, binary) if label_map else self._painted
+        self._decode: Callable[[Path, int], Pixels]
+        self._decode = decode_gray if binary and mapped is None else partial(decode_ids, mapped=mapped)
         self._is_known = None if binary else _known(len(self.classes), ignore_index)
-        self._inside = inside = None if follow_links else root
+        inside = None if follow_links else root
         self._list = None if list_file is None else root / list_file
         if not root.is_dir():
             raise DataError(f"{root}: no such folder; expected one with the folders {images} and {masks}")
 
         def build(builder: IndexBuilder) -> None:
-            folders = root / images, root / masks
-            if self._list is None:
-                size = write_matches(builder, root, folders, extensions, inside)
-            else:
-                size = write_list(builder, root, folders, self._list, extensions, inside)
+            pairs = _Pairs(builder, root, images, masks, extensions, inside)
+            size = pairs.write_all() if self._list is None else pairs.write_list(self._list)
             write_parts(builder, size, split_shares, split_seed)
 
         arguments = {"folders": [images, masks], "list": list_file, "extensions": extensions and list(extensions)}
-        arguments |= {"follow_links": follow_links, "are_there": True} | split_arguments(split_shares, split_seed)
-        try:
-            self._index = open_index(root, "pairs", arguments, build)
-        except OSError as error:
-            raise DataError(f"{error.filename}: cannot be listed ({error.strerror})") from error
-        self._images, self._masks = self._index.ragged("image"), self._index.ragged("mask")
-        self.notes = [note.decode(errors="replace") for note in self._index.texts("note")]
+        arguments |= {"follow_links": follow_links} | split_arguments(split_shares, split_seed)
+        self._index = open_index(root, "pairs", arguments, build)
+        self._images, self._masks = (NamedFiles(self._index, name, root, inside) for name in ("image", "mask"))
+        self.notes: list[str] = list(self._index.facts["notes"])
         if ignore_index is not None and ignore_index < len(self.classes):
             name = self.classes[ignore_index]
             self.notes.append(f"ignore_index {ignore_index} is the id of {name!r}, which is left out of all metrics")
@@ -114,11 +135,11 @@ class ImageMask:
 
     def path(self, index: int) -> Path:
         """The file of image `index`."""
-        return self.root / os.fsdecode(self._images[self._part[index]].tobytes())
+        return self._images.path(self._part[index])
 
     def mask_path(self, index: int) -> Path:
         """The file of the mask of image `index`."""
-        return self.root / os.fsdecode(self._masks[self._part[index]].tobytes())
+        return self._masks.path(self._part[index])
 
     def place(self, index: int) -> str:
         """The line of the list that names image `index`, or its file without a list."""
@@ -127,11 +148,11 @@ class ImageMask:
         return at_line(self._list, find_line(self._index, int(self._part[index])))
 
     def update_digest(self, digest: DataDigest) -> None:
-        """Add the names and sizes of the images and masks to a fingerprint, and what the list holds."""
+        """Add the names and sizes of the images and masks to a fingerprint, and the content of the list."""
         if self._list is not None:
             digest.content(self._list)
-        for names in (self._images, self._masks):
-            digest.files(self.root, names.texts(self._part))
+        for files in (self._images, self._masks):
+            digest.files(self.root, files.names(self._part))
 
     def unknown_colors(self, index: int) -> str:
         """The commonest colors of painted mask `index` that are of no class; empty if there is none."""
@@ -139,13 +160,11 @@ class ImageMask:
 
     def open(self, index: int) -> Sample:
         """The image, not decoded yet, and its mask, uint8 [H, W]."""
-        path, mask_path = self.path(index), self.mask_path(index)
+        row = self._part[index]
         try:
-            for each in (path, mask_path):
-                refuse_escaping_file(each, self._inside)
-            image = Encoded.read(path, self.max_pixels)
-            mask = self._decode(mask_path, self.max_pixels)
-            self._check(path, image, mask_path, mask)
+            image = Encoded.read(self._images.checked(row), self.max_pixels)
+            mask = self._decode(self._masks.checked(row), self.max_pixels)
+            self._check(index, image, mask)
         except (DataError, OSError, ValueError) as error:
             raise self._at_its_line(index, error) from error
         return {"image": image, "mask": mask}
@@ -158,24 +177,25 @@ class ImageMask:
         except DataError as error:
             raise self._at_its_line(index, error) from error
 
-    def _check(self, path: Path, image: Encoded, mask_path: Path, mask: Pixels) -> None:
+    def _check(self, index: int, image: Encoded, mask: Pixels) -> None:
+        mask_path = self.mask_path(index)
         if mask.shape != (image.height, image.width):
             found = f"the mask is {mask.shape[1]}×{mask.shape[0]} pixels"
             expected = f"{image.width}×{image.height}; {_advice_on_size(image, mask)}"
-            raise DataError(f"{mask_path}: {found}, but its image {path} {expected}")
+            raise DataError(f"{mask_path}: {found}, but its image {self.path(index)} {expected}")
         if self._is_known is None:
             if 0 < mask.max() < _FAINTEST:
-                found = "its values are 0 and 1" if mask.max() == 1 else f"its largest value is {mask.max()}"
-                scaled = "multiply them by 255 and save it again" if mask.max() == 1 else "save it so"
-                advice = "if these are ids of classes, segment them: give their names as `classes`, without `binary`"
-                raise DataError(f"{mask_path}: {found}; a binary mask is gray, from 0 to 255: {scaled}; {advice}")
+                found = f"its largest value is {mask.max()}, but a binary mask is gray from 0 to 255"
+                cure = f"add `label_map: {{foreground: 1-{mask.max()}}}` if all ids above 0 are foreground"
+                raise DataError(f"{mask_path}: {found}; {cure}, or give `classes` instead of `binary`")
         elif not self._is_known[mask].all():
             present = np.unique(mask)
             unknown = present[~self._is_known[present]].tolist()
             ignored = "" if self.ignore_index is None else f" or {self.ignore_index}, `ignore_index`"
             expected = f"expected 0 to {len(self.classes) - 1}, as `classes` has names,{ignored}".rstrip(",")
-            advice = "correct it, name more classes, or set `ignore_index` to leave pixels out"
-            raise DataError(f"{mask_path}: holds the ids {', '.join(map(str, unknown))}; {expected}; {advice}")
+            merged = f"`label_map: {{{self.classes[-1]}: {len(self.classes) - 1}-{max(unknown)}}}`"
+            advice = f"name their classes, merge ids, as with {merged}, or set `ignore_index` to leave pixels out"
+            raise DataError(f"{mask_path}: holds the ids {join_first(unknown, 2 * _SHOWN)}; {expected}; {advice}")
 
     def _at_its_line(self, index: int, error: Exception) -> DataError:
         return DataError(str(error) if self._list is None else f"{self.place(index)}: {error}")
@@ -199,164 +219,228 @@ def _known(num_classes: int, ignore_index: int | None) -> np.ndarray[tuple[int],
     return table
 
 
-_CHUNK = 1 << 14
-_SHOWN = 5
-
-Folders = tuple[Path, Path]
+# --- ids and classes ----------------------------------------------------------------------------------------
 
 
-def write_matches(
-    builder: IndexBuilder, root: Path, folders: Folders, extensions: Sequence[str] | None, inside: Path | None
-) -> int:
-    """All images of the first folder with their masks in the second, in the order of their names."""
-    images, masks = _stems(builder, root, folders, extensions, inside)
-    absent = [images[stem] for stem in sorted(images) if stem not in masks]
-    if absent:
-        advice = "add them, or name the images to use in a `list_file`"
-        found = f"no mask in {folders[1]} for {len(absent):,} of {len(images):,} images"
-        raise DataError(f"{found}: {join_first(absent, _SHOWN)}; {advice}")
-    builder.texts("image", [os.fsencode(images[stem]) for stem in sorted(images)])
-    builder.texts("mask", [os.fsencode(masks[stem]) for stem in sorted(images)])
-    spare = [masks[stem] for stem in sorted(masks) if stem not in images]
-    note = f"{pluralize(len(spare), 'mask')} without an image in {folders[0]}, not used: {join_first(spare, _SHOWN)}"
-    builder.texts("note", [os.fsencode(note)] if spare else [])
-    return len(images)
+def _class_names(classes: Sequence[str] | None, label_map: Mapping[str, IdRanges] | None, binary: bool) -> list[str]:
+    """The classes: as given, or else those of the label map, after the background if that is not named."""
+    if binary:
+        return ["foreground"]
+    if classes is not None or label_map is None:
+        return list(classes or [])
+    has_zero = any(first == 0 for ranges in label_map.values() for first, _ in _spans(ranges))
+    return list(label_map) if has_zero else ["background", *label_map]
 
 
-def write_list(
-    builder: IndexBuilder,
-    root: Path,
-    folders: Folders,
-    list_file: Path,
-    extensions: Sequence[str] | None,
-    inside: Path | None,
-) -> int:
-    """The images that a list names, in its order, with the masks beside them or of the same name."""
-    if not list_file.is_file():
-        raise DataError(
-            f"{list_file}: {why_no_file(list_file)}; `list_file` is looked for in `root`, {root}: correct either"
+def _label_map(
+    classes: list[str], label_map: Mapping[str, IdRanges], ignore_index: int | None, binary: bool
+) -> LabelMap:
+    unknown = next((name for name in label_map if name not in classes), None)
+    if unknown is not None:
+        raise ArgumentError("label_map", f"{unknown!r} is no class; the classes are {', '.join(classes)}")
+    if binary:
+        return LabelMap({0: [(0, MAX_ID)], 255: _spans(label_map["foreground"])}, None)
+    ranges = {classes.index(name): _spans(given) for name, given in label_map.items()}
+    named = sorted(span for spans in ranges.values() for span in spans)
+    overlap = next((after for before, after in pairwise(named) if after[0] <= before[1]), None)
+    if overlap is not None:
+        raise ArgumentError("label_map", f"the id {overlap[0]} belongs to two classes")
+    if 0 not in ranges and not (named and named[0][0] == 0):
+        ranges = {0: [(0, 0)], **ranges}
+    return LabelMap(ranges, ignore_index)
+
+
+def _spans(ranges: IdRanges) -> list[tuple[int, int]]:
+    """Ids and ranges of ids, such as 7, "1-255" or a list of both, as first and last ids."""
+    if isinstance(ranges, int):
+        return [(ranges, ranges)]
+    if not isinstance(ranges, str):
+        return [span for each in ranges for span in _spans(each)]
+    first, last = map(int, ranges.split("-"))
+    if not first <= last <= MAX_ID:
+        raise ArgumentError("label_map", f"expected a range of ids from 0 to {MAX_ID}, got {ranges}")
+    return [(first, last)]
+
+
+# --- which mask belongs to which image ----------------------------------------------------------------------
+
+
+class _Pattern:
+    """A folder of files, perhaps with a pattern of their names: "masks", "masks/{stem}_mask.png", "{stem}.png"."""
+
+    def __init__(self, key: str, text: str, folder: Path, beside: Path | None, extensions: tuple[str, ...]) -> None:
+        self.text, self.extensions = text, extensions
+        before, found, after = text.partition(_STEM)
+        if text.count("{") != (1 if found else 0) or "/" in after:
+            raise ArgumentError(key, f"expected a folder, or a pattern such as masks/{_STEM}_mask.png, got {text}")
+        parent, _, self._prefix = before.rpartition("/") if found else (text, "", "")
+        self.is_named = bool(found)
+        self.folder = beside if beside is not None and found and "/" not in before else folder / parent
+        suffix = PurePosixPath(after).suffix.lower()
+        self._suffix = after.removesuffix(PurePosixPath(after).suffix)
+        if suffix:
+            self.extensions = (suffix,)
+
+    def stem(self, name: str) -> str | None:
+        """What stands for {stem} in the name of a file below the folder; None if it does not fit the pattern."""
+        path = PurePosixPath(name)
+        own = path.stem
+        is_long = len(own) > len(self._prefix) + len(self._suffix)
+        if not is_long or not own.startswith(self._prefix) or not own.endswith(self._suffix):
+            return None
+        return str(path.with_name(own[len(self._prefix) : len(own) - len(self._suffix)]))
+
+
+class _Pairs:
+    """Finds the mask of each image and writes both into an index."""
+
+    def __init__(
+        self,
+        builder: IndexBuilder,
+        root: Path,
+        images: str,
+        masks: str,
+        extensions: Sequence[str] | None,
+        inside: Path | None,
+    ) -> None:
+        self._builder, self._root, self._inside = builder, root, inside
+        endings = tuple(extension.lower() for extension in extensions) if extensions else EXTENSIONS
+        self._images = _Pattern("images", images, root, None, endings)
+        self._masks = _Pattern("masks", masks, root, self._images.folder, MASK_EXTENSIONS)
+        is_shared = os.path.realpath(self._images.folder) == os.path.realpath(self._masks.folder)
+        if is_shared and not self._images.is_named and not self._masks.is_named:  # only extensions tell them apart
+            self._masks.extensions = (".png", ".bmp")
+            self._images.extensions = endings if extensions else (".jpg", ".jpeg")
+        self._excluded = self._masks if is_shared and self._masks.is_named else None
+
+    def write_all(self) -> int:
+        """All images with their masks, in the order of their names."""
+        images, masks = self._stems()
+        absent = sorted(stem for stem in images if stem not in masks)
+        if absent:
+            raise DataError(self._no_masks(absent, images, masks))
+        stems = sorted(images)
+        self._builder.append_texts("image", [os.fsencode(images[stem]) for stem in stems])
+        self._builder.append_texts("mask", [os.fsencode(masks[stem]) for stem in stems])
+        spare = sorted(masks[stem] for stem in masks if stem not in images)
+        if spare:
+            found = f"{pluralize(len(spare), 'mask')} without an image in {self._images.folder}"
+            self._builder.note(f"{found}, not used: {join_first(spare, _SHOWN)}")
+        return len(images)
+
+    def _no_masks(self, absent: list[str], images: dict[str, str], masks: dict[str, str]) -> str:
+        """What to say about images without a mask: a few names of either side, and the pattern that would match."""
+        shown = [PurePosixPath(images[stem]).name for stem in absent]
+        found = f"no mask in {self._masks.folder} for {len(absent):,} of {len(images):,} images"
+        if len(absent) < len(images):
+            return f"{found}: {join_first(shown, _SHOWN)}; add them, or list the images that have one as `list_file`"
+        there = sorted(self._files(self._masks.folder, MASK_EXTENSIONS))
+        names = join_first([PurePosixPath(name).name for name in there], 2) or "none"
+        return (
+            f"{found}: images are called {join_first(shown, 2)}, masks {names}; {self._pattern_advice(images, there)}"
         )
-    builder.watch(list_file, by_content=True)
-    notes = list[str]()
-    is_file = partial(_is_image, root, folders[0], tuple(extensions or EXTENSIONS))
-    rows = read_list(list_file, None, None, None, "mask", is_file=is_file, is_fixed=True, notes=notes)
-    first = next(rows, None)
-    if first is None:
-        raise DataError(f"{list_file}: the list is empty; expected a line for each image")
-    all_rows = chain([first], rows)
-    builder.texts("note", [note.encode(errors="replace") for note in notes])
-    if first.beside is not None:
-        return _write_columns(builder, root, list_file, all_rows)
-    images, masks = _stems(builder, root, folders, extensions, inside)
-    found = list(all_rows)
-    stems = [_known_stem(row.image, images) for row in found]
-    _refuse_absent(list_file, found, [stem not in images for stem in stems], f"image in {folders[0]}")
-    _refuse_absent(list_file, found, [stem not in masks for stem in stems], f"mask in {folders[1]}")
-    builder.texts("image", [os.fsencode(images[stem]) for stem in stems])
-    builder.texts("mask", [os.fsencode(masks[stem]) for stem in stems])
-    LineNumbers(builder).append([row.line for row in found])
-    return len(found)
+
+    def _pattern_advice(self, images: dict[str, str], there: list[str]) -> str:
+        below, above = (os.path.relpath(each.folder, self._root) for each in (self._masks, self._images))
+        if pattern := _matching_pattern(sorted(images), there):
+            return f'add `masks: "{below}/{pattern}"`'
+        image_names = [os.path.relpath(name, above) for name in sorted(images.values())]
+        if pattern := _matching_pattern([str(PurePosixPath(name).with_suffix("")) for name in there], image_names):
+            return f'add `images: "{above}/{pattern}"`'
+        return f'name masks after their images, or give a pattern, as in `masks: "{below}/{_STEM}_mask.png"`'
+
+    def write_list(self, list_file: Path) -> int:
+        """The images that a list names, in its order, with the masks beside them or of the same name."""
+        if not list_file.is_file():
+            found = f"{list_file}: {why_no_file(list_file)}"
+            raise DataError(f"{found}; `list_file` is looked for in `root`, {self._root}: correct either")
+        self._builder.watch(list_file, by_content=True)
+        columns = Columns(label_key="mask", has_keys=False)
+        rows = read_list(list_file, columns, self._builder.facts["notes"])
+        first = next(rows, None)
+        if first is None:
+            raise DataError(f"{list_file}: the list is empty; expected a line for each image")
+        rows = chain([first], rows)
+        return self._write_columns(list_file, rows) if first.label is not None else self._write_names(list_file, rows)
+
+    def _write_names(self, list_file: Path, rows: Iterator[Row]) -> int:
+        images, masks = self._stems()
+        found = list(rows)
+        stems = [row.name if row.name in images else os.path.splitext(row.name)[0] for row in found]  # noqa: PTH122
+        for files, what in ((images, f"image in {self._images.folder}"), (masks, f"mask in {self._masks.folder}")):
+            absent = [
+                f"{row.name} (line {row.line})" for row, stem in zip(found, stems, strict=True) if stem not in files
+            ]
+            if absent and files is masks and len(absent) == len(found):
+                raise DataError(f"{list_file}: {self._no_masks(stems, {stem: images[stem] for stem in stems}, masks)}")
+            if absent:
+                advice = delimiter_hint([found[0].name], has_keys=False) or "add the files, or remove the lines"
+                number = f"{len(absent):,} of {len(found):,} names"
+                raise DataError(f"{list_file}: no {what} for {number}: {join_first(absent, _SHOWN)}; {advice}")
+        self._builder.append_texts("image", [os.fsencode(images[stem]) for stem in stems])
+        self._builder.append_texts("mask", [os.fsencode(masks[stem]) for stem in stems])
+        LineNumbers(self._builder).append([row.line for row in found])
+        return len(found)
+
+    def _write_columns(self, list_file: Path, rows: Iterator[Row]) -> int:
+        lines, folders, size, absent = LineNumbers(self._builder), set[str](), 0, list[str]()
+        while chunk := list(islice(rows, _CHUNK)):
+            for row in chunk:
+                if not isinstance(row.label, str) or not row.label.strip():
+                    raise DataError(f"{at_line(list_file, row.line)}: {row.label!r} is not the name of a mask")
+                for name in (row.name, row.label.strip()):
+                    folder = os.path.dirname(name)  # noqa: PTH120 - of many
+                    if folder not in folders:
+                        folders.add(folder)
+                        with suppress(OSError, ValueError):  # else its files are absent
+                            self._builder.watch(self._root / folder)
+                    if not os.path.exists(self._root / name):  # noqa: PTH110
+                        absent.append(f"{name} (line {row.line})")
+            self._builder.append_texts("image", [encode_name(list_file, row.line, row.name) for row in chunk])
+            self._builder.append_texts("mask", [encode_name(list_file, row.line, row.label.strip()) for row in chunk])
+            lines.append([row.line for row in chunk])
+            size += len(chunk)
+        if absent:
+            found = f"{len(absent):,} of the {2 * size:,} files that it names are not in {self._root}"
+            raise DataError(f"{list_file}: {found}: {join_first(absent, _SHOWN)}; add them, or remove their lines")
+        return size
+
+    def _stems(self) -> tuple[dict[str, str], dict[str, str]]:
+        """The images and the masks, as paths below the root, by what stands for {stem} in their names."""
+        images, masks = self._by_stem(self._images, self._excluded), self._by_stem(self._masks, None)
+        if not images:
+            expected = f"expected files with the extensions {' '.join(self._images.extensions)}"
+            raise DataError(f"{self._images.folder}: no images in this folder; {expected}")
+        return images, masks
+
+    def _by_stem(self, pattern: _Pattern, excluded: _Pattern | None) -> dict[str, str]:
+        found: dict[str, str] = {}
+        below = os.path.relpath(pattern.folder, self._root)
+        for name in self._files(pattern.folder, pattern.extensions):
+            is_excluded = excluded is not None and name.lower().endswith(excluded.extensions) and excluded.stem(name)
+            stem = None if is_excluded else pattern.stem(name)
+            if stem is None:
+                continue
+            if stem in found:
+                raise DataError(
+                    f"{pattern.folder}: {PurePosixPath(found[stem]).name} and {name} have the same name but for their"
+                    " extensions; keep one, or give `extensions`"
+                )
+            found[stem] = f"{below}/{name}"
+        return found
+
+    def _files(self, folder: Path, extensions: tuple[str, ...]) -> Iterator[str]:
+        if not folder.is_dir():
+            raise DataError(f"{folder}: no such folder; give the folders of images and masks as `images` and `masks`")
+        return files_below(folder, "", extensions, self._inside, self._builder.watch)
 
 
-def _write_columns(builder: IndexBuilder, root: Path, list_file: Path, rows: Iterable[Row]) -> int:
-    lines, files, size, remaining = LineNumbers(builder), _NamedFiles(builder, root), 0, iter(rows)
-    while chunk := list(islice(remaining, _CHUNK)):
-        images = [encode_name(list_file, row.line, row.image) for row in chunk]
-        masks = [encode_name(list_file, row.line, _mask_name(list_file, row)) for row in chunk]
-        for row, image, mask in zip(chunk, images, masks, strict=True):
-            files.check(image, row.line)
-            files.check(mask, row.line)
-        builder.texts("image", images)
-        builder.texts("mask", masks)
-        lines.append([row.line for row in chunk])
-        size += len(chunk)
-    files.refuse_absent(list_file)
-    return size
-
-
-class _NamedFiles:
-    """Looks whether the files that a list names are there; of those that are not, it keeps the first few."""
-
-    def __init__(self, builder: IndexBuilder, root: Path) -> None:
-        self._builder, self._root = builder, root
-        self._base = os.fsencode(root)
-        self._folders: set[bytes] = set()
-        self._absent: list[str] = []
-        self._num_files = self._num_absent = 0
-
-    def check(self, name: bytes, line: int) -> None:
-        """Have this file, named in a line, told by `refuse_absent` unless it is there."""
-        folder = os.path.dirname(name)  # noqa: PTH120 - names are bytes, and many
-        if folder not in self._folders:
-            self._folders.add(folder)
-            with suppress(OSError, ValueError):  # its files are absent, so there is no index to be made anew
-                self._builder.watch(self._root / os.fsdecode(folder))
-        self._num_files += 1
-        if not os.path.exists(os.path.join(self._base, name)):  # noqa: PTH110, PTH118 - as above
-            self._num_absent += 1
-            if len(self._absent) < _SHOWN:
-                self._absent.append(f"{os.fsdecode(name)} (line {line})")
-
-    def refuse_absent(self, list_file: Path) -> None:
-        """Raise DataError if a file was not there."""
-        if self._num_absent:
-            more = self._num_absent - len(self._absent)
-            named = ", ".join(self._absent) + (f" and {more:,} more" if more else "")
-            found = f"not in {self._root} are {self._num_absent:,} of the {self._num_files:,} files that it names"
-            raise DataError(f"{list_file}: {found}: {named}; add them, or take their lines out of the list")
-
-
-def _mask_name(list_file: Path, row: Row) -> str:
-    if not isinstance(row.beside, str) or not row.beside:
-        raise DataError(f"{at_line(list_file, row.line)}: {row.beside!r} is not the name of a mask")
-    return row.beside
-
-
-def _refuse_absent(list_file: Path, rows: Sequence[Row], is_absent: Sequence[bool], what: str) -> None:
-    absent = [f"{row.image} (line {row.line})" for row, missing in zip(rows, is_absent, strict=True) if missing]
-    if absent:
-        found = f"no {what} for {len(absent):,} of {len(rows):,} names: {join_first(absent, _SHOWN)}"
-        advice = "add the files, or take the names out of the list"
-        raise DataError(f"{list_file}: {found}; {advice_on_delimiter([rows[0].image], is_fixed=True) or advice}")
-
-
-def _stems(
-    builder: IndexBuilder, root: Path, folders: Folders, extensions: Sequence[str] | None, inside: Path | None
-) -> tuple[dict[str, str], dict[str, str]]:
-    """The images and the masks, as paths below the root, by their names in their folders without endings."""
-    endings: tuple[str, ...] = EXTENSIONS
-    mask_endings: tuple[str, ...] = MASK_EXTENSIONS
-    if os.path.realpath(folders[0]) == os.path.realpath(folders[1]):  # only the endings tell photos from masks
-        endings, mask_endings = (".jpg", ".jpeg"), (".png", ".bmp")
-    if extensions:
-        endings = tuple(extension.lower() for extension in extensions)
-    images = _by_stem(builder, root, folders[0], endings, inside)
-    masks = _by_stem(builder, root, folders[1], mask_endings, inside)
-    if not images:
-        raise DataError(f"{folders[0]}: no images in this folder; expected files ending in {' '.join(endings)}")
-    return images, masks
-
-
-def _by_stem(
-    builder: IndexBuilder, root: Path, folder: Path, endings: tuple[str, ...], inside: Path | None
-) -> dict[str, str]:
-    if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; give the folders of images and masks as `images` and `masks`")
-    found: dict[str, str] = {}
-    below = os.path.relpath(folder, root)
-    for name in files_below(folder, "", endings, inside, builder.watch):
-        stem = str(PurePosixPath(name).with_suffix(""))
-        if stem in found:
-            raise DataError(f"{folder}: {found[stem]} and {name} have the same name but for their endings; keep one")
-        found[stem] = f"{below}/{name}"
-    return found
-
-
-def _is_image(root: Path, folder: Path, endings: Sequence[str], name: str) -> bool:
-    """Whether a name in a list is that of a file below the root, or of an image in its folder, but for the ending."""
-    return is_file_in(root, name) or any(is_file_in(folder, f"{name}{ending}") for ending in ("", *endings))
-
-
-def _known_stem(name: str, images: dict[str, str]) -> str:
-    """A name in a list as it is, or without its ending."""
-    return name if name in images else os.path.splitext(name)[0]  # noqa: PTH122 - the name is kept as it is written
+def _matching_pattern(stems: Sequence[str], masks: Sequence[str]) -> str:
+    """The pattern by which most masks are named after an image; empty if none is."""
+    counts = Counter[str]()
+    for mask in masks[:_COMPARED]:
+        for stem in stems[:_COMPARED]:
+            before, found, after = mask.partition(stem)
+            if found and "/" not in after:
+                counts[f"{before}{_STEM}{after}"] += 1
+    return counts.most_common(1)[0][0] if counts else ""

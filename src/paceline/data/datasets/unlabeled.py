@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import DataError, UsageError
 from paceline.data.batch import Sample
-from paceline.data.datasets.video import EXTENSIONS as VIDEO_EXTENSIONS
 from paceline.data.io.image import EXTENSIONS as IMAGE_EXTENSIONS
 from paceline.data.io.image import Encoded
+from paceline.data.io.video import EXTENSIONS as VIDEO_EXTENSIONS
 from paceline.data.io.video import EncodedVideo
 
 Placeholder = Callable[[int, int], Sample]

@@ -16,32 +16,41 @@ from numpy.typing import NDArray
 from paceline.core.arguments import Count, CountOrZero, KeyOf
 from paceline.core.errors import DataError
 from paceline.core.registry import register
-from paceline.core.regular_file import first_file, open_regular
+from paceline.core.regular_file import first_file
 from paceline.data.argument_types import ClassNames, Name, SplitShares
-from paceline.data.batch import Sample
-from paceline.data.index.index import Arrays, Watch, as_bytes, from_bytes, kept_arrays
-from paceline.data.io.image import EXTENSIONS, MAX_PIXELS, ImageFiles, packed_names, read_bytes
-from paceline.data.objects import BadBoxes, Objects, at_most, check_boxes, drawn_part
+from paceline.data.datasets.detection import (
+    BadBoxes,
+    DetectionDataset,
+    Problems,
+    at_most,
+    check_boxes,
+    class_index,
+    read_names,
+    write_objects,
+)
+from paceline.data.index.index import IndexBuilder, open_index
+from paceline.data.index.splits import split_arguments, write_parts
+from paceline.data.io.image import EXTENSIONS, MAX_PIXELS, Encoded, read_bytes
 
 if TYPE_CHECKING:
     from paceline.data.fingerprint import DataDigest
 
-
+MAX_BYTES = 1 << 24
+"""Bytes of the largest annotation that is read: tens of thousands of objects."""
+_CORNERS = ("xmin", "ymin", "xmax", "ymax")
 _ANY_SIZE = 1 << 30
 
 
 @register.dataset("voc", checks=[KeyOf("split", "split_shares")])
-class Voc:
-    """The images root/JPEGImages/ that root/ImageSets/Main/<split>.txt names, and root/Annotations/ for each.
+class Voc(DetectionDataset):
+    """The images root/`images` that root/`image_sets`/<split>.txt names, with an XML file in root/`annotations` each.
 
     The list may also lie at root/<split>.txt; without a split all annotations are taken, in the order of their names,
     and with `split_shares` the split is drawn from them.
     Pixels are counted from 1 in the files and both corners are included, so a box from xmin to xmax spans xmin − 1 to
     xmax here; one that begins where it ends is taken as empty. Difficult objects are marked as `crowd`. Unless given,
-    the classes are all names in root/Annotations, sorted, so that the splits agree on them.
+    the classes are all names in the annotations, sorted, so that the splits agree on them.
     """
-
-    channels = 3
 
     def __init__(
         self,
@@ -53,182 +62,157 @@ class Voc:
         bad_boxes: BadBoxes = "clip",
         follow_links: bool = False,
         max_pixels: Count = MAX_PIXELS,
+        images: Name = "JPEGImages",
+        annotations: Name = "Annotations",
+        image_sets: Name = "ImageSets/Main",
     ) -> None:
         root = Path(root)
+        self._annotations = root / annotations
         listed = None if split_shares else split
-        made = {"split": listed, "classes": classes and list(classes), "bad_boxes": bad_boxes, "links": follow_links}
+        inside = None if follow_links else root
 
-        def make(watch: Watch) -> Arrays:
-            return _arrays(root, listed, classes, bad_boxes, follow_links, watch)
+        def build(builder: IndexBuilder) -> None:
+            available = _stems(self._annotations, builder)
+            names = _split_names(root, root / image_sets, listed, available, builder) if listed else available
+            files = _image_names(root / images, names, builder)
+            _write(builder, self._annotations, root / images, names, files, available, classes, bad_boxes)
+            write_parts(builder, len(names), split_shares, split_seed)
 
-        arrays = kept_arrays(root, "voc", made, make)
-        facts = from_bytes(arrays["facts"])
-        self.classes: list[str] = facts["classes"]
-        self.notes: list[str] = facts["notes"]
-        self._objects = Objects(arrays)
-        names = arrays["names"], arrays["name_ends"]
-        self._files = ImageFiles(root, root / "JPEGImages", *names, follow_links, max_pixels)
-        self._rows = drawn_part(len(self._files), split, split_shares, split_seed)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def path(self, index: int) -> Path:
-        """The file of image `index`."""
-        return self._files.path(int(self._rows[index]))
+        arguments = {"folders": [images, annotations, image_sets], "split": listed, "bad_boxes": bad_boxes}
+        arguments |= {"classes": classes and list(classes)} | split_arguments(split_shares, split_seed)
+        index = open_index(root, "voc", arguments, build)
+        super().__init__(index, root / images, inside, max_pixels, split, split_shares)
 
     def update_digest(self, digest: DataDigest) -> None:
-        """Add the names and sizes of the images to a fingerprint, and what the annotations hold."""
-        images = self._files.names(self._rows)
+        """Add the names and sizes of the images to a fingerprint, and the content of the annotations."""
+        images = list(self._files.names(self._part))
         digest.files(self._files.folder, images, "JPEGImages")
-        annotations = [os.fsencode(f"{_without_extension(os.fsdecode(name))}.xml") for name in images]
-        digest.files(self._files.root / "Annotations", annotations, "Annotations", by_content=True)
-
-    def open(self, index: int) -> Sample:
-        """The image, not decoded yet, its size, and the boxes, classes, difficulty and areas of its objects."""
-        row = int(self._rows[index])
-        image = self._files.open(row)
-        return {"image": image, **self._objects.fields(row), "size": np.array([image.height, image.width])}
-
-    def read(self, index: int) -> Sample:
-        """The same with the image decoded, uint8 [H, W, 3]."""
-        sample = self.open(index)
-        return {**sample, "image": sample["image"].decode()}
+        annotations = [os.fsencode(f"{_stem(os.fsdecode(name))}.xml") for name in images]
+        digest.files(self._annotations, annotations, "Annotations", by_content=True)
 
 
-def _arrays(
-    root: Path, split: str | None, classes: Sequence[str] | None, bad_boxes: BadBoxes, follow_links: bool, watch: Watch
-) -> Arrays:
-    """All that is taken from the files of a split, checked."""
-    folder, images = root / "Annotations", root / "JPEGImages"
-    available = _stems(folder, watch)
-    names = _split_names(root, split, available, watch) if split else available
-
-    def annotation(name: str) -> VocAnnotation:
-        watch(folder / f"{name}.xml")
-        return read_voc_xml(folder / f"{name}.xml")
-
-    annotations = [annotation(name) for name in names]
-    others = [] if classes else [annotation(name) for name in sorted(set(available).difference(names))]
-    known = list(classes or _classes(folder, [*annotations, *others]))
-    _check_names(folder, names, annotations, known)
-    packed = packed_names(images, _image_names(images, names, annotations, watch))
-    sizes, notes = _sizes(folder, names, annotations, ImageFiles(root, images, *packed, follow_links), watch)
-    arrays, more = _objects(folder, names, annotations, sizes, known, bad_boxes)
-    facts = as_bytes({"classes": known, "notes": [*notes, *more]})
-    return arrays | {"names": packed[0], "name_ends": packed[1], "facts": facts}
-
-
-def _stems(folder: Path, watch: Watch) -> list[str]:
+def _names_in(folder: Path, builder: IndexBuilder, expected: str) -> list[str]:
     try:
-        if folder.is_dir():
-            watch(folder)
-        found = sorted(name.removesuffix(".xml") for name in os.listdir(folder) if name.endswith(".xml"))  # noqa: PTH208
+        builder.watch(folder)
+        return sorted(os.listdir(folder))  # noqa: PTH208 - names are all that is needed
     except OSError as error:
-        expected = "expected the folders Annotations (xml files) and JPEGImages (images) in `root`"
-        raise DataError(f"{folder}: cannot be listed ({error.strerror}); {expected}") from error
+        raise DataError(f"{folder}: cannot be listed ({error.strerror}); expected {expected}") from error
+
+
+def _stems(folder: Path, builder: IndexBuilder) -> list[str]:
+    expected = "a folder of XML files, one for each image; name it as `annotations`, and that of images as `images`"
+    found = [name.removesuffix(".xml") for name in _names_in(folder, builder, expected) if name.endswith(".xml")]
     if not found:
-        raise DataError(f"{folder}: no xml files in it; expected one for each image")
+        raise DataError(f"{folder}: no XML files in it; expected {expected}")
     return found
 
 
-def _split_names(root: Path, split: str, available: list[str], watch: Watch) -> list[str]:
+def _split_names(root: Path, lists: Path, split: str, available: list[str], builder: IndexBuilder) -> list[str]:
     """The names in the list of a split, each found to have an annotation."""
-    places = [root / "ImageSets" / "Main" / f"{split}.txt", root / f"{split}.txt"]
-    path = first_file(places)
+    path = first_file([lists / f"{split}.txt", root / f"{split}.txt"])
     if path is None:
-        there = sorted(each.stem for folder in (places[0].parent, root) for each in folder.glob("*.txt"))
-        lists = f"; there are the lists {', '.join(there)}" if there else ""
-        raise DataError(f"{places[0]}: no such list, nor {places[1]}{lists}")
-    watch(path)
-    try:
-        with open_regular(path) as file:
-            lines = file.read().decode("utf-8-sig").splitlines()
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as text ({getattr(error, 'strerror', None) or error})") from error
-    known = set(available)
-    names = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        name = _without_extension(line.strip())
-        if name not in known:
-            expected = f"expected one name in each line, such as {available[0]}"
-            raise DataError(f"{path}: line {number} names {name!r}, but there is no Annotations/{name}.xml; {expected}")
-        names.append(name)
-    if not names:
-        raise DataError(f"{path}: names no images")
-    return names
+        there = ", ".join(sorted(each.stem for folder in (lists, root) for each in folder.glob("*.txt")))
+        found = f"the lists are {there}" if there else "there are no lists: leave `split` out, or give `split_shares`"
+        raise DataError(f"{lists / split}.txt: no such list, nor {root / split}.txt; {found}")
+    return read_names(path, set(available), builder, "expected a name in each line", _stem)
 
 
-def _without_extension(name: str) -> str:
+def _stem(name: str) -> str:
     suffix = PurePosixPath(name).suffix
     return name.removesuffix(suffix) if suffix.lower() in EXTENSIONS else name
 
 
-def _classes(folder: Path, annotations: list[VocAnnotation]) -> list[str]:
-    found = sorted({each.name for annotation in annotations for each in annotation.objects})
-    if not found:
-        raise DataError(f"{folder}: no annotation has an object, so the classes are not known; give them as `classes`")
-    return found
-
-
-def _check_names(folder: Path, names: list[str], annotations: list[VocAnnotation], classes: list[str]) -> None:
-    known = set(classes)
-    for name, annotation in zip(names, annotations, strict=True):
-        for number, each in enumerate(annotation.objects, 1):
-            if each.name not in known:
-                place = f"{folder / name}.xml: object {number}"
-                raise DataError(f"{place} is of class {each.name!r}, but `classes` has {', '.join(classes)}")
-
-
-def _image_names(folder: Path, names: list[str], annotations: list[VocAnnotation], watch: Watch) -> list[str]:
+def _image_names(folder: Path, names: list[str], builder: IndexBuilder) -> list[str]:
     """The file of each image: what is called like its annotation, whatever the kind of image."""
-    try:
-        if folder.is_dir():
-            watch(folder)
-        there = sorted(os.listdir(folder), reverse=True)  # noqa: PTH208 - names are all that is needed
-    except OSError as error:
-        raise DataError(f"{folder}: cannot be listed ({error.strerror}); expected the images") from error
-    by_stem = {_without_extension(each): each for each in there if each.lower().endswith(EXTENSIONS)}
-    known = set(by_stem.values())
-    found = []
-    for name, annotation in zip(names, annotations, strict=True):
-        is_there = annotation.filename in known and _without_extension(annotation.filename) == name
-        found.append(annotation.filename if is_there else by_stem.get(name, f"{name}.jpg"))
-    return found
+    there = _names_in(folder, builder, "the images")
+    by_stem = {_stem(each): each for each in reversed(there) if each.lower().endswith(EXTENSIONS)}
+    return [by_stem.get(name, f"{name}.jpg") for name in names]
+
+
+class _Object(NamedTuple):
+    """An object as it is written: its corners are the numbers of pixels, counted from 1, both included."""
+
+    name: str
+    corners: tuple[float, ...]
+    is_difficult: bool
+
+
+class _Annotation(NamedTuple):
+    """What the file says of an image; height and width are 0 where it says nothing."""
+
+    height: int
+    width: int
+    objects: list[_Object]
+
+
+def _write(
+    builder: IndexBuilder,
+    folder: Path,
+    images: Path,
+    names: list[str],
+    files: list[str],
+    available: list[str],
+    classes: Sequence[str] | None,
+    bad_boxes: BadBoxes,
+) -> None:
+    """Write the images and their objects; all that is wrong with the annotations is one DataError."""
+    problems = Problems(folder)
+
+    def annotation(name: str) -> _Annotation:
+        builder.watch(folder / f"{name}.xml")
+        return _read_xml(folder / f"{name}.xml", problems)
+
+    annotations = [annotation(name) for name in names]
+    others = [] if classes else [annotation(name) for name in sorted(set(available).difference(names))]
+    found = [each.name for annotation in (*annotations, *others) for each in annotation.objects]
+    problems.refuse("repair or remove them")
+    numbers = class_index(folder, found, classes)
+    for name, each in zip(names, annotations, strict=True):
+        for number, written in enumerate(each.objects, 1):
+            if written.name not in numbers:
+                problems.add(f"the class {written.name!r} is not in `classes`", f"{name}.xml object {number}")
+    problems.refuse(f"`classes` has {', '.join(numbers)}")
+    sizes = _sizes(builder, folder, images, names, files, annotations)
+    builder.append_texts("file", [os.fsencode(name) for name in files])
+    _write_objects(builder, folder, names, annotations, sizes, numbers, bad_boxes)
+    builder.facts["classes"] = list(numbers)
 
 
 def _sizes(
-    folder: Path, names: list[str], annotations: list[VocAnnotation], files: ImageFiles, watch: Watch
-) -> tuple[NDArray[np.int64], list[str]]:
-    """The height and width of each image as it is, [N, 2], and where the annotations say something else."""
-    sizes = np.full((len(names), 2), _ANY_SIZE, np.int64)
-    notes = []
-    for index, (name, annotation) in enumerate(zip(names, annotations, strict=True)):
+    builder: IndexBuilder,
+    folder: Path,
+    images: Path,
+    names: list[str],
+    files: list[str],
+    annotations: list[_Annotation],
+) -> NDArray[np.int64]:
+    """The height and width of each image as it is, [N, 2]; it is noted where the annotations say something else."""
+    sizes, notes = np.full((len(names), 2), _ANY_SIZE, np.int64), []
+    for row, (name, file, annotation) in enumerate(zip(names, files, annotations, strict=True)):
         written = (annotation.height, annotation.width) if annotation.height and annotation.width else None
         try:
-            watch(files.path(index))
-            image = files.open(index)
-        except DataError:  # told when the sample is read, where it may be left out
-            sizes[index] = written or sizes[index]
+            builder.watch(images / file)
+            image = Encoded.read(images / file)
+        except (DataError, OSError):  # reported when the sample is read, where it may be skipped
+            sizes[row] = written or sizes[row]
             continue
-        sizes[index] = image.height, image.width
+        sizes[row] = image.height, image.width
         if written and written != (image.height, image.width):
             real = f"{image.width}×{image.height}"
             notes.append(f"{folder / name}.xml: says {written[1]}×{written[0]}, but the image is {real}, which counts")
-    return sizes, at_most(notes, len(notes))
+    builder.facts["notes"] += at_most(notes, len(notes))
+    return sizes
 
 
-def _objects(
+def _write_objects(
+    builder: IndexBuilder,
     folder: Path,
     names: list[str],
-    annotations: list[VocAnnotation],
+    annotations: list[_Annotation],
     sizes: NDArray[np.int64],
-    classes: list[str],
+    numbers: dict[str, int],
     bad_boxes: BadBoxes,
-) -> tuple[Arrays, list[str]]:
-    numbers = {name: number for number, name in enumerate(classes)}
+) -> None:
     written = [each for annotation in annotations for each in annotation.objects]
     images = np.repeat(np.arange(len(names)), [len(annotation.objects) for annotation in annotations])
     corners = np.array([each.corners for each in written], np.float64).reshape(-1, 4)
@@ -242,39 +226,41 @@ def _objects(
     boxes, kept, notes = check_boxes(corners - (1, 1, 0, 0), extents, sizes[images], bad_boxes, place)
     labels = np.array([numbers[each.name] for each in written], np.int64)[kept]
     is_difficult = np.array([each.is_difficult for each in written], np.bool_)[kept]
-    return Objects.arrays(len(names), images[kept], boxes, labels, is_difficult), notes
+    builder.facts["notes"] += notes
+    write_objects(builder, len(names), images[kept], boxes, labels, is_difficult)
 
 
-MAX_BYTES = 1 << 24
-"""Bytes of the largest annotation that is read: tens of thousands of objects."""
-_CORNERS = ("xmin", "ymin", "xmax", "ymax")
+def _read_xml(path: Path, problems: Problems) -> _Annotation:
+    """The annotation in a file; what is missing in it, or is no number, is added to the problems."""
+    objects: list[_Object] = []
+    try:
+        root = _parse(path)
+    except DataError as error:
+        problems.add("not a VOC annotation", str(error).removeprefix(f"{path.parent}/"))
+        return _Annotation(0, 0, objects)
+    for number, element in enumerate(root.findall("object"), 1):
+        place = f"{path.name} object {number}"
+        name = (element.findtext("name") or "").strip()
+        corners = tuple(_number(element.findtext(f"bndbox/{corner}")) for corner in _CORNERS)
+        if not name:
+            problems.add("no <name>", place)
+        for corner, value in zip(_CORNERS, corners, strict=True):
+            if math.isnan(value):
+                found = (element.findtext(f"bndbox/{corner}") or "").strip()
+                problems.add(f"no number as <{corner}> of a <bndbox>", f"{place} ({found!r})" if found else place)
+        objects.append(_Object(name, corners, (element.findtext("difficult") or "").strip() == "1"))
+    height, width = (_number(root.findtext(f"size/{side}")) for side in ("height", "width"))
+    is_known = 0 < height < _ANY_SIZE and 0 < width < _ANY_SIZE
+    return _Annotation(int(height) if is_known else 0, int(width) if is_known else 0, objects)
 
 
-class VocObject(NamedTuple):
-    """An object as it is written: its corners are the numbers of pixels, counted from 1, both included."""
-
-    name: str
-    corners: tuple[float, ...]
-    is_difficult: bool
-
-
-class VocAnnotation(NamedTuple):
-    """What the file says of an image; height and width are 0 where it says nothing."""
-
-    filename: str
-    height: int
-    width: int
-    objects: list[VocObject]
-
-
-def read_voc_xml(path: Path) -> VocAnnotation:
-    """The annotation in a file; what is missing in it, or is no number, is a DataError that names the object."""
-    root = _parse(path)
-    if root.tag != "annotation":
-        raise DataError(f"{path}: the outermost element is <{root.tag}>, expected <annotation>")
-    objects = [_object(path, number, each) for number, each in enumerate(root.findall("object"), 1)]
-    filename = (root.findtext("filename") or "").strip()
-    return VocAnnotation(filename, _length(root, "size/height"), _length(root, "size/width"), objects)
+def _number(text: str | None) -> float:
+    """The number in an element; NaN if it is none, or not finite."""
+    try:
+        value = float(text or "nan")
+    except ValueError:
+        return math.nan
+    return value if math.isfinite(value) else math.nan
 
 
 def _parse(path: Path) -> Element:
@@ -298,30 +284,7 @@ def _parse(path: Path) -> Element:
         parser.Parse(read_bytes(path), True)
     except (expat.ExpatError, LookupError, ValueError) as error:
         raise DataError(f"{path}: not well-formed xml ({error})") from error
-    return builder.close()
-
-
-def _object(path: Path, number: int, element: Element) -> VocObject:
-    name = (element.findtext("name") or "").strip()
-    if not name:
-        raise DataError(f"{path}: object {number} has no <name>")
-    corners = tuple(_corner(path, number, element, corner) for corner in _CORNERS)
-    return VocObject(name, corners, (element.findtext("difficult") or "").strip() == "1")
-
-
-def _corner(path: Path, number: int, element: Element, corner: str) -> float:
-    text = element.findtext(f"bndbox/{corner}")
-    if text is None:
-        raise DataError(f"{path}: object {number} has no <{corner}> in a <bndbox>")
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise DataError(f"{path}: object {number} has {text.strip()!r} as its <{corner}>, expected a number")
-    return value
-
-
-def _length(root: Element, place: str) -> int:
-    text = (root.findtext(place) or "").strip()
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+    root = builder.close()
+    if root.tag != "annotation":
+        raise DataError(f"{path}: the outermost element is <{root.tag}>, expected <annotation>")
+    return root

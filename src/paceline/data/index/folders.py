@@ -1,46 +1,61 @@
-"""Files in folders: found at any depth, named by patterns, never outside their root unless asked."""
+"""Files in folders: found at any depth, named by an index, never outside their root unless asked."""
 
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from paceline.core.errors import DataError
+from paceline.core.mapped_arrays import MappedArrays
 from paceline.core.text import pluralize
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
-"""How the names of image files end."""
-_BESIDE = {
+_USUAL = {
     *(".txt", ".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".xml", ".yaml", ".yml", ".lst", ".xlsx"),
     *(".md", ".rst", ".html", ".pdf", ".log", ".ini", ".db", ".md5", ".sha256", ".py", ".sh", ".npy", ".npz", ".srt"),
-}  # of what is usual beside images and videos and never meant as one
-_SHOWN = 8  # endings in a note
+}  # beside images and videos, and never meant as one
+_SPLITS = {"train", "val", "valid", "validation", "test"}
+_SHOWN = 8  # extensions in a note
+_LISTED = 100_000  # names of a folder that a hint is looked for among
 
 
 def folder_names(folder: Path) -> list[str]:
-    """The folders in a folder, sorted, hidden ones left out."""
+    """The folders in a folder, sorted, without hidden ones."""
     with os.scandir(folder) as entries:
         return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+
+
+def class_folders(root: Path, folder: Path, example: str) -> list[str]:
+    """The names of the class folders in `folder`, which is `root` or a split in it; DataError if there are none."""
+    layout = f"expected {folder}/<class>/<{example}>, a folder per class"
+    if not root.is_dir():
+        raise DataError(f"{root}: no such folder; {layout}")
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder; {root} has {', '.join(folder_names(root)) or 'no folders'}")
+    names = folder_names(folder)
+    if not names:
+        raise DataError(f"{folder}: no class folders in it; {layout}")
+    if folder == root and "train" in names and _SPLITS.issuperset(names):
+        raise DataError(f"{root}: has the splits {', '.join(names)}, not classes; add `split: train`")
+    return names
 
 
 def files_below(
     top: Path,
     name: str,
-    endings: tuple[str, ...],
+    extensions: tuple[str, ...],
     inside: Path | None,
-    enter: Callable[[Path], None],
+    watch: Callable[[Path], None],
     above: tuple[str, ...] = (),
-    left_out: Counter[str] | None = None,
+    skipped: Counter[str] | None = None,
 ) -> Iterator[str]:
-    """The files with these endings in folder `name` of `top` and below it, relative to `top`, in no order.
+    """The files with these extensions in folder `name` of `top` and below it, relative to `top`, in no order.
 
-    Links may not lead out of `inside`. `enter` is called with each folder before it is looked into; `above` are the
-    real folders that this one is in. Files with other endings are counted in `left_out`, by their endings.
+    Links may not lead out of `inside`. `watch` is called with each folder before it is listed; `above` are the real
+    folders that this one is in. Files with other extensions are counted in `skipped`, by extension.
     """
     folder = top / name
     real = os.path.realpath(folder)
@@ -48,34 +63,33 @@ def files_below(
         raise DataError(f"{folder}: a link that leads back to a folder it is in ({real}); remove it")
     if not above:
         refuse_escape(folder, inside)
-    enter(folder)
+    watch(folder)
     with os.scandir(folder) as entries:
         listed = [entry for entry in entries if not entry.name.startswith(".")]
     for entry in listed:
         is_folder = entry.is_dir()
-        if not is_folder and not entry.name.lower().endswith(endings):
-            if left_out is not None:
-                _, dot, ending = entry.name.lower().rpartition(".")
-                left_out[dot and f".{ending}"] += 1
+        if not is_folder and not entry.name.lower().endswith(extensions):
+            if skipped is not None:
+                skipped[PurePosixPath(entry.name.lower()).suffix] += 1
             continue
         below = f"{name}/{entry.name}" if name else entry.name
         if entry.is_symlink():
             refuse_escape(top / below, inside)
         if is_folder:
-            yield from files_below(top, below, endings, inside, enter, (*above, real), left_out)
+            yield from files_below(top, below, extensions, inside, watch, (*above, real), skipped)
         else:
             yield below
 
 
-def left_out_note(left_out: Counter[str], what: str, endings: Sequence[str]) -> list[str]:
-    """What to note about files that were left out, of which those that are usual beside others need no word."""
-    counts = [(ending or "no ending", number) for ending, number in left_out.most_common() if ending not in _BESIDE]
+def skipped_note(skipped: Counter[str], what: str, extensions: Sequence[str]) -> str:
+    """A note on files that were skipped, but for those that are usual beside data; empty if there is nothing to say."""
+    counts = [(suffix or "no extension", number) for suffix, number in skipped.most_common() if suffix not in _USUAL]
     if not counts:
-        return []
+        return ""
     total = sum(number for _, number in counts)
-    shown = ", ".join(f"{ending} {number:,}" for ending, number in counts[:_SHOWN]) + ", …" * (len(counts) > _SHOWN)
+    shown = ", ".join(f"{suffix} {number:,}" for suffix, number in counts[:_SHOWN]) + ", …" * (len(counts) > _SHOWN)
     verb = "is" if total == 1 else "are"
-    return [f"{pluralize(total, 'file')} {verb} left out: {shown}; {what} are {', '.join(endings)} (`extensions`)"]
+    return f"{pluralize(total, 'file')} {verb} skipped: {shown}; {what} are {', '.join(extensions)} (`extensions`)"
 
 
 def refuse_escape(path: Path, inside: Path | None) -> None:
@@ -85,18 +99,40 @@ def refuse_escape(path: Path, inside: Path | None) -> None:
         raise DataError(f"{path}: leads out of {inside}, to {target}; add `follow_links: true` if that is meant")
 
 
-def refuse_escaping_file(path: Path, inside: Path | None) -> None:
-    """The same for files that are opened again and again, many of a folder: their folders are looked at once."""
-    if inside is not None and (path.is_symlink() or not _is_plain(path.parent, inside)):
-        refuse_escape(path, inside)
-
-
 @lru_cache(maxsize=4096)
-def _is_plain(folder: Path, inside: Path) -> bool:
+def _is_inside(folder: Path, inside: Path) -> bool:
     return Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(inside))
 
 
-_MOST = 100_000  # names of a folder that are looked at
+class NamedFiles:
+    """The files that an array of an index names, relative to a folder; one that leads out of `inside` is refused."""
+
+    def __init__(self, index: MappedArrays, name: str, folder: Path, inside: Path | None) -> None:
+        self.folder, self._inside = folder, inside
+        self._names = index.rows(name)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def name(self, row: int) -> str:
+        """The name of a file as the index has it."""
+        return os.fsdecode(self._names[row].tobytes())
+
+    def names(self, rows: Iterable[int]) -> Iterator[bytes]:
+        """The names of several files."""
+        return self._names.texts(rows)
+
+    def path(self, row: int) -> Path:
+        """A file, wherever it leads."""
+        return self.folder / self.name(row)
+
+    def checked(self, row: int) -> Path:
+        """A file that is to be opened; DataError if it leads out."""
+        path = self.path(row)
+        # Many files of a folder are opened again and again, so the folder is looked at once.
+        if self._inside is not None and (path.is_symlink() or not _is_inside(path.parent, self._inside)):
+            refuse_escape(path, self._inside)
+        return path
 
 
 def hint_on_missing(root: Path, name: str) -> str:
@@ -105,72 +141,22 @@ def hint_on_missing(root: Path, name: str) -> str:
         return "; the name is not UTF-8: is the list in another encoding, such as Latin-1? Save it as UTF-8"
     if "\\" in name:
         return f"; paths are written with /, as in {name.replace(chr(92), '/')!r}"
-    meant = _similar(root, name)
-    return f"; did you mean {meant!r}?" if meant else ""
-
-
-def _similar(root: Path, name: str) -> str | None:
-    """The file whose name differs in upper and lower case or in its ending alone."""
-    found = PurePosixPath("/" if name.startswith("/") else "")
-    *folders, last = PurePosixPath(name).parts[name.startswith("/") :] or ("",)
-    for folder in folders:
-        if not os.path.isdir(root / found / folder):  # noqa: PTH112 - False for what can be no name
-            folder = _names(root / found)[0].get(folder.casefold(), "")  # noqa: PLW2901 - as it is spelled there
-        if not folder:
-            return None
-        found /= folder
-    by_name, by_stem = _names(root / found)
-    stem = PurePosixPath(last).stem.casefold()
-    meant = by_name.get(last.casefold()) or by_stem.get(stem) or by_stem.get(last.casefold())
-    return str(found / meant) if meant else None
+    similar = PurePosixPath()
+    for part in PurePosixPath(name).parts:
+        names = _names_in(root / similar)
+        found = names.get(part.casefold()) or names.get(PurePosixPath(part).stem.casefold())
+        if found is None:
+            return ""
+        similar /= found
+    return f"; did you mean {str(similar)!r}?"
 
 
 @lru_cache(maxsize=16)
-def _names(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """What is in a folder by its name in small letters, and the files by that without the ending."""
+def _names_in(folder: Path) -> dict[str, str]:
+    """What is in a folder, by name in lower case, with and without the extension."""
     try:
         with os.scandir(folder) as entries:
-            names = [(entry.name, entry.is_file()) for entry in islice(entries, _MOST)]
-    except OSError:
-        return {}, {}
-    by_stem = {PurePosixPath(name).stem.casefold(): name for name, is_file in names if is_file}
-    return {name.casefold(): name for name, _ in names}, by_stem
-
-
-_FIELD = re.compile(r"\{([^{}:]+)(?::0(\d{1,2}))?\}")  # {column} or {column:06}
-_WHOLE = re.compile(r"([0-9]+)(?:\.0*)?")  # times are often written as 84.0
-
-
-class NamePattern:
-    """A name with columns of the list in braces, as in "{id}_{start:06}.mp4"; `:06` fills a number up to six digits.
-
-    Columns may be numbers, counted from 0, as in "{1}_{2:06}.mp4".
-    """
-
-    def __init__(self, path: Path, pattern: str) -> None:
-        self._path = path
-        # Of each field three: the text before it, its column, its digits; then the text behind the last.
-        parts = _FIELD.split(pattern)
-        self._texts, self.columns, self._digits = parts[::3], parts[1::3], parts[2::3]
-        if any(brace in text for text in self._texts for brace in "{}"):
-            raise DataError(
-                f"{path}: {pattern!r} is no pattern of names; expected one such as '{{id}}_{{start:06}}.mp4'"
-            )
-
-    def name(self, line: int, cells: Sequence[str]) -> str:
-        """The name that the cells of `columns` make, in their order."""
-        fields = zip(self.columns, self._digits, cells, strict=True)
-        filled = [self._filled(line, column, digits, cell.strip()) for column, digits, cell in fields]
-        return "".join(text + field for text, field in zip(self._texts, [*filled, ""], strict=True))
-
-    def _filled(self, line: int, column: str, digits: str | None, cell: str) -> str:
-        if digits is None and cell:
-            return cell
-        whole = None if digits is None else _WHOLE.fullmatch(cell)
-        if digits is None or whole is None:
-            expected = "something" if digits is None else "a whole number"
-            named = f"column {column}" if column.isdecimal() else repr(column)
-            advice = "; if this line names the columns, write names in the pattern" if column.isdecimal() else ""
-            found = f"{self._path}, line {line}: {named} is {cell!r}"
-            raise DataError(f"{found}, expected {expected} to make a name of{advice}")
-        return whole[1].zfill(int(digits))
+            names = [entry.name for entry in islice(entries, _LISTED)]
+    except (OSError, ValueError):
+        return {}
+    return {PurePosixPath(name).stem.casefold(): name for name in names} | {name.casefold(): name for name in names}

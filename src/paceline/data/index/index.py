@@ -1,4 +1,8 @@
-"""Indexes of samples: built once, cached, memory-mapped by all processes of a machine."""
+"""Indexes: what a data set found in its folders, lists and annotations, built once and shared by all processes.
+
+They are kept in the user's cache folder, bounded in size, and never beside the data: other programs take every folder
+beside images for a class, and an index that came with the data could name any file of this machine.
+"""
 
 from __future__ import annotations
 
@@ -8,99 +12,120 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Timer
 from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from paceline.core.cache_folder import cache_folders, make_private
 from paceline.core.errors import DataError
 from paceline.core.file_lock import is_at, lock_file
+from paceline.core.mapped_arrays import ArrayWriter, DamagedFileError, MappedArrays, WriteError
 from paceline.core.regular_file import open_regular
-from paceline.data.index.cache_folder import cache_folders, mark_used, prepare, remove_oldest
-from paceline.data.index.index_file import DamagedIndexError, Index, IndexWriter, NoRoomError
 
-__all__ = ["Index", "IndexBuilder", "open_index"]
-
+MAX_BYTES = 2 << 30
+"""What all indexes may take together; those that were not used for longest are removed first."""
+_VERSION = 4  # of what data sets write into their indexes
 _PATIENCE = 5.0  # seconds until something is said about work that goes on
-_VERSION = 3  # of what data sets write into their indexes
 _TICK, _COARSE_TICK = 20_000_000, 2_000_000_000  # nanoseconds within which two changes may have one time
 _SECOND = 1_000_000_000
-_WATCHED = ("watched.size", "watched.changed", "watched.content")
+_DAY = 86_400
 _UNREAD = -1  # instead of a checksum
 _BLOCK = 1 << 20
 
 
-class IndexBuilder(IndexWriter):
-    """Takes the columns of an index, and notes which files and folders they are made of."""
+class IndexBuilder(ArrayWriter):
+    """Takes the arrays and facts of an index, and which files and folders they are made of."""
 
-    def __init__(self, home: Path, folder: Path) -> None:
-        super().__init__(home)
+    def __init__(self, file: IO[bytes], cache: Path, folder: Path) -> None:
+        super().__init__(file, cache)
         self._base = folder
         self._watched: list[tuple[bytes, int, int, int]] = []
+        self.facts["notes"] = []
+
+    def note(self, text: str) -> None:
+        """Add something odd to the data set's notes."""
+        self.facts["notes"].append(os.fsencode(text).decode(errors="replace"))  # names need not be UTF-8
 
     def watch(self, path: Path, by_content: bool = False) -> None:
-        """Have the index made anew once this file or folder has changed; to be called before it is looked into.
+        """Have the index built anew once this file or folder has changed; call it before you look into it.
 
-        With `by_content`, all of the file is read for it whenever the index is opened.
+        With `by_content`, the whole file is compared whenever the index is opened.
         """
         content = _checksum(path) if by_content else _UNREAD
         name = path.relative_to(self._base) if path.is_relative_to(self._base) else path.absolute()
         self._watched.append((os.fsencode(name), *_state(path), content))
 
-    def finish(self, file: IO[bytes], facts: dict[str, Any]) -> None:
+    def finish(self) -> None:
         """Write everything, with what is watched."""
-        self.texts("watched", [name for name, *_ in self._watched])
-        for place, column in enumerate(_WATCHED, 1):
-            self.numbers(column, np.array([each[place] for each in self._watched], np.int64))
-        self.save(file, facts)
+        self.append_texts("watched", [name for name, *_ in self._watched])
+        self.append("watched.state", np.array([state for _, *state in self._watched], np.int64).reshape(-1, 3))
+        super().finish()
 
 
-def open_index(folder: Path, kind: str, arguments: Mapping[str, Any], build: Callable[[IndexBuilder], None]) -> Index:
-    """The index of the data in `folder` that `build` makes for these arguments, or a kept one that is still true.
+def open_index(
+    folder: Path, kind: str, arguments: Mapping[str, Any], build: Callable[[IndexBuilder], None]
+) -> MappedArrays:
+    """The index of the data in `folder` that `build` makes for these arguments, or a cached one that is still valid.
 
-    One process builds while others wait for it. `arguments` are numbers, texts and lists of such.
+    One process builds while others wait for it. `arguments` are what JSON can hold.
     """
     asked = time.time_ns()
-    place = _digest([os.path.realpath(folder)])
-    name = f"index-{kind}-{_digest([_VERSION, kind, dict(arguments)])}-{place}"
-    homes = list(cache_folders())
-    for home in homes:
-        path = home / name
-        found = _find(path, folder, asked)
-        if found is not None:
-            mark_used(path)
-            return found
-        with suppress(NoRoomError):
-            return _make(path, folder, asked, build)
-    tried = " nor ".join(map(str, homes))
+    name = f"index-{kind}-{_digest([_VERSION, kind, dict(arguments)])}-{_digest([os.path.realpath(folder)])}"
+    caches = list(cache_folders())
+    try:
+        for cache in caches:
+            path = cache / name
+            found = _find(path, folder, asked)
+            if found is not None:
+                with suppress(OSError):
+                    os.utime(path)  # among the last to be removed
+                return found
+            with suppress(WriteError):
+                return _build(path, folder, asked, build)
+    except OSError as error:
+        raise DataError(f"{error.filename or folder}: cannot be read ({error.strerror})") from error
+    tried = " nor ".join(map(str, caches))
     raise DataError(
-        f"{folder}: there is no place to keep an index of it: neither {tried} can be written to; set PACELINE_CACHE to"
-        " a folder of your own"
+        f"{folder}: no place for its index: cannot write to {tried}; set PACELINE_CACHE to a folder of yours"
     )
+
+
+def clear_cache() -> tuple[int, int]:
+    """Remove all indexes; how many there were, and their bytes. Who has one open can go on reading it."""
+    count = size = 0
+    for path in [path for cache in cache_folders() for path in cache.glob("index-*")]:
+        with suppress(OSError):
+            size += path.stat().st_size
+            path.unlink()
+            count += 1
+    return count, size
 
 
 def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _find(path: Path, folder: Path, asked: int) -> Index | None:
-    """The index in a file, if it is whole and what it was made of is still the same."""
+def _find(path: Path, folder: Path, asked: int) -> MappedArrays | None:
+    """The index in a file, if this user wrote it, it is whole, and what it was made of has not changed."""
     try:
-        index = Index(path)
-        is_own = index.is_ours and index.facts.get("name") == path.name
-        return index if is_own and _is_true(index, folder, asked) else None
-    except (OSError, DamagedIndexError, LookupError, ValueError):
+        index = MappedArrays(path)
+        if index.owner != os.getuid() or index.facts.get("name") != path.name or not _is_valid(index, folder, asked):
+            return None
+        index.verify()
+    except (OSError, DamagedFileError, LookupError, ValueError):
         return None
+    return index
 
 
-def _is_true(index: Index, folder: Path, asked: int) -> bool:
-    began = int(index.facts.get("began", 0))
-    columns = [index.numbers(column).tolist() for column in _WATCHED]
-    for name, size, changed, content in zip(index.texts("watched"), *columns, strict=True):
+def _is_valid(index: MappedArrays, folder: Path, asked: int) -> bool:
+    began = int(index.facts["began"])
+    for name, (size, changed, content) in zip(
+        index.rows("watched").texts(), index["watched.state"].tolist(), strict=True
+    ):
         path = folder / os.fsdecode(name)
         if _state(path) != (size, changed) or (content != _UNREAD and _checksum(path) != content):
             return False
@@ -118,7 +143,6 @@ def _state(path: Path) -> tuple[int, int]:
 
 
 def _checksum(path: Path) -> int:
-    """Of what a file holds."""
     checksum = 0
     with open_regular(path) as file:
         while block := file.read(_BLOCK):
@@ -126,34 +150,38 @@ def _checksum(path: Path) -> int:
     return checksum
 
 
-def _make(path: Path, folder: Path, asked: int, build: Callable[[IndexBuilder], None]) -> Index:
-    prepare(path.parent)
+def _build(path: Path, folder: Path, asked: int, build: Callable[[IndexBuilder], None]) -> MappedArrays:
+    try:
+        make_private(path.parent)
+    except OSError as error:
+        raise WriteError(error.errno, error.strerror) from error
     partial = path.with_name(f"{path.name}.partial")
     with _locked(partial, folder) as file:
         found = _find(path, folder, asked)  # by the process that was waited for
         if found is not None:
             return found
-        with _telling(f"indexing {folder}; this is done once and kept in {path}"):
+        with _message_after_patience(f"indexing {folder}; this is done once and kept in {path}"):
             began = time.time_ns()
-            builder = IndexBuilder(path.parent, folder)
+            builder = IndexBuilder(file, path.parent, folder)
             build(builder)
-            builder.finish(file, {"name": path.name, "began": began})
+            builder.facts |= {"name": path.name, "began": began}
+            builder.finish()
         try:
             partial.replace(path)
-            remove_oldest(path.parent, path)
-            return Index(path, check=False)
+            _remove_oldest(path.parent, path)
+            return MappedArrays(path)
         except OSError as error:
-            raise NoRoomError from error
+            raise WriteError(error.errno, error.strerror) from error
 
 
 @contextmanager
 def _locked(partial: Path, folder: Path) -> Iterator[IO[bytes]]:
     """The file that an index is written to, ours alone once whoever has it is done; unless renamed it is gone then."""
     try:
-        with _telling(f"waiting for another process to index {folder}"):
+        with _message_after_patience(f"waiting for another process to index {folder}"):
             file = os.fdopen(lock_file(partial), "r+b")
     except OSError as error:  # no permission, no space, or a file system without locks
-        raise NoRoomError from error
+        raise WriteError(error.errno, error.strerror) from error
     with file:
         try:
             yield file
@@ -163,8 +191,8 @@ def _locked(partial: Path, folder: Path) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def _telling(text: str) -> Iterator[None]:
-    """Say what goes on if it takes long."""
+def _message_after_patience(text: str) -> Iterator[None]:
+    """Print what goes on if it takes long."""
     timer = Timer(_PATIENCE, lambda: print(text, file=sys.stderr, flush=True))
     timer.daemon = True
     timer.start()
@@ -174,45 +202,17 @@ def _telling(text: str) -> Iterator[None]:
         timer.cancel()
 
 
-Arrays = dict[str, NDArray[Any]]
-Watch = Callable[[Path], None]
-
-
-def kept_arrays(folder: Path, kind: str, arguments: Mapping[str, Any], make: Callable[[Watch], Arrays]) -> Arrays:
-    """What `make` gives for the data in `folder`, from the index of an earlier time if that is still true.
-
-    `make` is given a function that it calls with each file and folder before it looks into it. The arrays may not be
-    written to; those of whole numbers may come back in a smaller type.
-    """
-
-    def build(builder: IndexBuilder) -> None:
-        def watch(path: Path) -> None:
-            try:
-                builder.watch(path)
-            except OSError as error:
-                raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-
-        made = make(watch)
-        for name, values in made.items():
-            builder.numbers(name, values.ravel())
-        builder.texts("arrays", [json.dumps([name, *values.shape]).encode() for name, values in made.items()])
-
-    index = open_index(folder, kind, arguments, build)
-    described = [json.loads(text) for text in index.texts("arrays")]
-    return {name: index.numbers(name).reshape(shape) for name, *shape in described}
-
-
-def as_bytes(value: Any) -> NDArray[np.uint8]:
-    """Anything that JSON can hold, to be kept as an array."""
-    return np.frombuffer(json.dumps(value).encode(), np.uint8)
-
-
-def from_bytes(values: NDArray[np.uint8]) -> Any:
-    """What `as_bytes` was given."""
-    return json.loads(values.tobytes())
-
-
-def joined(parts: Iterable[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Texts in one array, and where each of them ends."""
-    listed = list(parts)
-    return np.frombuffer(b"".join(listed), np.uint8), np.cumsum([len(part) for part in listed], dtype=np.int64)
+def _remove_oldest(cache: Path, newest: Path) -> None:
+    """Remove the indexes that were not used for longest, until the others fit; `newest` always stays."""
+    found = []
+    for path in cache.glob("index-*"):
+        with suppress(OSError):
+            status = path.stat()
+            is_being_written = path.suffix == ".partial" and time.time() - status.st_mtime < _DAY
+            if path != newest and not is_being_written:
+                found.append((status.st_mtime_ns, status.st_size, path))
+    room = MAX_BYTES - newest.stat().st_size
+    for _, size, path in sorted(found, reverse=True):
+        room -= size
+        if room < 0:
+            path.unlink(missing_ok=True)

@@ -2,219 +2,379 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator, Sequence
 from io import TextIOWrapper
+from itertools import chain
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, NamedTuple
+
+import numpy as np
 
 from paceline.core.errors import DataError
+from paceline.core.mapped_arrays import ArrayWriter, MappedArrays
 from paceline.core.regular_file import open_regular
+from paceline.core.text import join_first, pluralize
 from paceline.data.argument_types import Column
-from paceline.data.index.folders import NamePattern
-from paceline.data.index.rows import Asked, Row, at_line, encode_name, read_lines
-from paceline.data.index.table_rows import read_cells, table_rows
-
-__all__ = ["Format", "Row", "at_line", "encode_name", "is_file_in", "read_list"]
 
 Format = Literal["csv", "tsv", "json", "jsonl", "txt"]
+Line = tuple[int, list[str]]
+Entry = tuple[int, Any]
 
-_SUFFIXES: dict[str, Format] = {
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".json": "json",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".txt": "txt",
-    ".lst": "txt",
-}
-_HEAD = 1 << 12  # bytes or characters that tell what a file is
+_FORMATS: dict[str, Format] = {
+    ".csv": "csv", ".tsv": "tsv", ".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "txt", ".lst": "txt",
+}  # fmt: skip
+_DELIMITERS = {",": ",", ";": ";", "\t": "\\t"}  # and how recipes write them
+_HEAD = 1 << 12  # characters that tell what a file is
+_SHOWN = 20  # columns in a message
+_FIELD = re.compile(r"\{([^{}:]+)(?::0(\d{1,2}))?\}")  # {column} or {column:06}
+_VALUE = re.compile(r"[+-]?\d+(\.\d+)?|.+\.[A-Za-z]\w{1,3}")
+_WHOLE = re.compile(r"([0-9]+)(?:\.0*)?")  # times are often written as 84.0
+
+
+class Row(NamedTuple):
+    """A row of a list: its line, the name of a file, and what the columns of labels and splits hold, if any."""
+
+    line: int
+    name: str
+    label: Any = None
+    part: Any = None
+
+
+class Columns(NamedTuple):
+    """The columns to read, by the name in the header or by number from 0; None is the usual one.
+
+    `name` may be a pattern of columns, such as "{id}_{start:06}.mp4". The keys are the usual names of the columns, and
+    what recipes call them; without a `label_key` no labels are read. Without `has_keys`, recipes cannot choose columns.
+    """
+
+    name: Column | None = None
+    label: Column | None = None
+    part: Column | None = None
+    name_key: str = "image"
+    label_key: str = "label"
+    part_key: str = "split_column"
+    has_keys: bool = True
+
+    @property
+    def pattern(self) -> str | None:
+        """The column of names, if it is a pattern."""
+        return self.name if isinstance(self.name, str) and "{" in self.name else None
 
 
 def read_list(
-    path: Path,
-    form: Format | None,
-    image: Column | None,
-    beside: Column | None,
-    usual: str,
-    what: str = "image",
-    *,
-    is_file: Callable[[str], bool] | None = None,
-    delimiter: str | None = None,
-    part: Column | None = None,
-    part_key: str = "split_column",
-    is_fixed: bool = False,
-    notes: list[str] | None = None,
+    path: Path, columns: Columns, notes: list[str], form: Format | None = None, delimiter: str | None = None
 ) -> Iterator[Row]:
-    """The lines of a list file. Columns are given by the names in its first line, or by number, counted from 0.
+    """The rows of a list file. Empty lines and lines that begin with # are skipped.
 
-    A column that is not given is the one called as `what` or `usual` says, if the first line names columns, else the
-    first or second one; without a `usual` name nothing beside is read. `image` may also be a `NamePattern`, such as
-    "{id}.jpg" or "{0}.jpg". Empty lines are passed over, and so are comments: lines that begin with # and a blank, and
-    those that begin with # and name what is no file, as `is_file` tells, which looks in the list's folder unless given.
-    `part` is a third column, which recipes call `part_key`. What cannot be understood is a DataError with its line; its
-    advice is to change the list if recipes have no keys for columns, `is_fixed`. What is odd, and only that, is added
-    to `notes` until the first line comes.
+    A mistake is a DataError with its line. Something odd is added to `notes` before the first row comes.
     """
-    chosen = form or _SUFFIXES.get(path.suffix.lower())
+    chosen = form or _FORMATS.get(path.suffix.lower())
     if chosen is None:
-        advice = "give it one of these endings" if is_fixed else "give `format`"
-        raise DataError(f"{path}: its name tells no format ({', '.join(_SUFFIXES)}); {advice}")
-    is_file = is_file or partial(is_file_in, path.parent)
-    notes = [] if notes is None else notes
-    asked = Asked(path, is_file, image, beside, usual, what, part, part_key, is_fixed, notes)
+        advice = "give `format`" if columns.has_keys else "rename it"
+        raise DataError(f"{path}: its extension is none of {', '.join(_FORMATS)}; {advice}")
     try:
-        _refuse_bytes(path)
         with TextIOWrapper(open_regular(path), "utf-8-sig", "surrogateescape", "") as file:
+            head = file.read(_HEAD)
+            if "\0" in head:
+                raise DataError(
+                    f"{path}: not UTF-8, it has bytes of 0; if it is UTF-16, save it as UTF-8:"
+                    f" `iconv -f UTF-16 -t UTF-8 {path.name} > new{path.suffix}`"
+                )
+            file.seek(0)
             if chosen in ("json", "jsonl"):
-                entries = array_entries if _is_array(file) else line_entries
-                yield from json_rows(asked, entries(asked, file))
+                is_array = chosen == "json" and head.lstrip().startswith("[")
+                entries = _array(path, file) if is_array else _json_lines(path, file)
+                yield from _json_rows(path, columns, notes, entries)
             else:
-                yield from table_rows(asked, read_cells(path, file, chosen, delimiter))
+                yield from _table_rows(
+                    path, columns, notes, _lines(path, file, chosen, delimiter or _sniff(head, chosen))
+                )
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def is_file_in(folder: Path, name: str) -> bool:
-    """Whether there is a file of this name in a folder."""
-    return os.path.isfile(folder / name)  # noqa: PTH113 - False for what can be no name
+def at_line(path: Path, line: int) -> str:
+    """How messages name a line of a list, or an item of a JSON file."""
+    return f"{path}, {'item' if path.suffix.lower() == '.json' else 'line'} {line}"
 
 
-def _is_array(file: IO[str]) -> bool:
-    """Whether the first that is no blank begins an array; the file is at its beginning again."""
-    while (head := file.read(_HEAD)).isspace():
-        pass
-    file.seek(0)
-    return head.lstrip().startswith("[")
+def encode_name(path: Path, line: int, name: str) -> bytes:
+    """The name of a file in a list as the bytes that the file system knows it by."""
+    try:
+        return os.fsencode(name)
+    except UnicodeEncodeError as error:
+        raise DataError(f"{at_line(path, line)}: {name!r} cannot be the name of a file") from error
 
 
-def _refuse_bytes(path: Path) -> None:
-    """A list is text."""
-    with open_regular(path) as file:
-        head = file.read(_HEAD)
-    if b"\0" in head:
-        advice = f"if it is UTF-16, save it as UTF-8: `iconv -f UTF-16 -t UTF-8 {path.name} > new{path.suffix}`"
-        raise DataError(f"{path}: not UTF-8, it has bytes of 0; {advice}")
+# --- tables -------------------------------------------------------------------------------------------------
 
 
-_BEGINNING = re.compile(r"\s*\[\s*")
-_NEXT = re.compile(r"\s*(?:,\s*|(?=\]))")  # to the next object of an array, or its end
-_SHOWN = 20  # keys in a message
+def _sniff(head: str, form: Format) -> str | None:
+    """What separates columns: of CSV a comma, or what the first line has instead; None is whitespace."""
+    first = next((line for line in head.splitlines() if line.strip() and not line.startswith("#")), "")
+    usual = {"csv": next((each for each in _DELIMITERS if each in first), ","), "tsv": "\t"}
+    return usual.get(form)
 
-Entries = Iterator[tuple[int, dict[str, Any]]]
+
+def _lines(path: Path, file: IO[str], form: Format, delimiter: str | None) -> Iterator[Line]:
+    """The cells of each line that is neither empty nor a comment, and the number of the line."""
+    lines = ("\n" if line.lstrip().startswith("#") else line for line in file)
+    if delimiter is None:
+        yield from ((number, cells) for number, line in enumerate(lines, 1) if (cells := line.split()))
+        return
+    reader = csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=delimiter != " ")
+    number = 1
+    try:
+        for cells in reader:
+            if any(cells):
+                yield number, cells
+            number = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(f"{at_line(path, number)}: not {form.upper()} ({error})") from error
 
 
-def line_entries(asked: Asked, file: IO[str]) -> Entries:
-    """The objects of JSON lines, with the numbers of the lines."""
-    for line, text in enumerate(read_lines(asked.path, file), 1):
+def _table_rows(path: Path, columns: Columns, notes: list[str], lines: Iterator[Line]) -> Iterator[Row]:
+    first = next(lines, None)
+    if first is None:
+        raise DataError(f"{path}: the list is empty; expected a line for each {columns.name_key}")
+    second = next(lines, None)
+    places = _Places(path, columns, first, None if second is None else second[1], notes)
+    samples = chain([] if places.has_header else [first], [] if second is None else [second], lines)
+    needed = max(places.label or 0, places.part or 0, *places.names)
+    for line, cells in samples:
+        if needed >= len(cells):
+            found = f"{at_line(path, line)}: {pluralize(len(cells), 'column')}, expected at least {needed + 1}"
+            advice = delimiter_hint(cells, columns.has_keys) or "if names hold spaces, the list has to be .csv"
+            raise DataError(f"{found}; {advice}")
+        name = places.name(line, cells)
+        if not name:
+            raise DataError(f"{at_line(path, line)}: column {places.names[0]} is empty, expected the name of a file")
+        label = None if places.label is None else cells[places.label]
+        yield Row(line, name, label, None if places.part is None else cells[places.part])
+
+
+class _Places:
+    """Where the columns of a table are: by its header, if it has one, or by number."""
+
+    def __init__(
+        self, path: Path, columns: Columns, first: Line, second: Sequence[str] | None, notes: list[str]
+    ) -> None:
+        self._path, self._columns = path, columns
+        self._cells = [cell.strip() for cell in first[1]]
+        self._pattern = NamePattern(path, columns.pattern) if columns.pattern else None
+        asked: Sequence[Column | None] = self._pattern.columns if self._pattern else [columns.name]
+        self._is_named = self._has_words(asked)
+        self.has_header = self._is_named or self._seems_header(asked, first[0], second, notes)
+        self.names = [self._find(each, columns.name_key) for each in asked]
+        self.part = None if columns.part is None else self._find(columns.part, columns.part_key)
+        self.label = self._find_label(notes) if columns.label_key else None
+
+    def name(self, line: int, cells: Sequence[str]) -> str:
+        """The name of a file."""
+        if self._pattern is not None:
+            return self._pattern.name(line, [cells[place] for place in self.names])
+        return cells[self.names[0]].strip()
+
+    def _has_words(self, asked: Sequence[Column | None]) -> bool:
+        """Whether the first line has words that are asked for, or the usual ones and no name of a file."""
+        if any(each in self._cells for each in (*asked, self._columns.label, self._columns.part)):
+            return True
+        usual = {self._columns.name_key, self._columns.label_key}
+        return any(cell.lower() in usual for cell in self._cells) and not any(map(_is_value, self._cells))
+
+    def _seems_header(
+        self, asked: Sequence[Column | None], line: int, second: Sequence[str] | None, notes: list[str]
+    ) -> bool:
+        """Whether the first line names no file, unlike the second; that is noted."""
+        place = asked[0] or 0
+        is_list_of_names = len(self._cells) == 1 and not self._columns.has_keys  # which need no extensions
+        if self._pattern or is_list_of_names or second is None or not isinstance(place, int):
+            return False
+        if place >= min(len(self._cells), len(second)) or _is_value(self._cells[place]) or not _is_value(second[place]):
+            return False
+        why = f"{self._cells[place]!r} has no extension"
+        notes.append(f"line {line} is taken for the header, as {why}: {', '.join(self._cells[:_SHOWN])}")
+        return True
+
+    def _find(self, column: Column | None, key: str) -> int:
+        if isinstance(column, int):
+            return column
+        found = self._place_of(column, key)
+        if found is not None:
+            return found
+        if column is None and not self._is_named:
+            return 0
+        shown = ", ".join(self._cells[:_SHOWN])
+        raise DataError(
+            f"{self._path}: no column {column or key!r} in its first line, which has {shown}; {self._advice(key)}"
+        )
+
+    def _find_label(self, notes: list[str]) -> int | None:
+        """The column of labels; lists without one, as those of test images, are noted."""
+        column, key = self._columns.label, self._columns.label_key
+        found = column if isinstance(column, int) else self._place_of(column, key)
+        if column is None and not self._is_named and 1 not in self.names:
+            found = 1
+        if found is not None and found < len(self._cells):
+            return found
+        if len(self._cells) > 1 or column is not None:
+            cure = f"give its column as `{key}`" if self._columns.has_keys else f"call its column {key!r}"
+            shown = ", ".join(self._cells[:_SHOWN])
+            notes.append(
+                f"no column {key if column is None else column!r} in the first line, which has {shown}; {cure}"
+            )
+        return None
+
+    def _place_of(self, column: Column | None, key: str) -> int | None:
+        """The column of this name, or else of the usual one."""
+        cells = self._cells if column is not None else [cell.lower() for cell in self._cells]
+        wanted = key if column is None else column
+        return cells.index(str(wanted)) if self._is_named and wanted in cells else None
+
+    def _advice(self, key: str) -> str:
+        hint = delimiter_hint(self._cells, self._columns.has_keys)
+        if hint:
+            return hint
+        if not self._columns.has_keys:
+            return f"call the columns {self._columns.name_key} and {self._columns.label_key}"
+        if not any(map(_is_value, self._cells)):
+            return f"give another `{key}`"
+        example = '"{0}_{1:06}.mp4"' if self._pattern else "0"
+        numbers = f"`{self._columns.name_key}: {example}` and `{self._columns.label_key}: 1`"
+        return f"it looks like a sample, not like a header: give columns by number from 0, as in {numbers}"
+
+
+def _is_value(cell: str) -> bool:
+    """Whether a cell is a number or the name of a file, which words of a header are not."""
+    return "/" in cell or _VALUE.fullmatch(cell.strip()) is not None
+
+
+def delimiter_hint(cells: Sequence[str], has_keys: bool = True) -> str:
+    """What to do about a line of one column that seems to be several; empty if it does not."""
+    held = next((each for each in _DELIMITERS if each in cells[0]), None) if len(cells) == 1 else None
+    if held is None:
+        return ""
+    cure = f'add `delimiter: "{_DELIMITERS[held]}"`' if has_keys else "name the list .csv"
+    return f"the line holds {_DELIMITERS[held]!r}; if that separates columns, {cure}"
+
+
+# --- JSON ---------------------------------------------------------------------------------------------------
+
+
+def _array(path: Path, file: IO[str]) -> Iterator[Entry]:
+    try:
+        yield from enumerate(json.load(file), 1)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not JSON ({error})") from error
+
+
+def _json_lines(path: Path, file: IO[str]) -> Iterator[Entry]:
+    for number, text in enumerate(file, 1):
+        if text.isspace() or text.startswith("#"):
+            continue
         try:
-            content = json.loads(text.rstrip())
+            yield number, json.loads(text.rstrip())
         except (ValueError, RecursionError) as error:
-            if text.isspace() or text.lstrip().startswith("#"):
-                continue
-            expected = f"; expected an array, [{_example(asked)}, …]" if asked.path.suffix.lower() == ".json" else ""
-            raise DataError(f"{at_line(asked.path, line)}: not JSON ({_reason(error)}){expected}") from error
-        yield line, content if type(content) is dict else _object(asked, line, content)
+            why = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+            advice = "; expected an array of objects" if path.suffix.lower() == ".json" else ""
+            raise DataError(f"{at_line(path, number)}: not JSON ({why}){advice}") from error
 
 
-def array_entries(asked: Asked, file: IO[str]) -> Entries:
-    """The objects of an array, with the numbers of the lines that they begin in."""
-    text, decoder = file.read(), json.JSONDecoder()
-    beginning = _BEGINNING.match(text)
-    assert beginning is not None, "the file was found to begin so"
-    last, at, line = 0, beginning.end(), 1
-    while not text.startswith("]", at):
-        line += text.count("\n", last, at)
-        last = at
-        try:
-            content, end = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError) as error:
-            line = error.lineno if isinstance(error, json.JSONDecodeError) else line
-            raise DataError(f"{at_line(asked.path, line)}: not JSON ({_reason(error)})") from error
-        yield line, _object(asked, line, content)
-        gap = _NEXT.match(text, end)
-        if gap is None:
-            raise DataError(f"{at_line(asked.path, line)}: not JSON (no comma and no ] behind this object)")
-        at = gap.end()
-    rest = text[at + 1 :].lstrip()
-    if rest:
-        line = 1 + text.count("\n", 0, len(text) - len(rest))
-        found = f"{rest[:20]!r} behind the ] that ends the array"
-        raise DataError(f"{at_line(asked.path, line)}: not JSON ({found}); put all objects into one array")
-
-
-def _reason(error: Exception) -> str:
-    """Why something is not JSON, without the line, which the message has already."""
-    return f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-
-
-def _object(asked: Asked, line: int, content: Any) -> dict[str, Any]:
-    if not isinstance(content, dict):
-        found = json.dumps(content)[:40]
-        raise DataError(f"{at_line(asked.path, line)}: expected an object such as {_example(asked)}, got {found}")
-    return content
-
-
-def _example(asked: Asked) -> str:
-    beside = {"mask": "a.png"} if asked.usual == "mask" else {"label": "cat"}
-    return json.dumps({asked.what: "a.mp4" if asked.what == "video" else "a.jpg"} | beside)
-
-
-def json_rows(asked: Asked, entries: Entries) -> Iterator[Row]:
-    """The names of files and what stands beside them in each object."""
-    path = asked.path
-    number = next((each for each in (asked.image, asked.beside, asked.part) if isinstance(each, int)), None)
-    if number is not None:
-        raise DataError(f"{path}: columns of JSON lines have names, not numbers; got {number}")
-    pattern = None if asked.pattern is None else NamePattern(path, asked.pattern)
-    at, other, part = (str(each or "") for each in (asked.image or asked.what, asked.beside or asked.usual, asked.part))
-    expects = None if asked.beside is None else True
-    for line, content in entries:
-        name = content.get(at) if pattern is None else _patterned(asked, pattern, line, content)
+def _json_rows(path: Path, columns: Columns, notes: list[str], entries: Iterator[Entry]) -> Iterator[Row]:
+    if any(isinstance(each, int) for each in (columns.name, columns.label, columns.part)):
+        raise DataError(f"{path}: columns of JSON have names, not numbers")
+    pattern = None if columns.pattern is None else NamePattern(path, columns.pattern)
+    name_key, label_key = str(columns.name or columns.name_key), str(columns.label or columns.label_key)
+    has_label = None
+    for line, entry in entries:
+        if not isinstance(entry, dict):
+            hint = "; a file with an array of objects is .json" if isinstance(entry, list) else ""
+            raise DataError(f"{at_line(path, line)}: expected an object, got {json.dumps(entry)[:40]}{hint}")
+        name = entry.get(name_key) if pattern is None else pattern.name_of(line, entry)
         if not isinstance(name, str) or not name:
-            found = _shown(content, at)
-            raise DataError(f"{at_line(path, line)}: {at!r} is {found}, expected the name of a file; {_advice(asked)}")
-        has = other in content
-        if has != (has if expects is None else expects):
-            found = f"has {'a' if has else 'no'} {other!r}, unlike the lines before or what `{asked.usual}` asks for"
-            raise DataError(f"{at_line(path, line)}: {found}; it has {_keys(content)}")
-        expects = has
-        if part and part not in content:
-            found = f"has no {part!r}, which `{asked.part_key}` asks for"
-            raise DataError(f"{at_line(path, line)}: {found}; it has {_keys(content)}")
-        beside, word = content.get(other), content.get(part)
-        if (has and beside is None) or (part and word is None):
-            key = part if part and word is None else other
-            cure = "the object" if key == part else "the key of all objects"
-            found = f"{key!r} is null, expected a word or a number"
-            raise DataError(f"{at_line(path, line)}: {found}; give one, or take {cure} out")
-        yield Row(line, name, beside, word)
+            raise _entry_error(path, line, f"{name_key!r} is {name!r:.60}, expected a file name", columns, entry)
+        label, part = entry.get(label_key), entry.get(str(columns.part))
+        if has_label is None:
+            has_label = label is not None
+            if columns.label and not has_label:
+                notes.append(f"no {label_key!r} in the first object, whose keys are {join_first(list(entry), _SHOWN)}")
+        if has_label != (label is not None):
+            found = f"has {'no' if has_label else 'a'} {label_key!r}, unlike those before"
+            raise _entry_error(path, line, found, columns, entry)
+        if columns.part is not None and part is None:
+            raise _entry_error(path, line, f"has no {columns.part!r}, which is `{columns.part_key}`", columns, entry)
+        yield Row(line, name, label, part)
 
 
-def _patterned(asked: Asked, pattern: NamePattern, line: int, content: dict[str, Any]) -> str:
-    for column in pattern.columns:
-        value = content.get(column)
-        if not isinstance(value, str | int | float) or isinstance(value, bool):
-            expected = "expected a text or a number to make a name of"
-            raise DataError(f"{at_line(asked.path, line)}: {column!r} is {_shown(content, column)}, {expected}")
-    return pattern.name(line, [str(content[column]) for column in pattern.columns])
+def _entry_error(path: Path, line: int, what: str, columns: Columns, entry: dict[str, Any]) -> DataError:
+    advice = f"give them as `{columns.name_key}` and `{columns.label_key}`"
+    if not columns.has_keys:
+        advice = f"call them {columns.name_key!r} and {columns.label_key!r}"
+    return DataError(f"{at_line(path, line)}: {what}; its keys are {join_first(list(entry), _SHOWN)}; {advice}")
 
 
-def _advice(asked: Asked) -> str:
-    if asked.is_fixed:
-        return f"call its key {asked.what!r}, and that of what belongs to it {asked.usual!r}"
-    example = "a.mp4" if asked.what == "video" else "a.jpg"
-    return f'give its key as `{asked.what}`, or a pattern such as "{{id}}{example[1:]}"'
+# --- names of several columns -------------------------------------------------------------------------------
 
 
-def _shown(content: dict[str, Any], key: str) -> str:
-    if key in content:
-        return repr(content[key])[:60]
-    return f"not there (there are {_keys(content)})"
+class NamePattern:
+    """A file name made of columns, such as "{id}_{start:06}.mp4"; `:06` pads a whole number to six digits.
+
+    Columns may be numbers, counted from 0, as in "{1}_{2:06}.mp4".
+    """
+
+    def __init__(self, path: Path, pattern: str) -> None:
+        self._path = path
+        # Of each field three: the text before it, its column, its digits; then the text behind the last.
+        parts = _FIELD.split(pattern)
+        self._texts, self._digits = parts[::3], parts[2::3]
+        self.columns: list[Column] = [int(each) if each.isdecimal() else each for each in parts[1::3]]
+        if any(brace in text for text in self._texts for brace in "{}"):
+            raise DataError(f"{path}: {pattern!r} is no pattern; expected one such as '{{id}}_{{start:06}}.mp4'")
+
+    def name(self, line: int, cells: Sequence[str]) -> str:
+        """The name that the cells of `columns` make, in their order."""
+        fields = zip(self.columns, self._digits, cells, strict=True)
+        filled = [self._filled(line, column, digits, cell.strip()) for column, digits, cell in fields]
+        return "".join(text + field for text, field in zip(self._texts, [*filled, ""], strict=True))
+
+    def name_of(self, line: int, entry: dict[str, Any]) -> str:
+        """The name that the values of a JSON object make."""
+        return self.name(line, ["" if (value := entry.get(str(key))) is None else str(value) for key in self.columns])
+
+    def _filled(self, line: int, column: Column, digits: str | None, cell: str) -> str:
+        whole = _WHOLE.fullmatch(cell)
+        if not cell or (digits is not None and whole is None):
+            expected = "something" if digits is None else "a whole number"
+            raise DataError(f"{at_line(self._path, line)}: column {column!r} is {cell!r}, expected {expected}")
+        return cell if digits is None or whole is None else whole[1].zfill(int(digits))
 
 
-def _keys(content: dict[str, Any]) -> str:
-    return ", ".join(list(content)[:_SHOWN]) or "no keys"
+# --- lines in an index --------------------------------------------------------------------------------------
+
+
+class LineNumbers:
+    """Writes where the distance of a sample's row and its line changes: hardly ever, unless lines are empty."""
+
+    def __init__(self, writer: ArrayWriter) -> None:
+        self._writer = writer
+        self._size, self._distance = 0, -1
+
+    def append(self, lines: Sequence[int]) -> None:
+        """The lines of the next samples."""
+        rows = np.arange(self._size, self._size + len(lines))
+        distances = np.array(lines, np.int64) - rows
+        changed = np.flatnonzero(np.diff(distances, prepend=self._distance))
+        self._writer.append("line.row", rows[changed])
+        self._writer.append("line.distance", distances[changed])
+        self._size += len(lines)
+        self._distance = int(distances[-1])
+
+
+def find_line(index: MappedArrays, row: int) -> int:
+    """The line of the sample in this row."""
+    last = int(np.searchsorted(index["line.row"], row, side="right")) - 1
+    return row + int(index["line.distance"][last])

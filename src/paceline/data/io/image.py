@@ -6,7 +6,7 @@ import io
 import os
 import struct
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,6 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from paceline.core.errors import DataError
 from paceline.core.regular_file import open_regular
-from paceline.data.index.index import joined
 
 Pixels = NDArray[np.uint8]
 
@@ -231,7 +230,7 @@ def _as_rgb(image: Image.Image) -> Pixels:
     """A band at a time, so that little memory is needed beside the image itself."""
     if image.mode == "F":
         raise _RefusedError("pixels are floating-point numbers, which have no fixed range; save it with 8 or 16 bits")
-    convert = _from_deep_grey if image.mode.startswith("I") else _over_white
+    convert = _from_deep_gray if image.mode.startswith("I") else _over_white
     rows = max(1, _BAND // max(1, image.width))
     if rows >= image.height:
         return convert(image)
@@ -250,7 +249,7 @@ def _over_white(image: Image.Image) -> Pixels:
     return np.array(image.convert("RGB"))
 
 
-def _from_deep_grey(image: Image.Image) -> Pixels:
+def _from_deep_gray(image: Image.Image) -> Pixels:
     values: NDArray[np.integer[Any]] = np.asarray(image)
     if values.min() < 0 or values.max() > 0xFFFF:
         raise _RefusedError("pixels have more than 16 bits; save it with 8 or 16 bits")
@@ -292,64 +291,4 @@ class Encoded:
 
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
-"""How the names of image files end."""
-
-
-class ImageFiles:
-    """Files in a folder below `root`, by number. One that leads out of `root` is not opened unless `follow_links`.
-
-    Their names are given as one array, and where each of them ends, as `packed_names` makes them.
-    """
-
-    def __init__(
-        self,
-        root: Path,
-        folder: Path,
-        names: NDArray[np.uint8],
-        ends: NDArray[Any],
-        follow_links: bool = False,
-        max_pixels: int = MAX_PIXELS,
-    ) -> None:
-        self.root, self.folder = root, folder
-        self.follow_links = follow_links
-        self.max_pixels = max_pixels
-        self._names, self._ends = names, ends
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    def path(self, index: int) -> Path:
-        """The file of image `index`."""
-        start = int(self._ends[index - 1]) if index else 0
-        return self.folder / os.fsdecode(self._names[start : self._ends[index]].tobytes())
-
-    def names(self, rows: Iterable[int]) -> list[bytes]:
-        """The names of these files in their folder."""
-        data, ends = self._names.data, self._ends.tolist()
-        return [data[ends[row - 1] if row else 0 : ends[row]].tobytes() for row in rows]
-
-    def open(self, index: int) -> Encoded:
-        """Image `index`, read but not decoded; raises DataError if it is missing, no image or not in its place."""
-        path = self.path(index)
-        if not self.follow_links:
-            real = Path(os.path.realpath(path))
-            if not real.is_relative_to(os.path.realpath(self.root)):
-                raise DataError(
-                    f"{path}: leads out of {self.root}, to {real}; add `follow_links: true` if that is meant"
-                )
-        return Encoded.read(path, self.max_pixels)
-
-
-def packed_names(folder: Path, names: Iterable[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The names of files in one piece of memory, which processes share, and where each of them ends."""
-    return joined(_encoded(folder, name) for name in names)
-
-
-def _encoded(folder: Path, name: str) -> bytes:
-    try:
-        encoded = os.fsencode(name)
-    except UnicodeEncodeError:
-        encoded = b""
-    if not encoded or b"\0" in encoded:
-        raise DataError(f"{folder}: {name!r} cannot be the name of an image file")
-    return encoded
+"""The extensions of image files."""

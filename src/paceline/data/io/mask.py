@@ -1,11 +1,12 @@
-"""Mask files as class ids: the numbers stored in the file, or ids mapped from its colors."""
+"""Masks as class ids: the numbers stored in a file, ids mapped from other numbers or colors, or COCO's outlines."""
 
 from __future__ import annotations
 
 import io
+import math
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from paceline.core.errors import DataError
-from paceline.core.text import pluralize
+from paceline.core.text import join_first, pluralize
 from paceline.data.io.image import MAX_PIXELS, Pixels, decode_bytes, read_bytes, read_header
 
+MAX_ID = 65_535
+"""The largest id in a mask of 16 bits."""
 MASK_EXTENSIONS = (".png", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".pbm", ".jpg", ".jpeg")
 """How the names of mask files end."""
 _FORMATS = ("PNG", "BMP", "GIF", "TIFF", "PPM")
@@ -26,37 +29,37 @@ _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 _SPREAD = {2: 85, 4: 17}  # what Pillow multiplies gray of few bits with
 _BITS, _SHADES, _WHITE_IS_ZERO = 258, 262, 0  # tags of a TIFF file, and a value of the second
 _NETPBM = re.compile(rb"P[2356]" + 3 * rb"(?:\s|#[^\r\n]*)+(\d+)")  # width, height and the value of white
-_LARGEST = 255
 _EXPECTED = "one id a pixel, as 8-bit gray or a palette"
 _IN_ALPHA = "its transparency (alpha channel) differs from pixel to pixel, and the mask seems to be in it"
 
 
-def decode_ids(path: Path, max_pixels: int = MAX_PIXELS, painted: PaintedClasses | None = None) -> Pixels:
+def decode_ids(path: Path, max_pixels: int = MAX_PIXELS, mapped: PaintedClasses | LabelMap | None = None) -> Pixels:
     """A mask of class ids, uint8 [H, W], as stored: the indices of a palette, or gray values whatever their bits.
 
-    With `painted`, the ids that the colors stand for. Else colors are a DataError, as are ids above 255, a damaged
-    file, and what does not keep numbers as they are: JPEG, and grays that are scaled or turned round when read.
+    With `mapped`, the classes that the colors or ids stand for. Without, colors are a DataError, as are ids above 255.
+    So are a damaged file, and what does not keep numbers as they are: JPEG, and grays that are scaled when read.
     """
     data = read_bytes(path)
     if data.startswith(_JPEG):
         raise DataError(f"{path}: a JPEG file, which does not keep class ids exactly; save masks as PNG")
     image = _load(path, data, max_pixels)
     is_deep = image.mode.startswith("I")
-    if _bits(image, data) > 8 and (painted is not None or not is_deep):
+    if _bits(image, data) > 8 and (isinstance(mapped, PaintedClasses) or not is_deep):
         raise DataError(f"{path}: {_described(image.mode)}; save the mask with {_EXPECTED}")
-    if painted is not None:
-        return painted.ids(path, image)
+    if isinstance(mapped, PaintedClasses):
+        return mapped.ids(path, image)
     scaled = _scaled(image, data)
     if scaled is not None:
         raise DataError(f"{path}: {scaled}, so its values are not ids as they stand; save it as an 8-bit PNG file")
     if is_deep:
-        return _from_deep(path, np.array(image))
-    if image.mode not in ("1", "L", "P"):
-        return _from_channels(path, image)
-    ids = np.array(image, np.uint8)
-    if image.mode == "L" and _bits(image, data) in _SPREAD:
-        ids //= _SPREAD[_bits(image, data)]
-    return ids
+        ids = _from_deep(path, np.array(image), 255 if mapped is None else MAX_ID)
+    elif image.mode not in ("1", "L", "P"):
+        ids = _from_channels(path, image)
+    else:
+        ids = np.array(image, np.uint8)
+        if image.mode == "L" and _bits(image, data) in _SPREAD:
+            ids //= _SPREAD[_bits(image, data)]
+    return ids.astype(np.uint8) if mapped is None else mapped.ids(path, ids)
 
 
 def unknown_colors(path: Path, max_pixels: int, painted: PaintedClasses) -> str:
@@ -78,13 +81,15 @@ def _scaled(image: Image.Image, data: bytes) -> str | None:
     return None
 
 
-def _from_deep(path: Path, values: NDArray[Any]) -> Pixels:
-    """Ids that are stored with more bits than they need."""
+def _from_deep(path: Path, values: NDArray[Any], most: int) -> NDArray[Any]:
+    """Ids that are stored with more than 8 bits."""
     largest, least = int(values.max()), int(values.min())
-    if least < 0 or largest > _LARGEST:
-        found = f"holds the id {largest if largest > _LARGEST else least}"
-        raise DataError(f"{path}: {found}, expected 0 to {_LARGEST}; number the classes anew, and save it with 8 bits")
-    return values.astype(np.uint8)
+    if least < 0 or largest > most:
+        found = f"holds the id {largest if largest > most else least}, expected 0 to {most}"
+        raise DataError(
+            f"{path}: {found}; map ids to classes with `label_map`, such as `label_map: {{car: 1-{MAX_ID}}}`"
+        )
+    return values.astype(np.uint16)
 
 
 def _from_channels(path: Path, image: Image.Image) -> Pixels:
@@ -100,7 +105,7 @@ def _from_channels(path: Path, image: Image.Image) -> Pixels:
     return ids
 
 
-def decode_grey(path: Path, max_pixels: int = MAX_PIXELS) -> Pixels:
+def decode_gray(path: Path, max_pixels: int = MAX_PIXELS) -> Pixels:
     """A mask of how much a pixel belongs to the object, uint8 [H, W] from 0 to 255, from any 8-bit image of grays.
 
     White of which only parts can be seen, as programs that cut out objects write it, is a mask by its alpha channel.
@@ -238,3 +243,91 @@ def _table(codes: tuple[int, ...]) -> NDArray[np.uint16]:
 
 def _unpacked(code: int) -> list[int]:
     return [code & 255, code >> 8 & 255, code >> 16]
+
+
+class LabelMap:
+    """Turns ids into classes: ranges of ids for each class number; any other id is `ignore_index`, if given."""
+
+    def __init__(self, ranges: Mapping[int, Sequence[tuple[int, int]]], ignore_index: int | None) -> None:
+        self._classes = np.full(MAX_ID + 1, 0 if ignore_index is None else ignore_index, np.uint8)
+        self._is_known = np.full(MAX_ID + 1, ignore_index is not None)
+        for number, spans in ranges.items():
+            for first, last in spans:
+                self._classes[first : last + 1] = number
+                self._is_known[first : last + 1] = True
+
+    def ids(self, path: Path, ids: NDArray[Any]) -> Pixels:
+        """The classes of ids, uint8 [H, W]; an id of no class is a DataError, unless there is `ignore_index`."""
+        if not self._is_known[ids].all():
+            present = np.unique(ids)
+            unknown = join_first(present[~self._is_known[present]].tolist(), 2 * _SHOWN)
+            advice = "add them to a class, or set `ignore_index` to leave such pixels out"
+            raise DataError(f"{path}: holds the ids {unknown}, which are not in `label_map`; {advice}")
+        classes: Pixels = self._classes[ids]
+        return classes
+
+
+def encode_runs(outline: Any, height: int, width: int) -> bytes:
+    """The mask of a COCO outline, polygons or run lengths, as COCO's packed run lengths; ValueError if it is none."""
+    from pycocotools import mask
+
+    if isinstance(outline, list) and outline:
+        for polygon in outline:
+            _check_polygon(polygon, height, width)
+        packed: bytes = mask.merge(mask.frPyObjects(outline, height, width))["counts"]
+        return packed
+    if not isinstance(outline, dict):
+        raise ValueError("has a segmentation that is neither polygons nor run lengths")  # noqa: TRY004
+    counts = outline.get("counts")
+    if outline.get("size") != [height, width]:
+        raise ValueError("has run lengths of another size than its image")
+    if isinstance(counts, str):
+        packed = counts.encode("ascii", "replace")
+    elif isinstance(counts, list) and all(type(count) is int and count >= 0 for count in counts):
+        packed = mask.frPyObjects({"size": [height, width], "counts": counts}, height, width)["counts"]
+    else:
+        raise ValueError("has run lengths that are neither a text nor whole numbers")
+    if _covered(packed) != height * width:  # the decoder would leave the rest as it finds it in memory
+        raise ValueError("has run lengths that do not cover its image exactly")
+    return packed
+
+
+def decode_runs(packed: Sequence[bytes], height: int, width: int) -> Pixels:
+    """Masks from packed run lengths: 0 and 1, uint8 [K, H, W]."""
+    if not packed:
+        return np.zeros((0, height, width), np.uint8)
+    from pycocotools import mask
+
+    decoded = mask.decode([{"size": [height, width], "counts": each} for each in packed])
+    return np.ascontiguousarray(decoded.transpose(2, 0, 1))
+
+
+def _check_polygon(polygon: Any, height: int, width: int) -> None:
+    if not isinstance(polygon, list) or len(polygon) < 6 or len(polygon) % 2:
+        raise ValueError("has a polygon of fewer than three points")
+    try:
+        is_finite = all(type(value) in (int, float) for value in polygon) and math.isfinite(sum(polygon))
+    except OverflowError:
+        is_finite = False
+    # Filling takes time and memory by the length of an outline, so it may not be endless.
+    limits = ((polygon[::2], width), (polygon[1::2], height))
+    if not is_finite or any(min(values) < -limit or max(values) > 2 * limit for values, limit in limits):
+        raise ValueError("has a polygon that is not of numbers, or reaches far out of its image")
+
+
+def _covered(packed: bytes) -> int:
+    """How many pixels packed run lengths cover: five bits a character, differences to the last but one run."""
+    values = np.frombuffer(packed, np.uint8).astype(np.int64) - 48
+    if not len(values) or values.min() < 0 or values.max() > 63 or values[-1] & 32:
+        return -1
+    is_last = (values & 32) == 0
+    starts = np.flatnonzero(np.concatenate([[True], is_last[:-1]]))
+    places = np.arange(len(values)) - np.repeat(starts, np.diff(starts, append=len(values)))
+    if places.max() > 6:
+        return -1
+    runs = np.add.reduceat((values & 31) << (5 * places), starts)
+    lengths = 5 * (places[is_last] + 1)
+    runs -= np.where(values[is_last] & 16, 1 << lengths, 0)  # the highest bit is the sign
+    runs[1::2] = np.cumsum(runs[1::2])
+    runs[2::2] = np.cumsum(runs[2::2])
+    return -1 if runs.min() < 0 else int(runs.sum())

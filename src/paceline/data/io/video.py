@@ -1,54 +1,68 @@
-"""Videos that are opened but not decoded yet: frames by number, exactly those and nothing that is damaged."""
+"""Videos that are opened but not decoded yet: frames by number, exactly those that decoding everything would give."""
 
 from __future__ import annotations
 
 import math
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import av
 import numpy as np
+from av.codec import CodecContext
+from av.container import InputContainer
+from av.stream import Discard, Disposition
 from av.video.frame import VideoFrame
 from av.video.reformatter import VideoReformatter
+from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from paceline.core.errors import DataError
-from paceline.data.io.video_file import MAX_PIXELS, explaining, open_video
-from paceline.data.io.video_index import (
-    PacketScan,
-    UnnumberedError,
-    count_frames,
-    decode_counted,
-    decode_timed,
-    scan_packets,
-)
+from paceline.core.regular_file import open_regular
 
 Pixels = NDArray[np.uint8]
+Times = NDArray[np.int64]
+NumberedFrame = tuple[int, VideoFrame]
 
+EXTENSIONS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".flv", ".3gp")
+"""The extensions of video files."""
+CONTAINERS = ("mov", "matroska", "avi", "mpegts", "mpeg", "flv")
+"""Demuxers that may be asked; "mov" stands for mp4 and its kin, "matroska" for webm too."""
+CODECS = ("h264", "hevc", "av1", "vp8", "vp9", "mpeg1video", "mpeg2video", "mpeg4", "mjpeg")
+MAX_PIXELS = 8192 * 8192
+"""Pixels of the largest frame that is decoded unless more are allowed."""
 MAX_FRAMES = 1_000_000
 """Frames of the longest video that is taken: nine hours at 30 a second."""
 MAX_BYTES = 1 << 32
 """Bytes that the frames asked for at once may take."""
 
-_OF_THREAD = threading.local()
+_DECODERS = (*CODECS, "libdav1d")
+_TIMED_CONTAINERS = {"mov", "matroska"}  # a packet of these codecs in these containers is one frame
+_TIMED_CODECS = {"h264", "hevc", "av1", "vp9", "mpeg4", "mpeg2video", "mjpeg"}
+_SKIPPABLE_CODECS = {"h264", "mpeg4", "mpeg2video"}  # their decoders can leave out just what no other frame needs
+_KEPT_BYTES = 1 << 26  # packets that are kept in memory, so that a short video is read once
+_SEEK_PACKETS = 4  # decoding more small packets than this takes longer than entering the file at another place
+_DAMAGE = (av.FFmpegError, ValueError, EOFError, OSError)
+_LOCAL = threading.local()
 
 
 class EncodedVideo:
     """A video file. Nothing of it is read before something is asked; then what is wrong with it is a DataError.
 
-    Frames are numbered as they are shown, from 0, as decoding all of them would number them. In mp4, mov and Matroska
-    files the packets tell the numbers; where packets have no times, decoding starts at the beginning, and the frames of
-    other containers are also counted by decoding. A file of these, or of Matroska, that is cut off has as many as are
-    left whole; in Matroska the last few may skip some that are lost, elsewhere they are left out if times tell that.
-    Frames stand upright as the file's display matrix says, turned by quarters only.
+    Frames are numbered as they are shown, from 0. In mp4, mov and Matroska files the times of packets tell which frame
+    is which; where they do not, and in other containers, decoding from the beginning does. Frames stand upright as the
+    file's display matrix says, turned by quarters only.
     """
 
     def __init__(self, path: Path, max_pixels: int = MAX_PIXELS, max_frames: int = MAX_FRAMES) -> None:
         self.path = path
         self.max_pixels = max_pixels
         self.max_frames = max_frames
-        self._scan: PacketScan | None = None
+        self._scan: _Scan | None = None
         self._size: tuple[int, int] | None = None
 
     def __reduce__(self) -> tuple[type[EncodedVideo], tuple[Path, int, int]]:
@@ -57,17 +71,7 @@ class EncodedVideo:
     @property
     def num_frames(self) -> int:
         """How many frames there are; at least one."""
-        return self._scanned().num_frames or 0
-
-    @property
-    def fps(self) -> float:
-        """Frames a second, on average; 0 if the file does not tell."""
-        scan = self._scanned()
-        stream = scan.video.stream
-        if scan.timeline is None or self.num_frames == 1 or stream.time_base is None:
-            return float(stream.guessed_rate or 0)
-        ticks = scan.timeline.time(self.num_frames - 1) - scan.timeline.time(0)
-        return (self.num_frames - 1) / float(ticks * stream.time_base)
+        return self._scanned().num_frames
 
     @property
     def height(self) -> int:
@@ -84,13 +88,11 @@ class EncodedVideo:
         unique, places = np.unique(np.asarray(numbers, np.int64), return_inverse=True)
         if not 0 <= unique[0] <= unique[-1] < self.num_frames:
             raise IndexError(f"{self.path}: frames {unique[0]} to {unique[-1]} of {self.num_frames}")
-        context = self._scanned().video.stream.codec_context
+        context = self._scanned().stream.codec_context
         needed = 3 * len(places) * context.width * context.height
         if needed > MAX_BYTES:
-            raise DataError(
-                f"{self.path}: {len(places)} of its frames take {needed:,} bytes; at most {MAX_BYTES:,} may"
-            )
-        with explaining(self.path):
+            raise DataError(f"{self.path}: {len(places)} frames take {needed:,} bytes, more than {MAX_BYTES:,}")
+        with _errors(self.path):
             decoded = self._decode(unique.tolist())
         return decoded if np.array_equal(places, np.arange(len(unique))) else decoded[places]
 
@@ -101,28 +103,57 @@ class EncodedVideo:
             " {name: clip, num_frames: 16, stride: 2} for training or {name: multi_clip, num_clips: 10, num_frames: 16}"
         )
 
-    def _scanned(self) -> PacketScan:
+    def _scanned(self) -> _Scan:
         if self._scan is None:
-            video = open_video(self.path, self.max_pixels)
-            with explaining(self.path):
-                scan = scan_packets(video, self.max_frames)
-                self._scan = scan if scan.num_frames is not None else count_frames(scan)
+            container, stream = open_video(self.path, self.max_pixels)
+            with _errors(self.path):
+                scan = _scan_packets(self.path, container, stream, self.max_frames)
+                self._scan = scan if scan.num_frames else self._counted(scan)
             if not self._scan.num_frames:
                 raise DataError(f"{self.path}: a video without frames")
         return self._scan
+
+    def _counted(self, scan: _Scan) -> _Scan:
+        """The same, with the frames counted by decoding all; damaged ones at the end of a cut file do not count."""
+        whole = 0
+        for number, frame in self._decode_all(scan):
+            whole = whole if frame.is_corrupt else number + 1
+            if number >= self.max_frames:
+                raise DataError(f"{self.path}: more than {self.max_frames:,} frames; cut it into shorter videos")
+        return scan._replace(timeline=None, num_frames=whole)
+
+    def _decode_all(self, scan: _Scan) -> Iterator[NumberedFrame]:
+        if scan.kept is not None:
+            packets, context = iter(scan.kept), scan.stream.codec_context
+            context.flush_buffers()
+        else:
+            container, stream = open_video(self.path, self.max_pixels)
+            packets, context = _packets(container, stream), stream.codec_context
+        error: av.FFmpegError | None = None
+        number = 0
+        context.skip_frame = "DEFAULT"
+        for packet in chain(packets, [None]):
+            if packet is not None and error is not None:
+                raise error  # not of the last packet, which a cut may have left incomplete
+            try:
+                frames = context.decode(packet)
+            except av.FFmpegError as found:
+                error, frames = found, []
+            yield from enumerate(frames, number)
+            number += len(frames)
 
     def _decode(self, numbers: list[int]) -> Pixels:
         """The frames with these rising numbers."""
         scan = self._scanned()
         if scan.timeline is not None:
             try:
-                return self._converted(decode_timed(scan, scan.timeline, numbers), numbers)
-            except UnnumberedError:
-                self._scan = scan = count_frames(scan)
-        return self._converted(decode_counted(scan), numbers)
+                return self._to_rgb(_decode_timed(scan, scan.timeline, numbers), numbers)
+            except _TimesError:
+                self._scan = scan = self._counted(scan)
+        return self._to_rgb(self._decode_all(scan), numbers)
 
-    def _converted(self, frames: Iterator[tuple[int, VideoFrame]], numbers: list[int]) -> Pixels:
-        """Those of the frames that have these rising numbers, upright, in RGB."""
+    def _to_rgb(self, frames: Iterator[NumberedFrame], numbers: list[int]) -> Pixels:
+        """Those of the frames that have these rising numbers, upright."""
         places = {number: place for place, number in enumerate(numbers)}
         converter = _converter()
         pixels: Pixels | None = None
@@ -133,12 +164,12 @@ class EncodedVideo:
             if frame.is_corrupt:
                 raise DataError(f"{self.path}: frame {number} is damaged")
             rgb = converter.reformat(frame, format="rgb24", threads=1).to_ndarray()
-            picture = upright(np.asarray(rgb, np.uint8), _display_matrix(frame))
+            image = _upright(np.asarray(rgb, np.uint8), _display_matrix(frame))
             if pixels is None:
-                pixels = np.empty((len(numbers), *picture.shape), np.uint8)
-            if picture.shape != pixels.shape[1:]:
-                raise DataError(f"{self.path}: frame {number} has another size than others ({picture.shape[:2]})")
-            pixels[place] = picture
+                pixels = np.empty((len(numbers), *image.shape), np.uint8)
+            if image.shape != pixels.shape[1:]:
+                raise DataError(f"{self.path}: frame {number} has another size than others ({image.shape[:2]})")
+            pixels[place] = image
             if not places:
                 break
         if pixels is None or places:
@@ -153,25 +184,235 @@ class EncodedVideo:
         return self._size
 
 
+class _Scan(NamedTuple):
+    """An open file, and what its packets tell without being decoded."""
+
+    container: InputContainer
+    stream: VideoStream
+    timeline: Timeline | None = None
+    """None if decoding from the beginning has to tell which frame is which."""
+    num_frames: int = 0
+    """0 if decoding has to tell that too."""
+    kept: list[Any] | None = None
+    """All packets, unless they are large."""
+
+
+class _TimesError(Exception):
+    """The times of the packets do not tell which frame is which."""
+
+
+# --- opening ------------------------------------------------------------------------------------------------
+
+
+def open_video(path: Path, max_pixels: int = MAX_PIXELS) -> tuple[InputContainer, VideoStream]:
+    """A video opened for decoding with one thread. What is missing, no video or too large is a DataError."""
+    head = _read_head(path)
+    options = {
+        "protocol_whitelist": "file",
+        "format_whitelist": ",".join(CONTAINERS),
+        "codec_whitelist": ",".join(_DECODERS),
+        "max_pixels": str(max_pixels),
+        "threads": "1",
+    }
+    try:
+        # The prefix keeps a name such as "http:x.mp4" a name.
+        container = av.open(f"file:{path}", options=options, metadata_errors="replace")
+    except _DAMAGE as error:
+        why = getattr(error, "strerror", None) or str(error)
+        is_mp4 = head[4:8] in (b"ftyp", b"mdat", b"wide", b"free", b"skip", b"moov")
+        likely = "cut short or damaged mp4 file: download it again, or remove it" if is_mp4 else "not a video"
+        raise DataError(f"{path}: {likely} ({why}); formats are {', '.join(CONTAINERS)}") from error
+    stream = _moving_stream(path, container)
+    width, height = stream.codec_context.width, stream.codec_context.height
+    if width * height > max_pixels:
+        raise DataError(f"{path}: frames of {width}×{height} are more than {max_pixels:,} pixels")
+    stream.codec_context.options = {"max_pixels": str(max_pixels)}  # a stream may grow on its way
+    stream.codec_context.thread_count = 1
+    for other in container.streams:
+        other.discard = Discard.default if other.index == stream.index else Discard.all
+    return container, stream
+
+
+def _read_head(path: Path) -> bytes:
+    try:
+        with open_regular(path) as file:
+            head = file.read(12)
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file") from error
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    if not head:
+        raise DataError(f"{path}: the file is empty (0 bytes)")
+    return head
+
+
+def _moving_stream(path: Path, container: InputContainer) -> VideoStream:
+    """The first stream that moves: an image on the cover of a sound file does not."""
+    streams = [each for each in container.streams.video if not each.disposition & Disposition.attached_pic]
+    if not streams:
+        kinds = ", ".join(sorted({each.type for each in container.streams})) or "nothing"
+        raise DataError(f"{path}: has no video in it (only {kinds})")
+    context: CodecContext | None = streams[0].codec_context  # none, where libav has no decoder
+    name = context.codec.canonical_name if context is not None else None
+    if name not in CODECS:
+        raise DataError(f"{path}: its codec is {name or 'unknown'}; expected one of {', '.join(CODECS)}")
+    return streams[0]
+
+
+@contextmanager
+def _errors(path: Path) -> Iterator[None]:
+    """Turn what libav raises into a DataError that names the file."""
+    try:
+        yield
+    except av.FFmpegError as error:
+        raise DataError(f"{path}: damaged or truncated video ({error.strerror or error})") from error
+
+
+# --- which frame is which -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The packets of a video, in the order in which they are decoded."""
+
+    shown: Times
+    """When each one's frame is shown."""
+    keys: Times
+    """Where keyframes are."""
+    order: Times
+    """Where frame 0, 1, … is."""
+
+    def time(self, number: int) -> int:
+        """When a frame is shown."""
+        return int(self.shown[self.order[number]])
+
+    def runs(self, numbers: Sequence[int]) -> list[tuple[int, list[int]]]:
+        """Frames, rising, that are decoded in one go, and the keyframe to begin at, wherever a jump ahead pays."""
+        runs: list[tuple[int, list[int]]] = []
+        places = self.order[list(numbers)]
+        # The last keyframe that is both decoded and shown no later: frames that are decoded after a keyframe and shown
+        # before it may need what was decoded before.
+        by_time = np.searchsorted(self.shown[self.keys], self.shown[places], side="right")
+        by_place = np.searchsorted(self.keys, places, side="right")
+        starts = self.keys[np.minimum(by_time, by_place) - 1]
+        last = -1
+        for number, start, place in zip(numbers, starts.tolist(), places.tolist(), strict=True):
+            if not runs or start - last > _SEEK_PACKETS:
+                runs.append((start, []))
+            runs[-1][1].append(number)
+            last = max(last, place)
+        return runs
+
+
+def make_timeline(shown: Sequence[int], is_key: Sequence[bool], is_visible: Sequence[bool]) -> Timeline | None:
+    """The timeline of packets in the order in which they are decoded; None if their times make no sense."""
+    times, keys, visible = np.array(shown, np.int64), np.flatnonzero(is_key), np.flatnonzero(is_visible)
+    order = visible[np.argsort(times[visible], kind="stable")]
+    is_sound = (
+        len(order) > 0
+        and len(keys) > 0
+        and keys[0] == 0
+        and times[order[0]] >= times[0]  # else there are frames whose past is not in the file
+        and bool(np.all(np.diff(np.sort(times)) > 0))
+        and bool(np.all(np.diff(times[keys]) > 0))
+    )
+    return Timeline(times, keys, order) if is_sound else None
+
+
+def _packets(container: InputContainer, stream: VideoStream) -> Iterator[Any]:
+    """The packets from where the file stands, without the empty ones that mark the end or repeat a frame."""
+    return (packet for packet in container.demux(stream) if packet.size)
+
+
+def _scan_packets(path: Path, container: InputContainer, stream: VideoStream, max_frames: int) -> _Scan:
+    """Look through the packets of a file that was just opened."""
+    context, rows, kept, size = stream.codec_context, list[tuple[Any, bool, bool]](), [], 0
+    for packet in _packets(container, stream):
+        rows.append((packet.pts, packet.is_keyframe, not packet.is_discard))
+        size += packet.size
+        if size <= _KEPT_BYTES:
+            kept.append(packet)
+        if len(rows) > max_frames:
+            raise DataError(f"{path}: more than {max_frames:,} frames; cut it into shorter videos")
+    scan = _Scan(container, stream, kept=kept if len(kept) == len(rows) else None)
+    is_timed = not _TIMED_CONTAINERS.isdisjoint(container.format.name.split(","))
+    if not is_timed or context.codec.canonical_name not in _TIMED_CODECS or not rows or not rows[0][1]:
+        return scan
+    if stream.frames > len(rows):
+        found = f"its header says {stream.frames} frames, but {len(rows)} are there"
+        raise DataError(f"{path}: truncated video: {found}; replace or remove it")
+    scan = scan._replace(num_frames=sum(is_visible for *_, is_visible in rows))
+    if any(time is None for time, *_ in rows):
+        return scan
+    timeline = make_timeline(*zip(*rows, strict=True))
+    if timeline is not None and context.has_b_frames and not np.any(np.diff(timeline.shown) < 0):
+        return scan  # frames change places, and no time says so: these are the times of decoding
+    return scan._replace(timeline=timeline)
+
+
+def _decode_timed(scan: _Scan, timeline: Timeline, numbers: Sequence[int]) -> Iterator[NumberedFrame]:
+    """The frames with these rising numbers, in any order, decoding as little as that takes.
+
+    Raises _TimesError if one does not come out, if frames come out in another order than their times have, or if the
+    file cannot be entered where it should.
+    """
+    context = scan.stream.codec_context
+    can_skip = context.codec.canonical_name in _SKIPPABLE_CODECS
+    for start, run in timeline.runs(numbers):
+        missing = {timeline.time(number): number for number in run}
+        unread, last = set(missing), -math.inf
+        packets = _packets_from(scan, timeline, start)
+        while missing:
+            packet = next(packets, None) if unread else None  # nothing more to read: what is inside comes out
+            if packet is not None:
+                unread.discard(packet.pts)
+            if can_skip:
+                context.skip_frame = "DEFAULT" if packet is None or packet.pts in missing else "NONREF"
+            for frame in context.decode(packet):
+                if frame.pts is None or frame.pts <= last:
+                    raise _TimesError
+                last = frame.pts
+                if frame.pts in missing:
+                    yield missing.pop(frame.pts), frame
+            if packet is None and missing:
+                raise _TimesError
+
+
+def _packets_from(scan: _Scan, timeline: Timeline, start: int) -> Iterator[Any]:
+    """The packets from a keyframe, or one before it, to the end, for a decoder that knows nothing of others."""
+    if scan.kept is not None:
+        scan.stream.codec_context.flush_buffers()
+        return islice(scan.kept, start, None)
+    for target in (timeline.shown[start], timeline.shown[0]):
+        scan.container.seek(int(target), stream=scan.stream)  # this empties the decoder too
+        packets = _packets(scan.container, scan.stream)
+        first = next(packets, None)
+        if first is not None and first.pts in timeline.shown[: start + 1]:
+            return chain([first], packets)
+    raise _TimesError
+
+
+# --- frames as arrays ---------------------------------------------------------------------------------------
+
+
 def _converter() -> VideoReformatter:
     """This thread's own, kept: to make one takes as long as to decode several frames."""
-    if not hasattr(_OF_THREAD, "converter"):
-        _OF_THREAD.converter = VideoReformatter()
-    kept: VideoReformatter = _OF_THREAD.converter
+    if not hasattr(_LOCAL, "converter"):
+        _LOCAL.converter = VideoReformatter()
+    kept: VideoReformatter = _LOCAL.converter
     return kept
 
 
-def upright(picture: Pixels, matrix: Sequence[int]) -> Pixels:
+def _upright(image: Pixels, matrix: Sequence[int]) -> Pixels:
     """The image turned and mirrored as the four numbers say: x' = a·x + c·y and y' = b·x + d·y."""
     a, b, c, d = matrix
+    across, down = a, d
     if math.hypot(b, c) > math.hypot(a, d):
-        picture = picture.transpose(1, 0, 2)
+        image = image.transpose(1, 0, 2)
         across, down = c, b
-    else:
-        across, down = a, d
     if across < 0:
-        picture = picture[:, ::-1]
-    return picture[::-1] if down < 0 else picture
+        image = image[:, ::-1]
+    return image[::-1] if down < 0 else image
 
 
 def _display_matrix(frame: VideoFrame) -> tuple[int, int, int, int]:

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -5,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from paceline.core.errors import DataError
-from paceline.data.objects import BadBoxes, Checked, Objects, at_most, check_boxes, drawn_part
+from paceline.data.datasets.detection import BadBoxes, CheckedBoxes, Problems, at_most, check_boxes
 
 HEIGHT, WIDTH = 30, 40
 BOXES = np.array(
@@ -22,7 +24,7 @@ BOXES = np.array(
 )
 
 
-def check(boxes: NDArray[np.float64], policy: BadBoxes) -> Checked:
+def check(boxes: NDArray[np.float64], policy: BadBoxes) -> CheckedBoxes:
     sizes = np.tile(np.array([HEIGHT, WIDTH], np.int64), (len(boxes), 1))
     return check_boxes(boxes, boxes[:, 2:] - boxes[:, :2], sizes, policy, lambda box: f"file: object {box + 1}")
 
@@ -79,41 +81,20 @@ def test_what_is_kept_lies_in_its_image_and_has_an_extent(boxes: list[tuple[floa
     assert bool(checked.notes) >= (not checked.kept.all())
 
 
-def test_objects_by_image() -> None:
-    boxes = np.array([[0, 0, 2, 3], [1, 1, 5, 2], [0, 0, 1, 1]], np.float32)
-    arrays = Objects.arrays(4, np.array([0, 0, 2]), boxes, np.array([4, 2, 0]), np.array([False, True, False]))
-    objects = Objects(arrays)
-    first = objects.fields(0)
-    assert first["boxes"].tolist() == boxes[:2].tolist()
-    assert (first["classes"].tolist(), first["crowd"].tolist(), first["area"].tolist()) == (
-        [4, 2],
-        [False, True],
-        [6, 4],
-    )
-    assert {name: value.dtype for name, value in first.items()} == {
-        "boxes": np.dtype(np.float32),
-        "classes": np.dtype(np.int64),
-        "crowd": np.dtype(np.bool_),
-        "area": np.dtype(np.float32),
-    }
-    assert [len(objects.fields(image)["classes"]) for image in range(4)] == [2, 0, 1, 0]
-    assert objects.fields(3)["boxes"].shape == (0, 4)
-    first["boxes"][:] = 9
-    assert arrays["boxes"][0].tolist() == [0, 0, 2, 3]
-
-
 def test_long_lists_are_cut() -> None:
     assert at_most(["a", "b"], 2, 2) == ["a", "b"]
     assert at_most(["a", "b", "c", "d"], 4, 2) == ["a", "b", "and 2 more"]
 
 
-def test_drawn_parts_are_disjoint_and_together_everything() -> None:
-    shares = {"train": 0.7, "val": 0.3}
-    train, val = (drawn_part(50, split, shares, seed=3) for split in ("train", "val"))
-    assert (len(train), len(val)) == (35, 15)
-    assert sorted([*train, *val]) == list(range(50))
-    assert drawn_part(3, "any", None, 0).tolist() == [0, 1, 2]
-    with pytest.raises(DataError, match=r"'test' is none of split_shares, which are train, val"):
-        drawn_part(50, "test", shares, 0)
-    with pytest.raises(DataError, match=r"has no samples: its share is 0.001 of 5"):
-        drawn_part(5, "val", {"train": 0.999, "val": 0.001}, 0)
+def test_equal_problems_are_told_together() -> None:
+    problems = Problems(Path("a.json"))
+    problems.refuse()
+    for number in range(1, 9):
+        problems.add("annotation has no 'id'", f"number {number}")
+    problems.add("image has no 'width'", "7")
+    with pytest.raises(DataError) as caught:
+        problems.refuse("repair it")
+    assert str(caught.value) == (
+        "a.json: 9 problems; annotation has no 'id': number 1, number 2, number 3, number 4, number 5 and 3 more;"
+        " image has no 'width': 7; repair it"
+    )

@@ -1,0 +1,237 @@
+"""What all formats of boxes share: samples from an index, boxes checked against their images, problems collected."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.errors import DataError
+from paceline.core.mapped_arrays import ArrayWriter, MappedArrays
+from paceline.core.regular_file import open_regular
+from paceline.core.text import join_first, pluralize
+from paceline.data.batch import Sample
+from paceline.data.index.folders import NamedFiles
+from paceline.data.index.index import IndexBuilder
+from paceline.data.index.splits import read_part
+from paceline.data.io.image import Encoded
+
+if TYPE_CHECKING:
+    from paceline.data.fingerprint import DataDigest
+
+BadBoxes = Literal["stop", "drop", "clip"]
+"""What to do about boxes that do not lie in their image.
+
+`stop` refuses the data set, `drop` leaves all of them out; `clip` cuts those that are partly outside to the image, and
+leaves out what is empty, inverted or wholly outside.
+"""
+
+_FLAWS = ("", "partly outside its image", "outside its image", "empty", "inverted")
+_PARTLY_OUTSIDE = 1
+_ROUNDING = 0.01  # pixels over the border that are cut off without a word: numbers are written with few digits
+_SHOWN = 5
+_MAX_KINDS = 12
+
+
+class DetectionDataset:
+    """Images and their objects, from an index with the arrays "file" and those of `write_objects`."""
+
+    channels = 3
+
+    def __init__(
+        self,
+        index: MappedArrays,
+        folder: Path,
+        inside: Path | None,
+        max_pixels: int,
+        split: str | None,
+        shares: Mapping[str, float] | None,
+    ) -> None:
+        self.classes: list[str] = index.facts["classes"]
+        self.notes: list[str] = index.facts["notes"]
+        self.max_pixels = max_pixels
+        self._index = index
+        self._files = NamedFiles(index, "file", folder, inside)
+        self._starts, self._boxes = index.column("starts"), index.column("boxes")
+        self._classes, self._crowd, self._area = (index.column(name) for name in ("classes", "crowd", "area"))
+        self._part = read_part(index, split, shares, len(self._files))
+
+    def __len__(self) -> int:
+        return len(self._part)
+
+    def path(self, index: int) -> Path:
+        """The file of image `index`."""
+        return self._files.path(self._part[index])
+
+    def update_digest(self, digest: DataDigest) -> None:
+        """Add the names and sizes of the images to a fingerprint, and what is known of their objects."""
+        digest.files(self._files.folder, self._files.names(self._part), "images")
+        for name in ("starts", "boxes", "classes", "crowd"):
+            digest.array(name, self._index[name])
+
+    def open(self, index: int) -> Sample:
+        """The image, not decoded yet, its size, and the boxes, classes, crowd flags and areas of its objects."""
+        row = int(self._part[index])
+        image = Encoded.read(self._files.checked(row), self.max_pixels)
+        size = np.array([image.height, image.width], np.int64)
+        return {"image": image, **self._objects(row), "size": size}
+
+    def read(self, index: int) -> Sample:
+        """The same with the image decoded, uint8 [H, W, 3]."""
+        sample = self.open(index)
+        return {**sample, "image": sample["image"].decode()}
+
+    def _span(self, row: int) -> slice:
+        """The objects of the image in a row."""
+        return slice(int(self._starts[row]), int(self._starts[row + 1]))
+
+    def _objects(self, row: int) -> Sample:
+        which = self._span(row)
+        return {
+            "boxes": self._boxes.values[which].copy(),
+            "classes": self._classes.values[which].astype(np.int64),
+            "crowd": self._crowd.values[which].astype(np.bool_),
+            "area": self._area.values[which].copy(),
+        }
+
+
+def write_objects(
+    writer: ArrayWriter,
+    num_images: int,
+    images: NDArray[np.int64],
+    boxes: NDArray[np.float32],
+    classes: NDArray[np.int64],
+    crowd: NDArray[np.bool_],
+    area: NDArray[np.float32] | None = None,
+) -> None:
+    """Write objects into an index, given the image of each, in rising order.
+
+    `crowd` are those that are no single object, or too difficult to count: predictions of them are neither right nor
+    wrong. An area that is not given is that of the box.
+    """
+    sides = boxes[:, 2:] - boxes[:, :2]
+    writer.append("starts", np.searchsorted(images, np.arange(num_images + 1)))
+    writer.append("boxes", boxes)
+    writer.append("classes", classes)
+    writer.append("crowd", crowd.astype(np.uint8))
+    writer.append("area", sides[:, 0] * sides[:, 1] if area is None else area)
+
+
+class CheckedBoxes(NamedTuple):
+    """Boxes that are sound: float32 [K, 4] as x1 y1 x2 y2, which of the given ones they are, and what was wrong."""
+
+    boxes: NDArray[np.float32]
+    kept: NDArray[np.bool_]
+    notes: list[str]
+
+
+def check_boxes(
+    boxes: NDArray[np.float64],
+    extents: NDArray[np.float64],
+    sizes: NDArray[np.int64],
+    policy: BadBoxes,
+    place: Callable[[int], str],
+) -> CheckedBoxes:
+    """Boxes [K, 4] that lie in their images, whose heights and widths are `sizes` [K, 2].
+
+    `extents` [K, 2] are the widths and heights as the file has them; `place` says where box k is written.
+    """
+    with np.errstate(over="ignore"):  # far outside is outside
+        exact = boxes.astype(np.float32)
+    clipped = np.clip(exact, 0, sizes[:, [1, 0, 1, 0]].astype(np.float32))
+    flaws = np.zeros(len(boxes), np.int8)
+    flaws[(abs(clipped - exact) > _ROUNDING).any(1)] = _PARTLY_OUTSIDE
+    flaws[(clipped[:, 2:] <= clipped[:, :2]).any(1)] = 2
+    flaws[(extents == 0).any(1) | (exact[:, 2:] == exact[:, :2]).any(1)] = 3
+    flaws[(extents < 0).any(1)] = 4
+    found = np.flatnonzero(flaws)
+    kept = flaws <= _PARTLY_OUTSIDE if policy == "clip" else flaws == 0
+    if not len(found):
+        return CheckedBoxes(clipped, kept, [])
+    counts = _counts(flaws)
+    if policy == "stop":
+        lines = (f"{place(box)}: {_FLAWS[flaws[box]]}" for box in found.tolist())
+        advice = "repair them, or set `bad_boxes: clip` or `bad_boxes: drop`"
+        raise DataError("; ".join([counts, *at_most(lines, len(found), 10), advice]))
+    lines = (f"{place(k)}: {_FLAWS[flaws[k]]}, {'clipped' if kept[k] else 'left out'}" for k in found.tolist())
+    return CheckedBoxes(clipped[kept], kept, [counts, *at_most(lines, len(found))])
+
+
+def _counts(flaws: NDArray[np.int8]) -> str:
+    each = [f"{count:,} {flaw}" for flaw, count in zip(_FLAWS, np.bincount(flaws), strict=False) if flaw and count]
+    number = np.count_nonzero(flaws)
+    return f"{number:,} of {len(flaws):,} boxes {'is' if number == 1 else 'are'} bad: {', '.join(each)}"
+
+
+def at_most(lines: Iterable[str], total: int, most: int = 100) -> list[str]:
+    """The first of `total` lines, and how many more there are."""
+    first = list(islice(lines, most))
+    return [*first, f"and {total - most:,} more"] if total > most else first
+
+
+class Problems:
+    """Collects what is wrong with annotations, equal problems together, so that one message names all of them."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._places: dict[str, list[str]] = {}
+
+    def add(self, what: str, place: str) -> None:
+        """Something that is wrong, and where; only the first places are kept in mind by whoever reads the message."""
+        self._places.setdefault(what, []).append(place)
+
+    def refuse(self, advice: str = "repair the file") -> None:
+        """Raise DataError if there is any problem."""
+        if not self._places:
+            return
+        kinds = [f"{what}: {join_first(places, _SHOWN)}" for what, places in self._places.items()]
+        total = pluralize(sum(map(len, self._places.values())), "problem")
+        raise DataError(f"{self._path}: {'; '.join([total, *at_most(kinds, len(kinds), _MAX_KINDS)])}; {advice}")
+
+
+def class_index(path: Path, found: Iterable[str], given: Iterable[str] | None) -> dict[str, int]:
+    """The number of each class name: those that are given, in their order, or those found, sorted."""
+    names = list(given) if given else sorted(set(found))
+    if not names:
+        raise DataError(f"{path}: no annotation has an object, so the classes are not known; give them as `classes`")
+    return {name: number for number, name in enumerate(names)}
+
+
+def read_names(
+    path: Path, known: Collection[str], builder: IndexBuilder, advice: str, normalize: Callable[[str], str] = str
+) -> list[str]:
+    """The names in a text file, one a line, all of which must be known."""
+    try:
+        builder.watch(path)
+        with open_regular(path) as file:
+            lines = file.read().decode("utf-8-sig").splitlines()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise DataError(f"{path}: cannot be read as text ({why}); {advice}") from error
+    names = [(number, normalize(line.strip())) for number, line in enumerate(lines, 1) if line.strip()]
+    problems = Problems(path)
+    for number, name in names:
+        if name not in known:
+            problems.add("names that have no annotation", f"{name} (line {number})")
+    problems.refuse(f"expected one name a line, such as {next(iter(known))}")
+    if not names:
+        raise DataError(f"{path}: names no images")
+    return [name for _, name in names]
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds; one that is missing or damaged is a DataError."""
+    try:
+        with open_regular(path) as file:
+            return json.loads(file.read())
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not JSON, or damaged ({error})") from error
