@@ -128,7 +128,7 @@ def test_a_step_that_kills_three_times_ends_the_run_and_names_its_batch(
     done = run(project, *words, "--restarts", "9")
     assert done.returncode == 1, done.stderr
     assert f"step {position // 50 + 1} failed 3 times; its samples are" in done.stderr
-    assert done.stderr.count("starting again") == 3
+    assert done.stderr.count("; restarting") == 3
 
 
 def test_a_rank_that_stands_still_is_named_and_the_run_goes_on(project: Path) -> None:

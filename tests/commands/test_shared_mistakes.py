@@ -48,8 +48,8 @@ IMPOSSIBLE = {
     "O2": (["train.precision=O2", "train.strategy=fsdp"], "train.precision: expected fp32, tf32, bf16, fp16, O0 or O1"),
     "compile": (["train.compile=true", "train.strategy=zero"], "train.compile: cannot be had with train.strategy zero"),
     "procs": (["--procs", "0"], "--procs: expected a number from 1 to "),
-    "restarts": (["--restarts", "-1"], "--restarts: expected a number from 0 up, got -1"),
-    "rendezvous": (["--nodes", "2"], "--nodes and --rendezvous belong together"),
+    "restarts": (["--restarts", "-1"], "--restarts: expected a number >= 0, got -1"),
+    "rendezvous": (["--nodes", "2"], "--nodes and --rendezvous"),
 }
 
 

@@ -260,7 +260,7 @@ def test_killed_processes_a_request_to_stop_and_a_killed_launcher_change_nothing
     # The launcher is asked to stop in step 9.
     launcher.send_signal(signal.SIGTERM)
     printed = project.end(launcher, 75)
-    assert sum("process 1 was killed by SIGKILL; starting again" in line for line in printed) == 1
+    assert sum("process 1 was killed by SIGKILL; restarting" in line for line in printed) == 1
     assert sum(line.endswith("run/checkpoints/step-00000004, step 4") for line in printed) == 1
     assert (project.status()["state"], project.status()["step"]) == ("stopped", 10)
 

@@ -8,20 +8,20 @@ from paceline.core.errors import UsageError
 from paceline.launch import devices
 from paceline.launch.devices import (
     check_exist,
-    choose,
     count_devices,
     default_processes,
+    map_devices,
     use_devices,
     visible_names,
 )
 
 
 def test_ids_count_within_what_is_visible() -> None:
-    assert choose([0, 2], "4,5,6", 2).visible == "4,6"
-    assert choose([0, 2], "4,5,6", 2).text == "process 0 on device 4, process 1 on device 6"
-    assert choose([2, 0], None, 2).visible == "2,0"
-    assert choose([1], "GPU-aa, GPU-bb", 1).visible == "GPU-bb"
-    assert choose([0, 2], None, 1).text == "process 0 on device 0"
+    assert map_devices([0, 2], "4,5,6", 2).visible == "4,6"
+    assert map_devices([0, 2], "4,5,6", 2).text == "process 0 on device 4, process 1 on device 6"
+    assert map_devices([2, 0], None, 2).visible == "2,0"
+    assert map_devices([1], "GPU-aa, GPU-bb", 1).visible == "GPU-bb"
+    assert map_devices([0, 2], None, 1).text == "process 0 on device 0"
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_ids_count_within_what_is_visible() -> None:
 )
 def test_what_cannot_be_chosen(named: list[int], visible: str | None, processes: int, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
-        choose(named, visible, processes)
+        map_devices(named, visible, processes)
 
 
 def test_a_list_of_devices_ends_where_it_is_wrong() -> None:
@@ -62,8 +62,8 @@ def test_strategies_of_one_process_need_no_other_word(strategy: str, monkeypatch
 
 
 def test_one_process_on_several_devices_is_said_so() -> None:
-    assert choose([0, 2], "4,5,6", 1, "dp").text == "one process on devices 4, 6"
-    assert choose([0, 2], "4,5,6", 1, "single").text == "process 0 on device 4"
+    assert map_devices([0, 2], "4,5,6", 1, "dp").text == "one process on devices 4, 6"
+    assert map_devices([0, 2], "4,5,6", 1, "single").text == "process 0 on device 4"
 
 
 def test_devices_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,7 +180,7 @@ def test_cores_are_divided_and_never_run_out() -> None:
 def test_a_place_is_taken_without_torch() -> None:
     code = (
         "import os, sys; from paceline.launch.environment import take_place; place = take_place();"
-        "import paceline.launch.start, paceline.launch.launcher, paceline.launch.worker;"
+        "import paceline.launch.launcher, paceline.launch.launcher, paceline.launch.worker;"
         "print(place.rank, os.environ['RANK'], os.environ['MASTER_PORT'], 'torch' in sys.modules)"
     )
     variables = {"PATH": os.environ["PATH"], "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "7"}

@@ -18,8 +18,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _
 from waiting import TIMEOUT, wait_until
 
 from paceline.launch.launcher import Launch
-from paceline.launch.membership import decode, encode
 from paceline.launch.network import Endpoint, can_connect
+from paceline.launch.rendezvous import decode, encode
 
 # Processes that have met, as those of a run do, and wait.
 _MET = """

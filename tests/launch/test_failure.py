@@ -5,23 +5,25 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from paceline.launch.exit_record import Record, read_records
-from paceline.launch.failure import Ended, Failure, judge
+from paceline.launch.failure import ExitedProcess, ExitRecord, Failure, find_failure, read_records
 
 
 def blame(
-    codes: list[int | None], *records: Record, stopped_by: signal.Signals | None = None, peer: Record | None = None
+    codes: list[int | None],
+    *records: ExitRecord,
+    stopped_by: signal.Signals | None = None,
+    peer: ExitRecord | None = None,
 ) -> Failure:
-    ended = [Ended(rank, code, Path(f"no/rank-{rank}.err")) for rank, code in enumerate(codes)]
-    return judge(ended, list(records), stopped_by, lambda: peer)
+    ended = [ExitedProcess(rank, code, Path(f"no/rank-{rank}.err")) for rank, code in enumerate(codes)]
+    return find_failure(ended, list(records), stopped_by, lambda: peer)
 
 
-def crash(rank: int) -> Record:
-    return Record(rank, 1, "Traceback (most recent call last):\n  here\nRuntimeError: closed by peer\n", False, 2.0)
+def crash(rank: int) -> ExitRecord:
+    return ExitRecord(rank, 1, "Traceback (most recent call last):\n  here\nRuntimeError: closed by peer\n", False, 2.0)
 
 
-def explained(rank: int, code: int) -> Record:
-    return Record(rank, code, "because", True, 3.0)
+def explained(rank: int, code: int) -> ExitRecord:
+    return ExitRecord(rank, code, "because", True, 3.0)
 
 
 def test_an_explained_error_counts_before_all_else() -> None:
@@ -68,5 +70,5 @@ def test_records_come_back_in_the_order_of_time(tmp_path: Path) -> None:
 def test_a_tail_is_short(tmp_path: Path) -> None:
     errors = tmp_path / "rank-1.err"
     errors.write_bytes(b"\xff\n" + b"\n".join(b"line %d" % number for number in range(100)))
-    failure = judge([Ended(1, 9, errors)], [], None, lambda: None)
+    failure = find_failure([ExitedProcess(1, 9, errors)], [], None, lambda: None)
     assert failure.details.splitlines() == [f"line {number}" for number in range(80, 100)]

@@ -33,7 +33,7 @@ _SUM = """
 def test_a_process_killed_among_others_comes_back(tmp_path: Path, processes: int, killed: int) -> None:
     done = run(tmp_path, _SUM.replace("KILLED", str(killed)), Launch(processes))
     assert done.returncode == 0
-    assert done.stderr == f"process {killed} was killed by SIGKILL; starting again (1 of 3 restarts)\n"
+    assert done.stderr == f"process {killed} was killed by SIGKILL; restarting (1 of 3 restarts)\n"
     total = str(2**processes - 1)
     assert [notes(tmp_path, rank) for rank in range(processes)] == [[total, total]] * processes
 

@@ -130,7 +130,7 @@ def test_a_crash_is_tried_again_and_then_shown_with_the_last_lines(tmp_path: Pat
     assert done.returncode == 1
     assert notes(tmp_path, 1) == ["0", "1"]
     lines = done.stderr.splitlines()
-    assert lines[0] == "process 1 failed: ValueError: out of luck; starting again (1 of 1 restart)"
+    assert lines[0] == "process 1 failed: ValueError: out of luck; restarting (1 of 1 restart)"
     assert lines[1:3] == ["a hint", "Traceback (most recent call last):"]
     assert lines[-1] == "process 1 failed: ValueError: out of luck; the one restart is used up"
     assert len([line for line in lines if line.startswith("Traceback")]) == 1
@@ -149,7 +149,7 @@ def test_a_killed_process_comes_back_with_all_others(tmp_path: Path) -> None:
     """
     done = run(tmp_path, body, Launch(3))
     assert done.returncode == 0
-    assert done.stderr == "process 2 was killed by SIGKILL; starting again (1 of 3 restarts)\n"
+    assert done.stderr == "process 2 was killed by SIGKILL; restarting (1 of 3 restarts)\n"
     assert [notes(tmp_path, rank) for rank in range(3)] == [["0", "1"]] * 3
 
 
@@ -186,12 +186,12 @@ def body():
 
 
 def test_who_does_not_end_in_time_is_killed(tmp_path: Path) -> None:
-    with begin(tmp_path, _DEAF, Launch(2, patience=0.5)) as going:
+    with begin(tmp_path, _DEAF, Launch(2, stop_timeout=0.5)) as going:
         wait_until(lambda: all(notes(tmp_path, rank) for rank in (0, 1)), "both are there")
         going.send_signal(signal.SIGTERM)
         done = going.wait()
     assert done.returncode == 75
-    assert done.stderr == "stopped by SIGTERM; the same command goes on from the newest checkpoint\n"
+    assert done.stderr == "stopped by SIGTERM; the same command resumes from the newest checkpoint\n"
     assert not any(is_alive(int(notes(tmp_path, rank)[0])) for rank in (0, 1))
 
 
@@ -311,7 +311,7 @@ def test_a_rendezvous_that_nobody_serves_is_given_up(tmp_path: Path) -> None:
     assert done.returncode == 1
     waiting, problem = done.stderr.splitlines()
     assert waiting == "waiting for 2 machines at 192.0.2.1:29400"
-    assert problem.startswith("--rendezvous 192.0.2.1:29400: nobody answers after 1 s;")
+    assert problem.startswith("--rendezvous 192.0.2.1:29400: no answer after 1 s;")
     assert notes(tmp_path, 0) == []
 
 
@@ -319,6 +319,6 @@ def test_machines_that_do_not_come_are_given_up(tmp_path: Path) -> None:
     plan = Launch(1, 2, 2, Endpoint("127.0.0.1", free_port()), rendezvous_timeout=5)
     done = run(tmp_path, "def body(): return note('started') or 0", plan)
     assert done.returncode == 1
-    assert "fewer than 2 machines came within 5 s" in done.stderr
+    assert "fewer than 2 machines joined within 5 s" in done.stderr
     assert len(done.stderr.splitlines()) == 2
     assert notes(tmp_path, 0) == []

@@ -77,7 +77,7 @@ def test_a_rank_that_is_killed_in_set_up_comes_back_with_all_others(tmp_path: Pa
         timeout=TIMEOUT,
     )
     assert done.returncode == 0, done.stderr
-    again = [line for line in done.stderr.splitlines() if "starting again" in line]
+    again = [line for line in done.stderr.splitlines() if "; restarting" in line]
     assert [line[: line.index(";")] for line in again] == [f"process {rank} was killed by SIGKILL" for rank in (1, 0)]
     assert json.loads((tmp_path / "run" / "status.json").read_text())["step"] == 2
 

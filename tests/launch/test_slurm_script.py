@@ -72,7 +72,7 @@ def test_at_the_time_limit_the_job_goes_back_into_the_queue(cluster: Path) -> No
     job.send_signal(signal.SIGUSR1)
     output, _ = job.communicate(timeout=TIMEOUT)
     assert job.returncode == 0
-    assert "back into the queue" in output
+    assert "requeued" in output
     assert (cluster / "scontrol.log").read_text() == "requeue 42\n"
     assert (cluster / "words.log").read_text().splitlines() == ["train", "recipe.yaml", "name=it's", "a=$HOME b"]
 

@@ -90,7 +90,7 @@ def test_two_processes_one_of_which_is_killed_end_like_one_that_never_was(
     whole, broken, world = tmp_path / "whole", tmp_path / "broken", "train.reproducible=world"
     done = train_and_die(recipes["saliency"], broken, world, "--procs", "2")
     assert done.returncode == 0, done.stderr
-    assert "process 1 was killed by SIGKILL; starting again" in done.stderr
+    assert "process 1 was killed by SIGKILL; restarting" in done.stderr
     assert f"weights  from {checkpoint(broken, NEWEST)}, step {NEWEST}" in done.stderr
     train(recipes["saliency"], whole, world)
     assert_same(broken, whole)

@@ -12,7 +12,7 @@ from paceline.checkpoint.best import read_pointer, resolve_best
 from paceline.commands.common import metrics_table, print_json, print_table, recipe_file, run_directory, use_modules
 from paceline.core.errors import CheckpointError, PacelineError, UsageError
 from paceline.core.text import format_metric, join_first, pluralize
-from paceline.launch.start import share_out
+from paceline.launch.launcher import launch_if_needed
 from paceline.recipe.load import load
 from paceline.recipe.schema import Recipe
 from paceline.recipe.validate import CheckedRecipe, validate
@@ -43,7 +43,7 @@ def main(options: argparse.Namespace) -> int:
     splits = _splits(options.split, checked)
 
     train = checked.recipe.train
-    code = share_out(options, train.device, train.devices, train.strategy.name)
+    code = launch_if_needed(options, train.device, train.devices, train.strategy.name)
     if code is not None:
         return code
 

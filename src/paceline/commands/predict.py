@@ -9,7 +9,7 @@ from pathlib import Path
 from paceline.commands.common import progress_bar, use_modules
 from paceline.core.errors import DataError, UsageError
 from paceline.core.text import pluralize
-from paceline.launch.start import share_out
+from paceline.launch.launcher import launch_if_needed
 
 
 def main(options: argparse.Namespace) -> int:
@@ -26,7 +26,7 @@ def main(options: argparse.Namespace) -> int:
 
     checked = check_run(run_directory, flips=options.tta)
     train = checked.recipe.train
-    code = share_out(options, train.device, train.devices, train.strategy.name)
+    code = launch_if_needed(options, train.device, train.devices, train.strategy.name)
     if code is not None:
         return code
     checkpoint = find_checkpoint(run_directory, options.checkpoint)

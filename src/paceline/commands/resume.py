@@ -21,7 +21,7 @@ from paceline.engine.run import Run
 from paceline.engine.state import check_state
 from paceline.engine.watchdog import EVALUATING, Heartbeat, read_beat
 from paceline.launch.environment import is_supervised, restart_count
-from paceline.launch.worker import tell
+from paceline.launch.worker import report_exit
 
 Fingerprints = Mapping[str, Mapping[str, Any]]
 """The fingerprint of each split, as a checkpoint keeps it."""
@@ -154,7 +154,7 @@ def _samples(run: Run, step: int) -> str:
 
 def _give_up(finding: str) -> None:
     if is_supervised():
-        tell(1, finding, explained=False)
+        report_exit(1, finding, explained=False)
     else:
         print(finding, file=sys.stderr, flush=True)
     os._exit(1)

@@ -19,7 +19,7 @@ from paceline.core.errors import Stopped, UsageError
 from paceline.core.process import StopRequest
 from paceline.core.regular_file import read_json
 from paceline.launch.environment import find_place, is_supervised, restart_count
-from paceline.launch.start import share_out
+from paceline.launch.launcher import launch_if_needed
 
 if TYPE_CHECKING:
     from paceline.engine.run import Run
@@ -45,7 +45,7 @@ def main(options: argparse.Namespace) -> int:
     if is_alone and options.rendezvous is None:
         check_free(out)
     train = checked.recipe.train
-    code = share_out(options, train.device, train.devices, train.strategy.name)
+    code = launch_if_needed(options, train.device, train.devices, train.strategy.name)
     if code is not None:
         return code
 

@@ -1,4 +1,4 @@
-"""Which CUDA devices the processes of a machine use, and how many there are, without touching any of them."""
+"""CUDA devices of this machine: how many there are, and which process uses which; none is opened."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from paceline.core.text import pluralize
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """A value for CUDA_VISIBLE_DEVICES, and a sentence that says which process uses which device."""
+class DeviceMapping:
+    """A value for CUDA_VISIBLE_DEVICES, and the mapping of processes to devices as text."""
 
     visible: str
     text: str
@@ -27,7 +27,9 @@ ONE_PROCESS = ("single", "dp")
 """Strategies that train in one process, whatever devices there are."""
 
 
-def choose(devices: Sequence[int], visible: str | None, num_processes: int, strategy: str = "auto") -> Chosen:
+def map_devices(
+    devices: Sequence[int], visible: str | None, num_processes: int, strategy: str = "auto"
+) -> DeviceMapping:
     """Devices by their ids among those in CUDA_VISIBLE_DEVICES (None: not set); process k uses the k-th of them.
 
     With the strategy dp, one process uses all of them.
@@ -48,13 +50,13 @@ def choose(devices: Sequence[int], visible: str | None, num_processes: int, stra
         )
     chosen = [str(device) if names is None else names[device] for device in devices]
     if strategy == "dp":
-        return Chosen(",".join(chosen), f"one process on devices {', '.join(chosen)}")
+        return DeviceMapping(",".join(chosen), f"one process on devices {', '.join(chosen)}")
     pairs = [f"process {number} on device {name}" for number, name in enumerate(chosen[:num_processes])]
-    return Chosen(",".join(chosen), ", ".join(pairs))
+    return DeviceMapping(",".join(chosen), ", ".join(pairs))
 
 
 def check_exist(devices: Sequence[int] | None) -> None:
-    """Refuse devices that this machine does not have."""
+    """Raise UsageError for devices that this machine does not have."""
     found = count_devices() if devices else 0
     missing = [device for device in devices or () if device >= found]
     if missing:
@@ -66,12 +68,12 @@ def check_exist(devices: Sequence[int] | None) -> None:
 
 
 def use_devices(devices: Sequence[int] | None, num_processes: int, strategy: str = "auto") -> str | None:
-    """Let this process see only the chosen devices, before anything of CUDA is loaded; gives the mapping in words."""
+    """Make only these devices visible to this process, before CUDA is loaded; returns the mapping as text."""
     if not devices:
         return None
-    chosen = choose(devices, os.environ.get("CUDA_VISIBLE_DEVICES"), num_processes, strategy)
-    os.environ["CUDA_VISIBLE_DEVICES"] = chosen.visible
-    return chosen.text
+    mapping = map_devices(devices, os.environ.get("CUDA_VISIBLE_DEVICES"), num_processes, strategy)
+    os.environ["CUDA_VISIBLE_DEVICES"] = mapping.visible
+    return mapping.text
 
 
 def default_processes(device: str, devices: Sequence[int] | None, strategy: str = "auto") -> int:
@@ -82,7 +84,7 @@ def default_processes(device: str, devices: Sequence[int] | None, strategy: str 
 
 
 def count_devices() -> int:
-    """The CUDA devices that this process may use; the driver is asked, no device is opened."""
+    """The number of CUDA devices that this process may use, from the driver; no device is opened."""
     installed = _installed_devices() if _torch_has_cuda() else 0
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return installed if visible is None else min(installed, len(visible_names(visible)))
@@ -99,7 +101,7 @@ def visible_names(visible: str) -> list[str]:
 
 
 def _installed_devices() -> int:
-    """What the management library of the driver counts; 0 where there is no such library."""
+    """The count of the driver's management library; 0 without it."""
     count = ctypes.c_uint(0)
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL("libnvidia-ml.so.1")

@@ -1,4 +1,4 @@
-"""Which of a run's processes this is, from the variables of whoever started it. Needs no torch."""
+"""The rank of this process, from the environment of torchrun, our launcher, Slurm or Open MPI. Needs no torch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from paceline.core.process import num_cores
 from paceline.launch.network import is_loopback, use_interface_of
 
 LAUNCHER = "PACELINE_LAUNCHER"  # process id of our own launcher
-RESTARTS = "PACELINE_RESTARTS"  # how often the processes of this run were started before
-RECORDS = "PACELINE_RECORDS"  # the folder in which a process says why it ended
+RESTARTS = "PACELINE_RESTARTS"  # how often this run was restarted
+RECORDS = "PACELINE_RECORDS"  # the folder of exit records
 
-_NUM_PORTS = 12000  # of those that are chosen by a job's number
+_NUM_PORTS = 12000  # range of ports derived from a job id
 
 
 def take_place() -> Place | None:
@@ -39,7 +39,7 @@ def find_place(variables: Mapping[str, str]) -> Place | None:
 
 
 def restart_count(variables: Mapping[str, str] | None = None) -> int:
-    """How often this run was started before by whatever keeps it alive: 0 at the first start of a command."""
+    """How often this run was restarted; 0 at the first start."""
     numbers = Numbers(os.environ if variables is None else variables)
     return sum(numbers.get(name, 0) for name in (RESTARTS, "SLURM_RESTART_COUNT")) or numbers.get(
         "TORCHELASTIC_RESTART_COUNT", 0
@@ -47,12 +47,12 @@ def restart_count(variables: Mapping[str, str] | None = None) -> int:
 
 
 def is_supervised() -> bool:
-    """Whether our own launcher started this process, and will tell the user why it ended."""
+    """Whether our launcher started this process, and prints why it ended."""
     return RECORDS in os.environ
 
 
 def threads_of_each(processes: int, variables: Mapping[str, str] | None = None) -> int:
-    """The cores of this machine that each of its processes may keep busy."""
+    """The number of cores for each process of this machine."""
     given = Numbers(variables or {}).get("SLURM_CPUS_PER_TASK", 0)
     return given or max(1, num_cores() // processes)
 
@@ -66,7 +66,7 @@ def first_host(nodes: str) -> str:
 
 
 def _from_slurm(found: Numbers) -> Place | None:
-    """As `srun` says it; the shell of a job script has most of the same variables, and is no task."""
+    """From `srun`; the shell of a job script has most of the same variables, but is no task."""
     is_task = found.has("SLURM_STEP_ID") or found.text.get("ENVIRONMENT") != "BATCH"
     if not (is_task and found.has("SLURM_PROCID") and (found.has("SLURM_STEP_NUM_TASKS") or found.has("SLURM_NTASKS"))):
         return None
@@ -76,13 +76,13 @@ def _from_slurm(found: Numbers) -> Place | None:
     local_world = _slurm_tasks_here(found, world)
     nodes = found.text.get("SLURM_STEP_NODELIST") or found.text.get("SLURM_JOB_NODELIST") or ""
     port = FIRST_PORT + found.get("SLURM_JOB_ID", 0) % _NUM_PORTS
-    address, port = _meeting_point(found, local_world == world, lambda: first_host(nodes), port)
+    address, port = _master_address(found, local_world == world, lambda: first_host(nodes), port)
     rank, local_rank = (found.get(name, 0, high=world - 1) for name in ("SLURM_PROCID", "SLURM_LOCALID"))
     return Place(rank, world, local_rank, local_world, address, port)
 
 
 def _from_open_mpi(found: Numbers) -> Place | None:
-    """As `mpirun` says it."""
+    """From `mpirun`."""
     world = found.get("OMPI_COMM_WORLD_SIZE", 1, low=1)
     if not found.has("OMPI_COMM_WORLD_RANK") or world == 1:
         return None
@@ -92,23 +92,23 @@ def _from_open_mpi(found: Numbers) -> Place | None:
     job = found.text.get("PMIX_NAMESPACE") or found.text.get("OMPI_MCA_ess_base_jobid", "")
 
     def unknown() -> str:
-        raise UsageError("mpirun over several machines: name that of rank 0 with -x MASTER_ADDR=HOST")
+        raise UsageError("mpirun on several machines: set that of rank 0 with -x MASTER_ADDR=HOST")
 
     port = FIRST_PORT + zlib.crc32(job.encode()) % _NUM_PORTS
-    address, port = _meeting_point(found, local_world == world, unknown, port)
+    address, port = _master_address(found, local_world == world, unknown, port)
     return Place(rank, world, local_rank, local_world, address, port)
 
 
-def _meeting_point(
+def _master_address(
     found: Numbers, one_machine: bool, find_host: Callable[[], str], default_port: int
 ) -> tuple[str, int]:
-    """The address and port of rank 0: what the user set, else this machine, else what is known of the others."""
+    """The address and port of rank 0: set by the user, or this machine, or found by `find_host`."""
     address = found.text.get("MASTER_ADDR") or (HERE if one_machine else find_host())
     return address, found.get("MASTER_PORT", default_port, low=1, high=LAST_PORT)
 
 
 def _slurm_tasks_here(found: Numbers, world: int) -> int:
-    """Slurm counts tasks of machines as `2(x3),1`: two on each of three, one on the last."""
+    """The tasks on this machine; Slurm writes `2(x3),1` for two on each of three machines and one on the last."""
     counts: list[int] = []
     listed = found.text.get("SLURM_STEP_TASKS_PER_NODE") or found.text.get("SLURM_TASKS_PER_NODE") or ""
     for tasks, times in re.findall(r"(\d{1,6})(?:\(x(\d{1,6})\))?", listed):

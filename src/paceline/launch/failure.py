@@ -1,24 +1,71 @@
-"""What the end of a group of processes means: which of them is to blame, and whether to begin again."""
+"""Why a group of processes ended: what each reports on exit, which one failed first, and whether to restart."""
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from paceline.core.atomic_write import replace_file
 from paceline.core.errors import CheckpointError, DataError, Stopped, UsageError
-from paceline.launch.exit_record import Record
 
-# A process that ends so has found a mistake of the user's, or was asked to stop: again would be the same.
+# These codes mean a mistake of the user's or a request to stop: a restart would end the same way.
 _FINAL_CODES = {error.exit_code for error in (UsageError, DataError, CheckpointError, Stopped)}
 _INTERRUPTED = 130
 _TAIL_LINES = 20
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A process with its exit code (negative: a signal; None: it had to be killed) and what it wrote as errors."""
+class ExitRecord:
+    """Why a process ended; `explained` if the message is for the user, otherwise it is a traceback."""
+
+    rank: int
+    code: int
+    message: str
+    explained: bool
+    time: float
+
+    @property
+    def summary(self) -> str:
+        """The line with the error; a traceback ends with it."""
+        lines = [line for line in self.message.splitlines() if line and not line.startswith(" ")]
+        return lines[-1] if lines else f"exit code {self.code}"
+
+    def as_text(self) -> str:
+        """The record as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> ExitRecord:
+        """The record that `as_text` wrote."""
+        return cls(**json.loads(text))
+
+    def write(self, folder: Path) -> None:
+        """Write the record into the folder, atomically."""
+        replace_file(folder / f"rank-{self.rank}.json", self.as_text().encode(), is_durable=False)
+
+
+def read_records(folder: Path) -> list[ExitRecord]:
+    """The records in a folder, the earliest first."""
+    found = [ExitRecord.from_text(path.read_text(encoding="utf-8")) for path in folder.glob("rank-*.json")]
+    return sorted(found, key=lambda record: record.time)
+
+
+def mark_done(folder: Path, rank: int) -> None:
+    """Mark the work of a process as done: a crash while it exits is no failure then."""
+    (folder / f"rank-{rank}.done").touch()
+
+
+def is_done(folder: Path, rank: int) -> bool:
+    """Whether a process has marked its work as done."""
+    return (folder / f"rank-{rank}.done").exists()
+
+
+@dataclass(frozen=True)
+class ExitedProcess:
+    """A process, its exit code (negative: a signal; None: it had to be killed) and the file of its stderr."""
 
     rank: int
     code: int | None
@@ -27,7 +74,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Failure:
-    """The reason in a sentence, all that is known of it, and the exit code that it means."""
+    """The reason in one sentence, its details, and the exit code."""
 
     summary: str
     details: str = ""
@@ -35,13 +82,13 @@ class Failure:
     is_final: bool = False
 
 
-def judge(
-    ended: list[Ended],
-    records: list[Record],
+def find_failure(
+    ended: list[ExitedProcess],
+    records: list[ExitRecord],
     stopped_by: signal.Signals | None,
-    ask_peers: Callable[[], Record | None],
+    ask_peers: Callable[[], ExitRecord | None],
 ) -> Failure:
-    """The failure that came first; what others died of in consequence is left out."""
+    """The first failure; failures of other processes that follow from it are left out."""
     explained = next((record for record in records if record.explained), None)
     if explained is None and not stopped_by:
         explained = ask_peers()
@@ -50,11 +97,11 @@ def judge(
     final = next((one for one in ended if one.code in _FINAL_CODES), None)
     if final and final.code:
         return Failure(f"process {final.rank} ended with exit code {final.code}", _tail(final), final.code, True)
-    # One that has told of a crash was alive when the reason came; what killed it later is a consequence.
+    # A process that reported a crash was alive when the cause came; what killed it later is a consequence.
     crashed = {record.rank for record in records}
     killed = [one for one in ended if one.code is not None and one.code < 0 and one.rank not in crashed]
     if stopped_by and (killed or not records):
-        summary = f"stopped by {stopped_by.name}; the same command goes on from the newest checkpoint"
+        summary = f"stopped by {stopped_by.name}; the same command resumes from the newest checkpoint"
         return Failure(summary, code=Stopped.exit_code, is_final=True)
     if killed:
         number = -(killed[0].code or 0)
@@ -63,7 +110,7 @@ def judge(
     return _crash(ended, records, is_final=bool(stopped_by))
 
 
-def _crash(ended: list[Ended], records: list[Record], is_final: bool) -> Failure:
+def _crash(ended: list[ExitedProcess], records: list[ExitRecord], is_final: bool) -> Failure:
     if records:
         first = records[0]
         written = next((_tail(one) for one in ended if one.rank == first.rank), "")
@@ -75,8 +122,8 @@ def _crash(ended: list[Ended], records: list[Record], is_final: bool) -> Failure
     return Failure(summary, _tail(failed), code, is_final or code == _INTERRUPTED)
 
 
-def _tail(process: Ended) -> str:
-    """The last lines of what a process wrote; nothing for process 0, which writes to the terminal."""
+def _tail(process: ExitedProcess) -> str:
+    """The last lines of a process's stderr; empty for rank 0, which writes to the terminal."""
     if not process.errors.is_file():
         return ""
     text = process.errors.read_text(encoding="utf-8", errors="replace")

@@ -1,8 +1,10 @@
-"""The launcher: this machine's processes of a run, started and kept alive by torch's elastic agent."""
+"""The launcher: starts this machine's processes of a run and restarts them, with torch's elastic agent."""
 
 from __future__ import annotations
 
+import argparse
 import os
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -10,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from paceline.core.errors import PacelineError, Stopped
+from paceline.core.errors import PacelineError, Stopped, UsageError
 from paceline.core.place import HERE
 from paceline.core.process import print_error, resume_gc
 from paceline.core.temporary import temporary_folder
 from paceline.core.text import pluralize
-from paceline.launch.environment import LAUNCHER, threads_of_each
+from paceline.launch.devices import ONE_PROCESS, check_exist, default_processes, use_devices
+from paceline.launch.environment import LAUNCHER, take_place, threads_of_each
 from paceline.launch.network import Endpoint, address_towards, use_interface_of, watch
 from paceline.launch.signals import Interrupted, StopSignals
 
@@ -23,12 +26,13 @@ if TYPE_CHECKING:
     from paceline.launch.agent import Agent
 
 _KILLED = 130
-_FAREWELL_SECONDS = 5.0  # for the other machines to learn why a run has ended
+_LAST_SECONDS = 5.0  # for other machines to learn why a run has ended
+_MIN_LIMIT, _PER_CORE = 32, 4  # a typo must not start processes until memory is full
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How many processes on how many machines; all times in seconds."""
+    """Number of processes and machines; times in seconds."""
 
     processes: int
     min_nodes: int = 1
@@ -36,16 +40,66 @@ class Launch:
     rendezvous: Endpoint | None = None
     rendezvous_timeout: float = 60.0
     restarts: int = 3
-    patience: float = 60.0  # for processes to save their state and end after a request to stop
+    stop_timeout: float = 60.0  # for processes to save and exit after a request to stop
+
+
+def launch_if_needed(
+    options: argparse.Namespace, device: str, devices: Sequence[int] | None, strategy: str = "auto"
+) -> int | None:
+    """Run the command in the processes that the options describe, and return the exit code; None: run it here.
+
+    A process that a launcher started ignores the options and joins the others. `options.device_mapping` is then the
+    device mapping as text, if the recipe lists devices.
+    """
+    place = take_place()
+    if place is None:
+        if device != "cpu":
+            check_exist(devices)
+        plan = read_plan(options, default_processes(device, devices, strategy))
+        if strategy in ONE_PROCESS and (plan.processes > 1 or plan.rendezvous):
+            raise UsageError(f"train.strategy {strategy} runs in one process; use ddp, or remove --procs and --nodes")
+        if plan.processes > 1 or plan.rendezvous:
+            return launch(worker_command(options.arguments), plan)
+    num_processes = place.local_world if place else 1
+    options.device_mapping = None if device == "cpu" else use_devices(devices, num_processes, strategy)
+    return None
+
+
+def read_plan(options: argparse.Namespace, default: int) -> Launch:
+    """The launch that a command's options describe."""
+    processes = default if options.procs is None else options.procs
+    most = max(_MIN_LIMIT, _PER_CORE * (os.cpu_count() or 1))
+    if not 1 <= processes <= most:
+        raise UsageError(f"--procs: expected a number from 1 to {most} on this machine, got {processes}")
+    if options.restarts < 0:
+        raise UsageError(f"--restarts: expected a number >= 0, got {options.restarts}")
+    if options.nodes is None and options.rendezvous is None:
+        return Launch(processes, restarts=options.restarts)
+    if options.nodes is None or options.rendezvous is None:
+        raise UsageError("--nodes and --rendezvous must be given together, as in --nodes 2 --rendezvous HOST:29400")
+    if options.rendezvous_timeout <= 0:
+        raise UsageError(f"--rendezvous-timeout: expected seconds > 0, got {options.rendezvous_timeout:g}")
+    least, most = read_nodes(options.nodes)
+    endpoint = Endpoint.parse(options.rendezvous)
+    return Launch(processes, least, most, endpoint, options.rendezvous_timeout, options.restarts)
+
+
+def read_nodes(text: str) -> tuple[int, int]:
+    """The minimum and maximum number of machines, from `2` or `1:4`."""
+    found = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 1 <= least <= most:
+        raise UsageError(f"--nodes: expected a number of machines or MIN:MAX, as in 2 or 1:4, got {text!r}")
+    return least, most
 
 
 def worker_command(arguments: Sequence[str]) -> list[str]:
-    """This command again, with the same arguments; the current folder is kept out of the import path."""
+    """The command of a worker: the same arguments; -P keeps the current folder off the import path."""
     return [sys.executable, "-P", "-m", "paceline", *arguments]
 
 
 def launch(command: Sequence[str], plan: Launch) -> int:
-    """Run the command in every process of the plan until all are done; the result is the exit code."""
+    """Run the command in every process of the plan; returns the exit code."""
     stop = StopSignals()
     try:
         with stop.installed(), temporary_folder() as folder:
@@ -53,70 +107,70 @@ def launch(command: Sequence[str], plan: Launch) -> int:
             return _supervise(command, plan, stop, folder)
     except Interrupted:
         assert stop.received
-        _print_line("ended at once" if stop.at_once else f"stopped by {stop.received.name} before training began")
+        _print_line("ended at once" if stop.at_once else f"stopped by {stop.received.name} before training started")
         return _KILLED if stop.at_once else Stopped.exit_code
     finally:
         os.environ.pop(LAUNCHER, None)
 
 
 def _prepare_environment(plan: Launch) -> None:
-    """What the processes inherit, unless the user has set it."""
+    """Set what the processes inherit, unless the user has."""
     os.environ[LAUNCHER] = str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_of_each(plan.processes)))
     use_interface_of(address_towards(plan.rendezvous) if plan.rendezvous else HERE)
-    # Torch's warnings of its own sockets, as of names that the name server does not know, help nobody.
+    # torch's socket warnings, such as unknown host names, are no help to users.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    # Processes that share the agent's store hang or fail after a restart: what the earlier ones wrote is still there.
+    # Sharing the agent's store makes processes hang or fail after a restart, since old keys are still there.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    # The agent would raise an exception for a signal, and end with 1 whatever the processes have saved.
+    # The agent would turn a signal into an exception and exit with 1, whatever the processes have saved.
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""
 
 
 def _supervise(command: Sequence[str], plan: Launch, stop: StopSignals, folder: Path) -> int:
-    # From here on torch is needed: it takes longer to import than everything before.
+    # Imported late: torch takes longer to import than everything before.
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.rendezvous import RendezvousError
 
     from paceline.launch.agent import Agent, Outputs
-    from paceline.launch.rendezvous import meet
+    from paceline.launch.rendezvous import join_rendezvous
 
     if plan.rendezvous:
         least = f"{plan.min_nodes} to " if plan.min_nodes < plan.max_nodes else ""
         _print_line(f"waiting for {least}{pluralize(plan.max_nodes, 'machine')} at {plan.rendezvous}")
     with stop.waiting():
-        machines = meet(plan.rendezvous, plan.min_nodes, plan.max_nodes, plan.rendezvous_timeout)
+        machines = join_rendezvous(plan.rendezvous, plan.min_nodes, plan.max_nodes, plan.rendezvous_timeout)
     spec = WorkerSpec(
         role="default",
         local_world_size=plan.processes,
         rdzv_handler=machines.handler,
         entrypoint=command[0],
-        args=tuple(argument.replace("$", "$$") for argument in command[1:]),  # the agent fills in templates
+        args=tuple(argument.replace("$", "$$") for argument in command[1:]),  # the agent expands templates
         max_restarts=plan.restarts,
         monitor_interval=0.1,
     )
-    agent = Agent(spec, Outputs(folder), machines, stop, plan.patience, _print_line)
+    agent = Agent(spec, Outputs(folder), machines, stop, plan.stop_timeout, _print_line)
     resume_gc()
     if plan.rendezvous:
-        watch(plan.rendezvous, plan.rendezvous_timeout, lambda: _end_cut_off(agent, plan, folder))
+        watch(plan.rendezvous, plan.rendezvous_timeout, lambda: _exit_disconnected(agent, plan, folder))
     try:
         agent.run()
         if agent.failure:
-            machines.finish(_FAREWELL_SECONDS)
+            machines.finish(_LAST_SECONDS)
     except RendezvousError as error:
-        if verdict := machines.verdict():  # of a machine that has ended the run since we were told to begin again
-            _print_line(verdict.message)
-            return verdict.code
+        if ended := machines.peer_failure():  # another machine has ended the run since
+            _print_line(ended.message)
+            return ended.code
         raise PacelineError(_rendezvous_problem(error, plan)) from error
     finally:
         machines.handler.shutdown()
     return _report(agent, plan, stop)
 
 
-def _end_cut_off(agent: Agent, plan: Launch, folder: Path) -> NoReturn:
-    """End in the middle of whatever goes on: an answer over a cut cable is waited for up to a quarter of an hour."""
+def _exit_disconnected(agent: Agent, plan: Launch, folder: Path) -> NoReturn:
+    """Exit at once: a call over a cut cable may block for a quarter of an hour."""
     agent.kill()
     _print_line(
-        f"--rendezvous {plan.rendezvous}: not reached for {plan.rendezvous_timeout:g} s; the same command joins again"
+        f"--rendezvous {plan.rendezvous}: not reachable for {plan.rendezvous_timeout:g} s; the same command rejoins"
     )
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
@@ -140,16 +194,16 @@ def _rendezvous_problem(error: Exception, plan: Launch) -> str:
     from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
     if isinstance(error, RendezvousClosedError):
-        return f"--rendezvous {plan.rendezvous}: this run has ended on the other machines"
+        return f"--rendezvous {plan.rendezvous}: the run has ended on the other machines"
     if isinstance(error, RendezvousTimeoutError):
         return (
-            f"--rendezvous {plan.rendezvous}: fewer than {pluralize(plan.min_nodes, 'machine')} came within "
+            f"--rendezvous {plan.rendezvous}: fewer than {pluralize(plan.min_nodes, 'machine')} joined within "
             f"{plan.rendezvous_timeout:g} s; start the same command on each, or wait longer with --rendezvous-timeout"
         )
-    return f"--rendezvous {plan.rendezvous}: the connection is lost; the machine that serves it may have ended"
+    return f"--rendezvous {plan.rendezvous}: the connection is lost; the machine that serves it may be down"
 
 
 def _print_line(text: str) -> None:
-    """On a line of its own, with the cursor back: a process that was killed in mid-line has left both behind."""
+    """Print on a new line and show the cursor, which a killed process may have hidden."""
     start = "\r\x1b[K\x1b[?25h" if sys.stderr.isatty() else ""
     print_error(f"{start}{text}")

@@ -1,4 +1,4 @@
-"""What the launchers of a run's machines tell each other. One machine is a null object: nobody to tell."""
+"""Messages between the launchers of a run's machines. One machine is a null object."""
 
 from __future__ import annotations
 
@@ -9,47 +9,47 @@ from typing import TYPE_CHECKING, Protocol
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
-from paceline.launch.exit_record import Record
+from paceline.launch.failure import ExitRecord
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-_LOOK_SECONDS = 0.05
-_VERDICT_SECONDS = 1.0
-# Keys that last as long as the run, and keys of one start.
-_VERDICT, _STARTS = "paceline/verdict", "paceline/starts"
+_POLL_SECONDS = 0.05
+_FAILURE_SECONDS = 1.0
+# Keys of the whole run, and keys of one start.
+_FAILURE, _STARTS = "paceline/failure", "paceline/starts"
 _THIS_START, _REGROUPING, _DONE = "paceline/start", "paceline/regrouping", "paceline/done"
 
 
 class Machines(Protocol):
-    """The machines of a run, as one of them sees the others."""
+    """The machines of a run, from the view of one."""
 
     handler: RendezvousHandler
 
     def begin(self, store: Store, machine: int, num_machines: int) -> int:
-        """All are there for a new start, with a store of its own; its number from 1, the same everywhere."""
+        """Begin a new start with its own store; returns its number, counted from 1, equal on all machines."""
 
     def num_lost(self) -> int:
-        """The machines of this start that have left it or fell silent, while none has finished."""
+        """How many machines of this start have left or sent no heartbeat, while none has finished."""
 
     def regroup(self) -> None:
-        """Say that the processes are stopped to let a machine in."""
+        """Announce that processes stop so that a machine can join."""
 
     def are_regrouping(self) -> bool:
-        """Whether another machine has said so."""
+        """Whether another machine has announced that."""
 
-    def publish(self, record: Record) -> None:
-        """Tell of an error that starting again does not mend, so that all end alike."""
+    def publish(self, record: ExitRecord) -> None:
+        """Share an error that a restart does not fix, so that all machines end with it."""
 
-    def verdict(self) -> Record | None:
-        """What another machine has told so, if it does within a moment."""
+    def peer_failure(self) -> ExitRecord | None:
+        """The error that another machine has shared, after a short wait."""
 
     def finish(self, seconds: float) -> None:
-        """Wait for the others to end too: what they speak through may be served by this machine."""
+        """Wait for the others to end too, since this machine may serve the store."""
 
 
 class OneMachine:
-    """Nobody to wait for."""
+    """A run on one machine."""
 
     def __init__(self, handler: RendezvousHandler) -> None:
         self.handler = handler
@@ -61,29 +61,29 @@ class OneMachine:
         return self._num_starts
 
     def num_lost(self) -> int:
-        """None can be."""
+        """0."""
         return 0
 
     def regroup(self) -> None:
-        """Nobody needs to know."""
+        """Do nothing."""
 
     def are_regrouping(self) -> bool:
         """Never."""
         return False
 
-    def publish(self, record: Record) -> None:
-        """Nobody needs to know."""
+    def publish(self, record: ExitRecord) -> None:
+        """Do nothing."""
 
-    def verdict(self) -> Record | None:
-        """There is none."""
+    def peer_failure(self) -> ExitRecord | None:
+        """None."""
         return None
 
     def finish(self, seconds: float) -> None:
-        """Nobody is waited for."""
+        """Do nothing."""
 
 
 class SeveralMachines:
-    """Machines that share a store for the whole run; a lost connection to it is left to the agent to find."""
+    """Machines that share a store for the whole run; the agent notices a lost connection to it."""
 
     def __init__(self, handler: DynamicRendezvousHandler, store: Store) -> None:
         self.handler: RendezvousHandler = handler
@@ -93,19 +93,19 @@ class SeveralMachines:
         self._num_machines = 0
 
     def begin(self, store: Store, machine: int, num_machines: int) -> int:
-        """The number of the start, counted by the first machine."""
+        """The number of the start, which machine 0 counts."""
         self._start, self._num_machines = store, num_machines
         if machine == 0:
             store.set(_THIS_START, str(self._run.add(_STARTS, 1)))
         return int(store.get(_THIS_START))
 
     def num_lost(self) -> int:
-        """By the heartbeats, as the rendezvous last heard them."""
+        """By the heartbeats of the rendezvous."""
         lost = self._num_machines - len(self._state.state.participants)
         return lost if lost > 0 and not self._start.add(_DONE, 0) else 0
 
     def regroup(self) -> None:
-        """For the machines of this start."""
+        """Announce it to the machines of this start."""
         with suppress(RuntimeError):
             self._start.set(_REGROUPING, "1")
 
@@ -115,26 +115,26 @@ class SeveralMachines:
             return self._start.check([_REGROUPING])
         return False
 
-    def publish(self, record: Record) -> None:
-        """For all machines, those included that come later."""
+    def publish(self, record: ExitRecord) -> None:
+        """Share it with all machines, including later ones."""
         with suppress(RuntimeError):
-            self._run.set(_VERDICT, record.as_text())
+            self._run.set(_FAILURE, record.as_text())
 
-    def verdict(self) -> Record | None:
-        """Looked for during a second: the machine with the error may find it later than we its consequence."""
-        deadline = time.monotonic() + _VERDICT_SECONDS
-        with suppress(RuntimeError, ValueError, TypeError):  # the last two: somebody else has written there
+    def peer_failure(self) -> ExitRecord | None:
+        """Polled for a second: we may see the consequence before the other machine finds its error."""
+        deadline = time.monotonic() + _FAILURE_SECONDS
+        with suppress(RuntimeError, ValueError, TypeError):  # the last two: something else wrote there
             while time.monotonic() < deadline:
-                if self._run.check([_VERDICT]):
-                    return Record.from_text(self._run.get(_VERDICT).decode())
-                time.sleep(_LOOK_SECONDS)
+                if self._run.check([_FAILURE]):
+                    return ExitRecord.from_text(self._run.get(_FAILURE).decode())
+                time.sleep(_POLL_SECONDS)
         return None
 
     def finish(self, seconds: float) -> None:
-        """In small steps: a wait within the store could not be interrupted."""
+        """Poll, since a wait inside the store cannot be interrupted."""
         deadline = time.monotonic() + seconds
         with suppress(RuntimeError):
             done = self._start.add(_DONE, 1)
             while done < self._num_machines and time.monotonic() < deadline:
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(_POLL_SECONDS)
                 done = self._start.add(_DONE, 0)

@@ -38,7 +38,7 @@ class Endpoint:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this names the machine itself as only its own processes reach it; nothing is looked up."""
+    """Whether the host is a loopback address or localhost; nothing is looked up."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -46,7 +46,7 @@ def is_loopback(host: str) -> bool:
 
 
 def can_connect(endpoint: Endpoint, timeout: float) -> bool:
-    """Whether somebody listens at the endpoint."""
+    """Whether a server listens at the endpoint."""
     try:
         socket.create_connection((endpoint.host, endpoint.port), timeout).close()
     except OSError:
@@ -55,12 +55,12 @@ def can_connect(endpoint: Endpoint, timeout: float) -> bool:
 
 
 def watch(endpoint: Endpoint, seconds: float, on_loss: Callable[[], None]) -> None:
-    """Call `on_loss`, from a thread, once nobody could be reached at the endpoint for so many seconds."""
+    """Call `on_loss` from a thread once the endpoint was unreachable for so many seconds."""
 
     def look() -> None:
         heard = time.monotonic()
         while True:
-            # It is tried once more before it is given up: this machine may have slept meanwhile.
+            # Tried once more before giving up: this machine may have slept meanwhile.
             if can_connect(endpoint, timeout=min(5.0, seconds)):
                 heard = time.monotonic()
             elif time.monotonic() - heard >= seconds:
@@ -72,7 +72,7 @@ def watch(endpoint: Endpoint, seconds: float, on_loss: Callable[[], None]) -> No
 
 
 def address_towards(endpoint: Endpoint) -> str:
-    """The address of this machine that the machine of the endpoint can reach; nothing is sent to find it."""
+    """The address of this machine on the route to the endpoint; nothing is sent."""
     for family, _, _, _, address in _resolve(endpoint):
         with closing(socket.socket(family, socket.SOCK_DGRAM)) as trial:
             try:
@@ -84,10 +84,10 @@ def address_towards(endpoint: Endpoint) -> str:
 
 
 def use_interface_of(address: str) -> None:
-    """Have this process and those that it starts talk at this address of the machine, unless the user has chosen.
+    """Make this process and its children use the network interface of this address, unless the user has set one.
 
-    Left alone, gloo takes the interface of this machine's name, which others may not reach or should not. NCCL finds
-    its ways to other machines by itself; within one machine it stays there too.
+    By default gloo uses the interface of the host name, which others may not, or should not, reach. NCCL finds routes
+    between machines itself; on one machine it is bound to loopback too.
     """
     interface = interface_of(HERE if is_loopback(address) else address)
     if interface is None:
@@ -98,7 +98,7 @@ def use_interface_of(address: str) -> None:
 
 
 def interface_of(address: str) -> str | None:
-    """The name of the network interface that has this IPv4 address; None where that cannot be found out."""
+    """The name of the network interface that has this IPv4 address; None if it cannot be determined."""
     try:
         import fcntl
 
@@ -121,5 +121,5 @@ def _resolve(endpoint: Endpoint) -> list[tuple[socket.AddressFamily, socket.Sock
     try:
         found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise UsageError(f"--rendezvous {endpoint}: no machine of this name is known ({error.strerror})") from error
+        raise UsageError(f"--rendezvous {endpoint}: unknown host ({error.strerror})") from error
     return found  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""Being asked to stop, on the launcher's side: noted, and obeyed when the launcher next looks."""
+"""Stop signals of the launcher: recorded, and handled when it next polls."""
 
 from __future__ import annotations
 

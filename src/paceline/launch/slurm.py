@@ -1,4 +1,4 @@
-"""A job script for Slurm that puts itself back into the queue when its time is over and the run is not."""
+"""A Slurm job script that requeues itself when its time limit ends before the run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WARNING_SECONDS = 120  # before the time limit, for the run to save its state
 
 @dataclass(frozen=True)
 class Job:
-    """What a script asks Slurm for, and the arguments of the command that it runs in every task."""
+    """The resources of a job, and the arguments of the command that runs in every task."""
 
     name: str
     arguments: Sequence[str]
@@ -50,15 +50,15 @@ def _words() -> dict[str, int]:
 
 
 _BODY = """\
-# Each task is one process of the run. When one has ended, the others get time to write what they have to.
+# Each task is one process of the run. When one has ended, the others get time to save.
 srun --kill-on-bad-exit=0 --wait={seconds} {command} &
 step=$!
 
-# {seconds} s before the time limit this script gets SIGUSR1; srun passes it on, and the run saves its state.
+# {seconds} s before the time limit this script gets SIGUSR1; srun forwards it, and the run saves its state.
 trap 'kill -USR1 "$step"' USR1
 trap 'kill -TERM "$step"' TERM
 
-# A signal cuts `wait` short, with a code above 128, while the step goes on.
+# A signal interrupts `wait` with a code above 128 while the step continues.
 wait "$step"
 code=$?
 while [ "$code" -gt 128 ] && kill -0 "$step" 2>/dev/null; do
@@ -71,7 +71,7 @@ if [ "$code" -gt 128 ]; then
 fi
 
 if [ "$code" -eq {stopped} ]; then
-    echo "stopped before the end: back into the queue, to go on from the newest checkpoint"
+    echo "stopped before the end: requeued, to resume from the newest checkpoint"
     scontrol requeue "$SLURM_JOB_ID" && exit 0
 fi
 exit "$code"

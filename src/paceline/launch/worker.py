@@ -1,4 +1,4 @@
-"""The side of the process that our launcher started: it ends with its launcher, and tells it why it ends."""
+"""A process that our launcher started: it exits with the launcher, and reports why it ends."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from paceline.core.place import Numbers
 from paceline.core.process import end_with_parent
 from paceline.core.temporary import share_folder
 from paceline.launch.environment import LAUNCHER, RECORDS
-from paceline.launch.exit_record import Record, note_done
+from paceline.launch.failure import ExitRecord, mark_done
 
 
 def run_as_worker(body: Callable[[], int]) -> int:
-    """Run the body and give its exit code; errors go to the launcher, which speaks for all processes."""
+    """Run the body and return its exit code; errors go to the launcher, which prints them once for all."""
     launcher = Numbers(os.environ).get(LAUNCHER, 0, low=1)
     del os.environ[LAUNCHER]
     end_with_parent(launcher)
     share_folder(Path(os.environ[RECORDS]).parent)
     try:
-        return _do(body)
+        return _run(body)
     except PacelineError as error:
-        tell(error.exit_code, str(error), explained=True)
+        report_exit(error.exit_code, str(error), explained=True)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
-    except Exception:  # noqa: BLE001 - whatever it is, the launcher shows it
-        tell(1, traceback.format_exc(), explained=False)
+    except Exception:  # noqa: BLE001 - the launcher prints it
+        report_exit(1, traceback.format_exc(), explained=False)
         _flush()
-        # Taking a broken process group apart may abort the process, with noise and another exit code.
+        # Destroying a broken process group may abort the process, with another exit code.
         os._exit(1)
     finally:
         _flush()
 
 
-def _do(body: Callable[[], int]) -> int:
-    """Run the body, and say when all is done: libraries that abort while the interpreter ends do not undo it."""
+def _run(body: Callable[[], int]) -> int:
+    """Run the body and mark it as done, since libraries may abort while the interpreter exits."""
     code = body()
     _flush()
     if code == 0:
         with suppress(OSError):
-            note_done(Path(os.environ[RECORDS]), int(os.environ["RANK"]))
+            mark_done(Path(os.environ[RECORDS]), int(os.environ["RANK"]))
     return code
 
 
@@ -56,9 +56,9 @@ def _flush() -> None:
             stream.flush()
 
 
-def tell(code: int, message: str, explained: bool) -> None:
-    """Tell the launcher why this process ends; `explained` if the message is for the user."""
-    # The folder is gone if the launcher is: then nobody is left to be told.
+def report_exit(code: int, message: str, explained: bool) -> None:
+    """Report to the launcher why this process ends; `explained` if the message is for the user."""
+    # Without the launcher the folder is gone.
     with suppress(OSError):
-        record = Record(int(os.environ["RANK"]), code, message, explained, time.time())
+        record = ExitRecord(int(os.environ["RANK"]), code, message, explained, time.time())
         record.write(Path(os.environ[RECORDS]))

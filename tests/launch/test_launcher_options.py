@@ -13,9 +13,8 @@ from waiting import TIMEOUT
 
 from paceline import __version__
 from paceline.core.errors import UsageError
-from paceline.launch.launcher import Launch
+from paceline.launch.launcher import Launch, read_plan
 from paceline.launch.network import Endpoint, address_towards, can_connect, interface_of, is_loopback
-from paceline.launch.start import read_plan
 
 
 def options(**given: Any) -> argparse.Namespace:
@@ -38,10 +37,11 @@ _SHARE = """
 import argparse, sys
 from paceline.launch import devices
 devices.count_devices = lambda: 2
-from paceline.launch.start import share_out
+from paceline.launch.launcher import launch_if_needed
 options = argparse.Namespace(arguments=["--version"], procs=PROCS, nodes=None, rendezvous=None, restarts=0)
 
-print("answer", share_out(options, "cuda", [1]), "torch" in sys.modules, getattr(options, "device_mapping", "none"))
+code = launch_if_needed(options, "cuda", [1])
+print("answer", code, "torch" in sys.modules, getattr(options, "device_mapping", "none"))
 """
 
 
@@ -66,8 +66,8 @@ def test_work_here_or_start_processes_that_do(processes: int, variables: dict[st
         ({"procs": 0}, r"--procs: expected a number from 1 to \d+ .* got 0"),
         ({"procs": 10**6}, "--procs: .* got 1000000"),
         ({"restarts": -1}, "--restarts"),
-        ({"nodes": "2"}, "belong together"),
-        ({"rendezvous": "host:1"}, "belong together"),
+        ({"nodes": "2"}, "--nodes and --rendezvous"),
+        ({"rendezvous": "host:1"}, "--nodes and --rendezvous"),
         ({"nodes": "2:1", "rendezvous": "host:1"}, "--nodes: expected"),
         ({"nodes": "0", "rendezvous": "host:1"}, "--nodes: expected"),
         ({"nodes": "two", "rendezvous": "host:1"}, "--nodes: expected"),
@@ -95,7 +95,7 @@ def test_a_name_that_other_machines_cannot_reach(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(rendezvous, "address_towards", lambda endpoint: "127.0.1.1")
     with pytest.raises(UsageError, match=r"--rendezvous gpu07:29400: .* 127\.0\.1\.1"):
-        rendezvous.meet(Endpoint("gpu07", 29400), 1, 2, timeout=1.0)
+        rendezvous.join_rendezvous(Endpoint("gpu07", 29400), 1, 2, timeout=1.0)
 
 
 def test_endpoints_in_words() -> None:
