@@ -14,7 +14,6 @@ from paceline.core.arguments import (
     ExactlyOneOf,
     Increasing,
     KeyOf,
-    NameOf,
     Ordered,
     Requires,
     SameLength,
@@ -22,6 +21,7 @@ from paceline.core.arguments import (
     Unique,
     check_of,
 )
+from paceline.core.registry import NameOf
 from paceline.core.signatures import arguments_of, from_json, to_json
 
 ALONE: list[tuple[ArgumentCheck, Any, Any, str]] = [

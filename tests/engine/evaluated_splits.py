@@ -52,7 +52,7 @@ def _measure(world: World, out: Path, size: int, batch: int) -> dict[str, Any]:
     task = WithLegend({"cross_entropy": CrossEntropy()}, {"cross_entropy": 1.0}, CLASSES, top_k=(1,))
     run = small.run(world=world, save_predictions=True, visualize=True, task=task)
     evaluation = evaluate(run, "val")
-    visualize_evaluation(run, evaluation)
+    visualize_evaluation(run, evaluation.split, evaluation.tables, evaluation.panels)
     return {
         "captions": {sample: panel.caption for sample, (panel,) in evaluation.panels.items()},
         "metrics": {name: value.hex() for name, value in sorted(evaluation.metrics.items())},

@@ -9,7 +9,6 @@ Several of a signature: `@register.transform("pad", checks=[ExactlyOneOf("size",
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -108,24 +107,6 @@ class SumsToOne(ArgumentCheck):
         return f"expected shares that add up to 1, got {total:g}" if abs(total - 1) > 1e-6 else None
 
 
-class NameOf(ArgumentCheck):
-    """A registered name: `NameOf("model", "timm/", "torchvision/")` is one of these libraries' models."""
-
-    def problem(self, value: str) -> str | None:
-        """A name of another library, or one that its library does not have."""
-        from paceline.core.registry import register
-
-        kind, *prefixes = self.words
-        library = value.partition("/")[0] + "/"
-        if library not in prefixes:
-            return f"expected {' or '.join(f'{prefix}NAME' for prefix in prefixes)}, got {value!r}"
-        family = next(each for each in register.kind(kind).families if each.prefix == library)
-        if family.find(value):
-            return None
-        near = ", ".join(get_close_matches(value, family.names(), n=3))
-        return f"there is no {kind} {value!r}" + (f"; there is {near}" if near else "")
-
-
 class ArgumentsCheck(Check):
     """A check of several arguments together. An argument is given if it is neither None nor False."""
 
@@ -207,13 +188,8 @@ class KeyOf(ArgumentsCheck):
         return f"{key} must be one of {mapping} ({', '.join(values[mapping])}), got {values[key]}"
 
 
-_KINDS: list[type[Check]] = [
-    Increasing, Ordered, Unique, SumsToOne, NameOf, ExactlyOneOf, AtLeastOneOf, AtMostOneOf, Requires, SameLength,
-    AtMost, KeyOf,
-]  # fmt: skip
-
-
 def check_of(row: Row) -> Any:
     """The check that a row of the table describes."""
     name, *words = row
-    return {kind.__name__: kind for kind in _KINDS}[name](*words)
+    kinds = [kind for base in (ArgumentCheck, ArgumentsCheck) for kind in base.__subclasses__()]
+    return {kind.__name__: kind for kind in kinds}[name](*words)

@@ -12,6 +12,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache, cached_property, partial
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import ConfigDict
 
-from paceline.core.arguments import Arguments, ArgumentsCheck
+from paceline.core.arguments import ArgumentCheck, Arguments, ArgumentsCheck
 from paceline.core.contracts import check_contract, registration_place, supplied_to_loss
 from paceline.core.signatures import arguments_of, from_json, to_json
 
@@ -305,3 +306,19 @@ def _shipped() -> dict[str, dict[str, Row]]:
 
 
 register = Register(_shipped)
+
+
+class NameOf(ArgumentCheck):
+    """A registered name: `NameOf("model", "timm/", "torchvision/")` is one of these libraries' models."""
+
+    def problem(self, value: str) -> str | None:
+        """A name of another library, or one that its library does not have."""
+        kind, *prefixes = self.words
+        library = value.partition("/")[0] + "/"
+        if library not in prefixes:
+            return f"expected {' or '.join(f'{prefix}NAME' for prefix in prefixes)}, got {value!r}"
+        family = next(each for each in register.kind(kind).families if each.prefix == library)
+        if family.find(value):
+            return None
+        near = ", ".join(get_close_matches(value, family.names(), n=3))
+        return f"there is no {kind} {value!r}" + (f"; there is {near}" if near else "")

@@ -19,7 +19,6 @@ import numpy as np
 from paceline.core.errors import DataError
 from paceline.core.regular_file import open_regular
 from paceline.core.text import join_first, pluralize
-from paceline.data.datasets.video import whole_videos
 from paceline.data.split_loader import Dataset
 
 _MAX_GROUPS = 1000  # folders that are told apart in messages; the digest covers all
@@ -135,7 +134,7 @@ def fingerprint(dataset: Dataset, with_sizes: bool = True) -> DataFingerprint:
     A data set adds its files in `update_digest(digest)`, in the order of its samples; without that method, one of a
     user's say, only class names and the number of samples are known.
     """
-    dataset = whole_videos(dataset)
+    dataset = getattr(dataset, "undivided", dataset)  # a data set of clips is known by its videos
     classes = [str(name) for name in getattr(dataset, "classes", None) or []]
     channels = int(getattr(dataset, "channels", 3))
     update: Callable[[DataDigest], None] | None = getattr(dataset, "update_digest", None)

@@ -79,7 +79,7 @@ def log_evaluation(run: Run, evaluation: Evaluation) -> None:
             confusion=None if confusion is None else confusion.tolist(),
         )
     )
-    visualize_evaluation(run, evaluation)
+    visualize_evaluation(run, evaluation.split, evaluation.tables, evaluation.panels)
 
 
 def _check_best(run: Run, metrics: Mapping[str, float]) -> None:

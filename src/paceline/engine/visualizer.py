@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +18,6 @@ from paceline.engine.run import Run
 from paceline.loggers.events import Note, Visualized
 from paceline.visualize.grid import LegendEntry, Panel, image_grid
 from paceline.visualize.image import Image, fit, save_png
-
-if TYPE_CHECKING:
-    from paceline.engine.evaluate import Evaluation
 
 Panels = dict[int, list[Panel]]
 """What was drawn of each sample, by its id."""
@@ -87,11 +84,11 @@ def visualize_samples(run: Run) -> None:
     _write(run, "train", draw)
 
 
-def visualize_evaluation(run: Run, evaluation: Evaluation) -> None:
+def visualize_evaluation(run: Run, split: str, tables: dict[str, Any], panels: Panels) -> None:
     """Draw the metrics of an evaluation, and some samples with their predictions."""
     if run.visualize and run.world.is_main:
-        _write(run, evaluation.split, lambda: run.task.draw_metrics(evaluation.tables))
-        _write(run, evaluation.split, lambda: _draw_grid("predictions", list(evaluation.panels.values())))
+        _write(run, split, lambda: run.task.draw_metrics(tables))
+        _write(run, split, lambda: _draw_grid("predictions", list(panels.values())))
 
 
 def _num_visualized(run: Run) -> int:

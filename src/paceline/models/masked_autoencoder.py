@@ -12,9 +12,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from paceline.core.arguments import Count, NameOf
+from paceline.core.arguments import Count
 from paceline.core.errors import ArgumentError
-from paceline.core.registry import register
+from paceline.core.registry import NameOf, register
 from paceline.core.torchvision_ops import import_torchvision
 from paceline.models.zoo import LibraryArgs, build_timm
 

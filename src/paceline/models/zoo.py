@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from paceline.core.arguments import NameOf
-from paceline.core.registry import Library, register
+from paceline.core.registry import Library, NameOf, register
 from paceline.core.torchvision_ops import import_torchvision
 
 LibraryArgs = Mapping[str, bool | int | float | str | Sequence[int] | None]

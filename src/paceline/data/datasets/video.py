@@ -139,6 +139,11 @@ class ClipDataset:
         find: Callable[[int], Path] = self.videos.path  # type: ignore[attr-defined]  # all data sets of videos have it
         return find(index // self.clips)
 
+    @property
+    def undivided(self) -> Dataset:
+        """The data set with a sample for each video."""
+        return self.videos
+
     def open(self, index: int) -> Sample:
         """The video, not decoded, with its number and that of the clip."""
         video, clip = divmod(index, self.clips)
