@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -122,6 +123,23 @@ def test_without_the_policy_the_first_one_ends_it() -> None:
     stream.source.skips = None
     with pytest.raises(DataError, match="sample 3 is no image"):
         held(stream)
+
+
+@pytest.mark.parametrize("transforms", [[Resize((8, 8))], [RandomResizedCrop(8)]], ids=["resize", "crop"])
+def test_a_damaged_file_names_the_key_that_skips_it(transforms: list[Any], tmp_path: Path) -> None:
+    """Whether it is decoded before the transforms, or by the first of them."""
+    (tmp_path / "a").mkdir()
+    for number in range(4):
+        cv2.imwrite(str(tmp_path / "a" / f"{number}.jpg"), np.full((16, 16, 3), 60 * number, np.uint8))
+    damaged = tmp_path / "a" / "2.jpg"
+    damaged.write_bytes(damaged.read_bytes()[:150])
+    source = SplitLoader(ImageFolder(tmp_path), transforms, seed=0)
+    with pytest.raises(DataError, match=r"a/2\.jpg: .*data\.on_error: skip"):
+        source.fetch(0, np.arange(4))
+    skipping = SplitLoader(ImageFolder(tmp_path), transforms, seed=0, skips=SkipList("train", 2))
+    (skipped,) = skipping.fetch(0, np.arange(4)).skipped
+    assert skipped.sample == 2
+    assert "on_error" not in skipped.reason
 
 
 @WORKERS

@@ -131,6 +131,28 @@ def test_plain_lines_where_there_is_no_terminal() -> None:
     assert stream.getvalue().splitlines() == LINES
 
 
+def test_a_repeated_warning_is_said_once_with_a_count() -> None:
+    stream = io.StringIO()
+    console = Console(stream)
+    for step in range(120):
+        console.handle(Note(f"step {step} left out", "warning"))
+        console.handle(Note("another", "warning")) if step < 2 else None
+    lines = stream.getvalue().splitlines()
+    assert [line for line in lines if "step" in line] == [lines[0], *lines[2:]]
+    assert len(lines) == 4
+    assert ("step 0" in lines[0], "another" in lines[1]) == (True, True)
+    assert ("step 9" in lines[2], "10 times" in lines[2]) == (True, True)
+    assert ("step 99" in lines[3], "100 times" in lines[3]) == (True, True)
+
+
+def test_notes_that_are_no_warnings_are_all_said() -> None:
+    stream = io.StringIO()
+    console = Console(stream)
+    for _ in range(3):
+        console.handle(Note("learning rate halved"))
+    assert len(stream.getvalue().splitlines()) == 3
+
+
 def test_the_default_is_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     show_run(Console())
     captured = capsys.readouterr()

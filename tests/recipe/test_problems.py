@@ -9,7 +9,9 @@ import pytest
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from paceline.core.arguments import Arguments, Count, NonNegative, PartialShare, Positive, Share
-from paceline.recipe.problems import Problem, expected_names, problems_of, unknown_key, unknown_name
+from paceline.core.registry import TABLE
+from paceline.recipe.problems import PATTERNS, Problem, expected_names, near, problems_of, unknown_key, unknown_name
+from paceline.recipe.schema import Recipe
 
 
 def _odd(number: int) -> int:
@@ -89,7 +91,7 @@ def problems(tree: Any, model: type[BaseModel] = Model, **options: Any) -> list[
         ("text", 5, "expected a string, got 5; quote it"),
         ("text", True, "expected a string, got true; quote it"),
         ("text", ["x"], 'expected a string, got ["x"]'),
-        ("word", "b", 'expected a string matching ^a+$, got "b"'),
+        ("word", "b", 'expected a string of another form, got "b"'),
         ("filled", "", 'expected a string that is not empty, got ""'),
         ("pair", [1], "expected a list of 2 items, got [1]"),
         ("pair", [1, 2, 3], "expected a list of 2 items, got [1, 2, 3]"),
@@ -194,3 +196,31 @@ def test_names_to_choose_from() -> None:
     assert expected_names(["a", "b"]) == "one of a, b"
     assert expected_names([]) == "a name"
     assert expected_names([str(n) for n in range(21)]).endswith("18, 19, …")
+
+
+def test_what_people_shorten_a_name_to_is_found_before_what_is_spelled_alike() -> None:
+    losses = ["bce", "cel", "cross_entropy", "dice_loss"]
+    assert near("ce", losses) == near("CE", losses) == ["cross_entropy"]
+    assert near("bec", losses) == ["bce"]
+    assert near("rrc", ["random_crop", "random_resized_crop"]) == ["random_resized_crop"]
+    assert near("c", losses) == []
+
+
+def test_words_of_other_libraries_lead_to_ours() -> None:
+    assert '"weights"' in unknown_key("pretrained", ["name", "num_classes", "weights", "freeze"])
+    assert '"lr"' in unknown_key("learning_rate", ["name", "lr", "weight_decay"])
+
+
+def test_every_pattern_has_words() -> None:
+    found: set[str] = set()
+
+    def collect(node: Any) -> None:
+        if isinstance(node, dict):
+            found.update([node["pattern"]] if isinstance(node.get("pattern"), str) else [])
+        for each in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+            collect(each)
+
+    collect(Recipe.model_json_schema())
+    collect(json.loads(TABLE.read_text(encoding="utf-8")))
+    assert len(found) >= 4
+    assert found <= set(PATTERNS)

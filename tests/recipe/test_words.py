@@ -31,7 +31,7 @@ NUMBER: Node = {"type": "number"}
         ([BOOLEAN, NULL], "true, false or null"),
         ([STRING], "a string"),
         ([{"type": "string", "minLength": 1}], "a string that is not empty"),
-        ([{"type": "string", "pattern": "^a"}], "a string matching ^a"),
+        ([{"type": "string", "pattern": "^a"}], "a string of another form"),
         ([{"type": "array"}], "a list"),
         ([{"type": "array", "minItems": 1}], "a list of at least 1 item"),
         ([{"type": "array", "maxItems": 3}], "a list of at most 3 items"),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from paceline.core.errors import RecipeError
 from paceline.recipe.load import load
+from paceline.recipe.problems import OWN_PARTS
 from paceline.recipe.validate import validate
 
 RECIPE = """\
@@ -145,7 +146,8 @@ WRONG = {
     "string pattern": edit(
         "name: fashion",
         "name: a/b",
-        '1:7: name: expected a string matching ^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$, got "a/b"',
+        "1:7: name: expected a string of letters, digits, dots, hyphens and underscores, at most 100 of them,"
+        ' got "a/b"',
     ),
     "boolean word": typed("data.drop_last=yes", 'data.drop_last: expected true or false, got "yes"'),
     "boolean number": typed("data.drop_last=1", "data.drop_last: expected true or false, got 1"),
@@ -219,30 +221,34 @@ WRONG = {
     "name misspelt": edit(
         "decay: cosine",
         "decay: cosin",
-        '14:10: schedule.decay: unknown schedule "cosin"; did you mean "cosine", "step_cosine" or "half_cosine"?',
+        '14:10: schedule.decay: unknown schedule "cosin"; did you mean "cosine", "step_cosine" or "half_cosine"?'
+        + OWN_PARTS,
     ),
     "name in capitals": edit(
-        "name: sgd", "name: SGD", '12:19: optimizer.name: unknown optimizer "SGD"; did you mean "sgd"?'
+        "name: sgd", "name: SGD", '12:19: optimizer.name: unknown optimizer "SGD"; did you mean "sgd"?' + OWN_PARTS
     ),
     "name unknown": edit(
         "name: cross_entropy",
         "name: zzz",
         '11:12: losses.0.name: unknown loss "zzz"; expected one of bce, cel, cross_entropy, dice_loss,'
-        " iou_loss, ohem_cross_entropy, pixel_bce, pixel_cross_entropy",
+        " iou_loss, ohem_cross_entropy, pixel_bce, pixel_cross_entropy" + OWN_PARTS,
     ),
     "name of a library misspelt": edit(
-        "timm/resnet18", "timm/resnet18x", f'4:9: model.name: unknown model "timm/resnet18x"; did you mean {MODELS}'
+        "timm/resnet18",
+        "timm/resnet18x",
+        f'4:9: model.name: unknown model "timm/resnet18x"; did you mean {MODELS}{OWN_PARTS}',
     ),
     "name without its library": edit(
         "timm/resnet18",
         "resnet18",
-        '4:9: model.name: unknown model "resnet18"; did you mean "timm/resnet18" or "torchvision/resnet18"?',
+        '4:9: model.name: unknown model "resnet18"; did you mean "timm/resnet18" or "torchvision/resnet18"?'
+        + OWN_PARTS,
     ),
     "name as number": edit("name: sgd", "name: 5", "12:19: optimizer.name: expected one of " + OPTIMIZERS + ", got 5"),
     "short name unknown": edit(
         "[random_horizontal_flip]",
         "[mixop]",
-        '8:64: data.train.transforms.0.name: unknown transform "mixop"; did you mean "mixup"?',
+        '8:64: data.train.transforms.0.name: unknown transform "mixop"; did you mean "mixup"?' + OWN_PARTS,
     ),
     # what does not go together
     "epochs and steps": typed(

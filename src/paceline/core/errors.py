@@ -39,6 +39,10 @@ class DataError(PacelineError):
     exit_code = 3
 
 
+class DamagedFileError(DataError):
+    """The file of one sample is missing, empty, damaged or of another kind; other samples may be fine."""
+
+
 class CheckpointError(PacelineError):
     """A checkpoint or a weights file is missing, damaged or does not fit."""
 

@@ -53,7 +53,7 @@ def locate_error(dataset: object, index: int, error: DataError) -> DataError:
             text = f"{find(index)}: {text}"
     if not any(found) and f"sample {index}: " not in text:
         text = f"{type(dataset).__name__}: sample {index}: {text}"
-    return DataError(text)
+    return type(error)(text)
 
 
 def automatic_limit(num_samples: int) -> int:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.core.errors import DataError
+from paceline.core.errors import DamagedFileError, DataError
 from paceline.core.text import pluralize
 from paceline.data.batch import Batch, Collator, Ids, Sample, as_arrays, as_images, collate
 from paceline.data.rng import as_float32, uniforms, uniforms_of_streams
@@ -107,8 +107,11 @@ class SplitLoader:
         if self.skips is not None:
             return self._fetch_readable(epoch, ids, draws, self.skips.limit)
         together = Collator(len(ids))
-        for index, drawn in zip(ids.tolist(), draws, strict=True):
-            together.add(index, self._pipeline.sample(epoch, index, drawn))
+        try:
+            for index, drawn in zip(ids.tolist(), draws, strict=True):
+                together.add(index, self._pipeline.sample(epoch, index, drawn))
+        except DamagedFileError as error:
+            raise DamagedFileError(f"{error}; set data.on_error: skip to leave such samples out") from error
         return together.batch()
 
     def _gather(self, ids: Ids) -> Batch:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from collections import Counter
 from dataclasses import replace
 from functools import cached_property
 from math import inf
@@ -37,6 +39,7 @@ class Console:
         self._main_metric: str | None = None
         self._logged: Logged | None = None
         self._trained: Snapshot | None = None
+        self._warnings = Counter[str]()
 
     def handle(self, event: Event) -> None:
         """Print what is to be said of the event; the end of the run takes the bar away first."""
@@ -54,10 +57,23 @@ class Console:
             if event.is_told:
                 return
             event = replace(event, reason=None)
-        if isinstance(event, Note) and event.level == "detail":
-            return
+        if isinstance(event, Note):
+            if event.level == "detail" or (event.level == "warning" and not self._is_due(event.text)):
+                return
+            event = replace(event, text=event.text + self._times(event.text))
         for words in lines_of(event, self._total_steps, LINE_WIDTH, self._main_metric):
             self._page.print(words)
+
+    def _is_due(self, text: str) -> bool:
+        """Whether a warning is new, or has come 10, 100, … times; those that differ in numbers alone are the same."""
+        kind = re.sub(r"\d+", "#", text)
+        self._warnings[kind] += 1
+        times = self._warnings[kind]
+        return str(times).strip("0") == "1"
+
+    def _times(self, text: str) -> str:
+        times = self._warnings[re.sub(r"\d+", "#", text)]
+        return f" ({times:,} times so far; all are in logs/)" if times > 1 else ""
 
     def tick(self, snapshot: Snapshot) -> None:
         """Draw the bar anew if the last drawing is old enough, or if this is the end of training or an evaluation."""

@@ -22,6 +22,15 @@ Node = dict[str, Any]
 MAX_SHOWN = 60
 """Characters of a found value that a message shows."""
 
+PATTERNS = {
+    r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$": "of letters, digits, dots, hyphens and underscores, at most 100 of them",
+    r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$": "of letters, digits, hyphens and underscores, at most 100 of them",
+    r"^(auto|cpu|cuda(:[0-9]+)?|mps)$": "such as auto, cpu, cuda, cuda:0 or mps",
+    r"^.+\.(csv|xlsx)$": "that ends in .csv or .xlsx",
+    r"^\.": "that begins with a dot, such as .jpg",
+}
+"""The patterns of the schema in words."""
+
 _SIGNS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 
 
@@ -42,7 +51,13 @@ def join_or(words: Sequence[str]) -> str:
 def near(word: str, known: Sequence[str]) -> list[str]:
     """Up to three of the known words that may have been meant, the likeliest first."""
     same = [name for name in known if name.casefold() == word.casefold() or name.endswith(f"/{word}")]
-    return same[:3] or get_close_matches(word, known, n=3)
+    initials = [name for name in known if len(word) > 1 and _initials(name) == word.casefold()]
+    return same[:3] or initials[:3] or get_close_matches(word, known, n=3)
+
+
+def _initials(name: str) -> str:
+    """What people shorten a name to: `ce` for `cross_entropy`."""
+    return "".join(part[:1] for part in name.split("_"))
 
 
 def describe(nodes: Sequence[Node]) -> str:
@@ -98,7 +113,7 @@ def _describe_type(node: Node) -> list[str]:
             is_part = "properties" in node and node.get("additionalProperties") is True
             return ["a name", "a mapping"] if is_part else ["a mapping"]
         case _:
-            pattern = f" matching {node['pattern']}" if "pattern" in node else ""
+            pattern = f" {PATTERNS.get(node['pattern'], 'of another form')}" if "pattern" in node else ""
             return [("a string that is not empty" if node.get("minLength") == 1 else "a string") + pattern]
 
 
@@ -137,8 +152,12 @@ _MOST = 2_000
 
 Errors = Sequence[Mapping[str, Any]]
 
-_FORMER = dict.fromkeys(("kinds", "rules", "presets"), "param_groups")
-"""Keys that have another name now, where that is not near."""
+_FORMER = {
+    **dict.fromkeys(("kinds", "rules", "presets"), "param_groups"),
+    "pretrained": "weights",
+    "learning_rate": "lr",
+}
+"""Keys that have another name now, or elsewhere, where that is not near."""
 
 # Errors that say no more than the schema does, and less well; so does every type that ends in "_type".
 _IN_SCHEMA = {
@@ -202,6 +221,9 @@ def unknown_name(kind: str, name: str, known: Sequence[str]) -> str:
     if meant := near(name, known):
         return f"{message}; did you mean {join_or([show(each) for each in meant])}?"
     return f"{message}; expected {expected_names(known)}" if known else message
+
+
+OWN_PARTS = " (--use MODULE imports parts of your own)"
 
 
 def expected_names(known: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from paceline.core.errors import RecipeError
 from paceline.core.registry import Entry, register
 from paceline.recipe.document import COMMAND_LINE, SEVERAL, Document, Origin, PartSpec, children, lookup, places
 from paceline.recipe.incompatible import cross_checks
-from paceline.recipe.problems import Problem, expected_names, problems_of, show, unknown_name
+from paceline.recipe.problems import OWN_PARTS, Problem, expected_names, problems_of, show, unknown_name
 from paceline.recipe.schema import PARTS, Recipe
 from paceline.recipe.yaml_tree import KeyPath, dotted
 
@@ -111,7 +111,7 @@ def _entry(part: PartSpec, path: KeyPath, tree: dict[str, Any]) -> Entry | Probl
     name = tree.get(part.name_key, field.default)
     if not isinstance(name, str):
         return Problem(inner, f"expected {expected_names(registry.names())}, got {show(name)}")
-    return registry.find(name) or Problem(inner, unknown_name(part.kind, name, registry.names()))
+    return registry.find(name) or Problem(inner, unknown_name(part.kind, name, registry.names()) + OWN_PARTS)
 
 
 def _is_left_over(part: PartSpec, path: KeyPath, key: str, document: Document) -> bool:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL.Image import Image as PILImage
 from torch import Tensor
 
-from paceline.core.errors import DataError, RecipeError
+from paceline.core.errors import DamagedFileError, DataError, RecipeError
 from paceline.core.user_code import user_code
 from paceline.data.batch import Sample
 from paceline.data.global_rng import seeded_generators
@@ -83,10 +83,15 @@ class TorchDataset:
 
     def read(self, index: int, draws: NDArray[np.float64] = _UNDRAWN) -> Sample:
         """Sample `index` as it comes with this draw."""
-        with user_code(f"data set {self.name}: sample {index}", DataError):
-            with seeded_generators(float(draws[0])):
-                given = self.dataset[index]
-            return self._sample(given)
+        try:
+            with user_code(f"data set {self.name}: sample {index}", DataError):
+                with seeded_generators(float(draws[0])):
+                    given = self.dataset[index]
+                return self._sample(given)
+        except DataError as error:
+            if isinstance(error.__cause__, OSError):  # as Pillow has them for files that are no images
+                raise DamagedFileError(str(error)) from error
+            raise
 
     def _sample(self, given: Any) -> Sample:
         if isinstance(given, dict):

@@ -17,7 +17,7 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from paceline.core.errors import DataError
+from paceline.core.errors import DamagedFileError, DataError
 from paceline.core.regular_file import open_regular
 
 Pixels = NDArray[np.uint8]
@@ -85,13 +85,13 @@ def _naming(path: Path, max_pixels: int) -> Iterator[None]:
     try:
         yield
     except UnidentifiedImageError as error:
-        raise DataError(f"{path}: not an image that can be read ({', '.join(('JPEG', *FORMATS))})") from error
+        raise DamagedFileError(f"{path}: not an image that can be read ({', '.join(('JPEG', *FORMATS))})") from error
     except Image.DecompressionBombError as error:
         raise DataError(f"{path}: more than {max_pixels:,} pixels; raise max_pixels if that is right") from error
     except _RefusedError as error:
         raise DataError(f"{path}: {error}") from error
     except _DAMAGE as error:
-        raise DataError(f"{path}: damaged or truncated image ({error})") from error
+        raise DamagedFileError(f"{path}: damaged or truncated image ({error})") from error
 
 
 class _RefusedError(Exception):
@@ -107,11 +107,11 @@ def read_bytes(path: Path) -> bytes:
                 raise DataError(f"{path}: {size:,} bytes; an image file has at most {MAX_BYTES:,}")
             data = file.read()
     except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file") from error
+        raise DamagedFileError(f"{path}: no such file") from error
     except (OSError, ValueError) as error:
-        raise DataError(f"{path!s}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+        raise DamagedFileError(f"{path!s}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     if not data:
-        raise DataError(f"{path}: the file is empty (0 bytes)")
+        raise DamagedFileError(f"{path}: the file is empty (0 bytes)")
     return data
 
 

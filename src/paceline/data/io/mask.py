@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from paceline.core.errors import DataError
+from paceline.core.errors import DamagedFileError, DataError
 from paceline.core.text import join_first, pluralize
 from paceline.data.io.image import MAX_PIXELS, Pixels, decode_bytes, read_bytes, read_header
 
@@ -156,7 +156,7 @@ def _load(path: Path, data: bytes, max_pixels: int) -> Image.Image:
         image.load()
         ImageOps.exif_transpose(image, in_place=True)
     except _DAMAGE as error:
-        raise DataError(
+        raise DamagedFileError(
             f"{path}: damaged or truncated, or no mask ({error}); expected {', '.join(_FORMATS)}"
         ) from error
     return image

@@ -21,7 +21,7 @@ from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
-from paceline.core.errors import DataError
+from paceline.core.errors import DamagedFileError, DataError
 from paceline.core.regular_file import open_regular
 
 Pixels = NDArray[np.uint8]
@@ -110,7 +110,7 @@ class EncodedVideo:
                 scan = _scan_packets(self.path, container, stream, self.max_frames)
                 self._scan = scan if scan.num_frames else self._counted(scan)
             if not self._scan.num_frames:
-                raise DataError(f"{self.path}: a video without frames")
+                raise DamagedFileError(f"{self.path}: a video without frames")
         return self._scan
 
     def _counted(self, scan: _Scan) -> _Scan:
@@ -162,7 +162,7 @@ class EncodedVideo:
             if place is None:
                 continue
             if frame.is_corrupt:
-                raise DataError(f"{self.path}: frame {number} is damaged")
+                raise DamagedFileError(f"{self.path}: frame {number} is damaged")
             rgb = converter.reformat(frame, format="rgb24", threads=1).to_ndarray()
             image = _upright(np.asarray(rgb, np.uint8), _display_matrix(frame))
             if pixels is None:
@@ -173,7 +173,9 @@ class EncodedVideo:
             if not places:
                 break
         if pixels is None or places:
-            raise DataError(f"{self.path}: damaged video: frame {min(places)} cannot be decoded; replace or remove it")
+            raise DamagedFileError(
+                f"{self.path}: damaged video: frame {min(places)} cannot be decoded; replace or remove it"
+            )
         self._size = pixels.shape[1], pixels.shape[2]
         return pixels
 
@@ -238,11 +240,11 @@ def _read_head(path: Path) -> bytes:
         with open_regular(path) as file:
             head = file.read(12)
     except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file") from error
+        raise DamagedFileError(f"{path}: no such file") from error
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+        raise DamagedFileError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     if not head:
-        raise DataError(f"{path}: the file is empty (0 bytes)")
+        raise DamagedFileError(f"{path}: the file is empty (0 bytes)")
     return head
 
 
@@ -265,7 +267,7 @@ def _errors(path: Path) -> Iterator[None]:
     try:
         yield
     except av.FFmpegError as error:
-        raise DataError(f"{path}: damaged or truncated video ({error.strerror or error})") from error
+        raise DamagedFileError(f"{path}: damaged or truncated video ({error.strerror or error})") from error
 
 
 # --- which frame is which -----------------------------------------------------------------------------------
