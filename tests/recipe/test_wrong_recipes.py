@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.errors import RecipeError
+from paceline.core.registry import TABLE
 from paceline.recipe.load import load
 from paceline.recipe.problems import OWN_PARTS
 from paceline.recipe.validate import validate
@@ -40,6 +42,7 @@ train:
 OPTIMIZER_KEYS = (
     "name, lr, weight_decay, base_batch_size, lr_scaling, param_groups, layer_decay, layer_map, trust_ratio, "
 )
+LOSSES = ", ".join(json.loads(TABLE.read_text(encoding="utf-8"))["loss"])
 OPTIMIZERS = (
     "adadelta, adafactor, adagrad, adam, adamax, adamw, asgd, lamb, lars, lion, muon, nadam, radam, rmsprop, rprop,"
     " sgd, timm/adabelief, timm/adadelta, timm/adafactor, timm/adafactorbv, …"
@@ -230,8 +233,7 @@ WRONG = {
     "name unknown": edit(
         "name: cross_entropy",
         "name: zzz",
-        '11:12: losses.0.name: unknown loss "zzz"; expected one of bce, cel, cross_entropy, dice_loss,'
-        " iou_loss, ohem_cross_entropy, pixel_bce, pixel_cross_entropy" + OWN_PARTS,
+        f'11:12: losses.0.name: unknown loss "zzz"; expected one of {LOSSES}{OWN_PARTS}',
     ),
     "name of a library misspelt": edit(
         "timm/resnet18",
