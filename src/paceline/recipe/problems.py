@@ -28,6 +28,7 @@ PATTERNS = {
     r"^(auto|cpu|cuda(:[0-9]+)?|mps)$": "such as auto, cpu, cuda, cuda:0 or mps",
     r"^.+\.(csv|xlsx)$": "that ends in .csv or .xlsx",
     r"^\.": "that begins with a dot, such as .jpg",
+    r"^[0-9]{1,5}-[0-9]{1,5}$": "with a range of ids, such as 1-255",
 }
 """The patterns of the schema in words."""
 
