@@ -1,4 +1,4 @@
-"""The command line. Nothing is imported before it is known what is asked for, so that `--help` answers at once."""
+"""The command line. Each command is imported only when it is called, so `--help` answers at once."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from paceline.core.process import flush_streams, open_missing_streams, pause_gc,
 from paceline.launch.environment import LAUNCHER
 
 _COMMANDS = {
-    "train": "train from a recipe, or continue a run that was stopped",
-    "eval": "measure a run's checkpoint",
+    "train": "train from a recipe, or resume a run",
+    "eval": "evaluate a checkpoint or a weights file",
     "predict": "what a trained run predicts for new images: tables, maps, and images with predictions drawn",
-    "check": "try everything a run needs, without training: data, one step, a checkpoint",
-    "data": "look at every sample: what cannot be read, what there is, how fast it loads, a contact sheet; or pack it",
-    "sample": "write a small synthetic data set, and print how a recipe reads it",
-    "show": "the resolved recipe, the model, parameter groups, the batch and the learning rate",
-    "find-lr": "train while the learning rate grows, and suggest one",
-    "replay": "do a step again that was not finite, from the bundle that the run left",
-    "results": "compare what runs reached, and keep it in a CSV or XLSX table",
-    "convert": "rewrite a .pth, .pt or .bin file of weights as safetensors",
+    "check": "try everything a run needs without training: data, one step, a checkpoint",
+    "data": "inspect every sample: unreadable files, class counts, speed, contact sheet; or write a pack",
+    "sample": "write a small synthetic data set and print a recipe for it",
+    "show": "print the resolved recipe, the model, parameter groups, batch and learning rate",
+    "find-lr": "run a learning rate range test and suggest a learning rate",
+    "replay": "repeat a step that was not finite, from the bundle that the run saved",
+    "results": "compare the metrics of runs; write them to a CSV or XLSX table",
+    "convert": "convert a .pth, .pt or .bin weights file to safetensors",
     "recipes": "list the recipes that ship with the package",
-    "slurm": "write a job script for Slurm that goes on after the time limit",
-    "schema": "print the JSON Schema of a recipe, for editors",
+    "slurm": "print a Slurm job script that requeues itself at the time limit",
+    "schema": "print the JSON Schema of recipes, for editors",
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the result is the exit code."""
+    """Run a command and return its exit code."""
     open_missing_streams()
     wait_passively()
     words, is_process = (sys.argv[1:], True) if arguments is None else (list(arguments), False)
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error: names of files may be no UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")  # as on standard error: file names may not be UTF-8
     try:
         if LAUNCHER in os.environ:
             from paceline.launch.worker import run_as_worker
@@ -69,7 +69,7 @@ def _run(words: list[str], is_process: bool) -> int:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    """Overrides (key=value) may stand anywhere behind the recipe, between options too."""
+    """Parse a command line; overrides (key=value) may come anywhere after the recipe, between options too."""
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     wrong = [word for word in rest if word.startswith("-") or "=" not in word]
@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("train", "eval", "check", "data", "show", "find-lr", "slurm"):
         _add_recipe(made[name], "RECIPE or RUN")
     made["replay"].add_argument("bundle", type=Path, metavar="BUNDLE", help="a folder runs/NAME/replay/step-…")
-    made["replay"].add_argument("--rank", type=int, default=0, help="whose part of the step (default: 0)")
+    made["replay"].add_argument("--rank", type=int, default=0, help="the rank to repeat (default: 0)")
     made["replay"].add_argument("--use", action="append", default=[], metavar="MODULE", help="import a module first")
     for name in ("eval", "check", "data", "show", "find-lr", "recipes", "replay"):
         made[name].add_argument("--json", action="store_true", help="print one JSON object and nothing else")
@@ -101,9 +101,9 @@ def _parser() -> argparse.ArgumentParser:
     made["train"].add_argument(
         "--from", dest="start", type=Path, metavar="CHECKPOINT", help="start from this checkpoint"
     )
-    made["train"].add_argument("--fresh", action="store_true", help="start over; an earlier run is kept beside it")
+    made["train"].add_argument("--fresh", action="store_true", help="start over; the earlier run is renamed and kept")
     made["train"].add_argument(
-        "--accept-data", action="store_true", help="continue although the data is not what it was; says what changed"
+        "--accept-data", action="store_true", help="resume although the data changed; prints what changed"
     )
     made["eval"].add_argument(
         "--checkpoint",
@@ -123,10 +123,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_convert(made["convert"])
     _add_slurm(made["slurm"])
     for name in ("show", "find-lr"):
-        made[name].add_argument("--plot", type=Path, metavar="FILE", help="draw the curve into a PNG file")
-    made["find-lr"].add_argument("--low", type=float, default=1e-6, help="the first learning rate (default: 1e-6)")
-    made["find-lr"].add_argument("--high", type=float, default=10.0, help="the last (default: 10)")
-    made["find-lr"].add_argument("--steps", type=int, default=100, help="steps in between (default: 100)")
+        made[name].add_argument("--plot", type=Path, metavar="FILE", help="save the curve as a PNG file")
+    made["find-lr"].add_argument("--low", type=float, default=1e-6, help="lowest learning rate (default: 1e-6)")
+    made["find-lr"].add_argument("--high", type=float, default=10.0, help="highest learning rate (default: 10)")
+    made["find-lr"].add_argument("--steps", type=int, default=100, help="number of steps (default: 100)")
     return parser
 
 
@@ -134,7 +134,7 @@ def _add_recipe(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument(
         "recipe", metavar=what, help="a .yaml or .json file, the name of a recipe that ships, or a run directory"
     )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="change values, as in optimizer.lr=0.01")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="override values, such as optimizer.lr=0.01")
     parser.add_argument("--use", action="append", default=[], metavar="MODULE", help="import a module of yours first")
 
 
@@ -156,58 +156,54 @@ def _add_processes(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--procs", type=int, metavar="N", help="processes on this machine (default: one per GPU, else 1)"
     )
-    group.add_argument("--nodes", metavar="MIN[:MAX]", help="machines; the same command is started on each")
-    group.add_argument("--rendezvous", metavar="HOST:PORT", help="where the machines meet: the address of one of them")
+    group.add_argument("--nodes", metavar="MIN[:MAX]", help="number of machines; start the same command on each")
+    group.add_argument("--rendezvous", metavar="HOST:PORT", help="the address of one of the machines")
     group.add_argument(
         "--rendezvous-timeout",
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help="how long to wait for them (default: 60)",
+        help="how long to wait for the other machines (default: 60)",
     )
-    group.add_argument(
-        "--restarts", type=int, default=3, metavar="N", help="how often to start again after a crash (default: 3)"
-    )
+    group.add_argument("--restarts", type=int, default=3, metavar="N", help="restarts after a crash (default: 3)")
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--split", metavar="SPLIT", help="train, val, test or test.NAME (default: all that the recipe has)"
-    )
-    parser.add_argument("--limit", type=int, metavar="N", help="look at N samples of each split, evenly spread")
-    parser.add_argument("--sheet", type=Path, metavar="FILE", help="the contact sheet (default: data-NAME.png)")
+    parser.add_argument("--split", metavar="SPLIT", help="train, val, test or test.NAME (default: all in the recipe)")
+    parser.add_argument("--limit", type=int, metavar="N", help="inspect N evenly spaced samples of each split")
+    parser.add_argument("--sheet", type=Path, metavar="FILE", help="file of the contact sheet (default: data-NAME.png)")
     parser.add_argument("--pack", type=Path, metavar="FILE", help="write the samples into a pack instead")
     parser.add_argument(
-        "--size", metavar="N or HxW", help="resize to this shorter side, or height and width, in the pack"
+        "--size", metavar="N or HxW", help="size of images in the pack: shorter side, or height and width"
     )
 
 
 def _add_sample(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", choices=("detection", "saliency", "segmentation", "video"), help="which task it is for")
+    parser.add_argument("kind", choices=("detection", "saliency", "segmentation", "video"), help="the task")
     parser.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
-    parser.add_argument("--number", type=int, default=64, metavar="N", help="how many samples in all (default: 64)")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="what is drawn (default: 0)")
+    parser.add_argument("--number", type=int, default=64, metavar="N", help="number of samples (default: 64)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="random seed (default: 0)")
 
 
 def _add_results(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="run directories, or folders of them (runs)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="bring the rows of a .csv or .xlsx file up to date")
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="runs, or folders of them (default: runs)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="update the rows of a .csv or .xlsx file")
     parser.add_argument("--split", metavar="SPLIT", help="val, test, or test.NAME (default: all)")
-    parser.add_argument("--best", action="store_true", help="the best checkpoints' metrics (default: the last ones)")
+    parser.add_argument("--best", action="store_true", help="metrics of the best checkpoint (default: the last one)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
 
 def _add_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="the file to read; nothing in it is executed")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="default: FILE with the ending .safetensors")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="default: FILE with the extension .safetensors")
     parser.add_argument("--key", help="where the file holds the tensors, such as net_state (default: the usual keys)")
-    parser.add_argument("--max-gb", type=float, default=20.0, metavar="N", help="refuse larger ones (default: 20)")
+    parser.add_argument("--max-gb", type=float, default=20.0, metavar="N", help="refuse larger files (default: 20)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
 
 def _add_slurm(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="machines (default: 1)")
-    parser.add_argument("--procs", type=int, default=1, metavar="N", help="processes on each machine (default: 1)")
-    parser.add_argument("--time", metavar="HH:MM:SS", help="time limit of one part of the run")
-    parser.add_argument("--partition", metavar="NAME", help="where to run")
+    parser.add_argument("--procs", type=int, default=1, metavar="N", help="processes per machine (default: 1)")
+    parser.add_argument("--time", metavar="HH:MM:SS", help="time limit of one job")
+    parser.add_argument("--partition", metavar="NAME", help="the partition to run on")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the script here (default: standard output)")

@@ -157,7 +157,7 @@ def test_eval_without_a_checkpoint(tmp_path: Path) -> None:
 def test_eval_of_a_run_that_is_not_there(finished: Path) -> None:
     answer = paceline(finished, "eval", "runs/nothere")
     assert answer.returncode == 2
-    assert "there is no run directory of that name either" in answer.stderr
+    assert "no such run directory" in answer.stderr
 
 
 def test_eval_prints_figures_in_two_columns_and_where_predictions_are(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ class Silent(Task):
     recipe = folder_recipe(tmp_path, task="silent", evaluate={"save_predictions": True})
     answer = paceline(tmp_path, "check", str(recipe), "--use", "mine")
     assert answer.returncode == 2
-    assert "evaluate.save_predictions: the task silent has neither maps nor probabilities" in answer.stderr
+    assert "evaluate.save_predictions: the task silent has neither maps nor" in answer.stderr
     assert "own.json:1:" in answer.stderr
 
 
@@ -296,7 +296,7 @@ def test_an_image_folder_trains(tmp_path: Path) -> None:
     pictures(tmp_path / "val", {"ant": 2, "bee": 3})
     done = paceline(tmp_path, "train", str(folder_recipe(tmp_path)))
     assert done.returncode == 0, done.stderr
-    assert "the last of an epoch has 3" in done.stderr
+    assert "the last step of an epoch has 3" in done.stderr
 
 
 def nothing(folder: Path) -> None:
@@ -435,7 +435,7 @@ def test_losses_that_are_not_finite_stop_the_run(tmp_path: Path) -> None:
     assert status["state"] == "failed"
     assert done.stderr.count(status["reason"]) == 1
     assert done.stderr.splitlines()[-2:] == [
-        "  nothing was saved in runs/quickstart yet; the same command begins again",
+        "  nothing was saved in runs/quickstart yet; run the same command to start again",
         status["reason"],
     ]
     assert (tmp_path / "runs/quickstart/logs/rank-0.log").read_text().count(status["reason"]) == 1

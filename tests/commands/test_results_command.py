@@ -231,10 +231,10 @@ def test_mistakes_are_told_in_a_sentence(folder: Path, capsys: pytest.CaptureFix
     (folder / "all.csv").write_text("city\nUlm\n")
     for words, code, told in (
         (["none"], 2, "none is not a folder"),
-        (["empty"], 2, "empty is not a run directory, and holds none"),
-        (["--out", "all.pdf"], 2, "all.pdf: expected a file that ends in .csv or .xlsx"),
-        (["--out", "all.csv"], 3, "all.csv: is no table of results"),
-        (["runs/fold-2", "--best"], 3, "none of these runs has measured anything by its best checkpoint"),
+        (["empty"], 2, "empty is not a run directory"),
+        (["--out", "all.pdf"], 2, "all.pdf: expected a file with the extension .csv or .xlsx"),
+        (["--out", "all.csv"], 3, "all.csv: is not a results table"),
+        (["runs/fold-2", "--best"], 3, "none of these runs has metrics by its best checkpoint"),
     ):
         assert told in answer(capsys, *words, code=code)
     assert (folder / "all.csv").read_text() == "city\nUlm\n"

@@ -65,7 +65,7 @@ def test_a_table_in_use_ends_neither_training_nor_measuring(tmp_path: Path) -> N
     (tmp_path / "all.xlsx").write_bytes(b"precious")
     done = paceline(tmp_path, "train", "quickstart", *SMALL, "logging.results=all.xlsx")
     assert done.returncode == 0, done.stderr
-    assert "warning: all.xlsx: is not a whole XLSX file" in done.stderr
+    assert "warning: all.xlsx: is not a complete XLSX file" in done.stderr
     assert json.loads((tmp_path / "runs/quickstart/status.json").read_text())["state"] == "finished"
     measured = paceline(tmp_path, "eval", "runs/quickstart")
     assert measured.returncode == 0

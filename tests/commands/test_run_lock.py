@@ -293,7 +293,7 @@ def test_foreign_directories_are_refused(tmp_path: Path) -> None:
     refuse_foreign(tmp_path / "absent")
     (project / "recipe.yaml").write_text("name: mine")
     with pytest.raises(
-        UsageError, match=r"project is not a run directory, and not empty: it holds recipe\.yaml; choose"
+        UsageError, match=r"project is not a run directory and not empty: it holds recipe\.yaml; choose"
     ):
         refuse_foreign(project)
     for number in range(6):

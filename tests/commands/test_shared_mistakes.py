@@ -33,20 +33,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 WORLD = "train.reproducible=world"
 IMPOSSIBLE = {
-    "fsdp": ([WORLD, "train.strategy=fsdp"], "train.reproducible: world cannot be had with train.strategy fsdp"),
-    "zero": ([WORLD, "train.strategy=zero"], "train.reproducible: world cannot be had with train.strategy zero"),
-    "dp": ([WORLD, "train.strategy=dp"], "train.reproducible: world cannot be had with train.strategy dp"),
-    "sync_bn": ([WORLD, "train.sync_bn=true"], "train.reproducible: world cannot be had with train.sync_bn"),
+    "fsdp": ([WORLD, "train.strategy=fsdp"], "train.reproducible: world is incompatible with train.strategy fsdp"),
+    "zero": ([WORLD, "train.strategy=zero"], "train.reproducible: world is incompatible with train.strategy zero"),
+    "dp": ([WORLD, "train.strategy=dp"], "train.reproducible: world is incompatible with train.strategy dp"),
+    "sync_bn": ([WORLD, "train.sync_bn=true"], "train.reproducible: world is incompatible with train.sync_bn"),
     "compression": (
         [WORLD, "train.strategy={name: ddp, compression: fp16}"],
-        "train.reproducible: world cannot be had with gradients compressed to fp16",
+        "train.reproducible: world is incompatible with gradient compression fp16",
     ),
     "loss_scale": (
         ["train.precision=bf16", "train.loss_scale=128"],
         "train.loss_scale: given, but train.precision bf16",
     ),
     "O2": (["train.precision=O2", "train.strategy=fsdp"], "train.precision: expected fp32, tf32, bf16, fp16, O0 or O1"),
-    "compile": (["train.compile=true", "train.strategy=zero"], "train.compile: cannot be had with train.strategy zero"),
+    "compile": (["train.compile=true", "train.strategy=zero"], "train.compile: incompatible with train.strategy zero"),
     "procs": (["--procs", "0"], "--procs: expected a number from 1 to "),
     "restarts": (["--restarts", "-1"], "--restarts: expected a number >= 0, got -1"),
     "rendezvous": (["--nodes", "2"], "--nodes and --rendezvous"),

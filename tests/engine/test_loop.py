@@ -376,7 +376,7 @@ def test_predictions_that_cannot_be_written_do_not_end_training(tmp_path: Path) 
     assert run.progress.is_done
     assert warnings
     assert all("predictions/val.csv: predictions cannot be written (" in text for text in warnings)
-    assert all(text.endswith("; training goes on") for text in warnings)
+    assert all(text.endswith("; training continues") for text in warnings)
 
 
 class Evaluating(NormedNet):

@@ -48,7 +48,7 @@ EVENTS: list[Event] = [
     Ended("finished", 1880, 9.79, ["best     runs/fashion/best", "metrics  runs/fashion/metrics.jsonl"]),
 ]
 LINES = [
-    "fashion: 1,880 steps, 192 an epoch, on cpu in 2 processes, into runs/fashion",
+    "fashion: 1,880 steps, 192 per epoch, on cpu in 2 processes, into runs/fashion",
     "  micro-batches of 64",
     "epoch 1.25 step 240/1880 loss 0.412 lr 0.1 samples/s 5300 eta 0:01:10",
     "== val at step 240: 2,000 samples, 3 skipped in 1.2 s",

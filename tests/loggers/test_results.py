@@ -295,10 +295,10 @@ def spoiled() -> bytes:
 
 LAUGHS = b'<?xml version="1.0"?><!DOCTYPE l [<!ENTITY a "aaaaaaaa"><!ENTITY b "&a;&a;">]><l>&b;</l>'
 REFUSED: dict[str, tuple[str, Callable[[], bytes], str]] = {
-    "noise": ("t.xlsx", lambda: bytes(range(256)) * 9, "not a whole XLSX"),
-    "empty": ("t.xlsx", lambda: b"", "not a whole XLSX"),
-    "a password": ("t.xlsx", lambda: bytes.fromhex("d0cf11e0a1b11ae1") + bytes(600), "protected by a password"),
-    "cut short": ("t.xlsx", lambda: packed()[:-300], "not a whole XLSX"),
+    "noise": ("t.xlsx", lambda: bytes(range(256)) * 9, "not a complete XLSX"),
+    "empty": ("t.xlsx", lambda: b"", "not a complete XLSX"),
+    "a password": ("t.xlsx", lambda: bytes.fromhex("d0cf11e0a1b11ae1") + bytes(600), "password-protected"),
+    "cut short": ("t.xlsx", lambda: packed()[:-300], "not a complete XLSX"),
     "a flipped bit": ("t.xlsx", spoiled, "damaged: xl/worksheets/sheet1.xml"),
     "torn xml": ("t.xlsx", lambda: packed(**{"xl/workbook.xml": b"<workbook><sheets>"}), "damaged: xl/workbook.xml"),
     "no workbook": ("t.xlsx", lambda: packed(**{"xl/workbook.xml": None}), "damaged"),
@@ -310,7 +310,7 @@ REFUSED: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "all cells merged": (
         "t.xlsx",
         lambda: sheet_with('</sheetData><mergeCells count="1"><mergeCell ref="A3:XFD1048576"/></mergeCells>'),
-        "too much for a table",
+        "too much for a results table",
     ),
     "a cell far away": (
         "t.xlsx",
@@ -320,16 +320,16 @@ REFUSED: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "a slicer": ("t.xlsx", lambda: packed(**{"xl/slicers/slicer1.xml": b"<a/>"}), "would lose xl/slicers/slicer1.xml"),
     "shapes": ("t.xlsx", lambda: packed(**{"xl/drawings/drawing1.xml": b"<a><sp/></a>"}), "would lose the shapes"),
     "an extension": (
-        "t.xlsx", lambda: sheet_with('</sheetData><extLst><ext uri="{1}"/></extLst>'), "would lose something",
+        "t.xlsx", lambda: sheet_with('</sheetData><extLst><ext uri="{1}"/></extLst>'), "would lose content",
     ),
     "a key cell merged": (
         "t.xlsx",
         lambda: sheet_with('</sheetData><mergeCells count="1"><mergeCell ref="A1:A3"/></mergeCells>'),
         "is merged",
     ),
-    "another table": ("t.xlsx", other_workbook, "no table of results"),
+    "another table": ("t.xlsx", other_workbook, "not a results table"),
     "another CSV": ("t.csv", lambda: b"city,inhabitants\nUlm,128000\n", 'its first line, "city,inhabitants", lacks'),
-    "bytes": ("t.csv", lambda: b"directory,split\na,\0val\n", "damaged, or no CSV"),
+    "bytes": ("t.csv", lambda: b"directory,split\na,\0val\n", "damaged or not a CSV"),
     "Latin-1": ("t.csv", lambda: "directory,split\nÄpfel,val\n".encode("latin-1"), r"not UTF-8 text \(byte 16\)"),
     "an open quote": ("t.csv", lambda: b'directory,split,top1\na,val,"0.5\n', "cannot be read as CSV"),
     "an endless cell": ("t.csv", lambda: b"directory,split\n" + b"x" * (1 << 18), "cannot be read as CSV"),
@@ -356,7 +356,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     for name in ("folder.csv", "pipe.csv"):
         with pytest.raises(DataError, match=f"{name}: is not a file"):
             update_rows(tmp_path / name, KEY, [row("a")])
-    with pytest.raises(UsageError, match=r"table.ods: expected a file that ends in .csv or .xlsx"):
+    with pytest.raises(UsageError, match=r"table.ods: expected a file with the extension .csv or .xlsx"):
         update_rows(tmp_path / "table.ods", KEY, [row("a")])
     assert sorted(each.name for each in tmp_path.iterdir()) == ["folder.csv", "pipe.csv"]
 
@@ -478,7 +478,7 @@ def test_a_table_that_cannot_be_written_is_told_of_and_ends_nothing(tmp_path: Pa
     told: list[str] = []
     measured(run, evaluated(4, top1=0.25), sinks=[ResultsRow(table, run, ABOUT, told.append)])
     assert len(told) == 1
-    assert "table.xlsx: is not a whole XLSX file" in told[0]
+    assert "table.xlsx: is not a complete XLSX file" in told[0]
     assert told[0].endswith(f"paceline results {run} --out {table}")
     assert table.read_bytes() == b"precious"
     assert [each.metrics for each in read_results(run, ABOUT)] == [{"top1": 0.25}]

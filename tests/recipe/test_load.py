@@ -16,7 +16,7 @@ from paceline.recipe.load import expand_shorthand, load, merge, shipped_recipes
 from paceline.recipe.schema import PARTS
 
 Write = Callable[..., None]
-NEITHER = "is neither a file nor a recipe that ships with paceline"
+NEITHER = "is neither a file nor a shipped recipe"
 
 
 @pytest.fixture
@@ -92,11 +92,11 @@ def test_the_same_value_said_again_keeps_its_layer(write: Write) -> None:
             {"r": "extends: a.yaml\n", "a": "x: 1\nextends: [r.yaml]\n"},
             ["a.yaml:2:11: extends: r.yaml extends itself, directly or through others"],
         ),
-        ({"r": "extends: 3\n"}, ["r.yaml:1:10: extends: expected the name of a recipe or a list of such names"]),
+        ({"r": "extends: 3\n"}, ["r.yaml:1:10: extends: expected the name of a recipe or a list of names"]),
         (
             {"r": "extends:\n  - gone.yaml\n  - quikstart\n"},
             [
-                f'r.yaml:2:5: extends: "gone.yaml" {NEITHER}; `paceline recipes` lists those',
+                f'r.yaml:2:5: extends: "gone.yaml" {NEITHER}; `paceline recipes` lists the shipped ones',
                 f'r.yaml:3:5: extends: "quikstart" {NEITHER}; did you mean "quickstart"?',
             ],
         ),
@@ -109,7 +109,7 @@ def test_the_same_value_said_again_keeps_its_layer(write: Write) -> None:
         ),
         (
             {"r": 'extends: "a\\0.yaml"\n'},
-            [f'r.yaml:1:10: extends: "a\\u0000.yaml" {NEITHER}; `paceline recipes` lists those'],
+            [f'r.yaml:1:10: extends: "a\\u0000.yaml" {NEITHER}; `paceline recipes` lists the shipped ones'],
         ),
     ],
 )
@@ -163,12 +163,12 @@ def test_the_last_override_wins(write: Write) -> None:
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("list.2=1", "command line: list.2=1: list has 2 items, counted from 0; 2 is none of them"),
-        ("list.x=1", "command line: list.x=1: list has 2 items, counted from 0; x is none of them"),
-        ("list.-1=1", "command line: list.-1=1: list has 2 items, counted from 0; -1 is none of them"),
+        ("list.2=1", "command line: list.2=1: list has 2 items, counted from 0; got 2"),
+        ("list.x=1", "command line: list.x=1: list has 2 items, counted from 0; got x"),
+        ("list.-1=1", "command line: list.-1=1: list has 2 items, counted from 0; got -1"),
         ("a=!x 1", "command line: a=!x 1: tag !x is not allowed; a recipe holds plain values only"),
         ("a=*b", "command line: a=*b: alias *b has no anchor &b before it"),
-        ("extends=x", "command line: extends=x: extends can only be given in a file"),
+        ("extends=x", "command line: extends=x: extends is only allowed in a file"),
     ],
 )
 def test_refused_overrides(override: str, expected: str, write: Write) -> None:
@@ -249,7 +249,7 @@ def test_a_file_comes_before_a_shipped_recipe_but_a_folder_does_not(write: Write
     ("reference", "expected"),
     [
         ("quickstrat", f'"quickstrat" {NEITHER}; did you mean "quickstart"?'),
-        ("x" * 300 + ".yaml", f"{NEITHER}; `paceline recipes` lists those"),
+        ("x" * 300 + ".yaml", f"{NEITHER}; `paceline recipes` lists the shipped ones"),
         ("notes.txt", "notes.txt: expected a .yaml, .yml or .json file"),
     ],
 )

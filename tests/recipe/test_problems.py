@@ -92,7 +92,7 @@ def problems(tree: Any, model: type[BaseModel] = Model, **options: Any) -> list[
         ("text", True, "expected a string, got true; quote it"),
         ("text", ["x"], 'expected a string, got ["x"]'),
         ("word", "b", 'expected a string of another form, got "b"'),
-        ("filled", "", 'expected a string that is not empty, got ""'),
+        ("filled", "", 'expected a non-empty string, got ""'),
         ("pair", [1], "expected a list of 2 items, got [1]"),
         ("pair", [1, 2, 3], "expected a list of 2 items, got [1, 2, 3]"),
         ("pair", 1, "expected a list of 2 items, got 1; write [1]"),
@@ -171,7 +171,7 @@ class Own(Arguments):
 
 def test_types_of_the_users_own_do_not_stand_in_the_way() -> None:
     assert problems({"size": 0, "device": "x"}, Own) == [
-        Problem(("device",), "cannot be given in a recipe: it takes an object of Python"),
+        Problem(("device",), "cannot be given in a recipe: it takes a Python object"),
         Problem(("size",), "expected a whole number ≥ 1, got 0"),
     ]
 

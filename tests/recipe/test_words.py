@@ -30,7 +30,7 @@ NUMBER: Node = {"type": "number"}
         ([BOOLEAN], "true or false"),
         ([BOOLEAN, NULL], "true, false or null"),
         ([STRING], "a string"),
-        ([{"type": "string", "minLength": 1}], "a string that is not empty"),
+        ([{"type": "string", "minLength": 1}], "a non-empty string"),
         ([{"type": "string", "pattern": "^a"}], "a string of another form"),
         ([{"type": "array"}], "a list"),
         ([{"type": "array", "minItems": 1}], "a list of at least 1 item"),

@@ -1,4 +1,4 @@
-"""Wrong recipes, each with the exact lines a user sees."""
+"""Wrong recipes, each with the place, the key and the beginning of what is said about it."""
 
 from __future__ import annotations
 
@@ -143,9 +143,7 @@ WRONG = {
         "weights: true",
         "5:12: model.weights: expected a string, a mapping or null, got true; quote it",
     ),
-    "string empty": edit(
-        "root: data", 'root: ""', '8:31: data.train.root: expected a string that is not empty, got ""'
-    ),
+    "string empty": edit("root: data", 'root: ""', '8:31: data.train.root: expected a non-empty string, got ""'),
     "string pattern": edit(
         "name: fashion",
         "name: a/b",
@@ -253,9 +251,7 @@ WRONG = {
         '8:64: data.train.transforms.0.name: unknown transform "mixop"; did you mean "mixup"?' + OWN_PARTS,
     ),
     # what does not go together
-    "epochs and steps": typed(
-        "train.steps=9", "train.steps: cannot be given together with train.epochs; keep one of them"
-    ),
+    "epochs and steps": typed("train.steps=9", "train.steps: incompatible with train.epochs"),
     "neither epochs nor steps": edit(
         "  epochs: 20\n", "", "17:1: train.epochs: expected train.epochs or train.steps, got neither"
     ),
@@ -269,21 +265,21 @@ WRONG = {
     ),
     "two draws of one split": drawn(
         "split: val, split_shares: {train: 0.8, val: 0.2}, split_seed: 1",
-        "9:108: data.val.split_seed: differs from data.train.split_seed, so that samples would be in both parts",
+        "9:108: data.val.split_seed: differs from data.train.split_seed",
     ),
     "the same part twice": drawn(
         "split: train, split_shares: {train: 0.8, val: 0.2}",
-        "9:53: data.val.split: is the part that data.train.split takes, of the same samples",
+        "9:53: data.val.split: is the same split",
     ),
     "the same words of a list twice": parted(
         "dataset: list_file, file: a.csv, split: train, split_column: part",
         "dataset: list_file, file: a.csv, split: train, split_column: part",
-        "9:51: data.val.split: is the part that data.train.split takes, of the same samples",
+        "9:51: data.val.split: is the same split",
     ),
     "mixing in evaluation": edit(
         "split: test}",
         "split: test, transforms: [mixup]}",
-        "9:63: data.val.transforms.0: mixup is for training: metrics need samples as they are",
+        "9:63: data.val.transforms.0: mixup is for training",
     ),
     # the text itself
     "odd key": edit("", '"a\\nb": 1\n', r"1:1: a\nb: unknown key; known here: " + SECTIONS),
@@ -301,7 +297,7 @@ WRONG = {
         "while scanning for the next token from line 18; indent with spaces, not tabs",
     ),
     # the command line
-    "index": typed("losses.1.weight=2", "losses.1.weight=2: losses has 1 item, counted from 0; 1 is none of them"),
+    "index": typed("losses.1.weight=2", "losses.1.weight=2: losses has 1 item, counted from 0"),
     "tagged override": typed(
         "train.seed=!x 1", "train.seed=!x 1: tag !x is not allowed; a recipe holds plain values only"
     ),
@@ -331,7 +327,12 @@ def test_the_lines_said(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     Path("recipe.yaml").write_text(WRONG[case].text)
     with pytest.raises(RecipeError) as refusal:
         validate(load("recipe.yaml", WRONG[case].overrides))
-    assert refusal.value.problems == WRONG[case].lines
+    assert_lines(refusal.value.problems, WRONG[case].lines)
+
+
+def assert_lines(found: list[str], expected: list[str]) -> None:
+    """Each line begins as expected: place, key, what was found and expected; advice may follow."""
+    assert [line[: len(start)] for line, start in zip(found, expected, strict=True)] == expected
 
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
@@ -345,7 +346,7 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 def test_the_command_says_the_same_and_does_nothing(command: str, case: str, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(WRONG[case].text)
     result = run(tmp_path, "-m", "paceline", command, "recipe.yaml", *WRONG[case].overrides)
-    assert result.stderr.splitlines() == WRONG[case].lines
+    assert_lines(result.stderr.splitlines(), WRONG[case].lines)
     assert result.stdout == ""
     assert result.returncode == 2
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
@@ -366,8 +367,8 @@ def test_no_command_imports_torch_for_a_wrong_recipe(command: str, tmp_path: Pat
 
 def test_a_recipe_that_does_not_exist(tmp_path: Path) -> None:
     result = run(tmp_path, "-m", "paceline", "train", "quikstart")
-    expected = '"quikstart" is neither a file nor a recipe that ships with paceline; did you mean "quickstart"?\n'
-    assert (result.returncode, result.stdout, result.stderr) == (2, "", expected)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.endswith('did you mean "quickstart"?\n')
     assert list(tmp_path.iterdir()) == []
 
 

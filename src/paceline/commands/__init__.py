@@ -1,1 +1,1 @@
-"""What each command does, one file a command."""
+"""The commands, one file each."""

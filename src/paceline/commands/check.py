@@ -1,4 +1,4 @@
-"""`paceline check`: everything a run needs, tried once in a temporary folder; nothing is left behind."""
+"""`paceline check`: try everything a run needs once, in a temporary folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TRIED = 8
 
 
 def main(options: argparse.Namespace) -> int:
-    """Try each part; the first that fails ends it with its own exit code."""
+    """Run each check; the first that fails ends the command with its own exit code."""
     checked = read_recipe(options)
     from paceline.recipe.build import Builder
 
@@ -46,7 +46,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _try_data(run: Run) -> dict[str, Any]:
-    """The first samples of each split, read and made ready."""
+    """Read and transform the first samples of each split."""
     sources = {"train": (run.train_loader, _TRIED)} | {
         split: (each.loader, each.batch_size) for split, each in run.evaluations.items()
     }
@@ -58,7 +58,7 @@ def _try_data(run: Run) -> dict[str, Any]:
 
 
 def _try_step(run: Run) -> dict[str, Any]:
-    """One real step."""
+    """Run one training step."""
     from paceline.engine.step import train_step
 
     run.freezing.train_mode(run.model)
@@ -70,9 +70,9 @@ def _try_step(run: Run) -> dict[str, Any]:
 
 
 def _try_smallest(run: Run) -> None:
-    """A forward pass in training of the smallest micro-batch that an epoch has, if the first step has none as small.
+    """Run a forward pass on the smallest micro-batch of an epoch, unless the first step has one as small.
 
-    A net with BatchNorm behind global pooling fails with a single sample, at the end of an epoch.
+    BatchNorm after global pooling fails on a single sample, which may come only at the end of an epoch.
     """
     import torch
 
@@ -91,7 +91,7 @@ def _try_smallest(run: Run) -> None:
 
 
 def _try_figures(run: Run) -> list[str]:
-    """The names of the metrics that the first samples of each split have."""
+    """The names of the metrics of each split, from its first samples."""
     import torch
 
     from paceline.engine.evaluate import without_gradient
@@ -109,7 +109,7 @@ def _try_figures(run: Run) -> list[str]:
 
 
 def _unknown_best(run: Run, names: list[str]) -> str | None:
-    """What is wrong with the metric that the best checkpoint is chosen by."""
+    """The problem with `checkpoint.best`, if any."""
     best = run.store.best
     if best is None or not run.evaluations or best.removeprefix("averaged_") in names:
         return None
@@ -117,7 +117,7 @@ def _unknown_best(run: Run, names: list[str]) -> str | None:
 
 
 def _first_batch(run: Run, source: SplitLoader, size: int) -> Batch:
-    """The first samples, no more than are stacked in the run itself: images of one batch have one size."""
+    """The first samples, at most as many as a batch of the run: only those must have one size."""
     import numpy as np
 
     ids = np.arange(min(_TRIED, size, len(source.dataset)))
@@ -125,7 +125,7 @@ def _first_batch(run: Run, source: SplitLoader, size: int) -> Batch:
 
 
 def _try_checkpoint(run: Run) -> dict[str, Any]:
-    """A checkpoint written, read back and compared to the bit."""
+    """Write a checkpoint, read it back and compare every bit."""
     import torch
 
     state = run.state.model_state_dict()
@@ -133,7 +133,7 @@ def _try_checkpoint(run: Run) -> dict[str, Any]:
     read = run.store.open(saved.path)
     for name, tensor in state.items():
         if not torch.equal(tensor.cpu(), read.model[name]):
-            raise CheckpointError(f"{name} came back from a checkpoint changed")
+            raise CheckpointError(f"{name} changed when it was saved and loaded")
     num_bytes = sum(path.stat().st_size for path in saved.path.iterdir())
     run.restore(read)
     return {"bytes": num_bytes}
@@ -147,7 +147,7 @@ def _print(report: dict[str, Any]) -> None:
     step = report["step"]
     print(f"step        loss {step['loss']:.4f}, gradient norm {step['grad_norm']:.4f}, {step['seconds']:.2f} s")
     print(f"metrics     {join_first(report['metrics'], 12)}")
-    print(f"checkpoint  {report['checkpoint']['bytes'] / 2**20:.1f} MB, read back to the bit")
+    print(f"checkpoint  {report['checkpoint']['bytes'] / 2**20:.1f} MB, saved and loaded bit-identical")
     for warning in report.get("warnings", ()):
         print(f"warning: {warning}", file=sys.stderr)
     print("all good")

@@ -1,4 +1,4 @@
-"""What commands share: the user's modules, the recipe, JSON output, tables, a progress bar."""
+"""Shared by commands: importing user modules, reading recipes, JSON output, tables, a progress bar."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _import(module: str) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse, before any work, a folder in which nothing can be made."""
+    """Raise UsageError if nothing can be created in a folder."""
     existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     if not existing.is_dir():
         raise UsageError(f"{folder} cannot be a run directory: {existing} is a file; choose another with --out")
@@ -94,12 +94,12 @@ def check_writable(folder: Path) -> None:
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """One JSON object on standard output; of a name that is no UTF-8, what can be said of it."""
+    """Print one JSON object on standard output; names that are not UTF-8 are escaped."""
     print(json.dumps(value, indent=2, ensure_ascii=False).encode(errors="backslashreplace").decode())
 
 
 def terminal_width(stream: TextIO) -> int | None:
-    """The columns of the terminal that a stream leads to, or those that COLUMNS asks for; None where neither says."""
+    """The width of the terminal behind a stream, or COLUMNS; None if neither is known."""
     asked = os.environ.get("COLUMNS", "")
     return shutil.get_terminal_size().columns if stream.isatty() or asked.isdecimal() else None
 
@@ -107,9 +107,9 @@ def terminal_width(stream: TextIO) -> int | None:
 def table_lines(
     header: Sequence[str], rows: Sequence[Sequence[str]], num_words: int = 1, width: int | None = None
 ) -> list[str]:
-    """Rows under a header, the first columns words, the others numbers; what is wider than `width` continues below.
+    """Format rows under a header; columns beyond `width` continue in another table below.
 
-    There it stands beside the first column again.
+    The first column is repeated there.
     """
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
     lines: list[str] = []
@@ -148,7 +148,7 @@ def metrics_table(
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """A bar for each split on the terminal; nothing where there is none."""
+    """A progress bar for each split; nothing without a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

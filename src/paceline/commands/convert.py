@@ -1,4 +1,4 @@
-"""`paceline convert`: weights of another program as safetensors, once and for all."""
+"""`paceline convert`: convert a weights file to safetensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.core.text import pluralize
 
 
 def main(options: argparse.Namespace) -> int:
-    """Write the file's tensors beside it, or where `--out` says, and tell how many there are."""
+    """Write the tensors beside the file or to `--out`, and print their number."""
     if not options.max_gb > 0:
         raise UsageError(f"--max-gb: expected a number above 0, got {options.max_gb:g}")
     out: Path = options.out or options.file.with_suffix(".safetensors")

@@ -1,4 +1,4 @@
-"""`paceline data`: every sample of a recipe's data looked at, or written into a pack; no task or model is needed."""
+"""`paceline data`: inspect every sample of a recipe, or write a pack. Needs no task or model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _INTERRUPTED = 130
 
 
 def main(options: argparse.Namespace) -> int:
-    """Look at each split, and tell; 3 if something cannot be read."""
+    """Inspect each split and print a report; the exit code is 3 if something is unreadable."""
     _check(options)
     recipe = read_data_recipe(options)
     splits = [options.split] if options.split else recipe.splits
@@ -71,7 +71,7 @@ def _examine(recipe: DataRecipe, splits: list[str], options: argparse.Namespace)
 
 
 def _look_at(recipe: DataRecipe, report: SplitReport, sheet: ContactSheet, limit: int | None, bar: Progress) -> None:
-    """Everything about one split; a split that cannot be opened does not keep the others from being looked at."""
+    """The report of one split; if it cannot be opened, the report says why."""
     from paceline.data.autotune import usable_cores
     from paceline.data.datasets.video import whole_videos
     from paceline.data.inspect import examine
@@ -114,8 +114,8 @@ def _write_sheet(sheet: ContactSheet, recipe: DataRecipe, path: Path, reports: l
     if not sheet.panels:
         return None
     try:
-        save_png(sheet.draw(f"{recipe.name}: samples as the transforms make them in the first epoch"), path)
+        save_png(sheet.draw(f"{recipe.name}: transformed samples of the first epoch"), path)
     except OSError as error:
-        reports[0].add_note(f"the contact sheet cannot be written to {path} ({error.strerror}): give another --sheet")
+        reports[0].add_note(f"cannot write the contact sheet {path}: {error.strerror}; choose another with --sheet")
         return None
     return path

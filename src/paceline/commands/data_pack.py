@@ -1,4 +1,4 @@
-"""`paceline data --pack`: the samples of a recipe written into packs, and what to say in the recipe to use them."""
+"""`paceline data --pack`: write packs, and print the recipe lines that use them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def pack(recipe: DataRecipe, splits: list[str], options: argparse.Namespace) -> int:
-    """Write a pack for each split: the file that is asked for, or with several splits one with each one's name."""
+    """Write a pack for each split: `FILE`, or `FILE-SPLIT` if there are several."""
     from paceline.data.pack import WrittenPack, write_pack
 
     size = _size(options.size)
@@ -38,8 +38,8 @@ def pack(recipe: DataRecipe, splits: list[str], options: argparse.Namespace) -> 
     for split, each in written.items():
         print(f"{split}: {pluralize(each.samples, 'sample')}, {each.bytes / 1e6:,.1f} MB in {each.path}")
         for left_out in each.skipped:
-            print(f"  left out: {left_out}")
-    print("\nto use it, write into the recipe, beside the transforms that are there:\n\ndata:")
+            print(f"  skipped: {left_out}")
+    print("\nto use it, write this into the recipe and keep the transforms:\n\ndata:")
     for split, each in written.items():
         print(f"  {split}: {{dataset: packed, file: {each.path.absolute()}}}")
     return 0
@@ -59,7 +59,7 @@ def _named(path: Path, split: str) -> Path:
 
 
 def _size(text: str | None) -> int | list[int] | None:
-    """A shorter side, or a height and width."""
+    """Parse `--size`: a shorter side, or height and width."""
     if text is None:
         return None
     match = re.fullmatch(r"([1-9]\d{0,4})(?:x([1-9]\d{0,4}))?", text)

@@ -1,4 +1,4 @@
-"""The part of a recipe that says what is learned from, on its own: the rest may be unfinished, or not be there."""
+"""The data section of a recipe by itself; the rest of the recipe may be missing."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ class DataRecipe:
 
     @property
     def splits(self) -> list[str]:
-        """The splits that it has."""
+        """The splits in the recipe."""
         return list(self.checked.recipe.data.splits())
 
     def dataset_name(self, split: str) -> str:
-        """What a split's data set is called in recipes."""
+        """The registered name of a split's data set."""
         return self.checked.recipe.data.splits()[split].dataset
 
     def source(self, split: str) -> SplitLoader:
-        """One split with its transforms; raises DataError if it cannot be opened."""
+        """Open one split with its transforms, or raise DataError."""
         import torch
 
         from paceline.core.world import World
@@ -67,13 +67,13 @@ class DataRecipe:
 
 
 def read_data_recipe(options: argparse.Namespace) -> DataRecipe:
-    """The data of a command line's recipe, after importing what `--use` names."""
+    """The data section of a command line's recipe, after importing the modules of `--use`."""
     use_modules(options.use)
     return DataRecipe(validate(_data_alone(load(recipe_file(options.recipe), options.overrides))))
 
 
 def _data_alone(document: Document) -> Document:
-    """The name, the data and the seed of a recipe, with stand-ins for all else."""
+    """Name, data and seed of a recipe, with placeholders for everything else."""
     kept = {key: value for key, value in document.tree.items() if key in ("name", "data")}
     train = document.tree.get("train")
     if isinstance(train, dict) and "seed" in train:

@@ -1,4 +1,4 @@
-"""What `paceline data` tells: as lines for people and as JSON."""
+"""The report of `paceline data`, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _MOST_CLASSES = 12  # that are all shown; of more, the largest and the smallest
 _MOST_SIZES = 4
 _BUCKETS, _BAR = 8, 30
 _ADVICE = {
-    "disk": "disk-bound: {pack}a nearer disk would help most",
+    "disk": "disk-bound: {pack}a faster disk would help most",
     "decode": "decode-bound: {pack}more cores would help most",
-    "augment": "augment-bound: cheaper transforms, or those of whole batches, would help most",
-    "memory": "in memory: nothing is read or decoded while training",
+    "augment": "augmentation-bound: cheaper transforms, or batch transforms, would help most",
+    "memory": "in memory: training reads and decodes nothing",
 }
 
 
 @dataclass
 class SplitReport:
-    """What was found in one split; `error` if it could not be opened."""
+    """The findings of one split, or the `error` that prevented opening it."""
 
     split: str
     dataset: str
@@ -41,29 +41,29 @@ class SplitReport:
     error: str | None = None
 
     def opened(self, source: SplitLoader) -> None:
-        """Take down what is known before any sample is read."""
+        """Record what is known before any sample is read."""
         self.samples = len(source.dataset)
         self.classes = list(getattr(source.dataset, "classes", []))
         self.joints = getattr(source.dataset, "joints", None)
         self.notes = list(getattr(source.dataset, "notes", []))
 
     def add_note(self, note: str | None) -> None:
-        """Note something odd, once."""
+        """Add a note, once."""
         if note and note not in self.notes:
             self.notes.append(note)
 
     @property
     def has_bad(self) -> bool:
-        """Whether something could not be read."""
+        """Whether anything was unreadable."""
         return self.error is not None or bool(self.findings.bad)
 
     def by_class(self, what: str) -> dict[str, int] | None:
-        """How many labels or objects there are of each class."""
+        """The number of labels or objects per class."""
         counts = self.findings.counts.get(what)
         return None if counts is None else dict(zip(self.classes, counts.tolist(), strict=True))
 
     def mask_shares(self) -> dict[str, float] | None:
-        """The share of pixels of each class; of a mask of shades, how much of it is foreground."""
+        """The share of pixels per class; of gray masks, the share of foreground."""
         counts = self.findings.counts.get("mask")
         if counts is None:
             return None
@@ -76,7 +76,7 @@ class SplitReport:
 
 
 def as_json(name: str, reports: Sequence[SplitReport], sheet: Path | None, interrupted: bool) -> dict[str, Any]:
-    """Everything, for programs."""
+    """The report as JSON values."""
     return {
         "name": name,
         "interrupted": interrupted,
@@ -125,7 +125,7 @@ def _seen(row: Any) -> dict[str, int]:
 
 
 def lines(name: str, reports: Sequence[SplitReport], sheet: Path | None, interrupted: bool) -> Iterator[str]:
-    """Everything, for people; what cannot be read comes last, where it is seen."""
+    """The report as lines; unreadable files come last, where people see them."""
     yield f"data of {name}"
     for report in reports:
         yield ""
@@ -133,13 +133,13 @@ def lines(name: str, reports: Sequence[SplitReport], sheet: Path | None, interru
     if sheet is not None:
         yield f"\ncontact sheet  {sheet}"
     if interrupted:
-        yield "\ninterrupted: this is what was found so far"
+        yield "\ninterrupted: results so far"
     bad = [(report.split, each) for report in reports for each in report.findings.bad]
     unopened = [report for report in reports if report.error is not None]
     if not bad and not unopened:
-        yield f"\nnothing bad found{' so far' if interrupted else ''}"
+        yield f"\nno unreadable files{' so far' if interrupted else ''}"
         return
-    yield f"\nbad: {pluralize(len(bad) + len(unopened), 'file')}"
+    yield f"\nunreadable: {pluralize(len(bad) + len(unopened), 'file')}"
     for report in unopened:
         yield f"  {report.split}: {in_one_line(report.error or '')}"
     for split, each in bad:
@@ -152,7 +152,7 @@ def _split_lines(report: SplitReport) -> Iterator[str]:
     if report.error is not None:
         yield f"{report.split}: {report.dataset}, cannot be opened"
         return
-    looked = "" if findings.examined == report.samples else f", {findings.examined:,} of them looked at"
+    looked = "" if findings.examined == report.samples else f", {findings.examined:,} of them inspected"
     yield f"{report.split}: {report.dataset}, {pluralize(report.samples, 'sample')}{looked}"
     for label, text in _facts(report):
         yield f"  {label:<9}{text}"
@@ -169,7 +169,10 @@ def _facts(report: SplitReport) -> Iterator[tuple[str, str]]:
     if findings.objects:
         number = sum(findings.objects.values())
         total = sum(objects * samples for objects, samples in findings.objects.items())
-        yield "", f"{total / number:.1f} a sample, at most {max(findings.objects)}; {findings.objects[0]:,} have none"
+        yield (
+            "",
+            f"{total / number:.1f} per sample, at most {max(findings.objects)}; {findings.objects[0]:,} have none",
+        )
     shares = report.mask_shares()
     if shares is not None:
         yield "pixels", _shown(shares, "{:.1%}", "classes")
@@ -183,13 +186,16 @@ def _facts(report: SplitReport) -> Iterator[tuple[str, str]]:
     if findings.sizes:
         yield from _sizes(findings.sizes)
         for name, values in zip(("mean", "std"), findings.moments(), strict=True):
-            yield name, f"[{', '.join(f'{value:.4f}' for value in values)}]" if values else "of floats, not counted"
+            yield (
+                name,
+                f"[{', '.join(f'{value:.4f}' for value in values)}]" if values else "float images: not computed",
+            )
     if report.stages is not None:
         yield from _speed(report.stages, can_be_packed=not findings.frames)
 
 
 def _shown(values: Mapping[str, float], form: str, noun: str) -> str:
-    """Each name with its value; of many, the largest and the smallest."""
+    """Names with their values; of many, only the largest and smallest."""
     ordered = list(values.items())
     if len(ordered) <= _MOST_CLASSES:
         return ", ".join(f"{in_one_line(name)} {form.format(value)}" for name, value in ordered)
@@ -213,12 +219,12 @@ def _sizes(sizes: Counter[tuple[int, int]]) -> Iterator[tuple[str, str]]:
 
 
 def _length(number: int, counter: Counter[int]) -> int:
-    """Of a bar; something is not shown as nothing."""
+    """The length of a bar; at least one character if there is anything."""
     return max(int(number > 0), round(_BAR * number / sum(counter.values())))
 
 
 def buckets(counter: Counter[int]) -> list[tuple[int, int, int]]:
-    """First and last value and number of samples of stretches of equal length that hold all values."""
+    """Histogram bins of equal width: first value, last value and number of samples."""
     low, high = min(counter), max(counter)
     length = -(-(high - low + 1) // _BUCKETS)
     found = []
@@ -245,4 +251,4 @@ def _speed(stages: LoaderProfile, can_be_packed: bool) -> Iterator[tuple[str, st
         once = " the first time" if stages.stays_in_memory else ""
         decode, transform = f"decoding {stages.decode * 1e3:.2f} ms", f"transforms {stages.transform * 1e3:.2f} ms"
         parts = f"{decode}, {transform}, reading the file {stages.read * 1e3:.2f} ms{once}"
-        yield "", f"one thread, a sample (of {stages.samples} measured): {parts}"
+        yield "", f"one thread, per sample (of {stages.samples} timed): {parts}"

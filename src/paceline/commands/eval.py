@@ -1,4 +1,4 @@
-"""`paceline eval`: the metrics of a checkpoint or of a weights file, the same on any number of processes."""
+"""`paceline eval`: evaluate a checkpoint or a weights file, bit-identical on any number of processes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from paceline.recipe.build import Builder
 
 _WITHOUT_EFFECT = ("logging.", "evaluate.save_predictions=", "evaluate.num_workers=")
-"""Keys that change no metric."""
+"""Overrides that do not change metrics."""
 
 
 def main(options: argparse.Namespace) -> int:
-    """Measure, and print the metrics."""
+    """Evaluate, and print the metrics."""
     use_modules(options.use)
     reference = recipe_file(options.recipe)
     weights = _named_weights(options.checkpoint)
@@ -72,14 +72,14 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _named_weights(named: Path | None) -> list[str]:
-    """What makes a recipe load a weights file whole; nothing if a checkpoint of ours is named, or none."""
+    """The override that loads `--checkpoint` as a weights file; none for our own checkpoints."""
     if named is None or not named.is_file() or read_pointer(named) is not None:
         return []
     return [f"model.weights={json.dumps({'file': str(named.absolute()), 'head': 'keep'})}"]
 
 
 def _own_weights(checked: CheckedRecipe) -> list[str]:
-    """What makes a recipe load the weights that it names whole; nothing if it names none."""
+    """The override that loads all of `model.weights`; none if the recipe has none."""
     weights = checked.recipe.model.weights
     if weights is None:
         return []
@@ -88,7 +88,7 @@ def _own_weights(checked: CheckedRecipe) -> list[str]:
 
 
 def _splits(asked: str | None, checked: CheckedRecipe) -> list[str]:
-    """The splits to measure: the one that is asked for or all test sets, else val."""
+    """The splits to evaluate: `--split`, else all test sets, else val."""
     known = [split for split in checked.recipe.data.splits() if split != "train"]
     tests = [split for split in known if split.partition(".")[0] == "test"]
     if asked is None and known:
@@ -97,12 +97,12 @@ def _splits(asked: str | None, checked: CheckedRecipe) -> list[str]:
     if not found:
         missing = f"data.{asked}" if asked else "data.val or data.test"
         there = f"; there is {join_first([f'data.{split}' for split in known], 8)}" if known else ""
-        raise UsageError(f"{checked.locate('data')}: there is no {missing} to measure on{there}")
+        raise UsageError(f"{checked.locate('data')}: there is no {missing} to evaluate{there}")
     return found
 
 
 def _find_checkpoint(named: Path | None, run_folder: Path) -> Path:
-    """What is to be measured: the named checkpoint, else the run's best, else its newest."""
+    """The checkpoint to evaluate: the named one, else the run's best, else its newest."""
     if named is not None:
         return named
     best = run_folder / "best"
@@ -110,8 +110,8 @@ def _find_checkpoint(named: Path | None, run_folder: Path) -> Path:
         return best
     if not (run_folder / "checkpoints").is_dir():
         raise CheckpointError(
-            f"{run_folder} holds no checkpoint: train first, or name a checkpoint or a weights file with --checkpoint,"
-            " or in the recipe as model.weights"
+            f"{run_folder} has no checkpoint: train first, or pass a checkpoint or weights file with --checkpoint,"
+            " or set model.weights in the recipe"
         )
     return run_folder
 
@@ -128,20 +128,20 @@ def _open(builder: Builder, named: Path | None, run_folder: Path) -> Checkpoint:
 
 
 def _refuse_random(builder: Builder, run: Run) -> None:
-    """Raise CheckpointError unless the weights file has filled every parameter."""
+    """Raise CheckpointError unless the weights file fills every parameter."""
     loaded = set(builder.fitted.loaded) if builder.fitted else set()
     random = [name for name, _ in run.model.named_parameters() if name not in loaded]
     if random:
         raise CheckpointError(
             f"{builder.checked.locate('model.weights')}: the file lacks {pluralize(len(random), 'parameter')} of the"
-            f" model, so what is measured would be random: {join_first(random, 5)}"
+            f" model, which would stay random: {join_first(random, 5)}"
         )
 
 
 def _report(
     run: Run, builder: Builder, checkpoint: Checkpoint | None, evaluations: dict[str, Evaluation], options: Any
 ) -> None:
-    """Print the metrics and bring the table of results up to date."""
+    """Print the metrics and update the results table."""
     from paceline.commands.resume import data_differences
     from paceline.data.fingerprint import fingerprint
     from paceline.engine.predictions import predictions_place
@@ -149,7 +149,7 @@ def _report(
     if checkpoint is not None:
         now = {split: fingerprint(run.evaluations[split].loader.dataset).to_json() for split in evaluations}
         for difference in data_differences(checkpoint, now):
-            print(f"warning: not the data that the run was measured on: {difference}", file=sys.stderr)
+            print(f"warning: the data changed since the run: {difference}", file=sys.stderr)
     measured = str(checkpoint.path) if checkpoint else builder.weights_file()
     _print(measured, checkpoint.step if checkpoint else None, evaluations, options.json)
     problems = [each.problem for each in evaluations.values() if each.problem]
@@ -166,14 +166,14 @@ def _report(
 
 
 def _run_of(checkpoint: Path, otherwise: Path) -> Path:
-    """The run directory that a checkpoint lies in."""
+    """The run directory of a checkpoint."""
     return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else otherwise
 
 
 def _keep(
     recipe: Recipe, folder: Path, split: str, numbers: tuple[int, float], measured: Evaluation, overrides: list[str]
 ) -> None:
-    """Bring the run's row in the table of results up to date; the metrics are printed, whatever becomes of it."""
+    """Update the run's row in the results table; a failure is only a warning."""
     from paceline.loggers.results import About, Result, read_state, write_results
 
     about = About(recipe.name, recipe.task.name, recipe.model.name)
@@ -188,7 +188,7 @@ def _keep(
 
 
 def _print(measured: str, step: int | None, evaluations: dict[str, Evaluation], as_json: bool) -> None:
-    """Of one split its metrics, of several test sets a table, in JSON by their names."""
+    """Print the metrics of one split, or a table of several."""
     if as_json:
         print_json({"checkpoint": measured, "step": step, **_as_json(evaluations)})
         return

@@ -21,7 +21,7 @@ _HOPELESS = 4.0  # times the best loss: nothing is learned beyond
 
 
 def main(options: argparse.Namespace) -> int:
-    """Train while the learning rate grows step by step; draw the loss, and suggest a learning rate."""
+    """Run the range test, plot the loss and suggest a learning rate."""
     checked = read_recipe(options)
     if not options.low < options.high:
         raise UsageError(f"find-lr: expected --low less than --high, got {options.low:g} and {options.high:g}")
@@ -46,7 +46,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def range_test(run: Run, low: float, high: float, steps: int) -> tuple[list[float], list[float]]:
-    """Learning rates and smoothed losses, from `low` up to `high` or to where the loss runs away."""
+    """Learning rates and smoothed losses, from `low` to `high` or until the loss diverges."""
     from paceline.engine.step import train_step
 
     run.explain_nonfinite = _expected  # this is how a range test ends: nothing is kept of it
@@ -69,12 +69,12 @@ def range_test(run: Run, low: float, high: float, steps: int) -> tuple[list[floa
         if not math.isfinite(loss) or losses[-1] > _HOPELESS * min(losses):
             break
     if len(rates) < 10:
-        raise TrainingError(f"find-lr: the loss ran away after {pluralize(len(rates), 'step')}; begin lower with --low")
+        raise TrainingError(f"find-lr: the loss diverged after {pluralize(len(rates), 'step')}; start lower with --low")
     return rates, losses
 
 
 def suggest(rates: list[float], losses: list[float]) -> float:
-    """The learning rate at which the loss falls fastest, before its lowest point."""
+    """The learning rate at which the loss falls fastest before its minimum."""
     lowest = losses.index(min(losses))
     slopes = [
         (losses[i + 1] - losses[i - 1]) / (math.log(rates[i + 1]) - math.log(rates[i - 1]))

@@ -1,4 +1,4 @@
-"""`paceline recipes`: what ships with the package."""
+"""`paceline recipes`: list the recipes that ship with the package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.recipe.validate import validate
 
 
 def main(options: argparse.Namespace) -> int:
-    """List every recipe with its task, what it is known to reach, and what its first line says."""
+    """List every recipe with its task, expected metrics and description."""
     recipes = {name: validate(load(name)).recipe for name in shipped_recipes()}
     about = {name: _about(path) for name, path in shipped_recipes().items()}
     if options.json:

@@ -1,4 +1,4 @@
-"""`paceline replay`: one step again, from the bundle that a run left when numbers were not finite."""
+"""`paceline replay`: repeat one step from the bundle that a run saved when it was not finite."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.recipe.validate import validate
 
 
 def main(options: argparse.Namespace) -> int:
-    """Do the forward and backward passes of the step; say what each gave and what is wrong with it."""
+    """Repeat the forward and backward passes of the step; print the result of each."""
     folder: Path = options.bundle
     if not (folder / "recipe.json").is_file():
         raise UsageError(f"{folder} is not a replay bundle: it has no recipe.json")

@@ -1,4 +1,4 @@
-"""`paceline results`: what several runs reached, side by side, and in a table that people keep."""
+"""`paceline results`: compare the metrics of runs, and write them to a table."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class Row:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print the metrics of runs, and bring their rows in `--out` up to date."""
+    """Print the metrics of runs and update their rows in `--out`."""
     if options.out:
         check_suffix(options.out)
     rows = _read_all(options)
     if not rows:
         which = f" on {options.split}" if options.split else ""
         what = "by its best checkpoint" if options.best else "yet"
-        raise DataError(f"none of these runs has measured anything{which} {what}")
+        raise DataError(f"none of these runs has metrics{which} {what}")
     groups = [Group(members) for members in _grouped(rows)]
     if options.json:
         runs = [group.as_json(row) for group in groups for row in group.rows]
@@ -86,14 +86,14 @@ def _read_all(options: argparse.Namespace) -> list[Row]:
             continue
         own = [_as_it_is(each) for each in own if options.split in (None, each.split, each.split.partition(".")[0])]
         if not own:
-            print(f"left out: {folder}: there are no such metrics in it", file=sys.stderr)
+            print(f"skipped {folder}: it has no such metrics", file=sys.stderr)
         settings = {key: value for key, value in _settings(tree, "") if not _NO_SETTINGS.fullmatch(key)}
         found += [Row(each, settings, _data_of(tree, each.split)) for each in own]
     return found
 
 
 def _as_it_is(result: Result) -> Result:
-    """With "killed" for a run that was never finished and that no process works on any more."""
+    """The state of a run; "killed" if it is unfinished and no process works on it."""
     if result.state != "running":
         return result
     try:
@@ -104,7 +104,7 @@ def _as_it_is(result: Result) -> Result:
 
 
 def _folders(named: list[Path]) -> list[tuple[Path, bool]]:
-    """The run directories that are meant, each once, and whether it was named itself."""
+    """The selected run directories without duplicates, and whether each was named itself."""
     found: dict[str, tuple[Path, bool]] = {}
     for place in named or [Path("runs")]:
         if not place.is_dir():
@@ -112,7 +112,7 @@ def _folders(named: list[Path]) -> list[tuple[Path, bool]]:
             raise UsageError(f"{place} is not a folder{hint}")
         inner = [place] if _is_run(place) else list(_inside(place, 1))
         if not inner:
-            raise UsageError(f"{place} is not a run directory, and holds none")
+            raise UsageError(f"{place} is not a run directory and contains none")
         for folder in inner:
             found.setdefault(os.path.realpath(folder), (folder, folder == place))
     return list(found.values())
@@ -123,7 +123,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def _inside(folder: Path, depth: int) -> Iterator[Path]:
-    """The runs in a folder, by name, without those that a new start has moved aside."""
+    """The runs in a folder, sorted by name, without those that `--fresh` renamed."""
     try:
         inner = sorted((each for each in folder.iterdir() if each.is_dir() and not each.is_symlink()), key=_by_numbers)
     except OSError:
@@ -138,7 +138,7 @@ def _inside(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _by_numbers(path: Path) -> list[tuple[int, str]]:
-    """So that fold-10 comes behind fold-9."""
+    """A sort key that puts fold-10 after fold-9."""
     return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"([0-9]+)", path.name)]
 
 
@@ -280,7 +280,7 @@ def _cell(value: Any) -> str:
 
 
 def _mean_and_deviation(members: Sequence[Row], name: str) -> tuple[float | None, float | None]:
-    """Over runs, with n - 1 below; None where some run's metric is not finite."""
+    """Mean and sample standard deviation over runs; None if a value is not finite."""
     values = [row.result.metrics[name] for row in members]
     known = [value for value in values if value is not None and math.isfinite(value)]
     if len(known) < len(values):

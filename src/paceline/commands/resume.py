@@ -1,4 +1,4 @@
-"""Where a run continues: from which checkpoint, with which data, and after a crash for how many more times."""
+"""Resume a run: select the checkpoint, compare the data, count restarts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from paceline.launch.environment import is_supervised, restart_count
 from paceline.launch.worker import report_exit
 
 Fingerprints = Mapping[str, Mapping[str, Any]]
-"""The fingerprint of each split, as a checkpoint keeps it."""
+"""The fingerprint of each split, as saved in checkpoints."""
 _MOST_FAILURES = 3
 _SHOWN = 12
 
@@ -32,9 +32,9 @@ _SHOWN = 12
 def resume(
     run: Run, named: Path | None, is_first_start: bool, accepts_data: bool
 ) -> tuple[Checkpoint | None, list[str]]:
-    """Continue from the named checkpoint, else the newest that can be used; None where nothing was saved yet.
+    """Load the named checkpoint, else the newest valid one; None if there is none.
 
-    What the user should know comes with it.
+    Also returns notes for the user.
     """
     checkpoint = read_together(run.world, lambda: _choose(run, named, is_first_start), open_checkpoint)
     run.store.last_step = decide(run.world, lambda: run.store.last_step)
@@ -58,7 +58,7 @@ def _choose(run: Run, named: Path | None, is_first_start: bool) -> Checkpoint | 
         if newest is None and run.store.rejected:
             reasons = "\n  ".join(run.store.rejected)
             raise CheckpointError(
-                f"{run.out}: none of its checkpoints can be used:\n  {reasons}\n"
+                f"{run.out}: no usable checkpoint:\n  {reasons}\n"
                 "start over with --fresh, which keeps them, or from another checkpoint with --from"
             )
         return newest
@@ -84,13 +84,13 @@ def check_place(run: Run) -> list[str]:
 
 
 def fingerprints(run: Run) -> dict[str, dict[str, Any]]:
-    """The fingerprints of all splits as the first process finds them, in all processes."""
+    """The fingerprints of all splits as rank 0 sees them, on all ranks."""
     sources = {"train": run.train_loader} | {split: each.loader for split, each in run.evaluations.items()}
     return decide(run.world, lambda: {name: fingerprint(each.dataset).to_json() for name, each in sources.items()})
 
 
 def data_differences(checkpoint: Checkpoint, now: Fingerprints) -> list[str]:
-    """A sentence for each thing in which the data of these splits is not what it was when the checkpoint was saved."""
+    """How the data of these splits differs from that of the checkpoint, one sentence each."""
     saved = checkpoint.state.get("data") or {}
     known = [split for split in now if split in saved]
     before, after = ({split: DataFingerprint.from_json(each[split]) for split in known} for each in (saved, now))
@@ -98,24 +98,24 @@ def data_differences(checkpoint: Checkpoint, now: Fingerprints) -> list[str]:
 
 
 def _check_data(checkpoint: Checkpoint, run: Run, is_accepted: bool) -> list[str]:
-    """Refuse other data than that of the checkpoint; where it is accepted, tell what no longer holds."""
+    """Raise DataError if the data changed since the checkpoint; if accepted, return what no longer holds."""
     found = data_differences(checkpoint, run.state.data)
     if not found:
         return []
     if not is_accepted:
         raise DataError(
             f"{checkpoint.path} was saved with other data: {'; '.join(found)}."
-            " Put the data back, start over with --fresh, or go on with it by --accept-data"
+            " Restore the data, start over with --fresh, or accept it with --accept-data"
         )
     return [
-        f"data     other than before step {checkpoint.step}, and accepted: {'; '.join(found)}",
-        "         so the bits are not those of an uninterrupted run, the epoch under way does not see every sample",
-        f"         once, and metrics up to step {checkpoint.step} are not comparable with later ones",
+        f"data     changed since step {checkpoint.step}, accepted: {'; '.join(found)}",
+        "         results differ from an uninterrupted run, the current epoch may not see every sample",
+        f"         once, and metrics up to step {checkpoint.step} cannot be compared with later ones",
     ]
 
 
 def watch_over(run: Run, limit: float) -> None:
-    """Have the processes of a run give signs of life; raises TrainingError if the same step failed three times."""
+    """Start the watchdog; raise TrainingError if the same step failed three times."""
     folder = run.out / "logs" / "heartbeats"
     if restart_count() and run.world.is_main:
         _count_failure(run, folder)
@@ -138,10 +138,10 @@ def _count_failure(run: Run, folder: Path) -> None:
     if times >= _MOST_FAILURES:
         counts.unlink()  # started by hand again, it is tried anew
         if any(beat.phase == EVALUATING for beat in beats if beat.step == step):
-            raise TrainingError(f"the evaluation after step {step} failed {times} times, for the reasons given above")
+            raise TrainingError(f"the evaluation after step {step} failed {times} times; see the errors above")
         raise TrainingError(
-            f"step {step + 1} failed {times} times; its samples are {_samples(run, step)}. Look at them with the"
-            " data set, and at the reasons given above"
+            f"step {step + 1} failed {times} times; its samples are {_samples(run, step)}. Inspect them, and"
+            " see the errors above"
         )
 
 

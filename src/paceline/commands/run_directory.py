@@ -1,4 +1,4 @@
-"""The run directory: what it holds beside checkpoints, and whether a recipe may continue it."""
+"""The run directory: its recipe.yaml, and whether a recipe may continue it."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _NOT_STRINGS = {"true", "false", "null", "True", "False", "Null", "TRUE", "FALSE
 
 
 def recipe_differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """The keys that two resolved recipes disagree on and that may not change within a run, with both values.
+    """The keys that differ between two resolved recipes and must not change within a run, with both values.
 
-    What an older version of the package did not know has its default there.
+    Keys that an older version did not have count as their defaults.
     """
     old, new = dict(leaves(_completed(before))), dict(leaves(now))
     lines = []
@@ -49,7 +49,7 @@ def recipe_differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]
 
 
 def _completed(resolved: dict[str, Any]) -> dict[str, Any]:
-    """A recipe that was resolved before, with the defaults of keys that came since; as it is if it has become wrong."""
+    """An older resolved recipe with the defaults of newer keys; unchanged if it is no longer valid."""
     try:
         return validate(Document(resolved)).resolved()
     except RecipeError:
@@ -67,7 +67,7 @@ def leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def write_recipe(path: Path, resolved: dict[str, Any], checked: CheckedRecipe) -> None:
-    """The resolved recipe as YAML that can be used again, each value followed by where it came from."""
+    """Write the resolved recipe as YAML, with the origin of each value as a comment."""
     replace_file(path, "\n".join([*recipe_lines(resolved, checked), ""]).encode(errors="backslashreplace"))
 
 
@@ -79,7 +79,7 @@ def recipe_lines(resolved: dict[str, Any], checked: CheckedRecipe) -> list[str]:
 
 
 def _written(value: Any, key: str, depth: int) -> Iterator[tuple[str, str | None]]:
-    """Lines of block YAML, each with the key whose value stands on it, if any."""
+    """Lines of block YAML, each with the key of its value, if any."""
     indent = "  " * depth
     for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
         inner_key = f"{key}.{name}" if key else str(name)
@@ -103,7 +103,7 @@ def _is_flat(value: Any) -> bool:
 
 
 def _scalar(value: Any) -> str:
-    """A value as YAML: JSON, without quotes around words that cannot be taken for anything else."""
+    """A value as YAML: JSON without quotes where they are not needed."""
     if isinstance(value, str) and _PLAIN.fullmatch(value) and value not in _NOT_STRINGS:
         return value
     text = json.dumps(value, ensure_ascii=False)
@@ -111,12 +111,12 @@ def _scalar(value: Any) -> str:
 
 
 def _escaped(character: str) -> str:
-    """What JSON leaves as it is but YAML does not take."""
+    """The escape of a character that JSON allows and YAML does not."""
     return character if character.isprintable() else f"\\U{ord(character):08x}"
 
 
 def refuse_foreign(out: Path) -> None:
-    """Refuse a folder that holds something else than a run: files of ours would be mixed with, or replace, others."""
+    """Raise UsageError if a folder holds anything but a run, whose files could be overwritten."""
     held = sorted(path.name for path in out.iterdir() if not is_partial(path.name)) if out.is_dir() else []
     is_begun = held == [".lock"] or ("logs" in held and _BEGINNINGS.issuperset(held))
     is_known = _is_object(out / "status.json", "state", "step") or _is_object(out / ".lock", "pid", "host")
@@ -124,7 +124,7 @@ def refuse_foreign(out: Path) -> None:
         return
     listed = ", ".join(held[:5]) + (f" and {len(held) - 5} more" if len(held) > 5 else "")
     raise UsageError(
-        f"{out} is not a run directory, and not empty: it holds {listed}; choose a new or empty one with --out"
+        f"{out} is not a run directory and not empty: it holds {listed}; choose a new or empty one with --out"
     )
 
 
@@ -135,14 +135,14 @@ def _is_object(path: Path, *keys: str) -> bool:
 
 
 def move_aside(out: Path) -> Path:
-    """Rename an earlier run's directory to the first free `NAME~1`, `NAME~2`, …; nothing is lost.
+    """Rename an earlier run's directory to the first free `NAME~1`, `NAME~2`, ….
 
-    Of a link to it, what it leads to is renamed; the link stays.
+    If it is a link, its target is renamed and the link stays.
     """
     place = Path(os.path.realpath(out))
     try:
         return disk.move_aside(place)
     except OSError as error:
         raise UsageError(
-            f"{place}: the earlier run cannot be renamed: {error.strerror}; choose another directory with --out"
+            f"{place}: cannot rename the earlier run: {error.strerror}; choose another directory with --out"
         ) from error

@@ -1,4 +1,4 @@
-"""One run, one directory: a lock file in it names the process that writes there."""
+"""The run lock: one process at a time writes into a run directory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paceline.launch.environment import restart_count
 LOCK = ".lock"
 _ENDING_SECONDS = 3.0
 STALE_SECONDS = 600.0
-"""Where machines do not see each other's locks, one of another counts as left behind if not refreshed for so long."""
+"""Age at which a lock of another machine counts as abandoned, where file locks are not shared."""
 _REFRESH_SECONDS = 60.0
 _PATIENCE_SECONDS = 5.0  # for a predecessor of this very run, which is being ended, to be gone
 _LOOK_SECONDS = 0.1
@@ -42,31 +42,31 @@ os.register_at_fork(after_in_child=_let_go)
 
 @dataclass(frozen=True)
 class Owner:
-    """A process that no other one can be taken for, and since when it writes."""
+    """The process that holds a run directory, identified beyond its pid."""
 
     pid: int
     host: str
     since: str
     ticks: int | None
-    """When the process started, in units of the system's clock since the machine did."""
+    """Start time of the process, in clock ticks since boot."""
     boot: str | None
-    """Which start of the machine that was."""
+    """The boot id of the machine."""
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}, since {self.since}"
 
     @property
     def is_here(self) -> bool:
-        """Whether it is, or was, a process of this machine."""
+        """Whether the process is or was on this machine."""
         return self.host == socket.gethostname()
 
     @property
     def has_this_kernel(self) -> bool:
-        """Whether its locks are those of this machine, as in another container on it."""
+        """Whether it shares this machine's kernel, and so its locks, as another container does."""
         return self.boot is not None and self.boot == _boot()
 
     def is_running(self) -> bool:
-        """Whether that process, of this machine, is still there; another one of the same number is not it."""
+        """Whether the process still runs on this machine; another one with the same pid does not count."""
         if self.boot != _boot():
             return False
         try:
@@ -80,9 +80,9 @@ class Owner:
 
 @contextmanager
 def own(folder: Path) -> Iterator[RunLock]:
-    """Be the only process that writes into a run directory, which is made if need be; a UsageError names who is it.
+    """Hold the lock of a run directory, creating it if needed; UsageError names another holder.
 
-    What a dead process left behind is taken over: `notes` says so. An empty directory is removed again.
+    The lock of a dead process is taken over and reported in `notes`. An empty directory is removed.
     """
     place = Path(os.path.realpath(folder))  # what a link leads to may have to be made
     missing = [each for each in (place, *place.parents) if not each.exists()]
@@ -99,7 +99,7 @@ def own(folder: Path) -> Iterator[RunLock]:
 
 
 def check_free(folder: Path) -> None:
-    """Refuse a directory that another process writes into; nothing is made or taken."""
+    """Raise UsageError if another process writes into a directory; does not take the lock."""
     try:
         descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -116,12 +116,12 @@ def check_free(folder: Path) -> None:
 
 
 class RunLock:
-    """The lock of a run directory while it is held; every minute its time is set, for other machines to see."""
+    """A held lock; its modification time is refreshed every minute for other machines."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.notes: list[str] = []
-        """What there is to say about how it was taken."""
+        """Notes for the user about how the lock was taken."""
         self._descriptor: int | None = None
         self._ended = threading.Event()
 
@@ -133,7 +133,7 @@ class RunLock:
         threading.Thread(target=self._refresh, name="lock-refresh", daemon=True).start()
 
     def start_over(self) -> Path | None:
-        """Move what the directory holds aside and hold a new one in its place; None if there was nothing."""
+        """Rename the directory and lock a new one in its place; None if it was empty."""
         if {path.name for path in self.folder.iterdir()} <= {LOCK}:
             return None
         aside, old = move_aside(self.folder), self._descriptor
@@ -148,7 +148,7 @@ class RunLock:
         return aside
 
     def release(self) -> None:
-        """Let others write there."""
+        """Release the lock."""
         self._ended.set()
         if self._descriptor is not None:
             with suppress(OSError):
@@ -168,7 +168,7 @@ class RunLock:
             _refuse(self.folder, owner, is_ours, age)
             _write(path, descriptor)
             if owner is not None:
-                self.notes.append(f"the directory was left behind by {owner}; taken over")
+                self.notes.append(f"took over the directory of {owner}, which no longer runs")
             self._descriptor, descriptor = descriptor, -1
             _held.add(self._descriptor)
             return True
@@ -183,7 +183,7 @@ class RunLock:
 
 
 def _refuse(folder: Path, owner: Owner | None, is_ours: bool | None, age: float) -> None:
-    """Raise UsageError if somebody may be writing there: `is_ours` says whether the lock could be had."""
+    """Raise UsageError if another process may write there; `is_ours` says whether we got the lock."""
     hint = "wait for it, stop it, or choose another directory with --out"
     if is_ours is False:
         raise UsageError(f"{folder} is in use by {owner or 'another process'}; {hint}")
@@ -193,7 +193,7 @@ def _refuse(folder: Path, owner: Owner | None, is_ours: bool | None, age: float)
         raise UsageError(f"{folder} is in use by {owner}; {hint}")
     # A time far ahead is as wrong as one long ago: a clock that was set back must not lock for ever.
     if not owner.is_here and abs(age) < STALE_SECONDS and not restart_count():
-        gone = f"if it is gone, the directory is free {(STALE_SECONDS - age) / 60:.0f} minutes from now"
+        gone = f"if it is gone, the directory becomes free in {(STALE_SECONDS - age) / 60:.0f} minutes"
         raise UsageError(f"{folder} is in use by {owner}; {hint}; {gone}")
 
 
@@ -201,10 +201,10 @@ def _open(path: Path) -> int:
     try:
         descriptor = open_lock(path)
     except OSError as error:
-        raise UsageError(f"{path}: the lock of the run directory cannot be made: {error.strerror}") from error
+        raise UsageError(f"{path}: cannot create the lock of the run directory: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise UsageError(f"{path}: is in the way of the run directory's lock; move it away")
+        raise UsageError(f"{path}: blocks the lock of the run directory; move it away")
     return descriptor
 
 
@@ -216,7 +216,7 @@ def _read(descriptor: int) -> Owner | None:
 
 
 def _write(path: Path, descriptor: int) -> None:
-    """Say that this process is the owner; where that has no room, there is no lock."""
+    """Write this process as the owner; without disk space there is no lock."""
     since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
     owner = Owner(os.getpid(), socket.gethostname(), since, _ticks(os.getpid()), _boot())
     content = json.dumps(asdict(owner)).encode() + b"\n"
@@ -227,7 +227,7 @@ def _write(path: Path, descriptor: int) -> None:
     except OSError as error:
         path.unlink(missing_ok=True)
         raise PacelineError(
-            f"{path}: the run directory cannot be locked: {error.strerror}; make room, or choose another with --out"
+            f"{path}: cannot lock the run directory: {error.strerror}; free disk space, or choose another with --out"
         ) from error
 
 
@@ -242,7 +242,7 @@ def _close(descriptor: int | None) -> None:
 
 
 def _ticks(pid: int) -> int | None:
-    """When a process started, 0 for one that has ended but is still listed; None where the system does not say."""
+    """Start time of a process; 0 for a zombie; None if the system does not say."""
     try:
         described = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         fields = described.rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""`paceline sample`: a small data set to try a task with, and what to write in a recipe to use it."""
+"""`paceline sample`: write a small synthetic data set and print a recipe for it."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from paceline.recipe.load import shipped_recipes
 
 
 def main(options: argparse.Namespace) -> int:
-    """Write the data set, all of it or nothing, and print the sections of a recipe and a command that read it."""
+    """Write the data set completely or not at all, and print recipe sections and a command for it."""
     if options.number < 2:
-        raise UsageError(f"--number {options.number}: expected 2 or more, one of which is kept for val")
+        raise UsageError(f"--number {options.number}: expected 2 or more; at least one is for val")
     if options.seed < 0:
-        raise UsageError(f"--seed {options.seed}: expected a number from 0 up")
+        raise UsageError(f"--seed {options.seed}: expected a number ≥ 0")
     folder: Path = options.folder
     if folder.is_dir() and any(folder.iterdir()):
-        raise UsageError(f"{folder} is not empty, and nothing in it is overwritten: name a new folder")
+        raise UsageError(f"{folder} is not empty; choose a new folder")
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file: name a new folder")
+        raise UsageError(f"{folder} is a file; choose a new folder")
     try:
         _write(options.kind, folder.absolute(), options.number, options.seed)
     except OSError as error:
-        raise UsageError(f"{folder} cannot be written: {error.strerror or error}; name another folder") from error
+        raise UsageError(f"{folder} cannot be written: {error.strerror or error}; choose another folder") from error
     print(_snippet(options.kind, folder.absolute()), end="")
-    print(f"# A whole recipe for it ships:\n#   {_command(options.kind, folder.absolute())}")
+    print(f"# A complete recipe ships with the package:\n#   {_command(options.kind, folder.absolute())}")
     return 0
 
 
@@ -54,7 +54,7 @@ def _write(kind: str, folder: Path, number: int, seed: int) -> None:
 
 
 def _snippet(kind: str, folder: Path) -> str:
-    """The sections of the recipe that ships which tell of the data, with the place where they are."""
+    """The data sections of the shipped recipe, with their paths."""
     text = shipped_recipes()[f"{kind}_sample"].read_text(encoding="utf-8")
     data = text[text.index("\ndata:\n") :].partition("\n\n")[0]
     placed = re.sub(rf"\b{kind}_sample(\S*)", lambda found: json.dumps(f"{folder}{found[1]}", ensure_ascii=False), data)
@@ -62,7 +62,7 @@ def _snippet(kind: str, folder: Path) -> str:
 
 
 def _command(kind: str, folder: Path) -> str:
-    """The command that trains on the set; it is short where the recipe that ships looks for it."""
+    """The command that trains on the data set; short if the shipped recipe finds it."""
     recipe = f"{kind}_sample"
     command = ["paceline", "train", recipe]
     if folder not in (Path.cwd() / "data" / recipe, Path.cwd() / recipe):

@@ -1,4 +1,4 @@
-"""`paceline schema`: the JSON Schema of a recipe."""
+"""`paceline schema`: print the JSON Schema of recipes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`paceline show`: what a recipe amounts to."""
+"""`paceline show`: print a resolved recipe and what follows from it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _as_json(run: Run, builder: Builder) -> dict[str, Any]:
 
 
 def model_table(run: Run) -> tuple[list[dict[str, Any]], int]:
-    """Parameters and FLOPs of the model and of its parts down to the second level, for one sample; and all FLOPs."""
+    """Parameters and FLOPs per sample of the model and its modules down to level two; and the total FLOPs."""
     import numpy as np
     import torch
     from torch.utils.flop_counter import FlopCounterMode
@@ -82,7 +82,7 @@ def model_table(run: Run) -> tuple[list[dict[str, Any]], int]:
 
 
 def _groups(run: Run) -> list[dict[str, Any]]:
-    """The parameter groups; labels that several share are numbered."""
+    """The parameter groups; repeated labels get numbers."""
     names = {id(parameter): name for name, parameter in run.model.named_parameters()}
     labels = [group["label"] for group in run.optimizer.param_groups]
     rows = []
@@ -133,7 +133,7 @@ def _print(run: Run, builder: Builder) -> None:
 
 
 def _plot(run: Run, path: Path) -> None:
-    """The learning rate of each group over the run as a PNG file; groups of the same rate share a curve."""
+    """Plot the learning rate of each group to a PNG file; groups with the same rate share a curve."""
     from paceline.visualize.curves import draw_curves
     from paceline.visualize.image import save_png
 

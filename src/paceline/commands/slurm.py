@@ -1,4 +1,4 @@
-"""`paceline slurm`: a job script for a recipe."""
+"""`paceline slurm`: print a Slurm job script for a recipe."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def main(options: argparse.Namespace) -> int:
         options.out.write_text(script, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--out {options.out}: {error.strerror}") from error
-    print(f"{options.out} is written; submit it with: sbatch {options.out}", file=sys.stderr)
+    print(f"wrote {options.out}; submit it with: sbatch {options.out}", file=sys.stderr)
     return 0
 
 
 def _check(options: argparse.Namespace) -> None:
     for name in ("nodes", "procs"):
         if getattr(options, name) < 1:
-            raise UsageError(f"--{name}: expected a number from 1 up, got {getattr(options, name)}")
+            raise UsageError(f"--{name}: expected a number ≥ 1, got {getattr(options, name)}")
     if options.time and not re.fullmatch(r"(\d+-)?\d+(:\d{1,2}){0,2}", options.time):
         raise UsageError(f"--time: expected HH:MM:SS or DAYS-HH:MM:SS, got {options.time!r}")
     if options.partition and not re.fullmatch(r"[\w.,+-]+", options.partition):

@@ -1,4 +1,4 @@
-"""What a run says of itself at its beginning and at its end."""
+"""The lines that a run prints at its start and end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.recipe.build import Builder
 
 
 def opening_lines(builder: Builder, run: Run) -> list[str]:
-    """The model, the data and the derivation of the batch, before the first step."""
+    """The lines before the first step: model, data, batch and learning rate."""
     recipe = builder.recipe
     splits = ", ".join(f"{len(each.loader.dataset):,} {split}" for split, each in run.evaluations.items())
     data = f"{len(run.train_loader.dataset):,} train" + (f", {splits}" if splits else "")
@@ -40,32 +40,32 @@ def _parameters(run: Run) -> str:
 def _readers(run: Run) -> str:
     kind, workers = run.batches.kind, run.batches.workers
     if workers == 0 or kind == "memory":
-        return "read in this process"
+        return "loaded in this process"
     if kind == "dali":
-        return "read by DALI"
+        return "loaded by DALI"
     if workers is None:
         kinds = {"thread": "threads", "process": "worker processes"}.get(kind, "threads or processes")
-        return f"{kinds}, as many as are found useful"
+        return f"number of {kinds} chosen by measuring"
     return pluralize(workers, {"thread": "thread", "process": "worker process"}.get(kind, "reader"))
 
 
 def _computing(builder: Builder, run: Run) -> list[str]:
-    """How processes share the work and in which numbers it is done, as far as that is not the plainest way."""
+    """Strategy, precision and activation checkpointing, where they are not the default."""
     train, lines = builder.recipe.train, []
     if run.world.size > 1 or run.strategy.name != "single":
-        lines.append(f"sharing  {run.strategy.describe()}; {pluralize(run.state.choices.threads, 'thread')} each")
+        lines.append(f"strategy {run.strategy.describe()}; {pluralize(run.state.choices.threads, 'thread')} each")
     if train.precision != "fp32":
-        lines.append(f"numbers  {run.precision.describe()}")
+        lines.append(f"dtype    {run.precision.describe()}")
     if run.precision.warning:
         lines.append(f"warning: {run.precision.warning}")
     if builder.checkpointed_blocks:
         blocks = pluralize(len(builder.checkpointed_blocks), "block")
-        lines.append(f"memory   activations of {blocks} are computed again in the backward pass")
+        lines.append(f"memory   activation checkpointing of {blocks}")
     return lines
 
 
 def derivation(builder: Builder, run: Run) -> list[str]:
-    """How a step is put together and where the learning rate comes from (the batch contract)."""
+    """How a step is divided and where the learning rate comes from."""
     recipe, updates, progress = builder.recipe, run.batches.updates, run.progress
     slices = updates.slices(0)
     samples = slices[-1].stop - slices[0].start
@@ -83,13 +83,13 @@ def derivation(builder: Builder, run: Run) -> list[str]:
     return [
         f"batch    a step of {pluralize(samples, 'sample')} = {number} of {micro}, on {processes}",
         *ends,
-        f"steps    {progress.steps_per_epoch} an epoch, {progress.total_steps} in all",
+        f"steps    {progress.steps_per_epoch} per epoch, {progress.total_steps} in total",
         f"lr       {lr}",
     ]
 
 
 def closing_lines(run: Run, expect: Mapping[str, float], seconds: float) -> list[str]:
-    """What came out, and where everything is."""
+    """The closing lines: metrics, expectations and where everything is."""
     lines = [f"{pluralize(run.progress.step, 'step')}, {pluralize(run.progress.epoch, 'epoch')}, {duration(seconds)}"]
     if rows := _last_and_best(run):
         table = metrics_table(rows, run.store.best)
@@ -105,7 +105,7 @@ def closing_lines(run: Run, expect: Mapping[str, float], seconds: float) -> list
         "recipe": run.out / "recipe.yaml",
     }
     lines += [f"{name:<12} {path}" for name, path in places.items() if path.exists()]
-    return [*lines, f"measure it again with: paceline eval {run.out}"]
+    return [*lines, f"evaluate it with: paceline eval {run.out}"]
 
 
 def _last_and_best(run: Run) -> dict[str, Mapping[str, float]]:
@@ -124,7 +124,7 @@ def _last_and_best(run: Run) -> dict[str, Mapping[str, float]]:
 
 
 def expectations(run: Run, expect: Mapping[str, float]) -> list[str]:
-    """Each metric that the recipe expects beside the one that was reached."""
+    """Compare each expected metric with the result."""
     named = {
         f"{split.removeprefix('test.')}.{name}": value
         for split in run.test_splits

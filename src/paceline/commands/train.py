@@ -1,4 +1,4 @@
-"""`paceline train`: from a recipe to a trained model, or on from where it stopped."""
+"""`paceline train`: train from a recipe, or resume a run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def main(options: argparse.Namespace) -> int:
         raise UsageError(f"--out {options.out}: {continued} is a run that is continued where it is; leave --out away")
     out: Path = continued or options.out or Path("runs") / checked.recipe.name
     if options.fresh and options.start:
-        raise UsageError("--fresh and --from exclude each other: --from continues a checkpoint, --fresh starts over")
+        raise UsageError("--fresh is incompatible with --from: --from continues a checkpoint, --fresh starts over")
     check_writable(out)
     refuse_foreign(out)
     is_alone = find_place(os.environ) is None
@@ -88,7 +88,7 @@ def train_in_directory(run: Run, builder: Builder, options: argparse.Namespace, 
 
 
 def _list_skipped(run: Run) -> None:
-    """Have samples that are left out listed in the run directory, and told where everything is told."""
+    """List skipped samples in the run directory and log them."""
     from paceline.loggers.events import Note
 
     for source in (run.train_loader, *(each.loader for each in run.evaluations.values())):
@@ -100,18 +100,18 @@ def _say_finished(run: Run) -> None:
     if run.world.is_main:
         done = f"{run.progress.step} of {run.progress.total_steps} steps are done"
         print(f"{run.out} is finished: {done}", file=sys.stderr)
-        hint = f"measure it with: paceline eval {run.out}; start over with --fresh; or raise train.epochs"
+        hint = f"evaluate it with: paceline eval {run.out}; start over with --fresh; or increase train.epochs"
         print(hint, file=sys.stderr)
 
 
 def _was_finished(out: Path) -> bool:
-    """Whether nothing was left to do: after the last step there may still be a split to measure."""
+    """Whether the run is finished; after the last step an evaluation may still be pending."""
     status = read_json(out / "status.json")
     return isinstance(status, dict) and status.get("state") == "finished"
 
 
 def _find_place(run: Run, options: argparse.Namespace, builder: Builder, ownership: RunLock | None) -> list[str]:
-    """Start from the named checkpoint, else the newest valid one, else the recipe's weights, else random; say which."""
+    """Load the named checkpoint, else the newest valid one, else the recipe's weights; return notes on which."""
     is_first_start = restart_count() == 0  # what comes back after a crash goes on from where it was
     if options.fresh and is_first_start:
         kept = []
@@ -131,7 +131,7 @@ def _find_place(run: Run, options: argparse.Namespace, builder: Builder, ownersh
 
 
 def _open_directory(run: Run, builder: Builder) -> None:
-    """Make the run directory, cut its records back to where the run stands, and attach what writes them."""
+    """Create the run directory, truncate its records to the current step, and attach the loggers."""
     from paceline.loggers.console import Console
     from paceline.loggers.events import Logger, LoggerGroup, Note
     from paceline.loggers.files import LogFile, StatusFile
@@ -171,7 +171,7 @@ def _open_directory(run: Run, builder: Builder) -> None:
 
 
 def _images(run: Run) -> list[tuple[int, str, Path]]:
-    """The images drawn so far as (step, tag, file); those that will be drawn again are removed."""
+    """The images so far as (step, tag, file); those that will be drawn again are removed."""
     found = []
     for path in sorted((run.out / "images").glob("*-*-*.png")):
         # The name of a test set may have hyphens too.
@@ -231,5 +231,5 @@ def _how_to_go_on(run: Run) -> str:
     from paceline.checkpoint.reader import step_folders
 
     if step_folders(run.store.root):
-        return f"state is in {run.out}; the same command continues it, or paceline train {run.out}"
-    return f"nothing was saved in {run.out} yet; the same command begins again"
+        return f"the state is saved in {run.out}; run the same command to resume, or paceline train {run.out}"
+    return f"nothing was saved in {run.out} yet; run the same command to start again"

@@ -1,1 +1,1 @@
-"""Loggers: what a run shows and records."""
+"""Loggers: console, JSONL, TensorBoard, log files and the results table."""

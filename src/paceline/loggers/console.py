@@ -1,4 +1,4 @@
-"""The run as a person at a terminal sees it, or as plain lines where there is no terminal."""
+"""Console output: lines with a progress bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BAR_WIDTHS = (40, 30, 20, 10)  # few, so that the bar does not jump whenever a 
 
 
 class Console:
-    """Prints what happens, a line for each event; on a terminal with a progress bar below the lines."""
+    """Print a line for each event; on a terminal, a progress bar below the lines."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         stream = sys.stderr if stream is None else stream
@@ -42,7 +42,7 @@ class Console:
         self._warnings = Counter[str]()
 
     def handle(self, event: Event) -> None:
-        """Print what is to be said of the event; the end of the run takes the bar away first."""
+        """Print the lines of an event; the end of the run removes the bar first."""
         if isinstance(event, Started):
             self._total_steps, self._main_metric = event.total_steps, event.main_metric
         elif isinstance(event, Logged):
@@ -84,7 +84,7 @@ class Console:
             self._draw(snapshot)
 
     def close(self) -> None:
-        """Take the bar away; lines can still be printed."""
+        """Remove the bar; lines can still be printed."""
         self._next_draw = inf
         self._page.clear()
 
@@ -129,7 +129,7 @@ class _PlainPage:
 
 
 class _TerminalPage:
-    """Lines and a bar through rich, which is imported at the first of them."""
+    """Print lines and a bar with rich, imported on first use."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -192,6 +192,6 @@ class _TerminalPage:
 
 
 def _printable(text: str, stream: TextIO) -> str:
-    """`text` with what the stream's encoding lacks written as an escape."""
+    """`text` with characters escaped that the stream cannot encode."""
     encoding = stream.encoding or "utf-8"
     return text.encode(encoding, errors="backslashreplace").decode(encoding)

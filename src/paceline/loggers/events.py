@@ -1,4 +1,4 @@
-"""What happens in a run that somebody may want to see, and how it reaches those who show or record it."""
+"""The events of a run, and the loggers that show or record them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 @dataclass(frozen=True)
 class Started:
-    """A run begins, or continues after `resumed_step`; `lines` say how it was set up."""
+    """A run starts, or resumes after `resumed_step`; `lines` describe its setup."""
 
     name: str
     out: Path
@@ -71,7 +71,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Note:
-    """Something a person should know; details go to the log alone."""
+    """A message for the user; details go to the log file only."""
 
     text: str
     level: Literal["detail", "info", "warning"] = "info"
@@ -79,16 +79,16 @@ class Note:
 
 @dataclass(frozen=True)
 class Ended:
-    """The run is over: "finished", "stopped" or "failed"; `lines` say what came out, and where it all is."""
+    """The run is over: "finished", "stopped" or "failed"; `lines` are the summary."""
 
     state: str
     step: int
     epoch: float
     lines: list[str] = field(default_factory=list)
     reason: str | None = None
-    """Why it ended before it was finished; the command, or its launcher, says this to the user last."""
+    """Why the run ended early; the command or its launcher prints this last."""
     is_told: bool = False
-    """Whether somebody else, who knows more, tells the user everything."""
+    """Whether the launcher, which knows more, reports the error."""
 
 
 SECONDS_BETWEEN_FLUSHES = 0.5
@@ -118,26 +118,26 @@ class Snapshot(NamedTuple):
 
 
 class Logger(Protocol):
-    """Shows or records events. `tick` is called at every step: it returns at once unless something is due."""
+    """Shows or records events. `tick` is called at every step and must be cheap."""
 
     def handle(self, event: Event) -> None:
-        """Show or record one event; kinds it has no use for are passed over."""
+        """Show or record one event; other kinds are ignored."""
         ...
 
     def tick(self, snapshot: Snapshot) -> None:
-        """Take note of the progress."""
+        """Receive the progress."""
         ...
 
     def close(self) -> None:
-        """Finish writing; called once, last."""
+        """Finish writing; called once, at the end."""
         ...
 
 
 class LoggerGroup:
-    """Hands events to all sinks; without sinks it does nothing, as on every process but the first.
+    """Forwards events to all sinks; has none on ranks other than 0.
 
-    A sink that cannot write (a full disk, a closed terminal) does not stop training: the others tell about it
-    once, and it is given the next events all the same.
+    A sink that cannot write (a full disk, a closed terminal) does not stop training: the others report it
+    once, and it still gets the next events.
     """
 
     def __init__(self, sinks: Iterable[Logger] = ()) -> None:
@@ -147,14 +147,14 @@ class LoggerGroup:
         self._next_flush = 0.0
 
     def emit(self, event: Event) -> None:
-        """Hand `event` to every sink, at once unless it can wait and others have just been handed over."""
+        """Forward `event` to every sink; frequent events are buffered for a moment."""
         self._waiting.append(event)
         can_wait = isinstance(event, Logged) or (isinstance(event, Note) and event.level == "detail")
         if not can_wait or monotonic() >= self._next_flush:
             self.flush()
 
     def flush(self) -> None:
-        """Hand over what waits: many metrics together take a fraction of the time that they take one by one."""
+        """Forward buffered events; many at once are much cheaper than one by one."""
         events, self._waiting = self._waiting, []
         self._next_flush = monotonic() + SECONDS_BETWEEN_FLUSHES
         for sink in self._sinks:
@@ -165,7 +165,7 @@ class LoggerGroup:
                     self._report(sink, error)
 
     def tick(self, snapshot: Snapshot) -> None:
-        """Tell every sink how far the run is."""
+        """Forward the progress to every sink."""
         if self._waiting and monotonic() >= self._next_flush:
             self.flush()
         for sink in self._sinks:
@@ -188,7 +188,7 @@ class LoggerGroup:
             return
         self._failed.append(sink)
         where = error.filename or type(sink).__name__
-        note = Note(f"cannot write to {where}: {error.strerror or error}; training goes on", "warning")
+        note = Note(f"cannot write to {where}: {error.strerror or error}; training continues", "warning")
         for other in self._sinks:
             if other is not sink:
                 try:

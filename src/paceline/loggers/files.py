@@ -1,4 +1,4 @@
-"""`status.json`, `logs/rank-N.log`, and how a file grows by whole pieces."""
+"""`status.json`, `logs/rank-N.log`, and atomic appends."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _SECONDS_BETWEEN_STEPS = 1.0
 
 
 class AppendFile:
-    """Appends pieces of bytes, each entirely or not at all; opened (and its folder made) at the first piece.
+    """Appends each piece completely or not at all; creates the file and its folder on first use.
 
-    A piece that could not be written is kept, and goes before the next one. The `OSError` names the file.
+    A piece that could not be written is kept and written before the next one. The `OSError` names the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -27,7 +27,7 @@ class AppendFile:
         self._unwritten = b""
 
     def append(self, piece: bytes) -> None:
-        """Add `piece`, after all that is still to be written; when this returns, the system has it."""
+        """Append `piece` after all unwritten ones; on return the system has it."""
         self._unwritten += piece
         try:
             if self._descriptor is None:
@@ -38,7 +38,7 @@ class AppendFile:
         self._unwritten = b""
 
     def close(self) -> None:
-        """Write what is left and close the file; a later piece opens it again."""
+        """Write what is left and close the file; appending opens it again."""
         try:
             if self._unwritten:
                 self.append(b"")
@@ -68,14 +68,14 @@ def _write_whole(descriptor: int, data: bytes) -> None:
 
 
 class LogFile:
-    """Appends a line for each event; a resumed run goes on in the same file."""
+    """Appends a line for each event; a resumed run continues the same file."""
 
     def __init__(self, path: Path) -> None:
         self._file = AppendFile(path)
         self._total_steps = 0
 
     def handle(self, event: Event) -> None:
-        """Write what is to be said of the event."""
+        """Write the lines of an event."""
         if isinstance(event, Started):
             self._total_steps = event.total_steps
         now = datetime.now().astimezone().isoformat(timespec="milliseconds")
@@ -92,7 +92,7 @@ class LogFile:
 
 
 class StatusFile:
-    """Keeps the file up to date; it is replaced as a whole, so that readers never see half of it."""
+    """Writes the state of the run; the file is replaced atomically."""
 
     def __init__(self, path: Path, total_steps: int) -> None:
         self.path = path
@@ -101,7 +101,7 @@ class StatusFile:
         self._next_write = 0.0
 
     def handle(self, event: Event) -> None:
-        """Write what the event says about the state of the run."""
+        """Update the state after an event."""
         if isinstance(event, Started):
             if event.main_metric is not None:
                 self._best = {"main_metric": event.main_metric, "direction": event.direction}
@@ -112,7 +112,7 @@ class StatusFile:
             self._write(event.state, event.step, event.epoch, event.reason)
 
     def tick(self, snapshot: Snapshot) -> None:
-        """Nothing: the file follows events, not steps."""
+        """Do nothing: the file follows events, not steps."""
 
     def close(self) -> None:
         """Nothing is kept open."""

@@ -19,7 +19,7 @@ Record = dict[str, Any]
 
 
 def record_of(event: Logged | Evaluated) -> Record:
-    """The record of an event; what is not finite becomes None, and the record's own keys win over metrics."""
+    """The record of an event; values that are not finite become None, and its own keys win over metrics."""
     own: Record
     if isinstance(event, Logged):
         own = {"smoothed": event.smoothed, "clock": event.clock}
@@ -34,7 +34,7 @@ def record_of(event: Logged | Evaluated) -> Record:
 
 
 class JsonlLogger:
-    """Adds the record of every logged and evaluated event to the file, at once and whole."""
+    """Appends a record for every logged and evaluated event, atomically."""
 
     def __init__(self, path: Path) -> None:
         self._file = AppendFile(path)
@@ -54,14 +54,14 @@ class JsonlLogger:
 
 
 def read_records(path: Path) -> list[Record]:
-    """All records of the file, without a last line that was never finished; none if there is no file yet."""
+    """All records of the file, without an incomplete last line; none if there is no file."""
     return [record for _, record in _parse_lines(path, _read(path))]
 
 
 def truncate_after(path: Path, step: int, pending: Collection[str] = ()) -> None:
-    """Take out what was recorded after `step`, and a last line that was never finished; all or nothing.
+    """Remove the records after `step` and an incomplete last line, atomically.
 
-    Of `step` itself the splits in `pending` are taken out too: they will be recorded again.
+    At `step` itself, the splits in `pending` are removed too: they will be recorded again.
     """
     content = _read(path)
     lines = _parse_lines(path, content)
@@ -81,7 +81,7 @@ def _read(path: Path) -> bytes:
     except FileNotFoundError:
         return b""
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}; remove it, or put the file back") from error
+        raise DataError(f"{path}: cannot be read: {error.strerror}; remove it, or restore the file") from error
 
 
 def _parse_lines(path: Path, content: bytes) -> Iterator[tuple[bytes, Record]]:
@@ -108,7 +108,7 @@ def _parse(line: bytes) -> Record | None:
 
 
 def _parse_int(digits: str) -> int:
-    """Whatever reads a record puts its numbers into floats and 64-bit integers."""
+    """Parse an integer of at most 64 bits, as other readers do."""
     number = int(digits)
     if not -(2**63) <= number < 2**63:
         raise ValueError(f"expected at most 64 bits, got {number.bit_length()}")
@@ -123,7 +123,7 @@ def _is_record(value: Any) -> bool:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no word for what is not finite."""
+    """Replace values that are not finite, which JSON cannot express, by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Events in words: what is said of each, the same on a terminal as in a log file, but for the styles."""
+"""Format events as text, the same for the terminal and log files except for styles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.core.text import doubled_loss, pluralize
 from paceline.loggers.events import Ended, Evaluated, Event, Logged, Note, Saved, Snapshot, Started, Visualized
 
 Words = list[tuple[str, str]]
-"""A line in pieces: each a text and its style, which plain output leaves out."""
+"""A line as pairs of text and style; plain output ignores styles."""
 _STATE_STYLES = {"finished": "bold green", "stopped": "bold yellow", "failed": "bold red"}
 _LEAST_NEEDED = ("lr", "loss", "epoch", "memory", "wait", "speed", "eta")  # in the bar, which lines stand above
 _LINE_KEEPS = ("lr", "epoch", "eta", "samples/s")  # in a line, the last of them go first; the bar has the others
@@ -48,7 +48,7 @@ def plain(words: Words) -> str:
 
 
 def status(snapshot: Snapshot, logged: Logged | None, room: int) -> Words:
-    """What stands beside the progress bar, in at most `room` columns: the least needed is left out first."""
+    """The text beside the progress bar in at most `room` columns; the least important parts are dropped first."""
     if snapshot.evaluation is not None:
         split, done, total = snapshot.evaluation
         return [("evaluating ", "dim"), (split, "bold"), (f"  {done}/{total} batches", "")]
@@ -69,12 +69,12 @@ def status(snapshot: Snapshot, logged: Logged | None, room: int) -> Words:
 
 
 def number(value: float) -> str:
-    """Four significant digits; the whole of it where it is large."""
+    """Format with four significant digits; large numbers in full."""
     return f"{value:.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def duration(seconds: float) -> str:
-    """Hours, minutes and seconds, as in 0:01:10; days only where there are some."""
+    """Format as hours, minutes and seconds: 0:01:10; with days if there are any."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
@@ -84,11 +84,11 @@ def duration(seconds: float) -> str:
 def _started(event: Started) -> list[Words]:
     processes = f" in {event.world} processes" * (event.world > 1)
     about = (
-        f": {pluralize(event.total_steps, 'step')}, {event.steps_per_epoch:,} an epoch, on {event.device}{processes}"
+        f": {pluralize(event.total_steps, 'step')}, {event.steps_per_epoch:,} per epoch, on {event.device}{processes}"
     )
     lines: list[Words] = [[(event.name, "bold"), (about, ""), (", into ", "dim"), (str(event.out), "")]]
     if event.resumed_step:
-        lines.append([(f"  continues after step {event.resumed_step:,}", "")])
+        lines.append([(f"  resumes after step {event.resumed_step:,}", "")])
     return lines + [[(f"  {line}", "")] for line in event.lines]
 
 
@@ -159,7 +159,7 @@ def _evaluated(event: Evaluated, width: int | None, main_metric: str | None) -> 
 
 
 def _shown(event: Logged, name: str) -> float:
-    """The median of the window, which jumps less; but the learning rate as it is."""
+    """The median of the window, which is smoother; the latest value of the learning rate."""
     latest = event.metrics[name]
     return latest if name == "lr" else event.smoothed.get(name, {}).get("median", latest)
 

@@ -1,7 +1,6 @@
-"""Running metrics of training: cheap to add to at every step, read only when somebody wants to see them.
+"""Running statistics of training metrics, cheap at every step.
 
-Tensors that are added wait unread, so that adding never makes the host wait for a device; all that wait are
-read together when a summary is asked for.
+Tensors are kept unread, so that adding never synchronizes with a device. They are read together for a summary.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ import torch
 from torch import Tensor
 
 PENDING_LIMIT = 1000
-"""Tensors that may wait in one meter before they are read, whether somebody asked or not."""
+"""Unread tensors per meter before they are read anyway."""
 
 
 class Meter:
-    """One metric over time: its last `window` values, and the mean of all of them since the start."""
+    """Statistics of one metric: over the last `window` values, and the mean since the start."""
 
     def __init__(self, window: int = 20) -> None:
         self._pending: list[float | Tensor] = []
@@ -28,7 +27,7 @@ class Meter:
         self._count = 0
 
     def add(self, value: float | Tensor) -> None:
-        """Take one more value: a number, or a tensor of no dimensions that is not changed afterwards."""
+        """Add a number, or a scalar tensor that must not change afterwards."""
         if isinstance(value, Tensor) and value.requires_grad:
             value = value.detach()  # a value that waits must not keep the graph of its step alive
         self._pending.append(value)
@@ -36,10 +35,9 @@ class Meter:
             self._take(_read(self._drain()))
 
     def summary(self) -> dict[str, float]:
-        """Median, mean, max and latest of the window, and the mean of all values; empty before the first.
+        """Median, mean, max and latest of the window, and the mean of all values; empty without values.
 
-        The median of an even number of values is the lower of the two in the middle, as in `torch.median`.
-        A value that is not a number makes every metric it enters not a number.
+        The median of an even number of values is the lower middle one, as in `torch.median`. NaN propagates.
         """
         self._take(_read(self._drain()))
         if not self._window:
@@ -55,7 +53,7 @@ class Meter:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed meter needs to give the same bits, ready for JSON."""
+        """The state as JSON values; loading it gives bit-identical summaries."""
         self._take(_read(self._drain()))
         return {
             "window": [_to_json(value) for value in self._window],
@@ -64,7 +62,7 @@ class Meter:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` was taken."""
+        """Load a state."""
         self._pending.clear()
         self._window.clear()
         self._window.extend(float(value) for value in state["window"])
@@ -83,14 +81,14 @@ class Meter:
 
 
 class Meters:
-    """Meters by name, made when a name is first seen."""
+    """Meters by name, created on first use."""
 
     def __init__(self, window: int = 20) -> None:
         self._window = window
         self._meters: dict[str, Meter] = {}
 
     def add(self, values: Mapping[str, float | Tensor]) -> None:
-        """Take one more value for each name, see `Meter.add`."""
+        """Add one value for each name, see `Meter.add`."""
         meters = self._meters
         for name, value in values.items():
             meter = meters.get(name)
@@ -109,7 +107,7 @@ class Meters:
         return {name: meter.state_dict() for name, meter in self._meters.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the meters of `state`, and no others."""
+        """Load a state; other meters are dropped."""
         self._meters = {name: Meter(self._window) for name in state}
         for name, meter in self._meters.items():
             meter.load_state_dict(state[name])
@@ -122,7 +120,7 @@ class Meters:
 
 
 def _read(values: Sequence[float | Tensor]) -> list[float]:
-    """The numbers in the same order; one transfer for each device and type, so that none is rounded."""
+    """Read the numbers in order, with one transfer per device and dtype, so that none is rounded."""
     numbers = [0.0] * len(values)
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for index, value in enumerate(values):
@@ -138,5 +136,5 @@ def _read(values: Sequence[float | Tensor]) -> list[float]:
 
 
 def _to_json(value: float) -> float | str:
-    """JSON has no word for what is not finite; `float` reads both forms back, bit for bit."""
+    """A float as JSON; text if it is not finite. `float` reads both exactly."""
     return value if math.isfinite(value) else repr(value)

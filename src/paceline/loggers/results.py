@@ -1,4 +1,4 @@
-"""What runs reached, read from their directories, and their rows in a table of results."""
+"""Read the metrics of runs from their directories, and write them to a results table."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from paceline.loggers.jsonl import Record, read_records
 from paceline.loggers.results_table import Value, update_rows
 
 KEY, SETTINGS = ("directory", "split"), "settings"
-"""The columns by which a row is found: a directory is one run, and two runs of one recipe have two."""
+"""The columns that identify a row; a directory is one run."""
 _NOT_METRICS = {"step", "epoch", "split", "num_samples", "num_skipped", "clock", "smoothed"}
 
 
 class About(NamedTuple):
-    """What a recipe says of a run."""
+    """Name, task and model of a run."""
 
     name: str
     task: str
@@ -31,7 +31,7 @@ class About(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """The metrics of a run on one split; None stands for one that is not finite."""
+    """The metrics of a run on one split; None for values that are not finite."""
 
     about: About
     folder: Path
@@ -43,10 +43,10 @@ class Result:
     num_skipped: int
     metrics: dict[str, float | None]
     settings: str = ""
-    """What was set otherwise than in the run's recipe when it was measured."""
+    """Overrides given to `paceline eval`."""
 
     def labels(self, home: Path) -> dict[str, Value]:
-        """What tells it from others, beside its metrics; the directory is told from the folder `home`."""
+        """The cells besides metrics; the directory is relative to the folder `home`."""
         return {
             "run": self.about.name,
             "directory": Path(os.path.relpath(os.path.realpath(self.folder), os.path.realpath(home))).as_posix(),
@@ -63,7 +63,7 @@ class Result:
 
 
 def write_results(table: Path, results: Sequence[Result]) -> None:
-    """Bring the rows of these results up to date, wherever the current folder is; see `update_rows`."""
+    """Update the rows of these results in a table; see `update_rows`."""
     home = Path(os.path.realpath(table)).parent
     rows = []
     for result in results:
@@ -73,7 +73,7 @@ def write_results(table: Path, results: Sequence[Result]) -> None:
 
 
 def read_results(folder: Path, about: About, best: bool = False) -> list[Result]:
-    """The last evaluation of each split of a run, or of those made with the weights of its best checkpoint."""
+    """The last evaluation of each split of a run, or that of its best checkpoint."""
     state = read_state(folder)
     wanted = best_step(folder) if best else None
     if best and wanted is None:
@@ -86,7 +86,7 @@ def read_results(folder: Path, about: About, best: bool = False) -> list[Result]
 
 
 def read_state(folder: Path) -> str:
-    """What a run's status file says it is doing; "unknown" without one."""
+    """The state in a run's status.json; "unknown" without one."""
     status = read_json(folder / "status.json")
     state = status.get("state") if isinstance(status, dict) else None
     return state if isinstance(state, str) else "unknown"
@@ -125,10 +125,10 @@ def _number(value: Any) -> float:
 
 
 class ResultsRow:
-    """Brings a run's rows in a table up to date when it is finished.
+    """Updates a run's rows in a results table when it is finished.
 
-    It reads what the other sinks wrote, and so comes behind them. A table that cannot be written is told of: the
-    metrics are in the run directory, from where `paceline results` takes them later.
+    It reads what the other sinks wrote, so it comes after them. A table that cannot be written is a warning:
+    `paceline results` can write it later.
     """
 
     def __init__(self, table: Path, folder: Path, about: About, tell: Callable[[str], None]) -> None:
@@ -141,7 +141,7 @@ class ResultsRow:
         try:
             write_results(self._table, read_results(self._folder, self._about))
         except PacelineError as error:
-            self._tell(f"{error}. Afterwards: paceline results {self._folder} --out {self._table}")
+            self._tell(f"{error}. To retry: paceline results {self._folder} --out {self._table}")
 
     def tick(self, snapshot: Snapshot) -> None:
         """Nothing to do between events."""

@@ -1,4 +1,4 @@
-"""Tables of results: rows are found by key and updated in place; everything else in the file stays."""
+"""Results tables: rows are updated in place by key; everything else in the file stays."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from paceline.core.text import as_cell, from_cell
 
 SUFFIXES = (".csv", ".xlsx")
 MAX_BYTES = 1 << 25
-"""The largest file that is taken for a table of results."""
+"""The largest file that is read as a results table."""
 _ATTEMPTS = 3
 _PATIENCE_SECONDS = 60.0  # others need a fraction of a second; who was stopped while it wrote is not waited for
 
 Value = str | int | float | None
-"""What a cell can hold; None stands for a metric that is not finite."""
+"""A cell; None for a metric that is not finite."""
 
 
 class Table(Protocol):
-    """Cells by row and column, both counted from 0; the first row names the columns."""
+    """Cells by row and column, both from 0; the first row is the header."""
 
     num_rows: int
-    """Rows up to the last one that holds something."""
+    """The number of rows up to the last that is not empty."""
     num_columns: int
     is_changed: bool
 
@@ -49,20 +49,20 @@ class Table(Protocol):
 
 
 def check_suffix(path: Path) -> None:
-    """Refuse, before any work, a file of another kind."""
+    """Raise UsageError for other extensions than .csv and .xlsx."""
     if path.suffix.lower() not in SUFFIXES:
-        raise UsageError(f"{path}: expected a file that ends in {' or '.join(SUFFIXES)}")
+        raise UsageError(f"{path}: expected a file with the extension {' or '.join(SUFFIXES)}")
 
 
 def update_rows(
     path: Path, key: Sequence[str], rows: Sequence[Mapping[str, Value]], further: Sequence[str] = ()
 ) -> None:
-    """Replace the values of those rows in a .csv or .xlsx file whose `key` columns are alike; new ones come last.
+    """Update the rows of a .csv or .xlsx file whose `key` columns match; append new ones.
 
-    Columns of a `further` key have to be alike too; a table may lack them, and its rows then have them empty.
-    All other rows, columns and cells stay as they are, and columns that are new are added behind them. The file is
-    replaced as a whole, by one process at a time. One that is damaged, read-only, open in a spreadsheet program or no
-    table of results is a DataError, and stays as it is.
+    `further` columns must match too; a table without them counts as having them empty. All other rows, columns and
+    cells stay unchanged, and new columns are appended. The file is replaced atomically, by one process at a time. A
+    file that is damaged, read-only, open in a spreadsheet program or not a results table raises DataError and stays
+    unchanged.
     """
     check_suffix(path)
     with locked(path) as file:
@@ -71,7 +71,7 @@ def update_rows(
             _put(table, (*key, *further), rows)
             if not table.is_changed or file.replace(table.dump()):
                 return
-    raise DataError(f"{path}: was changed again and again while it was being written; it stays as it is")
+    raise DataError(f"{path}: kept changing while it was written; it is unchanged")
 
 
 def _open(path: Path, content: bytes | None, key: Sequence[str]) -> Table:
@@ -109,7 +109,7 @@ _MARK = "\ufeff"
 
 
 class CsvTable:
-    """The cells of a CSV file; numbers are written so that reading them gives the same bits."""
+    """The cells of a CSV file; numbers are written without loss."""
 
     def __init__(self, path: Path, content: bytes | None, key: Sequence[str]) -> None:
         text = _decoded(path, content or b"")
@@ -127,7 +127,7 @@ class CsvTable:
         return from_cell(self._written(row, column))
 
     def write(self, row: int, column: int, value: str | int | float | None) -> None:
-        """Change a cell, making it if need be."""
+        """Change a cell, creating it if needed."""
         text = _text_of(value)
         if self._written(row, column) == text:
             return
@@ -159,9 +159,9 @@ def _decoded(path: Path, content: bytes) -> str:
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: is not UTF-8 text (byte {error.start:,}); it stays as it is") from error
+        raise DataError(f"{path}: is not UTF-8 text (byte {error.start:,}); it is unchanged") from error
     if "\0" in text:
-        raise DataError(f"{path}: holds bytes that no text has; it is damaged, or no CSV file, and stays as it is")
+        raise DataError(f"{path}: holds bytes that are not text; it is damaged or not a CSV file, and is unchanged")
     return text
 
 
@@ -175,11 +175,11 @@ def _parsed(path: Path, text: str, key: Sequence[str]) -> tuple[str, list[list[s
             if set(key) <= set(header):
                 return delimiter, list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
     except csv.Error as error:
-        raise DataError(f"{path}: cannot be read as CSV ({error}); it stays as it is") from error
+        raise DataError(f"{path}: cannot be read as CSV ({error}); it is unchanged") from error
     found = in_one_line(text.partition("\n")[0][:60])
     raise DataError(
-        f'{path}: is no table of results: its first line, "{found}", lacks the columns {" and ".join(key)};'
-        " it stays as it is"
+        f'{path}: is not a results table: its first line, "{found}", lacks the columns {" and ".join(key)};'
+        " it is unchanged"
     )
 
 
@@ -191,10 +191,9 @@ def _text_of(value: str | int | float | None) -> str:
 
 @contextmanager
 def locked(path: Path) -> Iterator[LockedFile]:
-    """Have a file to oneself among all that change it this way; a DataError says if that cannot be had.
+    """Lock a file against other writers of this module, or raise DataError.
 
-    The lock is on the file that is written aside, so nothing is left lying around; what a killed process left of
-    one is written over.
+    The lock is on the temporary file, so nothing is left behind; the rest of a killed process is overwritten.
     """
     place = Path(os.path.realpath(path))  # a link stays one: what it leads to is replaced
     _refuse_opened(path, place)
@@ -213,7 +212,7 @@ def locked(path: Path) -> Iterator[LockedFile]:
 
 
 class LockedFile:
-    """A file while nobody else changes it, or only a person who does not know of the lock."""
+    """A locked file; only programs that ignore the lock can change it."""
 
     def __init__(self, path: Path, place: Path, aside: Path, descriptor: int) -> None:
         self.path = path
@@ -221,7 +220,7 @@ class LockedFile:
         self._found: os.stat_result | None = None
 
     def read(self, most: int) -> bytes | None:
-        """What is in it, at most so many bytes; None if there is no such file."""
+        """The content, limited to so many bytes; None if there is no such file."""
         self._found = None
         try:
             # Without blocking, or a pipe would be waited for until somebody writes into it.
@@ -231,21 +230,21 @@ class LockedFile:
         try:
             self._found = os.fstat(descriptor)
             if not stat.S_ISREG(self._found.st_mode):
-                raise DataError(f"{self.path}: is not a file; expected a table of results")
+                raise DataError(f"{self.path}: is not a file; expected a results table")
             if not self._found.st_mode & 0o222 or not os.access(self._place, os.W_OK):
-                raise DataError(f"{self.path}: is read-only; it stays as it is")
+                raise DataError(f"{self.path}: is read-only; it is unchanged")
             with open(descriptor, "rb", closefd=False) as file:
                 content = file.read(most + 1)
         finally:
             os.close(descriptor)
         if len(content) > most:
-            raise DataError(f"{self.path}: has more than {most:,} bytes, too many for a table of results")
+            raise DataError(f"{self.path}: has more than {most:,} bytes, too many for a results table")
         return content
 
     def replace(self, content: bytes) -> bool:
-        """Put `content` in its place, on the disk; False, and nothing done, if somebody changed it since it was read.
+        """Replace the file by `content`; return False and do nothing if it changed since it was read.
 
-        A process that is killed meanwhile, or a full disk, leaves the file as it was.
+        A kill or a full disk leaves the file unchanged.
         """
         os.ftruncate(self._descriptor, 0)
         left = memoryview(content)
@@ -273,15 +272,15 @@ def _lock(path: Path, aside: Path) -> int:
     try:
         return lock_file(aside, _PATIENCE_SECONDS)
     except BlockingIOError as error:
-        told = f"another process is writing it, for more than {_PATIENCE_SECONDS:.0f} seconds"
+        told = f"another process has been writing it for more than {_PATIENCE_SECONDS:.0f} seconds"
         raise DataError(f"{path}: {told}") from error
 
 
 def _refuse_opened(path: Path, place: Path) -> None:
-    """Spreadsheet programs leave a file beside the one they have open; what is saved there later would undo ours."""
+    """Raise DataError if a spreadsheet program has the file open: saving there would undo our rows."""
     for name in (f"~${place.name}", f".~lock.{place.name}#"):
         if os.path.lexists(place.with_name(name)):
             raise DataError(
-                f"{path}: is open in another program, as {place.with_name(name)} tells; close it there, or remove"
+                f"{path}: is open in another program ({place.with_name(name)} exists); close it there, or remove"
                 " that file if it was left behind"
             )

@@ -1,7 +1,7 @@
-"""Event files for TensorBoard, written from the records of `metrics.jsonl`, and made again from them.
+"""TensorBoard event files, written from the records of `metrics.jsonl` and rebuilt from them.
 
-Of the tensorboard package only the messages are used: they load in a tenth of the time that its writer takes,
-and writing the frames here needs no thread and leaves nothing half-written.
+Only the messages of the tensorboard package are used: they load in a tenth of the time of its writer, and writing
+the records here needs no thread and leaves nothing half-written.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _SHORT = 2048  # bytes; below this arrays cost more than they save
 
 
 class TensorBoardLogger:
-    """Writes metrics as scalars ("train/loss", "val/top1"), and images ("val/confusion")."""
+    """Writes metrics as scalars ("train/loss", "val/top1") and images ("val/confusion")."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._file: AppendFile | None = None
 
     def handle(self, event: Event) -> None:
-        """Write the metrics and images of the event, if it has any; the first of them makes the file."""
+        """Write the metrics and images of the event, if any."""
         if isinstance(event, Logged | Evaluated):
             self._append(_scalars_frame(record_of(event)))
         elif isinstance(event, Visualized):
@@ -67,10 +67,10 @@ class TensorBoardLogger:
 
 
 def rebuild(folder: Path, records: Iterable[Record], images: Iterable[tuple[int, str, Path]] = ()) -> None:
-    """Replace the event files that this module wrote into `folder` by one with `records` and `images`.
+    """Replace our event files in `folder` by one with `records` and `images`.
 
-    Images are given as step, tag ("val/confusion") and PNG file; what is no PNG any more, after a power cut say, is
-    left out. Event files of others stay.
+    Images are given as step, tag ("val/confusion") and PNG file; damaged files are skipped. Event files of other
+    programs stay.
     """
     frames = [_scalars_frame(record) for record in records]
     frames += [_image_frame(step, tag, path, path.stat().st_mtime) for step, tag, path in images if _is_png(path)]
@@ -83,7 +83,7 @@ def rebuild(folder: Path, records: Iterable[Record], images: Iterable[tuple[int,
 
 
 def scalars_of(record: Record) -> Iterator[tuple[str, float]]:
-    """The tags and values that TensorBoard shows of a record; None, which stands for not finite, as NaN."""
+    """The tags and values of a record; None, a value that is not finite, becomes NaN."""
     for tag, value in _tagged(record):
         if value is None or isinstance(value, int | float):
             yield tag, math.nan if value is None else float(value)
@@ -145,7 +145,7 @@ def _image_frame(step: int, tag: str, path: Path, moment: float) -> bytes:
 
 
 def _frame(**fields: Any) -> bytes:
-    """One event as it stands in an event file: length, data, and a checksum of each."""
+    """Encode one event: length, data, and a checksum of each."""
     from tensorboard.compat.proto.event_pb2 import Event as Message
 
     data: bytes = Message(**fields).SerializeToString(deterministic=True)
@@ -154,7 +154,7 @@ def _frame(**fields: Any) -> bytes:
 
 
 def _checksum(data: bytes) -> bytes:
-    """CRC-32C, turned and shifted as the format wants it so that a checksum of a checksum is not zero."""
+    """CRC-32C, rotated and offset as the format requires."""
     crc = crc32c(data)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 

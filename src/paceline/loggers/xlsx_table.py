@@ -1,4 +1,4 @@
-"""A results table in an XLSX workbook; formats, formulas, comments and other sheets stay."""
+"""Results tables in XLSX workbooks; formats, formulas, comments and other sheets stay."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HARMLESS = ("no default style", "no stylesheet")  # what is said of sound files
 
 
 class XlsxTable:
-    """The cells of the first sheet that has the key columns; numbers are numbers, and text never is a formula."""
+    """The cells of the first sheet that has the key columns; text is never a formula."""
 
     def __init__(self, path: Path, content: bytes | None, key: Sequence[str]) -> None:
         self._path = path
@@ -48,15 +48,15 @@ class XlsxTable:
         return _text(self._sheet, row, column)
 
     def write(self, row: int, column: int, value: str | int | float | None) -> None:
-        """Change a cell's value and leave its format."""
+        """Change the value of a cell and keep its format."""
         if row >= _MAX_ROWS or column >= _MAX_COLUMNS:
             raise DataError(
-                f"{self._path}: more than {_MAX_COLUMNS:,} columns or {_MAX_ROWS:,} rows would be needed, and an XLSX"
-                " file has no more; write a .csv file instead; it stays as it is"
+                f"{self._path}: needs more than the {_MAX_COLUMNS:,} columns or {_MAX_ROWS:,} rows of an XLSX"
+                " file; use a .csv file instead; it is unchanged"
             )
         cell = self._sheet.cell(row + 1, column + 1)
         if isinstance(cell, MergedCell):
-            raise DataError(f"{self._path}: cell {cell.coordinate} is merged with others; undo that, it is needed")
+            raise DataError(f"{self._path}: cell {cell.coordinate} is merged with others; unmerge it")
         value = _stored(value)
         if isinstance(cell.value, str) == isinstance(value, str) and cell.value == value and cell.data_type != "f":
             return
@@ -80,11 +80,11 @@ class XlsxTable:
             raise  # it writes sheets to temporary files
         except Exception as error:
             told = f"{type(error).__name__}: {in_one_line(str(error))}"
-            raise DataError(f"{self._path}: cannot be written again: {told}; it stays as it is") from error
+            raise DataError(f"{self._path}: cannot be written again: {told}; it is unchanged") from error
         return stream.getvalue()
 
     def _dress(self, column: int) -> None:
-        """Have a new column's name look like the one before it."""
+        """Give the header of a new column the format of the one before it."""
         cell = self._sheet.cell(1, column + 1)
         if column:
             cell._style = copy(self._sheet.cell(1, column)._style)
@@ -100,8 +100,8 @@ def _opened(path: Path, content: bytes) -> Any:
         archive = zipfile.ZipFile(io.BytesIO(content))
     except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError) as error:
         raise DataError(
-            f"{path}: is not a whole XLSX file ({error}): damaged, protected by a password, or of another kind;"
-            " it stays as it is"
+            f"{path}: is not a complete XLSX file ({error}): damaged, password-protected, or of another kind;"
+            " it is unchanged"
         ) from error
     with archive:
         check_parts(path, archive)
@@ -111,12 +111,12 @@ def _opened(path: Path, content: bytes) -> Any:
             book = openpyxl.load_workbook(io.BytesIO(content), rich_text=True)
         except Exception as error:  # a damaged file makes the library raise whatever it meets
             raise DataError(
-                f"{path}: is damaged: {type(error).__name__}: {in_one_line(str(error))}; it stays as it is"
+                f"{path}: is damaged: {type(error).__name__}: {in_one_line(str(error))}; it is unchanged"
             ) from error
     lost = [str(each.message) for each in said if issubclass(each.category, UserWarning)]
     lost = [text for text in lost if not any(harmless in text for harmless in _HARMLESS)]
     if lost:
-        raise DataError(f"{path}: would lose something if it were written: {in_one_line(lost[0])}; it stays as it is")
+        raise DataError(f"{path}: would lose content if it were written: {in_one_line(lost[0])}; it is unchanged")
     return book
 
 
@@ -126,22 +126,22 @@ def _found_sheet(path: Path, book: Any, key: Sequence[str]) -> Any:
         if set(key) <= {_text(sheet, 0, column) for column in range(width)}:
             return sheet
     raise DataError(
-        f"{path}: is no table of results: no sheet has the columns {' and '.join(key)} in its first row;"
-        " it stays as it is"
+        f"{path}: is not a results table: no sheet has the columns {' and '.join(key)} in its first row;"
+        " it is unchanged"
     )
 
 
 def _extent(path: Path, sheet: Any) -> tuple[int, int]:
-    """The rows and columns up to the last that hold something."""
+    """The number of rows and columns up to the last that is not empty."""
     if sheet.max_row * sheet.max_column > MAX_CELLS:
         size = f"{sheet.max_row:,} rows and {sheet.max_column:,} columns"
-        raise DataError(f"{path}: sheet {sheet.title} has {size}, too many for a table of results")
+        raise DataError(f"{path}: sheet {sheet.title} has {size}, too many for a results table")
     filled = [cell for row in sheet.iter_rows() for cell in row if cell.value is not None]
     return max((cell.row for cell in filled), default=0), max((cell.column for cell in filled), default=0)
 
 
 def _stored(value: str | int | float | None) -> str | int | float:
-    """As it is when it is read again: the library writes 16 digits, and the format has no numbers but finite ones."""
+    """A value as it will be read back: the library writes 16 digits, and the format only has finite numbers."""
     if isinstance(value, str):
         return in_one_line(value)
     return "nan" if value is None or not math.isfinite(value) else float(f"{value:.16g}")
@@ -167,28 +167,28 @@ _RANGE = re.compile(r"\$?([A-Za-z]{1,3})\$?(\d{1,7}):\$?([A-Za-z]{1,3})\$?(\d{1,
 
 
 def check_parts(path: Path, archive: zipfile.ZipFile) -> None:
-    """A DataError unless the workbook is small, well-formed, and can be written again without loss."""
+    """Raise DataError unless the workbook is small, well-formed, and can be written again without loss."""
     parts = archive.infolist()
     unpacked = sum(part.file_size for part in parts)
     if len(parts) > _MAX_PARTS or unpacked > _MAX_UNPACKED:
         size = f"{len(parts):,} parts of {unpacked:,} bytes"
-        raise DataError(f"{path}: unpacks to {size}, too much for a table of results; it stays as it is")
+        raise DataError(f"{path}: unpacks to {size}, too much for a results table; it is unchanged")
     reader = _Reader(path)
     for part in parts:
         if part.filename.startswith(_LOST):
-            raise DataError(f"{path}: would lose {part.filename} if it were written; it stays as it is")
+            raise DataError(f"{path}: would lose {part.filename} if it were written; it is unchanged")
         try:
             content = archive.read(part)
             if part.filename.endswith((".xml", ".rels")):
                 reader.read(part.filename, content)
         except (expat.ExpatError, zipfile.BadZipFile, zlib.error, LookupError, ValueError, OSError, EOFError) as error:
-            raise DataError(f"{path}: is damaged: {part.filename}: {error}; it stays as it is") from error
+            raise DataError(f"{path}: is damaged: {part.filename}: {error}; it is unchanged") from error
         except (RuntimeError, NotImplementedError) as error:
-            raise DataError(f"{path}: cannot be unpacked: {part.filename}: {error}; it stays as it is") from error
+            raise DataError(f"{path}: cannot be unpacked: {part.filename}: {error}; it is unchanged") from error
 
 
 class _Reader:
-    """Goes through xml without building anything of it."""
+    """Scans XML without building a tree."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.part = path, ""
@@ -202,7 +202,7 @@ class _Reader:
         parser.Parse(content, True)
 
     def _refuse_doctype(self, *_: object) -> None:
-        raise DataError(f"{self.path}: {self.part} has a DOCTYPE, which can make a small file huge; it stays as it is")
+        raise DataError(f"{self.path}: {self.part} has a DOCTYPE, which can make a small file huge; it is unchanged")
 
     def _start(self, tag: str, attributes: dict[str, str]) -> None:
         name = tag.rpartition(":")[2]
@@ -210,9 +210,9 @@ class _Reader:
         if name in _EXPANDED:
             self.cells += _area(attributes.get("ref", ""))
         if self.elements > _MAX_ELEMENTS or self.cells > MAX_CELLS:
-            raise DataError(f"{self.path}: {self.part} holds too much for a table of results; it stays as it is")
+            raise DataError(f"{self.path}: {self.part} holds too much for a results table; it is unchanged")
         if name in _SHAPES and self.part.startswith("xl/drawings/"):
-            raise DataError(f"{self.path}: would lose the shapes of {self.part} if it were written; it stays as it is")
+            raise DataError(f"{self.path}: would lose the shapes of {self.part} if it were written; it is unchanged")
 
 
 def _area(reference: str) -> int:

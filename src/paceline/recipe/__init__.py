@@ -1,1 +1,1 @@
-"""From a recipe file to live objects; no other room knows recipes."""
+"""From a recipe file to live objects; packages below know nothing about recipes."""

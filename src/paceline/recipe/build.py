@@ -1,6 +1,6 @@
-"""The one place where the names of a recipe become a run. Everything below takes plain arguments.
+"""Build a run from a recipe: the only place where names become objects.
 
-`build_data`, `build_optim` and `build_engine` are its parts, `build_context` what they share.
+`build_data`, `build_optim` and `build_engine` build the parts; they share `build_context`.
 """
 
 from __future__ import annotations
@@ -104,19 +104,19 @@ def _load_best(run: Run, folder: Path) -> None:
 
 
 class Builder(BuildContext):
-    """Makes a run from a checked recipe; errors name the recipe's file, line and key."""
+    """Builds a run from a checked recipe; errors name the recipe's file, line and key."""
 
     def __init__(self, checked: CheckedRecipe, world: World | None = None, trains: bool = True) -> None:
         super().__init__(checked, world or join(checked.recipe.train.device))
         check_recipe(self)
         self.trains = trains
-        """Whether steps will be made; a model that is only measured may have more processes than a step."""
+        """Whether the run will train; evaluation may use more processes than a step has micro-batches."""
         self.fitted: SurgeryReport | None = None
-        """What became of the weights that the recipe names."""
+        """How the weights of the recipe were loaded."""
         self.parts: dict[str, Stateful] = {}
-        """The losses and the task, if they remember something."""
+        """The losses and the task that have a state."""
         self.checkpointed_blocks: list[str] = []
-        """Names of the blocks whose activations are computed again."""
+        """Names of the blocks with activation checkpointing."""
 
     def run(self, out: Path | None = None, loaders: dict[str, SplitLoader] | None = None) -> Run:
         """The whole run; with `loaders`, on these instead of the recipe's data."""
@@ -181,7 +181,7 @@ class Builder(BuildContext):
         )
 
     def model(self, loader: SplitLoader, classes: list[str]) -> nn.Module:
-        """The network on its device, initialized from the seed alone, with the weights the recipe names."""
+        """The model on its device, initialized from the seed, with the recipe's weights loaded."""
         part = self.recipe.model
         supplied = {"num_classes": len(classes), "in_channels": num_channels(loader)}
         self.world.seed(derive(self.recipe.train.seed, _MODEL_STREAM))
@@ -197,19 +197,19 @@ class Builder(BuildContext):
     def _try_pass(
         self, model: nn.Module, task: Task, precision: Precision, loaders: dict[str, SplitLoader], updates: BatchSampler
     ) -> None:
-        """A forward pass of the largest micro-batch, as in training."""
+        """Run a forward pass on the largest micro-batch, as in training."""
         loader, size = loaders["train"], max(cut.stop - cut.start for cut in updates.slices(0))
         batch = loader.finish(loader.fetch(0, np.arange(size)), 0, self.world.device)
         with unchanged_state(self.parts), precision.compute():
             task.losses(model.train(), batch)
 
     def weights_file(self) -> str:
-        """The file, run or library's name that the recipe starts from; empty if it starts from random weights."""
+        """The value of `model.weights`; empty for random weights."""
         weights = self.recipe.model.weights
         return weights if isinstance(weights, str) else weights.file if weights else ""
 
     def origin_of_weights(self) -> list[str]:
-        """Where a fresh run's weights come from, and what became of each tensor of a file."""
+        """Notes on where a new run's weights come from and how they were loaded."""
         if self.fitted is None:
             return ["weights  random"]
         return [f"weights  from {self.weights_file()}", *(f"         {line}" for line in self.fitted.summary())]
@@ -239,15 +239,15 @@ class Builder(BuildContext):
         if self.recipe.evaluate.save_predictions and not can_save_predictions(task):
             place, name = self.checked.locate("evaluate.save_predictions"), self.recipe.task.name
             raise RecipeError(
-                f"{place}: the task {name} has neither maps nor probabilities of classes that could be saved; leave it"
-                " out, or give the task `palette` and `maps`, or `classes` and `answers`"
+                f"{place}: the task {name} has neither maps nor class probabilities to save; remove it,"
+                " or give the task `palette` and `maps`, or `classes` and `answers`"
             )
         made = {"task": task, **{f"loss {name}": loss for name, loss in losses.items()}}
         self.parts = {name: part for name, part in made.items() if isinstance(part, Stateful)}
         return task
 
     def total_steps(self, steps_per_epoch: int) -> int:
-        """The length of the run."""
+        """The number of steps of the run."""
         train = self.recipe.train
         return round(to_steps(train.epochs, train.steps, steps_per_epoch, 0))
 
@@ -256,7 +256,7 @@ class Builder(BuildContext):
         return effective_lr(self)
 
     def intervals(self, progress: Progress) -> Intervals:
-        """How often things are done, in steps."""
+        """Logging, evaluation and checkpoint intervals in steps."""
         recipe, epoch = self.recipe, progress.steps_per_epoch
         evaluate, checkpoint, logging = recipe.evaluate, recipe.checkpoint, recipe.logging
         return Intervals(
@@ -266,7 +266,7 @@ class Builder(BuildContext):
         )
 
     def store(self, out: Path, task: Task) -> Store:
-        """Where checkpoints go and which are kept."""
+        """The checkpoint store."""
         checkpoint = self.recipe.checkpoint
         best, direction = best_direction(self, task)
         return Store(out / "checkpoints", checkpoint.keep_last, best, direction, checkpoint.keep_every)
@@ -289,7 +289,7 @@ class Builder(BuildContext):
 
 
 def _initialize_lazy_layers(model: nn.Module, loader: SplitLoader) -> None:
-    """Lazy layers take their shapes from the first images they see."""
+    """Initialize lazy layers with the first images."""
     device = torch.device("cpu")
     batch = loader.finish(loader.fetch(0, np.arange(min(2, len(loader.dataset)))), 0, device)
     model.eval()
@@ -299,7 +299,7 @@ def _initialize_lazy_layers(model: nn.Module, loader: SplitLoader) -> None:
 
 
 def best_direction(context: BuildContext, task: Task) -> tuple[str | None, Literal["max", "min"]]:
-    """The value by which the best checkpoint is kept, and whether its greatest or its least is best."""
+    """The metric that selects the best checkpoint, and whether higher or lower is better."""
     recipe = context.recipe
     chosen, direction = recipe.checkpoint.best, recipe.checkpoint.direction
     best = task.main_metric if chosen == "auto" else chosen
@@ -313,14 +313,14 @@ def best_direction(context: BuildContext, task: Task) -> tuple[str | None, Liter
 
 
 def check_expected(context: BuildContext, task: Task) -> None:
-    """Refuse to expect what no metric reports, or what none says the direction of."""
+    """Raise RecipeError for an expectation without a metric, or whose metric has no direction."""
     for name in context.recipe.expect:
         metric = name.removeprefix(f"{_set_name(context, name)}.")
         _is_higher_better(context, f"expect.{name}", metric, task)
 
 
 def _set_name(context: BuildContext, name: str) -> str:
-    """The test set of an expectation such as ecssd.mae; empty if it is for all."""
+    """The test set of an expectation such as ecssd.mae; empty if it applies to all."""
     set_name = name.partition(".")[0]
     return set_name if f"test.{set_name}" in context.recipe.data.splits() else ""
 

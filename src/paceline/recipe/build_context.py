@@ -1,4 +1,4 @@
-"""What building has to hand: the checked recipe, its names made into objects, files found, errors that name a place."""
+"""Shared by builders: the recipe, objects from names, file lookup, errors with their place."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from paceline.recipe.validate import CheckedRecipe
 
 
 class BuildContext:
-    """A checked recipe and the processes it is built for."""
+    """A checked recipe and the world it is built for."""
 
     def __init__(self, checked: CheckedRecipe, world: World) -> None:
         self.checked = checked
         self.recipe: Recipe = checked.recipe
         self.world = world
         self.notes: list[str] = []
-        """What was found in building that a user should know."""
+        """Notes for the user."""
         self._found: dict[str, str] = {}
 
     def make(self, kind: str, name: str, part: Part, **supplied: Any) -> Any:
-        """Call what a part names with its arguments, and with those of the supplied ones that it takes."""
+        """Create the object of a part from its arguments and those `supplied` that it accepts."""
         return self.call(kind, name, dict(part.model_extra or {}), **supplied)
 
     def call(self, kind: str, name: str, arguments: dict[str, Any], **supplied: Any) -> Any:
-        """The same for a name and arguments apart."""
+        """Create an object by name."""
         target = resolve(kind, name)
         if kind == "loss" and is_criterion(target):  # a function that is the loss itself
             return partial(target, **arguments)
@@ -46,14 +46,14 @@ class BuildContext:
         return target(**arguments, **accepted)
 
     def path(self, key: str, written: str) -> Path:
-        """A path that the recipe names under `key`, found."""
+        """The existing path that the recipe gives under `key`."""
         found = find_path(written, Path(self.checked.document.values[()].source).parent)
         if _is_utf8(str(found)):  # else it stays as written: a recipe is UTF-8
             self._found[key] = str(found)
         return found
 
     def resolved(self) -> dict[str, Any]:
-        """The recipe with all defaults, and with paths as they were found."""
+        """The recipe with all defaults and resolved paths."""
         tree = self.checked.resolved()
         for key, path in self._found.items():
             *parents, last = key.split(".")
@@ -65,7 +65,7 @@ class BuildContext:
 
     @contextmanager
     def error_context(self, key: str) -> Iterator[None]:
-        """Have errors that are raised inside name the recipe's file, line and key."""
+        """Add the recipe's file, line and key to errors raised inside."""
         try:
             yield
         except (DataError, CheckpointError) as error:
@@ -82,9 +82,9 @@ class BuildContext:
 
 
 def resolve(kind: str, name: str) -> Callable[..., Any]:
-    """What a valid name stands for."""
+    """The object behind a valid name."""
     entry = register.kind(kind).find(name)
-    assert entry is not None, f"validation let the unknown {kind} {name} through"
+    assert entry is not None, f"validation accepted the unknown {kind} {name}"
     return entry.resolve()
 
 
@@ -102,9 +102,9 @@ DATA_VARIABLE = "PACELINE_DATA"
 
 
 def find_path(written: str, recipe_folder: Path) -> Path:
-    """The file or folder a recipe means: absolute, or relative to one of a few places, looked at in this order.
+    """Find a file or folder: absolute, or relative to one of these, in this order.
 
-    The current folder, `data/` in it, the recipe's own folder, and the folder that PACELINE_DATA names.
+    The current folder, its `data/`, the folder of the recipe, and PACELINE_DATA.
     """
     path = Path(written).expanduser()
     places = [path] if path.is_absolute() else list(dict.fromkeys(place / path for place in _places(recipe_folder)))
@@ -121,29 +121,29 @@ def _places(recipe_folder: Path) -> list[Path]:
     return [Path(), Path("data"), recipe_folder, *([Path(named)] if named else [])]
 
 
-_CHANGED = "it changed while the processes started; start them again"
+_CHANGED = "it changed while the processes started; run the command again"
 
 
 def check_recipe(context: BuildContext) -> None:
-    """Refuse processes that have read different recipes."""
+    """Raise if ranks read different recipes."""
     own = context.checked.resolved()
 
     def explain(first: Any) -> str:
         key, theirs, ours = _first_difference("", first, own)
-        return f"{context.checked.locate(key)}: found {ours!r}, and process 0 {theirs!r}: {_CHANGED}"
+        return f"{context.checked.locate(key)}: found {ours!r}, but rank 0 found {theirs!r}: {_CHANGED}"
 
     check_same(context.world, own, explain, UsageError)
 
 
 def check_data(context: BuildContext, loaders: Mapping[str, SplitLoader]) -> None:
-    """Refuse processes that have found different samples, by name and in their order."""
+    """Raise if ranks found different samples, by name and order."""
     if context.world.size == 1:
         return
     own = {split: fingerprint(loader.dataset, with_sizes=False) for split, loader in loaders.items()}
 
     def explain(first: Any) -> str:
         found = differences({split: DataFingerprint.from_json(each) for split, each in first.items()}, own)
-        return f"{context.checked.locate('data')}: differs from what process 0 found: {'; '.join(found)}: {_CHANGED}"
+        return f"{context.checked.locate('data')}: differs from what rank 0 found: {'; '.join(found)}: {_CHANGED}"
 
     check_same(context.world, {split: each.to_json() for split, each in own.items()}, explain, DataError)
 
@@ -151,9 +151,9 @@ def check_data(context: BuildContext, loaders: Mapping[str, SplitLoader]) -> Non
 def read_weights_together(
     context: BuildContext, locate: Callable[[], Path | str], key: str | None = None
 ) -> FoundWeights:
-    """Weights of any origin, see `find_weights`; of a run, those of the checkpoint that the first process finds there.
+    """Weights of any origin, see `find_weights`; rank 0 selects the checkpoint of a run.
 
-    `locate` gives the file, the run or the name; it is asked again if that has led to what is gone.
+    `locate` returns the file, run or name; it is called again if that has disappeared.
     """
     found = read_together(
         context.world,
@@ -165,7 +165,7 @@ def read_weights_together(
 
 
 def _first_difference(key: str, first: Any, own: Any) -> tuple[str, Any, Any]:
-    """The key at which two trees differ, and what they have there."""
+    """The first key at which two trees differ, and both values."""
     if isinstance(first, dict) and isinstance(own, dict):
         for name in [*first, *own]:
             if first.get(name) != own.get(name):

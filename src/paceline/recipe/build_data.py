@@ -1,4 +1,4 @@
-"""The data of a run from its recipe."""
+"""Build the data of a run."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _WORLD_PARTS, _WORLD_LEAST = (
 
 
 def make_split_loaders(context: BuildContext) -> dict[str, SplitLoader]:
-    """Each split with its transforms."""
+    """The loaders of all splits, with their transforms."""
     return {split: _make_loader(context, split, part) for split, part in context.recipe.data.splits().items()}
 
 
 def find_classes(context: BuildContext, loaders: Mapping[str, SplitLoader]) -> list[str]:
-    """The class names, the same in every split and as many as the recipe says."""
+    """The class names, checked to be the same in every split and to match `model.num_classes`."""
     names = list(getattr(loaders["train"].dataset, "classes", []))
     for split, loader in loaders.items():
         with context.error_context(f"data.{split}"):
@@ -52,7 +52,7 @@ def find_classes(context: BuildContext, loaders: Mapping[str, SplitLoader]) -> l
 
 
 def make_sampler(context: BuildContext, size: int) -> BatchSampler:
-    """How updates are cut (the batch contract)."""
+    """The sampler that divides steps into micro-batches."""
     data, micro = context.recipe.data, context.recipe.train.micro_batch_size
     if data.drop_last and size < data.batch_size:
         message = f"expected at most {size}, the number of samples in data.train, since data.drop_last is true"
@@ -63,7 +63,7 @@ def make_sampler(context: BuildContext, size: int) -> BatchSampler:
 
 
 def automatic_micro_batch(context: BuildContext, samples: int) -> int:
-    """An equal share of a step for each process; for bits that do not depend on processes, a share for each of 8."""
+    """The automatic micro-batch size: a step divided by processes; with `world`, by 8."""
     if context.recipe.train.reproducible == "world":
         return max(math.ceil(samples / _WORLD_PARTS), min(samples, _WORLD_LEAST))
     world = context.world.size
@@ -72,28 +72,28 @@ def automatic_micro_batch(context: BuildContext, samples: int) -> int:
 
 
 def check_processes(context: BuildContext, updates: BatchSampler) -> None:
-    """Every process must have something to do in every step."""
+    """Raise if there are more processes than micro-batches in a step."""
     world, number = context.world.size, len(updates.slices(0))
     samples = min(updates.batch, updates.size)
     if number < world or samples < world:
         most = min(number, samples)
         raise UsageError(
-            f"{world} processes are too many: a step of {pluralize(samples, 'sample')} is cut into"
-            f" {pluralize(most, 'micro-batch')} of at most {updates.micro_batch_size}, one of which each process needs;"
-            f" start at most {most} with --procs, or change data.batch_size ({updates.batch}) or train.micro_batch_size"
+            f"{world} processes are too many: a step of {pluralize(samples, 'sample')} is divided into"
+            f" {pluralize(most, 'micro-batch')} of at most {updates.micro_batch_size}, and each process needs one;"
+            f" use at most --procs {most}, or change data.batch_size ({updates.batch}) or train.micro_batch_size"
         )
     last = updates.size % updates.batch
     if updates.multiple > 1 and 0 < last < world and not updates.drop_last:
         found = f"the last step of an epoch has {pluralize(last, 'sample')}"
-        message = f"{found}, fewer than the {world} processes that sync_bn joins"
+        message = f"{found}, fewer than the {world} processes of sync_bn"
         raise RecipeError(f"{context.checked.locate('train.sync_bn')}: {message}; set data.drop_last to true")
 
 
 def make_batches(context: BuildContext, loader: SplitLoader, updates: BatchSampler, progress: Progress) -> TrainBatches:
-    """The stream of steps."""
+    """The loader of global batches."""
     data = context.recipe.data
     if data.loader == "memory" and not loader.in_memory:
-        message = "memory needs a data set that lies in memory and transforms of whole batches; use auto"
+        message = "memory needs a data set in memory and batch transforms only; use auto"
         raise RecipeError(f"{context.checked.locate('data.loader')}: {message}")
     if data.loader == "dali":
         _check_dali(context, loader)
@@ -115,7 +115,7 @@ def _check_dali(context: BuildContext, loader: SplitLoader) -> None:
 
 
 def make_evaluations(context: BuildContext, loaders: Mapping[str, SplitLoader]) -> dict[str, EvaluationSet]:
-    """The splits to measure on."""
+    """The splits to evaluate."""
     evaluate = context.recipe.evaluate
     sets = {}
     for split in [split for split in loaders if split != "train"]:
@@ -218,6 +218,6 @@ def _check_classes(split: str, found: list[str], expected: list[str]) -> None:
         return
     different = sorted(set(found) ^ set(expected))[:5]
     raise DataError(
-        f"data.{split} has {pluralize(len(found), 'class')} and data.train has {len(expected)}; they must be the same"
+        f"data.{split} has {pluralize(len(found), 'class')} and data.train has {len(expected)}; they must match"
         f" (different: {', '.join(different) or 'their order'})"
     )

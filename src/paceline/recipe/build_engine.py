@@ -1,4 +1,4 @@
-"""What a run computes with, from a recipe: precision, activation checkpointing, and how processes share the model."""
+"""Build precision, activation checkpointing and strategy from a recipe."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SHARDED = ("fsdp", "zero")
 
 
 def configure_torch(context: BuildContext) -> int:
-    """Fix what torch does in this process: threads, and deterministic algorithms if asked for."""
+    """Set torch's threads and deterministic algorithms in this process."""
     train = context.recipe.train
     threads = automatic_threads(context) if train.threads == "auto" else train.threads
     torch.set_num_threads(threads)
@@ -40,48 +40,46 @@ def configure_torch(context: BuildContext) -> int:
 
 
 def automatic_threads(context: BuildContext) -> int:
-    """The machine's cores divided among its processes; where processes must not matter, one."""
+    """The automatic number of threads: cores per process; 1 with `world`."""
     if context.recipe.train.reproducible == "world":
         return 1
     return max(1, num_cores() // context.world.local_size)
 
 
 def prepare_model(context: BuildContext, model: nn.Module) -> None:
-    """Make the model compute as the recipe wants, before anything holds its parameters."""
+    """Apply memory format, SyncBN and precision to the model, before anything holds its parameters."""
     train = context.recipe.train
     if train.sync_bn:
         with context.error_context("train.sync_bn"):
             if not convert_sync_batchnorm(model):
-                raise RecipeError(
-                    f"{context.checked.locate('train.sync_bn')}: the model has no BatchNorm layers to join"
-                )
+                raise RecipeError(f"{context.checked.locate('train.sync_bn')}: the model has no BatchNorm layers")
     make_dense(model)
     if train.channels_last is True:
         use_channels_last(model)
 
 
 def checkpoint_activations(context: BuildContext, model: nn.Module, trial: Callable[[], object]) -> list[str]:
-    """Have activations computed again as the recipe wants; the names of the blocks that are."""
+    """Apply activation checkpointing and return the names of its blocks."""
     part = context.recipe.train.activation_checkpointing
     with context.error_context("train.activation_checkpointing"):
         return apply_activation_checkpointing(model, context.make("activation_checkpointing", part.name, part), trial)
 
 
 def choose_precision(context: BuildContext) -> Precision:
-    """In which number format the run computes."""
+    """The precision of the run."""
     train = context.recipe.train
     with context.error_context("train.precision"):
         return make_precision(train.precision, context.world.device, train.loss_scale, train.keep_norms_fp32)
 
 
 def may_skip(context: BuildContext) -> bool:
-    """Whether steps may be left out, so that what they changed has to be put back."""
+    """Whether steps may be skipped, so that buffers must be restorable."""
     train = context.recipe.train
     return train.on_nonfinite == "skip" or train.precision in ("fp16", "O1", "O2", "O3")
 
 
 def shard(context: BuildContext, model: nn.Module, trial: Callable[[], object]) -> SingleStrategy | None:
-    """For strategies that cut parameters into parts, before an optimizer is made over them."""
+    """Shard the parameters, for strategies that do, before the optimizer is built."""
     if context.recipe.train.strategy.name not in _SHARDED:
         return None
     strategy = _strategy(context, model)
@@ -98,7 +96,7 @@ def _parameter_format(context: BuildContext) -> str:
 
 @contextmanager
 def _refusing_types(context: BuildContext) -> Iterator[None]:
-    """A model may mix parameters of this format with tensors of its own that are float32."""
+    """Raise if the model mixes parameters of this dtype with float32 tensors of its own."""
     try:
         yield
     except RuntimeError as error:
@@ -112,7 +110,7 @@ def _refusing_types(context: BuildContext) -> Iterator[None]:
 
 
 def wrap(context: BuildContext, model: nn.Module) -> SingleStrategy:
-    """For the others, when the optimizer is made and weights have the type that they will have."""
+    """Wrap the model, for strategies that replicate, after the optimizer is built."""
     train = context.recipe.train
     if train.compile:
         _compile(model)
@@ -122,7 +120,7 @@ def wrap(context: BuildContext, model: nn.Module) -> SingleStrategy:
 
 
 def _compile(model: nn.Module) -> None:
-    """Have torch translate the model when it is first called; `compile()` of a plain nn.Sequential does nothing."""
+    """Compile the model on first call; `compile()` of a plain nn.Sequential does nothing."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
@@ -134,7 +132,7 @@ def _strategy(context: BuildContext, model: nn.Module) -> SingleStrategy:
     part, world = context.recipe.train.strategy, context.world
     name = part.name
     if name in ("single", "dp") and world.size > 1:
-        message = f"{name} is for one process, but {world.size} were started; use ddp, or --procs 1"
+        message = f"{name} needs one process, got {world.size}; use ddp, or --procs 1"
         raise RecipeError(f"{context.checked.locate('train.strategy')}: {message}")
     devices = list(range(torch.cuda.device_count())) if world.device.type == "cuda" else []
     arguments: dict[str, Any] = dict(part.model_extra or {})

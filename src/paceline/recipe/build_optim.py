@@ -1,4 +1,4 @@
-"""How the model learns, from a recipe: what is frozen, parameter groups, optimizer, clipping, schedules, averaging."""
+"""Build freezing, parameter groups, optimizer, clipping, schedules and averaging from a recipe."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from paceline.recipe.schema import TransitionPart
 
 
 def effective_lr(context: BuildContext) -> float:
-    """The learning rate at `data.batch_size`: the recipe's, scaled by its rule from its reference batch."""
+    """The learning rate at `data.batch_size`, scaled from `base_batch_size`."""
     optimizer, batch = context.recipe.optimizer, context.recipe.data.batch_size
     ratio = batch / (optimizer.base_batch_size or batch)
     return optimizer.lr * (ratio if optimizer.lr_scaling == "linear" else math.sqrt(ratio))
 
 
 def make_freezing(context: BuildContext, model: nn.Module, progress: Progress) -> Freezing | NoFreezing:
-    """What does not learn, and until when."""
+    """What is frozen, and until when."""
     part = context.recipe.model
     if not part.freeze:
         return NoFreezing()
@@ -42,14 +42,14 @@ def make_freezing(context: BuildContext, model: nn.Module, progress: Progress) -
     ]
     for index, (step, _) in enumerate(stages):
         if step >= progress.total_steps:
-            message = f"expected a point before the end of the run (step {progress.total_steps}), got step {step}"
+            message = f"expected a step before the end of the run ({progress.total_steps}), got {step}"
             raise RecipeError(f"{context.checked.locate(f'model.unfreeze.{index}')}: {message}")
     with context.error_context("model.freeze"):
         return Freezing(model, part.freeze, stages)
 
 
 def make_groups(context: BuildContext, model: nn.Module) -> list[Group]:
-    """The parameters that learn, sorted by what they get."""
+    """The parameter groups."""
     part = context.recipe.optimizer
     presets = {index: PRESETS[each.preset] for index, each in enumerate(part.param_groups) if each.preset}
     named = {index: each for index, each in enumerate(part.param_groups) if each.match is not None}
@@ -86,7 +86,7 @@ def make_groups(context: BuildContext, model: nn.Module) -> list[Group]:
 def build_optimizer(
     context: BuildContext, model: nn.Module, freezing: Freezing | NoFreezing, progress: Progress
 ) -> Optimizer:
-    """The optimizer over all that ever learns; what is frozen until later gets no state until then."""
+    """The optimizer over everything that is ever trained; frozen parameters get no state."""
     part, lr = context.recipe.optimizer, effective_lr(context)
     freezing.apply(progress.total_steps)
     with context.error_context("optimizer"):
@@ -102,7 +102,7 @@ def build_optimizer(
 
 
 def make_clip(context: BuildContext, model: nn.Module, strategy: SingleStrategy) -> Clip:
-    """How gradients are kept within bounds."""
+    """The gradient clipping."""
     train = context.recipe.train
     measure = NoClip(strategy.norm_across)
     if train.clip_grad_norm is not None:
@@ -116,7 +116,7 @@ def make_clip(context: BuildContext, model: nn.Module, strategy: SingleStrategy)
 
 
 def make_averaging(context: BuildContext, progress: Progress) -> Averaging:
-    """The average of the weights that is kept beside them."""
+    """The weight averaging."""
     part = context.recipe.train.averaging
     supplied = {"total_steps": progress.total_steps, "steps_per_epoch": progress.steps_per_epoch}
     with context.error_context("train.averaging"):
@@ -125,7 +125,7 @@ def make_averaging(context: BuildContext, progress: Progress) -> Averaging:
 
 
 def make_scheduler(context: BuildContext, optimizer: Optimizer, progress: Progress) -> Scheduler:
-    """What changes over the run: learning rate, momentum, weight decay."""
+    """The schedules of learning rate, momentum and weight decay."""
     part = context.recipe.schedule
     with context.error_context("schedule"):
         lr = Schedule(

@@ -1,4 +1,4 @@
-"""A recipe as a plain tree that remembers where each of its keys and values was said."""
+"""A recipe as a plain tree with the origin of each key and value."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _SURROGATE_PAIR = re.compile(r"\\(u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9
 
 @dataclass(frozen=True)
 class Origin:
-    """Where something was said; `layer` is that of the file or override which settled it, higher ones prevail."""
+    """File, line and column of a key or value; a higher `layer` (file or override) wins."""
 
     source: str
     line: int | None = None
@@ -57,14 +57,14 @@ class Origin:
 
 @dataclass
 class Document:
-    """A tree, and the origin of each mapping key and of each value in it; () is the whole."""
+    """A tree, and the origin of each key and value in it; () is the root."""
 
     tree: Any
     keys: dict[KeyPath, Origin] = field(default_factory=dict)
     values: dict[KeyPath, Origin] = field(default_factory=dict)
 
     def forget(self, path: KeyPath) -> None:
-        """Drop the origins of what stands at a place and below it."""
+        """Drop the origins of a value and everything below it."""
         for place in places(lookup(self.tree, path), path):
             self.keys.pop(place, None)
             self.values.pop(place, None)
@@ -72,7 +72,7 @@ class Document:
 
 @dataclass(frozen=True)
 class PartSpec:
-    """A place of a recipe that holds something chosen by name from the registry of `kind`.
+    """A place in a recipe that holds a part registered under `kind`.
 
     In `pattern`, "*" stands for each item of a list, and "test{}" for `test` or, where that is a mapping of names to
     parts, for each of these; `section` describes the keys that all names have in common.
@@ -84,7 +84,7 @@ class PartSpec:
     section: type[Arguments]
 
     def places(self, tree: Any) -> list[KeyPath]:
-        """Where a tree holds such a part."""
+        """The places of such parts in a tree."""
         found: list[KeyPath] = [()]
         for entry in self.pattern:
             key = entry.removesuffix(SEVERAL)
@@ -110,28 +110,28 @@ def _named_parts(path: KeyPath, value: Any) -> list[KeyPath]:
 
 
 def children(value: Any) -> list[tuple[str | int, Any]]:
-    """The members of a mapping or the items of a list, each with the segment that leads to it."""
+    """The items of a mapping or list with their keys or indices."""
     if isinstance(value, dict):
         return list(value.items())
     return list(enumerate(value)) if isinstance(value, list) else []
 
 
 def lookup(tree: Any, path: KeyPath) -> Any:
-    """The value at a place that exists."""
+    """The value at an existing place."""
     for segment in path:
         tree = tree[segment]
     return tree
 
 
 def places(value: Any, path: KeyPath) -> Iterator[KeyPath]:
-    """The place of a value and of everything inside it."""
+    """The places of a value and of everything inside it."""
     yield path
     for segment, inner in children(value):
         yield from places(inner, (*path, segment))
 
 
 def read_document(path: Path, display: str | None = None) -> Document:
-    """Read a YAML or JSON file, or raise every problem it has; `display` is what the problems call it."""
+    """Read a YAML or JSON file, or raise all of its problems; `display` is the name they use."""
     source = display or str(path)
     text = _read_text(path, source)
     is_json = path.suffix.lower() == ".json"
@@ -151,7 +151,7 @@ def read_document(path: Path, display: str | None = None) -> Document:
 
 
 def parse_value(text: str, label: str) -> Document:
-    """Read a value typed on the command line; its problems begin with `label`."""
+    """Parse a value of the command line; its problems start with `label`."""
     try:
         composed = compose(text)
     except Unreadable as error:
@@ -199,7 +199,7 @@ def _read_text(path: Path, source: str) -> str:
 
 
 def _as_yaml(text: str) -> str:
-    """Hold JSON to its own grammar; what passes is YAML, but for tabs and escaped pairs."""
+    """Check that text is valid JSON, and convert it to YAML: tabs and surrogate pairs differ."""
     try:
         json.loads(text, parse_int=float)
     except json.JSONDecodeError as error:

@@ -1,4 +1,4 @@
-"""Combinations of keys that cannot work, refused by naming both."""
+"""Incompatible combinations of keys; errors name both."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from paceline.core.registry import register
 from paceline.recipe.schema import DatasetPart, Recipe
 
 Check = tuple[list[str], str]
-"""The keys involved, and a sentence."""
+"""The keys involved, and a message."""
 
 _EITHER = [
     ("schedule.floor_lr", "schedule.floor"),
@@ -24,7 +24,7 @@ _FOR_TRAINING = ("mixup", "cutmix", "mixup_or_cutmix", "mosaic", "multi_scale")
 
 
 def cross_checks(recipe: Recipe) -> list[Check]:
-    """All combinations in a recipe that cannot work."""
+    """All incompatible combinations in a recipe."""
     return [
         *_either_or(recipe),
         *_model(recipe),
@@ -46,7 +46,7 @@ def _either_or(recipe: Recipe) -> list[Check]:
     found = []
     for epochs, steps in _EITHER:
         if _value(recipe, epochs) and _value(recipe, steps):
-            found.append(([steps, epochs], f"cannot be given together with {epochs}; keep one of them"))
+            found.append(([steps, epochs], f"incompatible with {epochs}; remove one of them"))
     if recipe.train.epochs is None and recipe.train.steps is None:
         found.append((["train.epochs"], "expected train.epochs or train.steps, got neither"))
     return found
@@ -56,7 +56,7 @@ def _model(recipe: Recipe) -> list[Check]:
     model = recipe.model
     found = []
     if model.unfreeze and not model.freeze:
-        found.append((["model.unfreeze", "model.freeze"], "given, but model.freeze is empty; nothing is frozen"))
+        found.append((["model.unfreeze", "model.freeze"], "given, but model.freeze is empty"))
     for index, stage in enumerate(model.unfreeze):
         if (stage.at_epochs is None) == (stage.at_steps is None):
             found.append(([f"model.unfreeze.{index}"], "expected one of at_epochs and at_steps"))
@@ -75,7 +75,7 @@ def _losses(recipe: Recipe) -> list[Check]:
 
 def _transforms(recipe: Recipe) -> list[Check]:
     return [
-        ([f"data.{split}.transforms.{index}"], f"{transform.name} is for training: metrics need samples as they are")
+        ([f"data.{split}.transforms.{index}"], f"{transform.name} is for training only; remove it")
         for split, part in _parts(recipe)
         for index, transform in enumerate(part.transforms)
         if split != "train" and transform.name in _FOR_TRAINING
@@ -83,7 +83,7 @@ def _transforms(recipe: Recipe) -> list[Check]:
 
 
 def _drawn_splits(recipe: Recipe) -> list[Check]:
-    """Parts that are drawn from the same samples must come from one draw, or they overlap."""
+    """Splits drawn from the same samples must use the same shares and seed, or they overlap."""
     drawn = {split: (part.dataset, part.model_extra or {}) for split, part in _parts(recipe)}
     dataset, train = drawn.pop("train")
     found: list[Check] = []
@@ -94,10 +94,10 @@ def _drawn_splits(recipe: Recipe) -> list[Check]:
         for key in ("split_shares", "split_seed", "split_column"):
             if own.get(key) != train.get(key):
                 keys = [f"data.{split}.{key}", f"data.train.{key}"]
-                found += [(keys, f"differs from data.train.{key}, so that samples would be in both parts")]
+                found += [(keys, f"differs from data.train.{key}, so splits would overlap")]
         if own.get("split") == train.get("split"):
             keys = [f"data.{split}.split", "data.train.split"]
-            found += [(keys, "is the part that data.train.split takes, of the same samples")]
+            found += [(keys, "is the same split of the same samples as data.train.split")]
     return found
 
 
@@ -145,7 +145,7 @@ def _schedule(recipe: Recipe) -> list[Check]:
     if schedule.warmup != "none" and not keys:
         return [(["schedule.warmup"], "needs schedule.warmup_epochs or schedule.warmup_steps greater than 0")]
     if schedule.per == "epoch" and schedule.warmup == "linear" and not (schedule.warmup_from or schedule.count_from):
-        message = "counts the first epoch as 0 with schedule.per epoch, so nothing would be learned in it; set it to 1"
+        message = "with schedule.per epoch, 0 makes the learning rate of the first epoch 0; set it to 1"
         return [(["schedule.count_from", "schedule.per"], message)]
     for key, unit in (("warmup_epochs", "epochs"), ("warmup_steps", "steps")):
         warmup, total = getattr(schedule, key), getattr(train, unit)
@@ -156,7 +156,7 @@ def _schedule(recipe: Recipe) -> list[Check]:
 
 
 def _exactness(recipe: Recipe) -> list[Check]:
-    """What gives other bits on other numbers of processes, or after a restart."""
+    """What is not reproducible on other numbers of processes, or after a restart."""
     train = recipe.train
     strategy = train.strategy.name
     compression = (train.strategy.model_extra or {}).get("compression", "none")
@@ -164,20 +164,20 @@ def _exactness(recipe: Recipe) -> list[Check]:
     if train.reproducible == "world":
         here = ["train.reproducible", "train.strategy"]
         if strategy not in ("auto", "single", "ddp"):
-            found.append((here, f"world cannot be had with train.strategy {strategy}; use auto"))
+            found.append((here, f"world is incompatible with train.strategy {strategy}; use auto"))
         if compression != "none":
-            found.append((here, f"world cannot be had with gradients compressed to {compression}; use none"))
+            found.append((here, f"world is incompatible with gradient compression {compression}; use none"))
         if train.sync_bn:
-            message = "world cannot be had with train.sync_bn: statistics would depend on the processes"
+            message = "world is incompatible with train.sync_bn: statistics would depend on the processes"
             found.append((["train.reproducible", "train.sync_bn"], message))
     if train.reproducible == "run" and compression == "powersgd":
-        message = "powersgd keeps what it left out, which no checkpoint holds; set train.reproducible to off"
+        message = "powersgd keeps an error buffer that no checkpoint holds; set train.reproducible to off"
         found.append((["train.strategy", "train.reproducible"], message))
     return found
 
 
 def _sharding(recipe: Recipe) -> list[Check]:
-    """What needs whole parameters in every process."""
+    """What needs whole parameters on every rank."""
     train = recipe.train
     strategy = train.strategy.name
     if strategy not in ("fsdp", "zero"):
@@ -187,19 +187,19 @@ def _sharding(recipe: Recipe) -> list[Check]:
         message = f"expected fp32, tf32, bf16, fp16, O0 or O1 with train.strategy {strategy}, got {train.precision}"
         found.append((["train.precision", "train.strategy"], message))
     if recipe.optimizer.name in ("adafactor", "rprop"):
-        message = f"{recipe.optimizer.name} cannot be had with train.strategy {strategy}; use adamw or sgd"
+        message = f"{recipe.optimizer.name} is incompatible with train.strategy {strategy}; use adamw or sgd"
         found.append((["optimizer.name", "train.strategy"], message))
     if train.adaptive_clip is not None:
-        message = f"cannot be had with train.strategy {strategy}, which cuts units into parts; use train.clip_grad_norm"
+        message = f"incompatible with train.strategy {strategy}, which shards units; use train.clip_grad_norm"
         found.append((["train.adaptive_clip", "train.strategy"], message))
     if train.compile:
-        message = f"cannot be had with train.strategy {strategy}; choose one of them"
+        message = f"incompatible with train.strategy {strategy}; remove one of them"
         found.append((["train.compile", "train.strategy"], message))
     return found
 
 
 def _precision(recipe: Recipe) -> list[Check]:
-    """What belongs to other precisions."""
+    """Keys that need another precision."""
     train = recipe.train
     found: list[Check] = []
     if train.keep_norms_fp32 is not None and train.precision not in ("O2", "O3"):
@@ -215,9 +215,9 @@ def _figures(recipe: Recipe) -> list[Check]:
     found = []
     if recipe.data.val is None and recipe.data.test is None:
         if recipe.expect:
-            found.append((["expect", "data.val"], "given, but there is neither data.val nor data.test to measure on"))
+            found.append((["expect", "data.val"], "given, but there is neither data.val nor data.test"))
         if recipe.checkpoint.best not in (None, "auto"):
-            message = "given, but there is no data.val to measure it on; add data.val or set it to null"
+            message = "given, but there is no data.val; add data.val or set it to null"
             found.append((["checkpoint.best", "data.val"], message))
     return found
 
@@ -225,7 +225,7 @@ def _figures(recipe: Recipe) -> list[Check]:
 def _names(recipe: Recipe) -> list[Check]:
     names = [loss.name for loss in recipe.losses]
     doubled = sorted({name for name in names if names.count(name) > 1})
-    return [(["losses"], f"{name} is listed more than once; list each loss once") for name in doubled]
+    return [(["losses"], f"{name} is listed more than once") for name in doubled]
 
 
 def _value(recipe: Recipe, key: str) -> object:

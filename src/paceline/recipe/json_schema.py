@@ -1,4 +1,4 @@
-"""The JSON Schema of a recipe, with which editors complete keys and underline mistakes."""
+"""The JSON Schema of recipes, for completion and checks in editors."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _ROOT = "#/$defs/"
 _PARTIAL = "partial."
 _EXTENDS: Node = {
-    "description": "What this recipe builds on: files, named relative to it, or recipes that ship with paceline.",
+    "description": "Recipes to extend: files relative to this one, or recipes that ship with paceline.",
     "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
 }
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema of a recipe file, with the names that are registered now; one that extends another may be partial."""
+    """The schema of a recipe file with all registered names; a recipe that extends another may be partial."""
     parts = {part.section: part for part in PARTS}
     definitions, names = _generate([Recipe, *parts, *(model for part in PARTS for model in _arguments(part))])
     whole, partial = dict(definitions), dict(definitions)
@@ -45,7 +45,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _generate(models: list[type[BaseModel]]) -> tuple[dict[str, Node], dict[type[BaseModel], str]]:
-    """The definitions of the models and of what they use, and the name of each model's own."""
+    """The definitions of the models and their references, and the name of each model's definition."""
     unique = list(dict.fromkeys(models))
     references, generated = models_json_schema(
         [(model, "validation") for model in unique],
@@ -57,7 +57,7 @@ def _generate(models: list[type[BaseModel]]) -> tuple[dict[str, Node], dict[type
 
 
 def _arguments(part: PartSpec) -> dict[type[Arguments], list[Node]]:
-    """The argument models of a kind, each with what matches the names that take it."""
+    """The argument models of a kind, each with the schema that matches its names."""
     registry = register.kind(part.kind)
     found: dict[type[Arguments], list[Node]] = {}
     for entry in registry:
@@ -73,7 +73,7 @@ def _prefixed(prefix: str) -> Node:
 
 
 def _part(part: PartSpec, definitions: dict[str, Node], names: dict[type[BaseModel], str], is_partial: bool) -> Node:
-    """A part in full or as just a name; a partial one may leave its name, and so its kind of arguments, open."""
+    """A part as a mapping or a name; a partial one may omit its name."""
     section = definitions[names[part.section]]
     default = None if is_partial else part.section.model_fields[part.name_key].default
     required = section.get("required", [])
@@ -111,7 +111,7 @@ def _any_of(nodes: list[Node]) -> Node:
 
 
 def _as_partial(node: Any) -> Any:
-    """The same schema with nothing required and with references among partial definitions."""
+    """The same schema with nothing required."""
     if isinstance(node, list):
         return [_as_partial(each) for each in node]
     if not isinstance(node, dict):

@@ -1,4 +1,4 @@
-"""A recipe, the recipes it extends and what the command line overrides, as one document."""
+"""Load a recipe with the recipes it extends and the overrides of the command line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SHIPPED = Path(__file__).parent.parent / "recipes"
 
 
 def load(reference: str, overrides: Sequence[str] = (), parts: Sequence[PartSpec] = PARTS) -> Document:
-    """The merged document of a recipe: a file, or the name of a recipe that ships with the package."""
+    """The merged document of a recipe file or a shipped recipe."""
     path, display = _find(reference, Path(), "")
     assigned = [_split_override(override) for override in overrides]
     files = _Files(parts)
@@ -43,7 +43,7 @@ def load(reference: str, overrides: Sequence[str] = (), parts: Sequence[PartSpec
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """The recipes inside the package by name: the file's, with its folder's before it where two are alike."""
+    """The shipped recipes by file name; with the folder where two have the same name."""
     found = sorted(path for suffix in SUFFIXES for path in _SHIPPED.glob(f"*/*{suffix}"))
     stems = [path.stem for path in found]
     named = {path.stem if stems.count(path.stem) == 1 else _folder_name(path): path for path in found}
@@ -51,7 +51,7 @@ def shipped_recipes() -> dict[str, Path]:
 
 
 def expand_shorthand(document: Document, parts: Sequence[PartSpec]) -> None:
-    """Write parts given as just a name (`task: classification`) in full, in place."""
+    """Expand parts given as a name (`task: classification`) to mappings, in place."""
     for part in parts:
         for path in part.places(document.tree):
             name = lookup(document.tree, path)
@@ -62,7 +62,7 @@ def expand_shorthand(document: Document, parts: Sequence[PartSpec]) -> None:
 
 
 def merge(below: Document, above: Document) -> Document:
-    """What `above` says over what `below` says: mappings member by member, anything else as a whole."""
+    """`below` overridden by `above`: mappings key by key, anything else as a whole."""
     merged = Document(below.tree, dict(below.keys), dict(below.values))
     merged.tree = _merged(below.tree, above.tree, (), merged, above)
     return merged
@@ -112,7 +112,7 @@ def _copy_origins(path: KeyPath, merged: Document, above: Document) -> None:
 
 
 class _Files:
-    """Reads files and what they extend, gathering what is wrong in any of them."""
+    """Reads files and what they extend, collecting all problems."""
 
     def __init__(self, parts: Sequence[PartSpec]) -> None:
         self.problems: list[str] = []
@@ -120,7 +120,7 @@ class _Files:
         self._parts = parts
 
     def read(self, path: Path, display: str, above: tuple[Path, ...]) -> Document:
-        """The document of a file merged over those it extends; `above` are the files that led here."""
+        """The document of a file merged over those it extends; `above` are the files that extend it."""
         try:
             document = read_document(path, display)
         except RecipeError as error:
@@ -155,7 +155,7 @@ class _Files:
 
     def _base(self, reference: Any, path: Path, display: str, above: tuple[Path, ...]) -> tuple[Path, str]:
         if not isinstance(reference, str):
-            raise UsageError("expected the name of a recipe or a list of such names")
+            raise UsageError("expected the name of a recipe or a list of names")
         base, shown = _find(reference, path.parent, os.path.dirname(display))  # noqa: PTH120 - keeps it as shown
         if base.resolve() in above:
             raise UsageError(f"{shown} extends itself, directly or through others")
@@ -173,7 +173,7 @@ def _at_layer(document: Document, layer: int) -> Document:
 
 
 def _find(reference: str, directory: Path, shown_directory: str) -> tuple[Path, str]:
-    """A file's path and what to call it; a file comes before a shipped recipe of the same name."""
+    """The path and display name of a recipe; a file wins over a shipped recipe of the same name."""
     path = directory / reference
     if path.suffix.lower() in SUFFIXES and os.path.exists(path):  # noqa: PTH110 - False for impossible names too
         return path, os.path.normpath(os.path.join(shown_directory, reference))  # noqa: PTH118
@@ -184,13 +184,13 @@ def _find(reference: str, directory: Path, shown_directory: str) -> tuple[Path, 
     if os.path.isfile(path):  # noqa: PTH113
         raise UsageError(f"{reference}: expected a .yaml, .yml or .json file")
     meant = near(reference, list(named))
-    hint = "`paceline recipes` lists those"
+    hint = "`paceline recipes` lists the shipped ones"
     if meant:
         hint = f'did you mean "{meant[0]}"?'
     elif path.suffix.lower() not in SUFFIXES:
-        hint += "; there is no run directory of that name either"
+        hint += "; there is no such run directory either"
     shown = in_one_line(json.dumps(reference, ensure_ascii=False))
-    raise UsageError(f"{shown} is neither a file nor a recipe that ships with paceline; {hint}")
+    raise UsageError(f"{shown} is neither a file nor a shipped recipe; {hint}")
 
 
 def _folder_name(path: Path) -> str:
@@ -231,15 +231,15 @@ def _override(
 
 
 def _address(tree: Any, segments: list[str], label: str) -> KeyPath:
-    """The place that a dotted key means in this tree; numbers are indices where the tree has a list."""
+    """The place of a dotted key in this tree; numbers are indices into lists."""
     if segments[0] == "extends":
-        raise RecipeError(f"{label}: extends can only be given in a file")
+        raise RecipeError(f"{label}: extends is only allowed in a file")
     path: KeyPath = ()
     for segment in segments:
         if isinstance(tree, list):
             if not segment.isdecimal() or int(segment) >= len(tree):
                 held = f"{pluralize(len(tree), 'item')}, counted from 0"
-                raise RecipeError(f"{label}: {dotted(path)} has {held}; {segment} is none of them")
+                raise RecipeError(f"{label}: {dotted(path)} has {held}; got {segment}")
             path = (*path, int(segment))
             tree = tree[int(segment)]
         else:
@@ -249,7 +249,7 @@ def _address(tree: Any, segments: list[str], label: str) -> KeyPath:
 
 
 def _nested(path: KeyPath, value: Document) -> Document:
-    """The value inside mappings that lead to it from the top."""
+    """The value nested in mappings from the root."""
     nested = Document(value.tree)
     origin = value.values[()]
     for segment in reversed(path):

@@ -1,4 +1,4 @@
-"""What is wrong with a recipe, in words: what pydantic refuses, what was expected, and what may have been meant."""
+"""Error messages for recipes: what was found, what was expected, and what may have been meant."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from paceline.core.text import pluralize
 from paceline.recipe.yaml_tree import KeyPath, resolve_scalar
 
 Node = dict[str, Any]
-"""A part of a JSON Schema; where a list of them is taken, they are alternatives without further references."""
+"""A node of a JSON Schema; a list of nodes are alternatives without references."""
 
 MAX_SHOWN = 60
-"""Characters of a found value that a message shows."""
+"""Characters of a value that a message shows."""
 
 PATTERNS = {
     r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$": "of letters, digits, dots, hyphens and underscores, at most 100 of them",
@@ -36,7 +36,7 @@ _SIGNS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiv
 
 
 def show(value: Any) -> str:
-    """A found value as JSON, cut short."""
+    """A value as JSON, truncated."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     text = json.dumps(value, ensure_ascii=False)
@@ -44,13 +44,13 @@ def show(value: Any) -> str:
 
 
 def join_or(words: Sequence[str]) -> str:
-    """Words as in a sentence: `a, b or c`."""
+    """Join words: `a, b or c`."""
     *others, last = words
     return f"{', '.join(others)} or {last}" if others else last
 
 
 def near(word: str, known: Sequence[str]) -> list[str]:
-    """Up to three of the known words that may have been meant, the likeliest first."""
+    """Up to three similar words, the best first."""
     same = [name for name in known if name.casefold() == word.casefold() or name.endswith(f"/{word}")]
     initials = [name for name in known if len(word) > 1 and _initials(name) == word.casefold()]
     return same[:3] or initials[:3] or get_close_matches(word, known, n=3)
@@ -62,7 +62,7 @@ def _initials(name: str) -> str:
 
 
 def describe(nodes: Sequence[Node]) -> str:
-    """What any of the alternatives accepts: `a whole number ≥ 1 or auto`."""
+    """What the alternatives accept: `a whole number ≥ 1 or auto`."""
     types = _types(nodes)
     literals = [value if isinstance(value, str) else show(value) for value in _literals(nodes)]
     if len(literals) > 1 and not types - {"null"}:
@@ -75,7 +75,7 @@ def describe(nodes: Sequence[Node]) -> str:
 
 
 def hint(value: Any, nodes: Sequence[Node]) -> str:
-    """What to do about a value that none of the alternatives accepts, if that can be told; begins with a semicolon."""
+    """A suggestion for a value that no alternative accepts, starting with a semicolon, or an empty string."""
     types, literals = _types(nodes), _literals(nodes)
     if isinstance(value, str):
         meant = near(value, [literal for literal in literals if isinstance(literal, str)])
@@ -115,7 +115,7 @@ def _describe_type(node: Node) -> list[str]:
             return ["a name", "a mapping"] if is_part else ["a mapping"]
         case _:
             pattern = f" {PATTERNS.get(node['pattern'], 'of another form')}" if "pattern" in node else ""
-            return [("a string that is not empty" if node.get("minLength") == 1 else "a string") + pattern]
+            return [("a non-empty string" if node.get("minLength") == 1 else "a string") + pattern]
 
 
 def _bounds(node: Node) -> str:
@@ -137,7 +137,7 @@ def _length(node: Node) -> str:
 
 
 def _types_of(value: Any) -> set[str]:
-    """The JSON types that an unquoted scalar would satisfy."""
+    """The JSON types of an unquoted scalar."""
     if isinstance(value, bool):
         return {"boolean"}
     if isinstance(value, int):
@@ -146,10 +146,10 @@ def _types_of(value: Any) -> set[str]:
 
 
 MAX_LISTED = 20
-"""Names or keys that a message lists when none of them is near."""
+"""Names that a message lists when none is similar."""
 
 _MOST = 2_000
-"""Errors that are put into words, which takes time; whoever made more did not make them by hand."""
+"""Errors that are reported; formatting them takes time."""
 
 Errors = Sequence[Mapping[str, Any]]
 
@@ -169,7 +169,7 @@ _IN_SCHEMA = {
 
 @dataclass(frozen=True)
 class Problem:
-    """A message about the value at a place, about its key, or about its absence."""
+    """A message about a value, its key, or its absence."""
 
     path: KeyPath
     message: str
@@ -177,19 +177,19 @@ class Problem:
 
 
 class LenientJsonSchema(GenerateJsonSchema):
-    """A JSON Schema in which types that JSON does not know accept anything."""
+    """A JSON Schema in which types unknown to JSON accept anything."""
 
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}
 
     def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> JsonSchemaValue:
-        """Describe a type of the user's own as anything."""
+        """Describe a user's own type as anything."""
         return {}
 
 
 def problems_of(
     error: ValidationError, model: type[BaseModel], tree: Any, also_known: Iterable[str] = ()
 ) -> list[Problem]:
-    """All problems of a tree that a model refused, one for each place; `also_known` are valid keys at the top."""
+    """All problems of a tree that a model refused, one per place; `also_known` are further valid keys."""
     errors: dict[KeyPath, list[Mapping[str, Any]]] = {}
     branches: set[KeyPath] = set()
     for detail in error.errors(include_url=False)[:_MOST]:
@@ -209,7 +209,7 @@ def _schema(model: type[BaseModel]) -> Node:
 
 
 def unknown_key(key: str, known: Sequence[str], elsewhere: Sequence[str] = ()) -> str:
-    """The message for a key that does not exist beside `known`, but perhaps as one of `elsewhere`."""
+    """The message for an unknown key; `known` and `elsewhere` are keys to suggest."""
     meant = [_FORMER[key]] if _FORMER.get(key) in known else near(key, known) or list(elsewhere)
     if meant:
         return f'unknown key; did you mean "{meant[0]}"?'
@@ -217,7 +217,7 @@ def unknown_key(key: str, known: Sequence[str], elsewhere: Sequence[str] = ()) -
 
 
 def unknown_name(kind: str, name: str, known: Sequence[str]) -> str:
-    """The message for a name that is not registered."""
+    """The message for an unregistered name."""
     message = f"unknown {kind} {show(name)}"
     if meant := near(name, known):
         return f"{message}; did you mean {join_or([show(each) for each in meant])}?"
@@ -228,7 +228,7 @@ OWN_PARTS = " (--use MODULE imports parts of your own)"
 
 
 def expected_names(known: Sequence[str]) -> str:
-    """The names to choose from, or the first of them."""
+    """The valid names, or the first of them."""
     if len(known) == 1:
         return known[0]
     return f"one of {_listed(known)}" if known else "a name"
@@ -239,7 +239,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _place(detail: Mapping[str, Any], tree: Any) -> tuple[KeyPath, bool]:
-    """Where an error is in the tree, and whether one branch of a union says so; pydantic puts branches into places."""
+    """The place of an error in the tree, and whether it is in a branch of a union."""
     path: KeyPath = ()
     is_branch = False
     for segment in detail["loc"]:
@@ -254,7 +254,7 @@ def _place(detail: Mapping[str, Any], tree: Any) -> tuple[KeyPath, bool]:
 
 
 class _Words:
-    """Words a problem by the schema and by what was found."""
+    """The message of a problem, from the schema and the value found."""
 
     def __init__(self, schema: Node, tree: Any, also_known: list[str]) -> None:
         self._schema = schema
@@ -279,7 +279,7 @@ class _Words:
         if "finite_number" in types:
             return f"expected a finite number, got {show(value)}"
         if "needs_python_object" in types:
-            return "cannot be given in a recipe: it takes an object of Python"
+            return "cannot be given in a recipe: it takes a Python object"
         nodes = self._nodes(path)
         if nodes and all(kind in _IN_SCHEMA or kind.endswith("_type") for kind in types):
             return f"expected {describe(nodes)}, got {show(value)}{hint(value, nodes)}"
@@ -293,7 +293,7 @@ class _Words:
         return unknown_key(key, [*(self._also_known if len(path) == 1 else []), *beside], elsewhere)
 
     def _nodes(self, path: KeyPath, exactly: bool = False) -> list[Node]:
-        """What the schema allows at a place, one node for each alternative; `exactly`: as a key it lists."""
+        """What the schema allows at a place, one node per alternative; `exactly`: only as a listed key."""
         nodes = self._alternatives(self._schema)
         for segment in path:
             inner = [found for node in nodes for found in _inside(node, segment, exactly)]

@@ -1,4 +1,4 @@
-"""The sections and keys of a recipe. Nothing here imports torch, so a wrong recipe is refused at once."""
+"""The sections and keys of a recipe. Imports no torch, so recipes are checked fast."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.recipe.document import PartSpec, are_named_parts
 Auto = Literal["auto"]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Threads = Annotated[int, Field(ge=1, le=1024)]
-"""Of one operation; libraries end the process where they cannot start as many as they are told."""
+"""Intra-op threads; libraries abort the process if they cannot start as many."""
 PresetName = Literal["pet", "bias_double", "no_decay_bias_norm", "backbone_tenth", "no_decay_1d"]
 KindName = Literal[
     "weight", "bias", "norm", "embedding",
@@ -26,43 +26,43 @@ class Section(Arguments):
 
 
 class Part(Arguments):
-    """A section that names something; the arguments of that name stand beside the keys listed here."""
+    """A section that names a part; its arguments are further keys."""
 
     model_config = ConfigDict(extra="allow")
 
 
 class TaskPart(Part):
-    """Which vision problem is solved."""
+    """The vision problem to solve."""
 
     name: str
 
 
 class Weights(Section):
-    """Weights to start from, and how they may differ from the model; what is not declared here must match."""
+    """Pretrained weights, and how they may differ from the model; everything else must match."""
 
     file: str
-    """A .safetensors or .pth file, a run directory, or a library's own: timm/NAME, torchvision/NAME."""
+    """A .safetensors or .pth file, a run directory, or published weights: timm/NAME, torchvision/NAME."""
     key: str | None = None
     """The key of a .pth file that holds the tensors, such as net_state; null: state_dict, model or model_state_dict."""
     into: str | None = None
-    """The part of the model that they are for, such as backbone; the rest of the model starts fresh."""
+    """The module to load them into, such as backbone; the rest of the model is initialized."""
     strip: list[str] = []
-    """Prefixes that are taken off the names."""
+    """Prefixes to remove from tensor names."""
     rename: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = []
-    """Patterns and what takes their place."""
+    """Pairs of a pattern and its replacement in tensor names."""
     exclude: list[str] = []
-    """Patterns of tensors that are not loaded."""
+    """Patterns of tensors to leave out."""
     head: Literal["auto", "keep", "drop"] | list[str] = "auto"
-    """auto replaces the head when its shapes differ, drop always, keep never; or the modules that make it up."""
+    """Replace the head: auto if its shapes differ, drop always, keep never; or the modules of the head."""
     head_init: Literal["default", "zeros", "trunc_normal", "normal"] = "default"
     first_conv: Literal["auto", "strict"] = "auto"
     channels: Literal["rgb", "bgr"] = "rgb"
-    """The order of channels that the weights were made for."""
+    """The channel order that the weights were trained with."""
     position_embedding: Literal["interpolate", "strict"] = "interpolate"
 
 
 class Unfreeze(Section):
-    """Parts that begin to learn later."""
+    """Modules to unfreeze later."""
 
     match: Annotated[list[str], Field(min_length=1)]
     at_epochs: Positive | None = None
@@ -70,33 +70,33 @@ class Unfreeze(Section):
 
 
 class CheckpointingPart(Part):
-    """Which activations are computed again in the backward pass instead of being kept."""
+    """Activation checkpointing: which activations to recompute in the backward pass."""
 
     name: str
 
 
 class ModelPart(Part):
-    """The network and what it starts from."""
+    """The model and its initial weights."""
 
     name: str
     num_classes: Count | None = None
-    """Normally read off the data; if given, the data must agree."""
+    """Number of classes; null: from the data. If given, the data must match."""
     weights: str | Weights | None = None
-    """A file of weights to start from; the classifier is replaced when its shape differs."""
+    """Pretrained weights; the classifier is replaced if its shape differs."""
     freeze: list[str] = []
-    """Patterns of parameters that do not learn; all_but_head freezes everything else than the classifier."""
+    """Patterns of parameters to freeze; all_but_head freezes everything except the classifier."""
     unfreeze: list[Unfreeze] = []
-    """What begins to learn later, and when."""
+    """What to unfreeze later, and when."""
 
 
 class TransformPart(Part):
-    """One augmentation or preparation."""
+    """One transform."""
 
     name: str
 
 
 class DatasetPart(Part):
-    """One split: where samples come from and how they are changed."""
+    """One split: its data set and transforms."""
 
     dataset: str
     transforms: list[TransformPart] = []
@@ -118,25 +118,25 @@ TestSets = Annotated[
 
 
 class Data(Section):
-    """What is learned from, and how it is loaded."""
+    """The data sets and how to load them."""
 
     batch_size: Count
-    """Samples per optimizer update, over all processes."""
+    """Samples per optimizer step, over all processes."""
     train: DatasetPart
     val: DatasetPart | None = None
     test: TestSets | None = None
-    """One data set to measure on after the last step, or several by name."""
+    """A data set to evaluate after the last step, or several by name."""
     loader: Literal["auto", "memory", "thread", "process", "dali"] = "auto"
-    """What reads samples ahead; auto: what is found to be fastest here, which never changes a pixel."""
+    """How to load samples; auto: what is measured to be fastest. Only dali changes pixels."""
     num_workers: CountOrZero | Auto = "auto"
     cache: Literal["none", "memory"] = "none"
-    """Whether decoded samples are kept in memory, shared by the processes of a machine."""
+    """Where to cache decoded samples; memory is shared by the processes of a machine."""
     on_error: Literal["stop", "skip"] = "stop"
-    """What to do about a sample that cannot be read: end the run, or leave the sample out and list it."""
+    """What to do about an unreadable sample: stop the run, or skip the sample and list it."""
     max_skipped: CountOrZero | Auto = "auto"
-    """How many samples of each split may be left out; auto: one in a hundred, from 1 to 100."""
+    """How many samples per split may be skipped; auto: 1 %, from 1 to 100."""
     drop_last: bool = False
-    """Leave out the last, smaller step of an epoch."""
+    """Drop the last, smaller step of an epoch."""
 
     def splits(self) -> dict[str, DatasetPart]:
         """The data sets by split: train, val, test; of several test sets each as test.NAME."""
@@ -146,28 +146,28 @@ class Data(Section):
 
 
 class LossPart(Part):
-    """One loss; several are added, each with its weight."""
+    """One loss; several are summed with their weights."""
 
     name: str
     weight: Weight = 1.0
 
 
 class ParamGroup(Section):
-    """What some parameters get: those of a kind, those found by name, or those of a preset."""
+    """Settings of some parameters: by kind, by name, or a preset."""
 
     preset: PresetName | None = None
-    """Settings that are known by name; takes no other key."""
+    """A common combination of settings; takes no other key."""
     match: str | None = None
-    """A name (of a module, with all below it), a glob, or a regular expression after `re:`."""
+    """A name (of a module, including all below it), a glob, or a regular expression after `re:`."""
     kind: KindName | None = None
-    """The kind of parameter; beside `match`, those of this kind only. A kind of norm layer wins over norm."""
+    """The kind of parameter; with `match`, only those of this kind. A kind of norm layer wins over norm."""
     lr_scale: NonNegative | None = None
     """A factor on the learning rate."""
     weight_decay: NonNegative | None = None
 
 
 class TrustRatio(Section):
-    """LARC, or LARS without clip: no layer's step is large beside its weights."""
+    """LARC, or LARS without clip: limits the step of each layer relative to its weights."""
 
     coefficient: Positive = 0.02
     clip: bool = True
@@ -175,26 +175,26 @@ class TrustRatio(Section):
 
 
 class OptimizerPart(Part):
-    """How gradients change the parameters."""
+    """The optimizer."""
 
     name: str
     lr: Positive
     weight_decay: NonNegative = 0.0
     base_batch_size: Count | None = None
-    """`lr` is meant for this batch and scaled to `data.batch_size` by `lr_scaling`."""
+    """The batch size that `lr` is for; `lr_scaling` scales it to `data.batch_size`."""
     lr_scaling: Literal["linear", "sqrt"] = "linear"
-    """linear: lr × batch / base_batch_size; sqrt: lr × its square root."""
+    """linear: lr × batch_size / base_batch_size; sqrt: lr × the square root of that ratio."""
     param_groups: list[ParamGroup] = []
     """Learning rates and decays: presets, then kinds, then names, wherever they stand in the list."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] | None = None
-    """The factor from each layer to the one before it."""
+    """Layer-wise learning rate decay: the factor from each layer to the one before it."""
     layer_map: str | None = None
-    """A registered map from parameters to layers, where the model's structure does not tell."""
+    """A registered map from parameters to layers, for models whose structure is unknown."""
     trust_ratio: TrustRatio | None = None
 
 
 class TransitionPart(Part):
-    """A value that goes from `start` to `end` over the run as a decay goes from 1 to 0."""
+    """A schedule from `start` to `end` over the run, in the shape of a decay."""
 
     decay: str = "cosine"
     start: NonNegative
@@ -203,127 +203,127 @@ class TransitionPart(Part):
 
 
 class SchedulePart(Part):
-    """How the learning rate, and perhaps momentum and weight decay, change over the run."""
+    """The schedule of the learning rate, and optionally of momentum and weight decay."""
 
     decay: str = "constant"
     per: Literal["step", "epoch", "fraction"] = "step"
-    """epoch holds a value for a whole epoch; fraction counts epochs as real numbers."""
+    """When to update: every step, every epoch, or by fractions of epochs."""
     warmup: Literal["none", "constant", "linear"] = "none"
     warmup_epochs: NonNegative | None = None
     warmup_steps: CountOrZero | None = None
     warmup_from: Share = 0.0
-    """The share of the learning rate that warm-up starts from, or that constant warm-up uses."""
+    """The factor that warm-up starts from, or that constant warm-up uses."""
     count_from: Literal[0, 1] = 0
-    """The number of the first step in warm-up: with 1 its last step has the whole learning rate."""
+    """The number of the first warm-up step; with 1, the last one has the full learning rate."""
     decay_from: Literal["auto", "start", "warmup"] = "auto"
-    """Where decay begins to count; auto leaves it to the decay."""
+    """Where the decay starts to count; auto: depends on the decay."""
     floor: Share = 0.0
-    """The share of the learning rate that decay ends at."""
+    """The factor at the end of the decay."""
     floor_lr: NonNegative | None = None
-    """The learning rate that decay ends at."""
+    """The learning rate at the end of the decay."""
     momentum: TransitionPart | None = None
     weight_decay: TransitionPart | None = None
 
 
 class AveragingPart(Part):
-    """An average of the weights, measured beside them."""
+    """An average of the weights, evaluated beside them."""
 
     name: str
 
 
 class StrategyPart(Part):
-    """How the model is shared among processes."""
+    """How the model is replicated or sharded over processes."""
 
     name: str
 
 
 class Train(Section):
-    """How long, where and how exactly."""
+    """Length, device, precision, strategy and reproducibility."""
 
     epochs: Count | None = None
     steps: Count | None = None
     seed: Seed = 0
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]+)?|mps)$")] = "auto"
     devices: Annotated[list[CountOrZero], Field(min_length=1)] | None = None
-    """Which CUDA devices, by their numbers among the visible ones; null: all."""
+    """Indices of the CUDA devices to use, among the visible ones; null: all."""
     precision: Literal["fp32", "tf32", "bf16", "fp16", "O0", "O1", "O2", "O3"] = "fp32"
-    """bf16 and fp16 compute with autocast; O0 to O3 are Apex's levels."""
+    """bf16 and fp16 use autocast; O0 to O3 are Apex levels."""
     loss_scale: Positive | Literal["dynamic"] | None = None
-    """What losses are multiplied by where gradients are float16; null: what the precision's name stands for."""
+    """Loss scale for float16 gradients; null: the default of the precision."""
     keep_norms_fp32: bool | None = None
-    """Whether O2 and O3 leave norm layers in float32; null: O2 does, O3 does not."""
+    """Whether O2 and O3 keep norm layers in float32; null: O2 does, O3 does not."""
     strategy: StrategyPart = StrategyPart(name="auto")
     activation_checkpointing: CheckpointingPart = CheckpointingPart(name="none")
     sync_bn: bool = False
-    """Takes BatchNorm's statistics over the micro-batches that all processes compute at the same time."""
+    """Synchronize BatchNorm statistics over all processes."""
     channels_last: bool | Auto = "auto"
     """Lays images out pixel by pixel, which many convolutions are faster with; auto: measured, on CPU."""
     compile: bool = False
-    """Has torch.compile translate the model: slow to start, faster afterwards."""
+    """Use torch.compile: slow to start, faster afterwards."""
     micro_batch_size: Count | Auto = "auto"
-    """Samples per forward and backward pass; a step accumulates as many as `data.batch_size` needs."""
+    """Samples per forward and backward pass; a step accumulates gradients up to `data.batch_size`."""
     clip_grad_norm: Positive | None = None
     clip_grad_value: Positive | None = None
     adaptive_clip: Positive | None = None
-    """Each unit's gradient at most this share of the unit's weights; 0.01 is usual."""
+    """Adaptive gradient clipping: maximum ratio of a unit's gradient to its weights; 0.01 is common."""
     averaging: AveragingPart = AveragingPart(name="none")
     reproducible: Literal["off", "run", "world"] = "run"
-    """run: the same command gives the same bits; world: on any number of processes too."""
+    """run: the same command gives bit-identical results; world: on any number of processes too."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
-    """What to do about a step whose gradient is not finite: end the run, or leave it out (at most 10 in a row)."""
+    """What to do about a gradient that is not finite: stop the run, or skip the step (at most 10 in a row)."""
     hang_seconds: Positive = 600.0
-    """How long several processes may make no progress before they are started again."""
+    """Seconds without progress before several processes are restarted."""
     threads: Threads | Auto = "auto"
-    """Threads inside one operation; auto: the machine's cores by the processes on it, with reproducible world: 1."""
+    """Intra-op threads; auto: cores per process, or 1 with reproducible: world."""
 
 
 class MetricPart(Part):
-    """A metric beyond those the task brings."""
+    """A metric in addition to those of the task."""
 
     name: str
 
 
 class Evaluate(Section):
-    """When and how the model is measured."""
+    """When and how to evaluate."""
 
     every_epochs: Positive | None = None
     every_steps: Count | None = None
     batch_size: Count | Auto = "auto"
-    """Samples per evaluation batch; fixed, so that metrics do not depend on the number of processes. auto: 256, on a
+    """Samples per evaluation batch; metrics do not depend on the number of processes. auto: 256, on a
     CPU fewer of large samples (16 of 224×224), since each core evaluates a batch."""
     num_workers: CountOrZero | Auto = "auto"
     threads: Threads = 1
     metrics: list[MetricPart] = []
     original_size: bool | Auto = "auto"
-    """Measures and saves predicted maps at the size that the masks have in their files, not at that of the model's
-    images; auto: as the task's field measures, true for saliency."""
+    """Evaluate and save predicted maps at the original size of the masks instead of the size of the model's input;
+    auto: true for saliency."""
     save_predictions: bool = False
-    """Writes what is predicted for each sample below predictions/: a PNG file of a map, else a row of a CSV file."""
+    """Write the prediction of each sample to predictions/: PNG files of maps, else a CSV table."""
 
 
 class Checkpoint(Section):
-    """What is kept on disk to continue from; one is also saved before each evaluation."""
+    """When to save and which checkpoints to keep; one is also saved before each evaluation."""
 
     every_epochs: Positive | None = None
     every_steps: Count | None = None
     keep_last: Count = 3
     keep_every: Count | None = None
-    """Checkpoints whose step is a multiple of this are kept for good."""
+    """Never delete checkpoints whose step is a multiple of this."""
     best: str | None = "auto"
-    """The metric by which the best checkpoint is kept; auto: the task's own; null: none."""
+    """The metric that selects the best checkpoint; auto: the task's main metric; null: none."""
     direction: Literal["auto", "max", "min"] = "auto"
-    """Whether the greatest or the least of it is best; auto: as `higher_is_better` of its metric says."""
+    """Whether higher or lower is better; auto: `higher_is_better` of the metric."""
 
 
 class Logging(Section):
-    """What is shown and recorded."""
+    """What to log, and how often."""
 
     every_steps: Count | None = None
     every_epochs: Positive | None = None
     tensorboard: bool = True
     images: bool = True
     results: Annotated[str, Field(pattern=r"^.+\.(csv|xlsx)$")] | None = None
-    """A table that keeps a row for each run and split; a relative path is one from the current folder, as runs/ is."""
+    """A results table with one row per run and split; relative to the current folder."""
 
 
 class Recipe(Section):
@@ -342,7 +342,7 @@ class Recipe(Section):
     checkpoint: Checkpoint = Checkpoint()
     logging: Logging = Logging()
     expect: dict[str, float] = {}
-    """What this recipe is known to reach; compared at the end."""
+    """Metrics that this recipe reaches in its own length; compared at the end."""
 
 
 _SPLITS = ("train", "val", "test{}")

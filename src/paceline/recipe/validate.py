@@ -1,4 +1,4 @@
-"""A document held against the schema and the registries; every mistake is found before torch is imported."""
+"""Check a recipe against the schema and the registry, without importing torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEFAULT = Origin("default")
 
 @dataclass(frozen=True)
 class CheckedRecipe:
-    """A valid recipe; each part's `model_extra` holds all arguments of its name, defaults included."""
+    """A valid recipe; `model_extra` of each part holds all of its arguments, defaults included."""
 
     recipe: Recipe
     document: Document
@@ -34,21 +34,21 @@ class CheckedRecipe:
         return _path_of(key, self.document.tree)
 
     def origin(self, key: str) -> Origin:
-        """Where the value of a dotted key was said, or the origin "default"."""
+        """The origin of the value of a dotted key, or "default"."""
         return self.document.values.get(self._path(key), DEFAULT)
 
     def locate(self, key: str) -> str:
-        """A dotted key behind its place, for messages: `recipe.yaml:14:7: optimizer.lr`."""
+        """A dotted key after its place, for messages: `recipe.yaml:14:7: optimizer.lr`."""
         return f"{_nearest_origin(self.document, self._path(key))}: {key}"
 
     def resolved(self) -> dict[str, Any]:
-        """The whole recipe as plain values that JSON can hold, with all defaults, in the schema's order."""
+        """The whole recipe as JSON values, with all defaults, in the order of the schema."""
         resolved: dict[str, Any] = self.recipe.model_dump(mode="json", fallback=str)
         return resolved
 
 
 def validate(document: Document) -> CheckedRecipe:
-    """Check everything that can be checked without building; raise all mistakes at once."""
+    """Check everything that needs no building; raise all mistakes at once."""
     document = Document(copy.deepcopy(document.tree), dict(document.keys), dict(document.values))
     problems = _not_finite(document)
     arguments: dict[KeyPath, dict[str, Any]] = {}
@@ -81,7 +81,7 @@ def _not_finite(document: Document) -> list[Problem]:
 def _check_part(
     part: PartSpec, path: KeyPath, document: Document, arguments: dict[KeyPath, dict[str, Any]]
 ) -> list[Problem]:
-    """The problems of a part's name and of the arguments beside it; valid arguments are added to `arguments`."""
+    """The problems of a part's name and arguments; valid arguments are added to `arguments`."""
     tree = lookup(document.tree, path)
     if not isinstance(tree, dict):
         return []
@@ -115,7 +115,7 @@ def _entry(part: PartSpec, path: KeyPath, tree: dict[str, Any]) -> Entry | Probl
 
 
 def _is_left_over(part: PartSpec, path: KeyPath, key: str, document: Document) -> bool:
-    """Whether an argument was meant for another name, which a recipe further up or the command line replaced."""
+    """Whether an argument belongs to another name, which a later recipe or the command line replaced."""
     name = document.values.get((*path, part.name_key))
     inside = list(places(lookup(document.tree, (*path, key)), (*path, key)))
     origins = [table[place] for table in (document.keys, document.values) for place in inside if place in table]
@@ -132,7 +132,7 @@ def _drop_outdated_expectations(recipe: Recipe, document: Document) -> None:
 
 
 def _with_arguments(recipe: Recipe, arguments: dict[KeyPath, dict[str, Any]]) -> Recipe:
-    """The recipe with validated arguments in its parts, those of parts that it leaves out as well."""
+    """The recipe with validated arguments in all parts, also those it leaves out."""
     recipe = recipe.model_copy(deep=True)  # default sections are shared between recipes
     for part in PARTS:
         for path, section in _instances(recipe, part.pattern):
@@ -162,7 +162,7 @@ def _instances(recipe: Recipe, pattern: tuple[str, ...]) -> list[tuple[KeyPath, 
 
 
 def _named(path: KeyPath, value: Any) -> list[tuple[KeyPath, Any]]:
-    """A part, or each of several by name."""
+    """One part, or several by name."""
     return [((*path, name), part) for name, part in value.items()] if isinstance(value, dict) else [(path, value)]
 
 
@@ -176,7 +176,7 @@ def _text(tree: Any) -> str:
 
 
 def _error(problems: Sequence[Problem], document: Document) -> RecipeError:
-    """One line for each place, the first problem found there, in the order of files, lines and columns."""
+    """The first problem of each place, ordered by file, line and column."""
     first: dict[KeyPath, Problem] = {}
     for problem in problems:
         first.setdefault(problem.path, problem)
@@ -205,7 +205,7 @@ def _origin(problem: Problem, document: Document) -> Origin:
 
 
 def _nearest_origin(document: Document, path: KeyPath) -> Origin:
-    """The origin of a value; of what is absent, the key of the mapping that lacks it."""
+    """The origin of a value; if it is absent, that of the nearest key above."""
     if path in document.values:
         return document.values[path]
     for end in range(len(path) - 1, -1, -1):
@@ -216,7 +216,7 @@ def _nearest_origin(document: Document, path: KeyPath) -> Origin:
 
 
 def _path_of(key: str, tree: Any) -> KeyPath:
-    """The place of a dotted key, whether or not the tree has it; numbers are indices where the tree has a list."""
+    """The place of a dotted key, present or not; numbers are indices into lists."""
     path: KeyPath = ()
     for segment in key.split("."):
         is_index = isinstance(tree, list) and segment.isdecimal()

@@ -1,4 +1,4 @@
-"""Text to a plain tree with the place of everything in it, by the core rules of YAML 1.2 and within fixed limits."""
+"""Parse text to a plain tree with places, by the core schema of YAML 1.2 and within fixed limits."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, NoReturn
 import yaml
 
 KeyPath = tuple[str | int, ...]
-"""A place in a tree: the keys and list indices that lead to it."""
+"""A place in a tree: keys and list indices."""
 Place = tuple[int, int]
-"""A place in a text: line and column, counted from 1."""
+"""A place in a text: line and column, from 1."""
 
 MAX_ALIASES = 64
 MAX_NODES = 20_000
 MAX_DEPTH = 32
 MAX_NUMBER = 64
-"""Characters of the longest number; anything longer stays a string and is refused where a number is wanted."""
+"""Length of the longest number; anything longer is a string."""
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -36,7 +36,7 @@ _CONTROL = re.compile("[^\t\n\r -~\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010f
 
 @dataclass
 class Composed:
-    """A tree, and where each mapping key and each value of it begins."""
+    """A tree, and where each of its keys and values starts."""
 
     tree: Any = None
     keys: dict[KeyPath, Place] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Composed:
 
 
 class Unreadable(Exception):  # noqa: N818 - always turned into a RecipeError
-    """The text is refused; `problems` says where and why, as far as it could be read."""
+    """The text is invalid; `problems` says where and why."""
 
     def __init__(self, problems: list[tuple[Place, str]]) -> None:
         super().__init__(problems)
@@ -52,18 +52,18 @@ class Unreadable(Exception):  # noqa: N818 - always turned into a RecipeError
 
 
 def dotted(path: KeyPath) -> str:
-    """A place as a user writes it, in one line: `losses.0.weight`."""
+    """A place as users write it: `losses.0.weight`."""
     text = ".".join(str(segment) for segment in path)
     return text if text.isprintable() else ascii(text)[1:-1]
 
 
 def place_after(before: str) -> Place:
-    """The place of what follows this beginning of a text."""
+    """The place after this beginning of a text."""
     return before.count("\n") + 1, len(before) - before.rfind("\n")
 
 
 def resolve_scalar(text: str) -> str | int | float | bool | None:
-    """What an unquoted word means: `off` and `no` are words, `1e-3` is a number."""
+    """The value of an unquoted scalar: `off` and `no` are strings, `1e-3` is a number."""
     if not text or text in _WORDS:
         return _WORDS.get(text)
     if len(text) > MAX_NUMBER:
@@ -80,12 +80,12 @@ def resolve_scalar(text: str) -> str | int | float | bool | None:
 
 
 def compose(text: str, is_json: bool = False) -> Composed:
-    """Read one document; an empty text gives None. `is_json` refuses what is a word in YAML but nothing in JSON."""
+    """Parse one document; an empty text gives None. `is_json` refuses what only YAML allows."""
     if control := _CONTROL.search(text):
         code = ord(control[0])
         message = f"control character U+{code:04X} is not allowed"
         if 0xDC80 <= code <= 0xDCFF:  # a byte of a command line
-            message = f"not UTF-8 text (byte 0x{code - 0xDC00:02x}), as a recipe is; give a link to it, say"
+            message = f"not UTF-8 text (byte 0x{code - 0xDC00:02x}), as recipes are; use a link, for example"
         raise Unreadable([(place_after(text[: control.start()]), message)])
     composer = _Composer(text, is_json)
     try:
@@ -100,11 +100,11 @@ def compose(text: str, is_json: bool = False) -> Composed:
 
 
 class _Stop(Exception):  # noqa: N818 - control flow
-    """Nothing further can be read; the reason is among the problems."""
+    """Parsing cannot continue; the reason is among the problems."""
 
 
 class _Composer:
-    """Follows the parser's events, gathering what is wrong on the way."""
+    """Follows the parser's events and collects problems."""
 
     def __init__(self, text: str, is_json: bool) -> None:
         self.composed = Composed()
@@ -123,7 +123,7 @@ class _Composer:
         self.composed.tree = self._value(next(self._events), (), 1)
         next(self._events)
         if not isinstance(event := next(self._events), yaml.StreamEndEvent):
-            self._stop(event, "a second document begins here; a recipe is one document")
+            self._stop(event, "a second document starts here; a recipe is one document")
 
     def _value(self, event: Any, path: KeyPath, depth: int) -> Any:
         self._count(event, depth)
@@ -173,10 +173,10 @@ class _Composer:
         return tree
 
     def _key(self, event: Any, path: KeyPath, depth: int) -> str:
-        """The key itself; after a problem, a stand-in that no other key is equal to."""
+        """The key; after a problem, a unique placeholder."""
         stand_in = f"?{_place(event)}"
         if not isinstance(event, yaml.ScalarEvent):
-            self._problem(event, "a key must be a word, not an alias, a list or a mapping")
+            self._problem(event, "a key must be a string, not an alias, a list or a mapping")
             if not isinstance(event, yaml.AliasEvent):
                 self._value(event, (*path, stand_in), depth + 1)
             return stand_in
@@ -195,7 +195,7 @@ class _Composer:
         if self._aliases > MAX_ALIASES:
             self._stop(event, f"more than {MAX_ALIASES} aliases")
         if event.anchor in self._open:
-            self._problem(event, f"alias *{event.anchor} stands inside its own anchor")
+            self._problem(event, f"alias *{event.anchor} is inside its own anchor")
             return None
         if event.anchor not in self._anchors:
             self._problem(event, f"alias *{event.anchor} has no anchor &{event.anchor} before it")
@@ -204,7 +204,7 @@ class _Composer:
         return self._copy(value, source, path, event, depth)
 
     def _copy(self, value: Any, source: KeyPath, target: KeyPath, event: Any, depth: int) -> Any:
-        """The anchored value once more at `target`; what is inside it keeps its places in the text."""
+        """Repeat the anchored value at `target`; its content keeps its places in the text."""
 
         def child(segment: str | int, inner: Any) -> Any:
             self._count(event, depth + 1)
