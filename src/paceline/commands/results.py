@@ -82,11 +82,11 @@ def _read_all(options: argparse.Namespace) -> list[Row]:
         except PacelineError as error:
             if is_named:
                 raise
-            print(f"left out: {error}", file=sys.stderr)
+            print(f"skipped: {error}", file=sys.stderr)
             continue
         own = [_as_it_is(each) for each in own if options.split in (None, each.split, each.split.partition(".")[0])]
         if not own:
-            print(f"skipped {folder}: it has no such metrics", file=sys.stderr)
+            print(f"skipped: {folder}: it has no such metrics", file=sys.stderr)
         settings = {key: value for key, value in _settings(tree, "") if not _NO_SETTINGS.fullmatch(key)}
         found += [Row(each, settings, _data_of(tree, each.split)) for each in own]
     return found
