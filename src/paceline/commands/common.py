@@ -46,7 +46,7 @@ def run_directory(reference: str) -> Path | None:
 
 
 def use_modules(names: list[str]) -> None:
-    """Import the user's modules, so that what they register can be named; a file is one too, wherever it lies."""
+    """Import the user's modules or files, so that recipes can use what they register."""
     if names:
         sys.path.insert(0, str(Path.cwd()))
     for name in names:
@@ -60,7 +60,7 @@ def use_modules(names: list[str]) -> None:
             raise
         except Exception as error:
             if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
-                where = f"it is looked for in {Path.cwd()} and among installed packages"
+                where = f"searched in {Path.cwd()} and in installed packages"
                 raise UsageError(f"--use {name}: {error}; {where}") from error
             from paceline.core.user_code import described
 
