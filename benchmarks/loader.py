@@ -79,10 +79,10 @@ def measure(is_quick: bool) -> Section:
     ours = measured[_OURS]
     return Section(
         "Loading from memory",
-        f"The embedded Fashion-MNIST part (uint8 [6000, 1, 28, 28]): random crop with padding {_PADDING}, flip,"
-        f" normalize, batches of {_BATCH}; one thread a process; {rounds} rounds of whole epochs, workers kept alive."
-        " The goal was set against the faster way to write the transforms, which is plain tensor code; torchvision's is"
-        " shown beside it because people use it.",
+        f"The embedded Fashion-MNIST subset (uint8 [6000, 1, 28, 28]): random crop with padding {_PADDING}, flip,"
+        f" normalize, batch size {_BATCH}; one thread per process; {rounds} rounds of whole epochs, persistent workers."
+        " The goal is relative to plain tensor code, the faster way to write the transforms. torchvision's transforms"
+        " are shown because people use them.",
         ["loader", "samples/s", "Paceline is faster by", "middle half"],
         [
             [

@@ -62,15 +62,14 @@ def measure(is_quick: bool) -> Section:
     seconds = interleave({_PLAIN: _step("none"), _AGAIN: _step("blocks")}, rounds)
     slower = seconds[_AGAIN].ratios(seconds[_PLAIN])
     method = (
-        "MINet on four images of 320², SGD with momentum, BCE + CEL; memory in fresh processes, after two steps."
-        " Activations are the peak of live tensor bytes above parameters, gradients, buffers and optimizer state, total"
-        " is the peak with them; both are counted, not estimated. Two processes have two images each and exchange"
-        " gradients (ddp); the metrics are those of the one that holds more. The published ratios are of MiB in use on"
-        f" GPUs, light variant, multi-scale, to be set beside the totals. {_state(metrics)} Resident growth is what the"
-        " process grew by at most from before the first step (allocator, threads and libraries included). bf16 is"
-        " emulated by this kind of processor, so its time says nothing and is not shown. Checkpointing takes"
-        f" {statistics.median(slower):.2f} × the time of plain a step of the light variant (middle half"
-        f" {spread(slower)}, {rounds} steps of each in rotation, {seconds[_PLAIN].median:.2f} s plain)."
+        "MINet on four images of 320², SGD with momentum, BCE + CEL, in new processes, after two steps. *Activations*"
+        " are the peak of live tensor bytes without parameters, gradients, buffers and optimizer state; *total* is the"
+        " peak with them. Both are counted, not estimated. Two processes (ddp) have two images each; the larger one is"
+        " shown. *Published* ratios are MiB in use on GPUs for the light variant with multi-scale training; compare"
+        f" them with the totals. {_state(metrics)} *Resident growth* is the maximum growth of the process since before"
+        " the first step (allocator, threads and libraries included). This processor emulates bf16, so its time is not"
+        f" shown. Checkpointing takes {statistics.median(slower):.2f} × the time of a plain step of the light variant"
+        f" (middle half {spread(slower)}, {rounds} steps each in turns, {seconds[_PLAIN].median:.2f} s plain)."
     )
     header = [
         *("MINet", "processes", "activations, MiB", "ratio", "total, MiB", "ratio", "published ratio"),
@@ -81,13 +80,13 @@ def measure(is_quick: bool) -> Section:
 
 
 def _state(metrics: _Figures) -> str:
-    """How much of the total no way of computing frees."""
+    """The share of the total that activation checkpointing cannot free."""
     plain = {case: each for case, each in metrics.items() if case == case.plain()}
     shares = [
         f"{each['state'] / _MEBI:.0f} MiB of {_NAMES[case.model]} ({each['state'] / each['total']:.3f} of plain)"
         for case, each in plain.items()
     ]
-    return f"Training state alone, which stays whatever is computed again, is {' and '.join(shares)}."
+    return f"Parameters, gradients and optimizer state, which checkpointing cannot reduce, are {' and '.join(shares)}."
 
 
 def _row(case: Case, metrics: _Figures) -> list[str]:

@@ -34,7 +34,7 @@ def measure(is_quick: bool) -> Section:
     gain = statistics.median(gains[_OURS])
     return Section(
         "AdamW",
-        f"A step over {_TENSORS} tensors of {_SIZE:,} float32 on a CPU, one thread; {rounds} rounds of {_STEPS} steps.",
+        f"One step over {_TENSORS} float32 tensors of {_SIZE:,} elements; {rounds} rounds of {_STEPS} steps.",
         ["form", "µs a step", "times as fast", "middle half"],
         [
             [name, f"{measured[name].median * 1e6:.0f}", f"{statistics.median(ratios):.2f}", spread(ratios)]

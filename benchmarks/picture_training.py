@@ -152,10 +152,10 @@ def measure(is_quick: bool) -> Section:
         measured = interleave(turns, rounds)
     return Section(
         "Training on photos from files",
-        f"{photos.described}: random-resized crop to {SIZE}, flip, normalize, batches of {_BATCH}; forward, backward"
-        f" and SGD in the channels_last layout on {torch.get_num_threads()} threads, {rounds} rounds of 4 or 10 steps;"
-        f" {_WORKERS} threads or workers load. Each contestant has its own process; Paceline's keeps freed memory,"
-        " as a run on a processor does. Waiting includes the transforms of whole batches, which only Paceline has.",
+        f"{photos.described}: random-resized crop to {SIZE}, flip, normalize, batch size {_BATCH}; forward, backward"
+        f" and SGD in channels_last on {torch.get_num_threads()} threads, {rounds} rounds of 4 or 10 steps, with"
+        f" {_WORKERS} loader threads or workers. Each contestant has its own process; Paceline's keeps freed memory, as"
+        " in a run on a CPU. Waiting includes batch transforms, which only Paceline has.",
         ["network and loader", "images/s", "waiting for data", "Paceline is faster by", "middle half"],
         [_row(each, contestants[each.name], measured) for each in measured.values()],
         [_goal(measured)],

@@ -97,9 +97,9 @@ def measure(is_quick: bool) -> Section:
     measured = interleave({name: _turn(prepare(photos.root)) for name, prepare in contestants().items()}, rounds)
     return Section(
         "Loading photos from files",
-        f"{photos.described}: random-resized crop to {SIZE}, flip, normalize, batches of {BATCH}; {rounds} rounds of"
-        " whole epochs. Files are in the system's cache. The workers of DataLoader and DALI are kept alive between"
-        " rounds, Paceline's threads and processes are started anew.",
+        f"{photos.described}: random-resized crop to {SIZE}, flip, normalize, batch size {BATCH}; {rounds} rounds of"
+        " whole epochs. Files are in the system's cache. DataLoader and DALI keep their workers between rounds;"
+        " Paceline starts its threads and processes again.",
         ["loader", "images/s", "Paceline is faster by", "middle half"],
         [_row(each, measured[OURS]) for each in measured.values()],
         [_goal(aim, measured) for aim in AIMS if aim.slow in measured],

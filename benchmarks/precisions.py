@@ -39,12 +39,11 @@ def measure(is_quick: bool) -> Section:
     far = [name for name, verdict in verdicts.items() if verdict != _WITHIN]
     return Section(
         "Precisions",
-        f"The quickstart with a network of {_CHANGES['model.widths']} channels, {_CHANGES['data.batch_size']} samples a"
-        f" step; epochs: {epochs}, seeds: {len(seeds)}. Top-1 is that of the test split at the end, evaluated in the"
-        " same precision. Within noise: the means differ from float32's by at most"
-        " two standard errors of their difference, or by no more than float32's own results differ among seeds."
-        " A run that ends early because numbers leave the range of their format counts as 0. Seconds are those of this"
-        " processor, which emulates float16.",
+        f"quickstart with a model of {_CHANGES['model.widths']} channels, batch size {_CHANGES['data.batch_size']};"
+        f" epochs: {epochs}, seeds: {len(seeds)}. Top-1 on the test split at the end, evaluated in the same precision."
+        " *Within noise*: the means differ from fp32 by at most two standard errors of the difference, or by no more"
+        " than fp32 differs between seeds. A run that ends early because of an overflow counts as 0. This processor"
+        " emulates float16.",
         ["precision", "top1, mean", "least–most", "against fp32", "two standard errors", "verdict", "seconds a run"],
         rows,
         [Goal("every precision within noise of fp32", f"beyond it: {', '.join(far) or 'none'}", not far)]

@@ -50,10 +50,10 @@ def write_page(sections: Iterable[Section]) -> None:
     found = _sections(PAGE.read_text(encoding="utf-8")) if PAGE.exists() else {}
     text = [
         "# Benchmarks",
-        "Written by `make bench`; the same command writes it anew, and `python -m benchmarks NAME` one section.",
+        "`make bench` writes this page. `python -m benchmarks NAME` updates one section.",
         machine(),
-        "Contestants take short turns in rotation within one run. A ratio is the median over rounds of"
-        " (cost of one / cost of the reference in the same round), with the middle half of the rounds behind it.",
+        "Contestants take short turns within one run. A ratio is the median over rounds of"
+        " (cost of the contestant / cost of the reference in the same round). The last column is its middle half.",
     ]
     found |= {section.title: _written(section) for section in sections}
     text += [f"## {title}\n\n{content}" for title, content in found.items()]

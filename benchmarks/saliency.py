@@ -32,9 +32,9 @@ def measure(is_quick: bool) -> Section:
         goals = [Goal(f"at least {TIMES:g} times as fast", f"{ratio:.2f} ({spread(ratios)})", ratio >= TIMES)]
     return Section(
         "Saliency metrics",
-        f"All eleven metrics of {NUM_IMAGES} noisy predictions of {HEIGHT} x {WIDTH}: processor time of one thread,"
-        f" median of {rounds} rounds in turns. Paceline keeps freed memory, as in a run. `{REFERENCE}` names the Python"
-        " that has pysodmetrics 1.6.2.",
+        f"All eleven metrics of {NUM_IMAGES} noisy predictions of {HEIGHT} x {WIDTH}: CPU time of one thread,"
+        f" median of {rounds} rounds in turns. Paceline keeps freed memory, as in a run. `{REFERENCE}` is a Python with"
+        " pysodmetrics 1.6.2.",
         ["package", "ms an image"],
         rows,
         goals,

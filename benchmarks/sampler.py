@@ -21,10 +21,9 @@ def measure(is_quick: bool) -> Section:
     median, slowest = statistics.median(resume) * 1e3, max(resume) * 1e3
     memory, speed = _peak_megabytes(), _samples_per_second(batches)
     return Section(
-        "The order of a billion samples",
-        f"`Permutation` for {SIZE:,} samples: the most memory that making it and reading batches takes, the time of"
-        f" making it and reading a batch at a random place of a random epoch ({resumes} times), and batches of {BATCH}"
-        " read in order.",
+        "Shuffling a billion samples",
+        f"`Permutation` of {SIZE:,} samples: peak memory; the time to create it and read a batch at a random position"
+        f" of a random epoch ({resumes} times); and the speed of reading batches of {BATCH} in order.",
         ["metric", "value"],
         [
             ["peak memory", f"{memory:.2f} MB"],

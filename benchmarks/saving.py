@@ -99,8 +99,8 @@ def measure(is_quick: bool) -> Section:
     ratio = statistics.median(ratios)
     return Section(
         "Saving",
-        "The time for which the training thread stands still while 100 MB of parameters and optimizer state are saved;"
-        " the rest is written beside it, by a thread of low priority, while steps go on."
+        "The time that training waits while 100 MB of parameters and optimizer state are saved. A low-priority thread"
+        " writes the file while steps continue."
         f" {torch.get_num_threads()} compute threads, {rounds} rounds.",
         ["what", "ms", "ratio", "middle half"],
         [

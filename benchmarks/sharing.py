@@ -45,16 +45,14 @@ def measure(is_quick: bool) -> Section:
         held = {strategy: _weigh(recipe, strategy) for strategy in ("ddp", "fsdp", "zero")}
     return Section(
         "Two processes",
-        "`paceline train --procs 2` against a script for torchrun, two processes with one thread each: the"
-        f" quickstart's network, {_BATCH} samples a step indexed out of memory and normalized, fused AdamW,"
-        " a cosine schedule, deterministic algorithms in both; buffers are not broadcast in either. Ours logs every"
-        f" {_TURN} steps to files and TensorBoard and checks every gradient, the script does neither."
-        f" Samples a second come from turns of {_TURN} steps that the two loops take in the same processes"
-        f" ({len(speed[_OURS].costs)} each, after two that are left out): two runs of the same program differ by more"
-        " than what is looked for. The start is from before the command to the end of process 0's first optimizer step,"
-        f" in fresh processes ({len(start[_OURS].costs)} rounds). Bytes are those of the process that holds more:"
-        " parameters and AdamW's state; all floating-point tensors alive between two steps; and at the peak within an"
-        " update.",
+        "`paceline train --procs 2` and a torchrun script, both with two processes of one thread: the model of"
+        f" quickstart, {_BATCH} samples per step indexed from memory and normalized, fused AdamW, a cosine schedule,"
+        f" deterministic algorithms, no buffer broadcast. Paceline logs every {_TURN} steps to files and TensorBoard"
+        f" and checks every gradient; the script does neither. Speed: the two loops take turns of {_TURN} steps in the"
+        f" same processes ({len(speed[_OURS].costs)} turns each after two warm-up turns), because two runs of one"
+        " program differ by more than the effect. Start: from before the command to the end of rank 0's first optimizer"
+        f" step, in new processes ({len(start[_OURS].costs)} rounds). Bytes: of the larger process; parameters and"
+        " AdamW's state, all floating-point tensors between two steps, and the peak within a step.",
         ["what", "contestant", "metric", "ratio", "middle half"],
         [*_speed_rows(speed), *_start_rows(start), *_byte_rows(held)],
         _goals(speed, start, held),

@@ -33,9 +33,9 @@ def measure(is_quick: bool) -> Section:
     ratio = statistics.median(ratios)
     return Section(
         "Starting",
-        "From before the process starts: to the exit of `--help`, and to the end of the first optimizer step. The bare"
-        " script imports torch, reads the same packed files, makes the same network and optimizer, and does one step;"
-        f" the files are in the system's cache; {rounds} rounds.",
+        "Wall-clock time from before the process starts to the exit of `--help`, and to the end of the first optimizer"
+        " step. The bare script imports torch, reads the same packed files, builds the same model and optimizer, and"
+        f" does one step. Files are in the system's cache; {rounds} rounds.",
         ["what", "seconds", "ratio", "middle half"],
         [
             [_HELP, f"{help_seconds:.3f}", "", ""],

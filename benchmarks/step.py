@@ -61,11 +61,11 @@ def measure(is_quick: bool) -> Section:
     torch.use_deterministic_algorithms(False)
     return Section(
         "A training step",
-        "The same steps in each: batches indexed out of one tensor in memory, normalized, fused AdamW, a cosine"
-        f" schedule, deterministic algorithms, one thread; {rounds} rounds, each with a warm-up that is left out."
+        "Each contestant does the same steps: batches indexed from one tensor in memory, normalized, fused AdamW, a"
+        f" cosine schedule, deterministic algorithms, one thread; {rounds} rounds after a warm-up."
         f" `paceline train` logs every {contestants.LOG_EVERY_STEPS} steps to a terminal with its progress bar,"
-        " to `metrics.jsonl` and to TensorBoard, and checks every step's gradient. The other loops log and check"
-        " nothing; Lightning's Trainer draws its bar on the same terminal unless its extras are off.",
+        " to `metrics.jsonl` and to TensorBoard, and checks every gradient. The other loops log and check nothing,"
+        " except that Lightning's Trainer draws its bar unless its extras are off.",
         ["contestant", "network", "µs a step", "µs more", "ratio", "middle half"],
         rows,
         goals,

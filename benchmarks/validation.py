@@ -42,7 +42,7 @@ def measure(is_quick: bool) -> Section:
     slowest = max(each.median for each in measured.values())
     return Section(
         "Refusing a wrong recipe",
-        f"From the start of the process to its exit, all errors printed; {rounds} rounds.",
+        f"Wall-clock time of the process, with all errors printed; {rounds} rounds.",
         ["command", "seconds"],
         [[f"`{each.name}`", f"{each.median:.2f}"] for each in measured.values()],
         [Goal(f"less than {LIMIT:g} s", f"{slowest:.2f} s", slowest < LIMIT)],

@@ -69,9 +69,9 @@ def measure(is_quick: bool) -> Section:
             goals += [_goal(kind, measured[name], measured[_OURS]) for name in (_NAIVE,)]
     return Section(
         "Clips of videos",
-        f"{_FRAMES} frames, {_STRIDE} apart, from a random place, as RGB, one thread; h264 with frames that refer to"
-        " later ones. Short videos have about 60 frames of about 228×128 and one keyframe, so that none can be jumped"
-        " to; long ones 300 of 340×256 and a keyframe in 48. All contestants give the same pixels, which is checked."
+        f"{_FRAMES} frames, {_STRIDE} apart, from a random position, as RGB, one thread; H.264 with B-frames."
+        " Short videos have about 60 frames of about 228×128 and one keyframe, so seeking does not help; long ones have"
+        " 300 frames of 340×256 and a keyframe every 48. All contestants return the same pixels, which is checked."
         f" {rounds} rounds.",
         ["videos, way", "clips/s", "Paceline is faster by", "middle half"],
         rows,
