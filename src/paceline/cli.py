@@ -135,7 +135,7 @@ def _add_recipe(parser: argparse.ArgumentParser, what: str) -> None:
         "recipe", metavar=what, help="a .yaml or .json file, the name of a recipe that ships, or a run directory"
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="override values, such as optimizer.lr=0.01")
-    parser.add_argument("--use", action="append", default=[], metavar="MODULE", help="import a module of yours first")
+    parser.add_argument("--use", action="append", default=[], metavar="MODULE", help="import your own module first")
 
 
 def _add_predict(parser: argparse.ArgumentParser) -> None:
@@ -148,7 +148,7 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--average", action="store_true", help="use the average of the weights (train.averaging)")
     parser.add_argument("--tta", action="store_true", help="average over each image and its mirror image")
     parser.add_argument("--no-images", dest="images", action="store_false", help="draw no images")
-    parser.add_argument("--use", action="append", default=[], metavar="MODULE", help="import a module of yours first")
+    parser.add_argument("--use", action="append", default=[], metavar="MODULE", help="import your own module first")
 
 
 def _add_processes(parser: argparse.ArgumentParser) -> None:

@@ -113,11 +113,11 @@ FOUND_BY_PROCESSES = {
     "growing train.strategy=zero": (1, GROWING),
     "growing train.reproducible=world": (1, GROWING),
     "half": (2, "train.strategy.parameters: the model does not compute with bf16 parameters"),
-    "single": (2, "train.strategy: single is for one process, but 2 were started; use ddp, or --procs 1"),
-    "dp": (2, "train.strategy: dp is for one process, but 2 were started; use ddp, or --procs 1"),
-    "normless": (2, "train.sync_bn: the model has no BatchNorm layers to join"),
+    "single": (2, "train.strategy: single needs one process, got 2; use ddp, or --procs 1"),
+    "dp": (2, "train.strategy: dp needs one process, got 2; use ddp, or --procs 1"),
+    "normless": (2, "train.sync_bn: the model has no BatchNorm layers"),
     "small last step": (2, "train.sync_bn: the last step of an epoch has 1 sample"),
-    "one micro-batch": (2, "2 processes are too many: a step of 16 samples is cut into 1 micro-batch"),
+    "one micro-batch": (2, "2 processes are too many: a step of 16 samples is divided into 1 micro-batch"),
     "one sample": (2, "2 processes are too many: a step of 1 sample"),
 }
 
