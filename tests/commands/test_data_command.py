@@ -103,7 +103,7 @@ def test_people_are_told_the_same(tmp_path: Path, run: Any) -> None:
     told = run(write_recipe(tmp_path, {"dataset": "image_folder", "root": "photos"}), "--sheet", "there/sheet.png")
     for text in ("3 samples", "ants 1, bees 2", "20×10: 3", "[0.6667, 0.6667, 0.6667]", "samples/s with"):
         assert text in told.out
-    assert told.out.endswith("nothing bad found\n")
+    assert told.out.endswith("no unreadable files\n")
     assert (tmp_path / "there" / "sheet.png").is_file()
 
 
@@ -129,7 +129,7 @@ def test_every_bad_photo_is_named(tmp_path: Path, run: Any) -> None:
     assert told.train["labels"] == {"ants": 2, "bees": 2}
     printed = run(recipe)
     assert printed.code == 3
-    assert "bad: 5 files" in printed.out
+    assert "unreadable: 5 files" in printed.out
     assert all(f"{folder / name}: " in printed.out for name in told.bad)
 
 
@@ -376,7 +376,7 @@ def test_a_pack_of_bad_files_is_refused_unless_they_may_be_left_out(tmp_path: Pa
     assert not (tmp_path / "photos.pack").exists()
     told = run(recipe, "--pack", "photos.pack", "data.on_error=skip")
     assert told.code == 0
-    assert "left out" in told.out
+    assert "skipped: sample 1" in told.out
     assert "cut.jpg" in told.out
 
 

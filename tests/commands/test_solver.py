@@ -85,7 +85,7 @@ def test_the_derivation_that_is_printed(tmp_path: Path) -> None:
     lines = derivation(builder, builder.run(tmp_path))
     assert lines == [
         "batch    a step of 100 samples = 2 micro-batches of 50, on 1 process",
-        "steps    60 an epoch, 540 in all",
+        "steps    60 per epoch, 540 in total",
         "lr       0.4 = 0.1 × 100 / 25 (base_batch_size)",
     ]
     square = Builder(validate(load("quickstart", [*overrides, "optimizer.lr_scaling=sqrt"])))
