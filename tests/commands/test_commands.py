@@ -151,7 +151,7 @@ def test_eval_reads_a_recipe_or_a_run_the_same(finished: Path) -> None:
 def test_eval_without_a_checkpoint(tmp_path: Path) -> None:
     answer = paceline(tmp_path, "eval", "quickstart")
     assert answer.returncode == 4
-    assert "contains no checkpoint" in answer.stderr
+    assert "no checkpoint" in answer.stderr
 
 
 def test_eval_of_a_run_that_is_not_there(finished: Path) -> None:

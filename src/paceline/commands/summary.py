@@ -73,7 +73,9 @@ def derivation(builder: Builder, run: Run) -> list[str]:
     number = pluralize(len(slices), "micro-batch")
     micro = " or ".join(str(size) for size in sizes)
     last = updates.size - (updates.steps_per_epoch - 1) * updates.batch
-    ends = [f"         the last step of an epoch has {last}"] if 0 < last < updates.batch and not updates.drop_last else []
+    ends = (
+        [f"         the last step of an epoch has {last}"] if 0 < last < updates.batch and not updates.drop_last else []
+    )
     processes = pluralize(run.world.size, "process")
     lr = f"{builder.lr():g}"
     if recipe.optimizer.base_batch_size:
