@@ -272,6 +272,22 @@ def _die(index: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def test_a_worker_that_dies_while_its_batch_is_received_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its shared memory cannot be received any more, which is an EOFError or an OSError that names nothing."""
+
+    def receive(self: Any, *_: Any) -> Any:
+        os.kill(self._workers[0].pid, signal.SIGKILL)
+        raise EOFError
+
+    monkeypatch.setattr("torch.utils.data.dataloader._MultiProcessingDataLoaderIter._try_get_data", receive)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # torch raises its own error at this signal
+    try:
+        with pytest.raises(DataError, match="a loader worker died of signal Killed"):
+            next(load(SplitLoader(Pictures(), [Resize([8, 8])], 0), [Request(0, np.arange(4))], 1))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # the signal that waited finds no dead worker any more
+
+
 def test_a_killed_worker_is_named_with_its_samples() -> None:
     source = SplitLoader(Pictures(frozenset({13}), _die), [Resize([8, 8])], 0)
     requests = [Request(2, np.arange(start, start + 4)) for start in range(0, SIZE, 4)]

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from threading import current_thread, main_thread
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -31,6 +31,7 @@ from paceline.data.split_loader import Request, SplitLoader
 
 _THREAD_PREFETCH = 2  # requests queued for each thread, the one it works on included
 _PROCESS_PREFETCH = 4  # requests queued for each process
+_PATIENCE = 5.0  # seconds until a worker that closed its connection has ended
 _MAX_IDS = 32  # samples that a message lists
 
 
@@ -109,19 +110,27 @@ def load_by_processes(source: SplitLoader, requests: Iterable[Request], workers:
     # Schedulers and terminals signal every process; a run that was asked to stop still needs its workers for a step.
     with block_stop_signals():
         answers = iter(loader)
-    try:
-        with worker_status.open(), explain_dead_workers():
+    with worker_status.open(), explain_dead_workers():
+        try:
             for number, answer in enumerate(answers):
                 worker_status.pending.pop(number)
                 if isinstance(answer, _Failure):
                     raise answer.error(answer.message)
                 yield answer
-    finally:
-        del answers  # so that workers end now: the traceback of an error would keep them, and later they end slowly
+        except (EOFError, OSError) as error:  # memory of a worker that died could not be received
+            dead = _wait_for_dead(answers._workers)  # type: ignore[attr-defined]
+            if dead is None:
+                raise
+            code = dead.exitcode or 0
+            raise _dead_worker_error([dead.pid or 0], signal.strsignal(-code) if code < 0 else None) from error
+        finally:
+            # Now, and not when it is collected: the traceback of an error would keep the iterator, whose dead worker
+            # torch reports again at any later signal of a child.
+            answers._shutdown_workers()  # type: ignore[attr-defined]
 
 
 def _init_worker(worker: int, is_main_thread: bool) -> None:
-    """Inside a worker, which is started with stop signals block_stop_signals: end with the process that started it.
+    """Inside a worker, which is started with stop signals blocked: end with the process that started it.
 
     It obeys a SIGTERM of its parent, and is killed as soon as its parent is gone: torch would look every few seconds.
     """
@@ -191,11 +200,24 @@ def explain_dead_workers() -> Iterator[None]:
         died = re.search(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)(?: is killed by signal: (\w+))?", str(error))
         if died is None:
             raise
-        workers = [int(number) for number in died[1].split(",")]
-        signal = f" of signal {died[2]}" if died[2] else ""
-        busy = "; ".join(_occupation(worker) for worker in workers)
-        hint = "the system log may say why, often a lack of memory"
-        raise DataError(f"a loader worker died{signal}: {busy}; {hint}") from error
+        raise _dead_worker_error([int(number) for number in died[1].split(",")], died[2]) from error
+
+
+def _dead_worker_error(workers: list[int], signal_name: str | None) -> DataError:
+    of_signal = f" of signal {signal_name}" if signal_name else ""
+    busy = "; ".join(_occupation(worker) for worker in workers)
+    return DataError(f"a loader worker died{of_signal}: {busy}; the system log may say why, often a lack of memory")
+
+
+def _wait_for_dead(workers: list[multiprocessing.Process]) -> multiprocessing.Process | None:
+    """The first worker that has ended, or ends within a few seconds."""
+    until = perf_counter() + _PATIENCE
+    while perf_counter() < until:
+        for worker in workers:
+            if not worker.is_alive():
+                return worker
+        sleep(0.01)
+    return None
 
 
 def _occupation(worker: int) -> str:
