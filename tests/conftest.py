@@ -94,23 +94,30 @@ def seeded(request: pytest.FixtureRequest) -> None:
         torch.manual_seed(0)
 
 
-# Files whose tests wait for processes the longest: begun first, they do not keep one worker busy at the end.
-_LONG = {
-    "test_readme.py",
-    "test_any_number_of_processes.py",
+# Files that take the longest, the longest first: begun first, they do not keep one worker busy at the end.
+_LONG = [
     "test_shared_training.py",
-    "test_two_machines.py",
+    "test_readme.py",
     "test_nonfinite.py",
-    "test_shared_mistakes.py",
+    "test_local.py",
+    "test_stop_signals.py",
+    "test_two_machines.py",
+    "test_tasks_precision.py",
     "test_recipes.py",
     "test_tasks_resume.py",
+    "test_any_number_of_processes.py",
     "test_tasks_over_processes.py",
-    "test_tasks_precision.py",
     "test_task_docs.py",
     "test_extending_docs.py",
-}
+    "test_resume.py",
+    "test_setup_kills.py",
+    "test_interrupted_saves.py",
+    "test_commands.py",
+    "test_gloo.py",
+]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put long files first; the others stay in their order."""
-    items.sort(key=lambda item: item.path.name not in _LONG)
+    places = {name: place for place, name in enumerate(_LONG)}
+    items.sort(key=lambda item: places.get(item.path.name, len(_LONG)))

@@ -35,25 +35,31 @@ _PORTS = (20000, 32000)  # below those that systems give out on their own
 
 def paceline(folder: Path, *words: str | Path, **variables: str) -> Done:
     """The command, in a folder."""
-    (done,) = _run(folder, ["paceline", *map(str, words)], {**os.environ, **variables}, 1)
+    (done,) = _run([folder], ["paceline", *map(str, words)], {**os.environ, **variables})
     return done
 
 
 def paceline_ranks(procs: int, folder: Path, *words: str | Path, **variables: str) -> list[Done]:
     """The command in several processes that share a run, without a launcher."""
-    return _run(folder, ["paceline", *map(str, words)], {**os.environ, **variables}, procs)
+    return _run([folder] * procs, ["paceline", *map(str, words)], {**os.environ, **variables})
+
+
+def paceline_apart(folders: list[Path], *words: str | Path) -> list[Done]:
+    """The same, each process in a folder of its own: as on machines that see a shared disk at different times."""
+    return _run(folders, ["paceline", *map(str, words)], os.environ)
 
 
 def script_ranks(procs: int, path: Path, *words: str | Path, **variables: str) -> list[Done]:
     """A script in several processes that find each other."""
-    return _run(path.parent, [str(path), *map(str, words)], {**os.environ, **variables}, procs)
+    return _run([path.parent] * procs, [str(path), *map(str, words)], {**os.environ, **variables})
 
 
-def _run(folder: Path, words: list[str], variables: Mapping[str, str], procs: int) -> list[Done]:
-    port = _free_port()
+def _run(folders: list[Path], words: list[str], variables: Mapping[str, str]) -> list[Done]:
+    """The command in a process for each folder."""
+    procs, port = len(folders), _free_port()
     with ExitStack() as stack:
         started = []
-        for rank in range(procs):
+        for rank, folder in enumerate(folders):
             files = [Path(stack.enter_context(tempfile.NamedTemporaryFile()).name) for _ in range(2)]
             place = {} if procs == 1 else _place(rank, procs, port)
             process = _CONTEXT.Process(target=_main, args=(folder, words, {**variables, **place}, files))

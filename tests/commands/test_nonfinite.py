@@ -33,7 +33,7 @@ class Bright(nn.Module):
         if self.what == "die" and bright.any():
             os._exit(9)
         self.passes += 1
-        while self.what == "wait" and self.passes == 200 and os.environ["RANK"] == "1" and not Path("go").exists():
+        while self.what == "wait" and self.passes == 60 and os.environ["RANK"] == "1" and not Path("go").exists():
             time.sleep(0.01)
         return images * torch.where(bright, torch.nan, 1.0)[:, None, None, None]
 
@@ -132,7 +132,7 @@ def test_a_step_that_kills_three_times_ends_the_run_and_names_its_batch(
 
 
 def test_a_rank_that_stands_still_is_named_and_the_run_goes_on(project: Path) -> None:
-    words = ("train", "recipe.json", "train.steps=400", "train.hang_seconds=10", "checkpoint.every_steps=20")
+    words = ("train", "recipe.json", "train.steps=120", "train.hang_seconds=10", "checkpoint.every_steps=20")
     whole = run(project, *words, "--out", "whole", "--procs", "2")
     assert whole.returncode == 0, whole.stderr
     # It does not come to its end before it is stopped.
