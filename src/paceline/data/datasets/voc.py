@@ -19,6 +19,7 @@ from paceline.core.registry import register
 from paceline.core.regular_file import first_file
 from paceline.data.argument_types import ClassNames, Name, SplitShares
 from paceline.data.datasets.detection import (
+    ANY_SIZE,
     BadBoxes,
     DetectionDataset,
     Problems,
@@ -26,11 +27,12 @@ from paceline.data.datasets.detection import (
     check_boxes,
     class_index,
     read_names,
+    read_sizes,
     write_objects,
 )
 from paceline.data.index.index import IndexBuilder, open_index
 from paceline.data.index.splits import split_arguments, write_parts
-from paceline.data.io.image import EXTENSIONS, MAX_PIXELS, Encoded, read_bytes
+from paceline.data.io.image import EXTENSIONS, MAX_PIXELS, read_bytes
 
 if TYPE_CHECKING:
     from paceline.data.fingerprint import DataDigest
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
 MAX_BYTES = 1 << 24
 """Bytes of the largest annotation that is read: tens of thousands of objects."""
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
-_ANY_SIZE = 1 << 30
 
 
 @register.dataset("voc", checks=[KeyOf("split", "split_shares")])
@@ -187,18 +188,15 @@ def _sizes(
     annotations: list[_Annotation],
 ) -> NDArray[np.int64]:
     """The height and width of each image as it is, [N, 2]; it is noted where the annotations say something else."""
-    sizes, notes = np.full((len(names), 2), _ANY_SIZE, np.int64), []
-    for row, (name, file, annotation) in enumerate(zip(names, files, annotations, strict=True)):
-        written = (annotation.height, annotation.width) if annotation.height and annotation.width else None
-        try:
-            builder.watch(images / file)
-            image = Encoded.read(images / file)
-        except (DataError, OSError):  # reported when the sample is read, where it may be skipped
-            sizes[row] = written or sizes[row]
+    sizes, notes = read_sizes([images / file for file in files], builder), []
+    for row, (name, annotation) in enumerate(zip(names, annotations, strict=True)):
+        written, (height, width) = (annotation.height, annotation.width), sizes[row].tolist()
+        if 0 in written or written == (height, width):
             continue
-        sizes[row] = image.height, image.width
-        if written and written != (image.height, image.width):
-            real = f"{image.width}×{image.height}"
+        if height == ANY_SIZE:
+            sizes[row] = written
+        else:
+            real = f"{width}×{height}"
             notes.append(f"{folder / name}.xml: says {written[1]}×{written[0]}, but the image is {real}, which counts")
     builder.facts["notes"] += at_most(notes, len(notes))
     return sizes
@@ -250,7 +248,7 @@ def _read_xml(path: Path, problems: Problems) -> _Annotation:
                 problems.add(f"no number as <{corner}> of a <bndbox>", f"{place} ({found!r})" if found else place)
         objects.append(_Object(name, corners, (element.findtext("difficult") or "").strip() == "1"))
     height, width = (_number(root.findtext(f"size/{side}")) for side in ("height", "width"))
-    is_known = 0 < height < _ANY_SIZE and 0 < width < _ANY_SIZE
+    is_known = 0 < height < ANY_SIZE and 0 < width < ANY_SIZE
     return _Annotation(int(height) if is_known else 0, int(width) if is_known else 0, objects)
 
 

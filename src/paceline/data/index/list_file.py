@@ -91,7 +91,7 @@ def read_list(
                 yield from _json_rows(path, columns, notes, entries)
             else:
                 yield from _table_rows(
-                    path, columns, notes, _lines(path, file, chosen, delimiter or _sniff(head, chosen))
+                    path, columns, notes, table_lines(path, file, chosen, delimiter or sniff_delimiter(head, chosen))
                 )
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
@@ -113,14 +113,14 @@ def encode_name(path: Path, line: int, name: str) -> bytes:
 # --- tables -------------------------------------------------------------------------------------------------
 
 
-def _sniff(head: str, form: Format) -> str | None:
+def sniff_delimiter(head: str, form: Format) -> str | None:
     """What separates columns: of CSV a comma, or what the first line has instead; None is whitespace."""
     first = next((line for line in head.splitlines() if line.strip() and not line.startswith("#")), "")
     usual = {"csv": next((each for each in _DELIMITERS if each in first), ","), "tsv": "\t"}
     return usual.get(form)
 
 
-def _lines(path: Path, file: IO[str], form: Format, delimiter: str | None) -> Iterator[Line]:
+def table_lines(path: Path, file: IO[str], form: Format, delimiter: str | None) -> Iterator[Line]:
     """The cells of each line that is neither empty nor a comment, and the number of the line."""
     lines = ("\n" if line.lstrip().startswith("#") else line for line in file)
     if delimiter is None:

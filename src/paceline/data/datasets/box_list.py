@@ -1,0 +1,234 @@
+"""Boxes in a CSV file, a box per line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from io import TextIOWrapper
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from paceline.core.arguments import Count, CountOrZero, KeyOf, Requires
+from paceline.core.errors import DataError
+from paceline.core.registry import register
+from paceline.core.regular_file import open_regular, why_no_file
+from paceline.data.argument_types import ClassNames, Column, Name, SplitShares
+from paceline.data.datasets.detection import (
+    BadBoxes,
+    DetectionDataset,
+    Problems,
+    check_boxes,
+    class_index,
+    read_sizes,
+    write_objects,
+)
+from paceline.data.index.index import IndexBuilder, open_index
+from paceline.data.index.list_file import encode_name, sniff_delimiter, table_lines
+from paceline.data.index.splits import split_arguments, write_parts
+from paceline.data.io.image import MAX_PIXELS
+
+if TYPE_CHECKING:
+    from paceline.data.fingerprint import DataDigest
+
+BoxFormat = Literal["xyxy", "xywh", "cxcywh"]
+_CORNERS = (("xmin", "x1", "left", "x"), ("ymin", "y1", "top", "y"))
+_ENDS = (("xmax", "x2", "right"), ("ymax", "y2", "bottom"))
+_SIDES = (("width", "w"), ("height", "h"))
+_CENTER = (("cx", "x_center", "x"), ("cy", "y_center", "y"))
+_BOX_WORDS = {"xyxy": (*_CORNERS, *_ENDS), "xywh": (*_CORNERS, *_SIDES), "cxcywh": (*_CENTER, *_SIDES)}
+_IMAGE_WORDS = ("image", "filename", "file_name", "file", "path", "image_path", "image_id", "img")
+_LABEL_WORDS = ("label", "class", "class_name", "category", "name")
+_HEAD = 1 << 12
+
+
+@register.dataset("box_list", checks=[KeyOf("split", "split_shares"), Requires("split", "split_shares")])
+class BoxList(DetectionDataset):
+    """The images that a CSV file names, in the order in which they come, with a box in each line.
+
+    Columns go by the usual words of a header (image, xmin, ymin, xmax, ymax, label and their like), or by name or
+    number as `image`, `box` and `label`. `box_format` is torchvision's: corners (xyxy), a corner and the sides (xywh)
+    or the center and the sides (cxcywh), in pixels. A line without numbers names an image without objects. Images
+    are relative to `root`, the list's own folder unless given. With `split_shares` the split is drawn.
+    """
+
+    def __init__(
+        self,
+        file: Path,
+        root: Path | None = None,
+        image: Column | None = None,
+        box: Annotated[Sequence[Column], Field(min_length=4, max_length=4)] | None = None,
+        label: Column | None = None,
+        box_format: BoxFormat = "xyxy",
+        classes: ClassNames | None = None,
+        split: Name | None = None,
+        split_shares: SplitShares | None = None,
+        split_seed: CountOrZero = 0,
+        bad_boxes: BadBoxes = "clip",
+        follow_links: bool = False,
+        max_pixels: Count = MAX_PIXELS,
+        delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None,
+    ) -> None:
+        self.file = Path(root or "", file)
+        base = Path(root) if root is not None else self.file.parent
+        if not self.file.is_file():
+            raise DataError(f"{self.file}: {why_no_file(self.file)}; expected a CSV file with a box per line")
+
+        def build(builder: IndexBuilder) -> None:
+            builder.watch(self.file, by_content=True)
+            lines = _read(self.file, delimiter)
+            rows = _rows(self.file, lines, _Columns.find(self.file, lines[0][1], image, box, label, box_format))
+            _write(builder, self.file, base, rows, box_format, classes, bad_boxes)
+            write_parts(builder, len({row.image for row in rows}), split_shares, split_seed)
+
+        arguments: dict[str, Any] = {"file": self.file.name, "columns": [image, box, label, delimiter, box_format]}
+        arguments |= {"classes": classes and list(classes), "root": str(base.absolute()), "bad_boxes": bad_boxes}
+        index = open_index(self.file.parent, "boxes", arguments | split_arguments(split_shares, split_seed), build)
+        super().__init__(index, base, None if follow_links else base, max_pixels, split, split_shares)
+
+    def update_digest(self, digest: DataDigest) -> None:
+        """Add the names and sizes of the images to a fingerprint, and the content of the list."""
+        digest.content(self.file)
+        digest.files(self._files.folder, self._files.names(self._part), "images")
+
+
+class _Row(NamedTuple):
+    line: int
+    image: str
+    box: list[float] | None
+    label: str
+
+
+class _Columns(NamedTuple):
+    """Where the columns are, and whether the first line is a header."""
+
+    image: int
+    box: list[int]
+    label: int | None
+    has_header: bool
+
+    @classmethod
+    def find(
+        cls,
+        path: Path,
+        first: Sequence[str],
+        image: Column | None,
+        box: Sequence[Column] | None,
+        label: Column | None,
+        box_format: BoxFormat,
+    ) -> _Columns:
+        words = [cell.strip().lower() for cell in first]
+        asked = [each for each in (image, *(box or ()), label) if isinstance(each, str)]
+        wanted = [*_BOX_WORDS[box_format], _IMAGE_WORDS]
+        has_header = bool(asked) or any(word in words for usual in wanted for word in usual)
+
+        def place(column: Column | None, usual: Sequence[str], number: int) -> int:
+            if isinstance(column, int):
+                return column
+            if not has_header:
+                return number
+            names = [column.lower()] if column is not None else usual
+            found = next((words.index(name) for name in names if name in words), None)
+            if found is None:
+                advice = "give the columns as `image`, `box` (four of them) and `label`"
+                raise DataError(
+                    f"{path}: no column {names[0]!r} in its first line, which has {', '.join(first)}; {advice}"
+                )
+            return found
+
+        given = list(box) if box is not None else [None] * 4
+        corners = [place(each, usual, 1 + k) for k, (each, usual) in enumerate(zip(given, wanted, strict=False))]
+        has_label = label is not None or not has_header or any(word in words for word in _LABEL_WORDS)
+        return cls(
+            place(image, _IMAGE_WORDS, 0), corners, place(label, _LABEL_WORDS, 5) if has_label else None, has_header
+        )
+
+
+def _read(path: Path, delimiter: str | None) -> list[tuple[int, list[str]]]:
+    form: Literal["csv", "tsv"] = "tsv" if path.suffix.lower() == ".tsv" else "csv"
+    with TextIOWrapper(open_regular(path), "utf-8-sig", "surrogateescape", "") as file:
+        head = file.read(_HEAD)
+        file.seek(0)
+        lines = list(table_lines(path, file, form, delimiter or sniff_delimiter(head, form)))
+    if not lines:
+        raise DataError(f"{path}: the list is empty; expected a line for each box")
+    return lines
+
+
+def _rows(path: Path, lines: Sequence[tuple[int, list[str]]], columns: _Columns) -> list[_Row]:
+    problems, rows = Problems(path), list[_Row]()
+    needed = max(columns.image, *columns.box, columns.label or 0)
+    for line, cells in lines[columns.has_header :]:
+        if len(cells) <= needed:
+            problems.add(f"lines of fewer than {needed + 1} columns", f"line {line}")
+            continue
+        name, texts = cells[columns.image].strip(), [cells[place].strip() for place in columns.box]
+        label = "object" if columns.label is None else cells[columns.label].strip()
+        numbers = [_number(text) for text in texts]
+        if not name:
+            problems.add("lines without the name of an image", f"line {line}")
+        elif not any(texts):
+            rows.append(_Row(line, name, None, ""))
+        elif not all(map(math.isfinite, numbers)):
+            problems.add("boxes that are not four numbers", f"line {line} ({', '.join(texts)})")
+        elif not label:
+            problems.add("boxes without a label", f"line {line}")
+        else:
+            rows.append(_Row(line, name, numbers, label))
+    problems.refuse()
+    if not rows:
+        raise DataError(f"{path}: the list has no boxes; expected a line for each")
+    return rows
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _write(
+    builder: IndexBuilder,
+    path: Path,
+    base: Path,
+    rows: list[_Row],
+    box_format: BoxFormat,
+    classes: Sequence[str] | None,
+    bad_boxes: BadBoxes,
+) -> None:
+    images = {name: number for number, name in enumerate(dict.fromkeys(row.image for row in rows))}
+    written = sorted((row for row in rows if row.box is not None), key=lambda row: images[row.image])
+    numbers = class_index(path, [row.label for row in written], classes)
+    problems = Problems(path)
+    for row in written:
+        if row.label not in numbers:
+            problems.add(f"the class {row.label!r} is not in `classes`", f"line {row.line}")
+    problems.refuse(f"`classes` has {', '.join(numbers)}")
+    boxes = np.array([row.box for row in written], np.float64).reshape(-1, 4)
+    corners = _corners(boxes, box_format)
+    places = np.array([images[row.image] for row in written], np.int64)
+    sizes = read_sizes([base / name for name in images], builder)
+
+    def place(box: int) -> str:
+        shown = " ".join(f"{value:g}" for value in boxes[box])
+        return f"{path}, line {written[box].line} ({written[box].label}), {shown}"
+
+    checked = check_boxes(corners, corners[:, 2:] - corners[:, :2], sizes[places], bad_boxes, place)
+    labels = np.array([numbers[row.label] for row in written], np.int64)[checked.kept]
+    for note in checked.notes:
+        builder.note(note)
+    builder.facts["classes"] = list(numbers)
+    builder.append_texts("file", [encode_name(path, 0, name) for name in images])
+    write_objects(builder, len(images), places[checked.kept], checked.boxes, labels, np.zeros(len(labels), np.bool_))
+
+
+def _corners(boxes: NDArray[np.float64], box_format: BoxFormat) -> NDArray[np.float64]:
+    first, second = boxes[:, :2], boxes[:, 2:]
+    if box_format == "xyxy":
+        return boxes
+    start = first if box_format == "xywh" else first - second / 2
+    return np.concatenate([start, start + second], axis=1)

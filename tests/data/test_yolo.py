@@ -1,0 +1,121 @@
+"""YOLO data sets as they are exported: a YAML file, folders of images and text files of boxes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from paceline.core.errors import DataError
+from paceline.data.datasets.yolo import Yolo
+
+YAML = "path: .\ntrain: images/train\nval: images/val\nnames: {0: cat, 1: dog}\n"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two images of 40×20 to train on, the second without objects, and one to measure."""
+    for name in ("train/a", "train/b", "val/c"):
+        for folder in ("images", "labels"):
+            (tmp_path / folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 20)).save(tmp_path / f"images/{name}.png")
+        (tmp_path / f"labels/{name}.txt").write_text(
+            "" if name == "train/b" else "1 0.5 0.5 0.25 0.5\n\n0 0.5 0.5 1 1\n"
+        )
+    (tmp_path / "data.yaml").write_text(YAML)
+    return tmp_path
+
+
+def test_shares_become_pixels(root: Path) -> None:
+    data = Yolo(root / "data.yaml")
+    assert (data.classes, len(data), [data.path(k).name for k in range(2)]) == (["cat", "dog"], 2, ["a.png", "b.png"])
+    sample = data.read(0)
+    assert sample["boxes"].tolist() == [[15, 5, 25, 15], [0, 0, 40, 20]]
+    assert (sample["classes"].tolist(), sample["area"].tolist()) == ([1, 0], [100, 800])
+    assert (sample["image"].shape, sample["size"].tolist()) == ((20, 40, 3), [20, 40])
+    assert data.read(1)["boxes"].shape == (0, 4)
+    assert data.notes == []
+    assert len(Yolo(root / "data.yaml", split="val")) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "train: images/train\nnames: [cat, dog]\n",
+        "train: ../images/train\nval: ../images/val\nnc: 2\nnames: ['cat', 'dog']\n",
+        "path: ../gone\ntrain: [images/train]\nnames: [cat, dog]\n",
+        "train: list.txt\nnames: [cat, dog]\n",
+    ],
+)
+def test_splits_are_written_in_several_ways(root: Path, text: str) -> None:
+    (root / "data.yaml").write_text(text)
+    (root / "list.txt").write_text("./images/train/a.png\nimages/train/b.png\n")
+    data = Yolo(root / "data.yaml")
+    assert ([data.path(k).name for k in range(len(data))], len(data.read(0)["boxes"])) == (["a.png", "b.png"], 2)
+
+
+def test_outlines_and_confidences(root: Path) -> None:
+    (root / "labels/train/a.txt").write_text("0 0.25 0.5 0.75 0.5 0.5 1\n1 0.5 0.5 0.5 0.5 0.87\n")
+    assert Yolo(root / "data.yaml").read(0)["boxes"].tolist() == [[10, 10, 30, 20], [10, 5, 30, 15]]
+
+
+def test_images_without_a_label_file_are_noted(root: Path) -> None:
+    (root / "labels/train/b.txt").unlink()
+    assert Yolo(root / "data.yaml").notes == ["1 of 2 images have no label file: b.png"]
+    (root / "labels/train/b.txt").write_text("0 0.5 0.5 0.5 0.5\n")
+    assert len(Yolo(root / "data.yaml").read(1)["boxes"]) == 1, "a new label file is seen"
+    for name in "ab":
+        (root / f"labels/train/{name}.txt").unlink()
+    with pytest.raises(
+        DataError, match=r"no image has a label file: .*images/train/a\.png needs .*labels/train/a\.txt"
+    ):
+        Yolo(root / "data.yaml")
+
+
+def test_all_problems_are_told_at_once(root: Path) -> None:
+    (root / "labels/train/a.txt").write_text("0 0.5 0.5\ncat 0.5 0.5 1 1\n7 0.5 0.5 1 1\n")
+    (root / "labels/train/b.txt").write_text("0 120 80 40 30\n")
+    with pytest.raises(DataError) as caught:
+        Yolo(root / "data.yaml")
+    for part in (
+        "data.yaml: 4 problems",
+        "lines that are no label: labels/train/a.txt line 1 ('0 0.5 0.5'), labels/train/a.txt line 2",
+        "classes that are not 0 to 1: labels/train/a.txt line 3 (7)",
+        "boxes in pixels, not as shares of the image: labels/train/b.txt line 1",
+    ):
+        assert part in str(caught.value)
+
+
+def test_bad_boxes_are_noted(root: Path) -> None:
+    (root / "labels/train/a.txt").write_text("0 0.9 0.5 0.4 0.5\n1 0.5 0.5 0 0.5\n")
+    data = Yolo(root / "data.yaml")
+    assert data.notes[0] == "2 of 2 boxes are bad: 1 partly outside its image, 1 empty"
+    assert "labels/train/a.txt line 1 (cat): partly outside its image, clipped" in data.notes[1]
+    assert data.read(0)["boxes"].round(3).tolist() == [[28, 5, 40, 15]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1", "not YAML, or damaged"),
+        ("- a\n", "expected keys such as path, train, val and names"),
+        ("train: images/train\n", "`names` is None, expected a list of class names"),
+        ("train: images/train\nnames: {1: a, 2: b}\n", "`names` is"),
+        ("val: images/val\nnames: [a]\n", "has no split 'train'; it has val"),
+        ("train: nowhere\nnames: [a]\n", "nowhere is neither .*give the folder of the data as `root`"),
+    ],
+)
+def test_files_that_are_wrong_are_named(root: Path, text: str, message: str) -> None:
+    (root / "data.yaml").write_text(text)
+    with pytest.raises(DataError, match=rf"data\.yaml: .*{message}" if "damaged" not in message else message):
+        Yolo(root / "data.yaml")
+
+
+def test_what_leads_out_is_refused(root: Path) -> None:
+    (root / "set").mkdir()
+    (root / "set/data.yaml").write_text(f"path: {root}\ntrain: images/train\nnames: [cat, dog]\n")
+    with pytest.raises(DataError, match="leads out of"):
+        Yolo(root / "set/data.yaml")
+    assert len(Yolo(root / "set/data.yaml", follow_links=True)) == 2
+    assert len(Yolo(Path("set/data.yaml"), root=root)) == 2
