@@ -27,6 +27,7 @@ types: $(VENV)/.installed-dev
 # After a registered name, its signature or the version of a library has changed.
 table: $(VENV)/.installed-dev
 	$(BIN)/python -m paceline.core.table
+	$(BIN)/paceline schema --markdown > docs/recipe-reference.md
 
 bench: .venv-bench/.installed
 	.venv-bench/bin/python -m benchmarks

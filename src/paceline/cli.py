@@ -27,7 +27,7 @@ _COMMANDS = {
     "replay": "repeat a step that was not finite, from the bundle that the run saved",
     "results": "compare the metrics of runs; write them to a CSV or XLSX table",
     "convert": "convert a .pth, .pt or .bin weights file to safetensors",
-    "recipes": "list the recipes that ship with the package",
+    "recipes": "list the recipes that ship with the package, or print one",
     "slurm": "print a Slurm job script that requeues itself at the time limit",
     "schema": "print the JSON Schema of recipes, for editors",
 }
@@ -97,6 +97,8 @@ def _parser() -> argparse.ArgumentParser:
     made["replay"].add_argument("--use", action="append", default=[], metavar="MODULE", help="import a module first")
     for name in ("eval", "check", "data", "show", "find-lr", "recipes", "replay"):
         made[name].add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    made["schema"].add_argument("--markdown", action="store_true", help="print a page for readers instead")
+    made["recipes"].add_argument("name", nargs="?", metavar="NAME", help="print this recipe (default: list all)")
     made["train"].add_argument("--out", type=Path, help="run directory (default: runs/NAME)")
     made["train"].add_argument(
         "--from", dest="start", type=Path, metavar="CHECKPOINT", help="start from this checkpoint"

@@ -61,3 +61,22 @@ def test_names_of_libraries_are_of_the_pinned_versions(kind: str, name: str) -> 
     assert library["version"] == pins[library["distribution"]]
     assert library["version"] == metadata.version(library["distribution"]).split("+")[0]
     assert len(library["members"]) > 5
+
+
+def test_every_argument_is_described() -> None:
+    """By `Field(description=…)`, by a sentence of the docstring that names it in backticks, or in `argument_docs`."""
+    missing = [
+        f"{kind} {name}: {argument}"
+        for kind, rows in collect().items()
+        for name, row in rows.items()
+        for argument, node in row["arguments"].items()
+        if not node.get("description")
+    ]
+    assert missing == []
+
+
+def test_the_recipe_reference_is_that_of_the_schema() -> None:
+    """`make table` writes it: `paceline schema --markdown > docs/recipe-reference.md`."""
+    from paceline.recipe.reference import reference
+
+    assert (ROOT / "docs" / "recipe-reference.md").read_text(encoding="utf-8") == reference()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
@@ -80,6 +81,10 @@ def test_valid_recipes_pass(validator: jsonschema.Draft202012Validator) -> None:
         ("optimizer", {"name": "adamw", "lr": 1, "betas": [0.9, 0.99]}),
         ("train.micro_batch_size", 8),
         ("evaluate", {"metrics": ["auroc", {"name": "top_k", "k": [1]}]}),
+        (
+            "data.test",
+            {"a": {"dataset": "idx", "root": "d", "split": "test"}, "b-2": {"dataset": "packed", "file": "x"}},
+        ),
     ],
 )
 def test_valid_changes_pass(key: str, value: Any, validator: jsonschema.Draft202012Validator) -> None:
@@ -120,6 +125,10 @@ def test_valid_changes_pass(key: str, value: Any, validator: jsonschema.Draft202
         ("train.micro_batch_size", "fast"),
         ("expect.top1", "high"),
         ("evaluate", {"metrics": [{"name": "auroc", "k": [1]}]}),
+        ("data.test", {"root": "d"}),
+        ("data.test", {"a": {"root": "d"}}),
+        ("data.test", {"a": {"dataset": "idx", "root": "d"}}),
+        ("data.test", {"a b": {"dataset": "packed", "file": "x"}}),
     ],
 )
 def test_wrong_changes_fail(key: str, value: Any, validator: jsonschema.Draft202012Validator) -> None:
@@ -154,3 +163,27 @@ def test_what_extends_another_may_be_partial(tree: Any, validator: jsonschema.Dr
 )
 def test_what_extends_another_is_held_to_the_rest(tree: Any, validator: jsonschema.Draft202012Validator) -> None:
     assert not validator.is_valid(tree)
+
+
+def keys_of(node: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Every property that a schema describes, with its place in it."""
+    if isinstance(node, dict):
+        for name, inner in node.get("properties", {}).items():
+            yield f"{place}.{name}", inner
+        for name, inner in node.items():
+            yield from keys_of(inner, f"{place}/{name}")
+    elif isinstance(node, list):
+        for index, inner in enumerate(node):
+            yield from keys_of(inner, f"{place}/{index}")
+
+
+def test_every_key_has_a_sentence_and_all_of_it_is_small() -> None:
+    schema = json_schema()
+    sections = {name: node for name, node in schema["$defs"].items() if name[0].isupper()}
+    keys = [(place, node) for place, node in keys_of(sections) if "/if" not in place and "/then" not in place]
+    assert len(keys) > 100
+    assert [place for place, node in keys if not node.get("description")] == []
+    properties = schema["$defs"]["Train"]["properties"]
+    assert (properties["seed"]["default"], properties["precision"]["default"]) == (0, "fp32")
+    assert schema["$defs"]["transform.random_horizontal_flip"]["properties"]["p"]["default"] == 0.5
+    assert len(json.dumps(schema)) < 200_000

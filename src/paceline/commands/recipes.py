@@ -6,12 +6,15 @@ import argparse
 from pathlib import Path
 
 from paceline.commands.common import print_json
-from paceline.recipe.load import load, shipped_recipes
+from paceline.core.errors import UsageError
+from paceline.recipe.load import find_recipe, load, shipped_recipes
 from paceline.recipe.validate import validate
 
 
 def main(options: argparse.Namespace) -> int:
-    """List every recipe with its task, expected metrics and description."""
+    """Print one recipe, or list every recipe with its task, expected metrics and description."""
+    if options.name is not None:
+        return _print_recipe(options.name, options.json)
     recipes = {name: validate(load(name)).recipe for name in shipped_recipes()}
     about = {name: _about(path) for name, path in shipped_recipes().items()}
     if options.json:
@@ -30,6 +33,18 @@ def main(options: argparse.Namespace) -> int:
     expected = max(map(len, metrics.values()))
     for name, recipe in recipes.items():
         print(f"{name:<{width}}  {recipe.task.name:<{tasks}}  {metrics[name]:<{expected}}  {about[name]}")
+    return 0
+
+
+def _print_recipe(name: str, as_json: bool) -> int:
+    path, _ = find_recipe(name)
+    if path not in shipped_recipes().values():
+        raise UsageError(f"{name}: is a file of yours; expected the name of a recipe that ships with paceline")
+    text = path.read_text(encoding="utf-8")
+    if as_json:
+        print_json({"name": name, "path": str(path), "text": text})
+    else:
+        print(text, end="")
     return 0
 
 

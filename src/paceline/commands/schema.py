@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 
-from paceline.commands.common import print_json
 from paceline.recipe.json_schema import json_schema
+from paceline.recipe.reference import reference
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print the schema."""
-    print_json(json_schema())
+    """Print the schema, or the same as a page for readers."""
+    print(reference().rstrip() if options.markdown else json.dumps(json_schema(), ensure_ascii=False))
     return 0

@@ -3,34 +3,95 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.commands.common import print_json, read_recipe
+from paceline.commands.common import print_json, read_recipe, table_lines
 from paceline.commands.run_directory import leaves, recipe_lines
-from paceline.core.text import join_first
+from paceline.core.errors import CheckpointError, DataError
+from paceline.core.text import join_first, pluralize
+from paceline.recipe.validate import CheckedRecipe
 
 if TYPE_CHECKING:
+    from paceline.data.batch import Sample
+    from paceline.data.split_loader import SplitLoader
     from paceline.engine.run import Run
     from paceline.recipe.build import Builder
 
 _PLOTTED = 2000  # points of a curve; more cannot be seen
+_ASSUMED_STEPS, _ASSUMED_CLASSES = 100, 10  # of an epoch, and of the data, where there is none
 
 
 def main(options: argparse.Namespace) -> int:
     """Print the resolved recipe, the model, the parameter groups, the batch and the learning rate."""
-    checked = read_recipe(options)
-    from paceline.recipe.build import Builder
-
-    builder = Builder(checked)
-    run = builder.run(Path("runs") / checked.recipe.name)
+    builder, run, missing = _build(read_recipe(options))
+    for note in missing:
+        print(f"warning: {note}", file=sys.stderr)
     if options.plot:
         _plot(run, options.plot)
     if options.json:
-        print_json(_as_json(run, builder))
+        print_json({**_as_json(run, builder), "missing": missing})
     else:
         _print(run, builder)
     return 0
+
+
+def _build(checked: CheckedRecipe) -> tuple[Builder, Run, list[str]]:
+    """The run, and what it lacks: without its data it is built for data that is made up, without weights for random."""
+    from paceline.recipe.build import Builder
+    from paceline.recipe.build_data import make_split_loaders
+
+    builder, missing = Builder(checked, trains=False), list[str]()
+    try:
+        loaders = make_split_loaders(builder)
+    except DataError as error:
+        loaders = {"train": _stand_in(builder)}
+        data = loaders["train"].dataset
+        assumed = f"{pluralize(len(data), 'sample')}, {pluralize(len(data.classes), 'class')}, {data.channels} channels"
+        missing.append(f"{error}; this shows the recipe as if data.train had {assumed}")
+    out = Path("runs") / checked.recipe.name
+    try:
+        return builder, builder.run(out, loaders), missing
+    except (DataError, CheckpointError) as error:
+        if checked.recipe.model.weights is None:
+            raise
+        missing.append(f"{error}; this shows the model with random weights")
+    model = checked.recipe.model.model_copy(update={"weights": None})
+    builder = Builder(replace(checked, recipe=checked.recipe.model_copy(update={"model": model})), trains=False)
+    run = builder.run(out, loaders)
+    run.state.recipe["model"]["weights"] = checked.resolved()["model"]["weights"]
+    return builder, run, missing
+
+
+def _stand_in(builder: Builder) -> SplitLoader:
+    from paceline.recipe.build_data import add_transforms
+
+    part = builder.recipe.data.train
+    arguments = part.model_extra or {}
+    known = 1 if arguments.get("binary") else len(arguments.get("classes") or ()) or _ASSUMED_CLASSES
+    number = builder.recipe.model.num_classes or known
+    dataset = StandIn([str(each) for each in range(number)], _ASSUMED_STEPS * builder.recipe.data.batch_size)
+    return add_transforms(builder, "train", part, dataset, None)
+
+
+class StandIn:
+    """Stands for a data set that is not there: black images of the usual kind."""
+
+    channels = 3
+
+    def __init__(self, classes: list[str], size: int) -> None:
+        self.classes, self._size = classes, size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def read(self, index: int) -> Sample:
+        """A black image, which a transform may crop or resize."""
+        import numpy as np
+
+        return {"image": np.zeros((256, 256, self.channels), np.uint8), "label": 0}
 
 
 def _as_json(run: Run, builder: Builder) -> dict[str, Any]:
@@ -66,10 +127,14 @@ def model_table(run: Run) -> tuple[list[dict[str, Any]], int]:
     from torch.utils.flop_counter import FlopCounterMode
 
     counter = FlopCounterMode(display=False, depth=2)
-    batch = run.train_loader.finish(run.train_loader.fetch(0, np.arange(1)), 0, run.world.device)
     run.model.eval()
-    with torch.inference_mode(), counter:
-        run.task.predict(run.model, batch)
+    try:
+        batch = run.train_loader.finish(run.train_loader.fetch(0, np.arange(1)), 0, run.world.device)
+        with torch.inference_mode(), counter:
+            run.task.predict(run.model, batch)
+    except Exception:
+        if not isinstance(run.train_loader.dataset, StandIn):  # which has no masks, boxes or videos: no FLOPs then
+            raise
     counts = {name: sum(by_kind.values()) for name, by_kind in counter.get_flop_counts().items()}
     root = type(run.model).__name__
     rows = []
@@ -109,22 +174,17 @@ def _print(run: Run, builder: Builder) -> None:
     print("\n".join(recipe_lines(run.state.recipe, builder.checked)))
     print()
     shown = [row for row in rows if row["parameters"] or row["flops"]]
-    _print_table(
-        ("module", "type", "parameters", "MFLOPs/sample"),
-        [(r["name"] or "(all)", r["type"], f"{r['parameters']:,}", f"{r['flops'] / 1e6:,.2f}") for r in shown],
-    )
+    cells = [(r["name"] or "(all)", r["type"], f"{r['parameters']:,}", f"{r['flops'] / 1e6:,.2f}") for r in shown]
+    print("\n".join(table_lines(("module", "type", "parameters", "MFLOPs/sample"), cells, num_words=2)))
     for lines in (builder.fitted.summary() if builder.fitted else [], run.freezing.describe()):
         if lines:
             print("", *lines, sep="\n")
     print()
-    _print_table(
-        ("group", "lr ×", "weight decay", "tensors", "parameters"),
-        [
-            (g["label"], f"{g['lr_scale']:g}", f"{g['weight_decay']:g}", str(g["tensors"]), f"{g['parameters']:,}")
-            for g in _groups(run)
-        ],
-        num_words=1,
-    )
+    groups = [
+        (g["label"], f"{g['lr_scale']:g}", f"{g['weight_decay']:g}", str(g["tensors"]), f"{g['parameters']:,}")
+        for g in _groups(run)
+    ]
+    print("\n".join(table_lines(("group", "lr ×", "weight decay", "tensors", "parameters"), groups)))
     print("", *derivation(builder, run), "", sep="\n")
     lr = run.scheduler.lr
     values = [lr(step) for step in range(run.progress.total_steps)]
@@ -146,16 +206,3 @@ def _plot(run: Run, path: Path) -> None:
         labels.setdefault(group["lr_scale"], []).append(group["label"])
     curves = {join_first(names, 3): (epochs, [value * scale for value in base]) for scale, names in labels.items()}
     save_png(draw_curves(curves, f"{run.name}: learning rate", "epoch", "learning rate"), path)
-
-
-def _print_table(header: tuple[str, ...], rows: list[tuple[str, ...]], num_words: int = 2) -> None:
-    """Rows under a header: the first columns are words, the others numbers."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for index, title in enumerate(header):
-        table.add_column(title, justify="left" if index < num_words else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    Console(width=max(120, Console().width), highlight=False).print(table)

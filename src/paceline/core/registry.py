@@ -183,7 +183,7 @@ class Definition:
         supplied = _SUPPLIED.get(self.kind, set()) | ({"name"} if self.library else set())
         if self.kind == "loss" and not self.is_ours:
             supplied = supplied_to_loss(self.target, supplied)
-        return arguments_of(self.target, supplied, self.checks)
+        return arguments_of(self.target, supplied, self.checks, self.kind)
 
     def row(self) -> Row:
         """All of it as JSON."""

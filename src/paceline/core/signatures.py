@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import ConfigDict, Field, create_model, model_validator
 from pydantic.fields import FieldInfo
 
+from paceline.core.argument_docs import describe_argument
 from paceline.core.arguments import Arguments, ArgumentsCheck, Row, check_of
 
 Node = dict[str, Any]
@@ -30,7 +31,7 @@ class _AnyArguments(Arguments):
 
 
 def arguments_of(
-    target: Callable[..., Any], supplied: Collection[str] = (), checks: Sequence[ArgumentsCheck] = ()
+    target: Callable[..., Any], supplied: Collection[str] = (), checks: Sequence[ArgumentsCheck] = (), kind: str = ""
 ) -> type[Arguments]:
     """The arguments of a class or function but those `supplied` by the builder; unannotated ones take anything."""
     parameters = {
@@ -40,10 +41,19 @@ def arguments_of(
     }
     hints = _hints(target, parameters)
     fields: dict[str, Any] = {
-        name: (hints.get(name, Any), FieldInfo() if parameter.default is parameter.empty else parameter.default)
+        name: (
+            _described(hints.get(name, Any), describe_argument(kind, target, name)),
+            FieldInfo() if parameter.default is parameter.empty else parameter.default,
+        )
         for name, parameter in parameters.items()
     }
     return _model(f"{target.__name__}Arguments", _AnyArguments, fields, checks)
+
+
+def _described(hint: Any, sentence: str | None) -> Any:
+    """The annotation with a sentence about the argument, unless it has one."""
+    known = [each.description for each in getattr(hint, "__metadata__", ()) if isinstance(each, FieldInfo)]
+    return hint if sentence is None or any(known) else Annotated[hint, Field(description=sentence)]
 
 
 def to_json(arguments: type[Arguments]) -> dict[str, Node]:

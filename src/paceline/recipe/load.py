@@ -33,7 +33,7 @@ _SHIPPED = Path(__file__).parent.parent / "recipes"
 
 def load(reference: str, overrides: Sequence[str] = (), parts: Sequence[PartSpec] = PARTS) -> Document:
     """The merged document of a recipe file or a shipped recipe."""
-    path, display = _find(reference, Path(), "")
+    path, display = find_recipe(reference)
     assigned = [_split_override(override) for override in overrides]
     files = _Files(parts)
     document = files.read(path, display, ())
@@ -156,7 +156,7 @@ class _Files:
     def _base(self, reference: Any, path: Path, display: str, above: tuple[Path, ...]) -> tuple[Path, str]:
         if not isinstance(reference, str):
             raise UsageError("expected the name of a recipe or a list of names")
-        base, shown = _find(reference, path.parent, os.path.dirname(display))  # noqa: PTH120 - keeps it as shown
+        base, shown = find_recipe(reference, path.parent, os.path.dirname(display))  # noqa: PTH120 - keeps it as shown
         if base.resolve() in above:
             raise UsageError(f"{shown} extends itself, directly or through others")
         if len(above) > MAX_EXTENDS:
@@ -172,7 +172,7 @@ def _at_layer(document: Document, layer: int) -> Document:
     return Document(document.tree, keys, values)
 
 
-def _find(reference: str, directory: Path, shown_directory: str) -> tuple[Path, str]:
+def find_recipe(reference: str, directory: Path = Path(), shown_directory: str = "") -> tuple[Path, str]:
     """The path and display name of a recipe; a file wins over a shipped recipe of the same name."""
     path = directory / reference
     if path.suffix.lower() in SUFFIXES and os.path.exists(path):  # noqa: PTH110 - False for impossible names too

@@ -35,6 +35,7 @@ class TaskPart(Part):
     """The vision problem to solve."""
 
     name: str
+    """The task, by its registered name."""
 
 
 class Weights(Section):
@@ -55,30 +56,38 @@ class Weights(Section):
     head: Literal["auto", "keep", "drop"] | list[str] = "auto"
     """Replace the head: auto if its shapes differ, drop always, keep never; or the modules of the head."""
     head_init: Literal["default", "zeros", "trunc_normal", "normal"] = "default"
+    """How the layers of a new head start."""
     first_conv: Literal["auto", "strict"] = "auto"
+    """auto fits the first convolution to the number of channels; strict does not."""
     channels: Literal["rgb", "bgr"] = "rgb"
     """The channel order that the weights were trained with."""
     position_embedding: Literal["interpolate", "strict"] = "interpolate"
+    """interpolate fits position embeddings to another image size; strict does not."""
 
 
 class Unfreeze(Section):
     """Modules to unfreeze later."""
 
     match: Annotated[list[str], Field(min_length=1)]
+    """Patterns of the parameters that begin to learn."""
     at_epochs: Positive | None = None
+    """When, in epochs."""
     at_steps: Count | None = None
+    """When, in steps."""
 
 
 class CheckpointingPart(Part):
     """Activation checkpointing: which activations to recompute in the backward pass."""
 
     name: str
+    """The policy, by its registered name."""
 
 
 class ModelPart(Part):
     """The model and its initial weights."""
 
     name: str
+    """The model: one of ours, timm/NAME or torchvision/NAME."""
     num_classes: Count | None = None
     """Number of classes; null: from the data. If given, the data must match."""
     weights: str | Weights | None = None
@@ -93,13 +102,16 @@ class TransformPart(Part):
     """One transform."""
 
     name: str
+    """The transform, by its registered name."""
 
 
 class DatasetPart(Part):
     """One split: its data set and transforms."""
 
     dataset: str
+    """The format of the data set, by its registered name."""
     transforms: list[TransformPart] = []
+    """What is done to each sample, in this order."""
 
 
 SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$")]
@@ -123,12 +135,15 @@ class Data(Section):
     batch_size: Count
     """Samples per optimizer step, over all processes."""
     train: DatasetPart
+    """The data set that the model learns from."""
     val: DatasetPart | None = None
+    """The data set that is measured on during training; it decides which checkpoint is the best."""
     test: TestSets | None = None
     """A data set to evaluate after the last step, or several by name."""
     loader: Literal["auto", "memory", "thread", "process", "dali"] = "auto"
     """How to load samples; auto: what is measured to be fastest. Only dali changes pixels."""
     num_workers: CountOrZero | Auto = "auto"
+    """Threads or processes that read samples ahead; auto: as many as are found useful."""
     cache: Literal["none", "memory"] = "none"
     """Where to cache decoded samples; memory is shared by the processes of a machine."""
     on_error: Literal["stop", "skip"] = "stop"
@@ -149,7 +164,9 @@ class LossPart(Part):
     """One loss; several are summed with their weights."""
 
     name: str
+    """The loss, by its registered name."""
     weight: Weight = 1.0
+    """The factor of this loss in the sum."""
 
 
 class ParamGroup(Section):
@@ -164,22 +181,29 @@ class ParamGroup(Section):
     lr_scale: NonNegative | None = None
     """A factor on the learning rate."""
     weight_decay: NonNegative | None = None
+    """Their weight decay."""
 
 
 class TrustRatio(Section):
     """LARC, or LARS without clip: limits the step of each layer relative to its weights."""
 
     coefficient: Positive = 0.02
+    """The greatest step of a layer, as a share of the norm of its weights."""
     clip: bool = True
+    """Whether the ratio only lowers a learning rate (LARC)."""
     eps: NonNegative = 1e-8
+    """A small number that keeps divisions finite."""
 
 
 class OptimizerPart(Part):
     """The optimizer."""
 
     name: str
+    """The optimizer, by its registered name, or timm/NAME."""
     lr: Positive
+    """The learning rate, at `base_batch_size` if that is given, else at `data.batch_size`."""
     weight_decay: NonNegative = 0.0
+    """The weight decay of parameters for which no group says otherwise."""
     base_batch_size: Count | None = None
     """The batch size that `lr` is for; `lr_scaling` scales it to `data.batch_size`."""
     lr_scaling: Literal["linear", "sqrt"] = "linear"
@@ -191,26 +215,35 @@ class OptimizerPart(Part):
     layer_map: str | None = None
     """A registered map from parameters to layers, for models whose structure is unknown."""
     trust_ratio: TrustRatio | None = None
+    """Limits each layer's step by the norm of its weights; null: no limit."""
 
 
 class TransitionPart(Part):
     """A schedule from `start` to `end` over the run, in the shape of a decay."""
 
     decay: str = "cosine"
+    """The shape of the change, by its registered name."""
     start: NonNegative
+    """The value of the first step."""
     end: NonNegative
+    """The value of the last step."""
     per: Literal["step", "epoch", "fraction"] = "step"
+    """How progress is read: each step, each whole epoch, or fractions of epochs."""
 
 
 class SchedulePart(Part):
     """The schedule of the learning rate, and optionally of momentum and weight decay."""
 
     decay: str = "constant"
+    """The shape of the decay, by its registered name."""
     per: Literal["step", "epoch", "fraction"] = "step"
     """When to update: every step, every epoch, or by fractions of epochs."""
     warmup: Literal["none", "constant", "linear"] = "none"
+    """How the learning rate starts: at once, constant and low, or rising."""
     warmup_epochs: NonNegative | None = None
+    """The length of warm-up, in epochs."""
     warmup_steps: CountOrZero | None = None
+    """The length of warm-up, in steps."""
     warmup_from: Share = 0.0
     """The factor that warm-up starts from, or that constant warm-up uses."""
     count_from: Literal[0, 1] = 0
@@ -222,28 +255,36 @@ class SchedulePart(Part):
     floor_lr: NonNegative | None = None
     """The learning rate at the end of the decay."""
     momentum: TransitionPart | None = None
+    """A schedule of the momentum; null: constant."""
     weight_decay: TransitionPart | None = None
+    """A schedule of the weight decay; null: constant."""
 
 
 class AveragingPart(Part):
     """An average of the weights, evaluated beside them."""
 
     name: str
+    """The kind of average, by its registered name."""
 
 
 class StrategyPart(Part):
     """How the model is replicated or sharded over processes."""
 
     name: str
+    """The strategy, by its registered name."""
 
 
 class Train(Section):
     """Length, device, precision, strategy and reproducibility."""
 
     epochs: Count | None = None
+    """The length of the run, in epochs; give this or steps."""
     steps: Count | None = None
+    """The length of the run, in steps; give this or epochs."""
     seed: Seed = 0
+    """The seed of everything random: initial weights, order, augmentation, dropout."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]+)?|mps)$")] = "auto"
+    """Where to compute; auto: on a GPU if there is one."""
     devices: Annotated[list[CountOrZero], Field(min_length=1)] | None = None
     """Indices of the CUDA devices to use, among the visible ones; null: all."""
     precision: Literal["fp32", "tf32", "bf16", "fp16", "O0", "O1", "O2", "O3"] = "fp32"
@@ -253,7 +294,9 @@ class Train(Section):
     keep_norms_fp32: bool | None = None
     """Whether O2 and O3 keep norm layers in float32; null: O2 does, O3 does not."""
     strategy: StrategyPart = StrategyPart(name="auto")
+    """How processes share the model."""
     activation_checkpointing: CheckpointingPart = CheckpointingPart(name="none")
+    """Which activations are computed again instead of being kept."""
     sync_bn: bool = False
     """Synchronize BatchNorm statistics over all processes."""
     channels_last: bool | Auto = "auto"
@@ -263,10 +306,13 @@ class Train(Section):
     micro_batch_size: Count | Auto = "auto"
     """Samples per forward and backward pass; a step accumulates gradients up to `data.batch_size`."""
     clip_grad_norm: Positive | None = None
+    """The norm that the gradient of all parameters is clipped to."""
     clip_grad_value: Positive | None = None
+    """The value that each element of the gradient is clipped to."""
     adaptive_clip: Positive | None = None
     """Adaptive gradient clipping: maximum ratio of a unit's gradient to its weights; 0.01 is common."""
     averaging: AveragingPart = AveragingPart(name="none")
+    """An average of the weights, evaluated beside them."""
     reproducible: Literal["off", "run", "world"] = "run"
     """run: the same command gives bit-identical results; world: on any number of processes too."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
@@ -281,19 +327,25 @@ class MetricPart(Part):
     """A metric in addition to those of the task."""
 
     name: str
+    """The metric, by its registered name."""
 
 
 class Evaluate(Section):
     """When and how to evaluate."""
 
     every_epochs: Positive | None = None
+    """How often, in epochs; by default after each."""
     every_steps: Count | None = None
+    """How often, in steps."""
     batch_size: Count | Auto = "auto"
     """Samples per evaluation batch; metrics do not depend on the number of processes. auto: 256, on a
     CPU fewer of large samples (16 of 224×224), since each core evaluates a batch."""
     num_workers: CountOrZero | Auto = "auto"
+    """Processes that read samples ahead; auto: none on a CPU, whose threads read themselves."""
     threads: Threads = 1
+    """Threads inside one operation."""
     metrics: list[MetricPart] = []
+    """Metrics beyond those the task brings."""
     original_size: bool | Auto = "auto"
     """Evaluate and save predicted maps at the original size of the masks instead of the size of the model's input;
     auto: true for saliency."""
@@ -305,8 +357,11 @@ class Checkpoint(Section):
     """When to save and which checkpoints to keep; one is also saved before each evaluation."""
 
     every_epochs: Positive | None = None
+    """How often, in epochs; by default after each."""
     every_steps: Count | None = None
+    """How often, in steps."""
     keep_last: Count = 3
+    """How many of the newest checkpoints are kept."""
     keep_every: Count | None = None
     """Never delete checkpoints whose step is a multiple of this."""
     best: str | None = "auto"
@@ -319,9 +374,13 @@ class Logging(Section):
     """What to log, and how often."""
 
     every_steps: Count | None = None
+    """How often, in steps; by default every 20."""
     every_epochs: Positive | None = None
+    """How often, in epochs."""
     tensorboard: bool = True
+    """Whether event files for TensorBoard are written."""
     images: bool = True
+    """Whether samples, predictions and metrics are drawn."""
     results: Annotated[str, Field(pattern=r"^.+\.(csv|xlsx)$")] | None = None
     """A results table with one row per run and split; relative to the current folder."""
 
@@ -330,17 +389,27 @@ class Recipe(Section):
     """A whole recipe."""
 
     name: RunName
+    """The run's name: its directory is runs/NAME."""
     task: TaskPart
+    """The vision problem."""
     model: ModelPart
+    """The network and what it starts from."""
     data: Data
+    """What is learned from and measured on."""
     losses: list[LossPart] = []
     """What is minimized; left out where the task or the model brings its own losses, as in detection."""
     optimizer: OptimizerPart
+    """How gradients change the parameters."""
     schedule: SchedulePart = SchedulePart()
+    """How the learning rate changes over the run."""
     train: Train
+    """How long, where and how exactly."""
     evaluate: Evaluate = Evaluate()
+    """When and how the model is measured."""
     checkpoint: Checkpoint = Checkpoint()
+    """What is kept on disk to continue from."""
     logging: Logging = Logging()
+    """What is shown and recorded."""
     expect: dict[str, float] = {}
     """Metrics that this recipe reaches in its own length; compared at the end."""
 

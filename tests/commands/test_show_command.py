@@ -1,0 +1,58 @@
+"""`paceline show` without what a recipe names, and `paceline recipes`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import main
+from paceline.core.torchvision_ops import import_torchvision
+from paceline.recipe.load import shipped_recipes
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder without any data."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PACELINE_DATA", raising=False)
+
+
+def test_a_recipe_is_shown_without_its_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The model is that of the library, with the classes that are assumed."""
+    assert main(["show", "image_folder", "train.epochs=2", "--json"]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    (missing,) = found["missing"]
+    assert "data.train.root" in missing
+    assert "10 classes" in missing
+    assert f"warning: {missing}" in captured.err
+    expected = sum(
+        parameter.numel() for parameter in import_torchvision().models.mobilenet_v2(num_classes=10).parameters()
+    )
+    assert found["model"]["parameters"] == expected
+    assert found["model"]["flops_per_sample"] > 0
+    assert found["batch"]["total_steps"] == 2 * found["batch"]["steps_per_epoch"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recipe_is_shown_without_its_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "hymenoptera", "model.num_classes=2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert ["data.train" in note for note in found["missing"]] == [True, False]
+    assert "model.weights" in found["missing"][1]
+    assert found["weights"] is None
+    assert found["recipe"]["model"]["weights"] is not None
+
+
+def test_a_wrong_recipe_is_still_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "image_folder", "data.train.transforms=[{name: resize, size: 0}]"]) == 2
+    assert "data.train.transforms.0.size" in capsys.readouterr().err
+
+
+def test_one_recipe_is_printed_as_it_ships(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", "quickstart"]) == 0
+    assert capsys.readouterr().out == shipped_recipes()["quickstart"].read_text(encoding="utf-8")
+    assert main(["recipes", "quickstrat"]) == 2
+    assert 'did you mean "quickstart"' in capsys.readouterr().err
