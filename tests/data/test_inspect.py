@@ -65,6 +65,12 @@ def test_a_constant_has_no_deviation_at_all() -> None:
     assert findings.moments() == ([201 / 255] * 3, [0.0] * 3)
 
 
+def test_float_maps_are_no_masks_of_ids() -> None:
+    image = np.zeros((4, 6, 3), np.uint8)
+    assert "mask" not in examined([{"image": image, "mask": np.full((4, 6), 2.5, np.float32)}]).counts
+    assert "mask" in examined([{"image": image, "mask": np.full((4, 6), 2, np.uint8)}]).counts
+
+
 def test_labels_objects_masks_and_joints_are_counted() -> None:
     image = np.zeros((4, 6, 3), np.uint8)
     keypoints = np.array([[[1, 1, 2], [0, 0, 0]], [[1, 1, 1], [2, 2, 2]]], np.float32)

@@ -229,7 +229,7 @@ def _annotations(sample: Sample, num_classes: int) -> dict[str, Counts]:
         counts["classes"] = _by_class(sample["classes"], num_classes, "the class of an object")
     if "crowd" in sample:
         counts["crowd"] = np.array([np.count_nonzero(sample["crowd"])])
-    if "mask" in sample:
+    if "mask" in sample and sample["mask"].dtype.kind != "f":  # floats are values such as depth, not ids
         counts["mask"] = _histogram(sample["mask"].reshape(-1, 1))[0]
     if "keypoints" in sample:
         seen = sample["keypoints"][..., 2]
