@@ -78,6 +78,7 @@ def test_most_transforms_are_known_to_torchvision() -> None:
         "pose_crop",
         "multi_scale",
         "mixup_or_cutmix",
+        "random_masking",
     }
 
 
