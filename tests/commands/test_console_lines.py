@@ -49,7 +49,7 @@ def evaluations(run: Path) -> dict[int, Record]:
 def test_a_run_directory_is_continued(printed: tuple[Path, list[str], list[str]]) -> None:
     run, _, second = printed
     assert json.loads((run / "status.json").read_text())["step"] == 6
-    assert "  continues after step 4" in second
+    assert "  resumes after step 4" in second
     assert sorted(evaluations(run)) == [2, 4, 6]
 
 

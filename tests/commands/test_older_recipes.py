@@ -75,5 +75,5 @@ def test_a_run_of_an_older_version_goes_on(
     state = {**checkpoint.state, "recipe": without(checkpoint.state["recipe"], *NEWER)}
     Store(tmp_path / "run" / "checkpoints").save(checkpoint.step, checkpoint.model, state, checkpoint.metrics)
     assert cli.main([*words, "train.steps=4"]) == 0
-    assert "continues after step 2" in capsys.readouterr().err
+    assert "resumes after step 2" in capsys.readouterr().err
     assert open_checkpoint(tmp_path / "run").step == 4

@@ -304,7 +304,7 @@ def fail_to_read() -> None:
 def test_what_was_missing_after_the_last_step_is_made_up_for(here: Path) -> None:
     """The last checkpoint is saved before the test split is measured: a run that ends between is not finished."""
     normalize = "transforms: [{name: normalize, mean: [0.0], std: [1.0]}]"
-    command = [*TINY, f"data.test={{dataset: scripted, split: test, {normalize}}}"]
+    command = [*TINY, f"data.test={{dataset: scripted, split: test, {normalize}}}", "evaluate.batch_size=256"]
     Scripted.deed = fail_to_read
     assert cli.main(command) == 3
     assert status_of(here)["state"] == "failed"

@@ -35,7 +35,7 @@ def record_val_metrics(run: Run) -> None:
     try:
         saved = run.saver.record_metrics(run.progress.step, run.state.metrics["val"])
     except CheckpointError as error:
-        run.logger.emit(Note(f"{error}; training goes on", "warning"))
+        run.logger.emit(Note(f"{error}; training continues", "warning"))
         return
     if saved is not None and saved.is_best:
         run.logger.emit(Note(f"best so far: {saved.path}"))
@@ -47,7 +47,7 @@ def log_saves(run: Run, outcomes: list[SaveResult]) -> None:
         if outcome.error is None:
             run.logger.emit(Saved(outcome.step, outcome.path, outcome.is_best))
         else:
-            run.logger.emit(Note(f"{outcome.error}; training goes on, and the next save tries again", "warning"))
+            run.logger.emit(Note(f"{outcome.error}; training continues, and the next save tries again", "warning"))
 
 
 @contextmanager

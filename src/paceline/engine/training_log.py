@@ -64,7 +64,7 @@ def log_evaluation(run: Run, evaluation: Evaluation) -> None:
     if evaluation.split == "val" and "val" not in run.state.metrics:
         _check_best(run, evaluation.metrics)
     if evaluation.problem:
-        run.logger.emit(Note(f"{evaluation.problem}; training goes on", "warning"))
+        run.logger.emit(Note(f"{evaluation.problem}; training continues", "warning"))
     run.state.metrics[evaluation.split] = evaluation.metrics
     confusion = evaluation.tables.get("confusion")
     run.logger.emit(

@@ -110,7 +110,7 @@ def _write(run: Run, split: str, draw: Callable[[], Mapping[str, Image]]) -> Non
             paths[name] = path
     except Exception as error:  # noqa: BLE001 - no image is worth a run
         problem = f"cannot draw {split} at step {run.progress.step}: {type(error).__name__}: {error}"
-        run.logger.emit(Note(f"{problem}; training goes on", "warning"))
+        run.logger.emit(Note(f"{problem}; training continues", "warning"))
     if paths:
         run.logger.emit(Visualized(run.progress.step, split, paths))
 
