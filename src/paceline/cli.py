@@ -199,6 +199,7 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="the file to read; nothing in it is executed")
     parser.add_argument("--out", type=Path, metavar="FILE", help="default: FILE with the extension .safetensors")
     parser.add_argument("--key", help="where the file holds the tensors, such as net_state (default: the usual keys)")
+    parser.add_argument("--dtype", choices=("fp16", "bf16"), help="round float tensors to half precision")
     parser.add_argument("--max-gb", type=float, default=20.0, metavar="N", help="refuse larger files (default: 20)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 

@@ -62,6 +62,31 @@ def test_the_old_format_another_name_and_json(tmp_path: Path, capsys: pytest.Cap
     assert same_as_weights(out)
 
 
+@pytest.mark.parametrize(("name", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
+def test_float_tensors_are_rounded_to_half_precision(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, dtype: torch.dtype
+) -> None:
+    source = tmp_path / "theirs.pth"
+    torch.save(weights(), source)
+    assert main(["convert", str(source), "--dtype", name]) == 0
+    found = safetensors.torch.load_file(tmp_path / "theirs.safetensors")
+    assert (found["conv.weight"].dtype, found["half"].dtype, found["count"].dtype) == (
+        dtype,
+        torch.bfloat16,
+        torch.int64,
+    )
+    assert found["conv.weight"].equal(weights()["conv.weight"].to(dtype))
+    assert found["half"].equal(weights()["half"])
+
+
+def test_values_beyond_half_precision_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "large.pth"
+    torch.save({"scale": torch.tensor([1.0, 7e4, float("inf")])}, source)
+    message = refused(source, capsys, "--dtype", "fp16")
+    assert [part for part in (str(source), "scale", "70000", "bf16") if part not in message] == []
+    assert main(["convert", str(source), "--dtype", "bf16"]) == 0
+
+
 class Bomb:
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -13,6 +13,8 @@ import torch
 import paceline
 from paceline.commands.summary import derivation
 from paceline.engine.run import Run
+from paceline.optim.decays import MultiStep
+from paceline.optim.lr_scheduler import Schedule
 from paceline.recipe.build import Builder
 from paceline.recipe.load import load
 from paceline.recipe.validate import validate
@@ -77,6 +79,41 @@ def test_the_rules_of_the_batch(tmp_path: Path) -> None:
     square = build(tmp_path, **common, optimizer__lr_scaling="sqrt")
     assert square.scheduler.lr.lr == pytest.approx(0.1 * (64 / 256) ** 0.5)
     assert build(tmp_path, optimizer__lr=0.1).scheduler.lr.lr == 0.1
+
+
+def test_the_ratio_of_logged_changes_is_a_key(tmp_path: Path) -> None:
+    """Falling by a fifth each epoch: every one is more than 1.1, every second one more than 1.5."""
+    for ratio, expected in ((1.1, 5), (1.5, 2)):
+        run = build(tmp_path, logging__lr_change_ratio=ratio)
+        assert sum(run.lr_changes(0.1 * 0.8**epoch) is not None for epoch in range(6)) == expected
+
+
+def test_a_linear_probe_trains_the_head_alone(tmp_path: Path) -> None:
+    trust = {"coefficient": 0.001, "clip": False, "eps": 0.0, "exclude_1d": True}
+    optimizer = {"optimizer__name": "sgd", "optimizer__weight_decay": 0.0, "optimizer__trust_ratio": trust}
+    run = build(tmp_path, model__head_batch_norm=True, model__freeze=["all_but_head"], **optimizer)
+    before = {name: parameter.detach().clone() for name, parameter in run.model.named_parameters()}
+    for step_batch in run.batches:
+        paceline.train_step(run, step_batch)
+    moved = {name for name, parameter in run.model.named_parameters() if not parameter.equal(before[name])}
+    assert moved == {"head.1.weight", "head.1.bias"}
+    assert int(run.model.get_buffer("head.0.num_batches_tracked")) == 6
+
+
+def test_the_pet_recipe_has_its_rates_and_groups() -> None:
+    """base·[f(1 − i/W) + i/W] while i ≤ W, then base·γ^(milestones ≤ i), with i = 1 at the first step."""
+    recipe = validate(load("ssd300_pet")).recipe
+    part = recipe.schedule
+    arguments = dict(part.model_extra or {})
+    schedule = Schedule(
+        recipe.optimizer.lr, MultiStep, arguments, total_steps=90_000, steps_per_epoch=500, count_from=part.count_from,
+        warmup=part.warmup, warmup_steps=part.warmup_steps, warmup_from=part.warmup_from,
+    )  # fmt: skip
+    for i in (1, 250, 500, 501, 59_999, 60_000, 79_999, 80_000, 90_000):
+        warm = 0.1 * (1 - i / 500) + i / 500 if i <= 500 else 0.1 ** ((i >= 60_000) + (i >= 80_000))
+        assert schedule(i - 1) == pytest.approx(0.001 * warm, rel=1e-12)
+    assert (recipe.optimizer.weight_decay, (recipe.optimizer.model_extra or {})["momentum"]) == (5e-4, 0.9)
+    assert [each.preset for each in recipe.optimizer.param_groups] == ["pet"]
 
 
 def test_the_derivation_that_is_printed(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from paceline.core.errors import CheckpointError
 from paceline.core.torchvision_ops import import_torchvision
-from paceline.models.surgery import Surgery, apply, find_heads, fit
+from paceline.models.freezing import Freezing
+from paceline.models.surgery import Surgery, add_head_batch_norm, apply, find_heads, fit
 from paceline.models.zoo import build_timm, build_torchvision
 
 
@@ -487,3 +488,23 @@ def test_a_part_is_loaded_whole_or_not_at_all() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     with pytest.raises(ValueError, match=r"into 'backbon' .* backbone"):
         apply(model, weights, Surgery(into="backbon"))
+
+
+def test_the_head_of_a_linear_probe_sees_normalized_features() -> None:
+    model = build_timm("test_vit", 5, 3)
+    weight = model.get_submodule("head").get_parameter("weight").detach().clone()
+    add_head_batch_norm(model)
+    assert find_heads(model) == ["head"]
+    head = model.get_submodule("head")
+    assert [name for name, _ in head.named_parameters()] == ["1.weight", "1.bias"], "the norm has no affine parameters"
+    assert head.get_parameter("1.weight").equal(weight)
+    features = torch.randn(16, weight.shape[1]) * 3 + 2
+    expected = (features - features.mean(0)) / (features.var(0, unbiased=False) + 1e-6).sqrt()
+    bias = head.get_parameter("1.bias")
+    torch.testing.assert_close(head.train()(features), expected @ weight.T + bias, rtol=1e-4, atol=1e-5)
+    freezing = Freezing(model, ["all_but_head"])
+    freezing.train_mode(model)
+    assert [name for name, each in model.named_parameters() if each.requires_grad] == ["head.1.weight", "head.1.bias"]
+    assert model.get_submodule("head.0").training, "its statistics belong to the head"
+    with pytest.raises(ValueError, match="Conv2d"):
+        add_head_batch_norm(nn.Sequential(nn.Conv2d(3, 4, 1)))

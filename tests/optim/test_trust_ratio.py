@@ -145,3 +145,26 @@ def test_resumes_to_the_bit_without_state_of_its_own() -> None:
     run(half, second, range(4, 8))
     assert torch.equal(half.weight, whole.weight)
     assert torch.equal(half.bias, whole.bias)
+
+
+def lars_of_mae(weight: torch.Tensor, gradients: list[torch.Tensor], lr: float) -> torch.Tensor:
+    """MAE's LARS without weight decay, as in its linear probing: matrices have a trust ratio, vectors have none."""
+    now, momentum = weight.clone(), torch.zeros_like(weight)
+    for gradient in gradients:
+        ratio = 0.001 * now.norm() / gradient.norm() if now.ndim > 1 else 1.0
+        momentum = 0.9 * momentum + ratio * gradient
+        now = now - lr * momentum
+    return now
+
+
+def test_without_clip_and_vectors_it_is_the_lars_of_mae() -> None:
+    source = torch.Generator().manual_seed(0)
+    for shape in ((5, 7), (5,), (3, 2, 2)):
+        weight, *gradients = torch.randn(7, *shape, generator=source, dtype=torch.float64).unbind()
+        trained = nn.Parameter(weight.clone())
+        optimizer = SGD([trained], lr=3.0, momentum=0.9)
+        add_trust_ratio(optimizer, coefficient=0.001, clip=False, eps=0.0, exclude_1d=True)
+        for gradient in gradients:
+            trained.grad = gradient.clone()
+            optimizer.step()
+        torch.testing.assert_close(trained.detach(), lars_of_mae(weight, gradients, 3.0), rtol=1e-12, atol=1e-14)

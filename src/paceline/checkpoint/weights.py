@@ -214,8 +214,16 @@ class Converted:
     size: int
 
 
-def convert(source: Path, out: Path, max_bytes: int, key: str | None = None) -> Converted:
-    """Write the tensors of a torch file to `out`, atomically; refuses more than `max_bytes`."""
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def convert(
+    source: Path, out: Path, max_bytes: int, key: str | None = None, dtype: torch.dtype | None = None
+) -> Converted:
+    """Write the tensors of a torch file to `out`, atomically; refuses more than `max_bytes`.
+
+    With `dtype`, float tensors that are wider are rounded to it.
+    """
     if source.is_dir():
         raise CheckpointError(f"{source}: is a folder; expected a weights file, such as a .pth, .pt or .bin")
     if out.exists() or out.is_symlink():
@@ -224,6 +232,8 @@ def convert(source: Path, out: Path, max_bytes: int, key: str | None = None) -> 
         raise CheckpointError(f"{out}: the folder {out.parent} does not exist")
     _check_size(max_bytes, _unpacked_size(source), source)
     weights = read_weights(source, key)
+    if dtype is not None:
+        weights = {name: _to_half(source, name, tensor, dtype) for name, tensor in weights.items()}
     content = _as_file(source, weights)
     # A few bytes may describe a tensor of any size, such as one repeated number.
     _check_size(max_bytes, content.size, source)
@@ -236,6 +246,19 @@ def convert(source: Path, out: Path, max_bytes: int, key: str | None = None) -> 
         partial.unlink(missing_ok=True)
         raise CheckpointError(f"{out}: cannot be written ({content.size:,} bytes are needed): {error}") from error
     return Converted(len(weights), content.size)
+
+
+def _to_half(path: Path, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    if not tensor.is_floating_point() or tensor.element_size() <= dtype.itemsize or tensor.is_meta:
+        return tensor
+    half = tensor.to(dtype)
+    if bool((half.isinf() & tensor.isfinite()).any()):
+        largest = float(tensor[tensor.isfinite()].abs().max())
+        raise CheckpointError(
+            f"{path}: {name} has values up to {largest:g}, more than {str(dtype).removeprefix('torch.')} can hold;"
+            " use --dtype bf16"
+        )
+    return half
 
 
 def _unpacked_size(path: Path) -> int:

@@ -114,6 +114,18 @@ def find_heads(model: nn.Module) -> list[str]:
     return layers[-1:]
 
 
+def add_head_batch_norm(model: nn.Module) -> None:
+    """Put a BatchNorm without affine parameters before the classifier, as MAE's linear probing does."""
+    heads = {name: model.get_submodule(name) for name in find_heads(model)}
+    others = [f"{name}, a {type(head).__name__}" for name, head in heads.items() if not isinstance(head, nn.Linear)]
+    if others or not heads:
+        raise ValueError(f"expected a linear classifier, found {others[0] if others else 'none'}")
+    for name, head in heads.items():
+        assert isinstance(head, nn.Linear)
+        norm = nn.BatchNorm1d(head.in_features, eps=1e-6, affine=False)
+        model.set_submodule(name, nn.Sequential(norm, head))
+
+
 def _num_outputs(module: nn.Module) -> int | None:
     if isinstance(module, nn.Linear):
         return module.out_features

@@ -9,30 +9,34 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 
-def add_trust_ratio(optimizer: Optimizer, coefficient: float = 0.02, clip: bool = True, eps: float = 1e-8) -> None:
+def add_trust_ratio(
+    optimizer: Optimizer, coefficient: float = 0.02, clip: bool = True, eps: float = 1e-8, exclude_1d: bool = False
+) -> None:
     """Scale every tensor's gradient by coefficient·‖w‖ / (‖g‖ + decay·‖w‖ + eps) before each step.
 
     With `clip` (LARC) the ratio is an upper bound of the learning rate: the gradient is scaled by min(ratio / lr, 1).
     Without (LARS), the learning rate is multiplied by it. Weight decay is added to the gradient before scaling, even
-    with an optimizer that decouples it. There is no state, so checkpoints do not change.
+    with an optimizer that decouples it. With `exclude_1d`, tensors of one dimension are neither scaled nor decayed, as
+    in MAE's LARS. There is no state, so checkpoints do not change.
     """
-    trust = _TrustRatio(coefficient, clip, eps)
+    trust = _TrustRatio(coefficient, clip, eps, exclude_1d)
     optimizer.register_step_pre_hook(trust.before)
     optimizer.register_step_post_hook(trust.after)
 
 
 class _TrustRatio:
-    def __init__(self, coefficient: float, clip: bool, eps: float) -> None:
+    def __init__(self, coefficient: float, clip: bool, eps: float, exclude_1d: bool) -> None:
         self.coefficient = coefficient
         self.clip = clip
         self.eps = eps
+        self.min_ndim = 2 if exclude_1d else 0
         self._decays: list[float] = []
 
     @torch.no_grad()
     def before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._decays = [group.get("weight_decay", 0.0) for group in optimizer.param_groups]
         for group, decay in zip(optimizer.param_groups, self._decays, strict=True):
-            weights = [parameter for parameter in group["params"] if parameter.grad is not None]
+            weights = [each for each in group["params"] if each.grad is not None and each.ndim >= self.min_ndim]
             if weights:
                 self._scale(weights, [parameter.grad for parameter in weights], group["lr"], decay)
             if "weight_decay" in group:

@@ -39,8 +39,9 @@ from paceline.losses.adapter import as_loss
 from paceline.metrics.adapter import as_metric
 from paceline.metrics.metric import declared_values, is_higher_better
 from paceline.models.model_errors import limit_size
-from paceline.models.surgery import Surgery, apply
+from paceline.models.surgery import Surgery, add_head_batch_norm, apply
 from paceline.models.surgery_report import SurgeryReport
+from paceline.optim.lr_scheduler import LRChangeLog
 from paceline.recipe.build_context import BuildContext, check_data, check_recipe, read_weights_together
 from paceline.recipe.build_data import (
     check_processes,
@@ -172,6 +173,7 @@ class Builder(BuildContext):
             store=self.store(out, task),
             clip=make_clip(self, model, strategy),
             freezing=freezing,
+            lr_changes=LRChangeLog(self.recipe.logging.lr_change_ratio),
             buffers=BufferBackup(model, self.parts) if may_skip(self) else NoBackup(),
             finite_check=FiniteCheck(self.recipe.train.on_nonfinite),
             explain_nonfinite=explain_and_keep,
@@ -192,6 +194,9 @@ class Builder(BuildContext):
         if part.weights is not None:
             with self.error_context("model.weights"):
                 self.fitted = self._load_weights(model, part.weights)
+        if part.head_batch_norm:
+            with self.error_context("model.head_batch_norm"):
+                add_head_batch_norm(model)
         return model.to(self.world.device)
 
     def _try_pass(

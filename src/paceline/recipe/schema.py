@@ -92,6 +92,8 @@ class ModelPart(Part):
     """Number of classes; null: from the data. If given, the data must match."""
     weights: str | Weights | None = None
     """Pretrained weights; the classifier is replaced if its shape differs."""
+    head_batch_norm: bool = False
+    """Adds a BatchNorm without affine parameters before the classifier, as in MAE's linear probing."""
     freeze: list[str] = []
     """Patterns of parameters to freeze; all_but_head freezes everything except the classifier."""
     unfreeze: list[Unfreeze] = []
@@ -193,6 +195,8 @@ class TrustRatio(Section):
     """Whether the ratio only lowers a learning rate (LARC)."""
     eps: NonNegative = 1e-8
     """A small number that keeps divisions finite."""
+    exclude_1d: bool = False
+    """Neither scales nor decays biases and norm parameters, as in MAE's LARS."""
 
 
 class OptimizerPart(Part):
@@ -381,6 +385,8 @@ class Logging(Section):
     """Whether event files for TensorBoard are written."""
     images: bool = True
     """Whether samples, predictions and metrics are drawn."""
+    lr_change_ratio: Annotated[float, Field(ge=1)] = 1.1
+    """Changes of the learning rate by more than this ratio are logged."""
     results: Annotated[str, Field(pattern=r"^.+\.(csv|xlsx)$")] | None = None
     """A results table with one row per run and split; relative to the current folder."""
 
