@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     made = {name: commands.add_parser(name, help=text, description=text) for name, text in _COMMANDS.items()}
     for name in ("train", "eval", "check", "data", "show", "find-lr", "slurm"):
-        _add_recipe(made[name], "RECIPE or RUN")
+        _add_recipe(made[name], "RECIPE or RUN", is_required=name != "data")
     made["replay"].add_argument("bundle", type=Path, metavar="BUNDLE", help="a folder runs/NAME/replay/step-…")
     made["replay"].add_argument("--rank", type=int, default=0, help="the rank to repeat (default: 0)")
     made["replay"].add_argument("--use", action="append", default=[], metavar="MODULE", help="import a module first")
@@ -132,10 +132,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_recipe(parser: argparse.ArgumentParser, what: str) -> None:
-    parser.add_argument(
-        "recipe", metavar=what, help="a .yaml or .json file, the name of a recipe that ships, or a run directory"
-    )
+def _add_recipe(parser: argparse.ArgumentParser, what: str, is_required: bool = True) -> None:
+    help_text = "a .yaml or .json file, the name of a recipe that ships, or a run directory"
+    parser.add_argument("recipe", metavar=what, nargs=None if is_required else "?", help=help_text)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="override values, such as optimizer.lr=0.01")
     parser.add_argument("--use", action="append", default=[], metavar="MODULE", help="import your own module first")
 
@@ -172,6 +171,7 @@ def _add_processes(parser: argparse.ArgumentParser) -> None:
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", metavar="SPLIT", help="train, val, test or test.NAME (default: all in the recipe)")
+    parser.add_argument("--clear-cache", action="store_true", help="remove all cached indexes; needs no recipe")
     parser.add_argument("--limit", type=int, metavar="N", help="inspect N evenly spaced samples of each split")
     parser.add_argument("--sheet", type=Path, metavar="FILE", help="file of the contact sheet (default: data-NAME.png)")
     parser.add_argument("--pack", type=Path, metavar="FILE", help="write the samples into a pack instead")

@@ -130,7 +130,7 @@ def test_every_bad_photo_is_named(tmp_path: Path, run: Any) -> None:
     printed = run(recipe)
     assert printed.code == 3
     assert "unreadable: 5 files" in printed.out
-    assert all(f"{folder / name}: " in printed.out for name in told.bad)
+    assert all(str(folder / name) in printed.out for name in told.bad)
 
 
 def test_masks_that_do_not_fit_are_named(tmp_path: Path, run: Any) -> None:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.commands.common import print_json, read_recipe
 from paceline.core.errors import CheckpointError
-from paceline.core.text import join_first, pluralize
+from paceline.core.text import evenly_spaced, join_first, pluralize
 
 if TYPE_CHECKING:
     from paceline.data.batch import Batch
     from paceline.data.split_loader import SplitLoader
     from paceline.engine.run import Run
 
-_TRIED = 8
+_TRIED, _MEASURED = 8, 32
 
 
 def main(options: argparse.Namespace) -> int:
@@ -32,12 +32,15 @@ def main(options: argparse.Namespace) -> int:
         run = Builder(checked).run(Path(folder))
         report["build_seconds"] = round(time.perf_counter() - started, 3)
         report["data"] = _try_data(run)
+        report["input"], warnings = _try_input(run)
         report["step"] = _try_step(run)
         _try_smallest(run)
         report["metrics"] = _try_figures(run)
         report["checkpoint"] = _try_checkpoint(run)
         if unknown := _unknown_best(run, report["metrics"]):
-            report["warnings"] = [f"{checked.locate('checkpoint.best')}: {unknown}"]
+            warnings.append(f"{checked.locate('checkpoint.best')}: {unknown}")
+        if warnings:
+            report["warnings"] = warnings
     if options.json:
         print_json({"ok": True, **report})
         return 0
@@ -55,6 +58,18 @@ def _try_data(run: Run) -> dict[str, Any]:
         batch = _first_batch(run, source, size)
         found[split] = {"samples": len(source.dataset), "image": list(batch["image"].shape[1:])}
     return found
+
+
+def _try_input(run: Run) -> tuple[dict[str, Any], list[str]]:
+    """Mean and std of each split as the model gets it, from some samples, and what is suspicious about them."""
+    from paceline.data.input_stats import input_stats, input_warnings
+
+    loaders = {"train": run.train_loader} | {split: each.loader for split, each in run.evaluations.items()}
+    found = {
+        split: input_stats(loader, evenly_spaced(len(loader.dataset), _MEASURED)) for split, loader in loaders.items()
+    }
+    known = {split: stats for split, stats in found.items() if stats is not None}
+    return {split: stats._asdict() | {"text": str(stats)} for split, stats in known.items()}, input_warnings(known)
 
 
 def _try_step(run: Run) -> dict[str, Any]:
@@ -144,6 +159,8 @@ def _print(report: dict[str, Any]) -> None:
     for split, found in report["data"].items():
         shape = "×".join(str(length) for length in found["image"])
         print(f"data        {split}: {pluralize(found['samples'], 'sample')}, images {shape}")
+    for split, stats in report["input"].items():
+        print(f"input       {split}: {stats['text']}, as the model gets it")
     step = report["step"]
     print(f"step        loss {step['loss']:.4f}, gradient norm {step['grad_norm']:.4f}, {step['seconds']:.2f} s")
     print(f"metrics     {join_first(report['metrics'], 12)}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from paceline.commands.common import print_json, progress_bar
 from paceline.commands.data_recipe import read_data_recipe
 from paceline.core.errors import DataError, UsageError
-from paceline.core.text import evenly_spaced
+from paceline.core.text import evenly_spaced, pluralize
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -28,6 +28,8 @@ _INTERRUPTED = 130
 def main(options: argparse.Namespace) -> int:
     """Inspect each split and print a report; the exit code is 3 if something is unreadable."""
     _check(options)
+    if options.clear_cache:
+        return _clear_cache(options.json)
     recipe = read_data_recipe(options)
     splits = [options.split] if options.split else recipe.splits
     if options.split and options.split not in recipe.splits:
@@ -39,7 +41,20 @@ def main(options: argparse.Namespace) -> int:
     return _examine(recipe, splits, options)
 
 
+def _clear_cache(as_json: bool) -> int:
+    from paceline.data.index.index import clear_cache
+
+    count, size = clear_cache()
+    if as_json:
+        print_json({"removed": count, "bytes": size})
+    else:
+        print(f"removed {pluralize(count, 'index file')}, {size / 1e6:,.1f} MB; they are built again when needed")
+    return 0
+
+
 def _check(options: argparse.Namespace) -> None:
+    if options.recipe is None and not options.clear_cache:
+        raise UsageError("data needs a recipe, or --clear-cache")
     if options.size is not None and not options.pack:
         raise UsageError("--size is the size of images in a pack; give the file to write as --pack FILE")
     if options.limit is not None and options.limit < 1:
@@ -74,6 +89,7 @@ def _look_at(recipe: DataRecipe, report: SplitReport, sheet: ContactSheet, limit
     """The report of one split; if it cannot be opened, the report says why."""
     from paceline.data.autotune import usable_cores
     from paceline.data.datasets.video import whole_videos
+    from paceline.data.input_stats import input_stats
     from paceline.data.inspect import examine
     from paceline.data.loader_profile import profile_loader
     from paceline.data.skip_list import UNREADABLE
@@ -99,6 +115,7 @@ def _look_at(recipe: DataRecipe, report: SplitReport, sheet: ContactSheet, limit
     readable = [index * len(source.dataset) // size for index in readable]
     few = [readable[place] for place in evenly_spaced(len(readable), _DRAWN[not sheet.panels])]
     report.add_note(sheet.add(source, report.split, few))
+    report.inputs = input_stats(source, [readable[place] for place in evenly_spaced(len(readable), _MEASURED)])
     most = _MEASURED_IN_MEMORY if source.in_memory else _MEASURED
     try:
         report.stages = profile_loader(

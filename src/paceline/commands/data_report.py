@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import in_one_line
-from paceline.core.text import pluralize
+from paceline.core.text import join_first, pluralize
 from paceline.data.batch import KeypointNames
+from paceline.data.datasets.video import whole_videos
+from paceline.data.input_stats import InputStats, input_warnings
 from paceline.data.inspect import Findings
 from paceline.data.loader_profile import LoaderProfile
+from paceline.data.skip_list import Skipped
 from paceline.data.split_loader import SplitLoader
 
 _MOST_CLASSES = 12  # that are all shown; of more, the largest and the smallest
 _MOST_SIZES = 4
+_NAMED, _LISTED = 2, 8  # duplicates, and files of equal problems, that are named
+_DETAILS = re.compile(r"/[^\s:,;)]+|'[^']*'|\d+")
 _BUCKETS, _BAR = 8, 30
 _ADVICE = {
     "disk": "disk-bound: {pack}a faster disk would help most",
@@ -37,7 +44,9 @@ class SplitReport:
     joints: KeypointNames | None = None
     findings: Findings = field(default_factory=Findings)
     stages: LoaderProfile | None = None
+    inputs: InputStats | None = None
     notes: list[str] = field(default_factory=list)
+    find_path: Callable[[int], Any] | None = None
     error: str | None = None
 
     def opened(self, source: SplitLoader) -> None:
@@ -46,6 +55,11 @@ class SplitReport:
         self.classes = list(getattr(source.dataset, "classes", []))
         self.joints = getattr(source.dataset, "joints", None)
         self.notes = list(getattr(source.dataset, "notes", []))
+        self.find_path = getattr(whole_videos(source.dataset), "path", None)
+
+    def name_of(self, index: int) -> str:
+        """The file of a sample, or its number."""
+        return f"sample {index}" if self.find_path is None else str(self.find_path(index))
 
     def add_note(self, note: str | None) -> None:
         """Add a note, once."""
@@ -82,6 +96,8 @@ def as_json(name: str, reports: Sequence[SplitReport], sheet: Path | None, inter
         "interrupted": interrupted,
         "sheet": None if sheet is None else str(sheet),
         "splits": {report.split: _split_as_json(report) for report in reports},
+        "duplicates": duplicate_lines(reports),
+        "warnings": input_warnings({each.split: each.inputs for each in reports if each.inputs is not None}),
     }
 
 
@@ -107,6 +123,7 @@ def _split_as_json(report: SplitReport) -> dict[str, Any]:
         "frames": _as_pairs(findings.frames, "frames"),
         "mean": mean,
         "std": std,
+        "input": None if report.inputs is None else report.inputs._asdict(),
         "speed": None if stages is None else {**stages._asdict(), "bound": stages.bound},
     }
 
@@ -130,6 +147,12 @@ def lines(name: str, reports: Sequence[SplitReport], sheet: Path | None, interru
     for report in reports:
         yield ""
         yield from _split_lines(report)
+    duplicates = duplicate_lines(reports)
+    if duplicates:
+        yield ""
+        yield from (f"duplicates  {in_one_line(line)}" for line in duplicates)
+    for warning in input_warnings({each.split: each.inputs for each in reports if each.inputs is not None}):
+        yield f"warning: {in_one_line(warning)}"
     if sheet is not None:
         yield f"\ncontact sheet  {sheet}"
     if interrupted:
@@ -142,9 +165,41 @@ def lines(name: str, reports: Sequence[SplitReport], sheet: Path | None, interru
     yield f"\nunreadable: {pluralize(len(bad) + len(unopened), 'file')}"
     for report in unopened:
         yield f"  {report.split}: {in_one_line(report.error or '')}"
+    for split, group in group_problems(bad):
+        names = [in_one_line(each.path) if each.path else f"sample {each.sample}" for each in group]
+        number = f"{len(group):,} files, " if len(group) > 1 else ""
+        yield f"  {split}: {number}{join_first(names, _LISTED)}: {in_one_line(group[0].reason)}"
+    if len(bad) > _LISTED:
+        yield "  --json lists every file with its own reason"
+
+
+def group_problems(bad: Sequence[tuple[str, Skipped]]) -> list[tuple[str, list[Skipped]]]:
+    """Unreadable samples of a split together if their reasons differ in paths, names and numbers alone."""
+    groups: dict[tuple[str, str], list[Skipped]] = {}
     for split, each in bad:
-        where = in_one_line(each.path) if each.path else f"sample {each.sample}"
-        yield f"  {split}: {where}: {in_one_line(each.reason)}"
+        groups.setdefault((split, _DETAILS.sub("…", each.reason)), []).append(each)
+    return [(split, group) for (split, _), group in groups.items()]
+
+
+def duplicate_lines(reports: Sequence[SplitReport]) -> list[str]:
+    """A line on images that are in one split several times, and on those that two splits share."""
+    found = []
+    for report in reports:
+        again = [ids for ids in report.findings.digests.values() if len(ids) > 1]
+        if again:
+            pairs = ", ".join(" = ".join(map(report.name_of, ids[:_NAMED])) for ids in again[:_NAMED])
+            number = pluralize(sum(map(len, again)) - len(again), "exact duplicate")
+            found.append(f"{report.split}: {number} within the split, such as {pairs}")
+    for first, second in combinations(reports, 2):
+        shared = [digest for digest in first.findings.digests if digest in second.findings.digests]
+        if shared:
+            count = sum(len(second.findings.digests[digest]) for digest in shared)
+            both = ", ".join(
+                f"{first.name_of(first.findings.digests[each][0])} = {second.name_of(second.findings.digests[each][0])}"
+                for each in shared[:_NAMED]
+            )
+            found.append(f"{second.split}: {pluralize(count, 'image')} also in {first.split}, such as {both}")
+    return found
 
 
 def _split_lines(report: SplitReport) -> Iterator[str]:
@@ -181,6 +236,11 @@ def _facts(report: SplitReport) -> Iterator[tuple[str, str]]:
         labeled = seen[:, 1:].sum(1) / seen.sum(1).clip(1)
         shares = dict(zip(_joint_names(report), labeled.tolist(), strict=True))
         yield "joints", "labeled: " + _shown(shares, "{:.0%}", "joints")
+    yield from _image_facts(report)
+
+
+def _image_facts(report: SplitReport) -> Iterator[tuple[str, str]]:
+    findings = report.findings
     if findings.frames:
         yield "frames", f"{_range(findings.frames)}"
     if findings.sizes:
@@ -190,6 +250,8 @@ def _facts(report: SplitReport) -> Iterator[tuple[str, str]]:
                 name,
                 f"[{', '.join(f'{value:.4f}' for value in values)}]" if values else "float images: not computed",
             )
+    if report.inputs is not None:
+        yield "input", f"{report.inputs}, as the model gets it"
     if report.stages is not None:
         yield from _speed(report.stages, can_be_packed=not findings.frames)
 

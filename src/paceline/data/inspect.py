@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -46,6 +47,8 @@ class Look(NamedTuple):
     counts: dict[str, Counts]
     is_turned: bool = False
     """Whether the file's image does not lie upright, and something in the sample tells places in it."""
+    digest: bytes = b""
+    """Of the decoded image, by which exact duplicates are found."""
 
 
 @dataclass
@@ -65,6 +68,8 @@ class Findings:
     pixels by value; "keypoints" [J, 3]: not labeled, hidden, visible."""
     turned: int = 0
     """Samples whose mask, boxes or joints could have been drawn on an image that does not lie as it is read."""
+    digests: dict[bytes, list[int]] = field(default_factory=dict)
+    """Samples by the digest of their image."""
     missing: str = ""
     """What no mask holds, though it should."""
 
@@ -86,6 +91,8 @@ class Findings:
             self.bad.append(seen)
             return
         self.turned += seen.is_turned
+        if seen.digest:
+            self.digests.setdefault(seen.digest, []).append(index)
         self.sizes[seen.height, seen.width] += 1
         if seen.frames is not None:
             self.frames[seen.frames] += 1
@@ -190,8 +197,11 @@ def look(dataset: Dataset, sample: Sample) -> Look:
     objects = len(sample["classes"]) if "classes" in sample else None
     image = sample["image"]
     if isinstance(image, EncodedVideo):
-        counts["values"] = sum((_values(dataset, frames) for frames in _all_frames(image)), np.zeros((), np.int64))
-        return Look(image.height, image.width, image.num_frames, objects, counts)
+        counts["values"], whole = np.zeros((), np.int64), blake2b(digest_size=16)
+        for part in _all_frames(image):
+            counts["values"] = counts["values"] + _values(dataset, part)
+            whole.update(part.data)
+        return Look(image.height, image.width, image.num_frames, objects, counts, digest=whole.digest())
     pixels = decode_image(sample)["image"]
     height, width = pixels.shape[-3:-1]
     if "mask" in sample and sample["mask"].shape != (height, width):
@@ -201,7 +211,8 @@ def look(dataset: Dataset, sample: Sample) -> Look:
         counts["values"] = _values(dataset, pixels)
     frames = pixels.shape[-4] if pixels.ndim > 3 else None
     is_turned = isinstance(image, Encoded) and image.header.orientation != 1 and not _PLACES.isdisjoint(sample)
-    return Look(*_whole_size(sample, height, width), frames, objects, counts, is_turned)
+    digest = blake2b(np.ascontiguousarray(pixels).data, digest_size=16, key=str(pixels.shape).encode()).digest()
+    return Look(*_whole_size(sample, height, width), frames, objects, counts, is_turned, digest)
 
 
 def _whole_size(sample: Sample, height: int, width: int) -> tuple[int, int]:

@@ -15,7 +15,14 @@ from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.data.argument_types import Extensions, Name, SplitShares
 from paceline.data.batch import Sample
-from paceline.data.index.folders import NamedFiles, class_folders, files_below, refuse_escape, skipped_note
+from paceline.data.index.folders import (
+    NamedFiles,
+    class_folders,
+    files_below,
+    refuse_escape,
+    refuse_escapes,
+    skipped_note,
+)
 from paceline.data.index.index import IndexBuilder, open_index
 from paceline.data.index.splits import read_part, split_arguments, write_parts
 from paceline.data.io.image import EXTENSIONS, MAX_PIXELS, Encoded, decode_image
@@ -51,9 +58,9 @@ class ClassFolders:
         def build(builder: IndexBuilder) -> None:
             builder.watch(folder)
             builder.facts["classes"] = classes = class_folders(root, folder, self.example)
-            size, skipped = 0, Counter[str]()
+            size, skipped, escaping = 0, Counter[str](), list[Path]()
             for label, name in enumerate(classes):
-                files = files_below(folder, name, endings, inside, builder.watch, skipped=skipped)
+                files = files_below(folder, name, endings, inside, builder.watch, (), skipped, escaping)
                 found = sorted(map(os.fsencode, files))
                 if not found:
                     expected = f"expected files with the extensions {' '.join(endings)}"
@@ -61,6 +68,7 @@ class ClassFolders:
                 builder.append_texts("file", found)
                 builder.append("label", np.full(len(found), label, np.int32))
                 size += len(found)
+            refuse_escapes(escaping, inside)
             if note := skipped_note(skipped, f"{self.kind}s", endings):
                 builder.note(note)
             write_parts(builder, size, shares, seed)

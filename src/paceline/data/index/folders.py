@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from paceline.core.errors import DataError
 from paceline.core.mapped_arrays import MappedArrays
-from paceline.core.text import pluralize
+from paceline.core.text import join_first, pluralize
 
 _USUAL = {
     *(".txt", ".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".xml", ".yaml", ".yml", ".lst", ".xlsx"),
@@ -51,11 +51,13 @@ def files_below(
     watch: Callable[[Path], None],
     above: tuple[str, ...] = (),
     skipped: Counter[str] | None = None,
+    escaping: list[Path] | None = None,
 ) -> Iterator[str]:
     """The files with these extensions in folder `name` of `top` and below it, relative to `top`, in no order.
 
     Links may not lead out of `inside`. `watch` is called with each folder before it is listed; `above` are the real
-    folders that this one is in. Files with other extensions are counted in `skipped`, by extension.
+    folders that this one is in. Files with other extensions are counted in `skipped`, by extension. Files that lead out
+    are a DataError, or are added to `escaping`, for `refuse_escapes` to name them together.
     """
     folder = top / name
     real = os.path.realpath(folder)
@@ -73,10 +75,13 @@ def files_below(
                 skipped[PurePosixPath(entry.name.lower()).suffix] += 1
             continue
         below = f"{name}/{entry.name}" if name else entry.name
-        if entry.is_symlink():
-            refuse_escape(top / below, inside)
+        if entry.is_symlink() and not _leads_inside(top / below, inside):
+            if escaping is None or is_folder:
+                refuse_escape(top / below, inside)
+            else:
+                escaping.append(top / below)
         if is_folder:
-            yield from files_below(top, below, extensions, inside, watch, (*above, real), skipped)
+            yield from files_below(top, below, extensions, inside, watch, (*above, real), skipped, escaping)
         else:
             yield below
 
@@ -94,9 +99,23 @@ def skipped_note(skipped: Counter[str], what: str, extensions: Sequence[str]) ->
 
 def refuse_escape(path: Path, inside: Path | None) -> None:
     """Data may come from anywhere that a recipe names, but what lies in it may not lead elsewhere unasked."""
-    if inside is not None and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(inside)):
+    if not _leads_inside(path, inside):
         target = os.path.realpath(path)
         raise DataError(f"{path}: leads out of {inside}, to {target}; add `follow_links: true` if that is meant")
+
+
+def refuse_escapes(paths: Sequence[Path], inside: Path | None) -> None:
+    """The same for the files that `files_below` has added to `escaping`, all at once."""
+    if len(paths) == 1:
+        refuse_escape(paths[0], inside)
+    if paths:
+        named = join_first(sorted(map(str, paths)), 2)
+        found = f"{len(paths):,} files lead out of {inside}, such as {named}"
+        raise DataError(f"{found}; add `follow_links: true` if that is meant")
+
+
+def _leads_inside(path: Path, inside: Path | None) -> bool:
+    return inside is None or Path(os.path.realpath(path)).is_relative_to(os.path.realpath(inside))
 
 
 @lru_cache(maxsize=4096)
