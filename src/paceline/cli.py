@@ -128,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
         made[name].add_argument("--plot", type=Path, metavar="FILE", help="save the curve as a PNG file")
     made["find-lr"].add_argument("--low", type=float, default=1e-6, help="lowest learning rate (default: 1e-6)")
     made["find-lr"].add_argument("--high", type=float, default=10.0, help="highest learning rate (default: 10)")
-    made["find-lr"].add_argument("--steps", type=int, default=100, help="number of steps (default: 100)")
+    made["find-lr"].add_argument("--steps", type=int, default=100, metavar="N", help="number of steps (default: 100)")
     return parser
 
 
