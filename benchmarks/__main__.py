@@ -10,7 +10,7 @@ from benchmarks.report import PAGE, machine, show, write_page
 NAMES = (
     "step",
     "loader",
-    "images",
+    "pictures",
     "picture_training",
     "video",
     "startup",
@@ -20,6 +20,7 @@ NAMES = (
     "memory",
     "saving",
     "sharing",
+    "busy",
     "precisions",
     "saliency",
 )

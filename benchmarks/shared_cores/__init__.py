@@ -1,0 +1,1 @@
+"""What each contestant does on cores that others use too, in a process of its own."""
