@@ -23,14 +23,14 @@ from full_disk import files_limited_to
 
 from paceline.commands import run_lock as ownership_module
 from paceline.commands.run_directory import refuse_foreign
-from paceline.commands.run_lock import LOCK, STALE_SECONDS, Owner, check_free, own
+from paceline.commands.run_lock import LOCK, STALE_SECONDS, Owner, check_free, hold_lock
 from paceline.core.errors import PacelineError, UsageError
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from paceline.commands.run_lock import own
-with own(Path(sys.argv[1])) as ownership:
+from paceline.commands.run_lock import hold_lock
+with hold_lock(Path(sys.argv[1])) as lock:
     {then}
     print("held", flush=True)
     time.sleep(60)
@@ -52,7 +52,7 @@ def holder(folder: Path, then: str = "pass") -> Iterator[subprocess.Popen[str]]:
 
 def left_behind(folder: Path, age: float = 0.0, **changes: Any) -> dict[str, Any]:
     """A lock file that no process holds, as this process would have written it but for the changes."""
-    with own(folder):
+    with hold_lock(folder):
         owner = json.loads((folder / LOCK).read_text())
     folder.mkdir(parents=True, exist_ok=True)
     (folder / LOCK).write_text(json.dumps({**owner, **changes}))
@@ -70,7 +70,7 @@ def test_the_second_is_told_who_is_first(tmp_path: Path) -> None:
     with holder(folder) as first:
         since = json.loads((folder / LOCK).read_text())["since"]
         said = f"{folder} is in use by process {first.pid} on {socket.gethostname()}, since {since}; wait for it"
-        with pytest.raises(UsageError) as caught, own(folder):
+        with pytest.raises(UsageError) as caught, hold_lock(folder):
             pass
         assert str(caught.value).startswith(said)
         assert caught.value.exit_code == 2
@@ -82,13 +82,13 @@ def test_the_second_is_told_who_is_first(tmp_path: Path) -> None:
 
 def test_nothing_is_left_of_a_lock_that_was_released(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "x"
-    with own(folder):
+    with hold_lock(folder):
         assert [path.name for path in folder.iterdir()] == [LOCK]
     assert not (tmp_path / "runs").exists()
-    with own(folder):
+    with hold_lock(folder):
         (folder / "logs").mkdir()
     assert [path.name for path in folder.iterdir()] == ["logs"]
-    with pytest.raises(UsageError), own(folder):
+    with pytest.raises(UsageError), hold_lock(folder):
         raise UsageError("something else")
     assert not (folder / LOCK).exists()
     check_free(folder)
@@ -100,9 +100,9 @@ def test_a_killed_process_leaves_a_directory_that_can_be_taken_over(tmp_path: Pa
         first.wait(timeout=10)
     assert (tmp_path / LOCK).exists()
     check_free(tmp_path)
-    with own(tmp_path) as ownership:
-        assert len(ownership.notes) == 1
-        assert f"process {first.pid} on" in ownership.notes[0]
+    with hold_lock(tmp_path) as lock:
+        assert len(lock.notes) == 1
+        assert f"process {first.pid} on" in lock.notes[0]
         assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
 
 
@@ -111,14 +111,14 @@ def test_children_of_a_killed_process_do_not_keep_the_lock(tmp_path: Path) -> No
     with holder(tmp_path, then=child) as first:
         first.send_signal(signal.SIGKILL)
         first.wait(timeout=10)
-        with own(tmp_path) as ownership:
-            assert ownership.notes
+        with hold_lock(tmp_path) as lock:
+            assert lock.notes
 
 
 def _compete(folder: Path, start: Barrier, end: Barrier, won: list[int]) -> None:
     start.wait(20)
     try:
-        with own(folder):
+        with hold_lock(folder):
             won.append(os.getpid())
             end.wait(20)
     except UsageError:
@@ -148,8 +148,8 @@ def test_a_lock_that_is_free_is_free_whatever_it_says(tmp_path: Path) -> None:
     for number, changes in enumerate(before):
         left_behind(tmp_path / str(number), **changes)
         check_free(tmp_path / str(number))
-        with own(tmp_path / str(number)) as ownership:
-            assert "took over" in ownership.notes[0]
+        with hold_lock(tmp_path / str(number)) as lock:
+            assert "took over" in lock.notes[0]
     left_behind(tmp_path / "ahead", age=-1e9, host="elsewhere")
     check_free(tmp_path / "ahead")
 
@@ -173,8 +173,8 @@ def test_without_locks_what_they_say_is_believed(tmp_path: Path) -> None:
     for number, changes in enumerate(stale):
         left_behind(tmp_path / str(number), **changes)
         check_free(tmp_path / str(number))
-    with own(tmp_path / "0") as ownership:
-        assert "took over" in ownership.notes[0]
+    with hold_lock(tmp_path / "0") as lock:
+        assert "took over" in lock.notes[0]
 
 
 def test_a_process_of_another_user_is_alive(tmp_path: Path) -> None:
@@ -215,33 +215,33 @@ def test_another_machine_whose_locks_are_not_seen_is_believed_for_ten_minutes(
             check_free(tmp_path / str(minutes))
     for age in (STALE_SECONDS + 1, -STALE_SECONDS - 1, -1e9):
         left_behind(tmp_path / "old", age=age, **other)
-        with own(tmp_path / "old") as ownership:
-            assert "process 7 on elsewhere" in ownership.notes[0]
+        with hold_lock(tmp_path / "old") as lock:
+            assert "process 7 on elsewhere" in lock.notes[0]
     # The processes of a run that was started again, here or on another machine, follow those that are gone.
     monkeypatch.setenv("PACELINE_RESTARTS", "1")
-    with own(tmp_path / "5") as ownership:
-        assert ownership.notes
+    with hold_lock(tmp_path / "5") as lock:
+        assert lock.notes
 
 
 def test_on_a_full_disk_there_is_one_line_and_no_empty_lock(tmp_path: Path) -> None:
     folder = tmp_path / "x"
-    with files_limited_to(0), pytest.raises(PacelineError, match=r"x/\.lock: .*too large") as caught, own(folder):
+    with files_limited_to(0), pytest.raises(PacelineError, match=r"x/\.lock: .*too large") as caught, hold_lock(folder):
         pass
     assert (caught.value.exit_code, folder.exists()) == (1, False)
     (folder / "logs").mkdir(parents=True)
     (folder / LOCK).touch()
     refuse_foreign(folder)
     check_free(folder)
-    with own(folder) as ownership:
-        assert ownership.notes == []
+    with hold_lock(folder) as lock:
+        assert lock.notes == []
 
 
 def test_starting_over_keeps_the_earlier_run_and_the_lock(tmp_path: Path) -> None:
     folder = tmp_path / "x"
-    with own(folder) as ownership:
-        assert ownership.start_over() is None
+    with hold_lock(folder) as lock:
+        assert lock.start_over() is None
         (folder / "status.json").write_text("{}")
-        assert ownership.start_over() == tmp_path / "x~1"
+        assert lock.start_over() == tmp_path / "x~1"
         assert [path.name for path in (tmp_path / "x~1").iterdir()] == ["status.json"]
         assert json.loads((folder / LOCK).read_text())["pid"] == os.getpid()
         script = "from pathlib import Path; from paceline.commands.run_lock import *; check_free(Path('x'))"
@@ -255,16 +255,16 @@ def test_starting_over_keeps_a_link_and_moves_what_it_leads_to(tmp_path: Path) -
     (tmp_path / "disk" / "run").mkdir(parents=True)
     (tmp_path / "disk" / "run~1").symlink_to("nowhere")
     (tmp_path / "x").symlink_to("disk/run")
-    with own(tmp_path / "x") as ownership:
+    with hold_lock(tmp_path / "x") as lock:
         (tmp_path / "x" / "status.json").write_text("{}")
-        assert ownership.start_over() == tmp_path / "disk" / "run~2"
+        assert lock.start_over() == tmp_path / "disk" / "run~2"
         assert (tmp_path / "x").readlink() == Path("disk/run")
         assert [path.name for path in (tmp_path / "disk" / "run").iterdir()] == [LOCK]
         (tmp_path / "x" / "status.json").write_text("{}")
-        assert ownership.start_over() == tmp_path / "disk" / "run~3"
+        assert lock.start_over() == tmp_path / "disk" / "run~3"
     assert [path.name for path in (tmp_path / "disk" / "run~3").iterdir()] == ["status.json"]
     (tmp_path / "y").symlink_to("disk/new")
-    with own(tmp_path / "y"):
+    with hold_lock(tmp_path / "y"):
         (tmp_path / "disk" / "new" / "logs").mkdir()
     assert (tmp_path / "y").readlink() == Path("disk/new")
 
@@ -277,12 +277,12 @@ def test_what_lies_in_the_way_of_the_lock(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe" / LOCK)
     (tmp_path / "folder" / LOCK).mkdir(parents=True)
     for name in ("link", "pipe", "folder"):
-        with pytest.raises(UsageError, match=r"\.lock: "), own(tmp_path / name):
+        with pytest.raises(UsageError, match=r"\.lock: "), hold_lock(tmp_path / name):
             pass
     assert (tmp_path / "target").read_text() == "kept"
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / LOCK).write_text("not of ours")
-    with own(tmp_path / "text"):
+    with hold_lock(tmp_path / "text"):
         pass
 
 
@@ -314,5 +314,5 @@ def test_a_start_that_was_cut_short_is_no_foreign_directory(tmp_path: Path) -> N
     (tmp_path / "notes.txt").touch()
     with pytest.raises(UsageError):
         refuse_foreign(tmp_path)
-    with own(tmp_path):
+    with hold_lock(tmp_path):
         refuse_foreign(tmp_path)

@@ -60,7 +60,7 @@ class ByLoops:
         """What the levels, finest first, become at the resolution of the level `own`."""
         entered = [self.entered(index, level) for index, level in enumerate(levels)]
         exchanged = [
-            self.mixed(f"exchange.{index}", [neighbor(each, to) for each in entered[max(0, index - 1) : index + 2]])
+            self.mixed(f"interaction.{index}", [neighbor(each, to) for each in entered[max(0, index - 1) : index + 2]])
             for index, to in enumerate(entered)
         ]
         fused = self.mixed("fuse", [neighbor(each, exchanged[own]) for each in exchanged])
@@ -73,8 +73,8 @@ class ByLoops:
         small = ((rows + 1) // 2, (columns + 1) // 2)
         full, half = self.entered(0, x), self.entered(1, pooled(x, small))
         full, half = (
-            self.mixed("exchange.0", [full, bilinear(half, (rows, columns))]),
-            self.mixed("exchange.1", [pooled(full, small), half]),
+            self.mixed("interaction.0", [full, bilinear(half, (rows, columns))]),
+            self.mixed("interaction.1", [pooled(full, small), half]),
         )
         return self.mixed("fuse", [full, bilinear(half, (rows, columns))]) + x
 
@@ -233,9 +233,9 @@ def test_a_level_aggregates_its_coarser_neighbor_as_worked_out_by_hand() -> None
     known.convolution("enter.1.0", CENTRE, bias=1)
     # Exchange, fine: around any of its pixels lie all four, 0 + 1 + 2 + 3 = 6; coarse is repeated four times,
     # 4 · 4 = 16; and 0.5 + 0.5: 23 everywhere. Coarse: itself, 4, and twice the mean of fine, 2 · 1.5 = 3: 7.
-    known.convolution("exchange.0.convolutions.0", AROUND, bias=0.5)
-    known.convolution("exchange.0.convolutions.1", AROUND, bias=0.5)
-    known.convolution("exchange.1.convolutions.0", CENTRE, times=2)
+    known.convolution("interaction.0.convolutions.0", AROUND, bias=0.5)
+    known.convolution("interaction.0.convolutions.1", AROUND, bias=0.5)
+    known.convolution("interaction.1.convolutions.0", CENTRE, times=2)
     # Fuse into fine: 23 + 4 · 7 = 51, then (51 − 41) / 2 = 5.
     known.convolution("fuse.convolutions.1", AROUND)
     known.norm("fuse.norm", mean=41, scale=0.5)

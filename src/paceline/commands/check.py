@@ -35,7 +35,7 @@ def main(options: argparse.Namespace) -> int:
         report["input"], warnings = _try_input(run)
         report["step"] = _try_step(run)
         _try_smallest(run)
-        report["metrics"] = _try_figures(run)
+        report["metrics"] = _try_metrics(run)
         report["checkpoint"] = _try_checkpoint(run)
         if unknown := _unknown_best(run, report["metrics"]):
             warnings.append(f"{checked.locate('checkpoint.best')}: {unknown}")
@@ -105,7 +105,7 @@ def _try_smallest(run: Run) -> None:
         forward(run, MicroBatch(last, cut.index, 0, batch))
 
 
-def _try_figures(run: Run) -> list[str]:
+def _try_metrics(run: Run) -> list[str]:
     """The names of the metrics of each split, from its first samples."""
     import torch
 

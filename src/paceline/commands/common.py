@@ -115,13 +115,13 @@ def table_lines(
     lines: list[str] = []
     left = list(range(1, len(header)))
     while left or not lines:
-        shown, used = [0], widths[0]
-        while left and (used + 2 + widths[left[0]] <= (width or sys.maxsize) or len(shown) == 1):
+        columns, used = [0], widths[0]
+        while left and (used + 2 + widths[left[0]] <= (width or sys.maxsize) or len(columns) == 1):
             used += 2 + widths[left[0]]
-            shown.append(left.pop(0))
+            columns.append(left.pop(0))
         lines += [""] * bool(lines)
         for row in [header, *rows]:
-            cells = [f"{row[i]:<{widths[i]}}" if i < num_words else f"{row[i]:>{widths[i]}}" for i in shown]
+            cells = [f"{row[i]:<{widths[i]}}" if i < num_words else f"{row[i]:>{widths[i]}}" for i in columns]
             lines.append("  ".join(cells).rstrip())
     return lines
 

@@ -22,7 +22,7 @@ from paceline.data.split_loader import SplitLoader
 
 _MOST_CLASSES = 12  # that are all shown; of more, the largest and the smallest
 _MOST_SIZES = 4
-_NAMED, _LISTED = 2, 8  # duplicates, and files of equal problems, that are named
+_MAX_DUPLICATES, _MAX_FILES = 2, 8  # duplicates, and files of equal problems, that are named
 _DETAILS = re.compile(r"/[^\s:,;)]+|'[^']*'|\d+")
 _BUCKETS, _BAR = 8, 30
 _ADVICE = {
@@ -168,8 +168,8 @@ def lines(name: str, reports: Sequence[SplitReport], sheet: Path | None, interru
     for split, group in group_problems(bad):
         names = [in_one_line(each.path) if each.path else f"sample {each.sample}" for each in group]
         number = f"{len(group):,} files, " if len(group) > 1 else ""
-        yield f"  {split}: {number}{join_first(names, _LISTED)}: {in_one_line(group[0].reason)}"
-    if len(bad) > _LISTED:
+        yield f"  {split}: {number}{join_first(names, _MAX_FILES)}: {in_one_line(group[0].reason)}"
+    if len(bad) > _MAX_FILES:
         yield "  --json lists every file with its own reason"
 
 
@@ -187,7 +187,7 @@ def duplicate_lines(reports: Sequence[SplitReport]) -> list[str]:
     for report in reports:
         again = [ids for ids in report.findings.digests.values() if len(ids) > 1]
         if again:
-            pairs = ", ".join(" = ".join(map(report.name_of, ids[:_NAMED])) for ids in again[:_NAMED])
+            pairs = ", ".join(" = ".join(map(report.name_of, ids[:_MAX_DUPLICATES])) for ids in again[:_MAX_DUPLICATES])
             number = pluralize(sum(map(len, again)) - len(again), "exact duplicate")
             found.append(f"{report.split}: {number} within the split, such as {pairs}")
     for first, second in combinations(reports, 2):
@@ -196,7 +196,7 @@ def duplicate_lines(reports: Sequence[SplitReport]) -> list[str]:
             count = sum(len(second.findings.digests[digest]) for digest in shared)
             both = ", ".join(
                 f"{first.name_of(first.findings.digests[each][0])} = {second.name_of(second.findings.digests[each][0])}"
-                for each in shared[:_NAMED]
+                for each in shared[:_MAX_DUPLICATES]
             )
             found.append(f"{second.split}: {pluralize(count, 'image')} also in {first.split}, such as {both}")
     return found
@@ -220,7 +220,7 @@ def _facts(report: SplitReport) -> Iterator[tuple[str, str]]:
     for label, what in (("labels", "label"), ("objects", "classes")):
         counts = report.by_class(what)
         if counts is not None:
-            yield label, _shown(counts, "{:,}", "classes")
+            yield label, _join_counts(counts, "{:,}", "classes")
     if findings.objects:
         number = sum(findings.objects.values())
         total = sum(objects * samples for objects, samples in findings.objects.items())
@@ -230,12 +230,12 @@ def _facts(report: SplitReport) -> Iterator[tuple[str, str]]:
         )
     shares = report.mask_shares()
     if shares is not None:
-        yield "pixels", _shown(shares, "{:.1%}", "classes")
+        yield "pixels", _join_counts(shares, "{:.1%}", "classes")
     if "keypoints" in findings.counts:
         seen = findings.counts["keypoints"]
         labeled = seen[:, 1:].sum(1) / seen.sum(1).clip(1)
         shares = dict(zip(_joint_names(report), labeled.tolist(), strict=True))
-        yield "joints", "labeled: " + _shown(shares, "{:.0%}", "joints")
+        yield "joints", "labeled: " + _join_counts(shares, "{:.0%}", "joints")
     yield from _image_facts(report)
 
 
@@ -256,14 +256,14 @@ def _image_facts(report: SplitReport) -> Iterator[tuple[str, str]]:
         yield from _speed(report.stages, can_be_packed=not findings.frames)
 
 
-def _shown(values: Mapping[str, float], form: str, noun: str) -> str:
+def _join_counts(values: Mapping[str, float], form: str, noun: str) -> str:
     """Names with their values; of many, only the largest and smallest."""
     ordered = list(values.items())
     if len(ordered) <= _MOST_CLASSES:
         return ", ".join(f"{in_one_line(name)} {form.format(value)}" for name, value in ordered)
     ordered.sort(key=lambda item: -item[1])
     most, fewest = ordered[:4], ordered[-4:]
-    return f"{len(ordered)} {noun}: {_shown(dict(most), form, noun)}, …, {_shown(dict(fewest), form, noun)}"
+    return f"{len(ordered)} {noun}: {_join_counts(dict(most), form, noun)}, …, {_join_counts(dict(fewest), form, noun)}"
 
 
 def _sizes(sizes: Counter[tuple[int, int]]) -> Iterator[tuple[str, str]]:

@@ -32,8 +32,8 @@ def main(options: argparse.Namespace) -> int:
     checkpoint = find_checkpoint(run_directory, options.checkpoint)
     predictor = build_predictor(checked, checkpoint, average=options.average)
     with predictor.run.world.together(), progress_bar() as bar:
-        shown = bar.add_task("predicted", total=None, visible=predictor.run.world.is_main)
-        found = predictor.predict_files(options.inputs, out, options.images, lambda number: bar.advance(shown, number))
+        task = bar.add_task("predicted", total=None, visible=predictor.run.world.is_main)
+        found = predictor.predict_files(options.inputs, out, options.images, lambda number: bar.advance(task, number))
     if found.problem:
         raise UsageError(found.problem)
     if not found.num_samples:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.checkpoint.best import best_step, resolve_best
 from paceline.commands.common import check_writable
 from paceline.commands.run_directory import refuse_foreign
-from paceline.commands.run_lock import own
+from paceline.commands.run_lock import hold_lock
 from paceline.commands.train import train_in_directory
 from paceline.core.agreement import decide
 from paceline.core.errors import UsageError
@@ -64,9 +64,9 @@ def train(run: Run, fresh: bool = False) -> TrainResult:
     check_writable(run.out)
     refuse_foreign(run.out)
     options = argparse.Namespace(fresh=fresh, start=None, accept_data=False, is_process=False)
-    with own(run.out) if run.world.is_main else nullcontext() as ownership:
+    with hold_lock(run.out) if run.world.is_main else nullcontext() as lock:
         try:
-            train_in_directory(run, run.builder, options, ownership)
+            train_in_directory(run, run.builder, options, lock)
         finally:
             run.logger = LoggerGroup()  # those of the directory are closed
     history = decide(run.world, lambda: read_records(run.out / "metrics.jsonl"))

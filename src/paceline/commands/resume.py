@@ -26,7 +26,7 @@ from paceline.launch.worker import report_exit
 Fingerprints = Mapping[str, Mapping[str, Any]]
 """The fingerprint of each split, as saved in checkpoints."""
 _MOST_FAILURES = 3
-_SHOWN = 12
+_MAX_IDS = 12
 
 
 def resume(
@@ -42,9 +42,9 @@ def resume(
     if checkpoint is None:
         return None, notes
     if changed := recipe_differences(checkpoint.state["recipe"], run.state.recipe):
-        listed = "\n  ".join(changed)
+        lines = "\n  ".join(changed)
         raise CheckpointError(
-            f"{checkpoint.path} was made with another recipe:\n  {listed}\n"
+            f"{checkpoint.path} was made with another recipe:\n  {lines}\n"
             "change the recipe back, start over with --fresh, or choose another directory with --out"
         )
     notes += _check_data(checkpoint, run, accepts_data)
@@ -136,7 +136,7 @@ def _count_failure(run: Run, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(counts, json.dumps({"step": step, "times": times}).encode(), is_durable=False)
     if times >= _MOST_FAILURES:
-        counts.unlink()  # started by hand again, it is tried anew
+        counts.unlink()  # started by hand again, it is retried
         if any(beat.phase == EVALUATING for beat in beats if beat.step == step):
             raise TrainingError(f"the evaluation after step {step} failed {times} times; see the errors above")
         raise TrainingError(
@@ -149,7 +149,7 @@ def _samples(run: Run, step: int) -> str:
     updates = run.batches.updates
     slices = updates.slices(step)
     ids = run.batches.order.at(updates.epoch(step), slices[0].start, slices[-1].stop)
-    return join_first(ids, _SHOWN)
+    return join_first(ids, _MAX_IDS)
 
 
 def _give_up(finding: str) -> None:

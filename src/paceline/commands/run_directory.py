@@ -122,9 +122,9 @@ def refuse_foreign(out: Path) -> None:
     is_known = _is_object(out / "status.json", "state", "step") or _is_object(out / ".lock", "pid", "host")
     if not held or is_begun or is_known:
         return
-    listed = ", ".join(held[:5]) + (f" and {len(held) - 5} more" if len(held) > 5 else "")
+    names = ", ".join(held[:5]) + (f" and {len(held) - 5} more" if len(held) > 5 else "")
     raise UsageError(
-        f"{out} is not a run directory and not empty: it holds {listed}; choose a new or empty one with --out"
+        f"{out} is not a run directory and not empty: it holds {names}; choose a new or empty one with --out"
     )
 
 

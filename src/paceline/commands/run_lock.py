@@ -20,7 +20,7 @@ from paceline.core.file_lock import is_at, is_seen_everywhere, open_lock, try_lo
 from paceline.launch.environment import restart_count
 
 LOCK = ".lock"
-_ENDING_SECONDS = 3.0
+_EXIT_SECONDS = 3.0
 STALE_SECONDS = 600.0
 """Age at which a lock of another machine counts as abandoned, where file locks are not shared."""
 _REFRESH_SECONDS = 60.0
@@ -79,7 +79,7 @@ class Owner:
 
 
 @contextmanager
-def own(folder: Path) -> Iterator[RunLock]:
+def hold_lock(folder: Path) -> Iterator[RunLock]:
     """Hold the lock of a run directory, creating it if needed; UsageError names another holder.
 
     The lock of a dead process is taken over and reported in `notes`. An empty directory is removed.
@@ -87,12 +87,12 @@ def own(folder: Path) -> Iterator[RunLock]:
     place = Path(os.path.realpath(folder))  # what a link leads to may have to be made
     missing = [each for each in (place, *place.parents) if not each.exists()]
     place.mkdir(parents=True, exist_ok=True)
-    ownership = RunLock(folder)
+    lock = RunLock(folder)
     try:
-        ownership.take()
-        yield ownership
+        lock.take()
+        yield lock
     finally:
-        ownership.release()
+        lock.release()
         with suppress(OSError):
             for each in missing:
                 each.rmdir()
@@ -106,7 +106,7 @@ def check_free(folder: Path) -> None:
         return
     try:
         is_ours, owner = try_lock(descriptor, shared=True), _read(descriptor)
-        deadline = time.monotonic() + _ENDING_SECONDS
+        deadline = time.monotonic() + _EXIT_SECONDS
         while is_ours is False and owner and owner.is_here and not owner.is_running() and time.monotonic() < deadline:
             time.sleep(0.05)  # its last threads are about to end
             is_ours = try_lock(descriptor, shared=True)

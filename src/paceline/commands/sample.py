@@ -66,7 +66,7 @@ def _command(kind: str, folder: Path) -> str:
     recipe = f"{kind}_sample"
     command = ["paceline", "train", recipe]
     if folder not in (Path.cwd() / "data" / recipe, Path.cwd() / recipe):
-        key, endings = ("file", ("/train.csv", "/val.csv")) if kind == "video" else ("root", ("", ""))
-        for split, ending in zip(("train", "val"), endings, strict=True):
-            command.append(f"data.{split}.{key}={json.dumps(f'{folder}{ending}', ensure_ascii=False)}")
+        key, files = ("file", ("/train.csv", "/val.csv")) if kind == "video" else ("root", ("", ""))
+        for split, file in zip(("train", "val"), files, strict=True):
+            command.append(f"data.{split}.{key}={json.dumps(f'{folder}{file}', ensure_ascii=False)}")
     return shlex.join(command)

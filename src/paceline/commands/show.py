@@ -173,8 +173,8 @@ def _print(run: Run, builder: Builder) -> None:
     rows, _ = model_table(run)
     print("\n".join(recipe_lines(run.state.recipe, builder.checked)))
     print()
-    shown = [row for row in rows if row["parameters"] or row["flops"]]
-    cells = [(r["name"] or "(all)", r["type"], f"{r['parameters']:,}", f"{r['flops'] / 1e6:,.2f}") for r in shown]
+    modules = [row for row in rows if row["parameters"] or row["flops"]]
+    cells = [(r["name"] or "(all)", r["type"], f"{r['parameters']:,}", f"{r['flops'] / 1e6:,.2f}") for r in modules]
     print("\n".join(table_lines(("module", "type", "parameters", "MFLOPs/sample"), cells, num_words=2)))
     for lines in (builder.fitted.summary() if builder.fitted else [], run.freezing.describe()):
         if lines:

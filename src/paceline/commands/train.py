@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from paceline.commands.common import check_writable, read_recipe, run_directory
 from paceline.commands.run_directory import refuse_foreign, write_recipe
-from paceline.commands.run_lock import RunLock, check_free, own
+from paceline.commands.run_lock import RunLock, check_free, hold_lock
 from paceline.core.atomic_write import remove_partial_files
 from paceline.core.errors import Stopped, UsageError
 from paceline.core.process import StopRequest
@@ -61,21 +61,21 @@ def _build_and_train(options: argparse.Namespace, checked: CheckedRecipe, out: P
     from paceline.recipe.build import Builder
 
     builder = Builder(checked)
-    with builder.world.together(), own(out) if builder.world.is_main else nullcontext() as ownership:
+    with builder.world.together(), hold_lock(out) if builder.world.is_main else nullcontext() as lock:
         run = builder.run(out)
         run.stop = stop
-        train_in_directory(run, builder, options, ownership)
+        train_in_directory(run, builder, options, lock)
 
 
-def train_in_directory(run: Run, builder: Builder, options: argparse.Namespace, ownership: RunLock | None) -> None:
+def train_in_directory(run: Run, builder: Builder, options: argparse.Namespace, lock: RunLock | None) -> None:
     """Continue a run from where its directory stands, or from where it stands itself, and train it to its end."""
     from paceline.commands.resume import fingerprints, watch_over
     from paceline.core.agreement import decide
 
     run.state.data = fingerprints(run)
     mapping = getattr(options, "device_mapping", None)
-    taken = ownership.notes if ownership else []
-    notes = [*([mapping] if mapping else []), *taken, *_find_place(run, options, builder, ownership)]
+    taken = lock.notes if lock else []
+    notes = [*([mapping] if mapping else []), *taken, *_find_place(run, options, builder, lock)]
     if run.progress.step and run.progress.is_done and decide(run.world, lambda: _was_finished(run.out)):
         _say_finished(run)
         return
@@ -110,12 +110,12 @@ def _was_finished(out: Path) -> bool:
     return isinstance(status, dict) and status.get("state") == "finished"
 
 
-def _find_place(run: Run, options: argparse.Namespace, builder: Builder, ownership: RunLock | None) -> list[str]:
+def _find_place(run: Run, options: argparse.Namespace, builder: Builder, lock: RunLock | None) -> list[str]:
     """Load the named checkpoint, else the newest valid one, else the recipe's weights; return notes on which."""
     is_first_start = restart_count() == 0  # what comes back after a crash goes on from where it was
     if options.fresh and is_first_start:
         kept = []
-        if ownership and (aside := ownership.start_over()):
+        if lock and (aside := lock.start_over()):
             kept = [f"the earlier run is kept as {aside}"]
         run.world.barrier()
         return [*kept, *builder.origin_of_weights()]
@@ -124,7 +124,7 @@ def _find_place(run: Run, options: argparse.Namespace, builder: Builder, ownersh
     if run.progress.step:  # steps were made from Python
         return check_place(run)
 
-    moved = run.store.clear_best_path() if ownership else None
+    moved = run.store.clear_best_path() if lock else None
     checkpoint, notes = resume(run, options.start, is_first_start, options.accept_data)
     origin = [] if checkpoint else builder.origin_of_weights()
     return [*([moved] if moved else []), *notes, *origin]
@@ -220,8 +220,8 @@ def _train(run: Run, builder: Builder, notes: list[str]) -> None:
         reason = str(error) or type(error).__name__
         lines = [_how_to_go_on(run)]
         # Of several processes the launcher knows which one failed first, and says so.
-        is_told = is_supervised() and not isinstance(error, Stopped)
-        logger.emit(Ended(state, progress.step, progress.epoch, lines, reason, is_told))
+        is_reported = is_supervised() and not isinstance(error, Stopped)
+        logger.emit(Ended(state, progress.step, progress.epoch, lines, reason, is_reported))
         raise
     finally:
         logger.close()

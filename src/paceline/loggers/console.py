@@ -54,7 +54,7 @@ class Console:
             if event.state == "finished":
                 self._complete()
             self.close()
-            if event.is_told:
+            if event.is_reported:
                 return
             event = replace(event, reason=None)
         if isinstance(event, Note):
@@ -76,7 +76,7 @@ class Console:
         return f" ({times:,} times so far; all are in logs/)" if times > 1 else ""
 
     def tick(self, snapshot: Snapshot) -> None:
-        """Draw the bar anew if the last drawing is old enough, or if this is the end of training or an evaluation."""
+        """Redraw the bar if the last drawing is old enough, or if this is the end of training or an evaluation."""
         done, total = snapshot.evaluation[1:] if snapshot.evaluation else (snapshot.step, snapshot.total_steps)
         if snapshot.evaluation is None:
             self._trained = snapshot

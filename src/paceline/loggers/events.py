@@ -87,7 +87,7 @@ class Ended:
     lines: list[str] = field(default_factory=list)
     reason: str | None = None
     """Why the run ended early; the command or its launcher prints this last."""
-    is_told: bool = False
+    is_reported: bool = False
     """Whether the launcher, which knows more, reports the error."""
 
 

@@ -96,7 +96,7 @@ def _logged(event: Logged, total_steps: int) -> list[tuple[str, str]]:
     clock = event.clock
     pairs = [("epoch", f"{event.epoch:.2f}"), ("step", f"{event.step}/{total_steps}")]
     hidden = doubled_loss(event.metrics)
-    pairs += [(name, number(_shown(event, name))) for name in event.metrics if name != hidden]
+    pairs += [(name, number(_display_value(event, name))) for name in event.metrics if name != hidden]
     if _known(clock, "samples_per_second"):
         pairs.append(("samples/s", _speed(clock)))
     if _known(clock, "data_wait"):
@@ -115,7 +115,7 @@ def _logged_status(snapshot: Snapshot, logged: Logged) -> dict[str, Words]:
     clock = logged.clock
     for name in ("loss", "lr"):
         if name in logged.metrics:
-            parts[name] = [(f"{name} ", "dim"), (number(_shown(logged, name)), "")]
+            parts[name] = [(f"{name} ", "dim"), (number(_display_value(logged, name)), "")]
     if _known(clock, "samples_per_second"):
         parts["speed"] = [(_speed(clock), ""), ("/s", "dim")]
     if _known(clock, "data_wait"):  # over the window, so that it does not flicker
@@ -158,7 +158,7 @@ def _evaluated(event: Evaluated, width: int | None, main_metric: str | None) -> 
     return lines
 
 
-def _shown(event: Logged, name: str) -> float:
+def _display_value(event: Logged, name: str) -> float:
     """The median of the window, which is smoother; the latest value of the learning rate."""
     latest = event.metrics[name]
     return latest if name == "lr" else event.smoothed.get(name, {}).get("median", latest)

@@ -272,8 +272,8 @@ def _lock(path: Path, aside: Path) -> int:
     try:
         return lock_file(aside, _PATIENCE_SECONDS)
     except BlockingIOError as error:
-        told = f"another process has been writing it for more than {_PATIENCE_SECONDS:.0f} seconds"
-        raise DataError(f"{path}: {told}") from error
+        reason = f"another process has been writing it for more than {_PATIENCE_SECONDS:.0f} seconds"
+        raise DataError(f"{path}: {reason}") from error
 
 
 def _refuse_opened(path: Path, place: Path) -> None:

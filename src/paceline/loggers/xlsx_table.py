@@ -25,7 +25,7 @@ from paceline.core.text import starts_formula
 
 _SHEET = "results"
 _MAX_ROWS, _MAX_COLUMNS = 1 << 20, 1 << 14  # of the format
-_HARMLESS = ("no default style", "no stylesheet")  # what is said of sound files too
+_HARMLESS = ("no default style", "no stylesheet")  # warnings that sound files cause too
 
 
 class XlsxTable:
@@ -79,8 +79,8 @@ class XlsxTable:
         except OSError:
             raise  # it writes sheets to temporary files
         except Exception as error:
-            told = f"{type(error).__name__}: {in_one_line(str(error))}"
-            raise DataError(f"{self._path}: cannot be written again: {told}; it is unchanged") from error
+            reason = f"{type(error).__name__}: {in_one_line(str(error))}"
+            raise DataError(f"{self._path}: cannot be written again: {reason}; it is unchanged") from error
         return stream.getvalue()
 
     def _dress(self, column: int) -> None:
@@ -105,7 +105,7 @@ def _opened(path: Path, content: bytes) -> Any:
         ) from error
     with archive:
         check_parts(path, archive)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             book = openpyxl.load_workbook(io.BytesIO(content), rich_text=True)
@@ -113,7 +113,7 @@ def _opened(path: Path, content: bytes) -> Any:
             raise DataError(
                 f"{path}: is damaged: {type(error).__name__}: {in_one_line(str(error))}; it is unchanged"
             ) from error
-    lost = [str(each.message) for each in said if issubclass(each.category, UserWarning)]
+    lost = [str(each.message) for each in caught if issubclass(each.category, UserWarning)]
     lost = [text for text in lost if not any(harmless in text for harmless in _HARMLESS)]
     if lost:
         raise DataError(f"{path}: would lose content if it were written: {in_one_line(lost[0])}; it is unchanged")

@@ -1,6 +1,6 @@
 """Metrics as users have them, torchmetrics' among them: `update(preds, target)` and `compute()`.
 
-They give the same bits on any number of processes: `update` is called batch by batch in the order of the samples, and
+They are bit-identical on any number of processes: `update` is called batch by batch in the order of the samples, and
 what torch computes there uses one thread.
 """
 

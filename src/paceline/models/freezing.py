@@ -13,7 +13,7 @@ from paceline.models.patterns import is_inside, no_match, select
 from paceline.models.surgery import find_heads
 
 ALL_BUT_HEAD = "all_but_head"
-_MAX_LISTED = 6
+_MAX_NAMES = 6
 
 
 class NoFreezing:
@@ -173,7 +173,7 @@ class Freezing:
             for name, first in self._first_name.items()
             if first in selected
         }
-        return join_first(list(largest), _MAX_LISTED)
+        return join_first(list(largest), _MAX_NAMES)
 
 
 def _prefixes(name: str) -> list[str]:

@@ -193,7 +193,7 @@ class AggregateInteraction(nn.Module):
         count = len(in_channels)
         self.own = own
         self.enter = nn.ModuleList(_conv_bn(channels, mid) for channels in in_channels)
-        self.exchange = nn.ModuleList(_neighbor_mix(mid, count, index) for index in range(count))
+        self.interaction = nn.ModuleList(_neighbor_mix(mid, count, index) for index in range(count))
         self.fuse = Mix([mid] * count, mid, own, "nearest")
         self.leave = _conv_bn(mid, out_channels)
         self.shortcut = nn.Conv2d(in_channels[own], out_channels, 1)
@@ -201,7 +201,7 @@ class AggregateInteraction(nn.Module):
     def forward(self, *levels: Tensor) -> Tensor:
         """[N, out_channels, h, w] of neighboring levels [N, in_channels[i], h_i, w_i], finest first."""
         branches = [F.relu(enter(level), inplace=True) for enter, level in zip(self.enter, levels, strict=True)]
-        branches = [mix(branches[_neighbors(index, len(branches))]) for index, mix in enumerate(self.exchange)]
+        branches = [mix(branches[_neighbors(index, len(branches))]) for index, mix in enumerate(self.interaction)]
         mixed = self.leave(self.fuse(branches))
         return F.relu(mixed + self.shortcut(levels[self.own]), inplace=True)
 
@@ -213,14 +213,14 @@ class SelfInteraction(nn.Module):
         super().__init__()
         both = (full_channels, half_channels)
         self.enter = nn.ModuleList(_conv_bn(full_channels, channels) for channels in both)
-        self.exchange = nn.ModuleList(Mix(both, channels, own, "bilinear") for own, channels in enumerate(both))
+        self.interaction = nn.ModuleList(Mix(both, channels, own, "bilinear") for own, channels in enumerate(both))
         self.fuse = Mix(both, full_channels, 0, "bilinear")
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, full_channels, H, W] to the same shape."""
         inputs = (x, downsample(x))
         branches = [F.relu(enter(each), inplace=True) for enter, each in zip(self.enter, inputs, strict=True)]
-        branches = [mix(branches) for mix in self.exchange]
+        branches = [mix(branches) for mix in self.interaction]
         mixed: Tensor = self.fuse(branches) + x
         return mixed
 

@@ -42,8 +42,8 @@ def no_match(key: str, pattern: str, names: Iterable[str]) -> ValueError:
     if close:
         return ValueError(f"{key} {pattern!r} matches no name; the closest are {', '.join(close)}")
     tops = list(dict.fromkeys(name.partition(".")[0] for name in known))
-    shown = ", ".join(tops[:8]) + (", …" if len(tops) > 8 else "")
-    return ValueError(f"{key} {pattern!r} matches no name; names start with {shown or 'nothing: there are none'}")
+    starts = ", ".join(tops[:8]) + (", …" if len(tops) > 8 else "")
+    return ValueError(f"{key} {pattern!r} matches no name; names start with {starts or 'nothing: there are none'}")
 
 
 def is_inside(name: str, modules: Iterable[str]) -> bool:

@@ -11,8 +11,8 @@ from torch import Tensor
 from paceline.core.errors import CheckpointError
 
 Shape = tuple[int, ...]
-_MAX_LISTED = 10
-_MAX_SHOWN = 3
+_MAX_LINES = 10
+_MAX_NAMES = 3
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ class Mismatch:
         lines = []
         for kind, names in kinds.items():
             if names:
-                lines += [f"  {len(names)} {kind}:", *(f"    {name}" for name in names[:_MAX_LISTED])]
-                lines += [f"    and {len(names) - _MAX_LISTED} more"] if len(names) > _MAX_LISTED else []
+                lines += [f"  {len(names)} {kind}:", *(f"    {name}" for name in names[:_MAX_LINES])]
+                lines += [f"    and {len(names) - _MAX_LINES} more"] if len(names) > _MAX_LINES else []
         if lines:
             raise CheckpointError("\n".join(["the weights do not match the model:", *lines, *self._advice(own)]))
 
@@ -128,5 +128,5 @@ def _change(before: Shape, after: Shape) -> str:
 
 
 def _row(title: str, count: int, names: list[str]) -> str:
-    shown = ", ".join(names[:_MAX_SHOWN]) + (", …" if len(names) > _MAX_SHOWN else "")
-    return f"{title:<10} {count:>5} {'tensor ' if count == 1 else 'tensors'}  {shown}".rstrip()
+    first = ", ".join(names[:_MAX_NAMES]) + (", …" if len(names) > _MAX_NAMES else "")
+    return f"{title:<10} {count:>5} {'tensor ' if count == 1 else 'tensors'}  {first}".rstrip()

@@ -70,7 +70,7 @@ class RulesError(ValueError):
 
 
 def find_parameters(model: nn.Module) -> list[Found]:
-    """All parameters in the model's order with their kinds; a shared one is listed once, by its first name."""
+    """All parameters in the model's order with their kinds; a shared one appears once, by its first name."""
     seen: set[nn.Parameter] = set()
     found = []
     for prefix, module in model.named_modules():
@@ -163,17 +163,17 @@ def _settings(kind: str, kinds: Mapping[str, Settings]) -> Settings:
     return kinds.get(kind, none).over(kinds.get(general_kind(kind), none))
 
 
-def _without_decay(model: nn.Module, found: Iterable[Found], no_decay_1d: bool, honour_listed: bool) -> set[str]:
+def _without_decay(model: nn.Module, found: Iterable[Found], no_decay_1d: bool, use_no_weight_decay: bool) -> set[str]:
     """The names of one-dimensional parameters and of those that modules list, as far as these are asked for.
 
     A module lists names or globs below itself with `no_weight_decay()`, as timm's and MAE's models do.
     """
-    listed: list[str] = []
-    for prefix, module in model.named_modules() if honour_listed else ():
+    patterns: list[str] = []
+    for prefix, module in model.named_modules() if use_no_weight_decay else ():
         listing: Any = getattr(module, "no_weight_decay", None)
         if callable(listing):
-            listed += [f"{prefix}.{pattern}" if prefix else pattern for pattern in listing()]
-    exact, globs = set(listed), [pattern for pattern in listed if "*" in pattern]
+            patterns += [f"{prefix}.{pattern}" if prefix else pattern for pattern in listing()]
+    exact, globs = set(patterns), [pattern for pattern in patterns if "*" in pattern]
     return {
         one.name
         for one in found
@@ -215,8 +215,8 @@ def _explain_idle(rule: Rule, named: Sequence[Found], found: Sequence[Found]) ->
     known = list(dict.fromkeys([*modules, *names]))
     wanted = re.sub(r"^re:|[\\*?^$()\[\]|+]", "", rule.match).strip(".")
     near = get_close_matches(wanted, known, n=3, cutoff=0.5)
-    shown = near or list(dict.fromkeys(name.partition(".")[0] for name in names))[:10]
-    return f'"{rule.match}" matches no parameter; {"near names" if near else "the model has"}: {", ".join(shown)}'
+    suggested = near or list(dict.fromkeys(name.partition(".")[0] for name in names))[:10]
+    return f'"{rule.match}" matches no parameter; {"near names" if near else "the model has"}: {", ".join(suggested)}'
 
 
 @dataclass

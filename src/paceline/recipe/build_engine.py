@@ -103,9 +103,10 @@ def _refusing_types(context: BuildContext) -> Iterator[None]:
         if "type" not in str(error):
             raise
         place, name = context.checked.locate("train.strategy.parameters"), _parameter_format(context)
-        said = str(error).strip().split("\n")[0]
+        reason = str(error).strip().split("\n")[0]
         raise RecipeError(
-            f"{place}: the model does not compute with {name} parameters ({said}); use fp32 with train.precision {name}"
+            f"{place}: the model does not compute with {name} parameters ({reason});"
+            f" use fp32 with train.precision {name}"
         ) from error
 
 

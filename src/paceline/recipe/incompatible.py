@@ -37,7 +37,7 @@ def cross_checks(recipe: Recipe) -> list[Check]:
         *_exactness(recipe),
         *_sharding(recipe),
         *_precision(recipe),
-        *_figures(recipe),
+        *_metrics(recipe),
         *_names(recipe),
     ]
 
@@ -211,7 +211,7 @@ def _precision(recipe: Recipe) -> list[Check]:
     return found
 
 
-def _figures(recipe: Recipe) -> list[Check]:
+def _metrics(recipe: Recipe) -> list[Check]:
     found = []
     if recipe.data.val is None and recipe.data.test is None:
         if recipe.expect:

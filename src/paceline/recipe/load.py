@@ -101,7 +101,7 @@ def _replace_origins(old: Any, new: Any, path: KeyPath, merged: Document, above:
         merged.values.pop(place, None)
     for place in places(new, path):
         _copy_origins(place, merged, above)
-    if type(old) is type(new) and old == new:  # said again, but not changed
+    if type(old) is type(new) and old == new:  # repeated, not changed
         merged.values[path] = replace(merged.values[path], layer=settled.layer)
 
 
@@ -144,11 +144,11 @@ class _Files:
         for index, reference in wanted:
             origin = document.values[("extends",) if index is None else ("extends", index)]
             try:
-                base, shown = self._base(reference, path, display, above)
+                base, name = self._base(reference, path, display, above)
             except UsageError as error:
                 self.problems.append(f"{origin}: extends: {error}")
                 continue
-            bases.append(self.read(base, shown, above))
+            bases.append(self.read(base, name, above))
         document.forget(("extends",))
         del document.tree["extends"]
         return bases
@@ -156,14 +156,14 @@ class _Files:
     def _base(self, reference: Any, path: Path, display: str, above: tuple[Path, ...]) -> tuple[Path, str]:
         if not isinstance(reference, str):
             raise UsageError("expected the name of a recipe or a list of names")
-        base, shown = find_recipe(reference, path.parent, os.path.dirname(display))  # noqa: PTH120 - keeps it as shown
+        base, name = find_recipe(reference, path.parent, os.path.dirname(display))  # noqa: PTH120 - keeps it as displayed
         if base.resolve() in above:
-            raise UsageError(f"{shown} extends itself, directly or through others")
+            raise UsageError(f"{name} extends itself, directly or through others")
         if len(above) > MAX_EXTENDS:
             raise UsageError(f"more than {MAX_EXTENDS} recipes extend one another")
         if self.count + len(above) >= MAX_FILES:
             raise UsageError(f"more than {MAX_FILES} files are read for one recipe")
-        return base, shown
+        return base, name
 
 
 def _at_layer(document: Document, layer: int) -> Document:
@@ -172,11 +172,11 @@ def _at_layer(document: Document, layer: int) -> Document:
     return Document(document.tree, keys, values)
 
 
-def find_recipe(reference: str, directory: Path = Path(), shown_directory: str = "") -> tuple[Path, str]:
+def find_recipe(reference: str, directory: Path = Path(), display_directory: str = "") -> tuple[Path, str]:
     """The path and display name of a recipe; a file wins over a shipped recipe of the same name."""
     path = directory / reference
     if path.suffix.lower() in SUFFIXES and os.path.exists(path):  # noqa: PTH110 - False for impossible names too
-        return path, os.path.normpath(os.path.join(shown_directory, reference))  # noqa: PTH118
+        return path, os.path.normpath(os.path.join(display_directory, reference))  # noqa: PTH118
     shipped = shipped_recipes()
     named = shipped | {_folder_name(path): path for path in shipped.values()}
     if reference in named:
@@ -189,8 +189,8 @@ def find_recipe(reference: str, directory: Path = Path(), shown_directory: str =
         hint = f'did you mean "{meant[0]}"?'
     elif path.suffix.lower() not in SUFFIXES:
         hint += "; there is no such run directory either"
-    shown = in_one_line(json.dumps(reference, ensure_ascii=False))
-    raise UsageError(f"{shown} is neither a file nor a shipped recipe; {hint}")
+    quoted = in_one_line(json.dumps(reference, ensure_ascii=False))
+    raise UsageError(f"{quoted} is neither a file nor a shipped recipe; {hint}")
 
 
 def _folder_name(path: Path) -> str:
@@ -200,13 +200,13 @@ def _folder_name(path: Path) -> str:
 def _split_override(override: str) -> tuple[list[str], str, str]:
     key, equals, value = override.partition("=")
     segments = key.strip().split(".")
-    shown = f'"{in_one_line(override)}"'
+    quoted = f'"{in_one_line(override)}"'
     if not equals:
-        raise UsageError(f"{shown}: expected key=value, such as train.epochs=3")
+        raise UsageError(f"{quoted}: expected key=value, such as train.epochs=3")
     if not all(segments):
-        raise UsageError(f"{shown}: the key before = is empty or has an empty part")
+        raise UsageError(f"{quoted}: the key before = is empty or has an empty part")
     if len(segments) > MAX_DEPTH:
-        raise UsageError(f"{shown}: the key has more than {MAX_DEPTH} parts")
+        raise UsageError(f"{quoted}: the key has more than {MAX_DEPTH} parts")
     return segments, value, override
 
 

@@ -19,7 +19,7 @@ from paceline.recipe.yaml_tree import KeyPath, resolve_scalar
 Node = dict[str, Any]
 """A node of a JSON Schema; a list of nodes are alternatives without references."""
 
-MAX_SHOWN = 60
+MAX_CHARS = 60
 """Characters of a value that a message shows."""
 
 PATTERNS = {
@@ -40,7 +40,7 @@ def show(value: Any) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
+    return text if len(text) <= MAX_CHARS else text[: MAX_CHARS - 1] + "…"
 
 
 def join_or(words: Sequence[str]) -> str:
@@ -145,7 +145,7 @@ def _types_of(value: Any) -> set[str]:
     return {"number"} if isinstance(value, float) else set()
 
 
-MAX_LISTED = 20
+MAX_NAMES = 20
 """Names that a message lists when none is similar."""
 
 _MOST = 2_000
@@ -213,7 +213,7 @@ def unknown_key(key: str, known: Sequence[str], elsewhere: Sequence[str] = ()) -
     meant = [_FORMER[key]] if _FORMER.get(key) in known else near(key, known) or list(elsewhere)
     if meant:
         return f'unknown key; did you mean "{meant[0]}"?'
-    return f"unknown key; known here: {_listed(known)}" if known else "unknown key"
+    return f"unknown key; known here: {_join(known)}" if known else "unknown key"
 
 
 def unknown_name(kind: str, name: str, known: Sequence[str]) -> str:
@@ -231,11 +231,11 @@ def expected_names(known: Sequence[str]) -> str:
     """The valid names, or the first of them."""
     if len(known) == 1:
         return known[0]
-    return f"one of {_listed(known)}" if known else "a name"
+    return f"one of {_join(known)}" if known else "a name"
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:MAX_LISTED]) + (", …" if len(names) > MAX_LISTED else "")
+def _join(names: Sequence[str]) -> str:
+    return ", ".join(names[:MAX_NAMES]) + (", …" if len(names) > MAX_NAMES else "")
 
 
 def _place(detail: Mapping[str, Any], tree: Any) -> tuple[KeyPath, bool]:

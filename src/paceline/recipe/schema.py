@@ -300,7 +300,7 @@ class Train(Section):
     strategy: StrategyPart = StrategyPart(name="auto")
     """How processes share the model."""
     activation_checkpointing: CheckpointingPart = CheckpointingPart(name="none")
-    """Which activations are computed again instead of being kept."""
+    """Which activations backward recomputes instead of keeping them."""
     sync_bn: bool = False
     """Synchronize BatchNorm statistics over all processes."""
     channels_last: bool | Auto = "auto"

@@ -60,8 +60,8 @@ class Classification(Task):
         logits: Tensor = self.forward(model, batch)
         if not self._flip:
             return logits
-        mirrored: Tensor = self.forward(model, Batch(batch, image=batch["image"].flip(-1)))
-        return average_logits(torch.stack([logits, mirrored], 1).float(), self._multi_label)
+        flipped: Tensor = self.forward(model, Batch(batch, image=batch["image"].flip(-1)))
+        return average_logits(torch.stack([logits, flipped], 1).float(), self._multi_label)
 
     def training_terms(self, outputs: Tensor, batch: Batch) -> dict[str, LossTerm]:
         """Top-k accuracy, of mixed samples for their main label; of several labels, the share that is right."""

@@ -82,18 +82,18 @@ class Detection(Task):
         if predictions is None:
             return [truth]
         found = predictions[index]
-        shown = found.scores > _DRAWN_SCORE
-        caption = f"prediction, {int(shown.sum())} with a score above {_DRAWN_SCORE}"
+        is_drawn = found.scores > _DRAWN_SCORE
+        caption = f"prediction, {int(is_drawn.sum())} with a score above {_DRAWN_SCORE}"
         return [
             truth,
-            self._panel(image, to_image_pixels(found.boxes[shown], batch, index), found.labels[shown], caption),
+            self._panel(image, to_image_pixels(found.boxes[is_drawn], batch, index), found.labels[is_drawn], caption),
         ]
 
     def draw_prediction(self, image: Image, batch: Batch, predictions: list[Detections], index: int) -> Panel:
         """Draw the detections with a score above 0.3 over the image as it was read."""
         found = predictions[index]
-        shown = found.scores > _DRAWN_SCORE
-        return self._panel(image, found.boxes[shown], found.labels[shown], "", max(image.shape[:2]))
+        is_drawn = found.scores > _DRAWN_SCORE
+        return self._panel(image, found.boxes[is_drawn], found.labels[is_drawn], "", max(image.shape[:2]))
 
     def draw_metrics(self, metrics: dict[str, Any]) -> dict[str, Image]:
         """Draw the precision-recall curves of the classes at IoU 0.5."""

@@ -23,8 +23,8 @@ def draw_curves(
     """Plot curves on common axes, with a legend if there are several."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(_WIDTH / _DPI, _HEIGHT / _DPI), dpi=_DPI, layout="constrained")
-    axes = figure.subplots()
+    fig = Figure(figsize=(_WIDTH / _DPI, _HEIGHT / _DPI), dpi=_DPI, layout="constrained")
+    axes = fig.subplots()
     for name, (xs, ys) in curves.items():
         axes.plot(xs, ys, label=name, linewidth=1.6)
     axes.set_title(title, loc="left")
@@ -35,7 +35,7 @@ def draw_curves(
     if len(curves) > 1:
         axes.legend(frameon=False)
     pixels = BytesIO()
-    figure.savefig(pixels, format="rgba")
+    fig.savefig(pixels, format="rgba")
     return to_rgb(np.frombuffer(pixels.getvalue(), np.uint8).reshape(_HEIGHT, _WIDTH, 4))
 
 
