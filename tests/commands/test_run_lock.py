@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from full_disk import files_limited_to
 
-from paceline.commands import run_lock as ownership_module
+from paceline.commands import run_lock as run_lock_module
 from paceline.commands.run_directory import refuse_foreign
 from paceline.commands.run_lock import LOCK, STALE_SECONDS, Owner, check_free, hold_lock
 from paceline.core.errors import PacelineError, UsageError
@@ -205,7 +205,7 @@ def test_another_machine_whose_locks_are_not_seen_is_believed_for_ten_minutes(
 ) -> None:
     """Also one whose clock is ahead, but no longer than twice as long, however wrong its clock is."""
     if has_locks:
-        monkeypatch.setattr(ownership_module, "is_seen_everywhere", lambda _: False)
+        monkeypatch.setattr(run_lock_module, "is_seen_everywhere", lambda _: False)
     else:
         request.getfixturevalue("without_locks")
     other = {"host": "elsewhere", "pid": 7, "boot": "another"}
