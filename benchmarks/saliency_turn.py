@@ -16,7 +16,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "metrics"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "metrics" / "golden"))
 
-from saliency_cases import Picture, blobs, noisy
+from saliency_cases import GrayImage, blobs, noisy
 
 NUM_IMAGES, HEIGHT, WIDTH = 50, 300, 400
 
@@ -36,7 +36,7 @@ def main(contestant: str) -> None:
     print((time.process_time() - begin) / NUM_IMAGES * 1e3)
 
 
-def _paceline() -> Callable[[Picture, Picture], object]:
+def _paceline() -> Callable[[GrayImage, GrayImage], object]:
     import torch
 
     from paceline.core.process import keep_freed_memory
@@ -46,14 +46,14 @@ def _paceline() -> Callable[[Picture, Picture], object]:
     keep_freed_memory()  # as every run does
     metric = Saliency()
 
-    def judge(prediction: Picture, mask: Picture) -> object:
+    def judge(prediction: GrayImage, mask: GrayImage) -> object:
         batch = Batch(id=torch.tensor([0]), mask=torch.from_numpy(mask)[None])
         return metric.update(torch.from_numpy(prediction)[None], batch)
 
     return judge
 
 
-def _pysodmetrics() -> Callable[[Picture, Picture], object]:
+def _pysodmetrics() -> Callable[[GrayImage, GrayImage], object]:
     from make_saliency_golden import Judge
 
     reference = Judge()

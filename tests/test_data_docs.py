@@ -29,8 +29,8 @@ def test_recipes_are_valid(number: int, tmp_path: Path) -> None:
 
 def test_there_are_recipes_for_every_format() -> None:
     assert len(RECIPES) >= 8
-    shown = set(re.findall(r"dataset: (\w+)", "".join(RECIPES)))
-    assert shown | {"idx", "fashion_small"} >= set(shipped("dataset"))
+    printed = set(re.findall(r"dataset: (\w+)", "".join(RECIPES)))
+    assert printed | {"idx", "fashion_small"} >= set(shipped("dataset"))
 
 
 @pytest.mark.parametrize("kind", ["dataset", "transform"])

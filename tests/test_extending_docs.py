@@ -50,14 +50,14 @@ def test_examples_pass_the_check(
         assert "calibration_gap" in report["metrics"]
 
 
-def test_the_message_shown_is_the_message_given(tmp_path: Path) -> None:
-    (shown,) = re.findall(r"^my_parts\.py:(\d+): (.*)$", PAGE, flags=re.MULTILINE)
-    lines = ["from paceline import register"] + [""] * (int(shown[0]) - 2)
+def test_the_message_printed_is_the_message_given(tmp_path: Path) -> None:
+    (printed,) = re.findall(r"^my_parts\.py:(\d+): (.*)$", PAGE, flags=re.MULTILINE)
+    lines = ["from paceline import register"] + [""] * (int(printed[0]) - 2)
     lines += ["@register.metric('mae')", "class Mae:", "    def update(self, preds, target): ..."]
     (tmp_path / "my_parts.py").write_text("\n".join(lines))
     with pytest.raises(RegistrationError) as caught:
         runpy.run_path(str(tmp_path / "my_parts.py"))
-    assert str(caught.value).endswith(f"my_parts.py:{shown[0]}: {shown[1]}")
+    assert str(caught.value).endswith(f"my_parts.py:{printed[0]}: {printed[1]}")
 
 
 def test_training_from_python_runs(

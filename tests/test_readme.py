@@ -83,7 +83,7 @@ def test_the_loop_of_ones_own_runs(folder: Path) -> None:
     assert 0.1 < float(done.stdout) <= 1
 
 
-def test_the_errors_shown_are_the_errors_given(folder: Path) -> None:
+def test_the_errors_printed_are_the_errors_given(folder: Path) -> None:
     wrong = blocks("yaml")[1].replace("lr: 0.01", "lr: fast").replace("epochs: 10", "epoch: 10")
     (folder / "wrong").mkdir()
     (folder / "wrong" / "finetune.yaml").write_text(wrong)
@@ -94,9 +94,9 @@ def test_the_errors_shown_are_the_errors_given(folder: Path) -> None:
 
 def test_the_two_commands_exist() -> None:
     for target, expected in (("train", "paceline train quickstart"), ("test", "pytest")):
-        shown = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True)
-        assert shown.returncode == 0
-        assert expected in shown.stdout
+        dry_run = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True)
+        assert dry_run.returncode == 0
+        assert expected in dry_run.stdout
 
 
 def test_it_is_short() -> None:

@@ -49,7 +49,7 @@ _PUBLISHED = ["minet_light", "minet_vgg16", "fcn_resnet50", "lraspp_mobilenet_v3
 
 @pytest.mark.parametrize("name", _PUBLISHED)
 def test_published_weights_have_the_names_that_a_recipe_says(name: str) -> None:
-    """A library's model with fresh weights stands for the file, which cannot be had here."""
+    """A library's model with fresh weights stands for the file, which is not available here."""
     part = validate(load(name)).recipe.model
     assert isinstance(part.weights, Weights)
     library, _, member = part.weights.file.partition(".")[0].partition("/")

@@ -59,16 +59,16 @@ def test_what_the_page_says_is_reached_is_what_the_recipe_expects(task: str) -> 
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_pictures_and_links_are_there(task: str) -> None:
-    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", PAGES[task])
-    assert pictures == [f"images/{task}.png"]
-    assert (DOCS / pictures[0]).stat().st_size <= 150_000
-    assert min(Image.open(DOCS / pictures[0]).size) > 100
+def test_images_and_links_are_there(task: str) -> None:
+    images = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", PAGES[task])
+    assert images == [f"images/{task}.png"]
+    assert (DOCS / images[0]).stat().st_size <= 150_000
+    assert min(Image.open(DOCS / images[0]).size) > 100
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", PAGES[task]):
         assert (DOCS / target).exists(), target
 
 
-def test_every_loss_of_pixels_and_every_figure_is_told_of() -> None:
+def test_every_loss_of_pixels_and_every_metric_is_documented() -> None:
     losses = [name for name in register.kind("loss").names() if name in ("cel",) or name.endswith("_loss")]
     losses += [name for name in register.kind("loss").names() if name.startswith(("pixel_", "ohem_"))]
     both = PAGES["saliency"] + PAGES["segmentation"]

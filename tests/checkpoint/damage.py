@@ -15,15 +15,15 @@ from paceline.core.errors import CheckpointError
 
 
 def mutations(folder: Path, number: int, seed: int) -> Iterator[str]:
-    """Change one byte of one file, or cut it short, `number` times; each is told and in place until the next."""
-    chance = random.Random(seed)
+    """Change one byte of one file, or cut it short, `number` times; each is named and in place until the next."""
+    rng = random.Random(seed)
     originals = {path: path.read_bytes() for path in sorted(folder.iterdir())}
     for _ in range(number):
-        path = chance.choice(list(originals))
+        path = rng.choice(list(originals))
         changed = bytearray(originals[path])
-        place = chance.randrange(len(changed))
-        if chance.random() < 0.8:
-            changed[place] ^= chance.randrange(1, 256)
+        place = rng.randrange(len(changed))
+        if rng.random() < 0.8:
+            changed[place] ^= rng.randrange(1, 256)
             what = f"byte {place} of {path.name} changed"
         else:
             del changed[place:]

@@ -90,9 +90,9 @@ def test_the_copy_of_the_best_takes_the_place_of_one_that_is_lost(run: Path, tmp
         shutil.rmtree(original)
     else:
         (original / "model.safetensors").write_bytes(b"half")
-    told = Store(copy / "checkpoints", best="top1").clear_best_path()
-    assert told is not None
-    assert "step-00000001" in told
+    message = Store(copy / "checkpoints", best="top1").clear_best_path()
+    assert message is not None
+    assert "step-00000001" in message
     assert steps(copy) == [1, 2]
     assert open_checkpoint(original).model["weight"].tolist() == [1, 1, 1]
 

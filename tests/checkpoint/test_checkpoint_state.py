@@ -232,7 +232,7 @@ def test_state_finer_than_its_parameter_is_not_rounded() -> None:
     assert fresh.state[model.weight]["sum"] is not tree["state"]["weight"]["sum"]
 
 
-def test_other_shapes_and_names_are_told() -> None:
+def test_other_shapes_and_names_are_reported() -> None:
     small, large = network(5), network(6)
     tree = optimizer_tree(torch.optim.SGD(small.parameters(), lr=0.1), small)
     with pytest.raises(CheckpointError, match=r"0\.weight: \[5, 4\] in the checkpoint, \[6, 4\] in the model"):

@@ -105,7 +105,7 @@ def test_the_first_process_decides_and_its_error_is_that_of_all(tmp_path: Path) 
     assert found == [[0, "\udcff", None]] * WORLD
 
 
-def test_what_differs_is_told_by_the_process_that_differs(tmp_path: Path) -> None:
+def test_what_differs_is_reported_by_the_process_that_differs(tmp_path: Path) -> None:
     def work(world: World) -> None:
         check_same(world, {"size": 7}, lambda first: "not asked", DataError)
         check_same(world, {"size": 7 + world.rank // 2}, lambda first: f"8, and {first['size']} there", DataError)

@@ -102,13 +102,13 @@ def test_any_number_of_processes_writes_what_reads_alike(root: Path, world: int)
 def test_the_manifest_lists_what_sha256sum_tells_of_all_parts(root: Path) -> None:
     save_together(root, 5, 2)
     folder = root / "step-00000005"
-    listed = json.loads((folder / "manifest.json").read_text())["files"]
+    files = json.loads((folder / "manifest.json").read_text())["files"]
     ours = ["00001-of-00002", "00002-of-00002"]
     names = [f"model-{of}.safetensors" for of in ours] + [f"part-{of}.json" for of in ours] + ["state.json"]
     names += [f"state-{of}.safetensors" for of in ours]
-    assert sorted(listed) == sorted(names)
-    lines = subprocess.run(["sha256sum", *listed], cwd=folder, capture_output=True, text=True, check=True).stdout
-    assert [line.split()[0] for line in lines.splitlines()] == [entry["sha256"] for entry in listed.values()]
+    assert sorted(files) == sorted(names)
+    lines = subprocess.run(["sha256sum", *files], cwd=folder, capture_output=True, text=True, check=True).stdout
+    assert [line.split()[0] for line in lines.splitlines()] == [entry["sha256"] for entry in files.values()]
 
 
 def test_every_damage_to_parts_is_noticed(root: Path) -> None:
@@ -149,7 +149,7 @@ def test_parts_that_a_killed_save_left_are_not_taken_for_new_ones(root: Path) ->
     assert not list((root / "step-00000006").glob("*-of-00003*"))
 
 
-def test_the_failure_of_one_is_told_by_the_first(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_failure_of_one_is_reported_by_the_first(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = os.fsync, []
 
     def full(descriptor: int) -> None:

@@ -130,7 +130,7 @@ def test_a_moved_run_still_finds_its_best(run: Path, root: Path, tmp_path: Path)
         ("empty", "contains no checkpoint"),
     ],
 )
-def test_what_is_no_checkpoint_is_told_apart(tmp_path: Path, what: str, words: str) -> None:
+def test_what_is_no_checkpoint_is_distinguished(tmp_path: Path, what: str, words: str) -> None:
     (tmp_path / "dangling").symlink_to("gone")
     (tmp_path / "file").write_text("x")
     (tmp_path / "empty").mkdir()
@@ -146,14 +146,14 @@ def test_every_mutation_is_noticed(root: Path) -> None:
     assert is_of_step(open_checkpoint(path), 7)
 
 
-def test_a_changed_byte_is_told_with_what_was_expected(root: Path) -> None:
+def test_a_changed_byte_is_reported_with_what_was_expected(root: Path) -> None:
     path = save(Store(root), 7, top1=0.25)
-    chance = random.Random(0)
+    rng = random.Random(0)
     for _ in range(40):
-        name = chance.choice(FILES)
+        name = rng.choice(FILES)
         original = (path / name).read_bytes()
         changed = bytearray(original)
-        changed[chance.randrange(len(changed))] ^= chance.randrange(1, 256)
+        changed[rng.randrange(len(changed))] ^= rng.randrange(1, 256)
         (path / name).write_bytes(changed)
         with pytest.raises(CheckpointError, match=f"{name}: .*expected .*found"):
             open_checkpoint(path)
@@ -274,7 +274,7 @@ def test_every_nth_step_is_kept(root: Path) -> None:
         Store(root, keep_every=0)
 
 
-def test_without_the_figure_there_is_no_best_and_the_link_stays(run: Path, root: Path) -> None:
+def test_without_the_metric_there_is_no_best_and_the_link_stays(run: Path, root: Path) -> None:
     save(Store(root, keep_last=1, best="top1"), 1, top1=0.5)
     for step in (2, 3):
         assert not Store(root, keep_last=1).save(step, model_at(step), state_at(step), {}).is_best
@@ -310,8 +310,8 @@ def test_the_index_is_rebuilt_from_the_folders(root: Path, damage: str) -> None:
 
 def test_what_others_put_there_is_never_deleted(run: Path, root: Path) -> None:
     store = Store(root, keep_last=1)
-    noted = save(store, 1)
-    (noted / "notes.txt").write_text("keep me")
+    annotated = save(store, 1)
+    (annotated / "notes.txt").write_text("keep me")
     (root / "step-00000000").mkdir()
     (root / "step-00000000" / "mine.bin").write_text("mine")
     (root / ".step-00000005.partial").mkdir()
@@ -323,7 +323,7 @@ def test_what_others_put_there_is_never_deleted(run: Path, root: Path) -> None:
         save(store, step)
     steps = [f"step-0000000{step}" for step in (0, 1, 2, 8)]
     assert step_folders(root) == [".step-00000005.partial", "readme.md", *steps]
-    assert sorted(item.name for item in noted.iterdir()) == sorted([*FILES, "notes.txt"])
+    assert sorted(item.name for item in annotated.iterdir()) == sorted([*FILES, "notes.txt"])
     assert (root / ".step-00000005.partial" / "photo.png").exists()
     assert is_of_step(open_checkpoint(root / "step-00000002"), 2)
 

@@ -174,7 +174,7 @@ def archive(name: str) -> bytes:
         (archive("word/document.xml"), "damaged"),
     ],
 )
-def test_other_files_are_told_apart(tmp_path: Path, content: bytes, words: str) -> None:
+def test_other_files_are_distinguished(tmp_path: Path, content: bytes, words: str) -> None:
     path = tmp_path / "weights.pth"
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=rf"weights\.pth: .*({words})"):
@@ -215,7 +215,7 @@ def test_what_is_not_tensors_by_name_is_refused(tmp_path: Path, content: Any, wo
         read_weights(torch_file(tmp_path / "weights.pth", content))
 
 
-def test_missing_and_empty_places_are_told_apart(tmp_path: Path) -> None:
+def test_missing_and_empty_places_are_distinguished(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="nowhere: no such file"):
         read_weights(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match="contains no checkpoint"):

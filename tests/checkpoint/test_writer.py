@@ -1,4 +1,4 @@
-"""Saving beside training: the bits of the moment are saved, failures are told, nothing is ever half done."""
+"""Saving beside training: the state of the moment is saved, failures are reported, nothing is ever half done."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ SMALL = [
 ]
 
 
-def pictures(folder: Path, classes: dict[str, int], size: tuple[int, int] = (40, 48)) -> None:
+def save_images(folder: Path, classes: dict[str, int], size: tuple[int, int] = (40, 48)) -> None:
     generator = np.random.default_rng(0)
     for name, number in classes.items():
         (folder / name).mkdir(parents=True)
@@ -132,7 +132,7 @@ def test_from_never_overwrites_newer_steps(finished: Path) -> None:
     assert "--out" in refused.stderr
 
 
-def test_eval_of_a_run_gives_the_figures_of_training(finished: Path) -> None:
+def test_eval_of_a_run_gives_the_metrics_of_training(finished: Path) -> None:
     answer = paceline(finished, "eval", "runs/quickstart", "--checkpoint", "runs/quickstart", "--json")
     assert answer.returncode == 0, answer.stderr
     found = json.loads(answer.stdout)
@@ -160,7 +160,7 @@ def test_eval_of_a_run_that_is_not_there(finished: Path) -> None:
     assert "no such run directory" in answer.stderr
 
 
-def test_eval_prints_figures_in_two_columns_and_where_predictions_are(tmp_path: Path) -> None:
+def test_eval_prints_metrics_in_two_columns_and_where_predictions_are(tmp_path: Path) -> None:
     """Also names that are long, and counts as whole numbers."""
     (tmp_path / "mine.py").write_text(
         """
@@ -177,8 +177,8 @@ class Seen:
         return {"samples_that_were_seen": int(state["seen"]), "all": 1.0}
 """
     )
-    pictures(tmp_path / "train", {"a": 4, "b": 4})
-    pictures(tmp_path / "val", {"a": 3, "b": 2})
+    save_images(tmp_path / "train", {"a": 4, "b": 4})
+    save_images(tmp_path / "val", {"a": 3, "b": 2})
     recipe = folder_recipe(tmp_path, evaluate={"metrics": ["seen"], "save_predictions": True})
     done = paceline(tmp_path, "train", str(recipe), "--use", "mine")
     assert done.returncode == 0, done.stderr
@@ -213,8 +213,8 @@ class Silent(Task):
     pass
 """
     )
-    pictures(tmp_path / "train", {"a": 2, "b": 2})
-    pictures(tmp_path / "val", {"a": 1, "b": 1})
+    save_images(tmp_path / "train", {"a": 2, "b": 2})
+    save_images(tmp_path / "val", {"a": 1, "b": 1})
     recipe = folder_recipe(tmp_path, task="silent", evaluate={"save_predictions": True})
     answer = paceline(tmp_path, "check", str(recipe), "--use", "mine")
     assert answer.returncode == 2
@@ -236,8 +236,8 @@ def pooled(num_classes, in_channels):
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), norm, nn.Flatten(), nn.Linear(in_channels, num_classes))
 """
     )
-    pictures(tmp_path / "train", {"a": 3, "b": 2})
-    pictures(tmp_path / "val", {"a": 1, "b": 1})
+    save_images(tmp_path / "train", {"a": 3, "b": 2})
+    save_images(tmp_path / "val", {"a": 1, "b": 1})
     recipe = folder_recipe(tmp_path, model={"name": "pooled"})
     answer = paceline(tmp_path, "check", str(recipe), "--use", "mine")
     assert answer.returncode == 2, answer.stderr
@@ -258,7 +258,7 @@ def test_check_tries_everything_and_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_check_names_the_figures_and_the_best_that_is_none_of_them(tmp_path: Path) -> None:
+def test_check_names_the_metrics_and_the_best_that_is_none_of_them(tmp_path: Path) -> None:
     answer = paceline(tmp_path, "check", "quickstart", *SMALL, "checkpoint.best=top_1")
     assert answer.returncode == 2
     assert 'command line: checkpoint.best: unknown metric "top_1"; did you mean "top1"' in answer.stderr
@@ -292,8 +292,8 @@ def test_the_resolved_recipe_can_be_used_again(finished: Path) -> None:
 
 
 def test_an_image_folder_trains(tmp_path: Path) -> None:
-    pictures(tmp_path / "train", {"ant": 5, "bee": 6})
-    pictures(tmp_path / "val", {"ant": 2, "bee": 3})
+    save_images(tmp_path / "train", {"ant": 5, "bee": 6})
+    save_images(tmp_path / "val", {"ant": 2, "bee": 3})
     done = paceline(tmp_path, "train", str(folder_recipe(tmp_path)))
     assert done.returncode == 0, done.stderr
     assert "the last step of an epoch has 3" in done.stderr
@@ -308,13 +308,13 @@ def empty_root(folder: Path) -> None:
 
 
 def other_classes(folder: Path) -> None:
-    pictures(folder / "train", {"ant": 2, "bee": 2})
-    pictures(folder / "val", {"ant": 2})
+    save_images(folder / "train", {"ant": 2, "bee": 2})
+    save_images(folder / "val", {"ant": 2})
 
 
-def unreadable_picture(folder: Path) -> None:
-    pictures(folder / "train", {"ant": 2, "bee": 2})
-    pictures(folder / "val", {"ant": 2, "bee": 2})
+def unreadable_image(folder: Path) -> None:
+    save_images(folder / "train", {"ant": 2, "bee": 2})
+    save_images(folder / "val", {"ant": 2, "bee": 2})
     for index in range(2):
         (folder / "train" / "ant" / f"{index}.jpg").write_bytes(b"\xff\xd8\xffnot a image")
 
@@ -325,7 +325,7 @@ def unreadable_picture(folder: Path) -> None:
         (nothing, ["own.json:1:", "data.train.root", "train does not exist"]),
         (empty_root, ["data.train", "train"]),
         (other_classes, ["data.val has 1 class and data.train has 2", "bee"]),
-        (unreadable_picture, ["train/ant/"]),
+        (unreadable_image, ["train/ant/"]),
     ],
 )
 def test_bad_data_is_named(tmp_path: Path, prepare: Callable[[Path], None], words: list[str]) -> None:

@@ -32,7 +32,7 @@ def same_as_weights(path: Path) -> bool:
     )
 
 
-@pytest.mark.parametrize("ending", [".pth", ".pt", ".bin"])
+@pytest.mark.parametrize("extension", [".pth", ".pt", ".bin"])
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -42,23 +42,23 @@ def same_as_weights(path: Path) -> bool:
     ],
 )
 def test_tensors_come_out_under_their_names(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], ending: str, wrap: Any
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], extension: str, wrap: Any
 ) -> None:
-    source = tmp_path / f"theirs{ending}"
+    source = tmp_path / f"theirs{extension}"
     torch.save(wrap(weights()), source)
     assert main(["convert", str(source)]) == 0
     out = tmp_path / "theirs.safetensors"
     assert same_as_weights(out)
     assert capsys.readouterr().out == f"{out}: 4 tensors, {out.stat().st_size:,} bytes\n"
-    assert sorted(path.name for path in tmp_path.iterdir()) == [source.name, out.name] or ending == ".pt"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [source.name, out.name] or extension == ".pt"
 
 
 def test_the_old_format_another_name_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, out = tmp_path / "old", tmp_path / "new.safetensors"
     torch.save(weights(), source, _use_new_zipfile_serialization=False)
     assert main(["convert", str(source), "--out", str(out), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told == {"file": str(source), "out": str(out), "tensors": 4, "bytes": out.stat().st_size}
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == {"file": str(source), "out": str(out), "tensors": 4, "bytes": out.stat().st_size}
     assert same_as_weights(out)
 
 
@@ -127,7 +127,7 @@ def test_what_is_larger_than_allowed_is_refused_before_it_takes_memory(
     assert "expands to 0.01 GB, more than the 0.001 GB" in refused(source, capsys, "--max-gb", "0.001")
 
 
-def test_what_holds_itself_or_no_data_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_holds_itself_or_no_data_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "odd.pth"
     endless: dict[str, Any] = {}
     endless["model"] = endless

@@ -42,7 +42,7 @@ def write_recipe(folder: Path, train: dict[str, Any], **more: Any) -> str:
     return str(path)
 
 
-class Told:
+class Answer:
     """What a run of the command came to."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
@@ -63,11 +63,11 @@ class Told:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     monkeypatch.chdir(tmp_path)
 
-    def run(*words: str) -> Told:
+    def run(*words: str) -> Answer:
         code = main(["data", *words])
-        told = capsys.readouterr()
-        assert "Traceback" not in told.out + told.err
-        return Told(code, told.out, told.err)
+        answer = capsys.readouterr()
+        assert "Traceback" not in answer.out + answer.err
+        return Answer(code, answer.out, answer.err)
 
     return run
 
@@ -84,26 +84,26 @@ def make_photos(folder: Path) -> None:
 
 def test_what_there_is_is_counted(tmp_path: Path, run: Any) -> None:
     make_photos(tmp_path / "photos")
-    told = run(write_recipe(tmp_path, {"dataset": "image_folder", "root": "photos"}), "--json")
-    assert told.code == 0, told.err
-    assert told.train["samples"] == told.train["examined"] == 3
-    assert told.train["labels"] == {"ants": 1, "bees": 2}
-    assert told.train["sizes"] == [{"height": 10, "width": 20, "samples": 3}]
+    answer = run(write_recipe(tmp_path, {"dataset": "image_folder", "root": "photos"}), "--json")
+    assert answer.code == 0, answer.err
+    assert answer.train["samples"] == answer.train["examined"] == 3
+    assert answer.train["labels"] == {"ants": 1, "bees": 2}
+    assert answer.train["sizes"] == [{"height": 10, "width": 20, "samples": 3}]
     # One black and two white of equal size: p = 2/3.
-    assert told.train["mean"] == pytest.approx([2 / 3] * 3, abs=1e-15)
-    assert told.train["std"] == pytest.approx([(2 / 9) ** 0.5] * 3, abs=1e-15)
-    assert told.train["bad"] == []
-    assert told.train["speed"]["bound"] in ("decode", "augment")
-    assert json.loads(told.out)["sheet"] == "data-mine.png"
+    assert answer.train["mean"] == pytest.approx([2 / 3] * 3, abs=1e-15)
+    assert answer.train["std"] == pytest.approx([(2 / 9) ** 0.5] * 3, abs=1e-15)
+    assert answer.train["bad"] == []
+    assert answer.train["speed"]["bound"] in ("decode", "augment")
+    assert json.loads(answer.out)["sheet"] == "data-mine.png"
     assert Image.open(tmp_path / "data-mine.png").size[0] > 3 * CELL
 
 
-def test_people_are_told_the_same(tmp_path: Path, run: Any) -> None:
+def test_people_get_the_same(tmp_path: Path, run: Any) -> None:
     make_photos(tmp_path / "photos")
-    told = run(write_recipe(tmp_path, {"dataset": "image_folder", "root": "photos"}), "--sheet", "there/sheet.png")
+    answer = run(write_recipe(tmp_path, {"dataset": "image_folder", "root": "photos"}), "--sheet", "there/sheet.png")
     for text in ("3 samples", "ants 1, bees 2", "20×10: 3", "[0.6667, 0.6667, 0.6667]", "samples/s with"):
-        assert text in told.out
-    assert told.out.endswith("no unreadable files\n")
+        assert text in answer.out
+    assert answer.out.endswith("no unreadable files\n")
     assert (tmp_path / "there" / "sheet.png").is_file()
 
 
@@ -118,19 +118,19 @@ def test_every_bad_photo_is_named(tmp_path: Path, run: Any) -> None:
     (folder / "huge.png").write_bytes(header + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b""))
     (folder / "renamed.png").write_bytes(jpeg())  # the content decides: nothing is wrong with this one
     recipe = write_recipe(tmp_path, {"dataset": "image_folder", "root": "photos"})
-    told = run(recipe, "--json")
-    assert told.code == 3
-    assert set(told.bad) == {"cut.jpg", "text.jpg", "empty.png", "header.png", "huge.png"}
-    assert "truncated" in told.bad["cut.jpg"]
-    assert "not an image" in told.bad["text.jpg"]
-    assert "0 bytes" in told.bad["empty.png"] or "empty" in told.bad["empty.png"]
-    assert "more than 100,000,000 pixels" in told.bad["huge.png"]
-    assert "not an image that can be read" in told.bad["header.png"]
-    assert told.train["labels"] == {"ants": 2, "bees": 2}
+    answer = run(recipe, "--json")
+    assert answer.code == 3
+    assert set(answer.bad) == {"cut.jpg", "text.jpg", "empty.png", "header.png", "huge.png"}
+    assert "truncated" in answer.bad["cut.jpg"]
+    assert "not an image" in answer.bad["text.jpg"]
+    assert "0 bytes" in answer.bad["empty.png"] or "empty" in answer.bad["empty.png"]
+    assert "more than 100,000,000 pixels" in answer.bad["huge.png"]
+    assert "not an image that can be read" in answer.bad["header.png"]
+    assert answer.train["labels"] == {"ants": 2, "bees": 2}
     printed = run(recipe)
     assert printed.code == 3
     assert "unreadable: 5 files" in printed.out
-    assert all(str(folder / name) in printed.out for name in told.bad)
+    assert all(str(folder / name) in printed.out for name in answer.bad)
 
 
 def test_masks_that_do_not_fit_are_named(tmp_path: Path, run: Any) -> None:
@@ -143,15 +143,15 @@ def test_masks_that_do_not_fit_are_named(tmp_path: Path, run: Any) -> None:
         Image.new("RGB", (20, 10), "gray").save(tmp_path / "images" / f"{name}.png")
         Image.fromarray(ids).save(tmp_path / "masks" / f"{name}.png")
     train = {"dataset": "image_mask", "root": ".", "classes": ["ground", "beetle", "leaf"], "ignore_index": 255}
-    told = run(write_recipe(tmp_path, train), "--json")
-    assert told.code == 3
-    assert set(told.bad) == {"small.png", "unknown.png"}
-    assert "the mask is 20×5 pixels" in told.bad["small.png"]
-    assert "holds the ids 6, 7, 8" in told.bad["unknown.png"]
-    assert told.train["mask_shares"] == {"ground": 0.5, "beetle": 0.25, "leaf": 0.0, "no class": 0.25}
+    answer = run(write_recipe(tmp_path, train), "--json")
+    assert answer.code == 3
+    assert set(answer.bad) == {"small.png", "unknown.png"}
+    assert "the mask is 20×5 pixels" in answer.bad["small.png"]
+    assert "holds the ids 6, 7, 8" in answer.bad["unknown.png"]
+    assert answer.train["mask_shares"] == {"ground": 0.5, "beetle": 0.25, "leaf": 0.0, "no class": 0.25}
 
 
-def test_classes_that_no_mask_holds_are_noted(tmp_path: Path, run: Any) -> None:
+def test_classes_that_no_mask_holds_are_logged(tmp_path: Path, run: Any) -> None:
     for kind in ("images", "masks"):
         (tmp_path / kind).mkdir()
     painted = np.zeros((10, 20, 3), np.uint8)
@@ -161,18 +161,18 @@ def test_classes_that_no_mask_holds_are_noted(tmp_path: Path, run: Any) -> None:
         Image.fromarray(painted).save(tmp_path / "masks" / f"{name}.png")
     train: dict[str, Any] = {"dataset": "image_mask", "root": ".", "classes": ["ground", "beetle", "leaf"]}
     train |= {"ignore_index": 255, "colors": [[0, 0, 0], [0, 0, 200], [0, 201, 0]]}
-    told = run(write_recipe(tmp_path, train), "--json")
-    assert told.code == 0
-    assert told.train["notes"] == [
+    answer = run(write_recipe(tmp_path, train), "--json")
+    assert answer.code == 0
+    assert answer.train["notes"] == [
         "no mask that was looked at has a pixel of 'leaf'; one has [0, 200, 0] (25 % of the pixels), of none of"
         " `colors`"
     ]
     wrong = train | {"colors": [[1, 1, 1], [2, 2, 2], [3, 3, 3]]}
-    told = run(write_recipe(tmp_path, wrong))
+    answer = run(write_recipe(tmp_path, wrong))
     named = "[0, 0, 0] (65 % of the pixels), [0, 200, 0] (25 % of the pixels), [0, 0, 200] (10 % of the pixels)"
     assert (
         f"note     no mask that was looked at has a pixel of any class; one has {named}, of none of `colors`"
-        in told.out
+        in answer.out
     )
     right = train | {"colors": [[0, 0, 0], [0, 0, 200], [0, 200, 0]]}
     assert run(write_recipe(tmp_path, right), "--json").train["notes"] == []
@@ -181,12 +181,12 @@ def test_classes_that_no_mask_holds_are_noted(tmp_path: Path, run: Any) -> None:
     assert notes == ["ignore_index 2 is the id of 'leaf', which is left out of all metrics"], "it need not occur"
 
 
-def test_masks_of_nothing_are_noted(tmp_path: Path, run: Any) -> None:
+def test_masks_of_nothing_are_logged(tmp_path: Path, run: Any) -> None:
     for kind, shade in (("images", 90), ("masks", 0)):
         (tmp_path / kind).mkdir()
         Image.new("L", (20, 10), shade).save(tmp_path / kind / "one.png")
-    told = run(write_recipe(tmp_path, {"dataset": "image_mask", "root": ".", "binary": True}), "--json")
-    assert told.train["notes"] == ["no mask that was looked at has a pixel of 'foreground': all are black"]
+    answer = run(write_recipe(tmp_path, {"dataset": "image_mask", "root": ".", "binary": True}), "--json")
+    assert answer.train["notes"] == ["no mask that was looked at has a pixel of 'foreground': all are black"]
 
 
 def test_a_binary_mask_is_measured_by_its_shades(tmp_path: Path, run: Any) -> None:
@@ -194,18 +194,18 @@ def test_a_binary_mask_is_measured_by_its_shades(tmp_path: Path, run: Any) -> No
         (tmp_path / kind).mkdir()
     Image.new("RGB", (4, 1), "gray").save(tmp_path / "images" / "one.png")
     Image.fromarray(np.array([[0, 0, 255, 51]], np.uint8)).save(tmp_path / "masks" / "one.png")
-    told = run(write_recipe(tmp_path, {"dataset": "image_mask", "root": ".", "binary": True}), "--json")
-    assert told.train["mask_shares"] == {"foreground": pytest.approx(0.3)}
+    answer = run(write_recipe(tmp_path, {"dataset": "image_mask", "root": ".", "binary": True}), "--json")
+    assert answer.train["mask_shares"] == {"foreground": pytest.approx(0.3)}
 
 
 def test_missing_files_of_a_list_are_named_with_their_lines(tmp_path: Path, run: Any) -> None:
     (tmp_path / "there.jpg").write_bytes(jpeg())
     (tmp_path / "list.csv").write_text("image,label\ngone.jpg,ant\nthere.jpg,bee\nlost.jpg,bee\n")
-    told = run(write_recipe(tmp_path, {"dataset": "list_file", "file": "list.csv"}), "--json")
-    assert told.code == 3
-    assert set(told.bad) == {"gone.jpg", "lost.jpg"}
-    assert "list.csv, line 2" in told.bad["gone.jpg"]
-    assert "no such file" in told.bad["lost.jpg"]
+    answer = run(write_recipe(tmp_path, {"dataset": "list_file", "file": "list.csv"}), "--json")
+    assert answer.code == 3
+    assert set(answer.bad) == {"gone.jpg", "lost.jpg"}
+    assert "list.csv, line 2" in answer.bad["gone.jpg"]
+    assert "no such file" in answer.bad["lost.jpg"]
 
 
 def test_a_label_out_of_range_does_not_hide_the_other_split(tmp_path: Path, run: Any) -> None:
@@ -214,11 +214,11 @@ def test_a_label_out_of_range_does_not_hide_the_other_split(tmp_path: Path, run:
     (tmp_path / "val.csv").write_text("there.jpg,1\n")
     part = {"dataset": "list_file", "classes": ["ant", "bee"], "image": 0, "label": 1}
     recipe = write_recipe(tmp_path, part | {"file": "train.csv"}, val=part | {"file": "val.csv"})
-    told = run(recipe, "--json")
-    assert told.code == 3
-    assert "the label 7 is out of range: expected 0 to 1" in told.train["error"]
-    assert "train.csv" in told.train["error"]
-    assert json.loads(told.out)["splits"]["val"]["labels"] == {"ant": 0, "bee": 1}
+    answer = run(recipe, "--json")
+    assert answer.code == 3
+    assert "the label 7 is out of range: expected 0 to 1" in answer.train["error"]
+    assert "train.csv" in answer.train["error"]
+    assert json.loads(answer.out)["splits"]["val"]["labels"] == {"ant": 0, "bee": 1}
     assert "the label 7 is out of range" in run(recipe).out
 
 
@@ -241,9 +241,9 @@ class WrongLabels:
 def test_data_sets_of_ones_own_are_checked_too(tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(register.kind("dataset"), "_entries", dict(register.kind("dataset")._entries))
     register.dataset("wrong_labels")(WrongLabels)
-    told = run(write_recipe(tmp_path, {"dataset": "wrong_labels"}), "--json")
-    assert told.code == 3
-    assert {each["sample"]: each["reason"] for each in told.train["bad"]} == {
+    answer = run(write_recipe(tmp_path, {"dataset": "wrong_labels"}), "--json")
+    assert answer.code == 3
+    assert {each["sample"]: each["reason"] for each in answer.train["bad"]} == {
         0: "WrongLabels: the label is 2, but there are 2 classes, counted from 0",
         1: "ValueError: no idea",
         2: "WrongLabels: the mask is 8×5 pixels, but its image 8×8",
@@ -271,13 +271,13 @@ def test_videos_are_decoded_whole_and_bad_ones_named(tmp_path: Path, run: Any) -
         stream.height, stream.width, stream.pix_fmt = 32, 48, "yuv420p"
         container.start_encoding()
     clip = {"name": "clip", "num_frames": 4, "short": "last"}
-    told = run(write_recipe(tmp_path, {"dataset": "video_folder", "root": "videos", "transforms": [clip]}), "--json")
-    assert told.code == 3
-    assert set(told.bad) == {"empty.mp4", "text.mp4", "none.avi"}
-    assert "without frames" in told.bad["none.avi"]
-    assert told.train["frames"] == [{"frames": 3, "samples": 1}, {"frames": 12, "samples": 1}]
-    assert told.train["mean"] == pytest.approx([(12 * 60 + 3 * 200) / 15 / 255] * 3, abs=0.02)
-    assert told.train["sizes"] == [{"height": 32, "width": 48, "samples": 2}]
+    answer = run(write_recipe(tmp_path, {"dataset": "video_folder", "root": "videos", "transforms": [clip]}), "--json")
+    assert answer.code == 3
+    assert set(answer.bad) == {"empty.mp4", "text.mp4", "none.avi"}
+    assert "without frames" in answer.bad["none.avi"]
+    assert answer.train["frames"] == [{"frames": 3, "samples": 1}, {"frames": 12, "samples": 1}]
+    assert answer.train["mean"] == pytest.approx([(12 * 60 + 3 * 200) / 15 / 255] * 3, abs=0.02)
+    assert answer.train["sizes"] == [{"height": 32, "width": 48, "samples": 2}]
     refused = run(str(tmp_path / "recipe.json"), "data.train.transforms.0.short=refuse", "--json")
     assert "has 3 frames, and a clip takes 4" in refused.bad["short.mp4"]
 
@@ -311,7 +311,7 @@ def test_the_sheet_shows_boxes_where_the_transforms_bring_them(tmp_path: Path, r
 
 
 def test_the_recipes_own_policy_and_task_do_not_matter(tmp_path: Path, run: Any) -> None:
-    """Only the name and the data are looked at; what is wrong there is told with its place."""
+    """Only the name and the data are looked at; what is wrong there is reported with its place."""
     make_photos(tmp_path / "photos")
     text = (
         "name: mine\ntask: not_yet_invented\nmodel: {name: nothing}\ntrain: {seed: 3}\n"
@@ -319,9 +319,9 @@ def test_the_recipes_own_policy_and_task_do_not_matter(tmp_path: Path, run: Any)
         "      - {name: resize, size: 8, sede: 1}\n"
     )
     (tmp_path / "own.yaml").write_text(text)
-    told = run("own.yaml")
-    assert told.code == 2
-    assert told.err.startswith("own.yaml:10:33: data.train.transforms.0.sede: ")
+    answer = run("own.yaml")
+    assert answer.code == 2
+    assert answer.err.startswith("own.yaml:10:33: data.train.transforms.0.sede: ")
     (tmp_path / "own.yaml").write_text(text.replace(", sede: 1", ""))
     assert run("own.yaml").code == 0
     assert run("own.yaml", "data.train.root=photos/ants").code == 3
@@ -330,12 +330,12 @@ def test_the_recipes_own_policy_and_task_do_not_matter(tmp_path: Path, run: Any)
     assert run("own.yaml", "--limit", "0").code == 2
 
 
-def test_images_that_cannot_be_a_batch_are_noted(tmp_path: Path, run: Any) -> None:
+def test_images_that_cannot_be_a_batch_are_logged(tmp_path: Path, run: Any) -> None:
     make_photos(tmp_path / "photos")
     Image.new("RGB", (30, 10), "white").save(tmp_path / "photos" / "bees" / "wide.png")
-    told = run(write_recipe(tmp_path, {"dataset": "image_folder", "root": "photos"}), "--json")
-    assert told.code == 0
-    assert "cannot be stacked; add a transform that gives one size" in told.train["notes"][0]
+    answer = run(write_recipe(tmp_path, {"dataset": "image_folder", "root": "photos"}), "--json")
+    assert answer.code == 0
+    assert "cannot be stacked; add a transform that gives one size" in answer.train["notes"][0]
     assert (tmp_path / "data-mine.png").is_file()
 
 
@@ -344,19 +344,19 @@ def test_a_limit_spreads_over_all_classes(tmp_path: Path, run: Any) -> None:
         (tmp_path / "photos" / name).mkdir(parents=True)
         for number in range(4):
             (tmp_path / "photos" / name / f"{number}.jpg").write_bytes(jpeg())
-    told = run(write_recipe(tmp_path, {"dataset": "image_folder", "root": "photos"}), "--json", "--limit", "6")
-    assert told.train["labels"] == {"a": 2, "b": 2, "c": 2}
-    assert (told.train["samples"], told.train["examined"]) == (12, 6)
+    answer = run(write_recipe(tmp_path, {"dataset": "image_folder", "root": "photos"}), "--json", "--limit", "6")
+    assert answer.train["labels"] == {"a": 2, "b": 2, "c": 2}
+    assert (answer.train["samples"], answer.train["examined"]) == (12, 6)
 
 
 def test_a_pack_is_written_and_can_be_used(tmp_path: Path, run: Any) -> None:
     make_photos(tmp_path / "photos")
     part = {"dataset": "image_folder", "root": "photos"}
     recipe = write_recipe(tmp_path, part, val=part)
-    told = run(recipe, "--pack", "packs/photos.pack", "--size", "5")
-    assert told.code == 0, told.err
+    answer = run(recipe, "--pack", "packs/photos.pack", "--size", "5")
+    assert answer.code == 0, answer.err
     file = tmp_path / "packs" / "photos-train.pack"
-    assert f"  train: {{dataset: packed, file: {file}}}" in told.out
+    assert f"  train: {{dataset: packed, file: {file}}}" in answer.out
     packed = run(recipe, "data.train.dataset=packed", f"data.train.file={file}", "--split", "train", "--json")
     assert packed.train["sizes"] == [{"height": 5, "width": 10, "samples": 3}]
     assert packed.train["labels"] == {"ants": 1, "bees": 2}
@@ -370,14 +370,14 @@ def test_a_pack_of_bad_files_is_refused_unless_they_may_be_left_out(tmp_path: Pa
     make_photos(tmp_path / "photos")
     (tmp_path / "photos" / "ants" / "cut.jpg").write_bytes(jpeg()[:-60])
     recipe = write_recipe(tmp_path, {"dataset": "image_folder", "root": "photos"})
-    told = run(recipe, "--pack", "photos.pack")
-    assert told.code == 3
-    assert "cut.jpg" in told.err
+    answer = run(recipe, "--pack", "photos.pack")
+    assert answer.code == 3
+    assert "cut.jpg" in answer.err
     assert not (tmp_path / "photos.pack").exists()
-    told = run(recipe, "--pack", "photos.pack", "data.on_error=skip")
-    assert told.code == 0
-    assert "skipped: sample 1" in told.out
-    assert "cut.jpg" in told.out
+    answer = run(recipe, "--pack", "photos.pack", "data.on_error=skip")
+    assert answer.code == 0
+    assert "skipped: sample 1" in answer.out
+    assert "cut.jpg" in answer.out
 
 
 SLOW = """
@@ -426,10 +426,10 @@ def test_outlines_and_keypoints_of_coco_are_counted_and_drawn(tmp_path: Path, ru
     content = {"images": [image], "categories": [person], "annotations": [objects]}
     (tmp_path / "all.json").write_text(json.dumps(content))
     train = {"dataset": "coco", "root": ".", "annotations": "all.json", "masks": True, "keypoints": True}
-    told = run(write_recipe(tmp_path, train), "--json")
-    assert told.code == 0, told.err
-    assert told.train["objects"] == {"person": 1}
-    assert told.train["joints"] == {
+    answer = run(write_recipe(tmp_path, train), "--json")
+    assert answer.code == 0, answer.err
+    assert answer.train["objects"] == {"person": 1}
+    assert answer.train["joints"] == {
         "left_eye": {"not_labelled": 0, "hidden": 0, "visible": 1},
         "right_eye": {"not_labelled": 0, "hidden": 1, "visible": 0},
     }

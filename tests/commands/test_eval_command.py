@@ -22,7 +22,7 @@ Answer = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Gray images of two classes, told by their brightness: a training set and two test sets, and a recipe."""
+    """Gray images of two classes that differ in brightness: a training set and two test sets, and a recipe."""
     folder = tmp_path_factory.mktemp("project")
     generator = np.random.default_rng(0)
     for place, number in {"train": 8, **SETS}.items():

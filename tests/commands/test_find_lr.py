@@ -65,7 +65,7 @@ def test_the_average_has_no_bias_to_its_start(losses: Sequence[float]) -> None:
     assert smooth(losses, STEPS)[-1] == pytest.approx(expected)
 
 
-def test_the_cost_is_said_and_the_budget_kept(
+def test_the_cost_is_reported_and_the_budget_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

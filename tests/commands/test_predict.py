@@ -124,16 +124,16 @@ def test_broken_files_are_named_and_skipped(runs: Path, tmp_path: Path, capfd: p
     (folder / "notes.md").write_text("no image")
     run = str(runs / "runs" / "classification")
     assert cli.main(["predict", run, str(folder), "--out", str(tmp_path / "out")]) == 0
-    said = capfd.readouterr()
-    assert "broken.png" in said.err
-    assert "12 inputs predicted, 1 skipped" in said.out
+    printed = capfd.readouterr()
+    assert "broken.png" in printed.err
+    assert "12 inputs predicted, 1 skipped" in printed.out
     assert cli.main(["predict", run, str(folder / "broken.png"), "--out", str(tmp_path / "none")]) == 3
     assert cli.main(["predict", run, str(tmp_path / "absent.png"), "--out", str(tmp_path / "none")]) == 2
     assert cli.main(["predict", run, str(tmp_path / "out" / "predictions.csv"), "--out", str(tmp_path / "none")]) == 3
     assert cli.main(["predict", str(folder), str(folder), "--out", str(tmp_path / "none")]) == 2
 
 
-def test_lists_averages_and_mirror_images(runs: Path, tmp_path: Path) -> None:
+def test_lists_averages_and_flipped_images(runs: Path, tmp_path: Path) -> None:
     run = str(runs / "runs" / "classification")
     names = tmp_path / "names.csv"
     names.write_text("path\n" + "".join(f"{path}\n" for path in val_files(runs, "classification")[:3]))

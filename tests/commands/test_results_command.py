@@ -87,7 +87,7 @@ def test_only_finished_runs_count_and_dead_ones_are_not_called_running(
     assert found["summaries"][0]["mean"] == {"top1": pytest.approx(0.8)}
 
 
-def test_json_holds_every_figure_and_the_summaries(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_holds_every_metric_and_the_summaries(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(answer(capsys, "--json"))
     assert [(each["directory"], each["split"], each["step"]) for each in found["runs"][:4]] == [
         ("runs/fold-10", "val", 8), ("runs/fold-2", "val", 8), ("runs/fold-1", "val", 12), ("runs/fold-10", "test", 8),
@@ -98,12 +98,12 @@ def test_json_holds_every_figure_and_the_summaries(folder: Path, capsys: pytest.
     assert found["summaries"][0]["standard_deviation"] == {"top1": pytest.approx(0.1)}
 
 
-def test_best_takes_the_figures_of_the_best_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_best_takes_the_metrics_of_the_best_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (only,) = json.loads(answer(capsys, "--best", "--json"))["runs"]
     assert (only["run"], only["split"], only["step"], only["metrics"]) == ("fold-1", "val", 8, {"top1": 1.0})
 
 
-def test_named_runs_of_one_recipe_are_told_apart(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_named_runs_of_one_recipe_are_distinguished(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(folder / "other/fold-1", {"top1": 0.5})
     lines = answer(capsys, "runs/fold-1", "runs/fold-1/", "other", "runs/fold-1~1", "--split", "test").splitlines()
     assert [line.split()[0] for line in lines[2:5]] == ["runs/fold-1", "other/fold-1", "runs/fold-1~1"]
@@ -180,7 +180,7 @@ def test_tasks_are_not_mixed(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert output.count("mean ± sd") == 1
 
 
-def test_a_narrow_terminal_gets_the_figures_in_parts(
+def test_a_narrow_terminal_gets_the_metrics_in_parts(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_run(folder / "many/one", {f"figure_{number}": number / 8 for number in range(12)})
@@ -226,17 +226,17 @@ def xlsx_rows(path: Path) -> list[dict[str, str]]:
     return [dict(zip(header, row, strict=True)) for row in rows]
 
 
-def test_mistakes_are_told_in_a_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_reported_in_a_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "empty").mkdir()
     (folder / "all.csv").write_text("city\nUlm\n")
-    for words, code, told in (
+    for words, code, message in (
         (["none"], 2, "none is not a folder"),
         (["empty"], 2, "empty is not a run directory"),
         (["--out", "all.pdf"], 2, "all.pdf: expected a file with the extension .csv or .xlsx"),
         (["--out", "all.csv"], 3, "all.csv: is not a results table"),
         (["runs/fold-2", "--best"], 3, "none of these runs has metrics by its best checkpoint"),
     ):
-        assert told in answer(capsys, *words, code=code)
+        assert message in answer(capsys, *words, code=code)
     assert (folder / "all.csv").read_text() == "city\nUlm\n"
 
 

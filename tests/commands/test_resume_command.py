@@ -66,9 +66,9 @@ def test_there_are_at_least_ten_kinds_of_change() -> None:
 def test_other_data_is_refused_and_named(name: str, train: Train, capsys: pytest.CaptureFixture[str]) -> None:
     dataset, change, word = changed.CHANGES[name]
     assert train(dataset, change) == 3
-    said = capsys.readouterr().err
-    assert word in said
-    assert "Traceback" not in said
+    errors = capsys.readouterr().err
+    assert word in errors
+    assert "Traceback" not in errors
     assert steps() == [4]
 
 
@@ -78,7 +78,7 @@ def test_the_same_data_goes_on(name: str, train: Train) -> None:
     assert steps() == [4, 6]
 
 
-def test_accepted_data_is_told_of_once_and_is_that_of_the_run_from_then_on(
+def test_accepted_data_is_reported_once_and_is_that_of_the_run_from_then_on(
     train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dataset, change, word = changed.CHANGES["images added"]
@@ -95,16 +95,16 @@ def test_eval_warns_of_other_data(train: Train, capsys: pytest.CaptureFixture[st
     assert train("image_folder", lambda data: None) == 0
     capsys.readouterr()
     assert main(["eval", "runs/changed", "--json"]) == 0
-    told = capsys.readouterr()
-    assert "warning" not in told.err
-    step = json.loads(told.out)["step"]
+    printed = capsys.readouterr()
+    assert "warning" not in printed.err
+    step = json.loads(printed.out)["step"]
     assert Path("runs/changed/best").readlink().name == f"step-{step:08d}"
     Path("data/val/cat/cat1.png").unlink()
     assert main(["eval", "runs/changed"]) == 0
-    told = capsys.readouterr()
-    assert "warning: " in told.err
-    assert "val: 9 samples became 8" in told.err
-    assert f", step {step}, " in told.err
+    printed = capsys.readouterr()
+    assert "warning: " in printed.err
+    assert "val: 9 samples became 8" in printed.err
+    assert f", step {step}, " in printed.err
 
 
 @pytest.mark.parametrize("name", ["a list for a state", "an infinite step", "a state 900 deep"])
@@ -113,13 +113,13 @@ def test_a_hostile_checkpoint_is_passed_over(name: str, train: Train, capsys: py
     hostile.ONE_PROCESS[name](Path("runs/changed/checkpoints/step-00000006"))
     capsys.readouterr()
     assert main(["eval", "runs/changed", "--checkpoint", "runs/changed/checkpoints/step-00000006"]) == 4
-    said = capsys.readouterr().err
-    assert len(said.splitlines()) == 1
-    assert "step-00000006" in said
+    errors = capsys.readouterr().err
+    assert len(errors.splitlines()) == 1
+    assert "step-00000006" in errors
     assert train("image_folder", lambda data: None, steps=8) == 0
-    said = capsys.readouterr().err
-    assert "not used: " in said
-    assert "step-00000004, step 4" in said
+    errors = capsys.readouterr().err
+    assert "not used: " in errors
+    assert "step-00000004, step 4" in errors
     assert steps() == [4, 6, 7, 8]  # the step of an evaluation is saved too
 
 

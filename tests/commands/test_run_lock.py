@@ -65,18 +65,18 @@ def ended_process() -> int:
         return process.pid
 
 
-def test_the_second_is_told_who_is_first(tmp_path: Path) -> None:
+def test_the_second_learns_who_is_first(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "x"
     with holder(folder) as first:
         since = json.loads((folder / LOCK).read_text())["since"]
-        said = f"{folder} is in use by process {first.pid} on {socket.gethostname()}, since {since}; wait for it"
+        message = f"{folder} is in use by process {first.pid} on {socket.gethostname()}, since {since}; wait for it"
         with pytest.raises(UsageError) as caught, hold_lock(folder):
             pass
-        assert str(caught.value).startswith(said)
+        assert str(caught.value).startswith(message)
         assert caught.value.exit_code == 2
         with pytest.raises(UsageError) as caught:
             check_free(folder)
-        assert str(caught.value).startswith(said)
+        assert str(caught.value).startswith(message)
         assert json.loads((folder / LOCK).read_text())["pid"] == first.pid
 
 
@@ -190,7 +190,7 @@ def test_a_process_of_another_user_is_alive(tmp_path: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_process_that_has_ended_but_is_still_listed_is_not_running(tmp_path: Path) -> None:
+def test_a_zombie_process_is_not_running(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
         os._exit(0)

@@ -82,7 +82,7 @@ def test_nothing_is_left_behind_where_writing_fails(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(("number", "seed", "words"), [(1, 0, "--number 1: expected 2"), (4, -1, "--seed -1")])
-def test_wrong_numbers_are_told(tmp_path: Path, number: int, seed: int, words: str) -> None:
+def test_wrong_numbers_are_reported(tmp_path: Path, number: int, seed: int, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         sample("video", tmp_path / "set", number, seed)
     assert list(tmp_path.iterdir()) == []

@@ -68,7 +68,7 @@ def run(folder: Path, *words: str) -> forkserver.Done:
     return forkserver.paceline(folder, "train", "recipe.json", *words, "--use", "shared_parts", PYTHONPATH=path)
 
 
-def test_missing_data_is_told_of_once(folder: Path) -> None:
+def test_missing_data_is_reported_once(folder: Path) -> None:
     done = run(folder, "--procs", "2", "data.train={dataset: image_folder, root: nowhere}")
     assert done.returncode == 3
     assert done.stdout == ""
@@ -80,9 +80,9 @@ def test_missing_data_is_told_of_once(folder: Path) -> None:
 def test_a_rendezvous_that_nobody_comes_to_is_given_up(folder: Path) -> None:
     done = run(folder, "--nodes", "2", "--rendezvous", "192.0.2.1:29400", "--rendezvous-timeout", "1")
     assert done.returncode == 1
-    waiting, told = done.stderr.splitlines()
+    waiting, message = done.stderr.splitlines()
     assert waiting == "waiting for 2 machines at 192.0.2.1:29400"
-    assert told.startswith("--rendezvous 192.0.2.1:29400: ")
+    assert message.startswith("--rendezvous 192.0.2.1:29400: ")
     assert [path.name for path in folder.iterdir()] == ["recipe.json"]
 
 

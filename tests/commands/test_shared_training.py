@@ -59,9 +59,9 @@ def test_every_precision_trains_under_every_strategy(found: dict[str, Any]) -> N
         assert len(set(bits.values())) == 3
 
 
-def test_recomputed_activations_change_no_bit_under_any_strategy(found: dict[str, Any]) -> None:
+def test_activation_checkpointing_changes_no_bit_under_any_strategy(found: dict[str, Any]) -> None:
     assert len(found["checkpointing"]) == 6
-    assert [name for name, (kept, recomputed) in found["checkpointing"].items() if kept != recomputed] == []
+    assert [name for name, (kept, checkpointed) in found["checkpointing"].items() if kept != checkpointed] == []
 
 
 def test_sharing_a_run_gives_what_one_process_gives(found: dict[str, Any]) -> None:

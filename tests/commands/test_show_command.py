@@ -19,7 +19,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PACELINE_DATA", raising=False)
 
 
-def test_a_recipe_is_shown_without_its_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_needs_no_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The model is that of the library, with the classes that are assumed."""
     assert main(["show", "image_folder", "train.epochs=2", "--json"]) == 0
     captured = capsys.readouterr()
@@ -37,7 +37,7 @@ def test_a_recipe_is_shown_without_its_data(tmp_path: Path, capsys: pytest.Captu
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_recipe_is_shown_without_its_weights(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_needs_no_weights(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "hymenoptera", "model.num_classes=2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert ["data.train" in note for note in found["missing"]] == [True, False]

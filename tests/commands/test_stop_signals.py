@@ -34,7 +34,7 @@ RECIPE = {
     },
     "losses": ["cross_entropy"],
     "optimizer": {"name": "sgd", "lr": 0.1},
-    # On two processes the same bits as on one.
+    # Bit-identical on two processes and on one.
     "train": {"steps": 4, "micro_batch_size": 10, "reproducible": "world", "averaging": {"name": "ema", "decay": 0.5}},
     "evaluate": {"every_steps": 4, "batch_size": 10, "metrics": ["moody"]},
     "checkpoint": {"every_steps": 100},
@@ -81,17 +81,17 @@ class Command:
         """Send SIGTERM to all of its processes every few milliseconds, until it has ended."""
         ended = threading.Event()
 
-        def ask() -> None:
+        def request_stop() -> None:
             while not ended.wait(0.003):
                 os.killpg(self.process.pid, signal.SIGTERM)
 
-        asking = threading.Thread(target=ask)
-        asking.start()
+        requests = threading.Thread(target=request_stop)
+        requests.start()
         try:
             yield
         finally:
             ended.set()
-            asking.join()
+            requests.join()
 
 
 @pytest.fixture(scope="module")

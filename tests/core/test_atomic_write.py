@@ -19,10 +19,10 @@ from paceline.loggers.events import Started
 from paceline.loggers.files import StatusFile
 from paceline.visualize.image import save_png
 
-PICTURE = np.zeros((2, 2, 3), np.uint8)
+IMAGE = np.zeros((2, 2, 3), np.uint8)
 WRITERS: dict[str, Callable[[Path], object]] = {
     "status.json": lambda path: StatusFile(path, 1).handle(Started("x", path, "cpu", 1, 1, 1)),
-    "image.png": lambda path: save_png(PICTURE, path),
+    "image.png": lambda path: save_png(IMAGE, path),
     "recipe.yaml": lambda path: replace_file(path, b"name: x\n"),
     "rank-0.json": lambda path: ExitRecord(0, 0, "done", True, 0.0).write(path.parent),
     "model.safetensors": lambda path: write_file(path, [memoryview(b"tensors")]),

@@ -75,7 +75,7 @@ def test_several_arguments(check: ArgumentsCheck, right: list[dict[str, Any]], w
                 arguments.model_validate(given)
 
 
-def test_what_is_not_given_is_told() -> None:
+def test_what_is_not_given_is_reported() -> None:
     nothing = {"a": None, "b": None}
     assert ExactlyOneOf("a", "b").problem(nothing) == "give either a or b, got none of them"
     assert ExactlyOneOf("a", "b").problem({"a": 1, "b": 2}) == "give either a or b, got a and b"

@@ -99,10 +99,10 @@ def test_what_is_missing_is_named_with_an_example_and_a_place(
     line = inspect.currentframe().f_lineno + 2  # type: ignore[union-attr]
     with pytest.raises(RegistrationError) as caught:
         getattr(register, kind)("mine")(target)
-    said = str(caught.value)
-    assert f"{Path(__file__).name}:{line}: register.{kind}('mine'): {target.__name__}" in said
-    assert missing in said
-    assert example in said
+    message = str(caught.value)
+    assert f"{Path(__file__).name}:{line}: register.{kind}('mine'): {target.__name__}" in message
+    assert missing in message
+    assert example in message
     assert caught.value.exit_code == 2
     assert register.kind(kind).find("mine") is None
 

@@ -1,4 +1,4 @@
-"""What goes wrong with a disk is told in a sentence, wherever it is met."""
+"""What goes wrong with a disk is reported in a sentence, wherever it is met."""
 
 import errno
 import os

@@ -28,7 +28,7 @@ sys.stdin.readline()
 
 @contextmanager
 def holder(path: Path, then: str = "") -> Iterator[subprocess.Popen[str]]:
-    """Another process that has the file locked until it is told something."""
+    """Another process that has the file locked until it reads a line."""
     command = [sys.executable, "-c", HOLD.format(then=then), str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:

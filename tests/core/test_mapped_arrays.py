@@ -127,6 +127,6 @@ def test_it_goes_to_a_worker_as_a_name(names: MappedArrays) -> None:
     assert rows[0].tobytes() == b"b.jpg", "who has it open can go on reading"
 
 
-def test_a_full_disk_is_told_from_other_errors() -> None:
+def test_a_full_disk_is_distinguished_from_other_errors() -> None:
     with Path("/dev/full").open("r+b", buffering=0) as file, pytest.raises(WriteError, match="No space left"):
         ArrayWriter(file, Path("/tmp"))

@@ -23,7 +23,7 @@ def test_numbers_and_nouns(number: float, noun: str, expected: str) -> None:
     assert pluralize(number, noun) == expected
 
 
-def test_counts_are_shown_whole_and_shares_with_four_digits() -> None:
+def test_counts_are_printed_whole_and_shares_with_four_digits() -> None:
     assert (format_metric(0), format_metric(12_000), format_metric(0.5), format_metric(1.0)) == (
         "0",
         "12,000",

@@ -117,5 +117,5 @@ def trained(net: nn.Module, images: Tensor, is_bf16: bool = False) -> dict[str, 
 
 
 def differing(first: dict[str, Tensor], second: dict[str, Tensor]) -> list[str]:
-    """Names of the tensors that are not the same to the bit."""
+    """Names of the tensors that are not bit-identical."""
     return [name for name in first.keys() | second.keys() if not torch.equal(first[name], second[name])]

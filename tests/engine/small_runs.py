@@ -115,7 +115,7 @@ class NamedFiles:
         return Path("/set/images") / self._names[index]
 
     def read(self, index: int) -> Sample:
-        raise AssertionError("names are told without reading a sample")
+        raise AssertionError("names are known without reading a sample")
 
 
 def images(size: int, dtype: torch.dtype = torch.float64) -> MemoryImages:

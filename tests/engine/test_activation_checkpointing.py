@@ -1,4 +1,4 @@
-"""Activation checkpointing changes neither gradients nor buffers, to the bit, and keeps less."""
+"""Activation checkpointing leaves gradients and buffers bit-identical, and keeps less."""
 
 import copy
 import pickle
@@ -87,7 +87,7 @@ def test_none_leaves_the_model_alone() -> None:
     assert type(net.first) is type(UNet().first)
 
 
-class Counting(nn.Module):
+class CallCounter(nn.Module):
     """Counts its calls in a buffer, puts a new tensor in the place of another, and uses both."""
 
     counter: Tensor
@@ -108,7 +108,7 @@ class Counting(nn.Module):
 
 
 def test_buffers_of_any_kind_are_changed_once_and_seen_as_they_were() -> None:
-    plain = nn.Sequential(Counting(), Counting(), Counting())
+    plain = nn.Sequential(CallCounter(), CallCounter(), CallCounter())
     other = copy.deepcopy(plain)
     assert apply_activation_checkpointing(other, Blocks(match=["0", "1", "2"])) == ["0", "1", "2"]
     values = torch.rand(5, 6)
@@ -117,7 +117,7 @@ def test_buffers_of_any_kind_are_changed_once_and_seen_as_they_were() -> None:
 
 
 def test_two_passes_before_one_backward_pass() -> None:
-    plain = nn.Sequential(Counting(), Counting())
+    plain = nn.Sequential(CallCounter(), CallCounter())
     other = copy.deepcopy(plain)
     apply_activation_checkpointing(other, Blocks(match=["*"]))
     first, second = torch.rand(5, 6), torch.rand(4, 6)

@@ -68,12 +68,12 @@ def test_patterns_name_whole_modules() -> None:
 
 
 def test_a_pattern_that_names_a_list_stands_for_what_is_in_it() -> None:
-    class Listed(nn.Module):
+    class InAList(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.parts = nn.ModuleList([UNet(), UNet()])
 
-    assert [block.name for block in find_blocks(Listed(), ["parts"])] == ["parts.0", "parts.1"]
+    assert [block.name for block in find_blocks(InAList(), ["parts"])] == ["parts.0", "parts.1"]
 
 
 def test_a_pattern_that_names_nothing_is_refused_with_near_names() -> None:

@@ -1,4 +1,4 @@
-"""The budget: what blocks keep is measured, and as little as possible is computed again."""
+"""The budget: what blocks keep is measured, and as few blocks as possible are checkpointed."""
 
 import copy
 from functools import partial

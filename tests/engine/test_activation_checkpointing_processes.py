@@ -5,7 +5,7 @@ from pathlib import Path
 
 from forkserver import script_ranks
 
-SCRIPT = Path(__file__).parent / "scripts" / "remat_processes.py"
+SCRIPT = Path(__file__).parent / "scripts" / "checkpointing_processes.py"
 
 
 def test_training_is_the_same_to_the_bit_under_every_strategy(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The evaluation contract: each sample once, and the same bits for any number of processes, lanes and workers."""
+"""The evaluation contract: each sample once, bit-identical for any number of processes, lanes and workers."""
 
 import gc
 import json
@@ -88,7 +88,7 @@ def num_batches() -> int:
     return sum(type(each) is Batch for each in gc.get_objects())
 
 
-class Counting(NormedNet):
+class CallCounter(NormedNet):
     """Counts the batches that it has seen."""
 
     seen = 0
@@ -101,7 +101,7 @@ class Counting(NormedNet):
 
 def test_batches_that_wait_to_be_counted_hold_no_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_cores(monkeypatch, 2)
-    run = small(tmp_path, net=Counting, evaluation_batch=64).run()
+    run = small(tmp_path, net=CallCounter, evaluation_batch=64).run()
     total, before, held = -(-SIZE // 64), num_batches(), [10**9]
 
     def look(step: int, phase: str) -> None:
@@ -138,7 +138,7 @@ def test_the_threads_of_training_change_no_bit(tmp_path: Path, monkeypatch: pyte
 
 
 def test_lanes_have_the_threads_of_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new thread starts with torch's default number unless it is told."""
+    """A new thread starts with torch's default number unless it is set."""
     run = small(tmp_path, net=Summing, evaluation_batch=502).run()
     with threads(2):
         with_cores(monkeypatch, 2)
@@ -153,7 +153,7 @@ def test_workers_change_no_bit(tmp_path: Path) -> None:
     )
 
 
-def test_figures_are_those_of_a_plain_loop(tmp_path: Path) -> None:
+def test_metrics_are_those_of_a_plain_loop(tmp_path: Path) -> None:
     run = small(tmp_path, dtype=torch.float64).run()
     evaluation = evaluate(run, "val")
     data = images(SIZE)

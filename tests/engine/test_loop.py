@@ -1,4 +1,4 @@
-"""Training from where a run stands to its end: what is due when, stopping on request, and going on to the same bits."""
+"""Training from where a run stands to its end: what is due when, stopping on request, continuing bit-identically."""
 
 import itertools
 import math
@@ -61,7 +61,7 @@ class Diary:
 
 
 class AtOnce(Saver):
-    """Is done with a save when training goes on, so that it is told of at its step."""
+    """Is done with a save when training goes on, so that it is logged at its step."""
 
     def start(self, *args: Any, **kwargs: Any) -> None:
         super().start(*args, **kwargs)
@@ -114,7 +114,7 @@ def test_due_at_a_step_save_then_evaluate_then_record_and_what_is_measured_is_sa
     assert diary.ticks == [1, 2, 3, 4, 5, 6]
 
 
-def test_records_tell_the_step_its_epoch_and_its_figures(tmp_path: Path) -> None:
+def test_records_tell_the_step_its_epoch_and_its_metrics(tmp_path: Path) -> None:
     diary = Diary()
     run = small(tmp_path).run(logger=LoggerGroup([diary]))
     train(run)
@@ -263,7 +263,7 @@ def test_a_failing_run_keeps_its_last_good_checkpoint(tmp_path: Path) -> None:
     assert all(value.isfinite().all() for value in saved.model.values())
 
 
-def test_a_checkpoint_carries_the_figures_of_its_own_weights(tmp_path: Path) -> None:
+def test_a_checkpoint_carries_the_metrics_of_its_own_weights(tmp_path: Path) -> None:
     """Those of an earlier evaluation would have `best` chosen by what other weights reached."""
     diary = Diary()
     run = small(tmp_path, every=(4, 100, 3)).run(logger=LoggerGroup([diary]), store=Store(tmp_path / "c", 9, "top1"))
@@ -352,7 +352,7 @@ def test_lack_of_memory_says_what_can_be_done(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_save_that_was_begun_is_on_the_disk_before_a_failure_is_told(world: int, tmp_path: Path) -> None:
+def test_a_save_that_was_begun_is_on_the_disk_before_a_failure_is_reported(world: int, tmp_path: Path) -> None:
     """As when another process dies while the first one writes for all."""
     diary = Diary()
     run = small(tmp_path, world=world).run(logger=LoggerGroup([diary]))
@@ -433,7 +433,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tup
     return find
 
 
-def ask(run: Run) -> None:
+def request_stop(run: Run) -> None:
     run.stop.requested = True
 
 
@@ -453,7 +453,7 @@ def fail(run: Run) -> None:
         ("swa", 9, 2),  # while BatchNorm statistics of the average are
     ],
 )
-@pytest.mark.parametrize(("deed", "error"), [(ask, Stopped), (fail, ZeroDivisionError)])
+@pytest.mark.parametrize(("deed", "error"), [(request_stop, Stopped), (fail, ZeroDivisionError)])
 def test_an_evaluation_that_does_not_end_costs_no_step_and_is_done_first_afterwards(
     kind: str,
     number: int,
@@ -509,18 +509,18 @@ def test_what_cannot_be_drawn_is_logged_and_training_goes_on(tmp_path: Path) -> 
     run.task = Undrawable({"cross_entropy": CrossEntropy()}, {"cross_entropy": 1.0}, CLASSES, top_k=(1,))
     train(run)
     warnings = [event.text for event in diary.events if isinstance(event, Note) and event.level == "warning"]
-    for told in ("ValueError: no sample", "ValueError: no prediction", "RuntimeError: no table"):
-        assert sum(told in text for text in warnings) >= 1
+    for message in ("ValueError: no sample", "ValueError: no prediction", "RuntimeError: no table"):
+        assert sum(message in text for text in warnings) >= 1
     assert run.progress.is_done
     assert run.store.newest() is not None
 
 
-def test_a_save_that_failed_is_tried_again_before_a_run_is_said_to_be_saved(
+def test_a_save_that_failed_is_tried_again_before_a_run_counts_as_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was reported when it failed; a request to stop at the same step must not take it for saved."""
     monkeypatch.setattr("paceline.engine.saving._SECONDS_BETWEEN", 0.0)
-    run, diary = begin(tmp_path, "plain", {0: ask})
+    run, diary = begin(tmp_path, "plain", {0: request_stop})
     run.store.root.write_bytes(b"in the way")
     with pytest.raises(CheckpointError, match="after step 2 could not be saved"):
         train(run)
@@ -528,7 +528,7 @@ def test_a_save_that_failed_is_tried_again_before_a_run_is_said_to_be_saved(
 
     def make_room_and_ask(run: Run) -> None:
         run.store.root.unlink()
-        ask(run)
+        request_stop(run)
 
     run, diary = begin(tmp_path, "plain", {0: make_room_and_ask})
     run.store.root.write_bytes(b"in the way")

@@ -136,23 +136,23 @@ def test_the_state_survives_being_saved(name: str) -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("name", ["bf16", "fp16", "O2", "O3"])
-def test_recomputed_activations_have_the_same_gradients(name: str, reentrant: bool) -> None:
-    class Recomputing(nn.Module):
-        def __init__(self, net: nn.Module, recompute: Callable[..., Tensor]) -> None:
+def test_checkpointed_activations_have_the_same_gradients(name: str, reentrant: bool) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self, net: nn.Module, call: Callable[..., Tensor]) -> None:
             super().__init__()
             self.net = net
-            self.recompute = recompute
+            self.call = call
 
         def forward(self, images: Tensor) -> Tensor:
-            return self.recompute(self.net, images)
+            return self.call(self.net, images)
 
-    def recomputed(net: nn.Module, images: Tensor) -> Tensor:
+    def checkpointed(net: nn.Module, images: Tensor) -> Tensor:
         output: Tensor = checkpoint(net, images.requires_grad_(), use_reentrant=reentrant)
         return output
 
     found = []
-    for recompute in (recomputed, lambda net, images: net(images)):
-        trial = Trial(make_precision(name, CPU, None if name == "bf16" else 256.0), Recomputing(small_net(), recompute))
+    for call in (checkpointed, lambda net, images: net(images)):
+        trial = Trial(make_precision(name, CPU, None if name == "bf16" else 256.0), Checkpointed(small_net(), call))
         trial.gradients(*samples())
         found.append(gradients_of(trial.trainable))
     assert all(torch.equal(first, second) for first, second in zip(*found, strict=True))

@@ -44,7 +44,7 @@ def test_without_files_they_are_numbered() -> None:
             return 2
 
         def read(self, index: int) -> Sample:
-            raise AssertionError("names are told without reading a sample")
+            raise AssertionError("names are known without reading a sample")
 
     assert file_names(Memory()) == ["00000000.png", "00000001.png"]
 
@@ -62,7 +62,7 @@ def test_numbers_come_back_as_they_were(tmp_path: Path) -> None:
     assert decode_ids(tmp_path / "ids/a.png").tolist() == found[1].tolist()
 
 
-def test_what_cannot_be_saved_is_told(tmp_path: Path) -> None:
+def test_what_cannot_be_saved_is_reported(tmp_path: Path) -> None:
     assert can_save_predictions(Maps())
     assert not can_save_predictions(object())
     (tmp_path / "file").touch()

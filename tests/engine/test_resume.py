@@ -1,4 +1,4 @@
-"""The resume contract, on real runs of the command: killed at any instant and restarted, the same bits come out."""
+"""The resume contract, on real runs: killed at any instant and restarted, the result is bit-identical."""
 
 import json
 import os
@@ -137,10 +137,11 @@ def records(command: Command) -> list[dict[str, Any]]:
 
 def events(command: Command) -> dict[str, list[tuple[int, Any]]]:
     """What TensorBoard shows, clocks left out: scalars by tag and step, and images."""
-    shown = EventAccumulator(str(command.run / "tensorboard"), {"scalars": 0, "images": 0}).Reload()
-    scalars = {tag: [(point.step, point.value) for point in shown.Scalars(tag)] for tag in shown.Tags()["scalars"]}
+    events = EventAccumulator(str(command.run / "tensorboard"), {"scalars": 0, "images": 0}).Reload()
+    scalars = {tag: [(point.step, point.value) for point in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
     images = {
-        tag: [(point.step, point.encoded_image_string) for point in shown.Images(tag)] for tag in shown.Tags()["images"]
+        tag: [(point.step, point.encoded_image_string) for point in events.Images(tag)]
+        for tag in events.Tags()["images"]
     }
     return {tag: points for tag, points in {**scalars, **images}.items() if not tag.startswith("clock/")}
 
@@ -183,7 +184,7 @@ def test_interruptions_change_no_bit_of_the_best_checkpoint(whole: Command, brok
     assert (best / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
 
 
-def test_interruptions_change_no_figure(whole: Command, broken: Broken) -> None:
+def test_interruptions_change_no_metric(whole: Command, broken: Broken) -> None:
     found = records(broken[0])
     assert found == records(whole)
     assert [(record["split"], record["step"]) for record in found] == [
@@ -201,7 +202,7 @@ def test_interruptions_change_nothing_that_tensorboard_shows(whole: Command, bro
     assert [step for step, _ in found["val/predictions"]] == [4, 7, 11, 14, 18, 21, 25, 28, 30]
 
 
-def test_interruptions_change_no_picture(whole: Command, broken: Broken) -> None:
+def test_interruptions_change_no_image(whole: Command, broken: Broken) -> None:
     found = {path.name: path.read_bytes() for path in (broken[0].run / "images").iterdir()}
     assert found == {path.name: path.read_bytes() for path in (whole.run / "images").iterdir()}
 
@@ -326,7 +327,7 @@ def test_a_run_killed_between_its_last_checkpoint_and_its_end_is_finished(here: 
     assert status_of(here)["state"] == "finished"
 
 
-def test_other_pictures_beside_ours_are_no_obstacle(here: Path) -> None:
+def test_other_images_beside_ours_are_no_obstacle(here: Path) -> None:
     assert cli.main(TINY) == 0
     drawing = here / "runs/quickstart/images/my-own-drawing.png"
     drawing.write_bytes(b"mine")

@@ -111,7 +111,7 @@ MISFITS: dict[str, Callable[[dict[str, Any]], object]] = {
 
 
 @pytest.mark.parametrize("name", MISFITS)
-def test_what_does_not_fit_the_run_is_told_as_such(name: str, run: Any, store: Store) -> None:
+def test_what_does_not_fit_the_run_is_reported_as_such(name: str, run: Any, store: Store) -> None:
     checkpoint = open_checkpoint(store.path_of(2))
     MISFITS[name](checkpoint.state)
     check_state(checkpoint)

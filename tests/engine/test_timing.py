@@ -24,7 +24,7 @@ def triggers() -> Triggers:
 
 
 def estimates(step_seconds: list[float]) -> list[tuple[float, float]]:
-    """At each line of the log what is told to be left, and what is left in truth."""
+    """At each line of the log the time left as estimated, and as it turns out."""
     durations = {"save": SAVE, "evaluate": EVALUATE, "log": 0.01, "test": TEST}
     timer, due = StepTimer(), triggers()
     truth = sum(step_seconds) + sum(durations[name] * number for name, number in due.left(0).items())
@@ -50,23 +50,23 @@ def test_actions_left_are_counted_as_they_will_be_due() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_end_is_told_with_evaluations_and_saves_from_the_first_tenth_on(seed: int) -> None:
+def test_the_eta_counts_evaluations_and_saves_from_the_first_tenth_on(seed: int) -> None:
     """Evaluations take four fifths of this run; steps vary by half, and the first ones are slow."""
     draws = random.Random(seed)
     steps = [STEP * draws.uniform(0.5, 1.5) for _ in range(TOTAL)]
     steps[:3] = [5.0, 2.0, 1.0]
     found = [pair for place, pair in enumerate(estimates(steps)) if (place + 1) * 20 >= TOTAL / 10]
-    assert max(abs(told - truth) / truth for told, truth in found) < 0.15
+    assert max(abs(estimate - truth) / truth for estimate, truth in found) < 0.15
     assert found[0][1] > 5 * STEP * TOTAL  # steps alone are a small part of it
 
 
 def test_a_machine_that_becomes_slower_is_followed() -> None:
     steps = [STEP] * (TOTAL // 2) + [4 * STEP] * (TOTAL // 2)
-    told, truth = estimates(steps)[40]  # at step 820
-    assert told == pytest.approx(truth, rel=0.15)
+    estimate, truth = estimates(steps)[40]  # at step 820
+    assert estimate == pytest.approx(truth, rel=0.15)
 
 
-def test_contention_is_said_once_and_only_if_the_machine_is_loaded() -> None:
+def test_contention_is_reported_once_and_only_if_the_machine_is_loaded() -> None:
     timer = StepTimer()
     for _ in range(50):
         timer.add_step(0.1, 0.0, 64, TOTAL)
@@ -81,7 +81,7 @@ def test_contention_is_said_once_and_only_if_the_machine_is_loaded() -> None:
     assert timer.contention(load=9.0, cores=2) is None
 
 
-def test_a_run_that_begins_on_a_loaded_machine_is_told_by_the_load() -> None:
+def test_a_run_that_begins_on_a_loaded_machine_is_recognized_by_the_load() -> None:
     timer = StepTimer()
     assert timer.contention(load=9.0, cores=2) is None  # nothing is known yet
     for _ in range(50):

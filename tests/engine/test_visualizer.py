@@ -98,11 +98,11 @@ def test_training_and_evaluation_write_images_and_tell_of_them(tmp_path: Path) -
     run, diary = small(tmp_path)
     train(run)
     events = [event for event in diary.events if isinstance(event, Visualized)]
-    told = {path for event in events for path in event.images.values()}
-    assert told == set((tmp_path / "images").iterdir())
+    reported = {path for event in events for path in event.images.values()}
+    assert reported == set((tmp_path / "images").iterdir())
     evaluated = [f"val-{kind}-0000000{step}" for kind in ("confusion", "predictions") for step in (2, 4)]
-    assert sorted(path.stem for path in told) == ["train-samples-00000001", *evaluated]
-    for path in told:
+    assert sorted(path.stem for path in reported) == ["train-samples-00000001", *evaluated]
+    for path in reported:
         with PILImage.open(path) as image:
             assert min(image.size) > 96
     assert {(event.step, event.split) for event in events} == {(1, "train"), (2, "val"), (4, "val")}

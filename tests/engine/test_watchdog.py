@@ -24,7 +24,7 @@ from paceline.core.world import World
 from paceline.engine.watchdog import Heartbeat
 
 folder, over = Path(sys.argv[1]), Path(sys.argv[1]) / "over"
-heartbeat = Heartbeat(folder, World(0, 1, 0, torch.device("cpu")), float(sys.argv[2]), lambda told: print("hang"))
+heartbeat = Heartbeat(folder, World(0, 1, 0, torch.device("cpu")), float(sys.argv[2]), lambda message: print("hang"))
 step = 0
 with heartbeat.watched():
     while not over.exists():
@@ -49,20 +49,20 @@ def test_a_process_that_was_asleep_has_not_hung(tmp_path: Path) -> None:
         os.kill(process.pid, signal.SIGCONT)
         wait_until(lambda: step(tmp_path) > before + 100, "it goes on")
         (tmp_path / "over").touch()
-        told, _ = process.communicate(timeout=TIMEOUT)
-    assert (process.returncode, told) == (0, "")
+        reports, _ = process.communicate(timeout=TIMEOUT)
+    assert (process.returncode, reports) == (0, "")
 
 
 def test_without_a_beat_the_one_who_began_the_fewest_exchanges_is_missing(tmp_path: Path) -> None:
-    told: list[str] = []
-    meshes = [Recorded(rank, 2, rank, torch.device("cpu")) for rank in (0, 1)]
-    first, second = (Heartbeat(tmp_path, world, _LIMIT, told.append) for world in meshes)
+    reports: list[str] = []
+    worlds = [Recorded(rank, 2, rank, torch.device("cpu")) for rank in (0, 1)]
+    first, second = (Heartbeat(tmp_path, world, _LIMIT, reports.append) for world in worlds)
     with first.watched():
         first.beat(8, "comparing")
         with second.watched():
             second.beat(7, "waiting for rank 0")
-            wait_until(lambda: len(told) == 2, "both give up")
-    assert all("rank 0 is missing, last seen comparing" in finding for finding in told)
+            wait_until(lambda: len(reports) == 2, "both give up")
+    assert all("rank 0 is missing, last seen comparing" in finding for finding in reports)
 
 
 class Recorded(World):

@@ -52,7 +52,7 @@ def write_worker(folder: Path, body: str) -> None:
 
 
 def launcher(plan: Launch, command: list[str] | None = None) -> list[str]:
-    """The command line of a launcher; its processes run the worker of the current folder unless told otherwise."""
+    """The command line of a launcher; its processes run the worker of the current folder by default."""
     return [sys.executable, "-c", _LAUNCH.format(plan=plan, command=command or [sys.executable, "worker.py"])]
 
 

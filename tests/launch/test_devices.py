@@ -61,7 +61,7 @@ def test_strategies_of_one_process_need_no_other_word(strategy: str, monkeypatch
     assert default_processes("auto", None, strategy) == default_processes("cuda", [0, 2], strategy) == 1
 
 
-def test_one_process_on_several_devices_is_said_so() -> None:
+def test_one_process_on_several_devices_is_reported() -> None:
     assert map_devices([0, 2], "4,5,6", 1, "dp").text == "one process on devices 4, 6"
     assert map_devices([0, 2], "4,5,6", 1, "single").text == "process 0 on device 4"
 

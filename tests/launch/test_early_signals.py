@@ -22,7 +22,7 @@ def raise_in_library(*numbers: signal.Signals) -> None:
 @pytest.mark.parametrize(
     ("number", "error"), [(signal.SIGTERM, Stopped), (signal.SIGHUP, Stopped), (signal.SIGINT, KeyboardInterrupt)]
 )
-def test_no_library_keeps_a_request_from_ending_a_start(number: signal.Signals, error: type[BaseException]) -> None:
+def test_no_library_keeps_a_request_from_stopping_a_start(number: signal.Signals, error: type[BaseException]) -> None:
     with pytest.raises(error) as caught, StopRequest(is_starting=True).on_signals():
         raise_in_library(number)
     assert error is KeyboardInterrupt or number.name in str(caught.value)

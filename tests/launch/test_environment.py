@@ -48,8 +48,8 @@ def test_torchrun_and_our_own_launcher() -> None:
 def test_slurm_over_several_machines() -> None:
     assert find_place(SLURM) == Place(5, 7, 1, 3, "gpu07", 20000 + 1234567 % 12000)
     assert find_place({**SLURM, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "7"}) == Place(5, 7, 1, 3, "10.0.0.1", 7)
-    listed = {name: value for name, value in SLURM.items() if name != "SLURM_STEP_TASKS_PER_NODE"}
-    place = find_place({**listed, "SLURM_NNODES": "3"})
+    given = {name: value for name, value in SLURM.items() if name != "SLURM_STEP_TASKS_PER_NODE"}
+    place = find_place({**given, "SLURM_NNODES": "3"})
     assert place is not None
     assert place.local_world == 2
 

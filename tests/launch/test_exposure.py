@@ -26,10 +26,10 @@ _MET = """
     import torch
     from paceline.core.world import join
     def body():
-        mesh = join("cpu")
-        note(int(mesh.sum(torch.ones(1))))
+        world = join("cpu")
+        note(int(world.sum(torch.ones(1))))
         wait_for(Path("go").exists)
-        mesh.leave()
+        world.leave()
         os._exit(0)
 """
 _KNOCK = """

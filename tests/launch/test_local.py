@@ -52,7 +52,7 @@ def test_words_reach_the_processes_as_they_are(tmp_path: Path) -> None:
     ("error", "code"),
     [("RecipeError", 2), ("DataError", 3), ("CheckpointError", 4), ("Stopped", 75), ("TrainingError", 1)],
 )
-def test_an_error_that_all_find_is_said_once_and_not_tried_again(tmp_path: Path, error: str, code: int) -> None:
+def test_an_error_that_all_find_is_reported_once_and_not_tried_again(tmp_path: Path, error: str, code: int) -> None:
     body = f"""
     def body():
         note(start)
@@ -64,7 +64,7 @@ def test_an_error_that_all_find_is_said_once_and_not_tried_again(tmp_path: Path,
     assert [notes(tmp_path, rank) for rank in range(3)] == [["0"]] * 3
 
 
-def test_what_others_die_of_in_consequence_is_not_shown(tmp_path: Path) -> None:
+def test_what_others_die_of_in_consequence_is_not_printed(tmp_path: Path) -> None:
     body = """
     def body():
         note(start)
@@ -116,7 +116,7 @@ def test_such_a_code_is_final_without_words_too(tmp_path: Path, code: int) -> No
     assert notes(tmp_path, 1) == ["0"]
 
 
-def test_a_crash_is_tried_again_and_then_shown_with_the_last_lines(tmp_path: Path) -> None:
+def test_a_crash_is_tried_again_and_then_printed_with_the_last_lines(tmp_path: Path) -> None:
     body = """
     def body():
         note(start)
@@ -199,7 +199,7 @@ def test_a_second_interrupt_ends_all_at_once(tmp_path: Path) -> None:
     with begin(tmp_path, _DEAF) as going:
         wait_until(lambda: all(notes(tmp_path, rank) for rank in (0, 1)), "both are there")
         going.send_signal(signal.SIGINT)
-        wait_until(lambda: all(notes(tmp_path, rank)[1:] == ["SIGINT"] for rank in (0, 1)), "both were told")
+        wait_until(lambda: all(notes(tmp_path, rank)[1:] == ["SIGINT"] for rank in (0, 1)), "both were signaled")
         assert not going.ends_within(0.5)
         going.send_signal(signal.SIGINT)
         done = going.wait()

@@ -36,10 +36,10 @@ class Pausing(MemoryImages):
             note = Path("pausing-" + os.environ["RANK"])
             note.write_text(f"{os.environ['WORLD_SIZE']} {os.getpid()}")
             note.replace("paused-" + os.environ["RANK"])
-            told, tell = os.pipe()
+            awakened, tell = os.pipe()
             os.set_blocking(tell, False)
             signal.set_wakeup_fd(tell)
-            while not Path("go").exists() and not select.select([told], [], [], 0.01)[0]:
+            while not Path("go").exists() and not select.select([awakened], [], [], 0.01)[0]:
                 pass
         return super().gather(ids)
 

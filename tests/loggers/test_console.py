@@ -131,7 +131,7 @@ def test_plain_lines_where_there_is_no_terminal() -> None:
     assert stream.getvalue().splitlines() == LINES
 
 
-def test_a_repeated_warning_is_said_once_with_a_count() -> None:
+def test_a_repeated_warning_is_reported_once_with_a_count() -> None:
     stream = io.StringIO()
     console = Console(stream)
     for step in range(120):
@@ -145,7 +145,7 @@ def test_a_repeated_warning_is_said_once_with_a_count() -> None:
     assert ("step 99" in lines[3], "100 times" in lines[3]) == (True, True)
 
 
-def test_notes_that_are_no_warnings_are_all_said() -> None:
+def test_notes_that_are_no_warnings_are_all_reported() -> None:
     stream = io.StringIO()
     console = Console(stream)
     for _ in range(3):
@@ -174,10 +174,10 @@ def test_a_terminal_keeps_the_lines_and_the_bar_at_its_end(terminal: PseudoTermi
     console.tick(Snapshot(1880, 1880, 9.79, 0.0, EvaluationProgress("test", 1, 3)))
     console.handle(EVENTS[-1])
     console.close()
-    shown = [line for line in screen_lines(terminal.text()) if line]
-    (bar,) = [line for line in shown if line not in LINES]
-    assert [line for line in shown if line != bar] == LINES
-    assert shown.index(bar) == LINES.index("finished at step 1880, epoch 9.79")
+    printed = [line for line in screen_lines(terminal.text()) if line]
+    (bar,) = [line for line in printed if line not in LINES]
+    assert [line for line in printed if line != bar] == LINES
+    assert printed.index(bar) == LINES.index("finished at step 1880, epoch 9.79")
     assert re.match(r"━{20,40} 1880/1880 ", bar)
 
 
@@ -216,7 +216,7 @@ def test_a_line_of_a_log_interval_fits_80_columns(number: int) -> None:
     assert "410 MB" in plain(whole)
 
 
-def test_one_loss_is_shown_once_and_several_each() -> None:
+def test_one_loss_is_printed_once_and_several_each() -> None:
     one = Logged(1, 0.1, {"loss": 0.5, "cross_entropy": 0.5, "grad_norm": 0.5})
     assert plain(lines_of(one, 10)[0]) == "epoch 0.10 step 1/10 loss 0.5 grad_norm 0.5"
     two = Logged(1, 0.1, {"loss": 0.75, "bce": 0.5, "cel": 0.25})

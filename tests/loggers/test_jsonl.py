@@ -35,7 +35,7 @@ def steps_in(path: Path) -> list[int]:
     return [record["step"] for record in read_records(path)]
 
 
-def test_lines_hold_figures_flat_and_wall_clock_apart(tmp_path: Path) -> None:
+def test_lines_hold_metrics_flat_and_wall_clock_apart(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     metrics = JsonlLogger(path)
     metrics.handle(logged(10))
@@ -76,7 +76,7 @@ def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
     assert record["lr"] == 0.1
 
 
-def test_a_figure_cannot_replace_the_step(tmp_path: Path) -> None:
+def test_a_metric_cannot_replace_the_step(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     JsonlLogger(path).handle(Evaluated(7, 0.7, "val", {"step": 99.0, "num_samples": 1.0}, 200))
     record = read_records(path)[0]

@@ -88,7 +88,7 @@ def test_waiting_values_do_not_keep_the_graph_alive() -> None:
     assert meter.summary()["latest"] == 12.0
 
 
-def test_not_a_number_shows_in_every_figure_it_enters() -> None:
+def test_not_a_number_shows_in_every_metric_it_enters() -> None:
     meter = meter_of([1.0, math.nan, 2.0], window=3)
     summary = meter.summary()
     assert all(math.isnan(summary[name]) for name in ("median", "mean", "global_mean", "max"))

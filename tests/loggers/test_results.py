@@ -339,10 +339,10 @@ REFUSED: dict[str, tuple[str, Callable[[], bytes], str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_damaged_or_foreign_is_refused_by_name_and_left_alone(tmp_path: Path, case: str) -> None:
-    name, make, told = REFUSED[case]
+    name, make, messages = REFUSED[case]
     path, content = tmp_path / name, make()
     path.write_bytes(content)
-    with pytest.raises(DataError, match=told) as refused:
+    with pytest.raises(DataError, match=messages) as refused:
         update_rows(path, KEY, [row("a", top1=1.0), row("b", top1=1.0)])
     assert str(refused.value).startswith(str(path))
     assert len(str(refused.value).splitlines()) == 1
@@ -436,7 +436,7 @@ def test_results_are_the_last_of_each_split_or_those_of_the_best_checkpoint(tmp_
     ]
 
 
-def test_a_figure_cannot_replace_what_tells_a_row_from_others(tmp_path: Path) -> None:
+def test_a_metric_cannot_replace_what_tells_a_row_from_others(tmp_path: Path) -> None:
     record = {"step": 4, "epoch": 1.0, "split": "val", "run": 3.0, "directory": 4.0, "top1": 0.5, "words": "no"}
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps(record) + "\n")
@@ -447,7 +447,7 @@ def test_a_figure_cannot_replace_what_tells_a_row_from_others(tmp_path: Path) ->
     assert "words" not in found
 
 
-def test_directories_are_told_from_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directories_are_distinguished_from_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured(tmp_path / "runs" / "a", evaluated(4, top1=0.5))
     table = tmp_path / "tables" / "all.csv"
     for place, folder in ((tmp_path, Path("runs/a")), (tmp_path / "runs", Path("a")), (Path("/"), tmp_path / "runs/a")):
@@ -459,8 +459,8 @@ def test_directories_are_told_from_the_table(tmp_path: Path, monkeypatch: pytest
 @BOTH
 def test_a_run_updates_its_row_when_it_is_finished_and_when_it_went_on(tmp_path: Path, name: str) -> None:
     run, table = tmp_path / "runs" / "a", tmp_path / name
-    told: list[str] = []
-    sink = ResultsRow(table, run, ABOUT, told.append)
+    messages: list[str] = []
+    sink = ResultsRow(table, run, ABOUT, messages.append)
     measured(run, evaluated(4, top1=0.25), state="stopped", sinks=[sink])
     assert not table.exists()
     measured(run, evaluated(8, top1=0.5), sinks=[sink])
@@ -469,16 +469,16 @@ def test_a_run_updates_its_row_when_it_is_finished_and_when_it_went_on(tmp_path:
     assert [(each[2], int(each[header.index("step")]), float(each[header.index("top1")])) for each in rows] == [
         ("val", 8, 0.5), ("test", 12, 0.75),
     ]  # fmt: skip
-    assert told == []
+    assert messages == []
 
 
-def test_a_table_that_cannot_be_written_is_told_of_and_ends_nothing(tmp_path: Path) -> None:
+def test_a_table_that_cannot_be_written_is_reported_and_ends_nothing(tmp_path: Path) -> None:
     run, table = tmp_path / "run", tmp_path / "table.xlsx"
     table.write_bytes(b"precious")
-    told: list[str] = []
-    measured(run, evaluated(4, top1=0.25), sinks=[ResultsRow(table, run, ABOUT, told.append)])
-    assert len(told) == 1
-    assert "table.xlsx: is not a complete XLSX file" in told[0]
-    assert told[0].endswith(f"paceline results {run} --out {table}")
+    messages: list[str] = []
+    measured(run, evaluated(4, top1=0.25), sinks=[ResultsRow(table, run, ABOUT, messages.append)])
+    assert len(messages) == 1
+    assert "table.xlsx: is not a complete XLSX file" in messages[0]
+    assert messages[0].endswith(f"paceline results {run} --out {table}")
     assert table.read_bytes() == b"precious"
     assert [each.metrics for each in read_results(run, ABOUT)] == [{"top1": 0.25}]

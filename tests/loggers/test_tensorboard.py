@@ -60,7 +60,7 @@ def image_file(path: Path) -> Path:
     return path
 
 
-def test_figures_and_images_are_read_back_by_tensorboard(tmp_path: Path) -> None:
+def test_metrics_and_images_are_read_back_by_tensorboard(tmp_path: Path) -> None:
     png = image_file(tmp_path / "confusion.png")
     sink = TensorBoardLogger(tmp_path / "tensorboard")
     sink.handle(logged(10, 0.5))
@@ -78,7 +78,7 @@ def test_figures_and_images_are_read_back_by_tensorboard(tmp_path: Path) -> None
     assert events_in(tmp_path / "tensorboard")[0].file_version == "brain.Event:2"
 
 
-def test_a_figure_that_is_not_finite_is_shown_as_such(tmp_path: Path) -> None:
+def test_a_metric_that_is_not_finite_is_printed_as_such(tmp_path: Path) -> None:
     TensorBoardLogger(tmp_path).handle(logged(1, math.inf))
     assert math.isnan(scalars_in(tmp_path)["train/loss"][0][1])
 
@@ -114,7 +114,7 @@ def test_rebuild_leaves_what_others_wrote(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [foreign.name, "notes.txt"]
 
 
-def test_an_image_that_is_gone_does_not_take_the_figures_with_it(tmp_path: Path) -> None:
+def test_an_image_that_is_gone_does_not_take_the_metrics_with_it(tmp_path: Path) -> None:
     sink = TensorBoardLogger(tmp_path)
     sink.handle(evaluated(1, 0.5))
     with pytest.raises(FileNotFoundError):
@@ -127,7 +127,7 @@ def test_checksums_are_those_of_tensorboard(data: bytes) -> None:
     assert int.from_bytes(_checksum(data), "little") == masked_crc32c(data)
 
 
-def test_nothing_is_loaded_or_made_before_the_first_figure(tmp_path: Path) -> None:
+def test_nothing_is_loaded_or_made_before_the_first_metric(tmp_path: Path) -> None:
     code = f"""
 import sys
 from pathlib import Path

@@ -171,7 +171,7 @@ def test_weights_that_do_not_fit_the_model_are_refused(loss: Loss, argument: str
         loss(some_logits(), batch_of(torch.zeros(9, dtype=torch.int64)))
 
 
-def test_weights_that_do_not_fit_the_labels_are_refused_when_counting() -> None:
+def test_weights_that_do_not_fit_the_labels_are_refused_when_counted() -> None:
     with pytest.raises(RecipeError, match=r"class_weights: got 2 numbers.* class 3"):
         CrossEntropy(class_weights=[1.0, 2.0]).count(batch_of(torch.tensor([0, 3, 1])))
 

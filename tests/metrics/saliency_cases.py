@@ -11,14 +11,14 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-Picture = npt.NDArray[np.uint8]
+GrayImage = npt.NDArray[np.uint8]
 NUM_REAL = 200
 
 
-def synthetic_cases(seed: int = 7) -> dict[str, tuple[npt.NDArray[Any], Picture]]:
+def synthetic_cases(seed: int = 7) -> dict[str, tuple[npt.NDArray[Any], GrayImage]]:
     """Predictions and masks by name: uint8 from 0 to 255, or for a few predictions float64 from 0 to 1."""
     draw = np.random.default_rng(seed)
-    cases: dict[str, tuple[npt.NDArray[Any], Picture]] = {}
+    cases: dict[str, tuple[npt.NDArray[Any], GrayImage]] = {}
     for height, width in ((24, 24), (25, 31), (48, 33), (40, 64), (64, 64), (64, 47)):
         mask = blobs(height, width, draw)
         cases[f"noisy {height} x {width}"] = noisy(mask, draw), mask
@@ -48,7 +48,7 @@ def synthetic_cases(seed: int = 7) -> dict[str, tuple[npt.NDArray[Any], Picture]
     return cases
 
 
-def real_cases(masks: Sequence[Path], alter: bool) -> Iterator[tuple[Picture, Picture]]:
+def real_cases(masks: Sequence[Path], alter: bool) -> Iterator[tuple[GrayImage, GrayImage]]:
     """Noisy predictions of masks in files; with `alter`, of every ten masks one is emptied and one filled."""
     for number, path in enumerate(masks):
         mask = cv2.imread(str(path), cv2.IMREAD_GRAYSCALE)
@@ -66,7 +66,7 @@ def real_masks(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.png"))[:NUM_REAL]
 
 
-def blobs(height: int, width: int, draw: np.random.Generator) -> Picture:
+def blobs(height: int, width: int, draw: np.random.Generator) -> GrayImage:
     """A mask of a few discs, never all of one kind."""
     rows, columns = np.mgrid[:height, :width]
     mask = np.zeros((height, width), np.bool_)
@@ -76,7 +76,7 @@ def blobs(height: int, width: int, draw: np.random.Generator) -> Picture:
     return np.where(mask, 255, 0).astype(np.uint8)
 
 
-def noisy(mask: Picture, draw: np.random.Generator) -> Picture:
+def noisy(mask: GrayImage, draw: np.random.Generator) -> GrayImage:
     """The mask smoothed, with coarse and fine noise added: like what a model that is not quite right predicts."""
     height, width = mask.shape
     coarse = (draw.random((-(-height // 8), -(-width // 8))) * 256).astype(np.int64)
@@ -87,7 +87,7 @@ def noisy(mask: Picture, draw: np.random.Generator) -> Picture:
     return np.asarray(np.clip((mixed - 64) * 2, 0, 255), np.uint8)
 
 
-def fingerprint(prediction: npt.NDArray[Any], mask: Picture) -> str:
+def fingerprint(prediction: npt.NDArray[Any], mask: GrayImage) -> str:
     """What tells whether the arrays are those that golden numbers were made from."""
     return hashlib.sha256(prediction.tobytes() + mask.tobytes()).hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""Metrics with `update` and `compute`: the same bits however batches are spread over processes."""
+"""Metrics with `update` and `compute`: bit-identical however batches are spread over processes."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def over_processes(metric: Any, batches: Sequence[tuple[Tensor, Tensor]], proces
         own = batches[rank * share : (rank + 1) * share]
         states: list[State] = [metric.update(p, Batch(id=torch.arange(len(p)), target=t)) for p, t in own]
         sent.append(pack(merge_states(states)))
-    figures: dict[str, Any] = metric.compute(merge_states(unpack(each) for each in sent))
-    return figures
+    computed: dict[str, Any] = metric.compute(merge_states(unpack(each) for each in sent))
+    return computed
 
 
 def batches(sizes: Sequence[int] = (7, 7, 7, 7, 3), side: int = 33) -> list[tuple[Tensor, Tensor]]:
@@ -73,12 +73,12 @@ def batches(sizes: Sequence[int] = (7, 7, 7, 7, 3), side: int = 33) -> list[tupl
 
 @pytest.mark.parametrize("made", [MeanAbsolute, Summed])
 def test_the_same_bits_on_any_number_of_processes(made: type[MeanAbsolute]) -> None:
-    metric, shown = as_metric("mae", made()), batches()
-    values = [over_processes(metric, shown, processes) for processes in (1, 2, 3, 5)]
+    metric, given = as_metric("mae", made()), batches()
+    values = [over_processes(metric, given, processes) for processes in (1, 2, 3, 5)]
     assert all(value == values[0] for value in values)
-    errors = torch.cat([(preds[:, 0].double() - target.double()).abs().flatten() for preds, target in shown])
+    errors = torch.cat([(preds[:, 0].double() - target.double()).abs().flatten() for preds, target in given])
     assert values[0] == {"mae": pytest.approx(errors.mean().item(), rel=1e-5)}
-    assert over_processes(metric, shown, 2) == values[0], "a second evaluation begins anew"
+    assert over_processes(metric, given, 2) == values[0], "a second evaluation starts from nothing"
 
 
 def test_update_is_called_batch_by_batch_in_order_with_what_was_predicted() -> None:
@@ -95,20 +95,20 @@ def test_update_is_called_batch_by_batch_in_order_with_what_was_predicted() -> N
 
     diaries: list[Any] = []
     kinds = [torch.bool, torch.uint8, torch.int16, torch.int64, torch.float64, torch.bfloat16]
-    shown = [(torch.ones(2, 3), torch.tensor([0, 1]).to(kind)) for kind in kinds]
-    shown.append((torch.ones(2, 3), torch.tensor([0, 2**40 + 1])))
-    over_processes(GatheredMetric("diary", Diary()), shown, 3)
+    given = [(torch.ones(2, 3), torch.tensor([0, 1]).to(kind)) for kind in kinds]
+    given.append((torch.ones(2, 3), torch.tensor([0, 2**40 + 1])))
+    over_processes(GatheredMetric("diary", Diary()), given, 3)
     expected: list[Any] = [(torch.float32, (2, 3), kind, [0, 1]) for kind in kinds]
     assert diaries == [[*expected, (torch.float32, (2, 3), torch.int64, [0, 2**40 + 1])]]
 
 
-def test_dicts_tensors_and_counts_are_told_by_name() -> None:
-    shown = batches((2, 1), side=2)
-    figures = over_processes(as_metric("errors", Median()), shown, 2)
-    errors = torch.cat([(preds[:, 0] - target).flatten() for preds, target in shown])
-    assert (figures["median"], figures["worst"], figures["count"]) == (errors.median(), errors.max(), 12)
-    assert type(figures["count"]) is int
-    assert torch.equal(figures["all"], errors)
+def test_dicts_tensors_and_counts_are_reported_by_name() -> None:
+    given = batches((2, 1), side=2)
+    computed = over_processes(as_metric("errors", Median()), given, 2)
+    errors = torch.cat([(preds[:, 0] - target).flatten() for preds, target in given])
+    assert (computed["median"], computed["worst"], computed["count"]) == (errors.median(), errors.max(), 12)
+    assert type(computed["count"]) is int
+    assert torch.equal(computed["all"], errors)
 
 
 def test_lists_hold_samples_of_different_sizes() -> None:
@@ -152,11 +152,11 @@ def test_mistakes_in_a_metric_name_it_and_its_line() -> None:
         def compute(self) -> Any:
             return "good"
 
-    shown = batches((2,), side=2)
+    given = batches((2,), side=2)
     with pytest.raises(TrainingError, match=rf"metric mine: .*{Path(__file__).name}:\d+: KeyError: 'lost'"):
-        over_processes(as_metric("mine", Broken()), shown, 1)
+        over_processes(as_metric("mine", Broken()), given, 1)
     with pytest.raises(TrainingError, match="metric mine: compute gave str"):
-        over_processes(as_metric("mine", Texts()), shown, 1)
+        over_processes(as_metric("mine", Texts()), given, 1)
     with pytest.raises(TrainingError, match="metric mine: got predictions as dict"):
         as_metric("mine", MeanAbsolute()).update({}, Batch(id=torch.arange(1), target=torch.zeros(1)))
     with pytest.raises(RecipeError, match="metric mine: its function gave nothing"):

@@ -94,8 +94,8 @@ def test_values_are_those_of_sets_of_pixels(seed: int, num_classes: int, num_sam
 
 def test_values_are_scikit_learns() -> None:
     predicted, masks = drawn()
-    counting = masks != IGNORED
-    truth, guess = masks[counting].numpy(), predicted[counting].numpy()
+    is_counted = masks != IGNORED
+    truth, guess = masks[is_counted].numpy(), predicted[is_counted].numpy()
     found = metrics(Segmentation(CLASSES), predicted, masks)
     assert found["class_iou"].tolist() == pytest.approx(oracle.jaccard_score(truth, guess, average=None).tolist())
     assert found["miou"] == pytest.approx(oracle.jaccard_score(truth, guess, average="macro"))

@@ -186,7 +186,7 @@ ALONE: Rows = [[1]]
 
 
 class Known:
-    """A module whose convolutions keep the pixel in the center and whose norms change nothing, until told."""
+    """A module whose convolutions keep the pixel in the center and whose norms change nothing, by default."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module.double().eval()

@@ -132,8 +132,8 @@ def test_any_other_difference_is_an_error_and_changes_nothing() -> None:
     weights["stem.weight"] = torch.zeros(2, 2)
     with pytest.raises(CheckpointError) as caught:
         fit(model, weights)
-    listed = [line.strip() for line in str(caught.value).splitlines() if line.startswith("    ")]
-    assert listed == [
+    lines = [line.strip() for line in str(caught.value).splitlines() if line.startswith("    ")]
+    assert lines == [
         "features.0.0.weight [4, 3, 5, 5] → [4, 3, 3, 3]",
         "features.1.1.running_mean [8]",
         "stem.weight [2, 2]",

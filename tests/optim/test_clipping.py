@@ -144,11 +144,11 @@ def test_sharded_gradients_are_clipped_alike(clip: Clip) -> None:
     plain, sharded = model(), model()
     init_process_group("fake", rank=0, world_size=1, store=FakeStore())
     try:
-        mesh = init_device_mesh("cpu", (1,))
+        devices = init_device_mesh("cpu", (1,))
         for module in list(sharded.modules()):
             for name, parameter in list(module.named_parameters(recurse=False)):
-                shard = nn.Parameter(distribute_tensor(parameter.detach(), mesh, [Shard(0)]))
-                shard.grad = None if parameter.grad is None else distribute_tensor(parameter.grad, mesh, [Shard(0)])
+                shard = nn.Parameter(distribute_tensor(parameter.detach(), devices, [Shard(0)]))
+                shard.grad = None if parameter.grad is None else distribute_tensor(parameter.grad, devices, [Shard(0)])
                 setattr(module, name, shard)
         clip(list(sharded.parameters()))
     finally:

@@ -389,7 +389,7 @@ def test_labels_tell_what_brought_parameters_into_a_group() -> None:
     assert [group.label for group in specific] == ["weight, bias", "group_norm"]
 
 
-def test_equal_labels_are_told_apart() -> None:
+def test_equal_labels_are_distinguished() -> None:
     model = network({"a": "conv", "b": "conv"})
     model.get_submodule("a").weight = nn.Parameter(torch.zeros(2))
     groups = build_groups(model, 0.1, {"bias": Settings(2.0)}, no_decay_1d=True)
@@ -443,10 +443,10 @@ def test_each_parameter_is_in_one_group_with_the_product_of_its_factors(case: An
         model.get_parameter(name).requires_grad_(False)
     groups = build_groups(model, 0.05, settings, rules, Layers(4, layer_of), layer_decay)
 
-    listed = [name for group in groups for name in group.names]
+    grouped = [name for group in groups for name in group.names]
     learning = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    assert sorted(listed) == sorted(learning)
-    assert [id(p) for g in groups for p in g.parameters] == [id(model.get_parameter(name)) for name in listed]
+    assert sorted(grouped) == sorted(learning)
+    assert [id(p) for g in groups for p in g.parameters] == [id(model.get_parameter(name)) for name in grouped]
     assert len({(group.lr_scale, group.weight_decay) for group in groups}) == len(groups)
     firsts = [learning.index(group.names[0]) for group in groups]
     assert firsts == sorted(firsts)
@@ -461,8 +461,8 @@ def test_each_parameter_is_in_one_group_with_the_product_of_its_factors(case: An
         factors = [*given_scales[:1], *(rule.lr_scale for rule in meant)]
         factors += [] if layer_decay is None else [layer_decay] * (4 - layer_of[name])
         assert lr_scale == pytest.approx(reduce(lambda a, b: a * b, factors, 1.0))
-        said = [d for d in [0.05, *given_decays, *(rule.weight_decay for rule in meant)] if d is not None]
-        assert decay == said[-1]
+        decays = [d for d in [0.05, *given_decays, *(rule.weight_decay for rule in meant)] if d is not None]
+        assert decay == decays[-1]
 
 
 # Optimizers

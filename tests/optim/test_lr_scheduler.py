@@ -199,10 +199,10 @@ def test_a_function_that_asks_for_nothing_known() -> None:
         Schedule(1.0, mine, total_steps=1, steps_per_epoch=1)
 
 
-def test_changes_above_the_ratio_are_told_once() -> None:
+def test_changes_above_the_ratio_are_reported_once() -> None:
     log = LRChangeLog()
-    told = [log(lr) for lr in (1.0, 1.0, 1.1, 1.12, 1.12, 1.0, 1.02, 0.1)]
-    assert told == [None, None, None, (1.0, 1.12), None, (1.12, 1.0), None, (1.0, 0.1)]
+    changes = [log(lr) for lr in (1.0, 1.0, 1.1, 1.12, 1.12, 1.0, 1.02, 0.1)]
+    assert changes == [None, None, None, (1.0, 1.12), None, (1.12, 1.0), None, (1.0, 0.1)]
 
 
 def test_a_jump_is_a_change_after_steps_without_one() -> None:
@@ -213,7 +213,7 @@ def test_a_jump_is_a_change_after_steps_without_one() -> None:
     assert jumps == [None, None, None, None, None, None, 1.0, None, 0.1, None]
 
 
-def test_a_change_by_exactly_the_ratio_is_not_told() -> None:
+def test_a_change_by_exactly_the_ratio_is_not_reported() -> None:
     for thousandth in range(1, 1000):
         low, high = thousandth / 1000, thousandth * 11 / 10_000
         up, down = LRChangeLog(), LRChangeLog()
@@ -221,7 +221,7 @@ def test_a_change_by_exactly_the_ratio_is_not_told() -> None:
         assert [down(high), down(low), down(low * 0.999)] == [None, None, (high, low * 0.999)]
 
 
-def test_small_learning_rates_are_not_told() -> None:
+def test_small_learning_rates_are_not_reported() -> None:
     log = LRChangeLog()
     assert [log(lr) for lr in (1e-6, 9.9e-8, 1e-7, 0.0, 1e-6)] == [None, None, (1e-6, 1e-7), None, (1e-7, 1e-6)]
     rising = LRChangeLog(ratio=2)

@@ -59,10 +59,10 @@ def test_arguments_and_defaults_are_those_of_torch(name: str) -> None:
 
 @pytest.mark.parametrize("name", FROM_TIMM)
 def test_defaults_are_those_of_timm(name: str) -> None:
-    listed = checked(f"timm/{name}")
+    defaults = checked(f"timm/{name}")
     for argument, value in checked(name).items():
         if (name, argument) != ("muon", "adamw"):
-            assert value == OWN_DEFAULTS.get((name, argument), listed[argument]), argument
+            assert value == OWN_DEFAULTS.get((name, argument), defaults[argument]), argument
 
 
 def test_momentum_of_rmsprop_is_a_recipe_value() -> None:

@@ -28,7 +28,7 @@ def test_a_yaml_file(tmp_path: Path) -> None:
     assert document.values[()] == Origin("r.yaml", 1, 1)
 
 
-def test_a_file_is_called_by_its_path_unless_told(tmp_path: Path) -> None:
+def test_a_file_is_called_by_its_path_unless_named(tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
     path.write_text("a: 1\n")
     assert str(read_document(path).values["a",]) == f"{path}:1:4"

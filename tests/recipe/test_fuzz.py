@@ -52,7 +52,7 @@ def test_written_recipes_hold_any_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("override", ["a\nb", "=\x1b[31m", ".\r=1", "\u202ex"])
-def test_what_is_typed_is_shown_in_one_line(override: str) -> None:
+def test_what_is_typed_is_printed_in_one_line(override: str) -> None:
     with pytest.raises(UsageError) as caught:
         load("quickstart", [override])
     assert str(caught.value).isprintable()

@@ -77,7 +77,7 @@ def test_extends_a_shipped_recipe(write: Write) -> None:
     assert document.values["task",].source == "paceline/recipes/classification/quickstart.yaml"
 
 
-def test_the_same_value_said_again_keeps_its_layer(write: Write) -> None:
+def test_the_same_value_given_again_keeps_its_layer(write: Write) -> None:
     write(base="optimizer: {name: sgd, lr: 1}\n", r="extends: base.yaml\noptimizer: {name: sgd, lr: 2}\n")
     values = load("r.yaml").values
     assert values["optimizer", "name"] == Origin("r.yaml", 2, 19, layer=0)
@@ -294,5 +294,5 @@ def test_merging_keeps_one_origin_for_each_value(below: Any, above: Any) -> None
     assert merged.tree == _plainly_merged(below, above)
     assert set(merged.values) == set(places(merged.tree, ()))
     assert set(merged.keys) == {path for path in merged.values if path and isinstance(path[-1], str)}
-    said_above = set(places(above, ()))
-    assert all((origin.source == "above") == (path in said_above) for path, origin in merged.values.items())
+    given_above = set(places(above, ()))
+    assert all((origin.source == "above") == (path in given_above) for path, origin in merged.values.items())

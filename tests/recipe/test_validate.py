@@ -150,7 +150,7 @@ def test_an_argument_given_along_with_the_new_name_is_not_dropped(check: Check) 
     assert lines(check, RECIPE, "optimizer.momentum=0.8", "optimizer.name=adamw") == expected
 
 
-def test_a_name_said_again_does_not_hide_mistakes_below(check: Check) -> None:
+def test_a_name_given_again_does_not_hide_mistakes_below(check: Check) -> None:
     base = RECIPE.replace("momentum", "momentun")
     assert lines(check, "extends: base.yaml\noptimizer: {name: sgd}\n", base=base) == [
         'base.yaml:10:33: optimizer.momentun: unknown key; did you mean "momentum"?'

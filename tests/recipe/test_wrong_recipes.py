@@ -322,7 +322,7 @@ def test_the_recipe_itself_is_right(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_the_lines_said(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lines_printed(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("recipe.yaml").write_text(WRONG[case].text)
     with pytest.raises(RecipeError) as refusal:

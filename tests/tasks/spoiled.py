@@ -22,7 +22,7 @@ _COMMON: dict[str, Any] = {
 }
 
 
-class Told(NamedTuple):
+class Answer(NamedTuple):
     """How a command ended, and what it printed."""
 
     code: int
@@ -49,7 +49,7 @@ class Spoiled:
         self.recipe["data"] |= {"batch_size": 4, "num_workers": 0}
         self._file, self._capture = folder / "recipe.json", capture
 
-    def tell(self, command: str, *words: str) -> Told:
+    def tell(self, command: str, *words: str) -> Answer:
         """Run a command on the recipe, or `eval` on its run; nothing may end in a traceback."""
         self._file.write_text(json.dumps(self.recipe))
         more = {
@@ -61,9 +61,9 @@ class Spoiled:
         self._capture.readouterr()
         with settings_kept():
             code = main([command, *more, *words])
-        told = self._capture.readouterr()
-        assert "Traceback" not in told.out + told.err
-        return Told(code, told.out, told.err)
+        answer = self._capture.readouterr()
+        assert "Traceback" not in answer.out + answer.err
+        return Answer(code, answer.out, answer.err)
 
     def refused(self, *parts: str, is_made: bool = False) -> int:
         """The code that `check` and `train` both end with, one message with these parts, and nothing left behind.
@@ -72,9 +72,9 @@ class Spoiled:
         """
         codes = set()
         for command in ("check", "train"):
-            told = self.tell(command)
-            codes.add(told.code)
-            assert [part for part in parts if part not in told.last] == [], told.err
+            answer = self.tell(command)
+            codes.add(answer.code)
+            assert [part for part in parts if part not in answer.last] == [], answer.err
         assert self.out.exists() == is_made
         assert not (self.out / "checkpoints").exists()
         (code,) = codes
@@ -84,12 +84,12 @@ class Spoiled:
         """With `on_error: skip` the run leaves out this sample alone, says so by name, and finishes; its metrics."""
         shutil.rmtree(self.out, ignore_errors=True)
         self.recipe["data"] |= {"on_error": "skip", "max_skipped": 1}
-        told = self.tell("train")
-        assert told.code == 0, told.err
-        assert f"left out of data.{split}: sample {sample} (" in told.err
-        listed = [json.loads(line) for line in (self.out / "skipped.jsonl").read_text().splitlines()]
-        assert [(each["split"], each["sample"]) for each in listed] == [(split, sample)]
-        assert [part for part in parts if part not in f"{listed[0]['path']}: {listed[0]['reason']}"] == []
+        answer = self.tell("train")
+        assert answer.code == 0, answer.err
+        assert f"left out of data.{split}: sample {sample} (" in answer.err
+        skipped = [json.loads(line) for line in (self.out / "skipped.jsonl").read_text().splitlines()]
+        assert [(each["split"], each["sample"]) for each in skipped] == [(split, sample)]
+        assert [part for part in parts if part not in f"{skipped[0]['path']}: {skipped[0]['reason']}"] == []
         found: dict[str, Any] = self.tell("eval").json
         return found
 

@@ -30,7 +30,7 @@ def batch(size: int = 6, channels: int = 3) -> Batch:
     return Batch(id=torch.arange(size), image=images, label=torch.arange(size) % 3)
 
 
-def figures_of(chosen: Classification, predictions: Tensor, samples: Batch) -> MetricValues:
+def metrics_of(chosen: Classification, predictions: Tensor, samples: Batch) -> MetricValues:
     """The metrics, with the samples measured in two batches."""
     found: MetricValues = {}
     for metric in chosen.metrics():
@@ -78,10 +78,10 @@ def test_the_model_is_asked_once_for_all_losses() -> None:
     assert calls == [6]
 
 
-def test_figures_of_one_label_per_image() -> None:
+def test_metrics_of_one_label_per_image() -> None:
     # Right, wrong but second, right, right, wrong and last, wrong but second.
     logits = torch.tensor([[3.0, 1, 0], [2, 1, 0], [0, 1, 2], [1, 0, 0], [1, -1, 0], [2, 0, 1]])
-    found = figures_of(task(), logits, batch(6))
+    found = metrics_of(task(), logits, batch(6))
     assert found["top1"] == 3 / 6
     assert found["top2"] == 5 / 6
     assert found["confusion"].tolist() == [[2, 0, 0], [2, 0, 0], [1, 0, 1]]
@@ -92,26 +92,26 @@ def test_figures_of_one_label_per_image() -> None:
     assert 0 <= found["auroc"] <= 1
 
 
-def test_figures_of_several_labels_per_image() -> None:
+def test_metrics_of_several_labels_per_image() -> None:
     samples = batch(6)
     samples["label"] = torch.tensor([[1, 0, 1], [0, 1, 0], [0, 0, 0], [1, 1, 1], [1, 0, 0], [0, 0, 1]])
     chosen = task({"bce": BinaryCrossEntropy()}, multi_label=True)
     logits = (samples["label"] * 2.0 - 1.0).clone()
-    perfect = figures_of(chosen, logits, samples)
+    perfect = metrics_of(chosen, logits, samples)
     assert perfect["f1"] == perfect["exact_match"] == perfect["auroc"] == perfect["map"] == 1
     logits[0, 0] *= -1
-    assert figures_of(chosen, logits, samples)["exact_match"] == 5 / 6
+    assert metrics_of(chosen, logits, samples)["exact_match"] == 5 / 6
 
 
 @pytest.mark.parametrize(("top_k", "multi_label"), [((1, 2), False), ((2,), False), ((1,), True)])
-def test_the_main_figure_is_among_the_figures(top_k: tuple[int, ...], multi_label: bool) -> None:
+def test_the_main_metric_is_among_the_metrics(top_k: tuple[int, ...], multi_label: bool) -> None:
     samples = batch(6)
     losses: dict[str, Loss] = {"cross_entropy": CrossEntropy()}
     if multi_label:
         losses = {"bce": BinaryCrossEntropy()}
         samples["label"] = nn.functional.one_hot(samples["label"], 3)
     chosen = task(losses, top_k=top_k, multi_label=multi_label)
-    assert chosen.main_metric in figures_of(chosen, torch.randn(6, 3), samples)
+    assert chosen.main_metric in metrics_of(chosen, torch.randn(6, 3), samples)
 
 
 def test_further_metrics_come_last() -> None:
@@ -125,7 +125,7 @@ def test_with_many_classes_the_scores_of_all_samples_are_not_kept() -> None:
     assert names == {3, 4}
 
 
-def test_right_and_wrong_predictions_are_told_apart() -> None:
+def test_right_and_wrong_predictions_are_distinguished() -> None:
     samples = batch(3)
     right = nn.functional.one_hot(samples["label"], 3).float()
     correct, wrong, alone = (task().draw(samples, logits, 1) for logits in (right, right.roll(1, 1), None))

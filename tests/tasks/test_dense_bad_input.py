@@ -104,14 +104,14 @@ def test_a_bad_mask_is_named_with_its_line(
     spoiled = make(kind)
     path = mask(spoiled)
     spoil(path)
-    told = spoiled.tell("check")
-    assert told.code == 3
-    assert [part for part in ["train.txt, line 2: ", str(path), *parts] if part not in told.last] == []
+    answer = spoiled.tell("check")
+    assert answer.code == 3
+    assert [part for part in ["train.txt, line 2: ", str(path), *parts] if part not in answer.last] == []
     found = spoiled.tell("data")
     assert found.code == 3
     (bad,) = found.json["splits"]["train"]["bad"]
     assert bad["sample"] == 1
-    assert bad["reason"] == told.last
+    assert bad["reason"] == answer.last
     assert found.json["splits"]["val"]["bad"] == []
 
 
@@ -120,15 +120,15 @@ def test_a_bad_mask_ends_a_run_or_is_left_out(make: Callable[[str], Spoiled], ki
     spoiled = make(kind)
     path = mask(spoiled)
     path.write_bytes(b"")
-    told = spoiled.tell("train")
-    assert (told.code, told.last) == (3, f"{spoiled.data}/train.txt, line 2: {path}: the file is empty (0 bytes)")
+    answer = spoiled.tell("train")
+    assert (answer.code, answer.last) == (3, f"{spoiled.data}/train.txt, line 2: {path}: the file is empty (0 bytes)")
     found = spoiled.skipped("train", 1, "train.txt, line 2", path.name)
     assert (found["num_samples"], found["num_skipped"]) == (2, 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_figures_without_a_bad_mask_are_those_of_the_others(make: Callable[[str], Spoiled], kind: str) -> None:
-    """The same model measured on a list that lacks the sample says the same to the bit."""
+def test_metrics_without_a_bad_mask_are_those_of_the_others(make: Callable[[str], Spoiled], kind: str) -> None:
+    """The same model measured on a list that lacks the sample has bit-identical metrics."""
     spoiled = make(kind)
     Image.new("L", (7, 5)).save(mask(spoiled, "val", 1))
     found = spoiled.skipped("val", 0, "val.txt, line 1", "the mask is 7×5 pixels")
@@ -172,7 +172,7 @@ def test_a_mask_that_is_ignored_altogether_changes_nothing_else(make: Callable[[
     assert spoiled.tell("eval").json["metrics"] == pytest.approx(found, rel=1e-6)
 
 
-def test_without_any_label_there_are_no_figures_but_the_names(make: Callable[[str], Spoiled]) -> None:
+def test_without_any_label_there_are_no_metrics_but_the_names(make: Callable[[str], Spoiled]) -> None:
     spoiled = make("segmentation")
     for path in (spoiled.data / "masks").iterdir():
         write(path, 255)
@@ -185,9 +185,9 @@ def test_a_class_that_no_mask_holds_is_named_and_spoils_no_mean(make: Callable[[
     for split in ("train", "val"):
         change_ids(spoiled, split, 3, 0)
         change_ids(spoiled, split, 1, 0)
-    told = spoiled.tell("train")
-    assert told.code == 0
-    assert "absent.triangle 1" in told.err
+    answer = spoiled.tell("train")
+    assert answer.code == 0
+    assert "absent.triangle 1" in answer.err
     found = spoiled.tell("eval").json["metrics"]
     assert {name for name in found if name.startswith("absent.")} == {"absent.disc", "absent.triangle"}
     shares = [value for name, value in found.items() if name.startswith("iou.")]
@@ -209,7 +209,7 @@ def test_an_image_of_one_pixel_is_as_good_as_any(make: Callable[[str], Spoiled],
     assert all(np.isfinite(metric) for metric in found.values())
 
 
-def test_what_a_model_cannot_take_is_told_with_what_to_change(make: Callable[[str], Spoiled]) -> None:
+def test_what_a_model_cannot_take_is_reported_with_what_to_change(make: Callable[[str], Spoiled]) -> None:
     spoiled = make("segmentation")
     spoiled.recipe["data"]["batch_size"] = 1
     parts = ["model: cannot take 1 image of 32×32 pixels: Expected more than 1 value per channel", "data.drop_last"]
@@ -256,10 +256,10 @@ def test_masks_of_classes_are_no_binary_masks(make: Callable[[str], Spoiled]) ->
         del part["classes"], part["ignore_index"]
         part["binary"] = True
     spoiled.recipe |= {"task": "saliency", "losses": ["pixel_bce"]}
-    told = spoiled.tell("check")
-    assert told.code == 3
-    assert "train.txt, line 1: " in told.last
-    assert "`label_map: {foreground: " in told.last
+    answer = spoiled.tell("check")
+    assert answer.code == 3
+    assert "train.txt, line 1: " in answer.last
+    assert "`label_map: {foreground: " in answer.last
 
 
 @pytest.mark.parametrize(
@@ -277,14 +277,14 @@ def test_parts_of_other_tasks_are_named(
     assert spoiled.refused(message, is_made=True) == code
 
 
-def test_an_ignored_class_is_named_and_in_no_figure(make: Callable[[str], Spoiled]) -> None:
+def test_an_ignored_class_is_named_and_in_no_metric(make: Callable[[str], Spoiled]) -> None:
     spoiled = make("segmentation")
     for split in ("train", "val"):
         change_ids(spoiled, split, 255, 0)
         spoiled.recipe["data"][split]["ignore_index"] = 2
-    told = spoiled.tell("train")
-    assert told.code == 0
-    assert "data.train: ignore_index 2 is the id of 'square', which is left out of all metrics" in told.err
+    answer = spoiled.tell("train")
+    assert answer.code == 0
+    assert "data.train: ignore_index 2 is the id of 'square', which is left out of all metrics" in answer.err
     metrics = spoiled.tell("eval").json["metrics"]
     assert "miou" in metrics
     assert not [name for name in metrics if name.endswith(".square")]

@@ -142,7 +142,7 @@ def test_a_resized_crop_comes_back_too() -> None:
     assert planes[1][seen].numpy() == pytest.approx(3.0 * columns[seen], abs=1.1)
 
 
-def test_figures_do_not_depend_on_how_samples_were_cut() -> None:
+def test_metrics_do_not_depend_on_how_samples_were_cut() -> None:
     chosen, everything = task(), [kept(40 + number, 60 - number) for number in range(5)]
     found = []
     for slices in ([0, 5], [0, 2, 5], [0, 1, 2, 3, 4, 5]):
@@ -166,7 +166,7 @@ def test_a_metric_that_is_named_takes_the_place_of_the_usual_one() -> None:
     assert [sorted(each) for each in metrics] == [["loss", "square"], ["mae"]]
 
 
-def test_figures_are_those_of_the_saved_maps() -> None:
+def test_metrics_are_those_of_the_saved_maps() -> None:
     samples = batch_of([kept(200, 300)])
     predictions = task().predict(Brightness(), samples)
     (saved,) = task().maps(predictions)

@@ -103,7 +103,7 @@ def test_an_auxiliary_head_has_losses_of_its_own() -> None:
     assert sorted(metrics) == ["dice_loss", "loss", "pixel_cross_entropy"]
 
 
-def test_a_missing_head_and_a_wrong_number_of_classes_are_told() -> None:
+def test_a_missing_head_and_a_wrong_number_of_classes_are_reported() -> None:
     with pytest.raises(RecipeError, match=r"task\.aux_weight"):
         task(aux_weight=0.4).losses(Net(), batch())
     with pytest.raises(RecipeError, match=r"5 maps.* 3 classes"):
@@ -112,7 +112,7 @@ def test_a_missing_head_and_a_wrong_number_of_classes_are_told() -> None:
         task().losses(nn.Sequential(nn.Flatten(), nn.Linear(3 * 12 * 16, 7)), batch())
 
 
-def test_figures_are_measured_at_the_size_of_each_truth() -> None:
+def test_metrics_are_measured_at_the_size_of_each_truth() -> None:
     chosen, samples = task(), batch(2)
     samples["truth"] = [torch.zeros(24, 32, dtype=torch.uint8), torch.ones(6, 9, dtype=torch.uint8)]
     samples["matrix"] = torch.tensor([[[2.0, 0, 0], [0, 2.0, 0]], [[9 / 16, 0, 0], [0, 0.5, 0]]])
@@ -128,7 +128,7 @@ def test_figures_are_measured_at_the_size_of_each_truth() -> None:
     assert metrics["confusion"].shape == (3, 3)
 
 
-def test_figures_do_not_depend_on_how_samples_were_cut() -> None:
+def test_metrics_do_not_depend_on_how_samples_were_cut() -> None:
     chosen, samples = task(), batch(5)
     found = []
     for slices in ([0, 5], [0, 2, 5]):
@@ -162,7 +162,7 @@ def test_one_view_is_the_models_own_answer() -> None:
     assert torch.equal(TTA()(PerPixel(), images), PerPixel()(images))
 
 
-def test_mirrored_views_are_averaged_as_probabilities() -> None:
+def test_flipped_views_are_averaged_as_probabilities() -> None:
     net, images = Net().requires_grad_(False), batch()["image"]
     plain, turned = net(images).softmax(1), net(images.flip(-1)).flip(-1).softmax(1)
     found = TTA(flip=True)(net, images).softmax(1)
@@ -174,12 +174,12 @@ def test_views_at_several_sizes_are_brought_back_and_averaged() -> None:
     net, images = Net().requires_grad_(False), batch()["image"]
     asked: list[Sequence[int]] = []
 
-    def ask(view: Tensor) -> Tensor:
+    def predict(view: Tensor) -> Tensor:
         asked.append(tuple(view.shape[-2:]))
         logits: Tensor = net(view)
         return logits
 
-    found = TTA(scales=(0.5, 1.0, 1.5))(ask, images)
+    found = TTA(scales=(0.5, 1.0, 1.5))(predict, images)
     assert asked == [(6, 8), (12, 16), (18, 24)]
     expected = torch.zeros_like(found)
     for size in asked:
@@ -213,7 +213,7 @@ def test_overlapping_windows_are_averaged() -> None:
     assert found[0, 0, 0].tolist() == [0, 0, 0.5, 0.5, 1, 1]
 
 
-def test_a_task_looks_as_it_is_told() -> None:
+def test_a_task_looks_as_its_recipe_says() -> None:
     samples, net = batch(), Net().requires_grad_(False)
     chosen = task(flip=True, scales=[1.0, 1.25], window=8, stride=[6, 4])
     expected = TTA(True, (1.0, 1.25), (8, 8), (6, 4))(net, samples["image"])

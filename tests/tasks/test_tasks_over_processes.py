@@ -18,7 +18,7 @@ from sample_recipes import KINDS, NUM_VAL, NUMBER, SCRIPTS, predictions, records
 
 from paceline import cli
 
-FIGURES = {
+METRICS = {
     "detection": {"ap", "ap50", "ar100", "voc_ap50"},
     "saliency": {"loss", "pixel_bce", "cel", "mae", "max_f", "weighted_f", "s_measure", "mean_e", "iou", "ber"},
     "segmentation": {"loss", "ohem_cross_entropy", "dice_loss", "miou", "iou.disc", "pixel_accuracy", "boundary_f"},
@@ -62,17 +62,17 @@ def measure(folder: Path, procs: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_two_and_three_processes_find_the_same_figures(kind: str, measured: Path) -> None:
+def test_one_two_and_three_processes_find_the_same_metrics(kind: str, measured: Path) -> None:
     alone, two, three = (answer(measured / procs / kind) for procs in "123")
     assert alone["num_samples"] == NUM_VAL
-    assert set(alone["metrics"]) >= FIGURES[kind]
+    assert set(alone["metrics"]) >= METRICS[kind]
     in_training = next(each for each in records(measured / "trained" / kind) if each["split"] == "val")
     assert alone["metrics"].items() <= in_training.items()
     assert two == alone
     assert three == alone
 
 
-def test_processes_that_share_the_clips_of_a_video_find_the_same_figures(measured: Path) -> None:
+def test_processes_that_share_the_clips_of_a_video_find_the_same_metrics(measured: Path) -> None:
     alone, two, three = (answer(measured / procs / "video-apart")["metrics"] for procs in "123")
     together = answer(measured / "1" / "video")["metrics"]
     assert alone == pytest.approx(together, abs=1e-5)
@@ -83,10 +83,10 @@ def test_processes_that_share_the_clips_of_a_video_find_the_same_figures(measure
 @pytest.mark.parametrize("kind", ["saliency", "segmentation"])
 def test_one_two_and_three_processes_save_the_same_predictions(kind: str, measured: Path) -> None:
     alone, two, three = (predictions(measured / procs / kind) for procs in "123")
-    pictures = [np.asarray(Image.open(io.BytesIO(file))) for file in alone.values()]
-    assert len(pictures) == NUM_VAL
-    assert all(len(np.unique(picture)) > 1 for picture in pictures)
-    sizes = {picture.shape for picture in pictures}
+    maps = [np.asarray(Image.open(io.BytesIO(file))) for file in alone.values()]
+    assert len(maps) == NUM_VAL
+    assert all(len(np.unique(saved)) > 1 for saved in maps)
+    sizes = {saved.shape for saved in maps}
     assert len(sizes) == NUM_VAL if kind == "saliency" else sizes == {(96, 128)}
     assert two == alone
     assert three == alone

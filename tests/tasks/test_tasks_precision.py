@@ -21,7 +21,7 @@ from paceline.recipe.validate import validate
 STEPS = 2
 FLOAT32 = ["fp32", "tf32", "O0"]
 SCALED = ["fp16", "O1", "O2"]  # with a scale that nothing overflows with, so that no update is left out
-REMAT = ["{name: blocks}", "{name: blocks, every: 2}", "{name: selective}", "{name: budget, share: 0.8}"]
+CHECKPOINTING = ["{name: blocks}", "{name: blocks, every: 2}", "{name: selective}", "{name: budget, share: 0.8}"]
 # In float16 a CPU is slow: each image and each clip is looked at once.
 ONE_VIEW: dict[str, list[str]] = {
     "detection": [],
@@ -82,7 +82,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(folder: Path) -> dict[str, Trained]:
-    """Each task in float32, with nothing computed again."""
+    """Each task in float32, without activation checkpointing."""
     return {kind: trained(folder / f"{kind}.json", folder / "plain", *overrides_of(kind, "fp32")) for kind in KINDS}
 
 
@@ -110,7 +110,7 @@ def test_every_precision_trains_every_task(
     assert parameters == halves.get(precision, {torch.float32})
 
 
-@pytest.mark.parametrize("how", REMAT)
+@pytest.mark.parametrize("how", CHECKPOINTING)
 @pytest.mark.parametrize("kind", KINDS)
 def test_activations_that_are_computed_again_change_no_bit(
     kind: str, how: str, folder: Path, plain: dict[str, Trained], tmp_path: Path

@@ -59,7 +59,7 @@ def state(run: Path) -> dict[str, Any]:
 
 
 def assert_same(broken: Path, whole: Path) -> None:
-    """Weights, the optimizer's state and whatever else resumes, metrics and saved predictions are the same bits."""
+    """Weights, the optimizer's state and whatever else resumes, metrics and saved predictions are bit-identical."""
     for name in TENSORS:
         assert (checkpoint(broken) / name).read_bytes() == (checkpoint(whole) / name).read_bytes(), name
     assert state(broken) == state(whole)

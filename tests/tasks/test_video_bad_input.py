@@ -60,8 +60,8 @@ def write_video(path: Path, num_frames: int) -> None:
         stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
         container.start_encoding()
         for number in range(num_frames):
-            picture = np.full((48, 64, 3), 20 * number, np.uint8)
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+            frame = np.full((48, 64, 3), 20 * number, np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
         container.mux(stream.encode())
 
 
@@ -86,10 +86,10 @@ def test_a_video_that_cannot_be_read_is_named_with_its_line(
 ) -> None:
     path = video(spoiled)
     spoil(path)
-    told = spoiled.tell("check")
-    assert told.code == 3
-    assert told.last.startswith(f"{spoiled.data}/train.csv, line 2: {path}: ")
-    assert reason in told.last
+    answer = spoiled.tell("check")
+    assert answer.code == 3
+    assert answer.last.startswith(f"{spoiled.data}/train.csv, line 2: {path}: ")
+    assert reason in answer.last
     found = spoiled.tell("data")
     assert found.code == 3
     (bad,) = found.json["splits"]["train"]["bad"]
@@ -100,14 +100,14 @@ def test_a_video_that_cannot_be_read_is_named_with_its_line(
 def test_a_damaged_video_ends_a_run_or_is_left_out(spoiled: Spoiled) -> None:
     path = video(spoiled)
     path.write_bytes(b"")
-    told = spoiled.tell("train")
-    assert told.code == 3
-    assert told.last.startswith(f"{spoiled.data}/train.csv, line 2: {path}: the file is empty (0 bytes)")
+    answer = spoiled.tell("train")
+    assert answer.code == 3
+    assert answer.last.startswith(f"{spoiled.data}/train.csv, line 2: {path}: the file is empty (0 bytes)")
     found = spoiled.skipped("train", 1, path.name, "the file is empty")
     assert (found["num_samples"], found["num_skipped"]) == (2, 0)
 
 
-def test_figures_without_a_damaged_video_are_those_of_the_others(spoiled: Spoiled) -> None:
+def test_metrics_without_a_damaged_video_are_those_of_the_others(spoiled: Spoiled) -> None:
     halve(video(spoiled, "val", 1))
     found = spoiled.skipped("val", 0, video(spoiled, "val", 1).name)
     assert (found["num_samples"], found["num_skipped"]) == (1, 1)
@@ -123,9 +123,9 @@ def test_a_short_video_begins_again_or_stands_still(spoiled: Spoiled, short: str
     for split in ("train", "val"):
         write_video(video(spoiled, split, 1), num_frames)
         spoiled.recipe["data"][split]["transforms"][0]["short"] = short
-    told = spoiled.tell("check")
-    assert told.code == 0
-    assert told.json["data"]["train"]["image"] == [3, FRAMES, 32, 32]
+    answer = spoiled.tell("check")
+    assert answer.code == 0
+    assert answer.json["data"]["train"]["image"] == [3, FRAMES, 32, 32]
     assert spoiled.tell("data").code == 0
 
 
@@ -134,9 +134,9 @@ def test_a_short_video_is_refused_or_left_out_where_that_is_asked(spoiled: Spoil
     write_video(path, 3)
     for split in ("train", "val"):
         spoiled.recipe["data"][split]["transforms"][0]["short"] = "refuse"
-    told = spoiled.tell("check")
-    assert told.code == 3
-    assert f"train.csv, line 2: {path}: has 3 frames, and a clip takes 7; remove it" in told.last
+    answer = spoiled.tell("check")
+    assert answer.code == 3
+    assert f"train.csv, line 2: {path}: has 3 frames, and a clip takes 7; remove it" in answer.last
     found = spoiled.tell("data")
     assert (found.code, [each["sample"] for each in found.json["splits"]["train"]["bad"]]) == (3, [1])
     assert spoiled.skipped("train", 1, path.name, "has 3 frames")["num_samples"] == 2
@@ -155,10 +155,10 @@ def test_a_label_of_no_class_is_named_before_anything_is_made(spoiled: Spoiled, 
 
 def test_a_class_without_a_video_is_named(spoiled: Spoiled) -> None:
     write_lines(spoiled, "train", [row for row in lines(spoiled) if "growing" not in row])
-    told = spoiled.tell("train")
-    assert told.code == 0
-    assert "data.train: no sample of 1 class: growing" in told.err
-    assert "data.val: no sample of 2 classes: sideways, vertical" in told.err
+    answer = spoiled.tell("train")
+    assert answer.code == 0
+    assert "data.train: no sample of 1 class: growing" in answer.err
+    assert "data.val: no sample of 2 classes: sideways, vertical" in answer.err
     assert all(np.isfinite(metric) for metric in spoiled.tell("eval").json["metrics"].values())
     assert "no sample of 1 class: growing" in spoiled.tell("data").json["splits"]["train"]["notes"]
 
@@ -181,7 +181,7 @@ def several_labels(spoiled: Spoiled) -> None:
         spoiled.recipe["data"][split]["label_separator"] = ";"
 
 
-def test_several_labels_train_with_their_own_loss_and_figures(spoiled: Spoiled) -> None:
+def test_several_labels_train_with_their_own_loss_and_metrics(spoiled: Spoiled) -> None:
     several_labels(spoiled)
     spoiled.recipe |= {"task": {"name": "video", "multi_label": True}, "losses": ["bce"]}
     assert spoiled.tell("train").code == 0
@@ -192,9 +192,9 @@ def test_several_labels_train_with_their_own_loss_and_figures(spoiled: Spoiled) 
 def test_several_labels_need_a_loss_of_several(spoiled: Spoiled, task: Any) -> None:
     several_labels(spoiled)
     spoiled.recipe["task"] = task
-    told = spoiled.tell("check")
-    assert told.code == 3
-    assert [part for part in ("cross_entropy", " sum to 2", "bce", "multi_label") if part not in told.last] == []
+    answer = spoiled.tell("check")
+    assert answer.code == 3
+    assert [part for part in ("cross_entropy", " sum to 2", "bce", "multi_label") if part not in answer.last] == []
 
 
 def test_several_labels_without_a_separator_are_named(spoiled: Spoiled) -> None:
@@ -210,21 +210,21 @@ def test_several_labels_without_a_separator_are_named(spoiled: Spoiled) -> None:
         ({"name": "torchvision/video/s3d"}, "at least 5 frames, got 4"),
     ],
 )
-def test_clips_that_a_model_cannot_take_are_told(spoiled: Spoiled, model: dict[str, Any], message: str) -> None:
+def test_clips_that_a_model_cannot_take_are_reported(spoiled: Spoiled, model: dict[str, Any], message: str) -> None:
     spoiled.recipe["model"] = model
-    told = spoiled.tell("check")
-    assert told.code == 2
-    assert told.last.startswith("model: cannot take 4 clips of 4 frames of 32×32 pixels: ")
-    assert message in told.last
-    assert "another model" in told.last
+    answer = spoiled.tell("check")
+    assert answer.code == 2
+    assert answer.last.startswith("model: cannot take 4 clips of 4 frames of 32×32 pixels: ")
+    assert message in answer.last
+    assert "another model" in answer.last
 
 
 def test_crops_larger_than_the_frames_are_named_with_the_file(spoiled: Spoiled) -> None:
     spoiled.recipe["data"]["val"]["transforms"].insert(1, {"name": "multi_crop", "size": 400})
-    told = spoiled.tell("check")
-    assert told.code == 3
-    assert f"val.csv, line 1: {video(spoiled, 'val', 1)}: multi_crop takes squares of 400 pixels" in told.last
-    assert "add {name: resize, size: 400} before it" in told.last
+    answer = spoiled.tell("check")
+    assert answer.code == 3
+    assert f"val.csv, line 1: {video(spoiled, 'val', 1)}: multi_crop takes squares of 400 pixels" in answer.last
+    assert "add {name: resize, size: 400} before it" in answer.last
 
 
 @pytest.mark.parametrize("first", [[], [RESIZE, CLIP]])

@@ -102,7 +102,7 @@ def test_a_sure_view_does_not_outvote_all_others() -> None:
     assert (metrics["top1"], metrics["clip_top1"]) == (1, 2 / 3)
 
 
-def test_figures_count_videos_however_they_are_cut() -> None:
+def test_metrics_count_videos_however_they_are_cut() -> None:
     chosen, net, samples = task(), Net(), batch(6, 4, 3, 2, 6, 8)
     found = []
     for slices in ([0, 6], [0, 2, 6], [0, 1, 2, 3, 4, 5, 6]):
@@ -118,7 +118,7 @@ def test_figures_count_videos_however_they_are_cut() -> None:
     assert int(metrics["confusion"].sum()) == 6
 
 
-def test_several_labels_have_their_figures() -> None:
+def test_several_labels_have_their_metrics() -> None:
     chosen, samples = task(multi_label=True), batch(6, 2, 3, 2, 6, 8)
     samples["label"] = nn.functional.one_hot(samples["label"], 3).float()
     metrics: MetricValues = {}
@@ -174,7 +174,7 @@ def test_every_clip_gets_its_crops() -> None:
     assert together["image"].shape == (2, 6, 3, 4, 10, 10)
 
 
-def test_what_cannot_be_cropped_is_told() -> None:
+def test_what_cannot_be_cropped_is_reported() -> None:
     with pytest.raises(DataError, match=r"frames are 6×8; add \{name: resize, size: 7\} before it"):
         MultiCrop(7)({"image": np.zeros((2, 8, 6, 3), np.uint8)}, NONE)
     with pytest.raises(DataError, match="an image of 6×8"):

@@ -47,9 +47,9 @@ def metric(multi_label: bool = False) -> PerVideo:
 
 def drawn(seed: int, scale: float = 3.0) -> tuple[Tensor, Tensor]:
     """What a model says of each view, [videos, clips, crops, classes], and the class of each video."""
-    chance = torch.Generator().manual_seed(seed)
-    logits = torch.randn(VIDEOS, CLIPS, CROPS, len(CLASSES), generator=chance) * scale
-    return logits, torch.randint(len(CLASSES), (VIDEOS,), generator=chance)
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(VIDEOS, CLIPS, CROPS, len(CLASSES), generator=generator) * scale
+    return logits, torch.randint(len(CLASSES), (VIDEOS,), generator=generator)
 
 
 def apart(logits: Tensor, labels: Tensor, samples: Sequence[int]) -> tuple[Tensor, Batch]:
@@ -295,7 +295,7 @@ def measured(project: Path, procs: int) -> dict[str, Any]:
     return metrics
 
 
-def test_figures_are_the_same_bits_apart_and_together_on_any_number_of_processes(project: Path) -> None:
+def test_metrics_are_bit_identical_apart_and_together_on_any_number_of_processes(project: Path) -> None:
     found = [measured(project, procs) for procs in (1, 2, 3)]
     lines = [json.loads(line) for line in (project / "run/metrics.jsonl").read_text().splitlines()]
     whole = next(line for line in lines if line["split"] == "val")
@@ -312,7 +312,7 @@ def answers(project: Path) -> tuple[Numbers, NDArray[np.int64]]:
     (file,) = (project / "run/checkpoints").glob("*/model.safetensors")
     weight = load_file(file)["weight"].astype(np.float64)
     videos = VideoList(project / "data/seven.csv", classes=CLASSES)
-    said = []
+    logits = []
     for index in range(VIDEOS):
         frames = videos.open(index)["image"].frames(range(videos.open(index)["image"].num_frames))
         last = len(frames) - 4  # where the last pair of frames, 3 apart, begins
@@ -320,5 +320,5 @@ def answers(project: Path) -> tuple[Numbers, NDArray[np.int64]]:
         height, width = frames.shape[1:3]
         top, lefts = (height - 72) // 2, [0, (width - 72) // 2, width - 72]
         views = [frames[[start, start + 3], top : top + 72, left : left + 72] for start in starts for left in lefts]
-        said.append([(view.mean((0, 1, 2)) - 128) @ weight for view in views])
-    return np.array(said), np.array([videos.open(index)["label"] for index in range(VIDEOS)])
+        logits.append([(view.mean((0, 1, 2)) - 128) @ weight for view in views])
+    return np.array(logits), np.array([videos.open(index)["label"] for index in range(VIDEOS)])

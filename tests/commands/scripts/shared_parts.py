@@ -105,11 +105,11 @@ class Pausing(MemoryImages):
 
 
 def _wait_for_signal_or(file: Path) -> None:
-    told, tell = os.pipe()
+    awakened, tell = os.pipe()
     os.set_blocking(tell, False)
     before = signal.set_wakeup_fd(tell)
     deadline = time.monotonic() + 60
-    while not file.exists() and time.monotonic() < deadline and not select.select([told], [], [], 0.01)[0]:
+    while not file.exists() and time.monotonic() < deadline and not select.select([awakened], [], [], 0.01)[0]:
         pass
     signal.set_wakeup_fd(before)
 

@@ -193,7 +193,7 @@ def half_parameters(bench: Bench) -> Iterator[tuple[str, Any]]:
         yield name, {"bits": done.bits(), "losses": done.column("loss")}
 
 
-class Asking(NoHeartbeat):
+class StopRequest(NoHeartbeat):
     """Asks a run to stop when this process has measured a number of batches."""
 
     def __init__(self, run: Run, batches: int) -> None:
@@ -214,7 +214,7 @@ def evaluations(bench: Bench) -> Iterator[tuple[str, Any]]:
             run = bench.build(f"asked {strategy}", *overrides)
             _continue(run)
             if bench.world.rank == 1:
-                run.heartbeat = Asking(run, batches)
+                run.heartbeat = StopRequest(run, batches)
             try:
                 train(run)
             except Stopped as stopped:
