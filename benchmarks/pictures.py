@@ -18,10 +18,9 @@ from benchmarks.measuring import Measured, Turn, interleave, spread
 from benchmarks.photos import MEAN, SIZE, STD, Photos, pillow_loader
 from benchmarks.report import Goal, Section
 from paceline.core.process import keep_freed_memory
-from paceline.data import dali_operators
-from paceline.data.autotune import Kind
+from paceline.data import dali
 from paceline.data.datasets.image_folder import ImageFolder
-from paceline.data.loader import Request, load
+from paceline.data.loader import Kind, Request, load
 from paceline.data.sampler import Permutation
 from paceline.data.split_loader import SplitLoader
 from paceline.data.transforms.batch import Normalize
@@ -83,7 +82,7 @@ def contestants() -> dict[str, Callable[[Path], Epochs]]:
         PACKED: lambda root: pictures_packed.epochs(root, BATCH),
         PILLOW: pillow,
     }
-    if dali_operators.is_installed():
+    if dali.is_installed():
         named[DALI] = lambda root: pictures_dali.epochs(root, BATCH)
     return named
 

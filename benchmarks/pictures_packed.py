@@ -11,9 +11,8 @@ from torch import Tensor
 
 from benchmarks.photos import MEAN, SIZE, STD
 from paceline.data.datasets.image_folder import ImageFolder
-from paceline.data.datasets.packed import packed
 from paceline.data.loader import Request, load
-from paceline.data.pack import write_pack
+from paceline.data.pack import packed, write_pack
 from paceline.data.sampler import Permutation
 from paceline.data.split_loader import SplitLoader
 from paceline.data.transforms.batch import Normalize

@@ -20,7 +20,7 @@ from PIL import Image
 
 from paceline.cli import main
 from paceline.core.registry import register
-from paceline.data.contact_sheet import CELL
+from paceline.data.inspect import CELL
 from paceline.visualize.colors import LEFT, RIGHT, class_color
 
 PNG = b"\x89PNG\r\n\x1a\n"

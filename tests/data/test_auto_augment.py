@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from paceline.core.torchvision_ops import import_torchvision
 from paceline.data.batch import Sample
 from paceline.data.transforms import color
-from paceline.data.transforms.auto_augment import AFFINE_OPERATIONS, COLOR_OPERATIONS, OPERATIONS, RandAugment
+from paceline.data.transforms.color import AFFINE_OPERATIONS, COLOR_OPERATIONS, OPERATIONS, RandAugment
 
 import_torchvision()
 from torchvision.transforms import InterpolationMode  # noqa: E402

@@ -10,14 +10,13 @@ import pytest
 import torch
 
 from paceline.data.batch import KeypointNames, Sample
-from paceline.data.contact_sheet import CELL, ContactSheet, draw_sample, load_augmented
 from paceline.data.datasets.idx import MemoryImages
+from paceline.data.inspect import CELL, ContactSheet, draw_sample, load_augmented
 from paceline.data.loader_profile import profile_loader
 from paceline.data.split_loader import SplitLoader
 from paceline.data.transforms.base import OnSamples
-from paceline.data.transforms.batch import Normalize
+from paceline.data.transforms.batch import MixUp, Normalize
 from paceline.data.transforms.geometric import RandomHorizontalFlip
-from paceline.data.transforms.mix import MixUp
 from paceline.visualize.colors import LEFT, class_color
 
 

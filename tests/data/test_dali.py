@@ -15,10 +15,9 @@ from PIL import Image
 
 from paceline.cli import main
 from paceline.core.errors import DataError
-from paceline.data import dali_operators
+from paceline.data import dali
 from paceline.data.batch import Batch, Sample
-from paceline.data.dali import load_by_dali
-from paceline.data.dali_operators import is_installed
+from paceline.data.dali import is_installed, load_by_dali
 from paceline.data.io.image import Encoded
 from paceline.data.loader import load
 from paceline.data.skip_list import SkipList
@@ -127,7 +126,7 @@ def run_operators(
 
     operators: Any = fn
     pipeline: Any = Pipeline(1, 1, None, prefetch_queue_depth=1)
-    (stage,) = dali_operators._stages([transform])
+    (stage,) = dali._stages([transform])
     with pipeline:
         given = operators.external_source(name="image", dtype=types.UINT8, ndim=3)
         ours = stage.apply(
@@ -356,7 +355,7 @@ def test_giving_up_early_ends_its_threads(paths: list[Path]) -> None:
 
 
 def test_without_dali_it_says_how_to_get_it(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dali_operators, "is_installed", lambda: False)
+    monkeypatch.setattr(dali, "is_installed", lambda: False)
     with pytest.raises(DataError, match=r"pip install 'paceline\[dali\]', or use data.loader: auto"):
         load_by_dali(SplitLoader(Photos(paths), [Resize(32)], seed=0), requests([2]))
 

@@ -20,9 +20,8 @@ from paceline.data.batch import Batch, collate
 from paceline.data.datasets.idx import MemoryImages
 from paceline.data.rng import as_float32
 from paceline.data.split_loader import SplitLoader
-from paceline.data.transforms.batch import MultiScale, Normalize, RandomErasing
+from paceline.data.transforms.batch import CutMix, MixUp, MixUpOrCutMix, MultiScale, Normalize, RandomErasing
 from paceline.data.transforms.geometric import RandomCrop, RandomHorizontalFlip
-from paceline.data.transforms.mix import CutMix, MixUp, MixUpOrCutMix
 
 
 class NoFloat64(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -17,11 +17,10 @@ from paceline.data.datasets.image_folder import ImageFolder
 from paceline.data.datasets.image_mask import ImageMask
 from paceline.data.datasets.keypoints import Keypoints
 from paceline.data.datasets.list_file import ListFile
-from paceline.data.datasets.packed import packed
 from paceline.data.datasets.video import ClipDataset, VideoFolder
 from paceline.data.datasets.voc import Voc
 from paceline.data.fingerprint import DataDigest, DataFingerprint, differences, fingerprint
-from paceline.data.pack import write_pack
+from paceline.data.pack import packed, write_pack
 
 
 def paint(path: Path, value: int, size: tuple[int, int] = (8, 6)) -> None:

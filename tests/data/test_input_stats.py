@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paceline.data.datasets.idx import MemoryImages
-from paceline.data.input_stats import InputStats, input_stats, input_warnings
+from paceline.data.loader_profile import InputStats, input_stats, input_warnings
 from paceline.data.split_loader import SplitLoader
 from paceline.data.transforms.batch import Normalize
 

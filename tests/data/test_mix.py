@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.core.errors import DataError
 from paceline.data.batch import Batch
-from paceline.data.transforms.mix import CutMix, MixUp, MixUpOrCutMix, sample_beta
+from paceline.data.transforms.batch import CutMix, MixUp, MixUpOrCutMix, sample_beta
 from paceline.losses.classification import BinaryCrossEntropy, CrossEntropy
 
 Mixing = MixUp | CutMix | MixUpOrCutMix

@@ -20,10 +20,9 @@ from paceline.data.datasets.coco import Coco
 from paceline.data.datasets.image_folder import ImageFolder
 from paceline.data.datasets.image_mask import ImageMask
 from paceline.data.datasets.keypoints import Keypoints
-from paceline.data.datasets.packed import packed
 from paceline.data.datasets.video import VideoFolder
 from paceline.data.datasets.voc import Voc
-from paceline.data.pack import write_pack
+from paceline.data.pack import packed, write_pack
 
 ODD = os.fsdecode(b"\xff\xfe")
 

@@ -13,8 +13,7 @@ from packable import Scenes
 from PIL import Image
 
 from paceline.core.errors import DataError
-from paceline.data.datasets.packed import packed
-from paceline.data.pack import write_pack
+from paceline.data.pack import packed, write_pack
 
 
 def same(one: object, other: object) -> None:

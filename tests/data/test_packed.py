@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from packable import Scenes
 
 from paceline.core.errors import DataError
-from paceline.data.datasets.packed import PackedSamples, packed
-from paceline.data.pack import write_pack
+from paceline.data.pack import PackedSamples, packed, write_pack
 from paceline.data.split_loader import SplitLoader
 from paceline.data.transforms.geometric import RandomHorizontalFlip, RandomResizedCrop
 
@@ -116,7 +115,7 @@ def test_what_is_no_pack_is_refused(tmp_path: Path) -> None:
 
 
 def test_another_version_is_named(pack: PackedSamples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.data.datasets.packed.PACK_VERSION", 3)
+    monkeypatch.setattr("paceline.data.pack.PACK_VERSION", 3)
     assert "holds no pack of version 3" in problems(pack.file.read_bytes(), tmp_path / "later")[0]
 
 

@@ -19,10 +19,9 @@ from paceline.core.world import World
 from paceline.data.batch import Batch, Sample
 from paceline.data.cache import keep_in_memory
 from paceline.data.datasets.idx import MemoryImages
-from paceline.data.datasets.packed import packed
 from paceline.data.inspect import Findings, examine
 from paceline.data.loader import load
-from paceline.data.pack import write_pack
+from paceline.data.pack import packed, write_pack
 from paceline.data.split_loader import Request, SplitLoader
 from paceline.data.transforms.affine import RandomRotation
 from paceline.data.transforms.base import OnSamples

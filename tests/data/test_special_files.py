@@ -21,11 +21,11 @@ from paceline.data.datasets.image_folder import ImageFolder
 from paceline.data.datasets.image_mask import ImageMask
 from paceline.data.datasets.keypoints import Keypoints
 from paceline.data.datasets.list_file import ListFile
-from paceline.data.datasets.packed import packed
 from paceline.data.datasets.video import VideoFolder
 from paceline.data.datasets.voc import Voc
 from paceline.data.fingerprint import fingerprint
 from paceline.data.loader_profile import profile_loader
+from paceline.data.pack import packed
 from paceline.data.split_loader import SplitLoader
 from paceline.data.transforms.geometric import Resize
 

@@ -10,7 +10,7 @@ from registered import arguments_of
 
 from paceline.core.errors import DataError
 from paceline.data.datasets.image_folder import ImageFolder
-from paceline.data.index.splits import draw_parts
+from paceline.data.index.index import draw_parts
 
 
 @given(

@@ -207,7 +207,7 @@ def test_what_is_drawn_follows_from_seed_epoch_and_sample_whatever_reads() -> No
 
 def test_threads_never_read_beside_a_training_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its dropout draws from the generator that a data set's transforms draw from."""
-    import paceline.data.autotune as autotune
+    import paceline.data.loader as autotune
 
     def refuse(*arguments: Any) -> Any:
         raise AssertionError("threads read")

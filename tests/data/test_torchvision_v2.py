@@ -15,8 +15,13 @@ from paceline.core.torchvision_ops import import_torchvision
 from paceline.data.batch import Sample
 from paceline.data.loader import load
 from paceline.data.split_loader import Request, SplitLoader
-from paceline.data.transforms.torchvision_signatures import LEFT_OUT, v2_classes, v2_signatures
-from paceline.data.transforms.torchvision_v2 import TorchvisionTransform, as_transform
+from paceline.data.transforms.torchvision_v2 import (
+    LEFT_OUT,
+    TorchvisionTransform,
+    as_transform,
+    v2_classes,
+    v2_signatures,
+)
 
 import_torchvision()
 from torchvision import tv_tensors  # noqa: E402

@@ -18,10 +18,9 @@ import torch
 from paceline.core.errors import DataError
 from paceline.core.intervals import Progress
 from paceline.core.world import World
-from paceline.data.autotune import Kind, WorkerTuner
 from paceline.data.batch import Batch, Sample
 from paceline.data.datasets.image_folder import ImageFolder
-from paceline.data.loader import Request, TrainBatches, load
+from paceline.data.loader import Kind, Request, TrainBatches, WorkerTuner, load
 from paceline.data.sampler import BatchSampler, Permutation
 from paceline.data.skip_list import SkipList
 from paceline.data.split_loader import Choice, SplitLoader

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from paceline.data.loader import StepBatch
 from paceline.data.rng import derive
-from paceline.data.transforms.mix import MixUp
+from paceline.data.transforms.batch import MixUp
 from paceline.engine.forward import count_losses, finish, forward
 from paceline.engine.loss_accumulator import LossAccumulator, Normalizer
 from paceline.engine.run import Run

@@ -62,7 +62,7 @@ def _try_data(run: Run) -> dict[str, Any]:
 
 def _try_input(run: Run) -> tuple[dict[str, Any], list[str]]:
     """Mean and std of each split as the model gets it, from some samples, and what is suspicious about them."""
-    from paceline.data.input_stats import input_stats, input_warnings
+    from paceline.data.loader_profile import input_stats, input_warnings
 
     loaders = {"train": run.train_loader} | {split: each.loader for split, each in run.evaluations.items()}
     found = {

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from paceline.commands.data_recipe import DataRecipe
     from paceline.commands.data_report import SplitReport
-    from paceline.data.contact_sheet import ContactSheet
+    from paceline.data.inspect import ContactSheet
 
 _MEASURED = 64  # samples whose loading is measured
 _MEASURED_IN_MEMORY = 8192
@@ -63,7 +63,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def _examine(recipe: DataRecipe, splits: list[str], options: argparse.Namespace) -> int:
     from paceline.commands.data_report import SplitReport, as_json, lines
-    from paceline.data.contact_sheet import ContactSheet
+    from paceline.data.inspect import ContactSheet
 
     reports: list[SplitReport] = []
     sheet, path, interrupted = ContactSheet(), options.sheet or Path(f"data-{recipe.name}.png"), False
@@ -87,11 +87,10 @@ def _examine(recipe: DataRecipe, splits: list[str], options: argparse.Namespace)
 
 def _look_at(recipe: DataRecipe, report: SplitReport, sheet: ContactSheet, limit: int | None, bar: Progress) -> None:
     """The report of one split; if it cannot be opened, the report says why."""
-    from paceline.data.autotune import usable_cores
     from paceline.data.datasets.video import whole_videos
-    from paceline.data.input_stats import input_stats
     from paceline.data.inspect import examine
-    from paceline.data.loader_profile import profile_loader
+    from paceline.data.loader import usable_cores
+    from paceline.data.loader_profile import input_stats, profile_loader
     from paceline.data.skip_list import UNREADABLE
 
     try:

@@ -14,9 +14,8 @@ from paceline.core.errors import in_one_line
 from paceline.core.text import join_first, pluralize
 from paceline.data.batch import KeypointNames
 from paceline.data.datasets.video import whole_videos
-from paceline.data.input_stats import InputStats, input_warnings
 from paceline.data.inspect import Findings
-from paceline.data.loader_profile import LoaderProfile
+from paceline.data.loader_profile import InputStats, LoaderProfile, input_warnings
 from paceline.data.skip_list import Skipped
 from paceline.data.split_loader import SplitLoader
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -15,13 +18,15 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from paceline.core.errors import DataError
-from paceline.data.autotune import usable_cores
+from paceline.core.process import num_cores
 from paceline.data.batch import Batch, Sample, as_arrays, collate
-from paceline.data.dali_operators import find_refusal, make_pipeline, make_plan
 from paceline.data.io.image import Encoded
 from paceline.data.rng import uniforms_of_streams
 from paceline.data.skip_list import UNREADABLE
 from paceline.data.split_loader import Request, SplitLoader
+from paceline.data.transforms.base import OnSamples, SampleTransform, name_of
+from paceline.data.transforms.color import LUMA
+from paceline.data.transforms.functional import Draws, height_and_width
 
 _READERS = 2  # threads that read files
 _AHEAD = 4  # requests whose files are read ahead
@@ -40,7 +45,7 @@ def load_by_dali(
     refusal = find_refusal(source)
     if refusal is not None:
         raise DataError(refusal.reason)
-    return _Loading(source, threads or usable_cores(), device or torch.device("cpu")).batches(requests)
+    return _Loading(source, threads or num_cores(), device or torch.device("cpu")).batches(requests)
 
 
 class _Read(NamedTuple):
@@ -166,3 +171,215 @@ def _merged(mine: NDArray[np.bool_], decoded: Tensor, others: Tensor) -> Tensor:
     images[is_decoded] = decoded
     images[~is_decoded] = others.to(decoded.device)
     return images
+
+
+Numbers = dict[str, NDArray[Any]]
+"""What the operators are fed for one sample, by name."""
+
+_IN_PIXELS = {"axis_names": "HW", "normalized_anchor": False, "normalized_shape": False}
+_ALLOWED = {"image", "label", "size", "image_id"}  # fields that a change of the image does not touch
+# Rows: luma, and the two axes of color in which DALI rotates the hue (YIQ).
+_YIQ = np.array([LUMA, [0.595716, -0.274453, -0.321263], [0.211456, -0.522591, 0.311135]])
+
+
+class Refusal(NamedTuple):
+    """Why DALI cannot load a split."""
+
+    key: str | None
+    """The key of the split that is to blame; None for `data.loader` itself."""
+    reason: str
+
+
+def is_installed() -> bool:
+    """Whether DALI can be imported."""
+    return find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
+
+
+def find_refusal(loader: SplitLoader) -> Refusal | None:
+    """Why DALI cannot load the split of a loader; None if it can."""
+    if not is_installed():
+        return Refusal(None, "dali is not installed: pip install 'paceline[dali]', or use data.loader: auto")
+    if loader.in_memory or not hasattr(loader.dataset, "open"):
+        found = type(loader.dataset).__name__
+        return Refusal("dataset", f"{found} has no image files, which data.loader: dali decodes; use data.loader: auto")
+    for index, transform in enumerate(loader.sample_transforms):
+        name = name_of(transform)
+        if name not in _STAGES:
+            reason = f"data.loader: dali does {', '.join(_STAGES)} and all batch transforms, not {name}"
+            return Refusal(f"transforms.{index}", f"{reason}; remove it, or use data.loader: auto")
+        if name == "random_rotation" and len(np.unique(_plain(transform).fill)) > 1:
+            return Refusal(f"transforms.{index}.fill", "data.loader: dali fills all channels with one value; give one")
+    try:
+        more = sorted(loader.dataset.open(0).keys() - _ALLOWED)
+    except UNREADABLE:  # named when it is loaded
+        return None
+    if more:
+        reason = f"its samples have {', '.join(more)}, and data.loader: dali only transforms images"
+        return Refusal("dataset", f"{reason}; use data.loader: auto")
+    return None
+
+
+class Plan(NamedTuple):
+    """What is done to one sample, and the height and width that it comes to."""
+
+    numbers: Numbers
+    size: tuple[int, int]
+
+
+def make_plan(transforms: Sequence[SampleTransform], height: int, width: int, draws: Draws) -> Plan:
+    """The numbers for an image of that size, from its row of draws for all transforms."""
+    numbers: Numbers = {}
+    used = 0
+    for stage in _stages(transforms):
+        stop = used + stage.transform.draws
+        own, (height, width) = stage.plan(height, width, draws[used:stop])
+        numbers |= {stage.input(name): value for name, value in own.items()}
+        used = stop
+    return Plan(numbers, (height, width))
+
+
+def make_pipeline(transforms: Sequence[SampleTransform], capacity: int, threads: int, device_id: int | None) -> Any:
+    """A DALI pipeline that is fed "data", the bytes of JPEG files, and the numbers; it gives uint8 [N, C, H, W].
+
+    With a device it decodes and works there, else on the host.
+    """
+    from nvidia.dali import Pipeline, types
+    from nvidia.dali import fn as operators
+
+    fn: Any = operators
+    pipeline = Pipeline(capacity, threads, device_id, prefetch_queue_depth=1)
+    kinds = {"u1": types.UINT8, "i4": types.INT32, "f4": types.FLOAT}
+
+    def given(name: str, kind: str, dims: int) -> Any:
+        return fn.external_source(name=name, dtype=kinds[kind], ndim=dims)
+
+    with pipeline:
+        data, device = given("data", "u1", 1), "cpu" if device_id is None else "mixed"
+        stages = _stages(transforms)
+        if stages and isinstance(stages[0], _RandomResizedCrop):  # no more is decoded than that
+            images = fn.decoders.image_slice(data, *stages[0].box(given), device=device, **_IN_PIXELS)
+            images = stages.pop(0).resize(fn, images)
+        else:
+            images = fn.decoders.image(data, device=device)
+        for stage in stages:
+            images = stage.apply(fn, images, given)
+        pipeline.set_outputs(fn.transpose(images, perm=[2, 0, 1]))
+    pipeline.build()
+    return pipeline
+
+
+Given = Callable[[str, str, int], Any]
+Planned = tuple[Numbers, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """One transform of a pipeline."""
+
+    transform: Any
+    place: int
+
+    def input(self, name: str) -> str:
+        return f"{name} {self.place}"
+
+    def box(self, given: Given) -> tuple[Any, Any]:
+        return given(self.input("anchor"), "i4", 1), given(self.input("shape"), "i4", 1)
+
+
+class _Resize(_Stage):
+    def plan(self, height: int, width: int, draws: Draws) -> Planned:
+        size = self.transform.target(height, width)
+        return {"size": np.array(size, np.float32)}, size
+
+    def apply(self, fn: Any, images: Any, given: Given) -> Any:
+        return fn.resize(images, size=given(self.input("size"), "f4", 1))
+
+
+class _CenterCrop(_Stage):
+    def plan(self, height: int, width: int, draws: Draws) -> Planned:
+        return _as_numbers(self.transform.box(height, width)), height_and_width(self.transform.size)
+
+    def apply(self, fn: Any, images: Any, given: Given) -> Any:
+        fill = [float(each) for each in np.atleast_1d(self.transform.fill)]
+        return fn.slice(images, *self.box(given), **_IN_PIXELS, out_of_bounds_policy="pad", fill_values=fill)
+
+
+class _RandomResizedCrop(_Stage):
+    def plan(self, height: int, width: int, draws: Draws) -> Planned:
+        return _as_numbers(self.transform.box(height, width, draws)), height_and_width(self.transform.size)
+
+    def apply(self, fn: Any, images: Any, given: Given) -> Any:
+        return self.resize(fn, fn.slice(images, *self.box(given), **_IN_PIXELS))
+
+    def resize(self, fn: Any, images: Any) -> Any:
+        return fn.resize(images, size=list(height_and_width(self.transform.size)))
+
+
+class _RandomHorizontalFlip(_Stage):
+    def plan(self, height: int, width: int, draws: Draws) -> Planned:
+        return {"flip": np.array(draws[0] < self.transform.p, np.int32)}, (height, width)
+
+    def apply(self, fn: Any, images: Any, given: Given) -> Any:
+        return fn.flip(images, horizontal=given(self.input("flip"), "i4", 0))
+
+
+class _RandomRotation(_Stage):
+    def plan(self, height: int, width: int, draws: Draws) -> Planned:
+        return {"matrix": self.transform.matrix(height, width, draws).astype(np.float32)}, (height, width)
+
+    def apply(self, fn: Any, images: Any, given: Given) -> Any:
+        fill = float(np.atleast_1d(self.transform.fill)[0])
+        return fn.warp_affine(images, matrix=given(self.input("matrix"), "f4", 2), inverse_map=False, fill_value=fill)
+
+
+class _ColorJitter(_Stage):
+    """Brightness, contrast, saturation and hue as one matrix and an offset; where nothing is clipped they commute.
+
+    The hue is rotated linearly, as DALI's own operators do, not in HSV.
+    """
+
+    def plan(self, height: int, width: int, draws: Draws) -> Planned:
+        brightness, contrast, saturation, hue = self.transform.factors(draws)
+        chroma = saturation * np.eye(3) + (1 - saturation) * LUMA
+        matrix = brightness * contrast * (_rotate_hue(hue) @ chroma)
+        offset = brightness * (1 - contrast)
+        return {"matrix": matrix.astype(np.float32), "offset": np.array(offset, np.float32)}, (height, width)
+
+    def apply(self, fn: Any, images: Any, given: Given) -> Any:
+        from nvidia.dali import types
+
+        # In shares of the image's mean luma; arguments have to lie on the host.
+        luma = fn.reductions.sum(fn.reductions.mean(images, axes=[0, 1]) * types.Constant(LUMA.tolist(), device="cpu"))
+        luma = luma if luma.device == "cpu" else luma.cpu()
+        offset = given(self.input("offset"), "f4", 0) * luma
+        matrix = given(self.input("matrix"), "f4", 2)
+        return fn.coord_transform(images, M=matrix, T=fn.stack(offset, offset, offset), dtype=types.UINT8)
+
+
+def _rotate_hue(turn: float) -> NDArray[np.float64]:
+    cosine, sine = math.cos(2 * math.pi * turn), math.sin(2 * math.pi * turn)
+    rotation = np.array([[1, 0, 0], [0, cosine, sine], [0, -sine, cosine]])
+    matrix: NDArray[np.float64] = np.linalg.inv(_YIQ) @ rotation @ _YIQ
+    return matrix
+
+
+def _as_numbers(box: Sequence[float]) -> Numbers:
+    return {"anchor": np.array(box[:2], np.int32), "shape": np.array(box[2:], np.int32)}
+
+
+_STAGES: dict[str, type[_Stage]] = {
+    "resize": _Resize,
+    "center_crop": _CenterCrop,
+    "random_resized_crop": _RandomResizedCrop,
+    "random_horizontal_flip": _RandomHorizontalFlip,
+    "random_rotation": _RandomRotation,
+    "color_jitter": _ColorJitter,
+}
+
+
+def _stages(transforms: Sequence[SampleTransform]) -> list[Any]:
+    return [_STAGES[name_of(each)](_plain(each), place) for place, each in enumerate(transforms)]
+
+
+def _plain(transform: SampleTransform) -> Any:
+    return transform.transform if isinstance(transform, OnSamples) else transform

@@ -6,10 +6,15 @@ the arithmetic below, which is part of what makes runs repeatable: changing it c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import RLock
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 Words = NDArray[np.uint64]
@@ -93,3 +98,29 @@ def _fold(words: Words | np.uint64, part: NDArray[np.integer[Any]]) -> Words:
     folded *= _SECOND_WORD
     folded ^= folded >> _31
     return folded
+
+
+_SEEDS = 2**53  # a draw has as many values
+_locks = [RLock()]
+
+
+def _renew() -> None:
+    """A process that is forked while another thread holds the lock would wait for ever."""
+    _locks[0] = RLock()
+
+
+os.register_at_fork(after_in_child=_renew)
+
+
+@contextmanager
+def seeded_generators(draw: float) -> Iterator[None]:
+    """Surrounds code that draws from the generators of torch, NumPy or Python: what it draws follows from `draw` alone.
+
+    One thread at a time: these generators belong to the whole process. A training step seeds torch's itself.
+    """
+    seed = int(draw * _SEEDS)
+    with _locks[0]:
+        torch.default_generator.manual_seed(seed)
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
+        yield

@@ -106,7 +106,7 @@ def make_batches(context: BuildContext, loader: SplitLoader, updates: BatchSampl
 
 
 def _check_dali(context: BuildContext, loader: SplitLoader) -> None:
-    from paceline.data.dali_operators import find_refusal
+    from paceline.data.dali import find_refusal
 
     refusal = find_refusal(loader)
     if refusal is not None:

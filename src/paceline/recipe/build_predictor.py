@@ -15,7 +15,7 @@ from paceline.checkpoint.reader import Checkpoint, open_checkpoint
 from paceline.core.agreement import read_together
 from paceline.core.errors import CheckpointError, UsageError
 from paceline.core.world import World
-from paceline.data.datasets.unlabeled import Placeholder, UnlabeledArrays, UnlabeledFiles, find_files
+from paceline.data.datasets.image_folder import Placeholder, UnlabeledArrays, UnlabeledFiles, find_files
 from paceline.data.skip_list import SkipList
 from paceline.data.split_loader import Dataset, SplitLoader
 from paceline.engine.evaluate import averaged

@@ -26,9 +26,8 @@ from paceline.data.datasets.detection import (
     read_sizes,
     write_objects,
 )
-from paceline.data.index.index import IndexBuilder, open_index
+from paceline.data.index.index import IndexBuilder, open_index, split_arguments, write_parts
 from paceline.data.index.list_file import encode_name, sniff_delimiter, table_lines
-from paceline.data.index.splits import split_arguments, write_parts
 from paceline.data.io.image import MAX_PIXELS
 
 if TYPE_CHECKING:

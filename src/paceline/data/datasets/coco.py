@@ -24,9 +24,8 @@ from paceline.data.datasets.detection import (
     write_objects,
 )
 from paceline.data.datasets.keypoints import mirrored_pairs
-from paceline.data.index.index import IndexBuilder, open_index
+from paceline.data.index.index import IndexBuilder, open_index, split_arguments, write_parts
 from paceline.data.index.list_file import encode_name
-from paceline.data.index.splits import split_arguments, write_parts
 from paceline.data.io.image import MAX_PIXELS
 from paceline.data.io.mask import decode_runs, encode_runs
 

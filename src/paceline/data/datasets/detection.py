@@ -18,8 +18,7 @@ from paceline.core.regular_file import open_regular
 from paceline.core.text import join_first, pluralize
 from paceline.data.batch import Sample
 from paceline.data.index.folders import NamedFiles
-from paceline.data.index.index import IndexBuilder
-from paceline.data.index.splits import read_part
+from paceline.data.index.index import IndexBuilder, read_part
 from paceline.data.io.image import Encoded
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from paceline.core.text import join_first, pluralize
 from paceline.data.argument_types import ClassNames, Color, Extensions, IdRanges, Name, PixelValue, SplitShares
 from paceline.data.batch import Sample
 from paceline.data.index.folders import NamedFiles, files_below
-from paceline.data.index.index import IndexBuilder, open_index
+from paceline.data.index.index import IndexBuilder, open_index, read_part, split_arguments, write_parts
 from paceline.data.index.list_file import (
     Columns,
     LineNumbers,
@@ -33,7 +33,6 @@ from paceline.data.index.list_file import (
     find_line,
     read_list,
 )
-from paceline.data.index.splits import read_part, split_arguments, write_parts
 from paceline.data.io.image import EXTENSIONS, MAX_PIXELS, Encoded, Pixels
 from paceline.data.io.mask import (
     MASK_EXTENSIONS,

@@ -17,9 +17,8 @@ from paceline.core.regular_file import open_regular
 from paceline.data.argument_types import ClassNames, KeypointPairs, Name, SplitShares
 from paceline.data.batch import KeypointNames, Sample
 from paceline.data.datasets.detection import DetectionDataset, at_most, read_json, read_names, write_objects
-from paceline.data.index.index import IndexBuilder, open_index
+from paceline.data.index.index import IndexBuilder, open_index, split_arguments, write_parts
 from paceline.data.index.list_file import encode_name
-from paceline.data.index.splits import split_arguments, write_parts
 from paceline.data.io.image import EXTENSIONS, MAX_PIXELS
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from torch import Tensor
 from paceline.core.errors import DamagedFileError, DataError, RecipeError
 from paceline.core.user_code import user_code
 from paceline.data.batch import Sample
-from paceline.data.global_rng import seeded_generators
+from paceline.data.rng import seeded_generators
 from paceline.data.split_loader import Dataset
 
 _MOST_CHANNELS = 4  # by which [H, W, C] and [C, H, W] are told apart where they are not as usual

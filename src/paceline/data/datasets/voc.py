@@ -30,8 +30,7 @@ from paceline.data.datasets.detection import (
     read_sizes,
     write_objects,
 )
-from paceline.data.index.index import IndexBuilder, open_index
-from paceline.data.index.splits import split_arguments, write_parts
+from paceline.data.index.index import IndexBuilder, open_index, split_arguments, write_parts
 from paceline.data.io.image import EXTENSIONS, MAX_PIXELS, read_bytes
 
 if TYPE_CHECKING:

@@ -28,10 +28,8 @@ class RandomRotation:
     mask_fill: PixelValue = 0
     min_visible: Share = 0.1
     draws: ClassVar[int] = 1
-    is_batch: ClassVar[bool] = False
 
     def __call__(self, sample: Sample, draws: Draws) -> Sample:
-        """The rotated sample."""
         matrix = self.matrix(*size_of(sample), draws)
         return warp_affine(sample, matrix, size_of(sample), self.fill, self.mask_fill, self.min_visible)
 
@@ -58,10 +56,8 @@ class RandomAffine:
     mask_fill: PixelValue = 0
     min_visible: Share = 0.1
     draws: ClassVar[int] = 5
-    is_batch: ClassVar[bool] = False
 
     def __call__(self, sample: Sample, draws: Draws) -> Sample:
-        """The moved sample."""
         height, width = size_of(sample)
         center = (width / 2, height / 2)
         across = between(draws[2], -self.translate[0], self.translate[0]) * width
@@ -93,10 +89,8 @@ class PoseCrop:
     fill: Fill = 0
     mask_fill: PixelValue = 0
     draws: ClassVar[int] = 2
-    is_batch: ClassVar[bool] = False
 
     def __call__(self, sample: Sample, draws: Draws) -> Sample:
-        """The sample around its first object."""
         height, width = self.size
         first = {name: value[:1] if name in RAGGED else value for name, value in sample.items()}
         left, top, right, bottom = (float(bound) for bound in _first_box(first))

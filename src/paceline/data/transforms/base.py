@@ -21,33 +21,36 @@ from paceline.core.registry import register
 from paceline.data.batch import TRUTHS, Sample
 
 
-class _Transform(Protocol):
+class SampleTransform(Protocol):
+    """Changes one sample."""
+
     @property
     def draws(self) -> int:
         """How many random numbers it wants for a sample."""
         ...
-
-    @property
-    def is_batch(self) -> bool:
-        """Whether it works on batches, not on samples."""
-        ...
-
-
-class SampleTransform(_Transform, Protocol):
-    """Changes one sample; its `is_batch` is False."""
 
     def __call__(self, sample: Sample, draws: NDArray[np.float64]) -> Sample:
         """The changed sample, from `draws` [self.draws]; the given one stays as it is."""
         ...
 
 
-class BatchTransform(_Transform, Protocol):
-    """Changes a batch; its `is_batch` is True.
+class BatchTransform(Protocol):
+    """Changes a batch; its `is_batch` is True, which transforms of samples need not have.
 
     One whose attribute `per_step` is True is given one row of draws for all that a step computes, whatever process
     computes it; any other a row for each sample. One whose attribute `keeps_counts` is True changes no label, and not
     how many pixels of a mask are of which class; after any other, what losses are divided by is counted again.
     """
+
+    @property
+    def draws(self) -> int:
+        """How many random numbers it wants for a sample, or for a step."""
+        ...
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether it works on batches, not on samples."""
+        ...
 
     def __call__(self, batch: dict[str, Any], draws: Tensor) -> dict[str, Any]:
         """The changed batch, from `draws` [N or 1, self.draws]; the given one and its tensors stay as they are."""
@@ -70,7 +73,6 @@ class OnSamples:
     """A transform of either kind, used on single samples."""
 
     transform: EitherTransform
-    is_batch: ClassVar[bool] = False
 
     @property
     def draws(self) -> int:
@@ -78,7 +80,6 @@ class OnSamples:
         return self.transform.draws
 
     def __call__(self, sample: Sample, draws: NDArray[np.float64]) -> Sample:
-        """The changed sample."""
         return self.transform.on_sample(sample, draws)
 
 
@@ -91,11 +92,9 @@ class KeepOriginal:
     """
 
     draws: ClassVar[int] = 0
-    is_batch: ClassVar[bool] = False
     reads_encoded: ClassVar[bool] = True
 
     def __call__(self, sample: Sample, draws: NDArray[np.float64]) -> Sample:
-        """The sample with its matrix and truth."""
         if "mask" not in sample and "boxes" not in sample:
             raise DataError("evaluate.original_size needs masks or boxes, and these samples have none; set it to false")
         kept = {truth: sample[name] for name, truth in TRUTHS.items() if name in sample}
@@ -110,13 +109,13 @@ def split(
     What can run on either runs on batches, unless a sample transform follows, or it is what gives the images one size.
     With `have_one_size` they have one from the start, as far as no sample transform changes it.
     """
-    first_sample = _first(not each.is_batch for each in transforms)
-    first_batch = _first(each.is_batch and not _is_either(each) for each in transforms)
+    first_sample = _first(not _is_batch(each) for each in transforms)
+    first_batch = _first(_is_batch(each) and not _is_either(each) for each in transforms)
     unsized = range(first_sample if have_one_size else 0, first_batch)
     on_samples = [
         place
         for place, each in enumerate(transforms)
-        if not each.is_batch or (place in unsized and _unifies_size(each))
+        if not _is_batch(each) or (place in unsized and _unifies_size(each))
     ]
     end = on_samples[-1] + 1 if on_samples else 0
     if end > first_batch:
@@ -146,11 +145,11 @@ def _unifies_size(transform: SampleTransform | BatchTransform) -> bool:
 
 
 def _is_batch(transform: SampleTransform | BatchTransform) -> TypeGuard[BatchTransform]:
-    return transform.is_batch
+    return getattr(transform, "is_batch", False)
 
 
 def _is_sample(transform: SampleTransform | BatchTransform) -> TypeGuard[SampleTransform]:
-    return not transform.is_batch
+    return not _is_batch(transform)
 
 
 def _out_of_order(late: SampleTransform | BatchTransform, early: SampleTransform | BatchTransform) -> str:

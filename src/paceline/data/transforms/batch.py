@@ -1,4 +1,4 @@
-"""Transforms that only run on whole batches, on the training device: erase, normalize, multi-scale.
+"""Transforms of whole batches, on the training device: erase, normalize, multi-scale, mask, mixup, cutmix.
 
 Images are [N, C, H, W], clips [N, C, T, H, W], of uint8 or float32.
 """
@@ -6,13 +6,15 @@ Images are [N, C, H, W], clips [N, C, T, H, W], of uint8 or float32.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
@@ -21,6 +23,7 @@ from paceline.core.buffer_pool import recycled
 from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.data.argument_types import PositiveRange, ShareRange, Size
+from paceline.data.batch import RAGGED
 from paceline.data.transforms.annotations import move_batch_annotations
 from paceline.data.transforms.functional import channel_axis, height_and_width
 
@@ -45,18 +48,14 @@ class RandomErasing:
     keeps_counts: ClassVar[bool] = True
 
     def __call__(self, batch: dict[str, Any], draws: Tensor) -> dict[str, Any]:
-        """The batch, some of its images with a rectangle of `value`."""
         images = batch["image"]
         height, width = images.shape[-2:]
         drawn, area, ratio, top, left = draws.unbind(1)
         flat, tall = (math.log(bound) for bound in self.ratio)
         side = (area * (self.scale[1] - self.scale[0]) + self.scale[0]).mul_(height * width).sqrt_()
         stretch = (ratio * ((tall - flat) / 2) + flat / 2).exp_()
-        rows = _covered(height, side * stretch, top) & (drawn < self.p).unsqueeze(1)
-        columns = _covered(width, side / stretch, left)
-        # Multiplying by zeros and ones is many times faster than filling or choosing under a mask.
-        hidden = rows.to(images.dtype).unsqueeze(2) * columns.to(images.dtype).unsqueeze(1)
-        hidden = hidden.view(len(images), *[1] * (images.ndim - 3), height, width)
+        rows = _stretch(height, side * stretch, top) & (drawn < self.p).unsqueeze(1)
+        hidden = _rectangles(images, rows, _stretch(width, side / stretch, left))
         erased = images * (1 - hidden)
         return {**batch, "image": erased + hidden * self._paint(images) if self.value else erased}
 
@@ -64,12 +63,25 @@ class RandomErasing:
         return self.value if images.is_floating_point() else min(255, max(0, round(self.value)))
 
 
-def _covered(length: int, extents: Tensor, places: Tensor) -> Tensor:
+def _stretch(length: int, extents: Tensor, places: Tensor) -> Tensor:
     """Which of `length` positions stretches of such extents cover, at places in [0, 1): [N, length]."""
     extents = extents.round().clamp_(1, length)
-    starts = (places * (length - extents + 1)).floor_().unsqueeze(1)
-    positions = torch.arange(length, device=extents.device)
+    return _covered(length, (places * (length - extents + 1)).floor_(), extents)
+
+
+def _covered(length: int, starts: Tensor, extents: Tensor) -> Tensor:
+    """Which of `length` positions stretches [N] cover: [N, length]."""
+    positions, starts = torch.arange(length, device=extents.device), starts.unsqueeze(1)
     return (positions >= starts) & (positions < starts + extents.unsqueeze(1))
+
+
+def _rectangles(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """1 in the rectangle of these rows [N, H] and columns [N, W], else 0, [N, 1, (1,) H, W].
+
+    Multiplying by zeros and ones is many times faster than filling or choosing under a mask.
+    """
+    planes = rows.to(images.dtype).unsqueeze(2) * columns.to(images.dtype).unsqueeze(1)
+    return planes.view(len(images), *[1] * (images.ndim - 3), *images.shape[-2:])
 
 
 @register.transform("normalize", checks=[SameLength("mean", "std")])
@@ -84,7 +96,6 @@ class Normalize:
     keeps_counts: ClassVar[bool] = True
 
     def __call__(self, batch: dict[str, Any], draws: Tensor) -> dict[str, Any]:
-        """The batch with its images normalized."""
         images = batch["image"]
         channels = images.shape[channel_axis(images)]
         if len(self.mean) not in (1, channels):
@@ -128,7 +139,6 @@ class MultiScale:
     per_step: ClassVar[bool] = True
 
     def __call__(self, batch: dict[str, Any], draws: Tensor) -> dict[str, Any]:
-        """The batch at the size that `draws` [1, 1], on the host, says."""
         size = height_and_width(self.sizes[int(float(draws[0, 0]) * len(self.sizes))])
         images = batch["image"]
         height, width = images.shape[-2:]
@@ -183,8 +193,177 @@ class RandomMasking:
         return self.num_patches
 
     def __call__(self, batch: dict[str, Any], draws: Tensor) -> dict[str, Any]:
-        """The batch with its masks; the patches with the largest draws are masked."""
+        # The patches with the largest draws are masked.
         num_visible = int(self.num_patches * (1 - self.mask_ratio))
         visible = draws.argsort(dim=1, stable=True)[:, :num_visible].sort(1).values
         masks = torch.ones(len(draws), self.num_patches, dtype=torch.bool, device=draws.device)
         return {**batch, "patch_mask": masks.scatter(1, visible, False), "visible_patches": visible}
+
+
+# --- mixup and cutmix ---------------------------------------------------------------------------------------
+#
+# Partners are drawn within a micro-batch: the samples in a random order, each with the next. So every sample is a
+# partner once and never its own, unless it is alone. Labels become soft, float32 [N, num_classes], in proportion to
+# what is seen of each sample; multi-label ones too. Images keep their dtype.
+
+Alpha = Annotated[float, Field(gt=0, le=100)]
+
+_CELLS = 2048
+
+
+@register.transform("mixup")
+@dataclass(frozen=True)
+class MixUp:
+    """Blend each image with its partner's; the share of its own is drawn from Beta(alpha, alpha)."""
+
+    alpha: Alpha = 1.0
+    p: Share = 1.0
+    _: KW_ONLY
+    num_classes: int
+    draws: ClassVar[int] = 3
+    is_batch: ClassVar[bool] = True
+
+    def __call__(self, batch: dict[str, Any], draws: Tensor) -> dict[str, Any]:
+        order, share, drawn = draws.unbind(1)
+        blended = torch.where(drawn < self.p, sample_beta(self.alpha, share), 1.0)
+        return _mix("mixup", batch, order, self.num_classes, blended)
+
+
+@register.transform("cutmix")
+@dataclass(frozen=True)
+class CutMix:
+    """Paste a rectangle of the partner's image; the share of its own that stays is drawn from Beta(alpha, alpha).
+
+    The rectangle has the image's aspect ratio and its center anywhere; the part of it that falls outside is lost.
+    """
+
+    alpha: Alpha = 1.0
+    p: Share = 1.0
+    _: KW_ONLY
+    num_classes: int
+    draws: ClassVar[int] = 5
+    is_batch: ClassVar[bool] = True
+
+    def __call__(self, batch: dict[str, Any], draws: Tensor) -> dict[str, Any]:
+        order, share, down, across, drawn = draws.unbind(1)
+        cut = torch.where(drawn < self.p, sample_beta(self.alpha, share), 1.0)
+        return _mix("cutmix", batch, order, self.num_classes, None, (cut, down, across))
+
+
+@register.transform("mixup_or_cutmix")
+@dataclass(frozen=True)
+class MixUpOrCutMix:
+    """Apply cutmix to each sample with probability `cutmix_p`, else mixup."""
+
+    mixup_alpha: Alpha = 0.8
+    cutmix_alpha: Alpha = 1.0
+    cutmix_p: Share = 0.5
+    p: Share = 1.0
+    _: KW_ONLY
+    num_classes: int
+    draws: ClassVar[int] = 6
+    is_batch: ClassVar[bool] = True
+
+    def __call__(self, batch: dict[str, Any], draws: Tensor) -> dict[str, Any]:
+        order, share, down, across, drawn, choice = draws.unbind(1)
+        is_cut, is_mixed = choice < self.cutmix_p, drawn < self.p
+        blended = torch.where(is_mixed & ~is_cut, sample_beta(self.mixup_alpha, share), 1.0)
+        cut = torch.where(is_mixed & is_cut, sample_beta(self.cutmix_alpha, share), 1.0)
+        return _mix("mixup_or_cutmix", batch, order, self.num_classes, blended, (cut, down, across))
+
+
+def _mix(
+    name: str,
+    batch: dict[str, Any],
+    order: Tensor,
+    num_classes: int,
+    blended: Tensor | None,
+    cut: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> dict[str, Any]:
+    """The batch, mixed by the share of its own image that each sample keeps [N], and that of its rectangle's place."""
+    _require_labels(name, batch)
+    images, partners = batch["image"], _partners(order)
+    mixed, shares = images, torch.ones_like(order)
+    if blended is not None:
+        mixed, shares = _blend(images, partners, blended), blended
+    if cut is not None:
+        hidden, seen = _cut(images, *cut)
+        mixed, shares = _paste(mixed, images, partners, 1 - hidden), shares * seen
+    return {**batch, "image": mixed, "label": _mix_labels(batch["label"], partners, shares, num_classes)}
+
+
+def sample_beta(alpha: float, draws: Tensor) -> Tensor:
+    """Numbers distributed as Beta(alpha, alpha), from uniform ones [N]."""
+    table = _beta_cdf(alpha)
+    below = torch.from_numpy(table if draws.dtype == torch.float64 else table.astype(np.float32)).to(draws.device)
+    half = torch.minimum(draws, 1 - draws)
+    cells = torch.searchsorted(below, half, right=True).clamp_(1, _CELLS) - 1
+    within = (half - below[cells]) / (below[cells + 1] - below[cells])
+    small = ((cells + within) / _CELLS).pow(1 / min(alpha, 1.0)) / 2
+    return torch.where(draws < 0.5, small, 1 - small)
+
+
+@lru_cache
+def _beta_cdf(alpha: float) -> NDArray[np.float64]:
+    """The distribution function of Beta(alpha, alpha) at x from 0 to 1/2, in equal steps of s = (2x)^min(alpha, 1).
+
+    In s the density is finite also where that in x is not, so that straight lines between the steps do.
+    """
+    s = np.linspace(0, 1, 16 * _CELLS + 1)
+    x = s ** (1 / min(alpha, 1.0)) / 2
+    density = x ** max(alpha - 1, 0.0) * (1 - x) ** (alpha - 1)
+    total = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
+    found: NDArray[np.float64] = total[::16] / (2 * total[-1])
+    return found
+
+
+def _partners(order: Tensor) -> Tensor:
+    """Each sample's partner: the samples stand in the order of their draws, in a circle."""
+    queue = order.argsort(stable=True)
+    return torch.empty_like(queue).index_copy_(0, queue, queue.roll(-1))
+
+
+def _cut(images: Tensor, shares: Tensor, down: Tensor, across: Tensor) -> tuple[Tensor, Tensor]:
+    """1 in the rectangle of each sample's partner, else 0, [N, 1, (1,) H, W]; and the exact share outside."""
+    (height, width), sides = images.shape[-2:], (1 - shares).sqrt()
+    rows, columns = _around(height, sides, down), _around(width, sides, across)
+    return _rectangles(images, rows, columns), 1 - rows.sum(1) * columns.sum(1) / (height * width)
+
+
+def _around(length: int, sides: Tensor, centers: Tensor) -> Tensor:
+    """Which of `length` positions lie within a part `sides` [N] of it, around centers in [0, 1): [N, length]."""
+    extents = (length * sides).floor_()
+    return _covered(length, (length * centers).floor_() - (extents / 2).floor_(), extents)
+
+
+def _blend(images: Tensor, partners: Tensor, shares: Tensor) -> Tensor:
+    weights = shares.float().view(-1, *[1] * (images.ndim - 1))
+    others = images.index_select(0, partners)
+    if images.is_floating_point():
+        return others.lerp_(images, weights)
+    return others.float().lerp_(images.float(), weights).round_().to(images.dtype)
+
+
+def _paste(images: Tensor, sources: Tensor, partners: Tensor, visible: Tensor) -> Tensor:
+    others = sources.index_select(0, partners)
+    if images.is_floating_point():
+        return others.lerp_(images, visible)  # exact at weights of 0 and 1
+    # Multiplying by zeros and ones is many times faster than choosing under a mask.
+    return others.mul_(1 - visible).addcmul_(images, visible)
+
+
+def _mix_labels(labels: Tensor, partners: Tensor, shares: Tensor, num_classes: int) -> Tensor:
+    """Labels as float32 [N, num_classes], with a share [N] of the own and for the rest the partner's."""
+    if labels.ndim == 1:
+        soft = torch.zeros(len(labels), num_classes, device=labels.device).scatter_(1, labels.unsqueeze(1), 1.0)
+    else:
+        soft = labels.float()
+    return soft.index_select(0, partners).lerp_(soft, shares.float().unsqueeze(1))
+
+
+def _require_labels(name: str, batch: Mapping[str, Any]) -> None:
+    if "label" not in batch:
+        raise DataError(f"{name} mixes images with their labels, but the samples have none: leave it out")
+    located = sorted((RAGGED | {"mask"}).intersection(batch))
+    if located:
+        raise DataError(f"{name} mixes images and labels, but the samples also have {', '.join(located)}: leave it out")

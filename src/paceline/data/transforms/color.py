@@ -1,4 +1,4 @@
-"""Color transforms of samples, and the functions they are made of; all frames of a clip are changed alike.
+"""Color transforms of samples, the functions they are made of, and RandAugment; all frames of a clip are changed alike.
 
 An image is uint8 [H, W, C], a clip [T, H, W, C]. Factors are relative: 1 changes nothing. Colors need three channels
 (red, green, blue); a gray image stays as it is.
@@ -6,8 +6,10 @@ An image is uint8 [H, W, C], a clip [T, H, W, C]. Factors are relative: 1 change
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ClassVar, cast
 
 import cv2
@@ -15,12 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from paceline.core.arguments import NonNegative, Ordered, Share
+from paceline.core.arguments import Count, NonNegative, Ordered, Share
 from paceline.core.errors import DataError
 from paceline.core.registry import register
-from paceline.data.argument_types import PositiveRange
+from paceline.data.argument_types import Fill, PixelValue, PositiveRange
 from paceline.data.batch import Sample
-from paceline.data.transforms.functional import Draws, between
+from paceline.data.transforms.annotations import AffineMatrix
+from paceline.data.transforms.functional import Draws, between, size_of, warp_affine
 
 Pixels = NDArray[np.uint8]
 LUMA = np.array([0.299, 0.587, 0.114])  # how bright red, green and blue look
@@ -45,10 +48,8 @@ class ColorJitter:
     hue: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     p: Share = 1.0
     draws: ClassVar[int] = 9
-    is_batch: ClassVar[bool] = False
 
     def __call__(self, sample: Sample, draws: Draws) -> Sample:
-        """The sample with the colors of its image changed."""
         image, factors = sample["image"], self.factors(draws)
         for number in np.argsort(draws[4:8], kind="stable"):
             if factors[number] != _NEUTRAL[number]:
@@ -79,10 +80,8 @@ class RandomPhotometricDistort:
     hue: HueRange = (-0.05, 0.05)
     p: Share = 0.5
     draws: ClassVar[int] = 11
-    is_batch: ClassVar[bool] = False
 
     def __call__(self, sample: Sample, draws: Draws) -> Sample:
-        """The sample with its image distorted."""
         bright, contrast, saturation, hue, order = (float(draw) for draw in draws[:5])
         chosen = draws[5:10] < self.p
         image = sample["image"]
@@ -110,10 +109,8 @@ class RandomGrayscale:
 
     p: Share = 0.1
     draws: ClassVar[int] = 1
-    is_batch: ClassVar[bool] = False
 
     def __call__(self, sample: Sample, draws: Draws) -> Sample:
-        """The sample, perhaps in gray, with as many channels as before."""
         return sample if draws[0] >= self.p else {**sample, "image": rgb_to_grayscale(sample["image"])}
 
 
@@ -125,10 +122,8 @@ class GaussianBlur:
     sigma: PositiveRange = (0.1, 2.0)
     p: Share = 1.0
     draws: ClassVar[int] = 2
-    is_batch: ClassVar[bool] = False
 
     def __call__(self, sample: Sample, draws: Draws) -> Sample:
-        """The sample, perhaps with its image smoothed."""
         if draws[0] >= self.p:
             return sample
         return {**sample, "image": gaussian_blur(sample["image"], between(draws[1], *self.sigma))}
@@ -142,10 +137,8 @@ class RandomSolarize:
     threshold: Annotated[float, Field(ge=0, le=255)] = 128.0
     p: Share = 0.5
     draws: ClassVar[int] = 1
-    is_batch: ClassVar[bool] = False
 
     def __call__(self, sample: Sample, draws: Draws) -> Sample:
-        """The sample, perhaps with the bright part of its image inverted."""
         return sample if draws[0] >= self.p else {**sample, "image": solarize(sample["image"], self.threshold)}
 
 
@@ -297,3 +290,86 @@ def _frames(image: Pixels) -> list[Pixels]:
 def _as_shape_of(image: Pixels, changed: object) -> Pixels:
     # OpenCV drops the axis of a single channel.
     return cast(Pixels, changed).reshape(image.shape)
+
+
+_MAX_MAGNITUDE = 30.0
+
+
+@register.transform("rand_augment")
+@dataclass(frozen=True)
+class RandAugment:
+    """Apply `num_ops` operations, drawn one by one, each as strong as `magnitude`, from 0 to 30.
+
+    Shear, translate and rotate move masks, boxes and keypoints too, around the center; the others change colors alone.
+    Operations with two directions go either way. Clips are changed as a whole.
+    """
+
+    num_ops: Count = 2
+    magnitude: Annotated[float, Field(ge=0, le=30)] = 9.0
+    fill: Fill = 0
+    mask_fill: PixelValue = 0
+    min_visible: Share = 0.1
+
+    @property
+    def draws(self) -> int:
+        """The operation and its direction, for each."""
+        return 2 * self.num_ops
+
+    def __call__(self, sample: Sample, draws: Draws) -> Sample:
+        strength = self.magnitude / _MAX_MAGNITUDE
+        changed = dict(sample)
+        for choice, direction in draws.reshape(-1, 2):
+            name = OPERATIONS[int(choice * len(OPERATIONS))]
+            signed = strength if direction < 0.5 else -strength
+            if name in AFFINE_OPERATIONS:
+                size = size_of(changed)
+                matrix = AFFINE_OPERATIONS[name](signed, *size)
+                changed = warp_affine(changed, matrix, size, self.fill, self.mask_fill, self.min_visible)
+            elif name != "identity":
+                changed["image"] = COLOR_OPERATIONS[name](changed["image"], signed)
+        return changed
+
+
+def _around_center(linear: list[list[float]], height: int, width: int) -> AffineMatrix:
+    center, matrix = np.array([width / 2, height / 2]), np.array(linear)
+    return np.column_stack([matrix, center - matrix @ center])
+
+
+def _rotate(signed: float, height: int, width: int) -> AffineMatrix:
+    angle = math.radians(30 * signed)
+    cosine, sine = math.cos(angle), math.sin(angle)
+    return _around_center([[cosine, -sine], [sine, cosine]], height, width)
+
+
+def _translate(x: float, y: float) -> AffineMatrix:
+    return np.array([[1, 0, round(x)], [0, 1, round(y)]], np.float64)
+
+
+ColorChange = Callable[[Pixels, float], Pixels]
+
+
+def _adjust(change: ColorChange, image: Pixels, signed: float) -> Pixels:
+    return change(image, 1 + 0.9 * signed)
+
+
+AFFINE_OPERATIONS: dict[str, Callable[[float, int, int], AffineMatrix]] = {
+    "shear_x": lambda signed, height, width: _around_center([[1, 0.3 * signed], [0, 1]], height, width),
+    "shear_y": lambda signed, height, width: _around_center([[1, 0], [0.3 * signed, 1]], height, width),
+    "translate_x": lambda signed, height, width: _translate(150 / 331 * width * signed, 0),
+    "translate_y": lambda signed, height, width: _translate(0, 150 / 331 * height * signed),
+    "rotate": _rotate,
+}
+"""The matrix by the signed strength and the image's height and width."""
+COLOR_OPERATIONS: dict[str, ColorChange] = {
+    "brightness": partial(_adjust, scale_pixels),
+    "saturation": partial(_adjust, adjust_saturation),
+    "contrast": partial(_adjust, adjust_contrast),
+    "sharpness": partial(_adjust, adjust_sharpness),
+    "posterize": lambda image, signed: posterize(image, 8 - round(4 * abs(signed))),
+    # Of no strength, nothing is inverted.
+    "solarize": lambda image, signed: solarize(image, 256 - 256 * abs(signed)),
+    "autocontrast": lambda image, signed: autocontrast(image),
+    "equalize": lambda image, signed: equalize(image),
+}
+"""The changed image by the signed strength."""
+OPERATIONS = ("identity", *AFFINE_OPERATIONS, *COLOR_OPERATIONS)

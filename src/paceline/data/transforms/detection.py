@@ -33,10 +33,8 @@ class RandomZoomOut:
     p: Share = 0.5
     mask_fill: PixelValue = 0
     draws: ClassVar[int] = 4
-    is_batch: ClassVar[bool] = False
 
     def __call__(self, sample: Sample, draws: Draws) -> Sample:
-        """The sample, perhaps on a larger canvas."""
         if draws[0] >= self.p:
             return dict(sample)
         height, width = size_of(sample)
@@ -67,7 +65,6 @@ class RandomIoUCrop:
     max_aspect_ratio: Positive = 2.0
     sampler_options: Annotated[Sequence[Share], Field(min_length=1)] = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
     trials: Count = 40
-    is_batch: ClassVar[bool] = False
 
     @property
     def draws(self) -> int:
@@ -75,7 +72,6 @@ class RandomIoUCrop:
         return 1 + 4 * self.trials
 
     def __call__(self, sample: Sample, draws: Draws) -> Sample:
-        """The sample's part, or the whole sample."""
         least = self.sampler_options[int(float(draws[0]) * len(self.sampler_options))]
         boxes = sample.get("boxes", ())
         if least >= 1 or not len(boxes):
@@ -134,7 +130,6 @@ class Mosaic:
     min_visible: Share = 0.1
     others: ClassVar[int] = 3
     draws: ClassVar[int] = 3
-    is_batch: ClassVar[bool] = False
     reads_encoded: ClassVar[bool] = True
 
     def __call__(self, sample: Sample, draws: Draws, others: Sequence[Sample]) -> Sample:

@@ -45,7 +45,6 @@ class Resize:
     size: Size | None
     max_size: Side | None = None
     draws: ClassVar[int] = 0
-    is_batch: ClassVar[bool] = False
     reads_encoded: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -55,7 +54,6 @@ class Resize:
             raise ArgumentError("max_size", "limits the longer side where size is one number or null; take it out")
 
     def __call__(self, sample: Sample, draws: Draws) -> Sample:
-        """The resized sample."""
         height, width = size_of(sample)
         return resized_crop(sample, CropBox(0, 0, height, width), *self.target(height, width))
 
@@ -79,11 +77,9 @@ class RandomResize:
     min_size: Side
     max_size: Side
     draws: ClassVar[int] = 1
-    is_batch: ClassVar[bool] = False
     reads_encoded: ClassVar[bool] = True
 
     def __call__(self, sample: Sample, draws: Draws) -> Sample:
-        """The resized sample."""
         return Resize(self.min_size + int(float(draws[0]) * (self.max_size - self.min_size + 1)))(sample, draws)
 
 
@@ -104,10 +100,8 @@ class Pad:
     size_divisor: Count | None = None
     mask_fill: PixelValue = 0
     draws: ClassVar[int] = 0
-    is_batch: ClassVar[bool] = False
 
     def __call__(self, sample: Sample, draws: Draws) -> Sample:
-        """The padded sample."""
         height, width = size_of(sample)
         padding = self.padding or 0
         left, top, right, bottom = [padding] * 4 if isinstance(padding, int) else padding
@@ -127,10 +121,8 @@ class CenterCrop:
     mask_fill: PixelValue = 0
     min_visible: Share = 0.1
     draws: ClassVar[int] = 0
-    is_batch: ClassVar[bool] = False
 
     def __call__(self, sample: Sample, draws: Draws) -> Sample:
-        """The sample's center."""
         return crop(sample, self.box(*size_of(sample)), self.fill, self.mask_fill, self.min_visible)
 
     def box(self, height: int, width: int) -> CropBox:
@@ -174,14 +166,12 @@ class RandomCrop:
     unifies_size: ClassVar[bool] = True
 
     def on_sample(self, sample: Sample, draws: Draws) -> Sample:
-        """The cropped sample."""
         sides = zip(self._sides(size_of(sample)), draws, strict=True)
         top, left = (int(float(draw) * side.num_starts) - side.before for side, draw in sides)
         box = CropBox(top, left, *height_and_width(self.size))
         return crop(sample, box, self.fill, self.mask_fill, self.min_visible)
 
     def __call__(self, batch: dict[str, Any], draws: Tensor) -> dict[str, Any]:
-        """The batch, each image cropped at a place of its own."""
         images = batch["image"]
         sides = self._sides((images.shape[-2], images.shape[-1]))
         corners = torch.stack([(draws[:, i] * side.num_starts).long() for i, side in enumerate(sides)], 1)
@@ -249,11 +239,9 @@ class RandomResizedCrop:
     ratio: PositiveRange = (3 / 4, 4 / 3)
     min_visible: Share = 0.1
     draws: ClassVar[int] = 4
-    is_batch: ClassVar[bool] = False
     reads_encoded: ClassVar[bool] = True
 
     def __call__(self, sample: Sample, draws: Draws) -> Sample:
-        """The sample's part, resized."""
         return resized_crop(sample, self.box(*size_of(sample), draws), *height_and_width(self.size), self.min_visible)
 
     def box(self, height: int, width: int, draws: Draws) -> CropBox:
@@ -286,11 +274,9 @@ class RandomHorizontalFlip:
     keeps_counts: ClassVar[bool] = True
 
     def on_sample(self, sample: Sample, draws: Draws) -> Sample:
-        """The sample, perhaps flipped."""
         return horizontal_flip(sample, self.pairs) if draws[0] < self.p else dict(sample)
 
     def __call__(self, batch: dict[str, Any], draws: Tensor) -> dict[str, Any]:
-        """The batch, some of its samples flipped."""
         images, is_flipped = batch["image"], draws[:, 0] < self.p
         result = {**batch, "image": flip_where(images, is_flipped)}
         if "mask" in batch:

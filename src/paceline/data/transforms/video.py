@@ -41,7 +41,6 @@ class Clip:
     position: Literal["random", "center"] = "random"
     short: Short = "loop"
     draws: ClassVar[int] = 2
-    is_batch: ClassVar[bool] = False
     reads_encoded: ClassVar[bool] = True
     makes_clips: ClassVar[bool] = True
 
@@ -50,7 +49,6 @@ class Clip:
             raise ArgumentError("speed", "multiplies a stride that is a number; take it out where stride is whole")
 
     def __call__(self, sample: Sample, draws: Draws) -> Sample:
-        """The sample with its clip."""
         video = _video(sample, "clip")
         drawn_speed, position = (0.5, 0.5) if self.position == "center" else draws.tolist()
         speed = between(drawn_speed, *self.speed)
@@ -75,7 +73,6 @@ class MultiClip:
     short: Short = "loop"
     as_samples: bool = False
     draws: ClassVar[int] = 0
-    is_batch: ClassVar[bool] = False
     reads_encoded: ClassVar[bool] = True
     makes_clips: ClassVar[bool] = True
 
@@ -85,7 +82,6 @@ class MultiClip:
         return self.num_clips if self.as_samples else 1
 
     def __call__(self, sample: Sample, draws: Draws) -> Sample:
-        """The sample with its clips, or with the one that it is."""
         video = _video(sample, "multi_clip")
         _check_length(video, self.num_frames, self.stride, self.short)
         chosen = [
@@ -116,10 +112,8 @@ class MultiCrop:
     size: Count
     num_crops: Count = 3
     draws: ClassVar[int] = 0
-    is_batch: ClassVar[bool] = False
 
     def __call__(self, sample: Sample, draws: Draws) -> Sample:
-        """The sample with its views."""
         image: NDArray[np.uint8] = sample["image"]
         height, width = size_of(sample)
         if image.ndim < 4:
