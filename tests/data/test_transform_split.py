@@ -144,7 +144,8 @@ def test_split_decides_where_transforms_run(
     assert samples == [OnSamples(each) if isinstance(each, either) else each for each in transforms[:end]]
     assert batches == transforms[end:]
     assert not any(hasattr(each, "is_batch") for each in samples)
-    assert [each.draws for each in [*samples, *batches]] == [each.draws for each in transforms]
+    drawn = [each.draws for each in samples] + [each.draws for each in batches]
+    assert drawn == [each.draws for each in transforms]
 
 
 def test_split_names_both_transforms_that_are_out_of_order() -> None:
