@@ -1,55 +1,151 @@
-"""Whether every precision learns as well as float32."""
+"""Whether every precision learns as well as float32, in three tasks, and what memory a step then takes."""
 
 from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import sqrt
 from pathlib import Path
 from time import perf_counter
+from typing import Any, NamedTuple
 
 import paceline
 from benchmarks.report import Goal, Section
 from paceline.core.errors import TrainingError
+from paceline.data import synthetic
+from paceline.engine.activation_checkpointing.memory import LiveBytes, own_training_state
 
 _PLAIN = "fp32"
 _WITHIN = "within noise"
-_CASES: dict[str, dict[str, object]] = {
-    name: {"train.precision": name} for name in (_PLAIN, "bf16", "fp16", "O1", "O2", "O3")
+_SEEDS = (0, 1, 2)
+_MEBI = 2**20
+_COMMON = {"train.threads": 1, "train.channels_last": False, "logging.images": False}
+_NORMALIZE = {"name": "normalize", "mean": [0.5, 0.5, 0.5], "std": [0.2, 0.2, 0.2]}
+_UNET = {
+    "model.backbone_args": {"stem_width": 8, "channels": [8, 16, 32, 64]},
+    "model.widths": [32, 16, 16, 8],
+    "evaluate.every_epochs": 100,  # longer than any run: once, at the end
+    "checkpoint.every_epochs": 100,
 }
-_SEEDS, _EPOCHS = (0, 1, 2), 3
-# Most processors emulate float16, which is slow: a small network for all, with smaller steps.
-_CHANGES = {"model.widths": [8, 16], "data.batch_size": 32, "train.threads": 1, "logging.images": False}
+
+
+class Task(NamedTuple):
+    """A short training of one task."""
+
+    recipe: str
+    metric: str
+    epochs: int
+    precisions: Sequence[str]
+    changes: Mapping[str, object]
+
+
+# Most processors emulate float16, which is slow: small networks and images for all.
+_TASKS = {
+    "classification": Task(
+        "quickstart",
+        "top1",
+        3,
+        (_PLAIN, "bf16", "fp16", "O1", "O2", "O3"),
+        {"model.widths": [8, 16], "data.batch_size": 32},
+    ),
+    "segmentation": Task(
+        "segmentation_sample",
+        "miou",
+        20,
+        (_PLAIN, "bf16", "fp16"),
+        _UNET
+        | {
+            "data.train.transforms": [
+                {"name": "resize", "size": [48, 64]},
+                {"name": "random_horizontal_flip"},
+                {"name": "random_affine", "degrees": 180, "translate": [0.1, 0.1], "mask_fill": 255},
+                _NORMALIZE,
+            ],
+            "data.val.transforms": [{"name": "resize", "size": [48, 64]}, _NORMALIZE],
+        },
+    ),
+    "saliency": Task(
+        "saliency_sample",
+        "max_f",
+        20,
+        (_PLAIN, "bf16", "fp16"),
+        _UNET | {"data.train.transforms.0.size": [48, 48], "data.val.transforms.0.size": [48, 48]},
+    ),
+}
+
+
+class Measured(NamedTuple):
+    """A precision of a task: its metric with each seed, seconds a run, and bytes of activations."""
+
+    values: list[float]
+    seconds: float
+    activations: int
 
 
 def measure(is_quick: bool) -> Section:
-    """The share of right answers after a short training in each precision, over seeds."""
+    """Each task's metric after a short training in each precision, over seeds, and the memory of a step."""
     seeds = _SEEDS[:1] if is_quick else _SEEDS
-    epochs = 1 if is_quick else _EPOCHS
-    found: dict[str, list[float]] = {name: [] for name in _CASES}
-    seconds = dict.fromkeys(_CASES, 0.0)
-    for seed in seeds:
-        for name, changes in _CASES.items():
-            begin = perf_counter()
-            found[name].append(_top1({**_CHANGES, **changes, "train.epochs": epochs, "train.seed": seed}))
-            seconds[name] += (perf_counter() - begin) / len(seeds)
-    rows = [_row(name, values, found[_PLAIN], seconds[name]) for name, values in found.items()]
-    verdicts = {name: _verdict(values, found[_PLAIN]) for name, values in found.items()}
-    far = [name for name, verdict in verdicts.items() if verdict != _WITHIN]
+    rows, far = [], []
+    for name, task in _TASKS.items():
+        epochs = 2 if is_quick else task.epochs  # one more than the warm-up takes
+        with _data(name) as places:
+            changes = {**_COMMON, **task.changes, **places, "train.epochs": epochs}
+            found = {each: _measure(task, {**changes, "train.precision": each}, seeds) for each in task.precisions}
+        plain = found[_PLAIN]
+        rows += [_row(f"{name}: {each}", task.metric, measured, plain) for each, measured in found.items()]
+        far += [f"{name}: {each}" for each, (values, *_) in found.items() if _verdict(values, plain.values) != _WITHIN]
     return Section(
         "Precisions",
-        f"quickstart with a model of {_CHANGES['model.widths']} channels, batch size {_CHANGES['data.batch_size']};"
-        f" epochs: {epochs}, seeds: {len(seeds)}. Top-1 on the test split at the end, evaluated in the same precision."
+        "quickstart with a model of [8, 16] channels, batch size 32, 3 epochs; segmentation_sample at 48×64 and"
+        " saliency_sample at 48×48 with a narrow U-Net, 20 epochs;"
+        f" seeds: {len(seeds)}. The metric is that of the val split at the end, evaluated in the same precision."
         " *Within noise*: the means differ from fp32 by at most two standard errors of the difference, or by no more"
-        " than fp32 differs between seeds. A run that ends early because of an overflow counts as 0. This processor"
-        " emulates float16.",
-        ["precision", "top1, mean", "least–most", "against fp32", "two standard errors", "verdict", "seconds a run"],
+        " than fp32 differs between seeds. A run that ends early because of an overflow counts as 0. *Activations* are"
+        " the peak of live tensor bytes in a step without parameters, gradients and optimizer state, counted. This"
+        " processor emulates float16.",
+        [
+            *("task: precision", "metric", "mean", "least–most", "against fp32", "two standard errors", "verdict"),
+            *("activations, MiB", "ratio", "seconds a run"),
+        ],
         rows,
         [Goal("every precision within noise of fp32", f"beyond it: {', '.join(far) or 'none'}", not far)]
         if len(seeds) > 1
         else [],
     )
+
+
+@contextmanager
+def _data(name: str) -> Iterator[dict[str, object]]:
+    """Where the task finds its data, as changes of its recipe; what a task needs beyond the package is drawn."""
+    write = {"segmentation": synthetic.write_segmentation, "saliency": synthetic.write_saliency}.get(name)
+    if write is None:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder), 64, 0)
+        yield {"data.train.root": folder, "data.val.root": folder}
+
+
+def _measure(task: Task, changes: dict[str, Any], seeds: Sequence[int]) -> Measured:
+    begin = perf_counter()
+    values = [_final_metric(task, {**changes, "train.seed": seed}) for seed in seeds]
+    return Measured(values, (perf_counter() - begin) / len(seeds), _activations(task, changes))
+
+
+def _activations(task: Task, changes: dict[str, Any]) -> int:
+    """Bytes of live tensors at their peak within the third step, without what stays from step to step."""
+    run = paceline.build(task.recipe, changes)
+    batches = iter(run.batches)
+    for _ in range(2):
+        paceline.train_step(run, next(batches))
+    live, batch = LiveBytes(), next(batches)
+    own_training_state(live, run.model, run.optimizer)
+    live.own(each for group in run.optimizer.param_groups for each in group["params"])  # master weights too
+    with live:
+        paceline.train_step(run, batch)
+    return live.peak_other
 
 
 def _verdict(values: Sequence[float], plain: Sequence[float]) -> str:
@@ -69,25 +165,28 @@ def _standard_error(values: Sequence[float], plain: Sequence[float]) -> float:
     return sqrt(sum(statistics.variance(each) / len(each) for each in (values, plain)))
 
 
-def _top1(overrides: dict[str, object]) -> float:
-    """The share of right answers; none where numbers left the range of their format and training ended."""
+def _final_metric(task: Task, overrides: dict[str, Any]) -> float:
+    """The metric at the end; 0 where numbers left the range of their format and training ended."""
     with tempfile.TemporaryDirectory() as folder:
-        run = paceline.build("quickstart", overrides, out=Path(folder) / "run")
+        run = paceline.build(task.recipe, overrides, out=Path(folder) / "run")
         try:
             paceline.train(run)
         except TrainingError:
             return 0.0
-        return run.state.metrics["val"]["top1"]
+        return run.state.metrics["val"][task.metric]
 
 
-def _row(name: str, values: Sequence[float], plain: Sequence[float], seconds: float) -> list[str]:
-    difference = statistics.mean(values) - statistics.mean(plain)
+def _row(name: str, metric: str, measured: Measured, plain: Measured) -> list[str]:
+    values, is_plain = measured.values, measured is plain
     return [
         name,
+        metric,
         f"{statistics.mean(values):.4f}",
         f"{min(values):.4f}–{max(values):.4f}",
-        f"{difference:+.4f}",
-        "" if name == _PLAIN else f"{2 * _standard_error(values, plain):.4f}",
-        "" if name == _PLAIN else _verdict(values, plain),
-        f"{seconds:.0f}",
+        f"{statistics.mean(values) - statistics.mean(plain.values):+.4f}",
+        "" if is_plain else f"{2 * _standard_error(values, plain.values):.4f}",
+        "" if is_plain else _verdict(values, plain.values),
+        f"{measured.activations / _MEBI:.1f}",
+        f"{measured.activations / plain.activations:.3f}",
+        f"{measured.seconds:.0f}",
     ]
