@@ -66,6 +66,16 @@ def test_a_machine_that_becomes_slower_is_followed() -> None:
     assert estimate == pytest.approx(truth, rel=0.15)
 
 
+def test_an_evaluation_that_was_held_up_does_not_move_the_end() -> None:
+    timer = StepTimer()
+    for step in range(100):
+        timer.add_step(STEP, 0.0, 64, TOTAL)
+        if step % 25 == 24:
+            timer.add_action("evaluate", 10 * EVALUATE if step == 49 else EVALUATE)
+    left = timer.seconds_left(TOTAL - 100, {"evaluate": 36}, SIZES)
+    assert left == pytest.approx((TOTAL - 100) * STEP + 36 * EVALUATE)
+
+
 def test_contention_is_reported_once_and_only_if_the_machine_is_loaded() -> None:
     timer = StepTimer()
     for _ in range(50):

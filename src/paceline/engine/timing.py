@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import resource
+import statistics
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -19,6 +21,7 @@ from paceline.loggers.meters import Meters
 _FIRST_STEPS = 3  # that are slower than the others: memory is taken, kernels are chosen
 _SHARE_REMEMBERED = 0.1  # of a run's steps, in the average by which its end is told
 _LEAST_REMEMBERED = 50
+_ACTIONS_REMEMBERED = 5  # of a kind; their median leaves out one that a busy moment made long
 _FORWARD_SHARE = 0.4  # of a training step: what evaluating its samples takes, until that was measured
 _MUCH_SLOWER = 2.0
 _LEAST_STEPS = 50  # before anything is said of the machine; shorter runs are over by then
@@ -37,7 +40,7 @@ class StepTimer:
         self._average = 0.0  # seconds of a step, over the last part of the run
         self._sample_seconds = 0.0
         self._fastest = float("inf")
-        self._actions: dict[str, list[float]] = {}
+        self._actions: dict[str, deque[float]] = {}
         self._has_warned = False
 
     def add_step(self, seconds: float, waited: float, num_samples: int, total_steps: int) -> None:
@@ -61,7 +64,7 @@ class StepTimer:
 
     def add_action(self, name: str, seconds: float) -> None:
         """Take what was done between two steps."""
-        self._actions.setdefault(name, []).append(seconds)
+        self._actions.setdefault(name, deque(maxlen=_ACTIONS_REMEMBERED)).append(seconds)
 
     @property
     def step_time(self) -> float:
@@ -73,7 +76,7 @@ class StepTimer:
 
         `num_samples` are those of actions that evaluate, by which they are estimated until they were measured.
         """
-        measured = {name: sum(done) / len(done) for name, done in self._actions.items()}
+        measured = {name: statistics.median(done) for name, done in self._actions.items()}
         evaluated = next((name for name in num_samples if name in measured), None)
         per_sample = self._sample_seconds * _FORWARD_SHARE
         if evaluated is not None:
@@ -110,7 +113,7 @@ class StepTimer:
         return metrics
 
     def contention(self, load: float | None = None, cores: int | None = None) -> str | None:
-        """A sentence, once, when other processes seem to use the cores: by the load, or by steps that became slow."""
+        """A warning, once, when processes compete for the cores: by the load, or by steps that became slow."""
         load = os.getloadavg()[0] if load is None else load
         cores = cores or num_cores()
         if self._has_warned or self._num_steps < _LEAST_STEPS:
@@ -121,10 +124,10 @@ class StepTimer:
         if not is_slow and load <= _MUCH_SLOWER * cores:
             return None
         self._has_warned = True
-        slower = f"steps take {now / self._fastest:.1f} times as long as the fastest of this run, and " * is_slow
+        slower = f"steps take {now / self._fastest:.1f} times as long as the fastest of this run; " * is_slow
         return (
-            f"{slower}the load of this machine is {load:.1f} on {cores} cores: other processes use them. Training goes"
-            " on at the speed that is left; fewer train.threads or data.num_workers may help"
+            f"{slower}the load average is {load:.1f} on {cores} cores, so processes compete for them and training is"
+            " slower than it could be. Stop other processes, or lower train.threads or data.num_workers"
         )
 
 
