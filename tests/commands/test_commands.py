@@ -183,6 +183,7 @@ class Seen:
     done = paceline(tmp_path, "train", str(recipe), "--use", "mine")
     assert done.returncode == 0, done.stderr
     assert "predictions  runs/own/predictions" in done.stderr
+    assert "paceline eval runs/own --use mine\n" in done.stderr
     answer = paceline(tmp_path, "eval", "runs/own", "--use", "mine")
     assert answer.returncode == 0, answer.stderr
     lines = answer.stdout.splitlines()
@@ -243,9 +244,10 @@ def pooled(num_classes, in_channels):
     assert answer.returncode == 2, answer.stderr
     assert "of 16×16 pixels: Expected more than 1 value per channel" in answer.stderr
     assert "data.drop_last" in answer.stderr
-    for mended in ("data.drop_last=true", "data.batch_size=5", "train.steps=1"):
+    for mended in ("data.drop_last=true", "data.batch_size=6", "train.steps=1"):
         again = paceline(tmp_path, "check", str(recipe), "--use", "mine", mended)
         assert again.returncode == 0, again.stderr
+        assert ("data.batch_size: 6 is more than the 5 samples" in again.stderr) == (mended == "data.batch_size=6")
 
 
 def test_check_tries_everything_and_leaves_nothing(tmp_path: Path) -> None:

@@ -99,21 +99,25 @@ WRONG = {
     "number boolean": edit("lr: 0.1", "lr: true", "12:28: optimizer.lr: expected a number > 0, got true"),
     "number null": edit("lr: 0.1", "lr: null", "12:28: optimizer.lr: expected a number > 0, got null"),
     "number empty": edit(
-        "batch_size: 128", "batch_size:", "7:14: data.batch_size: expected a whole number ≥ 1, got null"
+        "batch_size: 128", "batch_size:", "7:14: data.batch_size: expected a whole number from 1 to 1048576, got null"
     ),
     "number list": edit("lr: 0.1", "lr: [0.1]", "12:28: optimizer.lr: expected a number > 0, got [0.1]"),
-    "whole number as fraction": edit("128", "12.5", "7:15: data.batch_size: expected a whole number ≥ 1, got 12.5"),
-    "whole number as float": edit(
-        "128", "1e2", "7:15: data.batch_size: expected a whole number ≥ 1, got 100.0; write 100"
+    "whole number as fraction": edit(
+        "128", "12.5", "7:15: data.batch_size: expected a whole number from 1 to 1048576, got 12.5"
     ),
-    "whole number zero": edit("128", "0", "7:15: data.batch_size: expected a whole number ≥ 1, got 0"),
+    "whole number as float": edit(
+        "128", "1e2", "7:15: data.batch_size: expected a whole number from 1 to 1048576, got 100.0; write 100"
+    ),
+    "whole number zero": edit("128", "0", "7:15: data.batch_size: expected a whole number from 1 to 1048576, got 0"),
     "whole number or word": edit(
         "micro_batch_size: 32",
         "micro_batch_size: fast",
-        '19:21: train.micro_batch_size: expected a whole number ≥ 1 or auto, got "fast"',
+        '19:21: train.micro_batch_size: expected a whole number from 1 to 1048576 or auto, got "fast"',
     ),
     "whole number or null": edit(
-        "epochs: 20", "epochs: many", '18:11: train.epochs: expected a whole number ≥ 1 or null, got "many"'
+        "epochs: 20",
+        "epochs: many",
+        '18:11: train.epochs: expected a whole number from 1 to 1000000 or null, got "many"',
     ),
     "share above": edit(
         "momentum: 0.9", "momentum: 1.5", "12:43: optimizer.momentum: expected a number ≥ 0 and < 1, got 1.5"

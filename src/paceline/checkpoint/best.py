@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from paceline.core.atomic_write import move_aside, replace_file, sync_folder
+from paceline.core.errors import CheckpointError
 from paceline.core.regular_file import read_json
 
 _STEP = re.compile(r"step-(\d{8,18})")
@@ -44,6 +45,20 @@ def resolve_best(best: Path) -> Path | None:
     """The folder that `best` leads to, if it exists; itself in a copy of a run that was made without links."""
     folder = best if best.is_dir() else read_pointer(best)
     return Path(os.path.realpath(folder)) if folder is not None and folder.is_dir() else None
+
+
+def find_checkpoint(run: Path, named: Path | None = None) -> Path:
+    """The named checkpoint, else the run's best, else the run itself, which stands for its newest."""
+    if named is not None:
+        return named
+    if resolve_best(run / "best") is not None:
+        return run / "best"
+    if not (run / "checkpoints").is_dir():
+        raise CheckpointError(
+            f"{run} has no checkpoint: train first, or name a checkpoint; to evaluate weights, pass their file with"
+            " --checkpoint, or set model.weights in the recipe"
+        )
+    return run
 
 
 def best_step(run: Path) -> int | None:

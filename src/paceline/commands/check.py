@@ -25,14 +25,17 @@ def main(options: argparse.Namespace) -> int:
     """Run each check; the first that fails ends the command with its own exit code."""
     checked = read_recipe(options)
     from paceline.recipe.build import Builder
+    from paceline.recipe.build_data import oversized_batch
 
     report: dict[str, Any] = {"recipe": "valid"}
     with tempfile.TemporaryDirectory(prefix="paceline-check-") as folder:
         started = time.perf_counter()
-        run = Builder(checked).run(Path(folder))
+        builder = Builder(checked)
+        run = builder.run(Path(folder))
         report["build_seconds"] = round(time.perf_counter() - started, 3)
         report["data"] = _try_data(run)
         report["input"], warnings = _try_input(run)
+        warnings += oversized_batch(builder, len(run.train_loader.dataset))
         report["step"] = _try_step(run)
         _try_smallest(run)
         report["metrics"] = _try_metrics(run)

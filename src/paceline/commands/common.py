@@ -6,6 +6,7 @@ import argparse
 import importlib
 import json
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from paceline.core.errors import PacelineError, UsageError
 from paceline.core.text import doubled_loss, format_metric
-from paceline.recipe.load import load, shipped_recipes
+from paceline.recipe.load import load, run_recipe, shipped_recipes
 from paceline.recipe.validate import CheckedRecipe, validate
 
 if TYPE_CHECKING:
@@ -40,9 +41,7 @@ def run_directory(reference: str) -> Path | None:
     place = Path(reference)
     if not place.is_dir() or (reference in shipped_recipes() and not (place / "recipe.yaml").is_file()):
         return None
-    if not (place / "recipe.yaml").is_file():
-        raise UsageError(f"{place} is not a run directory: it has no recipe.yaml")
-    return place
+    return run_recipe(place).parent
 
 
 def use_modules(names: list[str]) -> None:
@@ -77,6 +76,11 @@ def _import(module: str) -> None:
 
         import_torchvision()  # beside a torch build that its compiled operators do not fit
         importlib.import_module(module)
+
+
+def command_line(command: str, run: Path, modules: Sequence[str]) -> str:
+    """The words that run a command on a run directory, with the `--use` that it takes."""
+    return shlex.join(["paceline", command, str(run), *(word for name in modules for word in ("--use", name))])
 
 
 def check_writable(folder: Path) -> None:

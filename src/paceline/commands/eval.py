@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.checkpoint.best import read_pointer, resolve_best
+from paceline.checkpoint.best import find_checkpoint, read_pointer
 from paceline.commands.common import metrics_table, print_json, print_table, recipe_file, run_directory, use_modules
 from paceline.core.errors import CheckpointError, PacelineError, UsageError
 from paceline.core.text import format_metric, join_first, pluralize
@@ -39,7 +39,7 @@ def main(options: argparse.Namespace) -> int:
         weights = _own_weights(checked)
         checked = validate(load(reference, [*overrides, *weights]))
     if not weights:
-        _find_checkpoint(options.checkpoint, run_folder)  # where there is none, that is known before torch is loaded
+        find_checkpoint(run_folder, options.checkpoint)  # where there is none, that is known before torch is loaded
     splits = _splits(options.split, checked)
 
     train = checked.recipe.train
@@ -51,10 +51,11 @@ def main(options: argparse.Namespace) -> int:
     from paceline.loggers.console import Console
     from paceline.loggers.events import LoggerGroup
     from paceline.recipe.build import Builder
+    from paceline.recipe.build_context import open_together
 
     builder = Builder(checked, trains=False)
     with builder.world.together():
-        checkpoint = None if weights else _open(builder, options.checkpoint, run_folder)
+        checkpoint = None if weights else open_together(builder.world, run_folder, options.checkpoint)
         run = builder.run(run_folder)
         run.visualize = False  # metrics are printed, and no image is written
         if checkpoint:
@@ -98,32 +99,6 @@ def _splits(asked: str | None, checked: CheckedRecipe) -> list[str]:
         missing = f"data.{asked}" if asked else "data.val or data.test"
         there = f"; there is {join_first([f'data.{split}' for split in known], 8)}" if known else ""
         raise UsageError(f"{checked.locate('data')}: there is no {missing} to evaluate{there}")
-    return found
-
-
-def _find_checkpoint(named: Path | None, run_folder: Path) -> Path:
-    """The checkpoint to evaluate: the named one, else the run's best, else its newest."""
-    if named is not None:
-        return named
-    best = run_folder / "best"
-    if resolve_best(best) is not None:
-        return best
-    if not (run_folder / "checkpoints").is_dir():
-        raise CheckpointError(
-            f"{run_folder} has no checkpoint: train first, or pass a checkpoint or weights file with --checkpoint,"
-            " or set model.weights in the recipe"
-        )
-    return run_folder
-
-
-def _open(builder: Builder, named: Path | None, run_folder: Path) -> Checkpoint:
-    from paceline.checkpoint.reader import open_checkpoint
-    from paceline.core.agreement import read_together
-    from paceline.engine.state import check_state
-
-    found = read_together(builder.world, lambda: open_checkpoint(_find_checkpoint(named, run_folder)), open_checkpoint)
-    assert found is not None
-    check_state(found)
     return found
 
 

@@ -10,27 +10,25 @@ from paceline.commands.common import progress_bar, use_modules
 from paceline.core.errors import DataError, UsageError
 from paceline.core.text import pluralize
 from paceline.launch.launcher import launch_if_needed
+from paceline.recipe.load import run_recipe
 
 
 def main(options: argparse.Namespace) -> int:
     """Predict all inputs, and print where the predictions are."""
     use_modules(options.use)
-    run_directory: Path = options.run
-    if not (run_directory / "recipe.yaml").is_file():
-        raise UsageError(f"{run_directory} is not a run directory: it has no recipe.yaml")
+    run_recipe(options.run)  # where there is none, that is known before torch is loaded
     out: Path = options.out
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out}: expected a folder, found a file")
 
-    from paceline.recipe.build_predictor import build_predictor, check_run, find_checkpoint
+    from paceline.recipe.build_predictor import build_predictor, check_run
 
-    checked = check_run(run_directory, flips=options.tta)
+    checked = check_run(options.run, flips=options.tta)
     train = checked.recipe.train
     code = launch_if_needed(options, train.device, train.devices, train.strategy.name)
     if code is not None:
         return code
-    checkpoint = find_checkpoint(run_directory, options.checkpoint)
-    predictor = build_predictor(checked, checkpoint, average=options.average)
+    predictor = build_predictor(checked, options.run, options.checkpoint, options.average)
     with predictor.run.world.together(), progress_bar() as bar:
         task = bar.add_task("predicted", total=None, visible=predictor.run.world.is_main)
         found = predictor.predict_files(options.inputs, out, options.images, lambda number: bar.advance(task, number))

@@ -63,7 +63,7 @@ def train(run: Run, fresh: bool = False) -> TrainResult:
         raise UsageError("paceline.train takes a run that paceline.build made")
     check_writable(run.out)
     refuse_foreign(run.out)
-    options = argparse.Namespace(fresh=fresh, start=None, accept_data=False, is_process=False)
+    options = argparse.Namespace(fresh=fresh, start=None, accept_data=False, is_process=False, use=[])
     with hold_lock(run.out) if run.world.is_main else nullcontext() as lock:
         try:
             train_in_directory(run, run.builder, options, lock)

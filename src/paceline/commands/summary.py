@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from paceline.commands.common import metrics_table, table_lines, terminal_width
+from paceline.commands.common import command_line, metrics_table, table_lines, terminal_width
 from paceline.core.text import format_metric, pluralize
 from paceline.engine.run import Run
 from paceline.loggers.console import LINE_WIDTH
@@ -90,8 +90,8 @@ def derivation(builder: Builder, run: Run) -> list[str]:
     ]
 
 
-def closing_lines(run: Run, expect: Mapping[str, float], seconds: float) -> list[str]:
-    """The closing lines: metrics, expectations and where everything is."""
+def closing_lines(run: Run, expect: Mapping[str, float], seconds: float, modules: Sequence[str] = ()) -> list[str]:
+    """The closing lines: metrics, expectations and where everything is; `modules` are those of `--use`."""
     lines = [f"{pluralize(run.progress.step, 'step')}, {pluralize(run.progress.epoch, 'epoch')}, {duration(seconds)}"]
     if rows := _last_and_best(run):
         table = metrics_table(rows, run.store.best)
@@ -107,7 +107,7 @@ def closing_lines(run: Run, expect: Mapping[str, float], seconds: float) -> list
         "recipe": run.out / "recipe.yaml",
     }
     lines += [f"{name:<12} {path}" for name, path in places.items() if path.exists()]
-    return [*lines, f"evaluate it with: paceline eval {run.out}"]
+    return [*lines, f"evaluate it with: {command_line('eval', run.out, modules)}"]
 
 
 def _last_and_best(run: Run) -> dict[str, Mapping[str, float]]:

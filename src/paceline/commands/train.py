@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.commands.common import check_writable, read_recipe, run_directory
+from paceline.commands.common import check_writable, command_line, read_recipe, run_directory
 from paceline.commands.run_directory import refuse_foreign, write_recipe
 from paceline.commands.run_lock import RunLock, check_free, hold_lock
 from paceline.core.atomic_write import remove_partial_files
@@ -77,14 +77,14 @@ def train_in_directory(run: Run, builder: Builder, options: argparse.Namespace, 
     taken = lock.notes if lock else []
     notes = [*([mapping] if mapping else []), *taken, *_find_place(run, options, builder, lock)]
     if run.progress.step and run.progress.is_done and decide(run.world, lambda: _was_finished(run.out)):
-        _say_finished(run)
+        _say_finished(run, options.use)
         return
     _open_directory(run, builder)
     _list_skipped(run)
     watch_over(run, builder.recipe.train.hang_seconds)
     run.stop.is_starting = False
     with run.stop.on_signals(until_exit=options.is_process):
-        _train(run, builder, notes)
+        _train(run, builder, notes, options.use)
 
 
 def _list_skipped(run: Run) -> None:
@@ -96,12 +96,12 @@ def _list_skipped(run: Run) -> None:
             source.skips.open(run.out / "skipped.jsonl", lambda text: run.logger.emit(Note(text, "warning")))
 
 
-def _say_finished(run: Run) -> None:
+def _say_finished(run: Run, modules: list[str]) -> None:
     if run.world.is_main:
         done = f"{run.progress.step} of {run.progress.total_steps} steps are done"
         print(f"{run.out} is finished: {done}", file=sys.stderr)
-        hint = f"evaluate it with: paceline eval {run.out}; start over with --fresh; or increase train.epochs"
-        print(hint, file=sys.stderr)
+        hint = f"evaluate it with: {command_line('eval', run.out, modules)}"
+        print(f"{hint}; start over with --fresh; or increase train.epochs", file=sys.stderr)
 
 
 def _was_finished(out: Path) -> bool:
@@ -189,7 +189,7 @@ def _images(run: Run) -> list[tuple[int, str, Path]]:
     return found
 
 
-def _train(run: Run, builder: Builder, notes: list[str]) -> None:
+def _train(run: Run, builder: Builder, notes: list[str], modules: list[str]) -> None:
     from paceline.commands.summary import closing_lines, opening_lines
     from paceline.engine.loop import train
     from paceline.loggers.events import Ended, Note, Started
@@ -213,12 +213,12 @@ def _train(run: Run, builder: Builder, notes: list[str]) -> None:
     )
     try:
         train(run)
-        lines = closing_lines(run, builder.recipe.expect, time.monotonic() - started)
+        lines = closing_lines(run, builder.recipe.expect, time.monotonic() - started, modules)
         logger.emit(Ended("finished", progress.step, progress.epoch, lines))
     except BaseException as error:
         state = "stopped" if isinstance(error, Stopped) else "failed"
         reason = str(error) or type(error).__name__
-        lines = [_how_to_go_on(run)]
+        lines = [_how_to_go_on(run, modules)]
         # Of several processes the launcher knows which one failed first, and says so.
         is_reported = is_supervised() and not isinstance(error, Stopped)
         logger.emit(Ended(state, progress.step, progress.epoch, lines, reason, is_reported))
@@ -227,9 +227,10 @@ def _train(run: Run, builder: Builder, notes: list[str]) -> None:
         logger.close()
 
 
-def _how_to_go_on(run: Run) -> str:
+def _how_to_go_on(run: Run, modules: list[str]) -> str:
     from paceline.checkpoint.reader import step_folders
 
     if step_folders(run.store.root):
-        return f"the state is saved in {run.out}; run the same command to resume, or paceline train {run.out}"
+        command = command_line("train", run.out, modules)
+        return f"the state is saved in {run.out}; run the same command to resume, or {command}"
     return f"nothing was saved in {run.out} yet; run the same command to start again"

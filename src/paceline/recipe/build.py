@@ -17,10 +17,8 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from paceline.checkpoint.pretrained import is_pretrained_name
-from paceline.checkpoint.reader import open_checkpoint
 from paceline.checkpoint.state import Stateful
 from paceline.checkpoint.store import Store
-from paceline.core.agreement import read_together
 from paceline.core.errors import CheckpointError, RecipeError
 from paceline.core.intervals import Progress, to_steps
 from paceline.core.world import World, join
@@ -33,7 +31,7 @@ from paceline.engine.precision.mixed import fit_half_weights
 from paceline.engine.predictions import can_save_predictions
 from paceline.engine.replay import explain_and_keep
 from paceline.engine.run import Intervals, Run
-from paceline.engine.state import Choices, RunState, check_state
+from paceline.engine.state import Choices, RunState
 from paceline.engine.stateful import unchanged_state
 from paceline.losses.adapter import as_loss
 from paceline.metrics.adapter import as_metric
@@ -42,7 +40,7 @@ from paceline.models.model_errors import limit_size
 from paceline.models.surgery import Surgery, add_head_batch_norm, apply
 from paceline.models.surgery_report import SurgeryReport
 from paceline.optim.lr_scheduler import LRChangeLog
-from paceline.recipe.build_context import BuildContext, check_data, check_recipe, read_weights_together
+from paceline.recipe.build_context import BuildContext, check_data, check_recipe, open_together, read_weights_together
 from paceline.recipe.build_data import (
     check_processes,
     find_classes,
@@ -89,19 +87,10 @@ def build(reference: str | Path, overrides: Mapping[str, Any] | None = None, out
     builder = Builder(validate(load(str(folder / "recipe.yaml") if folder else str(reference), written)))
     run = builder.run(Path(out) if out else folder)
     if folder:
-        _load_best(run, folder)
+        checkpoint = open_together(run.world, folder)
+        run.state.load_model(checkpoint)
+        run.state.load_average(checkpoint)
     return run
-
-
-def _load_best(run: Run, folder: Path) -> None:
-    if not (folder / "checkpoints").is_dir():
-        raise CheckpointError(f"{folder} holds no checkpoint yet; build its recipe.yaml to begin again")
-    chosen = folder / "best" if (folder / "best").exists() else folder
-    checkpoint = read_together(run.world, lambda: open_checkpoint(chosen), open_checkpoint)
-    assert checkpoint is not None
-    check_state(checkpoint)
-    run.state.load_model(checkpoint)
-    run.state.load_average(checkpoint)
 
 
 class Builder(BuildContext):

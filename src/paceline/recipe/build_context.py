@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from paceline.checkpoint.best import find_checkpoint
+from paceline.checkpoint.reader import Checkpoint, open_checkpoint
 from paceline.checkpoint.weights import FoundWeights, find_weights
 from paceline.core.agreement import check_same, read_together
 from paceline.core.contracts import is_criterion
@@ -18,6 +20,7 @@ from paceline.core.registry import register
 from paceline.core.world import World, is_communication_error
 from paceline.data.fingerprint import DataFingerprint, differences, fingerprint
 from paceline.data.split_loader import SplitLoader
+from paceline.engine.state import check_state
 from paceline.recipe.schema import Part, Recipe
 from paceline.recipe.validate import CheckedRecipe
 
@@ -79,6 +82,14 @@ class BuildContext:
                 raise
             first_line = str(error).strip().split("\n")[0] or type(error).__name__
             raise RecipeError(f"{self.checked.locate(key)}: {first_line}") from error
+
+
+def open_together(world: World, run: Path, named: Path | None = None) -> Checkpoint:
+    """The checkpoint that `find_checkpoint` finds for rank 0, opened and checked on all ranks."""
+    found = read_together(world, lambda: open_checkpoint(find_checkpoint(run, named)), open_checkpoint)
+    assert found is not None
+    check_state(found)
+    return found
 
 
 def resolve(kind: str, name: str) -> Callable[..., Any]:

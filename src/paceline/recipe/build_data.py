@@ -14,7 +14,7 @@ from paceline.data.cache import keep_in_memory
 from paceline.data.datasets.torch_dataset import as_dataset
 from paceline.data.loader import TrainBatches, automatic_workers
 from paceline.data.sampler import BatchSampler, Permutation
-from paceline.data.skip_list import UNREADABLE, SkipList, automatic_limit
+from paceline.data.skip_list import SkipList, automatic_limit
 from paceline.data.split_loader import Dataset, SplitLoader
 from paceline.data.transforms.base import KeepOriginal
 from paceline.data.transforms.torchvision_v2 import as_transform
@@ -57,9 +57,17 @@ def make_sampler(context: BuildContext, size: int) -> BatchSampler:
     if data.drop_last and size < data.batch_size:
         message = f"expected at most {size}, the number of samples in data.train, since data.drop_last is true"
         raise RecipeError(f"{context.checked.locate('data.batch_size')}: {message}, got {data.batch_size}")
+    context.notes += oversized_batch(context, size)
     multiple = context.world.size if context.recipe.train.sync_bn else 1
     size_of_micro = automatic_micro_batch(context, min(data.batch_size, size)) if micro == "auto" else micro
     return BatchSampler(size, data.batch_size, size_of_micro, data.drop_last, multiple)
+
+
+def oversized_batch(context: BuildContext, size: int) -> list[str]:
+    """A warning if a step asks for more samples than there are."""
+    asked = context.recipe.data.batch_size
+    found = f"{asked:,} is more than the {pluralize(size, 'sample')} of data.train, so a step is an epoch"
+    return [f"{context.checked.locate('data.batch_size')}: {found}"] if asked > size else []
 
 
 def automatic_micro_batch(context: BuildContext, samples: int) -> int:
@@ -124,7 +132,8 @@ def make_evaluations(context: BuildContext, loaders: Mapping[str, SplitLoader]) 
         workers = automatic if evaluate.num_workers == "auto" else evaluate.num_workers
         batch_size = evaluate.batch_size
         if batch_size == "auto":
-            batch_size = automatic_batch_size(loaders[split], context.world.device.type == "cpu")
+            with context.error_context(f"data.{split}"):
+                batch_size = automatic_batch_size(loaders[split], context.world.device.type == "cpu")
         sets[split] = EvaluationSet(loaders[split], batch_size, workers, evaluate.threads)
     return sets
 
@@ -137,10 +146,7 @@ def automatic_batch_size(loader: SplitLoader, is_cpu: bool) -> int:
     """
     if not is_cpu:
         return _MOST_EVALUATED
-    try:
-        num_values = int(loader.fetch(0, np.arange(1))["image"].numel())
-    except UNREADABLE:  # named by the evaluation
-        return _MOST_EVALUATED
+    num_values = int(loader.fetch(0, np.arange(1))["image"].numel())
     return 1 << (min(_MOST_EVALUATED, max(1, _EVALUATED_VALUES // num_values)).bit_length() - 1)
 
 

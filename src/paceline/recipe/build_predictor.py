@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,21 +12,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.checkpoint.reader import Checkpoint, open_checkpoint
-from paceline.core.agreement import read_together
+from paceline.checkpoint.reader import Checkpoint
 from paceline.core.errors import CheckpointError, UsageError
-from paceline.core.world import World
 from paceline.data.datasets.image_folder import Placeholder, UnlabeledArrays, UnlabeledFiles, find_files
 from paceline.data.skip_list import SkipList
 from paceline.data.split_loader import Dataset, SplitLoader
 from paceline.engine.evaluate import averaged
 from paceline.engine.predict import FileWriter, Predicted, ResultList, every_placeholder, placeholder, predict
-from paceline.engine.run import EvaluationSet, Run
-from paceline.engine.state import check_state
+from paceline.engine.run import Run
 from paceline.recipe.build import Builder
-from paceline.recipe.build_context import resolve
-from paceline.recipe.build_data import add_transforms
+from paceline.recipe.build_context import open_together, resolve
+from paceline.recipe.build_data import add_transforms, make_evaluations
 from paceline.recipe.load import load as load_recipe
+from paceline.recipe.load import run_recipe
 from paceline.recipe.schema import DatasetPart
 from paceline.recipe.validate import CheckedRecipe, validate
 from paceline.tasks.video import VideoClassification
@@ -36,47 +35,33 @@ _BLANK = 256  # pixels of the image that stands for the data while the model is 
 
 def load(run_directory: str | Path, checkpoint: str | Path | None = None, average: bool = False) -> Predictor:
     """A trained run, ready for `predict`: its best checkpoint, or the one that is named."""
-    checked = check_run(Path(run_directory))
-    return build_predictor(checked, find_checkpoint(Path(run_directory), checkpoint), average=average)
+    named = None if checkpoint is None else Path(checkpoint)
+    return build_predictor(check_run(Path(run_directory)), Path(run_directory), named, average)
 
 
 def check_run(run_directory: Path, flips: bool = False) -> CheckedRecipe:
     """The recipe of a run directory as prediction needs it: maps at the original size, perhaps of mirror images too."""
-    recipe = run_directory / "recipe.yaml"
-    if not recipe.is_file():
-        raise UsageError(f"{run_directory} is not a run directory: it has no recipe.yaml")
-    written = [*_ALWAYS, *(["task.flip=true"] if flips else [])]
-    name = validate(load_recipe(str(recipe), _ALWAYS)).recipe.task.name
+    recipe = str(run_recipe(run_directory))
+    name = validate(load_recipe(recipe, _ALWAYS)).recipe.task.name
     task = resolve("task", name)
     if flips and "flip" not in inspect.signature(task).parameters:
         raise UsageError(f"--tta: task {name} cannot average over mirror images; leave it out")
-    return validate(
-        load_recipe(str(recipe), [*written, "evaluate.original_size=true"] if hasattr(task, "maps") else written)
-    )
-
-
-def find_checkpoint(run_directory: Path, named: str | Path | None) -> Path:
-    """The named checkpoint, else the run's best, else its newest."""
-    if named is not None:
-        return Path(named)
-    best = run_directory / "best"
-    return best if best.exists() else run_directory
+    further = {"task.flip=true": flips, "evaluate.original_size=true": hasattr(task, "maps")}
+    return validate(load_recipe(recipe, [*_ALWAYS, *(each for each, is_needed in further.items() if is_needed)]))
 
 
 def build_predictor(
-    checked: CheckedRecipe, checkpoint: Path, world: World | None = None, average: bool = False
+    checked: CheckedRecipe, run_directory: Path, checkpoint: Path | None = None, average: bool = False
 ) -> Predictor:
     """The predictor of a checkpoint; classes and channels are those that the checkpoint was trained with."""
-    builder = Builder(checked, world, trains=False)
-    found = read_together(builder.world, lambda: open_checkpoint(checkpoint), open_checkpoint)
-    assert found is not None
-    check_state(found)
+    builder = Builder(checked, trains=False)
+    found = open_together(builder.world, run_directory, checkpoint)
     data = found.state["data"].get("train")
     if not data:
         raise CheckpointError(f"{found.path} does not say which classes it was trained on; train it again")
     inputs = Inputs(builder, list(data["classes"]), int(data.get("channels", 3)))
     blank = inputs.loader(inputs.blank())
-    run = builder.run(Path(), {"train": blank, "val": blank})
+    run = builder.run(Path(), {"train": blank})
     run.state.load_model(found)
     run.state.load_average(found)
     if average:
@@ -175,9 +160,6 @@ class Predictor:
         return UnlabeledFiles(files, inputs.classes, inputs.channels, inputs.placeholder, inputs.reads_videos)
 
     def _predict(self, dataset: Dataset, writer: FileWriter | ResultList, skips: SkipList) -> Predicted:
-        known = self.run.evaluations["val"]
-        given = EvaluationSet(self.inputs.loader(dataset, skips), known.batch_size, known.num_workers, known.threads)
-        if not self.average:
-            return predict(self.run, given, writer)
-        with averaged(self.run, "val"):
-            return predict(self.run, given, writer)
+        self.run.evaluations = make_evaluations(self.inputs.builder, {"val": self.inputs.loader(dataset, skips)})
+        with averaged(self.run, "val") if self.average else nullcontext():
+            return predict(self.run, self.run.evaluations["val"], writer)

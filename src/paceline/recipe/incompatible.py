@@ -46,7 +46,7 @@ def _either_or(recipe: Recipe) -> list[Check]:
     found = []
     for epochs, steps in _EITHER:
         if _value(recipe, epochs) and _value(recipe, steps):
-            found.append(([steps, epochs], f"incompatible with {epochs}; remove one of them"))
+            found.append(([steps, epochs], f"incompatible with {epochs}; remove one of them, or set {epochs} to null"))
     if recipe.train.epochs is None and recipe.train.steps is None:
         found.append((["train.epochs"], "expected train.epochs or train.steps, got neither"))
     return found
@@ -136,14 +136,19 @@ def _schedule(recipe: Recipe) -> list[Check]:
     schedule, train = recipe.schedule, recipe.train
     keys = [key for key in ("warmup_epochs", "warmup_steps") if getattr(schedule, key)]
     if schedule.warmup == "none" and keys:
-        message = "given, but schedule.warmup is none; set it to linear or constant"
+        message = f"given, but schedule.warmup is none; set that to linear, or schedule.{keys[0]} to null"
         return [([f"schedule.{keys[0]}", "schedule.warmup"], message)]
     if schedule.warmup == "constant" and not schedule.warmup_from:
         return [
             (["schedule.warmup_from", "schedule.warmup"], "expected a share > 0, since schedule.warmup is constant")
         ]
     if schedule.warmup != "none" and not keys:
-        return [(["schedule.warmup"], "needs schedule.warmup_epochs or schedule.warmup_steps greater than 0")]
+        return [
+            (
+                ["schedule.warmup"],
+                "needs schedule.warmup_epochs or schedule.warmup_steps greater than 0; or set it to none",
+            )
+        ]
     if schedule.per == "epoch" and schedule.warmup == "linear" and not (schedule.warmup_from or schedule.count_from):
         message = "with schedule.per epoch, 0 makes the learning rate of the first epoch 0; set it to 1"
         return [(["schedule.count_from", "schedule.per"], message)]

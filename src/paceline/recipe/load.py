@@ -172,6 +172,14 @@ def _at_layer(document: Document, layer: int) -> Document:
     return Document(document.tree, keys, values)
 
 
+def run_recipe(run: Path) -> Path:
+    """The recipe of a run directory."""
+    recipe = run / "recipe.yaml"
+    if not recipe.is_file():
+        raise UsageError(f"{run} is not a run directory: it has no recipe.yaml")
+    return recipe
+
+
 def find_recipe(reference: str, directory: Path = Path(), display_directory: str = "") -> tuple[Path, str]:
     """The path and display name of a recipe; a file wins over a shipped recipe of the same name."""
     path = directory / reference

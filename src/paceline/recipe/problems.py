@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from paceline.core.text import pluralize
-from paceline.recipe.yaml_tree import KeyPath, resolve_scalar
+from paceline.recipe.yaml_tree import KeyPath, dotted, resolve_scalar
 
 Node = dict[str, Any]
 """A node of a JSON Schema; a list of nodes are alternatives without references."""
@@ -49,11 +49,11 @@ def join_or(words: Sequence[str]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def near(word: str, known: Sequence[str]) -> list[str]:
-    """Up to three similar words, the best first."""
+def near(word: str, known: Sequence[str], cutoff: float = 0.6) -> list[str]:
+    """Up to three similar words, the best first; `cutoff` is how similar they are, up to 1."""
     same = [name for name in known if name.casefold() == word.casefold() or name.endswith(f"/{word}")]
     initials = [name for name in known if len(word) > 1 and _initials(name) == word.casefold()]
-    return same[:3] or initials[:3] or get_close_matches(word, known, n=3)
+    return same[:3] or initials[:3] or get_close_matches(word, known, n=3, cutoff=cutoff)
 
 
 def _initials(name: str) -> str:
@@ -78,11 +78,13 @@ def hint(value: Any, nodes: Sequence[Node]) -> str:
     """A suggestion for a value that no alternative accepts, starting with a semicolon, or an empty string."""
     types, literals = _types(nodes), _literals(nodes)
     if isinstance(value, str):
-        meant = near(value, [literal for literal in literals if isinstance(literal, str)])
+        meant = near(value, [literal for literal in literals if isinstance(literal, str)], cutoff=0.7)
         if meant:
             return f"; did you mean {show(meant[0])}?"
         if types & _types_of(resolve_scalar(value)):
             return "; remove the quotes"
+    elif value is None and "none" in literals:
+        return "; write none"
     elif isinstance(value, float) and value.is_integer() and "integer" in types and "number" not in types:
         return f"; write {int(value)}"
     elif isinstance(value, bool | int | float) and "string" in types:
@@ -143,6 +145,11 @@ def _types_of(value: Any) -> set[str]:
     if isinstance(value, int):
         return {"integer", "number"}
     return {"number"} if isinstance(value, float) else set()
+
+
+def _fits(value: Any, node: Node) -> bool:
+    """Whether a node takes a number."""
+    return bool(_types([node]) & _types_of(value)) and node.get("minimum", value) <= value <= node.get("maximum", value)
 
 
 MAX_NAMES = 20
@@ -210,7 +217,7 @@ def _schema(model: type[BaseModel]) -> Node:
 
 def unknown_key(key: str, known: Sequence[str], elsewhere: Sequence[str] = ()) -> str:
     """The message for an unknown key; `known` and `elsewhere` are keys to suggest."""
-    meant = [_FORMER[key]] if _FORMER.get(key) in known else near(key, known) or list(elsewhere)
+    meant = [_FORMER[key]] if _FORMER.get(key) in known else near(key, known, 0.8) or elsewhere or near(key, known)
     if meant:
         return f'unknown key; did you mean "{meant[0]}"?'
     return f"unknown key; known here: {_join(known)}" if known else "unknown key"
@@ -282,8 +289,22 @@ class _Words:
             return "cannot be given in a recipe: it takes a Python object"
         nodes = self._nodes(path)
         if nodes and all(kind in _IN_SCHEMA or kind.endswith("_type") for kind in types):
-            return f"expected {describe(nodes)}, got {show(value)}{hint(value, nodes)}"
+            advice = hint(value, nodes) or self._beside(path, value)
+            return f"expected {describe(nodes)}, got {show(value)}{advice}"
         return f"{errors[0]['msg'].replace('Input should be', 'expected')}, got {show(value)}"
+
+    def _beside(self, path: KeyPath, value: Any) -> str:
+        """The keys that a number or a mapping was meant for: those called after this one, as `warmup_steps` is."""
+        if not path or isinstance(value, bool | str | None):
+            return ""
+        named = [f"{path[-1]}_{key}" for key in value] if isinstance(value, dict) else []
+        members = [key for node in self._nodes(path[:-1]) for key in node.get("properties", {})]
+        meant = [key for key in named if key in members] or [
+            key
+            for key in members
+            if key.startswith(f"{path[-1]}_") and any(_fits(value, node) for node in self._nodes((*path[:-1], key)))
+        ]
+        return f"; set {join_or([dotted((*path[:-1], key)) for key in meant])} beside it" if meant else ""
 
     def _unknown_key(self, path: KeyPath) -> str:
         key = str(path[-1])

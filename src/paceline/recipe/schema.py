@@ -13,6 +13,11 @@ Auto = Literal["auto"]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Threads = Annotated[int, Field(ge=1, le=1024)]
 """Intra-op threads; libraries abort the process if they cannot start as many."""
+Workers = Annotated[int, Field(ge=0, le=1024)]
+BatchSize = Annotated[int, Field(ge=1, le=2**20)]
+Epochs = Annotated[int, Field(ge=1, le=10**6)]
+Steps = Annotated[int, Field(ge=1, le=10**9)]
+"""More than these is a slip of the keyboard, which would otherwise show hours later or never."""
 PresetName = Literal["pet", "bias_double", "no_decay_bias_norm", "backbone_tenth", "no_decay_1d"]
 KindName = Literal[
     "weight", "bias", "norm", "embedding",
@@ -134,7 +139,7 @@ TestSets = Annotated[
 class Data(Section):
     """The data sets and how to load them."""
 
-    batch_size: Count
+    batch_size: BatchSize
     """Samples per optimizer step, over all processes."""
     train: DatasetPart
     """The data set that the model learns from."""
@@ -144,7 +149,7 @@ class Data(Section):
     """A data set to evaluate after the last step, or several by name."""
     loader: Literal["auto", "memory", "thread", "process", "dali"] = "auto"
     """How to load samples; auto: what is measured to be fastest. Only dali changes pixels."""
-    num_workers: CountOrZero | Auto = "auto"
+    num_workers: Workers | Auto = "auto"
     """Threads or processes that read samples ahead; auto: as many as are found useful."""
     cache: Literal["none", "memory"] = "none"
     """Where to cache decoded samples; memory is shared by the processes of a machine."""
@@ -208,7 +213,7 @@ class OptimizerPart(Part):
     """The learning rate, at `base_batch_size` if that is given, else at `data.batch_size`."""
     weight_decay: NonNegative = 0.0
     """The weight decay of parameters for which no group says otherwise."""
-    base_batch_size: Count | None = None
+    base_batch_size: BatchSize | None = None
     """The batch size that `lr` is for; `lr_scaling` scales it to `data.batch_size`."""
     lr_scaling: Literal["linear", "sqrt"] = "linear"
     """linear: lr × batch_size / base_batch_size; sqrt: lr × the square root of that ratio."""
@@ -281,9 +286,9 @@ class StrategyPart(Part):
 class Train(Section):
     """Length, device, precision, strategy and reproducibility."""
 
-    epochs: Count | None = None
+    epochs: Epochs | None = None
     """The length of the run, in epochs; give this or steps."""
-    steps: Count | None = None
+    steps: Steps | None = None
     """The length of the run, in steps; give this or epochs."""
     seed: Seed = 0
     """The seed of everything random: initial weights, order, augmentation, dropout."""
@@ -307,7 +312,7 @@ class Train(Section):
     """Lays images out pixel by pixel, which many convolutions are faster with; auto: measured, on CPU."""
     compile: bool = False
     """Use torch.compile: slow to start, faster afterwards."""
-    micro_batch_size: Count | Auto = "auto"
+    micro_batch_size: BatchSize | Auto = "auto"
     """Samples per forward and backward pass; a step accumulates gradients up to `data.batch_size`."""
     clip_grad_norm: Positive | None = None
     """The norm that the gradient of all parameters is clipped to."""
@@ -341,10 +346,10 @@ class Evaluate(Section):
     """How often, in epochs; by default after each."""
     every_steps: Count | None = None
     """How often, in steps."""
-    batch_size: Count | Auto = "auto"
+    batch_size: BatchSize | Auto = "auto"
     """Samples per evaluation batch; metrics do not depend on the number of processes. auto: 256, on a
     CPU fewer of large samples (16 of 224×224), since each core evaluates a batch."""
-    num_workers: CountOrZero | Auto = "auto"
+    num_workers: Workers | Auto = "auto"
     """Processes that read samples ahead; auto: none on a CPU, whose threads read themselves."""
     threads: Threads = 1
     """Threads inside one operation."""
