@@ -66,7 +66,7 @@ def test_a_sample_that_may_be_skipped_does_not_decide() -> None:
     assert automatic_batch_size(SplitLoader(images, [], 0, SkipList("val", 1)), is_cpu=True) == 16
 
 
-def test_a_batch_larger_than_the_data_set_is_noted_with_its_place() -> None:
+def test_a_batch_larger_than_the_data_set_gets_a_note_with_its_place() -> None:
     context = BuildContext(validate(load("quickstart", ["data.batch_size=101"])), World(0, 1, 0, torch.device("cpu")))
     assert make_sampler(context, 101).steps_per_epoch == 1
     assert context.notes == []
