@@ -10,8 +10,8 @@ from benchmarks.report import PAGE, machine, show, write_page
 NAMES = (
     "step",
     "loader",
-    "pictures",
-    "picture_training",
+    "images",
+    "image_training",
     "video",
     "startup",
     "sampler",

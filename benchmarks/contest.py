@@ -51,7 +51,7 @@ def normalize(images: Tensor) -> Tensor:
 
 
 class Batches(IterableDataset[Pair]):
-    """Whole batches, shuffled anew in each epoch and indexed out of one tensor; the last, smaller one is left out."""
+    """Whole batches, shuffled again in each epoch and indexed out of one tensor; the last, smaller one is left out."""
 
     def __init__(self, contest: Contest) -> None:
         data = fashion_small("train")

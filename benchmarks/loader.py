@@ -44,10 +44,10 @@ class Samples(Dataset[Pair]):
 
 def plain_transform(image: Tensor) -> Tensor:
     """Crop, flip and normalize one image with as few calls as that takes."""
-    top, left, mirror = random.randrange(2 * _PADDING + 1), random.randrange(2 * _PADDING + 1), random.random() < 0.5
+    top, left, flip = random.randrange(2 * _PADDING + 1), random.randrange(2 * _PADDING + 1), random.random() < 0.5
     height, width = image.shape[1:]
     cropped = F.pad(image, (_PADDING,) * 4)[:, top : top + height, left : left + width]
-    chosen = cropped.flip(-1) if mirror else cropped
+    chosen = cropped.flip(-1) if flip else cropped
     return chosen.float().mul_(1 / (255 * STD)).add_(-MEAN / STD)
 
 

@@ -50,7 +50,7 @@ _PUBLISHED = {
     Case(_LIGHT, 2, _BOTH): 2215,
 }
 """MiB that the authors of MINet's memory table saw in use on their cards, the larger of two; their AMP is fp16."""
-_Figures = dict[Case, dict[str, int]]
+_Peaks = dict[Case, dict[str, int]]
 
 
 def measure(is_quick: bool) -> Section:
@@ -79,7 +79,7 @@ def measure(is_quick: bool) -> Section:
     return Section("Memory of a training step", method, header, rows, _goals(metrics, statistics.median(slower)))
 
 
-def _state(metrics: _Figures) -> str:
+def _state(metrics: _Peaks) -> str:
     """The share of the total that activation checkpointing cannot free."""
     plain = {case: each for case, each in metrics.items() if case == case.plain()}
     shares = [
@@ -89,7 +89,7 @@ def _state(metrics: _Figures) -> str:
     return f"Parameters, gradients and optimizer state, which checkpointing cannot reduce, are {' and '.join(shares)}."
 
 
-def _row(case: Case, metrics: _Figures) -> list[str]:
+def _row(case: Case, metrics: _Peaks) -> list[str]:
     def pair(metric: str) -> list[str]:
         return [f"{metrics[case][metric] / _MEBI:.0f}", f"{_ratio(case, metric, metrics):.3f}"]
 
@@ -98,11 +98,11 @@ def _row(case: Case, metrics: _Figures) -> list[str]:
     return [name, str(case.processes), *pair("activations"), *pair("total"), published, *pair("resident")]
 
 
-def _ratio(case: Case, metric: str, metrics: _Figures) -> float:
+def _ratio(case: Case, metric: str, metrics: _Peaks) -> float:
     return metrics[case][metric] / metrics[case.plain()][metric]
 
 
-def _goals(metrics: _Figures, slower: float) -> list[Goal]:
+def _goals(metrics: _Peaks, slower: float) -> list[Goal]:
     again, both = Case(_LIGHT, 1, _AGAIN), Case(_LIGHT, 1, _BOTH)
     aims = (
         ("activations with checkpointing at most 0.40 of plain", _ratio(again, "activations", metrics), 0.40),

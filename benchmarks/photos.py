@@ -62,11 +62,11 @@ def _made() -> Iterator[Pixels]:
     """Noise of all scales, the fainter the finer, as in photos."""
     generator = np.random.default_rng(0)
     for _ in range(_COUNT):
-        picture = np.full((_HEIGHT, _WIDTH, 3), 128, np.float32)
+        photo = np.full((_HEIGHT, _WIDTH, 3), 128, np.float32)
         for cells in (2, 4, 8, 16, 32, 64, 128, 256):
             noise = generator.normal(0, 60 / cells**0.7, (cells, cells, 3)).astype(np.float32)
-            picture += cv2.resize(noise, (_WIDTH, _HEIGHT), interpolation=cv2.INTER_CUBIC)
-        yield picture.clip(0, 255).astype(np.uint8)
+            photo += cv2.resize(noise, (_WIDTH, _HEIGHT), interpolation=cv2.INTER_CUBIC)
+        yield photo.clip(0, 255).astype(np.uint8)
 
 
 class PillowPhotos(Dataset[tuple[Tensor, int]]):

@@ -38,8 +38,8 @@ def measure(is_quick: bool) -> Section:
     )
 
 
-def _resume(chance: random.Random) -> float:
-    epoch, start = chance.randrange(1000), chance.randrange(SIZE - BATCH)
+def _resume(rng: random.Random) -> float:
+    epoch, start = rng.randrange(1000), rng.randrange(SIZE - BATCH)
     begin = perf_counter()
     Permutation(SIZE, seed=0).at(epoch, start, start + BATCH)
     return perf_counter() - begin

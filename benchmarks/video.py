@@ -131,7 +131,7 @@ def _make(path: Path, num_frames: int, size: tuple[int, int], keyframe_every: in
         stream.pix_fmt = "yuv420p"
         for number in range(num_frames):
             drift = np.stack([x + 3 * number, y + 2 * number + shift, x + y + number], axis=-1)
-            picture = (drift + np.roll(noise, number, axis=0)).astype(np.uint8)
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+            frame = (drift + np.roll(noise, number, axis=0)).astype(np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
         container.mux(stream.encode(None))
     return path

@@ -10,7 +10,7 @@ from pathlib import Path
 from chaos.row import PAGE, Row, table, write
 
 
-def trials() -> list[str]:
+def modules() -> list[str]:
     """The modules of this package that try something: those with a function `run(quick)`, which gives rows."""
     files = sorted(Path(__file__).parent.glob("*.py"))
     return [file.stem for file in files if "\ndef run(quick: bool) -> list[Row]:" in file.read_text(encoding="utf-8")]
@@ -18,7 +18,7 @@ def trials() -> list[str]:
 
 def main() -> int:
     """Run the trials that are asked for, or all of them; 1 if one did not come out as promised."""
-    names = trials()
+    names = modules()
     parser = argparse.ArgumentParser("chaos", description="What Paceline promises, tried.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="few cases: to see that it works, not to quote")

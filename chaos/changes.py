@@ -1,4 +1,4 @@
-"""2, then 1, then 3 processes, each group killed at a random instant: the same bits, and every sample once an epoch."""
+"""2, then 1, then 3 processes, each group killed at a random instant: bit-identical, and every sample once an epoch."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(quick: bool) -> list[Row]:
     return [
         Row(
             "2 → 1 → 3 processes, all killed at random instants in between, `reproducible: world`",
-            "same bits as one process that was left alone",
+            "bit-identical to one process that was not disturbed",
             f"{good}/{number}",
             good == number,
         ),
@@ -69,7 +69,7 @@ def _change(folder: Path, out: str, generator: random.Random, whole: dict[str, s
         command.wait()
     last = Command(folder, out, 3, *_WORLD)
     code = last.wait()
-    return f"ended with {code}: {last.said()[-500:]}" if code else difference(whole, last)
+    return f"ended with {code}: {last.output()[-500:]}" if code else difference(whole, last)
 
 
 def _samples(folder: Path) -> tuple[bool, str]:
@@ -88,7 +88,7 @@ def _samples(folder: Path) -> tuple[bool, str]:
             send(command.process.pid, signal.SIGTERM)
         code = command.wait()
         if code not in (0, 75):
-            return True, f"ended with {code}: {command.said()[-300:]}"
+            return True, f"ended with {code}: {command.output()[-300:]}"
     lines = [line for path in folder.glob("ids-*.jsonl") for line, _ in groupby(path.read_text().splitlines())]
     times = Counter(sample for line in lines for sample in json.loads(line))
     wrong = [sample for sample in range(6000) if times[sample] != 2]

@@ -27,12 +27,12 @@ def _damaged(number: int) -> Row:
         model = {"weight": torch.randn(40, 25, generator=generator)}
         state = {"step": 7, "momentum": torch.randn(40, 25, generator=generator)}
         saved = Store(Path(name) / "checkpoints").save(7, model, state, {"top1": 0.5})
-        said = _python("damage.py", str(saved.path), str(number), "0").split()
+        found = _python("damage.py", str(saved.path), str(number), "0").split()
     return Row(
         "one byte of a checkpoint changed, or a file of it cut short",
         f"{number:,} of {number:,} noticed",
-        f"{int(said[0]):,} of {number:,} noticed",
-        int(said[0]) == number,
+        f"{int(found[0]):,} of {number:,} noticed",
+        int(found[0]) == number,
     )
 
 

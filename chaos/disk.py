@@ -22,18 +22,21 @@ def run(quick: bool) -> list[Row]:
     """Space that goes at a random instant, and comes back; and starts while there is none."""
     number = 1 if quick else 10
     generator = random.Random(17)
-    trials = {
-        ("no space left on the disk for a while", "the checkpoint before is whole, the run finishes, same bits"): _fill,
+    cases = {
+        (
+            "no space left on the disk for a while",
+            "the checkpoint before is whole, the run finishes, bit-identical",
+        ): _fill,
         (
             "killed and started again on a full disk",
-            "refused in a line; with space again it goes on, same bits",
+            "refused in a line; with space again it goes on, bit-identical",
         ): _restart,
     }
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         whole = undisturbed(folder, 2)
-        for (fault, goal), trial in trials.items():
+        for (fault, goal), trial in cases.items():
             problems = []
             for attempt in range(number):
                 try:
@@ -72,7 +75,7 @@ def _fill(disk: Path, out: str, generator: random.Random, whole: dict[str, str])
     filler.unlink()
     code = command.wait()
     if code != 0 or not went_on:
-        return f"ended with {code}, went on meanwhile: {went_on}: {command.said()[-500:]}"
+        return f"ended with {code}, went on meanwhile: {went_on}: {command.output()[-500:]}"
     return difference(last_of(whole), command)
 
 
@@ -83,13 +86,13 @@ def _restart(disk: Path, out: str, generator: random.Random, whole: dict[str, st
     command.wait()
     filler = _fill_up(disk)
     again = Command(disk, out, 2, log=disk.parent / f"{out}-on-full-disk.log")
-    code, said = again.wait(), again.said()
+    code, output = again.wait(), again.output()
     filler.unlink()
-    if code != 1 or "Traceback" in said or "No space left" not in said:
-        return f"on the full disk it ended with {code}: {said[-500:]}"
+    if code != 1 or "Traceback" in output or "No space left" not in output:
+        return f"on the full disk it ended with {code}: {output[-500:]}"
     last = Command(disk, out, 2)
     code = last.wait()
-    return f"ended with {code}: {last.said()[-500:]}" if code else difference(last_of(whole), last)
+    return f"ended with {code}: {last.output()[-500:]}" if code else difference(last_of(whole), last)
 
 
 def _started(disk: Path, out: str, generator: random.Random) -> Command:

@@ -70,7 +70,7 @@ def _beside(folder: Path, number: int) -> list[dict[str, Any]]:
         training.wait_until((folder / "run" / "best").exists)
         answers = _evaluate_often(folder, number)
         if training.process.poll() is not None:
-            raise RuntimeError(f"the run did not last: {training.said()[-500:]}")
+            raise RuntimeError(f"the run did not last: {training.output()[-500:]}")
     finally:
         send(training.process.pid, signal.SIGTERM)
         training.wait()
@@ -91,8 +91,8 @@ def _evaluate_often(folder: Path, number: int) -> list[dict[str, Any]]:
         )
         for rank in range(_PROCESSES)
     ]
-    said = [rank.communicate(timeout=_LONGEST * number)[0] for rank in ranks]
-    return [json.loads(line) for line in said[0].splitlines()]
+    printed = [rank.communicate(timeout=_LONGEST * number)[0] for rank in ranks]
+    return [json.loads(line) for line in printed[0].splitlines()]
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -109,20 +109,20 @@ def _evaluate(number: int) -> None:
     rank = int(os.environ["RANK"])
     for turn in range(number):
         distributed.init_process_group("gloo", f"file://{Path.cwd()}/meet-{turn}", rank=rank, world_size=_PROCESSES)
-        told, errors = io.StringIO(), io.StringIO()
+        output, errors = io.StringIO(), io.StringIO()
         place = [] if turn % 2 else ["--checkpoint", "run/checkpoints"]
-        with redirect_stdout(told), redirect_stderr(errors):
+        with redirect_stdout(output), redirect_stderr(errors):
             code = main(["eval", "run", "--json", "--use", "slow", *place])
         if rank == 0:
-            answer = json.loads(told.getvalue()) if code == 0 else {"error": errors.getvalue()[-500:]}
+            answer = json.loads(output.getvalue()) if code == 0 else {"error": errors.getvalue()[-500:]}
             print(json.dumps(answer), flush=True)
 
 
 def _again(folder: Path, steps: set[int]) -> dict[int, dict[str, float]]:
-    """The metrics at these steps of the same run, done again without haste or rotation, to the same bits."""
+    """The metrics at these steps of the same run, done again without haste or rotation, bit-identical."""
     command = Command(folder, "again", 1, f"train.steps={max(steps)}", "checkpoint.keep_every=2", *_WORDS)
     if command.process.wait() != 0:
-        raise RuntimeError(f"the run could not be done again: {command.said()[-500:]}")
+        raise RuntimeError(f"the run could not be done again: {command.output()[-500:]}")
     script = [
         sys.executable,
         "-m",

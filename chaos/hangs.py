@@ -26,7 +26,7 @@ def run(quick: bool) -> list[Row]:
                 command = Command(Path(name), f"hung-{procs}-{attempt}", procs, f"train.hang_seconds={_TIMEOUT}")
                 rank, seconds = _stop_one(command, generator)
                 code = command.wait()
-                named = f"process {rank}" in command.said() or f"rank {rank}" in command.said()
+                named = f"process {rank}" in command.output() or f"rank {rank}" in command.output()
                 problem = difference(whole, command) if code == 0 and named else f"ended with {code}, named: {named}"
                 slowest = max(slowest, seconds)
                 good += problem is None
@@ -36,7 +36,7 @@ def run(quick: bool) -> list[Row]:
     return [
         Row(
             f"a rank stands still (SIGSTOP), `train.hang_seconds` {_TIMEOUT}",
-            f"named, started again within {_TIMEOUT} + {_SECONDS_MORE:.0f} s, same bits at the end",
+            f"named, started again within {_TIMEOUT} + {_SECONDS_MORE:.0f} s, bit-identical at the end",
             f"{good}/{number}, started again after at most {slowest:.1f} s",
             good == number and slowest <= _TIMEOUT + _SECONDS_MORE,
         )

@@ -31,7 +31,7 @@ class Outcome:
     name: str
     expected: int
     code: int
-    said: str
+    output: str
     seconds: float
     megabytes: float
     """The most memory that the process used."""
@@ -43,12 +43,12 @@ class Outcome:
         if self.was_executed:
             return "something in it was executed"
         if self.code != self.expected:
-            return f"exit code {self.code} instead of {self.expected}: {self.said[-2000:]}"
-        lines = self.said.strip().splitlines()
+            return f"exit code {self.code} instead of {self.expected}: {self.output[-2000:]}"
+        lines = self.output.strip().splitlines()
         if len(lines) != 1 and not (self.code == 2 and 1 <= len(lines) <= 101):  # a recipe has a line for each mistake
-            return f"not refused in a sentence: {self.said[:2000]}"
+            return f"not refused in a sentence: {self.output[:2000]}"
         if max(map(len, lines)) > 1000:
-            return f"a sentence of {max(map(len, lines)):,} characters: {self.said[:200]}"
+            return f"a sentence of {max(map(len, lines)):,} characters: {self.output[:200]}"
         return f"{self.megabytes:.0f} MB of memory" if self.megabytes > MOST_MEGABYTES else ""
 
 
@@ -67,23 +67,23 @@ def try_here(case: Case, folder: Path) -> Outcome:
 
     folder.mkdir()
     os.chdir(folder)
-    said = io.StringIO()
+    output = io.StringIO()
     arguments = case.make()
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # count memory anew from here
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # count memory from here
     started = time.monotonic()
     signal.alarm(SECONDS)
     try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stderr(output), contextlib.redirect_stdout(io.StringIO()):
             code = main(arguments)
     except BaseException:  # noqa: BLE001 - whatever it is, it is what is looked for
         code = -1
-        said.write(traceback.format_exc())
+        output.write(traceback.format_exc())
     finally:
         signal.alarm(0)
     seconds = time.monotonic() - started
     status = Path("/proc/self/status").read_text(encoding="ascii")
     megabytes = int(status.partition("VmHWM:")[2].split()[0]) / 1024
-    return Outcome(case.name, case.code, code, said.getvalue(), seconds, megabytes, CANARY.exists())
+    return Outcome(case.name, case.code, code, output.getvalue(), seconds, megabytes, CANARY.exists())
 
 
 def try_command(case: Case, folder: Path) -> Outcome:
@@ -110,17 +110,17 @@ def _made_in(case: Case, folder: Path) -> list[str]:
 
 def try_all(names: set[str] | None = None) -> list[Outcome]:
     """Try all, or those of these names, in one other process, so that its memory tells about nothing else."""
-    listed = [case.name for case in CASES if names is None or case.name in names]
+    selected = [case.name for case in CASES if names is None or case.name in names]
     folder = Path(__file__).parent.parent
     with tempfile.TemporaryDirectory(prefix="paceline-hostile-") as place:
-        command = [sys.executable, "-m", "chaos.hostile", place, *listed]
+        command = [sys.executable, "-m", "chaos.hostile", place, *selected]
         variables = {**os.environ, "OMP_NUM_THREADS": "1", "PACELINE_CACHE": f"{place}/cache"}
         done = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, timeout=600, check=False, env=variables
         )
     outcomes = [Outcome(**json.loads(line)) for line in done.stdout.splitlines()]
-    if len(outcomes) != len(listed):
-        raise RuntimeError(f"ended with {done.returncode} at {listed[len(outcomes)]}: {done.stderr[-3000:]}")
+    if len(outcomes) != len(selected):
+        raise RuntimeError(f"ended with {done.returncode} at {selected[len(outcomes)]}: {done.stderr[-3000:]}")
     return outcomes
 
 

@@ -37,7 +37,7 @@ def run(quick: bool) -> list[Row]:
         for procs in (1, 2):
             trial = _Trial(Path(name), procs, 1 if quick else 4, generator)
             rows.append(trial.row("`kill -9`", "a rank of ", "", _kill))
-            rows.append(trial.row("SIGTERM", "the launcher or a rank of ", "exit 75, status stopped, ", _ask))
+            rows.append(trial.row("SIGTERM", "the launcher or a rank of ", "exit 75, status stopped, ", _request_stop))
         rows.append(_ask_groups(Path(name), 2 if quick else 20, generator))
     return rows
 
@@ -51,7 +51,7 @@ class _Trial:
         evaluations = [each for each in records(folder / f"whole-{procs}") if each["split"] == "val"]
         self.seconds = min(each["clock"]["seconds"] for each in evaluations)
 
-    def row(self, what: str, whom: str, ending: str, disturb: Disturb) -> Row:
+    def row(self, what: str, whom: str, start: str, disturb: Disturb) -> Row:
         """What became of the runs."""
         good, number, problems = 0, 0, []
         for attempt in range(self.num_runs):
@@ -63,7 +63,7 @@ class _Trial:
         target = f"{whom}{self.procs}" if self.procs > 1 else "one process"
         return Row(
             f"{what} to {target} at a random instant of an evaluation",
-            f"{ending}no step lost, the evaluation is done first afterwards, same bits at the end",
+            f"{start}no step lost, the evaluation is done first afterwards, bit-identical at the end",
             f"{good}/{number}",
             good == number > self.num_runs,
         )
@@ -83,11 +83,11 @@ class _Trial:
             code = command.wait()
             if code != (-signal.SIGKILL if disturb is _kill else _EX_TEMPFAIL):
                 return steps, f"ended with {code}"
-            if disturb is _ask and _status(command) != ("stopped", step):
+            if disturb is _request_stop and _status(command) != ("stopped", step):
                 return steps, f"the status is {_status(command)}, expected stopped at step {step}"
             command = self._start(out)
         code = command.wait()
-        lost = [step for step in steps if f"continues after step {step}\n" not in command.said()]
+        lost = [step for step in steps if f"continues after step {step}\n" not in command.output()]
         if code or lost:
             return steps, f"ended with {code}, did not go on after steps {lost}"
         return steps, difference(self.whole, command)
@@ -100,7 +100,7 @@ def _kill(command: Command, generator: random.Random) -> None:
     send(generator.choice(list(command.ranks().values())), signal.SIGKILL)
 
 
-def _ask(command: Command, generator: random.Random) -> None:
+def _request_stop(command: Command, generator: random.Random) -> None:
     send(generator.choice([command.process.pid, *command.ranks().values()]), signal.SIGTERM)
 
 
@@ -123,7 +123,7 @@ def _ask_groups(folder: Path, number: int, generator: random.Random) -> Row:
         code = command.wait()
         is_good = code == _EX_TEMPFAIL and _status(command) == ("stopped", saved_step(command.out))
         good += is_good
-        problems += [] if is_good else [f"{command.out.name}: ended with {code}: {command.said()[-300:]}"]
+        problems += [] if is_good else [f"{command.out.name}: ended with {code}: {command.output()[-300:]}"]
         if orphans := command.orphans():
             problems.append(f"{command.out.name}: left the processes {orphans}")
     print("\n".join(problems))

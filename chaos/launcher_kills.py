@@ -34,7 +34,7 @@ def run(quick: bool) -> list[Row]:
     return [
         Row(
             "`kill -9` of the launcher of 2 ranks with 2 loader workers each, then started again",
-            f"nothing of it runs {_MOST_SECONDS:g} s later; same bits at the end; no temporary folder is left",
+            f"nothing of it runs {_MOST_SECONDS:g} s later; bit-identical at the end; no temporary folder is left",
             f"{good}/{number}, all gone after at most {longest:.1f} s",
             good == number and longest <= _MOST_SECONDS,
         )
@@ -55,4 +55,4 @@ def _kill(folder: Path, out: str, generator: random.Random, whole: dict[str, str
     seconds = time.monotonic() - killed
     again = Command(folder, out, 2, *_SHORT, *_LOADER)
     code = again.wait()
-    return seconds, difference(whole, again) if code == 0 else f"ended with {code}: {again.said()}"
+    return seconds, difference(whole, again) if code == 0 else f"ended with {code}: {again.output()}"

@@ -138,8 +138,8 @@ def _plant(folder: Path, kind: str) -> str | None:
         done = going.wait()
     if (out / "executed").exists():
         return f"{kind}: executed"
-    is_told = done.returncode == 1 and "Traceback" not in done.stderr
-    return None if is_told else f"{kind}: ended with {done.returncode}: {done.stderr[-500:]}"
+    is_refused = done.returncode == 1 and "Traceback" not in done.stderr
+    return None if is_refused else f"{kind}: ended with {done.returncode}: {done.stderr[-500:]}"
 
 
 def _wait(is_so: Callable[[], bool]) -> None:

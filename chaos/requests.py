@@ -22,7 +22,7 @@ def run(quick: bool) -> list[Row]:
         whole = undisturbed(folder, 2)
         good, latest, problems = 0, 0, []
         for attempt in range(number):
-            late, problem = _ask(folder, f"asked-{attempt}", generator, whole)
+            late, problem = _request_stop(folder, f"asked-{attempt}", generator, whole)
             latest = max(latest, late)
             good += problem is None
             problems += [f"asked-{attempt}: {problem}"] if problem else []
@@ -30,14 +30,14 @@ def run(quick: bool) -> list[Row]:
     return [
         Row(
             "SIGTERM to one rank of 2 at a random instant, then started again",
-            "exit 75, saved at most one step later, no step lost, same bits at the end",
+            "exit 75, saved at most one step later, no step lost, bit-identical at the end",
             f"{good}/{number}, saved at most {latest} step later",
             good == number and latest <= 1,
         )
     ]
 
 
-def _ask(folder: Path, out: str, generator: random.Random, whole: dict[str, str]) -> tuple[int, str | None]:
+def _request_stop(folder: Path, out: str, generator: random.Random, whole: dict[str, str]) -> tuple[int, str | None]:
     """How many steps were begun and done between the signal and the save, and what went wrong."""
     command = Command(folder, out, 2)
     wanted = int(generator.uniform(0.05, 0.9) * STEPS)

@@ -138,9 +138,9 @@ def run(quick: bool) -> list[Row]:
     """Every directory, then names that are not UTF-8 and cells that are formulas."""
     with tempfile.TemporaryDirectory() as name, _in(Path(name)):
         home = Path(name)
-        code, said = _train(_RECIPE, home / "sound")
+        code, output = _train(_RECIPE, home / "sound")
         if code != 0:
-            raise RuntimeError(f"the run did not begin: {said}")
+            raise RuntimeError(f"the run did not begin: {output}")
         rows = []
         for fault, (goal, cases) in DIRECTORIES.items():
             chosen = dict(list(cases.items())[: 1 if quick else None])
@@ -161,14 +161,14 @@ def _goes_on(home: Path, change: Change) -> str | None:
     out = Path(shutil.copytree(home / "sound", folder / "run", symlinks=True))
     (folder / "precious").write_text(_PRECIOUS)
     change(out)
-    code, said = _train({**_RECIPE, "train": {"steps": 4, "threads": 1}}, out)
+    code, output = _train({**_RECIPE, "train": {"steps": 4, "threads": 1}}, out)
     if (folder / "precious").read_text() != _PRECIOUS:
         return "somebody's file was written to"
     if code in (2, 3) and any(path.is_symlink() for path in out.rglob("*") if path.name != "best"):
-        return None if len(said.splitlines()) == 1 else f"not refused in a line: {said[-500:]}"
+        return None if len(output.splitlines()) == 1 else f"not refused in a line: {output[-500:]}"
     saved = [path.name for path in sorted((out / "checkpoints").glob("step-*"))]
     if code != 0 or saved[-1] != "step-00000004":
-        return f"ended with {code}, saved {saved[-1]}: {said[-500:]}"
+        return f"ended with {code}, saved {saved[-1]}: {output[-500:]}"
     return None if (out / "best").resolve().name in saved else f"best leads to {(out / 'best').resolve()}"
 
 
@@ -222,13 +222,13 @@ def _odd_names(home: Path) -> dict[str, str | None]:
         for name, out in (("a sound run directory", "run"), ("another", f"run{_ODD}")):
             for doing, steps in (("begun", 2), ("continued", 4)):
                 recipe = _folder_recipe("photos", train={"steps": steps, "threads": 1})
-                code, said = _train(recipe, folder / out)
-                problems[f"{name}, {doing}"] = f"ended with {code}: {said[-500:]}" if code else None
+                code, output = _train(recipe, folder / out)
+                problems[f"{name}, {doing}"] = f"ended with {code}: {output[-500:]}" if code else None
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as errors:
                 code = cli.main(["eval", out, "--json"])
             problems[f"{name}, measured"] = f"ended with {code}: {errors.getvalue()[-500:]}" if code else None
-            listed = (folder / out / "skipped.jsonl").read_text(encoding="utf-8").splitlines()
-            found = {Path(json.loads(line)["path"]).name for line in listed}
+            skipped = (folder / out / "skipped.jsonl").read_text(encoding="utf-8").splitlines()
+            found = {Path(json.loads(line)["path"]).name for line in skipped}
             problems[f"{name}, listed"] = None if found == {f"bad{_ODD}.png"} else f"listed {found}"
     return problems
 
@@ -240,13 +240,13 @@ def _formulas(home: Path) -> dict[str, str | None]:
         _paint(folder / "photos", (f"{start}cmd|x", "b"), f"{start}1+1")
         with _in(folder):
             logging = {**_RECIPE["logging"], "results": "all.csv"}
-            code, said = _train(_folder_recipe("photos", logging=logging), Path(f"{start}out"))
+            code, output = _train(_folder_recipe("photos", logging=logging), Path(f"{start}out"))
             tables = [path for path in folder.rglob("*.csv") if path.is_file()]
             cells = [cell for path in tables for row in csv.reader(io.StringIO(path.read_text())) for cell in row]
         bad = [
             cell for cell in cells if cell[:1] in ("=", "+", "@", "\t") or (cell[:1] == "-" and not _is_number(cell))
         ]
-        problem = f"ended with {code}: {said[-500:]}" if code or len(tables) < 2 else None
+        problem = f"ended with {code}: {output[-500:]}" if code or len(tables) < 2 else None
         problems[repr(start)] = problem or (f"wrote {bad[0]!r}" if bad else None)
     return problems
 

@@ -36,7 +36,7 @@ def _trial(
         code = command.wait()
         problem = difference(whole, command) if code == 0 and hits == kills else f"ended with {code}, {hits} hits"
         good += problem is None
-        problems += [f"{command.out.name}: {problem}\n{command.said()}"] if problem else []
+        problems += [f"{command.out.name}: {problem}\n{command.output()}"] if problem else []
     print("\n".join(problems))
     again = " and of another while the group comes back" if kills > 1 else ""
     return Row(

@@ -23,14 +23,14 @@ _LOADER = ("data.loader=process", "data.num_workers=1")
 def _send(number: signal.Signals, times: int = 1) -> Callable[[Command], None]:
     """Send a signal to all processes of a command, so many times or until it has ended."""
 
-    def ask(command: Command) -> None:
+    def send(command: Command) -> None:
         for _ in range(times):
             if command.process.poll() is not None:
                 return
             os.killpg(command.process.pid, number)
             time.sleep(0.003)
 
-    return ask
+    return send
 
 
 WAYS: dict[str, tuple[Callable[[Command], None], bool]] = {
@@ -49,13 +49,13 @@ def run(quick: bool) -> list[Row]:
 
 
 def _trial(folder: Path, way: str, number: int, generator: random.Random) -> Row:
-    ask, has_streams = WAYS[way]
+    send, has_streams = WAYS[way]
     problems, count = [], 0
     for procs in (1, 2):
         for attempt in range(number):
             out = f"{list(WAYS).index(way)}-{procs}-{attempt}"
             command = Command(folder, out, procs, *_ENDLESS, *_LOADER, has_streams=has_streams)
-            problem = _stopped(command, ask, generator.uniform(0.0, 1.0))
+            problem = _stopped(command, send, generator.uniform(0.0, 1.0))
             problems += [f"{way}: {out}: {problem}"] if problem else []
             count += 1
     print("\n".join(problems))
@@ -67,18 +67,18 @@ def _trial(folder: Path, way: str, number: int, generator: random.Random) -> Row
     )
 
 
-def _stopped(command: Command, ask: Callable[[Command], None], seconds: float) -> str | None:
+def _stopped(command: Command, send: Callable[[Command], None], seconds: float) -> str | None:
     """What is wrong with the end of a run that was asked to stop, if anything."""
     command.wait_until(command.has_recorded)
     time.sleep(seconds)
-    asking = threading.Thread(target=ask, args=(command,))
-    asking.start()
+    sender = threading.Thread(target=send, args=(command,))
+    sender.start()
     code = command.wait()
-    asking.join()
+    sender.join()
     status = json.loads((command.out / "status.json").read_text())
     found = (code, status["state"], status["step"])
     if found != (_EX_TEMPFAIL, "stopped", saved_step(command.out)):
-        return f"ended with {found}, saved step {saved_step(command.out)}: {command.said()[-500:]}"
-    if "Traceback" in command.said():
-        return command.said()[-1000:]
+        return f"ended with {found}, saved step {saved_step(command.out)}: {command.output()[-500:]}"
+    if "Traceback" in command.output():
+        return command.output()[-1000:]
     return f"left the processes {orphans}" if (orphans := command.orphans()) else None

@@ -128,7 +128,7 @@ def run(quick: bool) -> list[Row]:
         Row(
             "optimizers × precisions × averages, `reproducible: world`, with and without `channels_last`: on 1, 2 and 3"
             " processes",
-            "same bits",
+            "bit-identical",
             f"{sum(spread)}/{len(spread)}",
             all(spread),
         ),
@@ -151,11 +151,11 @@ def interrupt(case: Case, folder: Path, generator: random.Random) -> str | None:
     number, expected = generator.choice([(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 75)])
     codes = start(folder, "broken", case.procs, case.words(), Deed(rank, read, number))
     if codes[rank] != expected:
-        return f"{number.name} ended rank {rank} with {codes}: {_said(folder, 'broken')}"
+        return f"{number.name} ended rank {rank} with {codes}: {_output(folder, 'broken')}"
     for out in ("broken", "whole"):
         codes = start(folder, out, case.procs, case.words())
         if any(codes):
-            return f"{out} ended with {codes}: {_said(folder, out)}"
+            return f"{out} ended with {codes}: {_output(folder, out)}"
     return _difference(folder, "whole", "broken")
 
 
@@ -166,7 +166,7 @@ def spread_out(case: Case, folder: Path) -> str | None:
     for procs in (1, 2, 3):
         codes = start(folder, f"on-{procs}", procs, case.words())
         if any(codes):
-            return f"on {procs} processes ended with {codes}: {_said(folder, f'on-{procs}')}"
+            return f"on {procs} processes ended with {codes}: {_output(folder, f'on-{procs}')}"
     return _difference(folder, "on-1", "on-2") or _difference(folder, "on-1", "on-3")
 
 
@@ -234,5 +234,5 @@ def _difference(folder: Path, one: str, other: str) -> str | None:
     return f"differs in {', '.join(different)}" if different else None
 
 
-def _said(folder: Path, out: str) -> str:
+def _output(folder: Path, out: str) -> str:
     return (folder / f"{out}.log").read_text()[-1500:]

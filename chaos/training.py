@@ -114,7 +114,7 @@ class Command:
         """Whether there is any metric of it."""
         return bool(records(self.out))
 
-    def said(self) -> str:
+    def output(self) -> str:
         """All that it printed."""
         return self.log.read_text()
 
@@ -185,5 +185,5 @@ def undisturbed(folder: Path, procs: int, *words: str) -> dict[str, str]:
     command = Command(folder, f"whole-{procs}", procs, *words)
     code = command.wait()
     if code != 0:
-        raise RuntimeError(f"the undisturbed run ended with {code}: {command.said()}")
+        raise RuntimeError(f"the undisturbed run ended with {code}: {command.output()}")
     return bits(command.out)

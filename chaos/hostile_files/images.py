@@ -18,9 +18,10 @@ case = Cases()
 def png(width: int, height: int, *chunks: tuple[bytes, bytes], data: bytes = b"") -> bytes:
     """A PNG that claims this size, with more chunks before its pixels."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    listed = [(b"IHDR", header), *chunks, (b"IDAT", data or zlib.compress(bytes(100))), (b"IEND", b"")]
+    all_chunks = [(b"IHDR", header), *chunks, (b"IDAT", data or zlib.compress(bytes(100))), (b"IEND", b"")]
     packed = [
-        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body)) for name, body in listed
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+        for name, body in all_chunks
     ]
     return b"\x89PNG\r\n\x1a\n" + b"".join(packed)
 
@@ -74,8 +75,8 @@ def _tiff(**tags: int) -> bytes:
     numbers = {"width": 256, "height": 257, "bits": 258, "packed": 259, "colors": 262, "strip": 273, "samples": 277}
     numbers |= {"rows": 278, "strip_bytes": 279, "tile_width": 322, "tile_height": 323, "tile": 324, "tile_bytes": 325}
     entries = sorted((numbers[name], value) for name, value in tags.items())
-    listed = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in entries)
-    return b"II*\0" + struct.pack("<IH", 8, len(entries)) + listed + bytes(4)
+    directory = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in entries)
+    return b"II*\0" + struct.pack("<IH", 8, len(entries)) + directory + bytes(4)
 
 
 @case("a TIFF of 100,000 × 100,000", 3)

@@ -81,7 +81,7 @@ def test_the_trial_leaves_no_trace() -> None:
 
 def test_an_impossible_budget_says_what_is_possible() -> None:
     net = UNet()
-    kept = r"0\.\d MB of activations stay kept even when every block of 5 is computed again"
+    kept = r"0\.\d MB of activations stay kept even when every block of 5 is checkpointed"
     with pytest.raises(ValueError, match=rf"budget of 0\.0 MB: {kept}"):
         apply_activation_checkpointing(net, Budget(megabytes=0.01), lambda: net.train()(IMAGES))
 

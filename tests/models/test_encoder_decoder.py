@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from paceline.core.registry import register
 from paceline.engine.activation_checkpointing.blocks import find_blocks
-from paceline.engine.activation_checkpointing.checkpointed_module import recompute
+from paceline.engine.activation_checkpointing.checkpointed_module import checkpoint_block
 from paceline.models.encoder_decoder import PixelClassifier, build_encoder, fpn, unet
 from paceline.models.freezing import Freezing
 from paceline.models.surgery import Surgery, apply, find_heads
@@ -141,7 +141,7 @@ def test_blocks_of_encoder_and_decoder_can_be_computed_again(make: Builder, back
     assert sum(block.name.startswith("backbone.") for block in blocks) >= 8
     assert sum(block.name.startswith("decoder.") for block in blocks) >= 4
     for block in blocks:
-        recompute(block)
+        checkpoint_block(block)
     found = gradients(again, images)
     assert all(torch.equal(gradient, found[name]) for name, gradient in expected.items())
     assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in model.state_dict().items())

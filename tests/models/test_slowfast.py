@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from paceline.core.registry import register
 from paceline.engine.activation_checkpointing.blocks import find_blocks
-from paceline.engine.activation_checkpointing.checkpointed_module import recompute
+from paceline.engine.activation_checkpointing.checkpointed_module import checkpoint_block
 from paceline.models.slowfast import SlowFast, SpatialMaxPool
 from paceline.models.surgery import find_heads
 
@@ -94,7 +94,7 @@ def test_every_parameter_gets_a_gradient_with_and_without_checkpointing() -> Non
     assert len(names) == 2 * (1 + 16) + 4
     assert {"slow.0", "fast.4.2", "laterals.3"} <= set(names)
     for block in blocks:
-        recompute(block)
+        checkpoint_block(block)
     found = gradients(again, clips)
     assert all(torch.equal(gradient, found[name]) for name, gradient in expected.items())
     assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in model.state_dict().items())

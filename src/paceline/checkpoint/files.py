@@ -219,8 +219,8 @@ def _check_names(path: Path, found: set[str]) -> None:
     world_size = world_size_of(found)
     expected = 3 if world_size == 1 else 3 * world_size + 1
     if unknown or len(found) != expected:
-        shown = ascii(min(unknown))[:100] if unknown else f"{len(found)} files"
-        raise CheckpointError(f"{path}: expected the {expected} files of a checkpoint, found {shown}")
+        example = ascii(min(unknown))[:100] if unknown else f"{len(found)} files"
+        raise CheckpointError(f"{path}: expected the {expected} files of a checkpoint, found {example}")
     sharded = {name for rank in range(world_size) for name in shard_names(rank, world_size)}
     if missing := sorted(({MODEL, STATE} if world_size == 1 else sharded) - found | {SKELETON} - found):
         raise CheckpointError(f"{path}: expected to list {missing[0]}")

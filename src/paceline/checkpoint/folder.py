@@ -109,7 +109,7 @@ class Folder:
         world_size = self.rank.world_size
         description = path / shard_names(rank, world_size)[2]
         while (content := _read_description(description, self.rank.attempt)) is None:
-            # A process that is ending has lost another one, and nobody waits for what it would save.
+            # A process that ends here has lost another one, and nobody waits for what it would save.
             if time.monotonic() > deadline or not main_thread().is_alive():
                 raise CheckpointError(
                     f"{description}: rank {rank} of {world_size} has not written its part of the checkpoint within"

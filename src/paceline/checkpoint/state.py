@@ -34,7 +34,7 @@ _TENSOR, _FLOAT = "$tensor", "$float"
 # These depend on the machine, so they are never taken from a checkpoint.
 _IMPLEMENTATION = {"foreach", "fused", "capturable", "differentiable"}
 _ELEMENTWISE = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum"}
-_MAX_LISTED = 5
+_MAX_LINES = 5
 _MAX_DEPTH = 100
 
 
@@ -142,7 +142,7 @@ def optimizer_tree(optimizer: torch.optim.Optimizer, model: nn.Module) -> Tree:
         groups.append({**_options(group), "names": group_names})
     unknown = [key for key in packed["state"] if key not in name_of]
     if unknown:
-        raise ValueError(f"the optimizer has state of unknown parameters: {unknown[:_MAX_LISTED]}")
+        raise ValueError(f"the optimizer has state of unknown parameters: {unknown[:_MAX_LINES]}")
     return {
         "kind": type(optimizer).__name__,
         "shapes": _shapes(optimizer, names),
@@ -230,8 +230,8 @@ def _check_match(optimizer: torch.optim.Optimizer, names: list[list[str]], tree:
         if name in saved and saved[name] != shape
     ]
     if differences:
-        more = [f"and {len(differences) - _MAX_LISTED} more"] if len(differences) > _MAX_LISTED else []
-        lines = "\n".join(f"  {line}" for line in [*differences[:_MAX_LISTED], *more])
+        more = [f"and {len(differences) - _MAX_LINES} more"] if len(differences) > _MAX_LINES else []
+        lines = "\n".join(f"  {line}" for line in [*differences[:_MAX_LINES], *more])
         raise CheckpointError(f"the checkpoint's optimizer state does not match the model:\n{lines}")
 
 

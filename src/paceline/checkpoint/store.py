@@ -176,7 +176,7 @@ class Store:
         return Saved(path, is_best=best == step)
 
     def _manifests(self) -> list[Manifest]:
-        ours = self._listed_steps()
+        ours = self._indexed_steps()
         manifests = []
         for step, path in step_folders(self.root):
             try:
@@ -187,7 +187,7 @@ class Store:
                 manifests.append(manifest)
         return manifests
 
-    def _listed_steps(self) -> set[int] | None:
+    def _indexed_steps(self) -> set[int] | None:
         """The steps in the index; None without a valid index."""
         try:
             content = load_checksummed(self.root / INDEX)

@@ -1,4 +1,4 @@
-"""The user's cache folder: what can be computed again is kept there, never beside the data."""
+"""The user's cache folder: what can be rebuilt is kept there, never beside the data."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def registration_place(kind: str, name: str, depth: int = 3) -> Iterator[None]:
     except PacelineError:
         raise
     except (ValueError, TypeError, NameError, AttributeError) as error:
-        place = f"{shown_path(frame.f_code.co_filename)}:{frame.f_lineno}"
+        place = f"{relative_path(frame.f_code.co_filename)}:{frame.f_lineno}"
         raise RegistrationError(f"{place}: register.{kind}({name!r}): {error}") from error
 
 
@@ -76,7 +76,7 @@ def _check_loss(target: type) -> None:
         raise TypeError(_missing(target, "count", "def count(self, batch): return float(batch.size)"))
     if len(compared) < 2:
         example = f"def {call.__name__}(self, output, target)"
-        raise TypeError(f"{target.__name__}.{call.__name__} takes {_listed(compared)}, expected `{example}`")
+        raise TypeError(f"{target.__name__}.{call.__name__} takes {_join_names(compared)}, expected `{example}`")
 
 
 def _check_dataset(target: type) -> None:
@@ -103,7 +103,7 @@ def _check_metric(target: type) -> None:
     compared = _required(update)[1:]
     if len(compared) < 2:
         example = "def update(self, preds, target)"
-        raise TypeError(f"{target.__name__}.update takes {_listed(compared)}, expected `{example}`")
+        raise TypeError(f"{target.__name__}.update takes {_join_names(compared)}, expected `{example}`")
 
 
 _TASK_METHODS = {
@@ -159,11 +159,11 @@ def _missing(target: type, method: str, example: str, found: str = "") -> str:
     return f"{target.__name__} has no method {method}{f' ({found})' if found else ''}; add it, such as `{example}`"
 
 
-def _listed(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     return f"({', '.join(names)})" if names else "nothing"
 
 
-def shown_path(file: str) -> str:
+def relative_path(file: str) -> str:
     """A path as it is seen from the working folder, if it lies below it."""
     relative = os.path.relpath(file)
     return file if relative.startswith(os.pardir) else relative

@@ -73,7 +73,7 @@ def is_at(descriptor: int, path: Path) -> bool:
 
 
 def is_seen_everywhere(path: Path) -> bool:
-    """Whether a lock on a file there keeps out processes of all machines that can see it, as far as can be told."""
+    """Whether a lock on a file there keeps out processes of all machines that can see it, as far as is known."""
     kind, options = _file_system(path)
     if kind == "lustre" and "flock" not in options:
         return False

@@ -62,7 +62,7 @@ class StopRequest:
 
     @contextmanager
     def on_signals(self, until_exit: bool = False) -> Iterator[None]:
-        """Take the stop signals as requests; elsewhere than in the main thread they are left alone.
+        """Take the stop signals as requests; outside of the main thread they are left unchanged.
 
         `until_exit`: see `handle_stop_signals`.
         """
@@ -183,7 +183,7 @@ _LIMIT, _USED = (Path(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "curr
 
 
 def keep_freed_memory() -> bool:
-    """Have the C library keep up to 256 MB of freed memory; False where it cannot be told to.
+    """Have the C library keep up to 256 MB of freed memory; False where it has no such option.
 
     By default it returns large pieces to the system at once. The next activation or batch then gets fresh pages, each
     of which the system clears when it is first written to: a third of the time of a step of MobileNetV2 on a processor.
@@ -193,7 +193,7 @@ def keep_freed_memory() -> bool:
 
 
 def free_memory() -> int:
-    """How many bytes may still be taken, of the machine and of this group of processes; no limit where none is told."""
+    """Bytes that may still be taken, of the machine and of this group of processes; no limit where none is known."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

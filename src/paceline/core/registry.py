@@ -215,7 +215,7 @@ class Registry:
                 self._entries[name] = Entry(name, row["target"], row["summary"], read, takes_losses=takes_losses)
 
     def add(self, definition: Definition) -> None:
-        """Make a name valid in recipes; the same part, defined anew, takes its place. What the table says stays."""
+        """Make a name valid in recipes; the same part, defined again, takes its place. What the table says stays."""
         name, target = definition.name, definition.target
         known = self._entries.get(name) or self._families.get(name)
         if known is not None and known.target == definition.address:

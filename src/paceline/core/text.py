@@ -9,9 +9,9 @@ from typing import Any
 
 def pluralize(number: float, noun: str) -> str:
     """The number and what is counted, as in "1 process" and "1,003 samples"."""
-    format_metric = f"{number:,}" if isinstance(number, int) else f"{number:g}"
-    ending = "es" if noun.endswith(("s", "tch")) else "s"
-    return f"{format_metric} {noun}" if number == 1 else f"{format_metric} {noun}{ending}"
+    count = f"{number:,}" if isinstance(number, int) else f"{number:g}"
+    plural = "es" if noun.endswith(("s", "tch")) else "s"
+    return f"{count} {noun}" if number == 1 else f"{count} {noun}{plural}"
 
 
 def evenly_spaced(size: int, number: int) -> list[int]:
@@ -49,7 +49,7 @@ def starts_formula(text: str) -> bool:
 
 def as_cell(text: str) -> str:
     """The text as it is written into a CSV file: behind an apostrophe where it could be a formula but is no number."""
-    bare = text.lstrip("'")  # so that what begins with an apostrophe itself can be told from what got one
+    bare = text.lstrip("'")  # so that what begins with an apostrophe itself differs from what got one
     return f"'{text}" if starts_formula(bare) and _NUMBER.fullmatch(bare) is None else text
 
 

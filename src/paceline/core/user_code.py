@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from paceline.core.contracts import shown_path
+from paceline.core.contracts import relative_path
 from paceline.core.errors import PacelineError, TrainingError
 from paceline.core.world import is_communication_error
 
@@ -35,10 +35,10 @@ def user_code(part: str, error_type: type[PacelineError] = TrainingError) -> Ite
 
 def described(error: Exception) -> str:
     """An error as `file:line: type: message`, by the last line that is neither torch's nor ours if there is one."""
-    said = str(error).strip().split("\n")[0]
-    told = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    first_line = str(error).strip().split("\n")[0]
+    message = f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{shown_path(error.filename)}:{error.lineno}: {type(error).__name__}: {error.msg}"
+        return f"{relative_path(error.filename)}:{error.lineno}: {type(error).__name__}: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<frozen"))]
-    return f"{shown_path(own[-1].filename)}:{own[-1].lineno}: {told}" if own else told
+    return f"{relative_path(own[-1].filename)}:{own[-1].lineno}: {message}" if own else message

@@ -199,7 +199,7 @@ def serve_store(host: str, port: int, timeout: timedelta) -> TCPStore:
 
 
 def _listen_for_others(place: Place, address: str) -> socket.socket:
-    """At the address that all were told; everywhere if it is none of this machine's that the others can reach."""
+    """At the address that all ranks have; everywhere if it is none of this machine's that the others can reach."""
     # Some machines know their own name as that of the loopback only.
     is_own_name = ipaddress.ip_address(address.partition("%")[0]).is_loopback and place.local_world < place.world
     if not is_own_name:

@@ -1,4 +1,4 @@
-"""Measuring a model on a whole split: each sample exactly once, the same bits on any number of processes."""
+"""Evaluation on a whole split: each sample exactly once, bit-identical on any number of processes."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _snapshot(run: Run, evaluation: EvaluationProgress) -> Snapshot:
 
 
 def _number(value: Any) -> float:
-    """A metric as it is told: counts stay whole numbers."""
+    """A metric as it is logged: counts stay whole numbers."""
     return value if type(value) is int else float(value)
 
 

@@ -81,7 +81,7 @@ class BufferBackup:
 
 Forward = Callable[[MicroBatch], Mapping[str, LossTerm]]
 """The losses of a micro-batch."""
-_SHOWN = 8
+_MAX_IDS = 8
 
 
 def find_nonfinite(model: nn.Module, micro_batches: Sequence[MicroBatch], forward: Forward) -> str:
@@ -135,7 +135,7 @@ def _samples(value: Tensor | None, micro: MicroBatch) -> str:
     if value is not None and value.ndim and len(value) == len(ids):
         rows = ~torch.isfinite(value.reshape(len(value), -1)).all(1).cpu()
         ids = ids[rows]
-    return f"sample{'s' if len(ids) > 1 else ''} {join_first(ids.tolist(), _SHOWN)}"
+    return f"sample{'s' if len(ids) > 1 else ''} {join_first(ids.tolist(), _MAX_IDS)}"
 
 
 def _is_finite(value: Tensor) -> bool:

@@ -77,7 +77,7 @@ class NoPredictions:
 
 
 class GuardedWriter:
-    """Has a writer do its work; what goes wrong with files is no reason to end an evaluation, and told at its end."""
+    """Has a writer do its work; a problem with files does not end an evaluation, and is reported at its end."""
 
     def __init__(self, writer: PredictionWriter, world: World) -> None:
         self.metrics = writer.metrics
@@ -104,8 +104,8 @@ class GuardedWriter:
 
     def _agree(self) -> str | None:
         own = (self._problem or "").encode(errors="surrogateescape")
-        told = self._world.gather(torch.tensor(list(own), dtype=torch.uint8))
-        found = (bytes(each.tolist()).decode(errors="surrogateescape") for each in told)
+        problems = self._world.gather(torch.tensor(list(own), dtype=torch.uint8))
+        found = (bytes(each.tolist()).decode(errors="surrogateescape") for each in problems)
         self._problem = next(filter(None, found), None)
         return self._problem
 
@@ -156,9 +156,9 @@ class PredictionFolder:
 
 
 def file_names(dataset: Dataset) -> list[str]:
-    """A name ending in .png for each sample: that of its file below the folder that all files share.
+    """A name with the extension .png for each sample: that of its file below the folder that all files share.
 
-    Where files differ in their endings alone, names keep those; without files, they are numbers.
+    Where files differ in their extensions alone, names keep those; without files, they are numbers.
     """
     size, path = len(dataset), getattr(dataset, "path", None)
     if path is None:

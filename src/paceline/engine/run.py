@@ -130,7 +130,7 @@ class Run:
 
     @property
     def precision(self) -> Precision:
-        """In which number format the model computes."""
+        """The precision that the model computes in."""
         return self.state.precision
 
     @property
@@ -154,7 +154,7 @@ class Run:
         self.logger.emit(Note(self.freezing.describe_unfrozen(step)))
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Continue from a checkpoint of the same recipe, to the bit."""
+        """Continue from a checkpoint of the same recipe, bit-identically."""
         self.state.load(checkpoint)
         self.unfreeze(self.progress.step)
         torch.set_num_threads(self.state.choices.threads)

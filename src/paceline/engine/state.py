@@ -1,4 +1,4 @@
-"""The state of a run: everything that a checkpoint holds and a resumed run continues from, to the bit."""
+"""The state of a run: everything that a checkpoint holds, so that a resumed run is bit-identical."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Choices:
 
 @dataclass
 class RunState:
-    """What resumes, in one list. All else of a run is built anew from its recipe."""
+    """What resumes, in one list. Everything else is built from the recipe."""
 
     model: nn.Module
     """The model with the weights that the optimizer holds."""

@@ -1,4 +1,4 @@
-"""How fast a run is and when it will end, from the clock: outside of what resumes to the bit."""
+"""Speed and time left of a run, from the clock: outside of what resumes bit-identically."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.core.world import World
 from paceline.loggers.meters import Meters
 
 _FIRST_STEPS = 3  # that are slower than the others: memory is taken, kernels are chosen
-_SHARE_REMEMBERED = 0.1  # of a run's steps, in the average by which its end is told
+_SHARE_REMEMBERED = 0.1  # of a run's steps, in the average that the time left is estimated from
 _LEAST_REMEMBERED = 50
 _ACTIONS_REMEMBERED = 5  # of a kind; their median leaves out one that a busy moment made long
 _FORWARD_SHARE = 0.4  # of a training step: what evaluating its samples takes, until that was measured

@@ -21,9 +21,9 @@ def add_result(run: Run, step_batch: StepBatch, result: StepResult) -> None:
     if len(run.unread_results) >= _MOST_UNREAD:
         read_results(run)
     if change := run.lr_changes(result.lr):
-        told, lr = change
+        logged, lr = change
         before = run.lr_changes.jumped_from  # what changes at every step is on every line
-        change_text = f"learning rate {told if before is None else before:g} → {lr:g} at step {step_batch.step}"
+        change_text = f"learning rate {logged if before is None else before:g} → {lr:g} at step {step_batch.step}"
         run.logger.emit(Note(change_text, "detail" if before is None else "info"))
     progress = run.progress
     run.logger.tick(Snapshot(progress.step, progress.total_steps, progress.epoch, run.timer.data_share))

@@ -96,8 +96,8 @@ def _num_visualized(run: Run) -> int:
 
 
 def _draw_grid(name: str, samples: Sequence[Sequence[Panel]]) -> dict[str, Image]:
-    shown = [panels for panels in samples if panels]
-    return {name: image_grid(shown)} if shown else {}
+    drawn = [panels for panels in samples if panels]
+    return {name: image_grid(drawn)} if drawn else {}
 
 
 def _write(run: Run, split: str, draw: Callable[[], Mapping[str, Image]]) -> None:

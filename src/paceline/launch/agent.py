@@ -112,7 +112,7 @@ class Agent(LocalElasticAgent):
             self.failure = find_failure(
                 ended, read_records(self._outputs.folder), self._stop.received, self._machines.peer_failure
             )
-            self._publish()
+            self._share_failure()
         elif None not in codes:
             return RunResult(state=WorkerState.SUCCEEDED)
         elif self._has_lost_machine():
@@ -175,7 +175,7 @@ class Agent(LocalElasticAgent):
         processes, began = self._processes(), time.monotonic()
         while any(process.poll() is None for process in processes):
             self._forward_stop()
-            self._publish()
+            self._share_failure()
             # After a stop request one process may be done while another still writes.
             is_stopping = all(process.returncode in (None, 0, Stopped.exit_code) for process in processes)
             if time.monotonic() - began > (self._stop_timeout if is_stopping else _GRACE_SECONDS):
@@ -215,9 +215,9 @@ class Agent(LocalElasticAgent):
         with suppress(Interrupted), self._stop.waiting():
             self._machines.finish(self._exit_barrier_timeout)
 
-    def _publish(self) -> None:
+    def _share_failure(self) -> None:
         """Share an error with the other machines. On stop requests the processes agree by themselves."""
         for record in read_records(self._outputs.folder):
             if record.explained and record.code != Stopped.exit_code:
-                self._machines.publish(record)
+                self._machines.share_failure(record)
                 break

@@ -110,8 +110,8 @@ def _master_address(
 def _slurm_tasks_here(found: Numbers, world: int) -> int:
     """The tasks on this machine; Slurm writes `2(x3),1` for two on each of three machines and one on the last."""
     counts: list[int] = []
-    listed = found.text.get("SLURM_STEP_TASKS_PER_NODE") or found.text.get("SLURM_TASKS_PER_NODE") or ""
-    for tasks, times in re.findall(r"(\d{1,6})(?:\(x(\d{1,6})\))?", listed):
+    tasks_per_node = found.text.get("SLURM_STEP_TASKS_PER_NODE") or found.text.get("SLURM_TASKS_PER_NODE") or ""
+    for tasks, times in re.findall(r"(\d{1,6})(?:\(x(\d{1,6})\))?", tasks_per_node):
         counts += [int(tasks)] * int(times or 1)
     machine = found.get("SLURM_NODEID", 0)
     num_machines = found.get("SLURM_STEP_NUM_NODES", found.get("SLURM_NNODES", 1, low=1), low=1)

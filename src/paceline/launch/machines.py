@@ -38,7 +38,7 @@ class Machines(Protocol):
     def are_regrouping(self) -> bool:
         """Whether another machine has announced that."""
 
-    def publish(self, record: ExitRecord) -> None:
+    def share_failure(self, record: ExitRecord) -> None:
         """Share an error that a restart does not fix, so that all machines end with it."""
 
     def peer_failure(self) -> ExitRecord | None:
@@ -71,7 +71,7 @@ class OneMachine:
         """Never."""
         return False
 
-    def publish(self, record: ExitRecord) -> None:
+    def share_failure(self, record: ExitRecord) -> None:
         """Do nothing."""
 
     def peer_failure(self) -> ExitRecord | None:
@@ -115,7 +115,7 @@ class SeveralMachines:
             return self._start.check([_REGROUPING])
         return False
 
-    def publish(self, record: ExitRecord) -> None:
+    def share_failure(self, record: ExitRecord) -> None:
         """Share it with all machines, including later ones."""
         with suppress(RuntimeError):
             self._run.set(_FAILURE, record.as_text())

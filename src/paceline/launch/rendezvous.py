@@ -196,6 +196,6 @@ def _to_list(machine: _NodeDesc) -> _Machine:
     return [machine.addr, machine.pid, machine.local_id]
 
 
-def _machine(listed: Any) -> _NodeDesc:
-    address, pid, number = listed
+def _machine(entry: Any) -> _NodeDesc:
+    address, pid, number = entry
     return _NodeDesc(str(address), int(pid), int(number))

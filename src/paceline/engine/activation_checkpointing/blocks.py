@@ -216,6 +216,6 @@ def _is_callable(module: nn.Module) -> bool:
 
 
 def _own_forward(module: nn.Module) -> Any:
-    """As its class was written: a model has the same blocks whether or not they are computed again."""
-    written = (vars(each) for each in type(module).__mro__ if not vars(each).get("is_recomputing"))
+    """As its class was written: a model has the same blocks whether or not they are checkpointed."""
+    written = (vars(each) for each in type(module).__mro__ if not vars(each).get("is_checkpointed"))
     return next(each["forward"] for each in written if "forward" in each)

@@ -30,10 +30,10 @@ _PRODUCTS = [
 ]
 
 
-class RecomputedModule(nn.Module):
-    """What a module's class is put under when all of it is computed again."""
+class CheckpointedModule(nn.Module):
+    """A base class that is put before a module's own: the whole module is checkpointed."""
 
-    is_recomputing = True
+    is_checkpointed = True
     _block_name: str
     _keeps_products: bool
 
@@ -42,16 +42,16 @@ class RecomputedModule(nn.Module):
         plain = super().forward
         if not _is_needed(self):
             return plain(*args, **kwargs)
-        return _recomputed(plain, [self], self._block_name, self._keeps_products, args, kwargs)
+        return _call_checkpointed(plain, [self], self._block_name, self._keeps_products, args, kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _reduced(super().__reduce_ex__(protocol), self, RecomputedModule)
+        return _reduced(super().__reduce_ex__(protocol), self, CheckpointedModule)
 
 
-class RecomputedRuns(nn.Sequential):
-    """What a sequence's class is put under when some runs of its children are computed again, each as one piece."""
+class CheckpointedRuns(nn.Sequential):
+    """A base class that is put before a sequence's own: runs of its children are checkpointed, each as one piece."""
 
-    is_recomputing = True
+    is_checkpointed = True
     _runs: dict[str, tuple[str, tuple[str, ...]]]
     """The name of the run that begins with a child, and its children."""
     _keeps_products: bool
@@ -66,19 +66,20 @@ class RecomputedRuns(nn.Sequential):
             if key in runs:
                 name, children = runs[key]
                 members = [self.get_submodule(each) for each in children]
-                input = _recomputed(partial(_in_turn, members), members, name, self._keeps_products, (input,), {})  # noqa: A001
+                call = partial(_in_turn, members)
+                input = _call_checkpointed(call, members, name, self._keeps_products, (input,), {})  # noqa: A001
             elif key not in in_runs:
                 input = child(input)  # noqa: A001
         return input
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _reduced(super().__reduce_ex__(protocol), self, RecomputedRuns)
+        return _reduced(super().__reduce_ex__(protocol), self, CheckpointedRuns)
 
 
-def recompute(block: Block, keeps_products: bool = False) -> None:
-    """Have the block computed again in every backward pass; outputs of products are kept if asked for."""
+def checkpoint_block(block: Block, keeps_products: bool = False) -> None:
+    """Have every backward pass recompute the block; with `keeps_products`, outputs of products are kept."""
     owner: Any = block.owner
-    kind: type[nn.Module] = RecomputedRuns if block.children else RecomputedModule
+    kind: type[nn.Module] = CheckpointedRuns if block.children else CheckpointedModule
     if not isinstance(owner, kind):
         owner.__class__ = _under(kind, type(owner))
     owner._keeps_products = keeps_products
@@ -88,7 +89,7 @@ def recompute(block: Block, keeps_products: bool = False) -> None:
         owner._block_name = block.name
 
 
-def _recomputed(
+def _call_checkpointed(
     function: Callable[..., Any],
     modules: Sequence[nn.Module],
     name: str,
@@ -106,10 +107,10 @@ def _recomputed(
     versions = [each._version for each in inputs]
     contexts = partial(_contexts, buffers, keeps_products)
     outputs = checkpoint(function, *args, use_reentrant=False, context_fn=contexts, **kwargs)
-    buffers.settle()
+    buffers.keep_changed()
     if versions != [each._version for each in inputs]:
         raise ValueError(
-            f"checkpointing: {name} changes its input in place, so it cannot be computed again from it;"
+            f"checkpointing: {name} changes its input in place, so it cannot be recomputed from it;"
             " leave it out by naming other modules with match, or make its first operation not in place"
         )
     return outputs
@@ -166,7 +167,7 @@ def _under(kind: type[nn.Module], own: type[nn.Module]) -> type[nn.Module]:
 
 
 def _reduced(reduced: Any, module: nn.Module, kind: type[nn.Module]) -> Any:
-    """A pickle finds classes by name, so it is told the module's own class, to be put under `kind` again."""
+    """A pickle finds classes by name, so it gets the module's own class, and `kind` to put before it again."""
     make, (made, *rest), *state = reduced
     if make is not copyreg.__newobj__ or made is not type(module) or made.__bases__[0] is not kind:  # type: ignore[attr-defined]
         return reduced
@@ -212,7 +213,7 @@ class ChangedBuffers:
         ]
         self._replaced: list[tuple[nn.Module, str, Tensor | None]] = []
 
-    def settle(self) -> None:
+    def keep_changed(self) -> None:
         """The first pass is over: keep only what it has changed."""
         self._before = [saved for saved in self._before if saved.has_changed()]
 

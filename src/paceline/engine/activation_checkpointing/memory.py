@@ -1,4 +1,4 @@
-"""Bytes that a model keeps for its backward pass, measured, and the blocks worth recomputing."""
+"""Bytes that a model keeps for its backward pass, measured, and the blocks worth checkpointing."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class SavedBytes:
         """How many blocks were measured."""
         return len(self.costs)
 
-    def kept(self, recomputed: set[int]) -> int:
+    def kept(self, checkpointed: set[int]) -> int:
         """Bytes that are kept at the end of the forward pass when these blocks keep their inputs alone."""
         storages = set(self.inside[_OUTSIDE])
         for block in range(self.num_blocks):
-            storages |= self.inputs[block] if block in recomputed and self.inside[block] else self.inside[block]
+            storages |= self.inputs[block] if block in checkpointed and self.inside[block] else self.inside[block]
         return sum(self.sizes[each] for each in storages)
 
 
@@ -68,7 +68,7 @@ def measure_saved(model: nn.Module, blocks: Sequence[Block], trial: Callable[[],
 
 
 def cheapest_choice(saved: SavedBytes, limit: float) -> set[int] | None:
-    """The blocks to compute again so that at most `limit` bytes are kept; None if all of them are not enough.
+    """The blocks to checkpoint so that at most `limit` bytes are kept; None if all of them are not enough.
 
     Taken in order of bytes freed per cost; those that later turn out not to be needed are given back.
     """

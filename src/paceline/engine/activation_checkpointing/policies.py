@@ -1,11 +1,11 @@
-"""Activation checkpointing: which blocks of a model compute their activations again instead of keeping them.
+"""Activation checkpointing: which blocks of a model recompute their activations instead of keeping them.
 
-Gradients and buffers are what they are without it, to the bit, dropout included. In evaluation and without gradients a
+Gradients and buffers are bit-identical to those without it, dropout included. In evaluation and without gradients a
 block runs as it is. A SyncBatchNorm inside a block exchanges its statistics a second time, on all ranks in the same
 order. What a block does beside its outputs and buffers, such as counting in a Python attribute, is done twice.
 
 Apply it before the model is wrapped or compiled, and before `fully_shard`. Under `torch.compile` the compiler decides
-itself what to keep of a block that is computed again.
+itself what to keep of a checkpointed block.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import nn
 from paceline.core.arguments import Count, ExactlyOneOf, Positive, PositiveShare
 from paceline.core.registry import register
 from paceline.engine.activation_checkpointing.blocks import Block, best_number, find_blocks, join_neighbors
-from paceline.engine.activation_checkpointing.checkpointed_module import recompute
+from paceline.engine.activation_checkpointing.checkpointed_module import checkpoint_block
 from paceline.engine.activation_checkpointing.memory import cheapest_choice, measure_saved
 
 Patterns = Annotated[
@@ -37,7 +37,7 @@ class NoActivationCheckpointing:
 @register.activation_checkpointing("blocks")
 @dataclass(frozen=True)
 class Blocks:
-    """Every block is computed again, or every n-th, beginning with the first.
+    """Checkpoints every block, or every n-th, beginning with the first.
 
     Blocks are found from the model's structure, or are the modules that the patterns of `match` name. Without either,
     neighboring blocks that hold little inside go together, so that fewer inputs are kept between them.
@@ -50,7 +50,7 @@ class Blocks:
 @register.activation_checkpointing("selective")
 @dataclass(frozen=True)
 class Selective:
-    """Every block is computed again, but for its convolutions, matrix products and attention, which are kept.
+    """Checkpoints every block, but keeps the outputs of its convolutions, matrix products and attention.
 
     It takes less time than `Blocks` and frees much less. A convolution whose output is changed in place by
     something else than an activation module cannot be kept; torch says so in the first backward pass.
@@ -62,10 +62,10 @@ class Selective:
 @register.activation_checkpointing("budget", checks=[ExactlyOneOf("megabytes", "share")])
 @dataclass(frozen=True)
 class Budget:
-    """As little as possible is computed again, so that what stays kept fits: megabytes (10⁶ bytes), or a share of all.
+    """Checkpoints as few blocks as possible so that what stays kept fits: megabytes (10⁶ bytes), or a share of all.
 
     Measured in one forward pass; it follows from the model and the shapes of that pass alone. What the block that is
-    being computed again holds meanwhile comes on top.
+    being recomputed holds meanwhile comes on top.
     """
 
     megabytes: Annotated[
@@ -87,7 +87,7 @@ Policy = NoActivationCheckpointing | Blocks | Selective | Budget
 def apply_activation_checkpointing(
     model: nn.Module, how: Policy, trial: Callable[[], object] | None = None
 ) -> list[str]:
-    """Have blocks of the model compute their activations again in the backward pass; gives their names.
+    """Have blocks of the model recompute their activations in the backward pass; returns their names.
 
     `trial` runs one forward pass of the model, in training mode and with gradients, on a micro-batch as large as any;
     only a budget needs it, and it leaves buffers and generators as they were.
@@ -102,7 +102,7 @@ def apply_activation_checkpointing(
     keeps_products = isinstance(how, Selective)
     for block in blocks:
         _stop_working_in_place(block, keeps_products)
-        recompute(block, keeps_products)
+        checkpoint_block(block, keeps_products)
     return [block.name for block in blocks]
 
 
@@ -124,7 +124,7 @@ def _within_budget(
         least = saved.kept(set(range(len(blocks))))
         raise ValueError(
             f"budget of {limit / 1e6:.1f} MB: {least / 1e6:.1f} MB of activations stay kept even when every"
-            f" block of {len(blocks)} is computed again; raise the budget, or lower the micro-batch"
+            f" block of {len(blocks)} is checkpointed; raise the budget, or lower the micro-batch"
         )
     return [block for index, block in enumerate(blocks) if index in chosen]
 

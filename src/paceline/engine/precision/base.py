@@ -1,4 +1,4 @@
-"""In which number format a run computes: what a run asks of it, and the plainest answer."""
+"""The precision a run computes in: its interface, and float32."""
 
 from __future__ import annotations
 

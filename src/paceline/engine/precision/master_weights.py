@@ -39,7 +39,7 @@ def cast_at_borders(model: nn.Module, keep_norms: bool) -> None:
     """Cast what goes into float16 weights to float16, around float32 norm layers both ways, and outputs to float32.
 
     Done at each module that holds weights, so that float32 made inside of a model is no mistake. What comes in
-    dicts, such as the truth that a detector is given, is left alone.
+    dicts, such as the targets that a detector is given, is left unchanged.
     """
     for module in model.modules():
         if keep_norms and is_norm(module):

@@ -64,7 +64,7 @@ class DDPStrategy(SingleStrategy):
         self.rewrap()
 
     def rewrap(self) -> None:
-        """Wrap the model anew, since the reducer only knows the parameters that learned when it was made."""
+        """Wrap the model again, since the reducer only knows the parameters that learned when it was made."""
         device = [self._world.device.index] if self._world.device.type == "cuda" else None
         self.network = DistributedDataParallel(
             self.model, device, forward_sync_buffers=False, gradient_as_bucket_view=True, **self._options
@@ -97,7 +97,7 @@ class DDPStrategy(SingleStrategy):
         share_state(self.parts, self._world)
 
     def warm_up(self, discarded_pass: Callable[[], None]) -> None:
-        """The reducer arranges its buckets anew after the first pass, which changes the order of sums: do it now."""
+        """The reducer rebuilds its buckets after the first pass, which changes the order of sums: do it now."""
         if self._is_warm:
             return
         with self.unchanged():

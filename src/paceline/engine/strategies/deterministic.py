@@ -53,7 +53,7 @@ class DeterministicStrategy(SingleStrategy):
     def sync_gradients(self, step_batch: StepBatch) -> None:
         """Complete the tree: each process does so for a part of the parameters, and all get all parts."""
         size = step_batch.num_micro_batches
-        total = self._exchange_nodes(size) if self._world.size > 1 else root(self._nodes, size)
+        total = self._sum_over_ranks(size) if self._world.size > 1 else root(self._nodes, size)
         self._nodes = {}
         trainable = self._learning()
         for parameter, part in zip(trainable, torch.split(total, [each.numel() for each in trainable]), strict=True):
@@ -73,7 +73,7 @@ class DeterministicStrategy(SingleStrategy):
     def _learning(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
-    def _exchange_nodes(self, size: int) -> Tensor:
+    def _sum_over_ranks(self, size: int) -> Tensor:
         world, trainable = self._world, self._learning()
         length = sum(parameter.numel() for parameter in trainable)
         chunk = -(-length // world.size)
@@ -152,7 +152,7 @@ class RunningStatistics:
 
     @contextmanager
     def of_one(self, counts: bool = True) -> Iterator[None]:
-        """Surrounds the passes of one micro-batch of this process; a ghost leaves nothing behind."""
+        """Surrounds the passes of one micro-batch of this process; a padding micro-batch leaves nothing behind."""
         if self._before:
             self._put_back(self._before)
         else:

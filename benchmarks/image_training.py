@@ -1,7 +1,7 @@
 """Training a light network on photos in files: what a run of ours gains over the usual loader and loop.
 
 Each contestant has a process of its own, since a run settles things for its whole process; started as
-`python -m benchmarks.picture_training CONTESTANT CASE FOLDER`, it takes a turn for every line that it reads.
+`python -m benchmarks.image_training CONTESTANT CASE FOLDER`, it takes a turn for every line that it reads.
 """
 
 from __future__ import annotations
@@ -123,15 +123,15 @@ class Contestant:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         print("turn", file=self.process.stdin, flush=True)
-        told = json.loads(self.process.stdout.readline())
-        self.waits.append(told["waiting"])
-        return float(told["seconds"])
+        answer = json.loads(self.process.stdout.readline())
+        self.waits.append(answer["waiting"])
+        return float(answer["seconds"])
 
 
 @contextmanager
 def started(name: str, number: int, root: Path) -> Iterator[Contestant]:
     """The process of a contestant."""
-    command = [sys.executable, "-m", "benchmarks.picture_training", name, str(number), str(root)]
+    command = [sys.executable, "-m", "benchmarks.image_training", name, str(number), str(root)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield Contestant(process)
         assert process.stdin is not None

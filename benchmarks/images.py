@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks import pictures_dali, pictures_packed
+from benchmarks import images_dali, images_packed
 from benchmarks.measuring import Measured, Turn, interleave, spread
 from benchmarks.photos import MEAN, SIZE, STD, Photos, pillow_loader
 from benchmarks.report import Goal, Section
@@ -79,11 +79,11 @@ def contestants() -> dict[str, Callable[[Path], Epochs]]:
         OURS: lambda root: ours(root, "auto", None),
         f"Paceline, {WORKERS} threads": lambda root: ours(root, "thread", WORKERS),
         f"Paceline, {WORKERS} processes": lambda root: ours(root, "process", WORKERS),
-        PACKED: lambda root: pictures_packed.epochs(root, BATCH),
+        PACKED: lambda root: images_packed.epochs(root, BATCH),
         PILLOW: pillow,
     }
     if dali.is_installed():
-        named[DALI] = lambda root: pictures_dali.epochs(root, BATCH)
+        named[DALI] = lambda root: images_dali.epochs(root, BATCH)
     return named
 
 
