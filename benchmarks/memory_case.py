@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.live_bytes import LiveBytes, own_training_state
 from paceline.core.world import World, join
-from paceline.engine.activation_checkpointing.memory import LiveBytes, own_training_state
 from paceline.engine.activation_checkpointing.policies import (
     Blocks,
     NoActivationCheckpointing,

@@ -11,9 +11,9 @@ from checkpointed_nets import NETS, DoubleConvolution, UNet, differing, flat, tr
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
+from benchmarks.live_bytes import LiveBytes
 from paceline.core.registry import register
 from paceline.engine.activation_checkpointing.blocks import find_blocks
-from paceline.engine.activation_checkpointing.memory import LiveBytes
 from paceline.engine.activation_checkpointing.policies import (
     Blocks,
     Budget,

@@ -9,8 +9,9 @@ import torch
 from checkpointed_nets import NETS, UNet
 from torch import Tensor, nn
 
+from benchmarks.live_bytes import LiveBytes
 from paceline.engine.activation_checkpointing.blocks import find_blocks
-from paceline.engine.activation_checkpointing.memory import LiveBytes, SavedBytes, cheapest_choice, measure_saved
+from paceline.engine.activation_checkpointing.memory import SavedBytes, cheapest_choice, measure_saved
 from paceline.engine.activation_checkpointing.policies import Blocks, Budget, apply_activation_checkpointing
 
 IMAGES = torch.rand(2, 3, 32, 32)
