@@ -12,10 +12,10 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import paceline
+from benchmarks.live_bytes import LiveBytes, own_training_state
 from benchmarks.report import Goal, Section
 from paceline.core.errors import TrainingError
 from paceline.data import synthetic
-from paceline.engine.activation_checkpointing.memory import LiveBytes, own_training_state
 
 _PLAIN = "fp32"
 _WITHIN = "within noise"

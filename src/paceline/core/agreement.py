@@ -51,7 +51,7 @@ def decide(world: World, choose: Callable[[], Value]) -> Value:
             answer = {"value": choose()}
         except PacelineError as error:
             answer = {"error": str(error), "code": error.exit_code}
-    answer = json.loads(_gather_texts(world, json.dumps(answer))[0])
+    answer = json.loads(gather_texts(world, json.dumps(answer))[0])
     if "error" in answer:
         raise _ERRORS.get(answer["code"], PacelineError)(answer["error"])
     value: Value = answer["value"]
@@ -123,11 +123,11 @@ def check_same(world: World, value: Any, explain: Callable[[Any], str], error: t
 
 def first_problem(world: World, problem: str) -> str | None:
     """What some process has to say against going on, the same in all; None if none has anything to say."""
-    problems = _gather_texts(world, problem)
+    problems = gather_texts(world, problem)
     return next((f"process {rank} of {world.size}: {text}" for rank, text in enumerate(problems) if text), None)
 
 
-def _gather_texts(world: World, text: str) -> list[str]:
+def gather_texts(world: World, text: str) -> list[str]:
     """The texts of all processes in rank order."""
     own = torch.frombuffer(bytearray(f"{text}\n".encode(errors="surrogatepass")), dtype=torch.uint8)
     return [bytes(each.tolist()).decode(errors="surrogatepass")[:-1] for each in world.gather(own)]

@@ -74,13 +74,13 @@ def _sum_ratios(run: Run, step_batch: StepBatch, names: list[str]) -> Tensor:
 
 def warm_up(run: Run, step_batch: StepBatch) -> None:
     """Do, before the first step, whatever must have happened before gradients count."""
-    one_pass = partial(discarded_pass, run, step_batch)
+    one_pass = partial(discarded_pass, run, step_batch.micro_batches[-1])
     if run.state.choices.channels_last is None:
         choose_channels_last(run, step_batch, one_pass)
     run.strategy.warm_up(one_pass)
 
 
-def discarded_pass(run: Run, step_batch: StepBatch) -> None:
+def discarded_pass(run: Run, micro: MicroBatch) -> None:
     """A forward and a backward pass whose gradients are discarded."""
-    terms = forward(run, step_batch.micro_batches[-1])
+    terms = forward(run, micro)
     run.precision.backward([ScaledLoss(term.numerator, 0.0) for term in terms.values()])

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.core.agreement import gather_texts
 from paceline.core.atomic_write import is_partial, replace_file
 from paceline.core.errors import UsageError
 from paceline.core.text import as_cell
@@ -103,10 +103,7 @@ class GuardedWriter:
             self._problem = str(error)
 
     def _agree(self) -> str | None:
-        own = (self._problem or "").encode(errors="surrogateescape")
-        problems = self._world.gather(torch.tensor(list(own), dtype=torch.uint8))
-        found = (bytes(each.tolist()).decode(errors="surrogateescape") for each in problems)
-        self._problem = next(filter(None, found), None)
+        self._problem = next(filter(None, gather_texts(self._world, self._problem or "")), None)
         return self._problem
 
 
