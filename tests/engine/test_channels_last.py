@@ -137,7 +137,7 @@ def test_trying_leaves_no_trace() -> None:
     """The real trial, whatever it chooses: weights and buffers begin as if there had been none."""
     run, before = built(), end(built())
     step_batch = next(iter(run.batches))
-    assert channels_last._measure(run, lambda: discarded_pass(run, step_batch)) > 0
+    assert channels_last._measure(run, lambda: discarded_pass(run, step_batch.micro_batches[-1])) > 0
     assert all(torch.equal(one, other) for one, other in zip(end(run), before, strict=True))
     assert all(parameter.grad is None and parameter.is_contiguous() for parameter in run.model.parameters())
     assert_same(trained(run, 1), trained(built("train.channels_last=" + str(has_layout(run)).lower()), 1))
