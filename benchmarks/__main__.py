@@ -22,6 +22,7 @@ NAMES = (
     "sharing",
     "busy",
     "precisions",
+    "pixel_precisions",
     "saliency",
 )
 

@@ -34,6 +34,10 @@ def test_statistics_are_those_of_all_pixels() -> None:
     [
         ({"train": InputStats([0.1], [1.1], True), "val": InputStats([0.0], [1.0], True)}, []),
         ({"train": InputStats([0.45], [0.25], False)}, ["data.train: images are not normalized", "mean: [0.45]"]),
+        (  # one warning for all splits, with the numbers of train
+            {"train": InputStats([0.45], [0.25], False), "val": InputStats([0.47], [0.26], False)},
+            ["data.train, data.val: images are not normalized", "mean: [0.45], std: [0.25]"],
+        ),
         ({"train": InputStats([113.0], [60.0], True)}, ["data.train: images have mean [113.00]"]),
         ({"train": InputStats([0.0], [0.004], True)}, ["data.train: images have"]),
         (

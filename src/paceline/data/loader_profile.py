@@ -266,12 +266,16 @@ def _load_images(loader: SplitLoader, ids: Sequence[int]) -> Tensor:
 def input_warnings(splits: Mapping[str, InputStats]) -> list[str]:
     """What is suspicious: images that are not normalized, far from mean 0 and std 1, or different between splits."""
     found = []
+    raw = [split for split, stats in splits.items() if not stats.is_normalized]
+    if raw:
+        first = splits[raw[0]]
+        mean, std = ([round(value, 3) for value in values] for values in (first.mean, first.std))
+        cure = f"{{name: normalize, mean: {mean}, std: {std}}}" if raw[0] == next(iter(splits)) else "that of data.train"
+        where = ", ".join(f"data.{split}" for split in raw)
+        found.append(f"{where}: images are not normalized ({first}); add `normalize` to their transforms, {cure}")
     for split, stats in splits.items():
-        mean, std = ([round(value, 3) for value in values] for values in (stats.mean, stats.std))
-        if not stats.is_normalized:
-            cure = f"add {{name: normalize, mean: {mean}, std: {std}}} to its transforms"
-            found.append(f"data.{split}: images are not normalized ({stats}); {cure}")
-        elif max(map(abs, stats.mean)) > _MAX_MEAN or not _MIN_STD < min(stats.std) <= max(stats.std) < _MAX_STD:
+        is_odd = max(map(abs, stats.mean)) > _MAX_MEAN or not _MIN_STD < min(stats.std) <= max(stats.std) < _MAX_STD
+        if stats.is_normalized and is_odd:
             found.append(f"data.{split}: images have {stats}, expected about 0 and 1; check `normalize`")
     names = list(splits)
     for other in names[1:]:

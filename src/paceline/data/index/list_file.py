@@ -242,7 +242,7 @@ class _Places:
         if not self._columns.has_keys:
             return f"call the columns {self._columns.name_key} and {self._columns.label_key}"
         if not any(map(_is_value, self._cells)):
-            return f"give another `{key}`"
+            return f"name its column, as in `{key}: {self._cells[0]}`"
         example = '"{0}_{1:06}.mp4"' if self._pattern else "0"
         numbers = f"`{self._columns.name_key}: {example}` and `{self._columns.label_key}: 1`"
         return f"it looks like a sample, not like a header: give columns by number from 0, as in {numbers}"
