@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 
+import paceline
 from paceline.core.errors import DataError
 from paceline.recipe.build_context import find_path
 
@@ -32,3 +35,15 @@ def test_what_is_nowhere_is_named_once_for_each_place() -> None:
     with pytest.raises(DataError) as absolute:
         find_path("/no/such/cats", Path("recipes"))
     assert str(absolute.value) == "/no/such/cats does not exist"
+
+
+@pytest.mark.parametrize("place", ["a/pics", "a"])
+def test_a_list_lies_in_the_root_or_where_other_files_are_looked_for(place: str, here: Path) -> None:
+    (here / "a" / "pics").mkdir(parents=True)
+    for label in ("ant", "bee"):
+        cv2.imwrite(str(here / "a" / "pics" / f"{label}.png"), np.zeros((8, 8, 3), np.uint8))
+    (here / place / "list.csv").write_text("image,label\nant.png,ant\nbee.png,bee\n", encoding="utf-8")
+    file = "list.csv" if place == "a/pics" else "a/list.csv"
+    train = {"dataset": "list_file", "root": "a/pics", "file": file, "split": None}
+    run = paceline.build("quickstart", {"data.train": train, "data.val": train})
+    assert run.train_loader.dataset.classes == ["ant", "bee"]

@@ -270,7 +270,8 @@ def input_warnings(splits: Mapping[str, InputStats]) -> list[str]:
     if raw:
         first = splits[raw[0]]
         mean, std = ([round(value, 3) for value in values] for values in (first.mean, first.std))
-        cure = f"{{name: normalize, mean: {mean}, std: {std}}}" if raw[0] == next(iter(splits)) else "that of data.train"
+        own = f"{{name: normalize, mean: {mean}, std: {std}}}"
+        cure = own if raw[0] == next(iter(splits)) else f"as data.{next(iter(splits))} has it"
         where = ", ".join(f"data.{split}" for split in raw)
         found.append(f"{where}: images are not normalized ({first}); add `normalize` to their transforms, {cure}")
     for split, stats in splits.items():

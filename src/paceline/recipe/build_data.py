@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 
@@ -159,10 +161,16 @@ def num_channels(loader: SplitLoader) -> int:
 def _make_loader(context: BuildContext, split: str, part: DatasetPart) -> SplitLoader:
     arguments = dict(part.model_extra or {})
     key = f"data.{split}"
-    place = "file" if arguments.get("root") is None else "root"  # files are looked for in the root, if there is one
-    if isinstance(arguments.get(place), str):
-        with context.error_context(f"{key}.{place}"):
-            arguments[place] = context.path(f"{key}.{place}", arguments[place])
+    root, file = arguments.get("root"), arguments.get("file")
+    if isinstance(root, str):
+        with context.error_context(f"{key}.root"):
+            arguments["root"] = context.path(f"{key}.root", root)
+        if isinstance(file, str) and not Path(arguments["root"], file).exists():
+            with suppress(DataError):  # it need not lie in the root; the data set says where it was expected
+                arguments["file"] = context.path(f"{key}.file", file)
+    elif isinstance(file, str):
+        with context.error_context(f"{key}.file"):
+            arguments["file"] = context.path(f"{key}.file", file)
     with context.error_context(key):
         dataset: Dataset = as_dataset(part.dataset, context.call("dataset", part.dataset, arguments))
         if not len(dataset):
