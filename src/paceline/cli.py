@@ -181,7 +181,9 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_sample(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", choices=("detection", "saliency", "segmentation", "video"), help="the task")
+    parser.add_argument(
+        "kind", choices=("classification", "detection", "saliency", "segmentation", "video"), help="the task"
+    )
     parser.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
     parser.add_argument("--number", type=int, default=64, metavar="N", help="number of samples (default: 64)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="random seed (default: 0)")

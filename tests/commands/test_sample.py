@@ -16,7 +16,7 @@ from paceline.core.registry import register
 from paceline.data import synthetic
 from paceline.data.split_loader import SplitLoader
 
-KINDS = ["saliency", "segmentation", "video"]
+KINDS = ["classification", "saliency", "segmentation", "video"]
 
 
 def sample(kind: str, folder: Path, number: int = 8, seed: int = 0) -> int:
@@ -51,8 +51,9 @@ def test_what_is_printed_reads_what_is_written(tmp_path: Path, capsys: pytest.Ca
     for source in sources.values():
         one = source.fetch(0, np.array([0]))
         assert one["image"].shape[0] == 1
-        assert ("mask" in one) == (kind != "video")
+        assert ("mask" in one) == (kind in ("saliency", "segmentation"))
     names = {"segmentation": synthetic.SHAPES, "video": synthetic.MOTIONS, "saliency": ["foreground"]}
+    names["classification"] = synthetic.SHAPES[1:]
     assert sources["train"].dataset.classes == sources["val"].dataset.classes == list(names[kind])
 
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from paceline.core.errors import DataError
+from paceline.core.errors import ArgumentError, DataError
 from paceline.data.datasets.idx import FASHION_CLASSES, MemoryImages, fashion_small, idx
 from paceline.data.datasets.image_folder import ImageFolder
 
@@ -77,6 +77,20 @@ def test_idx_takes_class_names(tmp_path: Path) -> None:
     write_split(tmp_path)
     names = [f"class {k}" for k in range(12)]
     assert idx(tmp_path, "train", names).classes == names
+
+
+def test_idx_keeps_the_first_samples_of_each_class(tmp_path: Path) -> None:
+    images = np.arange(7, dtype=np.uint8)[:, None, None]
+    write(tmp_path, "train-images-idx3-ubyte", packed(images))
+    write(tmp_path, "train-labels-idx1-ubyte", packed(np.array([4, 1, 4, 4, 1, 1, 4], np.uint8)))
+    dataset = idx(tmp_path, "train", samples_per_class=2)
+    assert dataset.images.flatten().tolist() == [0, 1, 2, 4]
+    assert dataset.fields["label"].tolist() == [4, 1, 4, 1]
+    assert len(dataset.classes) == 10
+    assert len(idx(tmp_path, "train", samples_per_class=3)) == 6
+    with pytest.raises(ArgumentError, match=r"at most 3, the number of images with label 1 .* got 4") as caught:
+        idx(tmp_path, "train", samples_per_class=4)
+    assert caught.value.argument == "samples_per_class"
 
 
 def message_of_idx(folder: Path, classes: list[str] | None = None) -> str:

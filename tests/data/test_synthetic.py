@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from paceline.data.datasets.image_folder import ImageFolder
 from paceline.data.datasets.image_mask import ImageMask
 from paceline.data.datasets.video import VideoFolder, VideoList
 from paceline.data.split_loader import SplitLoader
@@ -17,6 +18,7 @@ from paceline.data.synthetic import (
     MOTIONS,
     SHAPES,
     Shape,
+    write_classification,
     write_saliency,
     write_segmentation,
     write_video,
@@ -46,6 +48,28 @@ def test_the_seed_tells_every_byte(tmp_path: Path, write: Callable[[Path, int, i
     assert len(lists) == 2
     assert all(other[name] != first[name] for name in first.keys() - lists)
     assert all(longer[name] == first[name] for name in first.keys() - lists)
+
+
+def test_classification_has_a_folder_per_class_and_a_hue_for_each(tmp_path: Path) -> None:
+    root = written(tmp_path / "set", write_classification, 12)
+    dataset = ImageFolder(root)
+    assert dataset.classes == ["disc", "square", "triangle"]
+    samples = [dataset.read(index) for index in range(len(dataset))]
+    assert [sample["label"] for sample in samples] == [0] * 4 + [1] * 4 + [2] * 4
+    assert {sample["image"].shape for sample in samples} == {(64, 64, 3)}
+    # The vivid shape lies on a gray ground: its class has most of one primary color, within half a turn of a third.
+    hues = []
+    for sample in samples:
+        pixels = sample["image"].reshape(-1, 3).astype(np.float64)
+        vivid = pixels[np.argsort(np.ptp(pixels, axis=1))[-200:]].mean(0)
+        hues.append(np.angle(vivid @ np.exp(2j * np.pi / 3 * np.arange(3))) / (2 * np.pi / 3))
+    expected = np.repeat([1.0, 2.0, 3.0], 4)
+    assert (np.abs((np.array(hues) + expected + 1.5) % 3 - 1.5) < 0.5).all()
+    again = written(tmp_path / "again", write_classification, 12)
+    other = written(tmp_path / "other", write_classification, 12, seed=1)
+    assert contents(root) == contents(again)
+    assert contents(root).keys() == contents(other).keys()
+    assert contents(root) != contents(other)
 
 
 def test_saliency_has_grey_masks_of_vivid_shapes(tmp_path: Path) -> None:

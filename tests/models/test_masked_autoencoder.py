@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from paceline.data.batch import Batch
 from paceline.data.transforms.batch import RandomMasking
@@ -17,6 +18,9 @@ from paceline.models.masked_autoencoder import MaskedAutoencoder, patchify, sinc
 from paceline.models.zoo import build_timm
 from paceline.tasks.masked_autoencoder import MaskedAutoencoder as Task
 from paceline.tasks.masked_autoencoder import Reconstruction
+
+Array = NDArray[np.float64]
+Weights = dict[str, Array]
 
 TINY = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2}
 
@@ -85,6 +89,52 @@ def test_the_loss_is_the_mean_over_masked_patches(normalize: bool) -> None:
     term = loss(outputs, batch)
     assert loss.count(batch) == number == 36
     assert float(term.numerator) / float(term.denominator) == pytest.approx(total / number, rel=1e-5)
+
+
+def layer_norm(values: Array, weights: Weights, name: str) -> Array:
+    centered = values - values.mean(-1, keepdims=True)
+    scaled = centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-6)
+    return scaled * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+
+def linear(values: Array, weights: Weights, name: str) -> Array:
+    return values @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+
+def transformer_block(tokens: Array, weights: Weights, name: str, heads: int) -> Array:
+    """Attention and a perceptron, each on normalized tokens [T, D] and added to them."""
+    normed = linear(layer_norm(tokens, weights, f"{name}.norm1"), weights, f"{name}.attn.qkv")
+    queries, keys, values = normed.reshape(len(tokens), 3, heads, -1).transpose(1, 2, 0, 3)  # [heads, T, D / heads]
+    exponents = queries @ keys.transpose(0, 2, 1) / math.sqrt(queries.shape[2])
+    shares = np.exp(exponents) / np.exp(exponents).sum(2, keepdims=True)
+    attended = (shares @ values).transpose(1, 0, 2).reshape(tokens.shape)
+    tokens = tokens + linear(attended, weights, f"{name}.attn.proj")
+    hidden = linear(layer_norm(tokens, weights, f"{name}.norm2"), weights, f"{name}.mlp.fc1")
+    gelu = hidden * 0.5 * (1 + np.vectorize(math.erf)(hidden / math.sqrt(2)))
+    return tokens + linear(gelu, weights, f"{name}.mlp.fc2")
+
+
+def test_the_model_computes_what_the_paper_writes() -> None:
+    """Encode the visible patches, fill in mask tokens, decode all: in NumPy, sample by sample."""
+    model, batch = tiny().double().eval(), masked_batch()
+    batch["image"] = batch["image"].double()
+    weights: Weights = {name: value.detach().numpy() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        found = model(batch["image"], batch["visible_patches"]).numpy()
+    positions = {dim: sincos_position_embedding(dim, (4, 4))[0].numpy() for dim in (16, 32)}
+    kernel = weights["encoder.patch_embed.proj.weight"].transpose(0, 2, 3, 1).reshape(32, -1)
+    for image, visible, predicted in zip(batch["image"], batch["visible_patches"].numpy(), found, strict=True):
+        patches = patchify(image[None], 4)[0].numpy() @ kernel.T + weights["encoder.patch_embed.proj.bias"]
+        tokens = np.concatenate([weights["encoder.cls_token"][0], patches[visible]])
+        tokens = tokens + positions[32][[0, *(visible + 1)]]
+        for number in range(2):
+            tokens = transformer_block(tokens, weights, f"encoder.blocks.{number}", heads=2)
+        encoded = linear(layer_norm(tokens, weights, "encoder.norm"), weights, "decoder_embed")
+        every = np.repeat(weights["mask_token"][0], 17, 0)
+        every[[0, *(visible + 1)]] = encoded
+        decoded = transformer_block(every + positions[16], weights, "decoder_blocks.0", heads=2)
+        expected = linear(layer_norm(decoded, weights, "decoder_norm"), weights, "decoder_pred")[1:]
+        np.testing.assert_allclose(predicted, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_masked_patches_have_no_effect_on_the_prediction() -> None:

@@ -38,6 +38,7 @@ def _write(kind: str, folder: Path, number: int, seed: int) -> None:
     from paceline.data import synthetic
 
     write = {
+        "classification": synthetic.write_classification,
         "detection": synthetic.write_detection,
         "saliency": synthetic.write_saliency,
         "segmentation": synthetic.write_segmentation,

@@ -50,6 +50,19 @@ class Shape(NamedTuple):
         return np.asarray(np.max(planes, 0) - self.radius * math.cos(math.pi / self.sides), np.float32)
 
 
+def write_classification(folder: Path, number: int, seed: int) -> None:
+    """Photos of a disc, a square or a triangle each, in a folder per class: disc/, square/, triangle/."""
+    side = 64
+    for index in range(number):
+        random, label = np.random.default_rng([seed, index]), 1 + index % len(_SIDES)
+        distance = _drawn_shape(random, _SIDES[SHAPES[label]], side, side).distance(side, side)
+        cover = _texture(random, side, side, 0.7, _hue(random, label))
+        path = folder / SHAPES[label] / f"image_{index:04d}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        picture = _laid_over(_ground(random, side, side), cover, distance)
+        Image.fromarray(_rounded(picture)).save(path, quality=92)
+
+
 def write_saliency(folder: Path, number: int, seed: int) -> None:
     """Photos with one to three vivid shapes, and masks that are white there: images/, masks/, train.txt, val.txt."""
 
@@ -80,8 +93,7 @@ def write_segmentation(folder: Path, number: int, seed: int) -> None:
             label = int(random.integers(1, len(SHAPES)))
             shape = _drawn_shape(random, _SIDES[SHAPES[label]], height, width)
             distance = shape.distance(height, width)
-            hue = 2 * math.pi / len(_SIDES) * label + random.uniform(-0.5, 0.5)  # outlines alone take long to learn
-            picture = _laid_over(picture, _texture(random, height, width, 0.7, hue), distance)
+            picture = _laid_over(picture, _texture(random, height, width, 0.7, _hue(random, label)), distance)
             ids[distance < 1] = IGNORED
             ids[distance < -1] = label
         mask = Image.fromarray(ids)
@@ -122,8 +134,7 @@ def _paint_shapes(random: Random) -> tuple[Pixels, list[tuple[int, list[float]]]
         if (inside & hidden).any():
             continue
         hidden |= distance < 3
-        hue = 2 * math.pi / len(_SIDES) * label + random.uniform(-0.5, 0.5)
-        picture = _laid_over(picture, _texture(random, height, width, 0.7, hue), distance)
+        picture = _laid_over(picture, _texture(random, height, width, 0.7, _hue(random, label)), distance)
         rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
         shapes.append((label, [float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)]))
     return _rounded(picture), shapes
@@ -210,6 +221,11 @@ def _drawn_shape(random: Random, sides: int, height: int, width: int) -> Shape:
     radius = random.uniform(0.14, 0.28) * min(height, width)
     x, y = random.uniform(radius, width - radius), random.uniform(radius, height - radius)
     return Shape(sides, x, y, radius, random.uniform(0, 2 * math.pi))
+
+
+def _hue(random: Random, label: int) -> float:
+    """A hue of a class, whose outlines alone would take long to learn."""
+    return 2 * math.pi / len(_SIDES) * label + random.uniform(-0.5, 0.5)
 
 
 def _ground(random: Random, height: int, width: int) -> Plane:

@@ -6,6 +6,7 @@ of parameters; it sees the visible patches alone. A small decoder predicts the p
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -46,9 +47,10 @@ class MaskedAutoencoder(nn.Module):
 
         self.decoder_embed = nn.Linear(vit.embed_dim, decoder_dim)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, decoder_dim))
-        blocks = [Block(decoder_dim, decoder_heads, mlp_ratio=4.0, qkv_bias=True) for _ in range(decoder_depth)]
+        norm = partial(nn.LayerNorm, eps=1e-6)  # as in the encoder
+        blocks = [Block(decoder_dim, decoder_heads, qkv_bias=True, norm_layer=norm) for _ in range(decoder_depth)]
         self.decoder_blocks = nn.ModuleList(blocks)
-        self.decoder_norm = nn.LayerNorm(decoder_dim)
+        self.decoder_norm = norm(decoder_dim)
         self.decoder_pred = nn.Linear(decoder_dim, self.patch_size**2 * in_channels)
         positions = sincos_position_embedding(decoder_dim, self.grid_size)
         self.decoder_pos_embed: Tensor

@@ -15,7 +15,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from paceline.core.errors import DataError
+from paceline.core.arguments import Count
+from paceline.core.errors import ArgumentError, DataError
 from paceline.core.registry import register
 from paceline.core.regular_file import first_file, open_regular
 from paceline.data.argument_types import Name
@@ -37,11 +38,15 @@ _CHUNK = 1 << 20
 
 @register.dataset("idx")
 def idx(
-    root: Path, split: Split, classes: Annotated[Sequence[Name], Field(min_length=1)] | None = None
+    root: Path,
+    split: Split,
+    classes: Annotated[Sequence[Name], Field(min_length=1)] | None = None,
+    samples_per_class: Count | None = None,
 ) -> MemoryImages:
     """The gray images and labels of one split of a folder of IDX files, packed with gzip or not.
 
-    Label k means classes[k]; without `classes` there are ten, named by their digits.
+    Label k means classes[k]; without `classes` there are ten, named by their digits. `samples_per_class` keeps only the
+    first so many images of each class, to train with few labels.
     """
     names = list(DIGITS if classes is None else classes)
     images_path = _find(Path(root), split, "images-idx3-ubyte")
@@ -59,7 +64,20 @@ def idx(
             f"{labels_path}: the largest label is {int(labels.max())} but there are {len(names)} classes "
             f"(labels 0 to {len(names) - 1}): give the names of all classes as `classes`"
         )
+    if samples_per_class is not None:
+        first = _first_of_each(labels, samples_per_class, labels_path)
+        images, labels = images[first], labels[first]
     return MemoryImages(images.unsqueeze(1), {"label": labels.long()}, names)
+
+
+def _first_of_each(labels: Tensor, number: int, path: Path) -> Tensor:
+    """The indices of the first samples of each label that occurs, in the order of the file."""
+    for label, count in enumerate(labels.bincount().tolist()):
+        if 0 < count < number:
+            found = f"expected at most {count}, the number of images with label {label} in {path}"
+            raise ArgumentError("samples_per_class", f"{found}, got {number}")
+    chosen = [(labels == label).nonzero().flatten()[:number] for label in labels.unique()]
+    return torch.cat(chosen).sort().values
 
 
 def _find(root: Path, split: Split, ending: str) -> Path:
