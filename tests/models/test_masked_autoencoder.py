@@ -93,7 +93,7 @@ def test_the_loss_is_the_mean_over_masked_patches(normalize: bool) -> None:
 
 def layer_norm(values: Array, weights: Weights, name: str) -> Array:
     centered = values - values.mean(-1, keepdims=True)
-    scaled = centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-6)
+    scaled: Array = centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-6)
     return scaled * weights[f"{name}.weight"] + weights[f"{name}.bias"]
 
 

@@ -72,11 +72,12 @@ def idx(
 
 def _first_of_each(labels: Tensor, number: int, path: Path) -> Tensor:
     """The indices of the first samples of each label that occurs, in the order of the file."""
-    for label, count in enumerate(labels.bincount().tolist()):
+    counts = labels.bincount().tolist()
+    for label, count in enumerate(counts):
         if 0 < count < number:
             found = f"expected at most {count}, the number of images with label {label} in {path}"
             raise ArgumentError("samples_per_class", f"{found}, got {number}")
-    chosen = [(labels == label).nonzero().flatten()[:number] for label in labels.unique()]
+    chosen = [(labels == label).nonzero().flatten()[:number] for label in range(len(counts))]
     return torch.cat(chosen).sort().values
 
 
