@@ -9,7 +9,7 @@ import pytest
 from scripts.vocabulary import count, is_private_word, private_prose
 
 ROOT = Path(__file__).resolve().parent.parent
-LEFT = {"names": 200, "prose": 300}
+LEFT = {"names": 60, "prose": 20}
 """How many are left in the package: lower it as they go, never raise it."""
 
 

@@ -1,4 +1,4 @@
-"""Decisions that depend on what is on a disk: the first process makes them, and all follow or all end alike.
+"""Decisions that depend on files: rank 0 makes them, and all ranks follow or raise the same error.
 
 By itself each process may find something else: a run saves and removes checkpoints, files are edited and added, and
 machines see a shared disk at different times.
@@ -24,7 +24,7 @@ _ERRORS = {error.exit_code: error for error in (PacelineError, UsageError, DataE
 
 
 class Identified(Protocol):
-    """Something that was read from a disk: where, and what tells it from anything else that may be there later."""
+    """Something that was read from a file: its path, and a digest of its content."""
 
     @property
     def path(self) -> Path:
@@ -42,7 +42,7 @@ Value = TypeVar("Value")
 
 
 def decide(world: World, choose: Callable[[], Value]) -> Value:
-    """What the first process chooses, in all of them: a value that JSON can hold, or the same error."""
+    """What rank 0 chooses, on all ranks: a value that JSON can hold, or the same error."""
     if world.size == 1:
         return choose()
     answer: dict[str, Any] = {}
@@ -59,7 +59,7 @@ def decide(world: World, choose: Callable[[], Value]) -> Value:
 
 
 def read_together(world: World, find: Callable[[], Found | None], follow: Callable[[Path], Found]) -> Found | None:
-    """What the first process finds, read by every process from the same place and with the same content.
+    """What rank 0 finds, read by every rank from the same path and with the same content.
 
     What was removed or replaced before all had read it is looked for again. Where that does not help, all end with
     the same error.
@@ -76,7 +76,7 @@ def read_together(world: World, find: Callable[[], Found | None], follow: Callab
 
 
 class _Choices(Generic[Found]):
-    """What the first process finds, again and again, until the others can follow or it is clear that they cannot."""
+    """What rank 0 finds, repeatedly, until the other ranks can follow or clearly cannot."""
 
     def __init__(self, find: Callable[[], Found | None]) -> None:
         self._find = find
@@ -87,7 +87,7 @@ class _Choices(Generic[Found]):
         """Why a process could not follow the last choice."""
 
     def choose(self) -> tuple[str, str] | None:
-        """Where it is, and its digest; raises CheckpointError if the same cannot be followed, or nothing for long."""
+        """Its path and digest; raises CheckpointError if other ranks cannot follow it, or nothing for long."""
         self.found = self._find()
         if self.found is None:
             return None
@@ -100,7 +100,7 @@ class _Choices(Generic[Found]):
 
 
 def _follow(place: str, digest: str, follow: Callable[[Path], Found]) -> tuple[Found | None, str]:
-    """What is found at the place, and what is wrong with it."""
+    """What is found at the path, and what is wrong with it."""
     try:
         found = follow(Path(place))
     except PacelineError as error:
@@ -109,7 +109,7 @@ def _follow(place: str, digest: str, follow: Callable[[Path], Found]) -> tuple[F
 
 
 def check_same(world: World, value: Any, explain: Callable[[Any], str], error: type[PacelineError]) -> None:
-    """Raise `error` in all processes if some have another value than the first.
+    """Raise `error` on all ranks if one has another value than rank 0.
 
     `explain` is asked in those, given the value of the first, to tell what is different.
     """
@@ -122,12 +122,12 @@ def check_same(world: World, value: Any, explain: Callable[[Any], str], error: t
 
 
 def first_problem(world: World, problem: str) -> str | None:
-    """What some process has to say against going on, the same in all; None if none has anything to say."""
+    """The first problem of any rank, equal on all ranks; None without problems."""
     problems = gather_texts(world, problem)
     return next((f"process {rank} of {world.size}: {text}" for rank, text in enumerate(problems) if text), None)
 
 
 def gather_texts(world: World, text: str) -> list[str]:
-    """The texts of all processes in rank order."""
+    """The texts of all ranks, in rank order."""
     own = torch.frombuffer(bytearray(f"{text}\n".encode(errors="surrogatepass")), dtype=torch.uint8)
     return [bytes(each.tolist()).decode(errors="surrogatepass")[:-1] for each in world.gather(own)]

@@ -1,4 +1,4 @@
-"""Files that outlast a power cut, are never seen half-written, and never go through a planted link."""
+"""Atomic writes: files survive a power cut, are never seen half-written, and never follow a planted link."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PARTIAL = re.compile(r"\.[0-9a-f]{16}\.partial")
 
 
 def write_all(descriptor: int, content: bytes | memoryview) -> None:
-    """Write the whole content, however much the system takes at a time."""
+    """Write the whole content, also if the system takes it in parts."""
     left = memoryview(content)
     while left:
         left = left[os.write(descriptor, left) :]
@@ -25,12 +25,12 @@ def create_file(path: Path) -> int:
 
 
 def partial_path(path: Path) -> Path:
-    """Where to write what will be renamed to `path`: a name that nobody else writes to or could guess."""
+    """A temporary path beside `path`, with a name that nobody else uses or could guess."""
     return path.with_name(f".{secrets.token_hex(8)}.partial")
 
 
 def is_partial(name: str) -> bool:
-    """Whether a file of that name was to be renamed, and its process died before."""
+    """Whether this is the name of a temporary file of a process that died."""
     return _PARTIAL.fullmatch(name) is not None
 
 

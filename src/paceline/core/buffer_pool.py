@@ -1,4 +1,4 @@
-"""Memory for batches, used again as soon as nobody holds what was in it.
+"""Memory for batches, reused as soon as nothing refers to it.
 
 The system hands out fresh memory page by page and clears each; for a batch of floats that takes several times as long
 as the arithmetic that fills it.
@@ -45,7 +45,7 @@ def recycled(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
 
 
 def _take(size: int) -> _Memory | None:
-    """Memory of this many bytes that nobody holds, the last that came back first."""
+    """Free memory of this many bytes, the most recently returned first."""
     for _ in range(len(_free)):
         try:
             memory = _free.pop()

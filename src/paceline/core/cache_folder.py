@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def cache_folders() -> Iterator[Path]:
-    """The folders to keep things in, the best first: `PACELINE_CACHE`, the user's cache, a temporary folder."""
+    """The cache folders, the preferred one first: `PACELINE_CACHE`, the user's cache, a temporary folder."""
     named, cache = os.environ.get("PACELINE_CACHE"), os.environ.get("XDG_CACHE_HOME")
     with suppress(RuntimeError):  # somebody without a home
         yield Path(named) if named else (Path(cache) if cache else Path.home() / ".cache") / "paceline"

@@ -1,4 +1,4 @@
-"""What a user may register as it is: the forms of each kind, checked when a name is given. Needs no torch."""
+"""Checks of what users register: the methods and arguments that each kind needs. Needs no torch."""
 
 from __future__ import annotations
 

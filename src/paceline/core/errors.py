@@ -1,4 +1,4 @@
-"""What can go wrong for a user, each with the exit code it ends in."""
+"""Errors that users see, each with its exit code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class PacelineError(Exception):
-    """A failure that is explained to the user in a sentence, without a traceback."""
+    """An error whose message is printed without a traceback."""
 
     exit_code = 1
 
@@ -50,7 +50,7 @@ class CheckpointError(PacelineError):
 
 
 class TrainingError(PacelineError):
-    """Training cannot go on: a loss that is not finite, for instance."""
+    """Training cannot continue, for example because a loss is not finite."""
 
     exit_code = 1
 
@@ -76,7 +76,7 @@ _IN_THE_WAY = (errno.EEXIST, errno.EISDIR, errno.ENOTDIR)
 
 @contextmanager
 def naming_full_disks() -> Iterator[None]:
-    """Report a full disk, or something in the way of a file of ours, in a sentence wherever it is met."""
+    """Re-raise a full disk, or something in the way of our file, as a PacelineError that names it."""
     try:
         yield
     except OSError as error:

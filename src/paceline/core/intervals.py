@@ -1,4 +1,4 @@
-"""Where a run stands and what is due. Inside, everything counts optimizer steps."""
+"""The progress of a run and what is due. Inside, everything counts optimizer steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Progress:
-    """How many updates are done, and what that means in epochs."""
+    """How many steps are done, and what that is in epochs."""
 
     total_steps: int
     steps_per_epoch: int
@@ -22,7 +22,7 @@ class Progress:
 
     @property
     def is_done(self) -> bool:
-        """Whether all updates are done."""
+        """Whether all steps are done."""
         return self.step >= self.total_steps
 
     def state_dict(self) -> dict[str, int]:
@@ -42,7 +42,7 @@ def to_steps(epochs: float | None, steps: int | None, steps_per_epoch: int, defa
 
 
 class Triggers:
-    """What is done every so many steps, in the order in which it was put down, and always after the last step."""
+    """Actions that are due every so many steps, in the order they were added, and always after the last step."""
 
     def __init__(self, total_steps: int) -> None:
         self.total_steps = total_steps

@@ -38,7 +38,7 @@ Array = NDArray[Any]
 
 
 class DamagedFileError(Exception):
-    """A file is not one of mapped arrays, or is not whole."""
+    """The file does not hold mapped arrays, or is truncated."""
 
 
 class WriteError(OSError):
@@ -57,7 +57,7 @@ class _Place(NamedTuple):
 
 
 def aligned(size: int) -> int:
-    """The room that something of this size takes."""
+    """The size rounded up to the alignment."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
@@ -95,7 +95,7 @@ class MappedArrays:
         return np.ndarray(shape, dtype, self._map, start)
 
     def column(self, name: str) -> Column:
-        """The same for those who keep it: it goes to other processes without being copied."""
+        """An array that is sent to other processes without being copied."""
         return Column(self, name)
 
     def rows(self, name: str) -> Rows:

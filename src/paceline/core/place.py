@@ -1,4 +1,4 @@
-"""Which of a run's processes this is, from environment variables. Needs no torch."""
+"""The rank of this process, from environment variables. Needs no torch."""
 
 from __future__ import annotations
 

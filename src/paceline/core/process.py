@@ -49,7 +49,7 @@ def block_stop_signals() -> Iterator[None]:
 
 
 class StopRequest:
-    """Whether somebody asked this process to stop. A second SIGINT is not waited for: it ends the process at once."""
+    """Whether this process was asked to stop. A second SIGINT ends it at once."""
 
     def __init__(self, is_starting: bool = False) -> None:
         self.requested = False
@@ -92,7 +92,7 @@ _SECONDS_BETWEEN_LOOKS = 0.5
 
 
 def end_with_parent(parent: int) -> None:
-    """Let this process be killed as soon as its parent is gone, however that came about.
+    """Have this process killed as soon as its parent exits.
 
     On Linux that is when the thread of the parent ends that started this process: it should be the main thread.
     """
@@ -131,7 +131,7 @@ def open_missing_streams() -> None:
 
 
 def print_error(text: object) -> None:
-    """Print a line on standard error; where nobody can read it any more, that is no reason to fail."""
+    """Print a line on standard error; a closed stream is ignored."""
     try:
         print(text, file=sys.stderr, flush=True)
     except (OSError, ValueError):
@@ -159,7 +159,7 @@ _was_enabled: list[bool] = []
 
 @contextmanager
 def pause_gc() -> Iterator[None]:
-    """Do without the collector inside, until `resume_gc`: half a second less of importing torch."""
+    """Pause the garbage collector until `resume_gc`: importing torch takes half a second less."""
     if gc.isenabled():
         _was_enabled.append(True)
     gc.disable()
@@ -170,7 +170,7 @@ def pause_gc() -> Iterator[None]:
 
 
 def resume_gc() -> None:
-    """Everything is imported and built: have the collector work again, on what is made from now on."""
+    """Resume the garbage collector for objects that are made from now on."""
     if _was_enabled:
         _was_enabled.clear()
         gc.freeze()

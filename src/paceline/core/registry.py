@@ -1,4 +1,4 @@
-"""Names that recipes may use, what they stand for, and which arguments they take.
+"""The registry: names that recipes may use, their targets and their arguments.
 
 A decorator gives a class or function its name: `@register.loss("mine")`; arguments, defaults and bounds are read off
 the signature. Those of this package are known from a table, `registry.json`, before anything is imported, so that a

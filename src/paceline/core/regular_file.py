@@ -1,4 +1,4 @@
-"""Regular files alone: a pipe would be waited for until somebody writes into it, a device may have no end."""
+"""Opens regular files only: a pipe would block until somebody writes to it, a device may be endless."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def first_file(paths: Sequence[Path]) -> Path | None:
 
 
 def why_no_file(path: Path) -> str:
-    """What to say of a path that is not that of a regular file."""
+    """Why a path is not a regular file."""
     try:
         return f"{_kind(path.stat().st_mode)}, not a file"
     except (OSError, ValueError):

@@ -15,7 +15,7 @@ def pluralize(number: float, noun: str) -> str:
 
 
 def evenly_spaced(size: int, number: int) -> list[int]:
-    """So many of the numbers below `size`, at equal distances; all, if there are not more."""
+    """`number` evenly spaced indices below `size`; all of them if there are fewer."""
     number = min(number, size)
     return [size * place // number for place in range(number)]
 

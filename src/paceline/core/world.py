@@ -1,4 +1,4 @@
-"""The processes of a run and what they say to each other. One process is a world of one, not a special case."""
+"""The ranks of a run and their collectives. One process is a world of one, not a special case."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ class World:
 
     @property
     def backend(self) -> str:
-        """What carries tensors between processes; small numbers of the host's go beside those of a device."""
+        """The backend of torch.distributed; with a device, gloo carries numbers of the host."""
         return "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes files and speaks to the user."""
+        """Whether this is rank 0, which writes files and prints."""
         return self.rank == 0
 
     def start_sum(self, numbers: list[float]) -> Callable[[], list[float]]:
-        """Begin to add each number over all processes, in float64; the result waits for the sums and gives them."""
+        """Start an all-reduce of the numbers in float64; calling the result waits and returns the sums."""
         if self.size == 1:
             return lambda: numbers
         tensor = torch.tensor(numbers, dtype=torch.float64)  # on the host: reading it must not wait for a device
@@ -59,7 +59,7 @@ class World:
         return finish
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The tensor added over all processes."""
+        """The sum of the tensor over all ranks."""
         if self.size > 1:
             dist.all_reduce(tensor)
         return tensor
@@ -75,7 +75,7 @@ class World:
         return [part[:length] for part, length in zip(gathered, lengths, strict=True)]
 
     def broadcast(self, tensor: Tensor) -> Tensor:
-        """The first process's tensor of one dimension, on the host; that of others may have another length."""
+        """Rank 0's tensor of one dimension, on the host; those of other ranks may differ in length."""
         if self.size == 1:
             return tensor
         length = torch.tensor([len(tensor)], device=self.device)
@@ -85,7 +85,7 @@ class World:
         return sent.cpu()
 
     def barrier(self) -> None:
-        """Wait until every process has come here."""
+        """Wait for all ranks."""
         if self.size > 1:
             dist.barrier()
 
@@ -98,7 +98,7 @@ class World:
             torch.mps.manual_seed(key)
 
     def num_collectives(self) -> int:
-        """How many exchanges this process has begun, those that torch makes by itself included; cheap to ask."""
+        """The number of collectives that this rank has started, torch's own included; cheap."""
         if self.size == 1 or not dist.is_initialized():
             return 0
         number: int = dist.distributed_c10d._get_default_group()._get_sequence_number_for_group()  # type: ignore[attr-defined]
@@ -106,14 +106,14 @@ class World:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Surrounds what processes do together: they part when all are done, or at once if this one fails."""
+        """A context for shared work: ranks leave when all are done, or at once if this one fails."""
         yield
         self.barrier()
         self._see_all_past_the_barrier()
         self.leave()
 
     def leave(self) -> None:
-        """Part from the other processes."""
+        """Leave the process group."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -136,7 +136,7 @@ class World:
 
 
 def join(device: str = "auto") -> World:
-    """Take this process's place among those that a launcher started, or be a world of one."""
+    """Join the processes that a launcher started, or be a world of one."""
     place = read_place(os.environ) or Place()
     chosen = choose_device(device, place.local_rank)
     if chosen.type == "mps" and place.world > 1:
@@ -151,7 +151,7 @@ def join(device: str = "auto") -> World:
 
 
 def is_communication_error(error: BaseException) -> bool:
-    """Whether another process, or the way to it, failed: never a mistake of the user's, and mended by a new start.
+    """Whether another rank or the network failed: never a mistake of the user, and a restart fixes it.
 
     gloo's errors have no type of their own, but each names the line of its source that raised it.
     """

@@ -34,7 +34,7 @@ _MOST_REMEMBERED = 500
 
 
 def choose_channels_last(run: Run, step_batch: StepBatch, discarded_pass: Callable[[], None]) -> None:
-    """Decide how images and weights lie in memory, if that was left to be measured; the first process decides."""
+    """Choose the memory layout of images and weights, if it is to be measured; rank 0 decides."""
     key = _key(run, step_batch) if run.world.is_main and _is_worth_trying(run, step_batch) else None
     known = run.world.start_sum([_recall(key) if run.world.is_main else 0.0])()[0]
     if known == _UNKNOWN:
@@ -50,7 +50,7 @@ def choose_channels_last(run: Run, step_batch: StepBatch, discarded_pass: Callab
 
 
 def _is_worth_trying(run: Run, step_batch: StepBatch) -> bool:
-    """By what the recipe and the data say, never by the clock: two starts must not differ in it."""
+    """Decided by the recipe and the data, never by the clock: two starts must not differ in it."""
     can_try = run.world.device.type == "cpu" and run.strategy.can_probe and run.model._compiled_call_impl is None
     convolutions = any(isinstance(module, nn.Conv2d) for module in run.model.modules())
     values = sum(image.numel() for image in step_batch.micro_batches[0].batch["image"])
@@ -58,7 +58,7 @@ def _is_worth_trying(run: Run, step_batch: StepBatch) -> bool:
 
 
 def _measure(run: Run, discarded_pass: Callable[[], None]) -> float:
-    """The time of a pass in channels_last as a share of that in the other layout: the best of some, in turn."""
+    """The time of a pass in channels_last divided by that in the other layout; the best of several, alternating."""
     best = dict.fromkeys((False, True), float("inf"))
     with run.strategy.alone(), run.strategy.unchanged():
         for number in range(_ROUNDS + 1):
@@ -75,7 +75,7 @@ def _measure(run: Run, discarded_pass: Callable[[], None]) -> float:
 
 
 def _key(run: Run, step_batch: StepBatch) -> str:
-    """What the choice depends on, but not the number of processes."""
+    """A key of everything that the choice depends on; the number of processes is not part of it."""
     about: list[Any] = [
         torch.__version__,
         torch.backends.cpu.get_cpu_capability(),
@@ -99,7 +99,7 @@ def _processor() -> str:
 
 
 def _recall(key: str | None) -> float:
-    """What was chosen here before: 1 or 0; 0 also where nothing is worth trying."""
+    """The earlier choice on this machine, 1 or 0; 0 also where trying is not worthwhile."""
     if key is None:
         return 0.0
     for folder in cache_folders():
@@ -110,7 +110,7 @@ def _recall(key: str | None) -> float:
 
 
 def _remember(key: str, is_channels_last: bool) -> None:
-    """Write it down for the next start; where nothing can be written, that start measures again."""
+    """Store the choice for the next start, which measures again if nothing can be written."""
     for folder in cache_folders():
         with suppress(OSError):
             make_private(folder)

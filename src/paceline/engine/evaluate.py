@@ -56,7 +56,7 @@ class Evaluation:
 
 
 class _MeasuredBatch(NamedTuple):
-    """What is left of a batch: the images of batches that wait to be accumulated would take most of the memory."""
+    """A measured batch without its images, which would take most of the memory."""
 
     ids: Tensor
     skipped: Sequence[Skipped]
@@ -65,7 +65,7 @@ class _MeasuredBatch(NamedTuple):
 
 
 def evaluate(run: Run, split: str, prefix: str = "") -> Evaluation:
-    """The metrics of the model on `split`. Raises Stopped, in all processes, once one of them was asked to stop.
+    """The metrics of the model on `split`. Raises Stopped on all ranks once one of them was asked to stop.
 
     `prefix` begins the names of the files of predictions.
     """
@@ -144,7 +144,7 @@ def _number(value: Any) -> float:
 
 
 def evaluate_with_average(run: Run, split: str) -> Evaluation:
-    """The metrics of the model and, if there is an average of its weights, beside them those of it as `averaged_…`."""
+    """The metrics of the model and, if its weights are averaged, those of the average as `averaged_…`."""
     own = evaluate(run, split)
     if not run.averaging.is_ready:
         return own
@@ -158,7 +158,7 @@ def evaluate_with_average(run: Run, split: str) -> Evaluation:
 def until_stopped(
     run: Run, split: str, items: Generator[_Item, None, None], rounds: int
 ) -> Generator[_Item, None, None]:
-    """At most one item a round; once some process was asked to stop, all raise Stopped, behind the same round.
+    """At most one item a round; once a rank was asked to stop, all raise Stopped after the same round.
 
     What the processes tell each other travels while they compute: one that is a little ahead waits for nobody.
     """
@@ -181,7 +181,7 @@ def until_stopped(
 
 @contextmanager
 def averaged(run: Run, split: str) -> Iterator[None]:
-    """Have the model hold the average of its weights, with BatchNorm statistics that belong to it."""
+    """Swap the averaged weights into the model, with BatchNorm statistics computed for them."""
     split_set = run.evaluations[split]
     with _in_place(run):
         if run.averaging.needs_statistics:
@@ -204,7 +204,7 @@ def _in_place(run: Run) -> Iterator[None]:
 
 
 def _first_cuts(run: Run, batch: int) -> list[BatchSlice]:
-    """Some training samples, always the same ones, cut without regard to processes."""
+    """The same training samples every time, sliced independently of the number of processes."""
     updates = run.batches.updates
     return evaluation_slices(min(updates.size, _STATISTICS_UPDATES * updates.batch), batch)
 
@@ -246,20 +246,20 @@ def _measure_batches(
 
 
 def without_gradient(run: Run) -> AbstractContextManager[object]:
-    """No gradient is computed inside, in the cheapest way that the strategy allows."""
+    """Disable gradients inside, in the cheapest way that the strategy allows."""
     # Sharded weights that are first put together in the inference mode could not be used outside of it.
     return torch.no_grad() if run.strategy.passes == "even" else torch.inference_mode()
 
 
 def _num_parallel(run: Run, split_set: EvaluationSet) -> int:
-    """How many batches are measured at once; operations keep their own number of threads, so results do not change."""
+    """The number of batches measured in parallel; threads per operation stay fixed, so results do not change."""
     if run.world.device.type != "cpu" or split_set.num_workers or run.strategy.passes == "even":
         return 1
     return max(1, num_cores() // run.world.local_size // split_set.threads)
 
 
 def check_ledger(world: World, ids: Sequence[Tensor], size: int) -> None:
-    """Raise unless all processes together saw each of `size` samples exactly once."""
+    """Raise DataError unless all ranks together saw each of `size` samples exactly once."""
     own = torch.cat(list(ids)) if ids else torch.empty(0, dtype=torch.int64)
     seen = torch.bincount(torch.cat(world.gather(own)), minlength=size)
     if len(seen) == size and bool((seen == 1).all()):
@@ -278,7 +278,7 @@ def _merge_ranks(world: World, own: State) -> State:
 
 @contextmanager
 def evaluation_mode(run: Run, threads: int) -> Iterator[None]:
-    """Evaluation mode and a fixed number of threads per operation; both, and what losses remember, are put back."""
+    """Evaluation mode with a fixed number of threads per operation; both, and the state of losses, are restored."""
     was_training, before = run.model.training, torch.get_num_threads()
     run.model.eval()
     torch.set_num_threads(threads)

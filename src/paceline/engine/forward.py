@@ -73,7 +73,7 @@ def _sum_ratios(run: Run, step_batch: StepBatch, names: list[str]) -> Tensor:
 
 
 def warm_up(run: Run, step_batch: StepBatch) -> None:
-    """Do, before the first step, whatever must have happened before gradients count."""
+    """Before the first step: choose the memory layout, and run the passes that the strategy needs."""
     one_pass = partial(discarded_pass, run, step_batch.micro_batches[-1])
     if run.state.choices.channels_last is None:
         choose_channels_last(run, step_batch, one_pass)

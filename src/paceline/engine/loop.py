@@ -1,4 +1,4 @@
-"""Training from where a run stands to its end."""
+"""The training loop: from the current step to the end of the run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from paceline.loggers.events import Note
 
 
 def train(run: Run) -> None:
-    """Do all steps that are left, and after each what is due: save, evaluate, log, in this order.
+    """Run all remaining steps, and after each what is due: save, evaluate, log, in this order.
 
     Raises Stopped, with everything saved, when some process was asked to stop: behind a step, or in an evaluation,
     which is then pending. What was pending when a resumed checkpoint was saved is done first.
@@ -55,7 +55,7 @@ def train(run: Run) -> None:
 
 
 def do_pending(run: Run) -> None:
-    """Do what is due at the present step. Before it is measured it is saved, so that no failure costs any training."""
+    """Do what is due at the current step. It is saved before it is evaluated, so that no failure costs training."""
     actions: dict[str, Callable[[Run], None]] = {
         "save": save_all,
         "evaluate": evaluate_val,
@@ -81,13 +81,13 @@ def timed(batches: Iterable[StepBatch]) -> Iterator[tuple[StepBatch, float]]:
 
 
 def save_all(run: Run) -> None:
-    """Begin a checkpoint of all that was logged so far."""
+    """Start a checkpoint of everything that was logged so far."""
     read_results(run)
     save(run)
 
 
 def evaluate_val(run: Run) -> None:
-    """Measure on the split that guides training, and have `best` follow; a resumed run may have the metrics already."""
+    """Evaluate on the validation split and update `best`; a resumed run may have the metrics already."""
     if run.state.evaluated_step != run.progress.step:
         measure(run, "val")
         run.state.evaluated_step = run.progress.step
@@ -95,21 +95,21 @@ def evaluate_val(run: Run) -> None:
 
 
 def measure(run: Run, split: str) -> None:
-    """Measure the weights of this step, which are saved first."""
+    """Save the weights of this step, then evaluate them."""
     read_results(run)
     complete_save(run)
     log_evaluation(run, evaluate_with_average(run, split))
 
 
 def measure_tests(run: Run) -> None:
-    """Measure on every test set."""
+    """Evaluate on every test set."""
     for split in run.test_splits:
         measure(run, split)
 
 
 @contextmanager
 def _explain_oom(run: Run) -> Iterator[None]:
-    """Re-raise a lack of memory with what can be done about it."""
+    """Re-raise out-of-memory errors with advice."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:

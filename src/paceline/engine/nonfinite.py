@@ -22,7 +22,7 @@ OnNonFinite = Literal["stop", "skip"]
 
 
 class FiniteCheck:
-    """Judges the gradient norm, which all ranks share: stop, or skip at most `limit` steps in a row."""
+    """Checks the gradient norm, equal on all ranks: stop, or skip at most `limit` steps in a row."""
 
     def __init__(self, policy: OnNonFinite = "stop", limit: int = 10) -> None:
         self.policy = policy
@@ -30,7 +30,7 @@ class FiniteCheck:
         self.in_a_row = 0
 
     def accepts(self, norm: Tensor, step: int, explain: Callable[[], str], warn: Callable[[str], None]) -> bool:
-        """Whether the optimizer may step; raises TrainingError if the run has to end."""
+        """Whether the optimizer may step; raises TrainingError if the run must stop."""
         if math.isfinite(norm.item()):
             self.in_a_row = 0
             return True
@@ -46,7 +46,7 @@ class FiniteCheck:
 
 
 class NoBackup:
-    """No update is ever left out."""
+    """For runs that never skip a step."""
 
     def keep(self) -> None:
         """Keep nothing."""
@@ -56,7 +56,7 @@ class NoBackup:
 
 
 class BufferBackup:
-    """Copies of a model's buffers, in memory that is used again, and of what losses remember."""
+    """Copies of a model's buffers, in reused memory, and of the state of losses."""
 
     def __init__(self, model: nn.Module, parts: Parts) -> None:
         self._parts = parts
@@ -73,7 +73,7 @@ class BufferBackup:
         self._state = copy_state(self._parts)
 
     def restore(self) -> None:
-        """When it was left out."""
+        """After a skipped step."""
         for own, copies in self._groups:
             torch._foreach_copy_(own, copies)
         load_state(self._parts, self._state)
@@ -85,7 +85,7 @@ _MAX_IDS = 8
 
 
 def find_nonfinite(model: nn.Module, micro_batches: Sequence[MicroBatch], forward: Forward) -> str:
-    """A sentence on what is not finite in this process's part of a step; the forward passes are done once more."""
+    """What is not finite in this rank's part of a step, in one sentence; the forward passes are repeated."""
     bad_gradients = [
         name
         for name, parameter in model.named_parameters()

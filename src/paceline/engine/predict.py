@@ -35,7 +35,7 @@ _CLIP_SIDE = 320
 
 
 class Predicted(NamedTuple):
-    """What became of the inputs."""
+    """The counts of a prediction run."""
 
     num_samples: int
     num_skipped: int

@@ -33,7 +33,7 @@ Rows = Mapping[str, Tensor]
 
 @runtime_checkable
 class PredictsMaps(Protocol):
-    """A task whose predictions can be looked at one by one."""
+    """A task that predicts a map for each sample."""
 
     palette: Sequence[Color] | None
     """The colors of the ids in maps; None: they are shades of gray."""
@@ -44,11 +44,11 @@ class PredictsMaps(Protocol):
 
 
 class PredictionWriter(Protocol):
-    """Keeps the predictions of one evaluation; all processes have one. What cannot be written is a UsageError."""
+    """Writes the predictions of one evaluation, on every rank. Raises UsageError if it cannot write."""
 
     @property
     def metrics(self) -> Sequence[Metric]:
-        """What is to be measured of each batch for it."""
+        """The metrics that collect what it writes."""
         ...
 
     def save(self, batch: Batch, predictions: Any) -> None:
@@ -56,7 +56,7 @@ class PredictionWriter(Protocol):
         ...
 
     def finish(self, states: Sequence[State], skipped_ids: Sequence[int]) -> None:
-        """The first process does this when all have taken all batches.
+        """Called on rank 0 after all ranks have saved all batches.
 
         `states` are those of its metrics, `skipped_ids` the samples that cannot be read.
         """
@@ -72,7 +72,7 @@ class NoPredictions:
         """Nothing."""
 
     def finish(self, states: Sequence[State], skipped_ids: Sequence[int]) -> str | None:
-        """Nothing goes wrong."""
+        """None: nothing can fail."""
         return None
 
 
@@ -85,12 +85,12 @@ class GuardedWriter:
         self._problem: str | None = None
 
     def save(self, batch: Batch, predictions: Any) -> None:
-        """Have the predictions of a batch kept, unless that has failed before."""
+        """Save the predictions of a batch, unless an earlier save failed."""
         if self._problem is None:
             self._try(lambda: self._writer.save(batch, predictions))
 
     def finish(self, states: Sequence[State], skipped_ids: Sequence[int]) -> str | None:
-        """Complete what is kept, and return what went wrong in any of the processes."""
+        """Finish writing, and return the first problem of any rank."""
         self._agree()  # all have written
         if self._world.is_main and self._problem is None:
             self._try(lambda: self._writer.finish(states, skipped_ids))
@@ -108,7 +108,7 @@ class GuardedWriter:
 
 
 def make_writer(run: Run, split: str, prefix: str = "") -> GuardedWriter | NoPredictions:
-    """What keeps the predictions of a split in the run directory, if they are wanted."""
+    """The writer of a split's predictions into the run directory, if `save_predictions` is set."""
     if not run.save_predictions:
         return NoPredictions()
     place, dataset = predictions_place(run, f"{prefix}{split}"), run.evaluations[split].loader.dataset
@@ -125,12 +125,12 @@ def predictions_place(run: Run, split: str) -> Path:
 
 
 def can_save_predictions(task: object) -> bool:
-    """Whether there is a way to save what a task predicts."""
+    """Whether the predictions of a task can be saved."""
     return isinstance(task, PredictsMaps | PredictsClasses | PredictsBoxes)
 
 
 class PredictionFolder:
-    """Writes the predictions of a split into a folder; each process those that it made, in any order."""
+    """Writes the predictions of a split into a folder; each rank writes its own, in any order."""
 
     metrics: Sequence[Metric] = ()
 
@@ -245,11 +245,11 @@ class PredictionFile:
 
     @property
     def metrics(self) -> Sequence[Metric]:
-        """Rows come to the first process in the same way as what metrics are made of."""
+        """The metric that gathers the rows on rank 0."""
         return [self._rows]
 
     def save(self, batch: Batch, predictions: Any) -> None:
-        """Nothing: states have it all."""
+        """Do nothing: the states have everything."""
 
     def finish(self, states: Sequence[State], skipped_ids: Sequence[int]) -> None:
         """Write the file; an earlier one is replaced whole, never seen half-written."""

@@ -1,4 +1,4 @@
-"""Whether several processes are worth it: what one would take for the same step, measured and not guessed."""
+"""Measures whether one process would be faster than several for the same step."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _MARGIN = 0.9
 
 
 def is_due(run: Run) -> bool:
-    """Whether this is the moment to compare; once in a run, and only where one process could do it alone."""
+    """Whether to compare now: once in a run, and only if one process could run the step alone."""
     enough = run.progress.total_steps >= _LEAST_STEPS
     return run.world.size > 1 and run.progress.step == AT_STEP and enough and run.strategy.can_probe
 
 
 def compare(run: Run, step_batch: StepBatch) -> str | None:
-    """A sentence if one process alone is faster; the others wait while the first one tries."""
+    """Advice if one process alone is faster; the other ranks wait while rank 0 measures."""
     shared = run.timer.step_time
     alone = _alone(run, step_batch) if run.world.is_main else 0.0
     alone = run.world.start_sum([alone])()[0]

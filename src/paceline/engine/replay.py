@@ -21,13 +21,13 @@ _MODEL, _RECIPE = "model.safetensors", "recipe.json"
 
 
 def explain_nonfinite(run: Run, step_batch: StepBatch) -> str:
-    """A sentence on what is not finite in this process's part of a step."""
+    """What is not finite in this rank's part of a step, in one sentence."""
     with torch.no_grad(), run.strategy.unchanged():
         return find_nonfinite(run.model, step_batch.micro_batches, partial(forward, run))
 
 
 def explain_and_keep(run: Run, step_batch: StepBatch) -> str:
-    """What is wrong with a step, and where it is kept; every process keeps its own micro-batches."""
+    """What is wrong with a step, and where its replay bundle is; every rank writes its own micro-batches."""
     finding = explain_nonfinite(run, step_batch)
     folder = run.out / "replay" / f"step-{step_batch.step:08d}"
     model = run.state.model_state_dict()

@@ -1,4 +1,4 @@
-"""A run: the objects that train a model. What of them resumes is `Run.state`."""
+"""A run: the objects that train a model. `Run.state` is what a checkpoint saves."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Intervals:
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """A split to measure on, and how it is cut: both independent of the number of processes."""
+    """A split to evaluate, and its batch size: both independent of the number of processes."""
 
     loader: SplitLoader
     batch_size: int
@@ -120,12 +120,12 @@ class Run:
 
     @property
     def optimizer(self) -> Optimizer:
-        """What changes the weights."""
+        """The optimizer."""
         return self.state.optimizer
 
     @property
     def strategy(self) -> SingleStrategy:
-        """How the model is shared among processes."""
+        """The strategy: how ranks share the model and its gradients."""
         return self.state.strategy
 
     @property
@@ -148,7 +148,7 @@ class Run:
         )
 
     def unfreeze(self, step: int) -> None:
-        """Have those parameters learn that begin to with this step."""
+        """Unfreeze the parameters whose training starts with this step."""
         self.freezing.apply(step)
         self.strategy.rewrap()
         self.logger.emit(Note(self.freezing.describe_unfrozen(step)))
@@ -162,7 +162,7 @@ class Run:
         self.batches.updates = replace(self.batches.updates, micro_batch_size=micro_batch_size)
 
     def triggers(self) -> Triggers:
-        """What is due after which steps."""
+        """The triggers: what is due after which steps."""
         triggers = Triggers(self.progress.total_steps)
         triggers.add(self.intervals.save, "save")
         if "val" in self.evaluations:
@@ -174,12 +174,12 @@ class Run:
 
     @property
     def test_splits(self) -> list[str]:
-        """What is measured after the last step: test, or each of several test sets as test.NAME."""
+        """The splits to evaluate after the last step: test, or each of several test sets as test.NAME."""
         return [split for split in self.evaluations if split.partition(".")[0] == "test"]
 
     @property
     def pending_splits(self) -> set[str]:
-        """The splits whose metrics of the present step are still to be logged; of the test sets those of the end."""
+        """The splits whose metrics of the current step are not logged yet; test sets are due at the end."""
         state = self.state
         pending = {"train"} if "log" in state.pending else set()
         is_evaluated = state.evaluated_step == self.progress.step
@@ -187,7 +187,7 @@ class Run:
         return pending | set(self.test_splits) | ({"val"} if has_val else set())
 
     def _make_saver(self) -> Saver | NoSaver:
-        """Where every process holds everything the first one writes, else each its part."""
+        """The saver: rank 0 writes if every rank holds everything, else each rank writes its shards."""
         if self.strategy.passes == "even":
             token = self.world.start_sum([float(secrets.randbits(50)) if self.world.is_main else 0.0])()[0]
             return Saver(self.store, self.world.rank, self.world.size, f"{token:.0f}")

@@ -15,7 +15,7 @@ _RETRIES, _SECONDS_BETWEEN = 12, 5.0
 
 
 def save(run: Run) -> None:
-    """Begin a checkpoint, unless this step has one; all processes bring their part."""
+    """Start a checkpoint, unless this step has one; every rank contributes its part."""
     if run.saver.last_step == run.progress.step:
         return
     run.heartbeat.beat(run.progress.step, "saving")
@@ -23,7 +23,7 @@ def save(run: Run) -> None:
 
 
 def complete_save(run: Run) -> None:
-    """Have this step's checkpoint on the disk, in all processes, before what may take long or fail; tried once."""
+    """Wait for this step's checkpoint on all ranks, before what may take long or fail; tried once."""
     save(run)
     run.saver.release()
     log_saves(run, run.saver.finish())
@@ -52,7 +52,7 @@ def log_saves(run: Run, outcomes: list[SaveResult]) -> None:
 
 @contextmanager
 def finish_saves(run: Run) -> Iterator[None]:
-    """What was begun inside is on the disk afterwards; if the run fails, as far as this process can see to it alone."""
+    """On exit, wait for saves that were started inside; if the run fails, as far as this rank can alone."""
     try:
         yield
     except Stopped:  # which all processes agree on
@@ -66,7 +66,7 @@ def finish_saves(run: Run) -> Iterator[None]:
 
 
 def _finish_newest(run: Run) -> None:
-    """Have the newest checkpoint on the disk; where that fails it is tried again, and in the end it is an error."""
+    """Wait for the newest checkpoint; a failed save is retried, and in the end it is an error."""
     for attempt in range(_RETRIES + 1):
         run.saver.release()
         log_saves(run, run.saver.finish())

@@ -31,7 +31,7 @@ Number = float | Literal["nan", "inf", "-inf"]
 
 @dataclass
 class Choices:
-    """What was chosen automatically at the first start; a resumed run keeps it, whatever this machine would choose."""
+    """Values chosen automatically at the first start; a resumed run keeps them, whatever this machine would choose."""
 
     threads: int
     micro_batch_size: int
@@ -43,7 +43,7 @@ class Choices:
 
 @dataclass
 class RunState:
-    """What resumes, in one list. Everything else is built from the recipe."""
+    """Everything that resumes, in one list. Everything else is built from the recipe."""
 
     model: nn.Module
     """The model with the weights that the optimizer holds."""
@@ -70,7 +70,7 @@ class RunState:
     """What identifies the data of each split; see `data.fingerprint`."""
 
     def state_dict(self) -> Tree:
-        """All of it but the model, as this process writes it into a checkpoint."""
+        """Everything but the model, as this rank writes it into a checkpoint."""
         optimizer = optimizer_tree(self.optimizer, self.model)
         return {
             "progress": self.progress.state_dict(),
@@ -88,17 +88,17 @@ class RunState:
         }
 
     def model_state_dict(self) -> dict[str, Tensor]:
-        """The model's weights and buffers, all of them; every process asks for them at the same time."""
+        """The full weights and buffers of the model; all ranks must call it together."""
         self.strategy.share_buffers()
         return {name: self.strategy.whole(tensor) for name, tensor in self.model.state_dict().items()}
 
     def model_parts(self) -> dict[str, Tensor | TensorShard]:
-        """The same as this process writes it into a checkpoint."""
+        """The weights and buffers as this rank writes them into a checkpoint."""
         self.strategy.share_buffers()
         return {name: self.strategy.part(tensor) for name, tensor in self.model.state_dict().items()}
 
     def optimizer_tensors(self) -> list[Tensor]:
-        """What only the optimizer and the average change: copying it for a checkpoint can wait until they do."""
+        """Tensors that only the optimizer and the average change: copying them can wait until the next step."""
         found: list[Tensor] = list(self.model.parameters())
         values = [value for state in self.optimizer.state.values() for value in state.values()]
         found += [value for value in values if isinstance(value, Tensor) and value.ndim]
@@ -128,7 +128,7 @@ class RunState:
         self._keep_choices(state)
 
     def load_model(self, checkpoint: Checkpoint) -> None:
-        """Put a checkpoint's weights into the model it was taken from."""
+        """Load the weights of a checkpoint into the model."""
         if self.choices.channels_last is None and checkpoint.state.get("channels_last") is not None:
             self.set_channels_last(checkpoint.state["channels_last"])
         own = self.model.state_dict()
@@ -143,7 +143,7 @@ class RunState:
         self.precision.sync_weights()
 
     def load_average(self, checkpoint: Checkpoint) -> None:
-        """Take over the average of the weights, if there is one."""
+        """Load the average of the weights, if there is one."""
         state, shapes = checkpoint.state["averaging"], dict(self.model.named_parameters())
         average = {
             name: self.strategy.place(tensor, shapes[name]) if name in shapes else tensor
@@ -153,7 +153,7 @@ class RunState:
             self.averaging.load_state_dict({**state, "average": average} if average else state)
 
     def set_channels_last(self, enabled: bool) -> None:
-        """Choose how images and weights lie in memory, before the first step or while a checkpoint is loaded."""
+        """Set the memory layout of images and weights, before the first step or while a checkpoint is loaded."""
         self.choices.channels_last = enabled
         if not enabled:  # as the model was built
             return
@@ -165,7 +165,7 @@ class RunState:
                     state[name] = with_strides_of(value, parameter)
 
     def use_channels_last(self, enabled: bool) -> None:
-        """Have images and weights lie so in memory, to try it."""
+        """Use this memory layout of images and weights, to try it."""
         for model in {self.model, self.strategy.model}:
             use_channels_last(model, enabled)
 
@@ -196,7 +196,7 @@ def _map_tensors(tree: Tree, function: Callable[[Tensor], Tensor | TensorShard])
 
 
 class _Saved(BaseModel):
-    """Values of exactly these types; what a later version adds is let through."""
+    """Values of exactly these types; additions of later versions are accepted."""
 
     model_config = ConfigDict(strict=True, extra="allow", arbitrary_types_allowed=True)
 
@@ -269,7 +269,7 @@ def check_state(checkpoint: Checkpoint) -> None:
 
 @contextmanager
 def explain_misfit(what: str, path: Path) -> Iterator[None]:
-    """Have whatever a part says of a state that does not fit it said as what it is: a checkpoint that does not fit."""
+    """Re-raise the errors of a part whose saved state does not fit as CheckpointError."""
     try:
         yield
     except CheckpointError as error:

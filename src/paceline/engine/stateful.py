@@ -1,4 +1,4 @@
-"""What losses and the task remember from one step to the next: copied, put back, and shared among processes."""
+"""The state of losses and the task between steps: copied, restored, and shared among ranks."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _SKELETON = "~skeleton"  # no name of a tensor in a state: their tildes are foll
 
 
 def copy_state(parts: Parts) -> Tree:
-    """What each part remembers now, in memory of its own."""
+    """A copy of the current state of each part."""
     tensors, skeleton = flatten({name: part.state_dict() for name, part in parts.items()})
     return unflatten({name: tensor.clone() for name, tensor in tensors.items()}, skeleton)
 
 
 def load_state(parts: Parts, state: Tree) -> None:
-    """Have each part that the state knows remember a copy of it, on the devices where its tensors are now."""
+    """Load a copy of the state into each part that it knows, on the devices of its current tensors."""
     for name, part in parts.items():
         if name in state:
             now, _ = flatten(part.state_dict())
@@ -35,7 +35,7 @@ def load_state(parts: Parts, state: Tree) -> None:
 
 @contextmanager
 def unchanged_state(parts: Parts) -> Iterator[None]:
-    """Surrounds passes that do not count: no part remembers them."""
+    """A context for passes that do not count: the state of all parts is restored."""
     before = copy_state(parts)
     try:
         yield
@@ -44,7 +44,7 @@ def unchanged_state(parts: Parts) -> Iterator[None]:
 
 
 def share_state(parts: Parts, world: World) -> None:
-    """Have every process remember what the first one does."""
+    """Broadcast the state of rank 0."""
     if world.size == 1 or not parts:
         return
     tensors, skeleton = flatten({name: part.state_dict() for name, part in parts.items()})
@@ -58,7 +58,7 @@ def share_state(parts: Parts, world: World) -> None:
 
 
 class FirstState:
-    """Each micro-batch begins with what was remembered before the step; what the first one makes of it is kept.
+    """Each micro-batch starts from the state before the step; the state after the first one is kept.
 
     So it does not matter which process computes which micro-batch.
     """
@@ -69,7 +69,7 @@ class FirstState:
 
     @contextmanager
     def of_one(self, parts: Parts, counts: bool) -> Iterator[None]:
-        """Surrounds the passes of one micro-batch of this process."""
+        """A context for the passes of one micro-batch of this rank."""
         if self._before is None:
             self._before = copy_state(parts)
         else:
@@ -79,7 +79,7 @@ class FirstState:
             self._first = copy_state(parts)
 
     def finish(self, parts: Parts, world: World) -> None:
-        """After the last micro-batch, on all processes."""
+        """Call after the last micro-batch, on all ranks."""
         load_state(parts, self._first or self._before or {})
         share_state(parts, world)
         self._before = self._first = None
@@ -91,7 +91,7 @@ def _copied(tensor: Tensor, now: Tensor | None) -> Tensor:
 
 @contextmanager
 def unchanged_buffers(model: nn.Module) -> Iterator[None]:
-    """Put the buffers (BatchNorm's running statistics) back afterwards."""
+    """Restore the buffers (BatchNorm's running statistics) afterwards."""
     saved = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()

@@ -44,7 +44,7 @@ class StepTimer:
         self._has_warned = False
 
     def add_step(self, seconds: float, waited: float, num_samples: int, total_steps: int) -> None:
-        """Take a step of a run of `total_steps`: `waited` for its data, then `seconds`."""
+        """Record a step of a run of `total_steps`: `waited` for its data, then `seconds`."""
         self.data_share = waited / (waited + seconds)
         own, self.forward_seconds = self.forward_seconds + waited, 0.0
         step_time = seconds + waited
@@ -57,13 +57,13 @@ class StepTimer:
 
     @contextmanager
     def action(self, name: str) -> Iterator[None]:
-        """Times what is done between two steps: a save, an evaluation, a line of the log."""
+        """Time what happens between two steps: a save, an evaluation, a line of the log."""
         started = time.perf_counter()
         yield
         self.add_action(name, time.perf_counter() - started)
 
     def add_action(self, name: str, seconds: float) -> None:
-        """Take what was done between two steps."""
+        """Record what happened between two steps."""
         self._actions.setdefault(name, deque(maxlen=_ACTIONS_REMEMBERED)).append(seconds)
 
     @property
@@ -72,7 +72,7 @@ class StepTimer:
         return self._meters.summaries()["step_time"]["median"]
 
     def seconds_left(self, steps_left: int, actions_left: Mapping[str, int], num_samples: Mapping[str, int]) -> float:
-        """When the run will end: its steps, and all that is done between them, at the speed of this run so far.
+        """The time left: for the steps and everything between them, at the speed of this run so far.
 
         `num_samples` are those of actions that evaluate, by which they are estimated until they were measured.
         """
@@ -88,7 +88,7 @@ class StepTimer:
         )
 
     def metrics(self, world: World, progress: Progress, seconds_left: float) -> dict[str, object]:
-        """Speed, time left and memory; shares and memory are those of the worst process.
+        """Speed, time left and memory; shares and memory are those of the worst rank.
 
         The slowest process is the one that needs longest for its data and its forward passes, which wait for no other.
         """

@@ -16,7 +16,7 @@ _MOST_UNREAD = 500  # steps whose losses may wait on the device
 
 
 def add_result(run: Run, step_batch: StepBatch, result: StepResult) -> None:
-    """Take note of a step without reading any tensor."""
+    """Record a step without reading any tensor."""
     run.unread_results.append(result)
     if len(run.unread_results) >= _MOST_UNREAD:
         read_results(run)
@@ -52,7 +52,7 @@ def log_training(run: Run) -> None:
 
 
 def _seconds_left(run: Run) -> float:
-    """When the run will end, at its speed so far: steps, saves and evaluations."""
+    """The time left at the speed so far: steps, saves and evaluations."""
     step, sizes = run.progress.step, {name: len(each.loader.dataset) for name, each in run.evaluations.items()}
     num_samples = {"evaluate": sizes.get("val", 0), "test": sum(sizes[name] for name in run.test_splits)}
     left = run.triggers().left(step, run.state.pending[1:])  # the first is this line of the log

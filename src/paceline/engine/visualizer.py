@@ -40,7 +40,7 @@ class Visualizer:
         self._panels: Panels = {}
 
     def add(self, batch: Batch, predictions: Any) -> None:
-        """Draw the chosen ones among the samples of a batch."""
+        """Draw the selected samples of a batch."""
         if not self._ids or self.problem:
             return
         try:
@@ -51,7 +51,7 @@ class Visualizer:
             self.problem = f"cannot draw predictions: {type(error).__name__}: {error}"
 
     def gather(self) -> Panels:
-        """Return what all processes drew, in the order of the samples; all of them call this."""
+        """Return what all ranks drew, in sample order; all ranks must call it."""
         if not self._ids:
             return {}
         panels: Panels = {}
@@ -116,7 +116,7 @@ def _write(run: Run, split: str, draw: Callable[[], Mapping[str, Image]]) -> Non
 
 
 def _checked(panel: Panel) -> Panel:
-    """Return a panel that can be sent: of the very types that it is declared to have, and not too large."""
+    """Return a panel that can be sent: of exactly the declared types, and not too large."""
     image = np.ascontiguousarray(panel.image)
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
         raise ValueError(f"expected an image of type uint8 and shape [H, W, 3], got {image.dtype} {list(image.shape)}")
@@ -130,7 +130,7 @@ def _checked(panel: Panel) -> Panel:
 
 
 def _pack(panels: Panels, problem: str | None) -> Tensor:
-    """The panels as bytes: JSON with the shapes, behind its length, and then the pixels."""
+    """The panels as bytes: the length of the header, the header as JSON, the pixels."""
     about = {sample: [[each.image.shape, *each[1:]] for each in own] for sample, own in panels.items()}
     header = json.dumps([problem, about]).encode()
     pixels = [each.image.tobytes() for own in panels.values() for each in own]

@@ -1,4 +1,4 @@
-"""A sign of life from every process, and what is done when the signs stop."""
+"""Heartbeats of all ranks, and what happens when they stop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOOKS = 5  # looks within the limit; as many without a beat are a hang
 
 
 class Beat(NamedTuple):
-    """What a process did last: when, in which update, and in words.
+    """What a rank did last: when, in which step, and in words.
 
     And when its watch was last awake, and how many exchanges among processes it had begun by then.
     """
@@ -35,20 +35,20 @@ class Beat(NamedTuple):
     collectives: int = 0
 
     def describe(self, rank: int, now: float) -> str:
-        """A line for a reader."""
+        """One line for the report."""
         exchanges = f", last known collective: number {self.collectives}" if self.collectives else ""
         return f"rank {rank}: {self.phase} in step {self.step + 1}, {now - self.time:.0f} s ago{exchanges}"
 
 
 class NoHeartbeat:
-    """Nobody listens."""
+    """No heartbeat."""
 
     def beat(self, step: int, phase: str) -> None:
-        """Tell nobody."""
+        """Do nothing."""
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Watch nothing."""
+        """Do nothing."""
         yield
 
 
@@ -72,14 +72,14 @@ class Heartbeat:
         self._over = threading.Event()
 
     def beat(self, step: int, phase: str) -> None:
-        """Say what this process is doing; a matter of a microsecond, and of no system call."""
+        """Record what this rank is doing; takes a microsecond and no system call."""
         now = time.time()
         self._last = (now, step)
         _FORM.pack_into(self._memory, 0, now, step, phase.encode()[:48])
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Have the beat watched inside."""
+        """Watch the heartbeat inside."""
         self._pulse()
         self.beat(self._last[1], "starting")
         watcher = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
@@ -125,12 +125,12 @@ class Heartbeat:
 
 
 def beat_file(folder: Path, rank: int) -> Path:
-    """Where a process leaves its beat."""
+    """The file of a rank's heartbeat."""
     return folder / f"rank-{rank}"
 
 
 def read_beat(folder: Path, rank: int) -> Beat | None:
-    """What a process did last, if it ever did anything."""
+    """What a rank did last, if it did anything."""
     try:
         content = beat_file(folder, rank).read_bytes()
         moment, step, phase = _FORM.unpack_from(content)

@@ -76,7 +76,7 @@ def join_neighbors(model: nn.Module, blocks: Sequence[Block], number: int) -> li
 
 
 def best_number(blocks: Sequence[Block]) -> int:
-    """How many neighbors to join so that what is kept between blocks and what one holds inside are least together.
+    """The number of neighbors to join that minimizes what is kept between blocks plus what one block holds inside.
 
     With n blocks that hold r times as much inside as between them, √(n/r) is best: 1 for transformers, which are
     wide inside, 2 for a ResNet-50, whose blocks are narrow inside, 4 for a ResNet-152.
@@ -86,7 +86,7 @@ def best_number(blocks: Sequence[Block]) -> int:
 
 
 def _width_inside(block: Block) -> float:
-    """The channels that its layers put out, over those of the last one."""
+    """The output channels of all its layers divided by those of the last one."""
     layers = [each for module in block.modules() for each in module.modules() if _is_layer(each)]
     widths = [max(len(weight) for weight in layer.parameters(recurse=False) if weight.ndim > 1) for layer in layers]
     return sum(widths) / widths[-1] if widths else 1.0
@@ -128,7 +128,7 @@ def _matched(model: nn.Module, match: Sequence[str]) -> Iterator[Block]:
 
 
 class _Search:
-    """Looks for blocks; knows which classes the model and its parts declare to be one piece."""
+    """Finds blocks; respects the classes that the model and its parts declare as one piece."""
 
     def __init__(self, model: nn.Module) -> None:
         declared = (getattr(each, "_no_split_modules", None) or () for each in model.modules())
@@ -153,7 +153,7 @@ class _Search:
             yield Block(name, child)
 
     def in_sequence(self, sequence: nn.Module, prefix: str) -> Iterator[Block]:
-        """Its larger children each for itself, the smaller ones between them as runs."""
+        """Each larger child as a block, the smaller ones between them as runs."""
         run: list[tuple[str, nn.Module]] = []
         for key, child in sequence.named_children():
             is_large = _num_layers(child) >= _LAYERS_OF_RUN or self.is_whole(child)
@@ -168,7 +168,7 @@ class _Search:
         yield from _as_block(sequence, prefix, run)
 
     def is_whole(self, module: nn.Module) -> bool:
-        """Whether the model says that it is not to be divided."""
+        """Whether the model declares that the module must not be split."""
         return type(module).__name__ in self.whole
 
 
@@ -216,6 +216,6 @@ def _is_callable(module: nn.Module) -> bool:
 
 
 def _own_forward(module: nn.Module) -> Any:
-    """As its class was written: a model has the same blocks whether or not they are checkpointed."""
+    """The forward of the original class: a model has the same blocks whether or not they are checkpointed."""
     written = (vars(each) for each in type(module).__mro__ if not vars(each).get("is_checkpointed"))
     return next(each["forward"] for each in written if "forward" in each)

@@ -120,7 +120,7 @@ _keeping_products = partial(create_selective_checkpoint_contexts, _PRODUCTS)
 
 
 class _Both:
-    """Two contexts as one that can be entered again, as for a graph that is kept."""
+    """Two contexts as one that can be entered again, for graphs that are retained."""
 
     def __init__(self, outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> None:
         self.outer = outer
@@ -138,7 +138,7 @@ class _Both:
 
 
 def _contexts(buffers: ChangedBuffers, keeps_products: bool) -> tuple[Any, Any]:
-    """What surrounds the first pass and every later one."""
+    """The contexts of the first pass and of every later one."""
     if not keeps_products:
         return nullcontext(), buffers
     first, later = _keeping_products()
@@ -194,7 +194,7 @@ class _Saved(NamedTuple):
 
 
 class ChangedBuffers:
-    """The buffers of some modules as they are now, before a pass that is going to be repeated.
+    """The current buffers of some modules, before a pass that will be repeated.
 
     A buffer that the pass changes (the vector of spectral norm, a counter) is for the second pass what it was for the
     first, and after it what it has become since. Statistics of norm layers are not wound back for it: in training they
@@ -214,11 +214,11 @@ class ChangedBuffers:
         self._replaced: list[tuple[nn.Module, str, Tensor | None]] = []
 
     def keep_changed(self) -> None:
-        """The first pass is over: keep only what it has changed."""
+        """After the first pass: keep only the buffers that it changed."""
         self._before = [saved for saved in self._before if saved.has_changed()]
 
     def __enter__(self) -> None:
-        """A second pass begins: it gets copies, so that no buffer is changed, nor any tensor that a graph may hold."""
+        """Before a second pass: it gets copies, so that neither buffers nor tensors held by a graph change."""
         statistics = [
             (norm, name, buffer, buffer)
             for norm in self._norms
@@ -232,7 +232,7 @@ class ChangedBuffers:
             module._buffers[name] = value.clone()
 
     def __exit__(self, *error: object) -> None:
-        """It is over: the buffers are back."""
+        """After it: restore the buffers."""
         for module, name, buffer in self._replaced:
             module._buffers[name] = buffer
         self._replaced = []
@@ -245,7 +245,7 @@ def _only_tracks(module: nn.Module) -> bool:
 
 @contextmanager
 def copies_of_buffers(model: nn.Module) -> Iterator[None]:
-    """Lend the model copies of its buffers: what happens to them inside is forgotten."""
+    """Give the model copies of its buffers inside; changes to them are discarded."""
     own = [(module, name, buffer) for module in model.modules() for name, buffer in module._buffers.items()]
     try:
         for module, name, buffer in own:

@@ -34,11 +34,11 @@ class SavedBytes:
 
     @property
     def num_blocks(self) -> int:
-        """How many blocks were measured."""
+        """The number of blocks measured."""
         return len(self.costs)
 
     def kept(self, checkpointed: set[int]) -> int:
-        """Bytes that are kept at the end of the forward pass when these blocks keep their inputs alone."""
+        """Bytes kept at the end of the forward pass if these blocks keep only their inputs."""
         storages = set(self.inside[_OUTSIDE])
         for block in range(self.num_blocks):
             storages |= self.inputs[block] if block in checkpointed and self.inside[block] else self.inside[block]
@@ -46,7 +46,7 @@ class SavedBytes:
 
 
 def measure_saved(model: nn.Module, blocks: Sequence[Block], trial: Callable[[], object]) -> SavedBytes:
-    """Run `trial` once and note what each block keeps; nothing is really kept, so it needs little memory itself."""
+    """Run `trial` once and record what each block would keep; nothing is kept, so it needs little memory."""
     cuda = sorted({each.device.index for each in model.parameters() if each.device.type == "cuda"})
     with ExitStack() as stack:
         stack.enter_context(copies_of_buffers(model))
@@ -89,7 +89,7 @@ def cheapest_choice(saved: SavedBytes, limit: float) -> set[int] | None:
 
 
 class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Follows a forward pass: which block is running, what is saved there, and how much work it does."""
+    """Tracks a forward pass: which block is running, what it saves, and how many operations it does."""
 
     def __init__(self, model: nn.Module, num_blocks: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -108,7 +108,7 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return number
 
     def entering(self, block: int) -> Callable[[nn.Module, Any, Any], None]:
-        """A hook that notes what the block takes in."""
+        """A hook that records the inputs of the block."""
 
         def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
             self.running = block
@@ -118,11 +118,11 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return enter
 
     def leave(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
-        """The running block is over."""
+        """The running block has finished."""
         self.running = _OUTSIDE
 
     def save(self, tensor: Tensor) -> None:
-        """Note a tensor that the backward pass will need, and let go of it."""
+        """Record a tensor that the backward pass needs, and drop it."""
         number = self.number(tensor)
         if number not in self.own:
             self.found.inside[self.running].add(number)

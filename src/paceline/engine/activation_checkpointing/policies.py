@@ -130,7 +130,7 @@ def _within_budget(
 
 
 def _stop_working_in_place(block: Block, keeps_products: bool) -> None:
-    """What is kept must not be changed by what follows it: a block's input, and products that are kept within it.
+    """Nothing may change what is kept: the input of a block, and the products kept within it.
 
     The numbers are the same either way.
     """

@@ -13,21 +13,21 @@ from paceline.engine.loss_accumulator import ScaledLoss
 
 
 class Precision(Protocol):
-    """What a run asks of its precision, in the order of a run."""
+    """The interface of a precision, in the order in which a run calls it."""
 
     @property
     def warning(self) -> str | None:
-        """What a user should know before the run, if anything."""
+        """A warning for the user before the run, if there is one."""
 
     def attach(self, model: nn.Module) -> nn.Module:
-        """Make the model's weights what they are to be: once, after the optimizer is made and before any wrapping.
+        """Convert the model's weights: once, after the optimizer is built and before the model is wrapped.
 
         The result has the model's names and buffers and the weights that the optimizer holds: averages, optimizer
         states and checkpoints are kept by it. Where the model holds those weights itself, it is the model.
         """
 
     def compute(self) -> AbstractContextManager[None]:
-        """Surrounds forward passes, of training and of evaluation."""
+        """A context for forward passes, in training and evaluation."""
 
     def backward(self, losses: Sequence[ScaledLoss]) -> None:
         """Add the gradients of the losses, times the loss scale, to those of the step."""
@@ -36,16 +36,16 @@ class Precision(Protocol):
         """The model's counterparts of the optimizer's parameters, on which `backward` leaves gradients."""
 
     def unscale(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Have the optimizer's parameters carry the gradient of the step, no longer scaled.
+        """Give the optimizer's parameters the unscaled gradient of the step.
 
         It comes after the last micro-batch and the exchange among processes.
         """
 
     def overflowed(self, norm: Tensor) -> bool:
-        """Whether the step has to be left out: once a step, by the norm of what `collect` left."""
+        """Whether the step must be skipped: called once a step, with the norm of the unscaled gradient."""
 
     def sync_weights(self) -> None:
-        """Have the model compute with the weights that the optimizer holds, after any change of these."""
+        """Copy the optimizer's weights into the model, after any change of them."""
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs."""
@@ -54,7 +54,7 @@ class Precision(Protocol):
         """Continue from a saved state."""
 
     def metrics(self) -> dict[str, float]:
-        """What changes during a run and is worth recording, by name."""
+        """Values that change during a run and are logged, by name."""
 
     def describe(self) -> str:
         """One line for the start of a run."""
@@ -65,7 +65,7 @@ class FullPrecision:
 
     @property
     def warning(self) -> str | None:
-        """Nothing to warn of."""
+        """No warning."""
         return None
 
     def attach(self, model: nn.Module) -> nn.Module:
@@ -73,7 +73,7 @@ class FullPrecision:
         return model
 
     def compute(self) -> AbstractContextManager[None]:
-        """Surrounds forward passes."""
+        """A context for forward passes."""
         return nullcontext()
 
     def backward(self, losses: Sequence[ScaledLoss]) -> None:
@@ -85,14 +85,14 @@ class FullPrecision:
         return parameters
 
     def unscale(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Gradients are where they belong."""
+        """Do nothing."""
 
     def overflowed(self, norm: Tensor) -> bool:
         """Never; the norm is not read."""
         return False
 
     def sync_weights(self) -> None:
-        """The model holds the optimizer's weights."""
+        """Do nothing."""
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing."""

@@ -1,4 +1,4 @@
-"""Numbers that losses are multiplied by, so that small gradients do not vanish in float16."""
+"""Loss scaling: losses are multiplied by a number, so that small gradients do not vanish in float16."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _LARGEST = 2.0**24  # where every gradient is zero, nothing else would end the g
 
 
 class LossScale(Protocol):
-    """The present scale, and what becomes of it and of a step whose gradient is not finite."""
+    """The current scale, and how it and a step with a non-finite gradient are handled."""
 
     value: float
     skipped: int
     """Updates left out so far."""
 
     def overflowed(self, norm: Tensor) -> bool:
-        """Whether the step has to be left out, judged by the norm of its gradient; called once a step."""
+        """Whether the step must be skipped, by the norm of its gradient; called once a step."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -34,7 +34,7 @@ class LossScale(Protocol):
         ...
 
     def describe(self) -> str:
-        """A few words for a reader."""
+        """A short description."""
         ...
 
 
@@ -53,7 +53,7 @@ class DynamicScale:
         self.skipped = 0
 
     def overflowed(self, norm: Tensor) -> bool:
-        """Whether the step has to be left out; the scale is adapted."""
+        """Whether the step must be skipped; updates the scale."""
         if math.isfinite(norm.item()):
             self.clean_steps += 1
             if self.clean_steps >= self.growth_steps:
@@ -75,12 +75,12 @@ class DynamicScale:
         self.value, self.clean_steps, self.skipped = state["scale"], state["clean_steps"], state["skipped"]
 
     def describe(self) -> str:
-        """The kind and the present value."""
+        """The kind and the current value."""
         return f"dynamic loss scale, now {self.value:,g}"
 
 
 class FixedScale:
-    """A scale that stays. After `patience` overflows in a row no update is left out any more: waiting does not help."""
+    """A constant scale. After `patience` overflows in a row no step is skipped any more: waiting does not help."""
 
     def __init__(self, value: float, patience: int = 50) -> None:
         self.value = value
@@ -89,7 +89,7 @@ class FixedScale:
         self.in_a_row = 0
 
     def overflowed(self, norm: Tensor) -> bool:
-        """Whether the step has to be left out."""
+        """Whether the step must be skipped."""
         if math.isfinite(norm.item()):
             self.in_a_row = 0
             return False
@@ -100,7 +100,7 @@ class FixedScale:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of steps left out."""
+        """The number of skipped steps."""
         return {"kind": "fixed", "scale": self.value, "in_a_row": self.in_a_row, "skipped": self.skipped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -114,7 +114,7 @@ class FixedScale:
 
 
 def make_loss_scale(wanted: float | Literal["dynamic"]) -> LossScale:
-    """The scale that a number or "dynamic" stands for."""
+    """The loss scale for a number or "dynamic"."""
     if wanted == "dynamic":
         return DynamicScale()
     if not (wanted > 0 and math.isfinite(wanted)):

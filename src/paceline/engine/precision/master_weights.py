@@ -53,7 +53,7 @@ def cast_at_borders(model: nn.Module, keep_norms: bool) -> None:
 
 
 def with_masters(model: nn.Module, copies: Copies) -> nn.Module:
-    """A second face of the model: same names, same buffers, but float32 weights in place of their copies.
+    """A view of the model with the same names and buffers, but float32 master weights.
 
     It is for parameters, buffers and state dicts, not to be called.
     """

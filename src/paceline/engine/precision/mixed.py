@@ -1,4 +1,4 @@
-"""The precisions that have a name: autocast, TF32, and Apex's levels O0 to O3."""
+"""The named precisions: autocast, TF32, and Apex's levels O0 to O3."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def make_precision(
 
 
 class NoTf32(FullPrecision):
-    """Float32 where TF32 was asked for and does not exist."""
+    """Float32 where TF32 is set but not available."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     @property
     def warning(self) -> str | None:
-        """That it makes no difference."""
+        """TF32 makes no difference here."""
         return f"precision tf32 changes nothing here: only CUDA devices have TF32, and this run is on {self._device}"
 
 
@@ -78,7 +78,7 @@ class CudaFloat32(FullPrecision):
         self.tf32 = tf32
 
     def compute(self) -> AbstractContextManager[None]:
-        """Surrounds forward passes."""
+        """A context for forward passes."""
         return _tf32(self.tf32)
 
     def backward(self, losses: Sequence[ScaledLoss]) -> None:
@@ -109,13 +109,13 @@ def _autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManage
 
 
 class Bf16(FullPrecision):
-    """Operations that gain from it in bfloat16, the others in float32; it has float32's range, so nothing is scaled."""
+    """Autocast to bfloat16; it has the range of float32, so losses are not scaled."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def compute(self) -> AbstractContextManager[None]:
-        """Surrounds forward passes."""
+        """A context for forward passes."""
         return _autocast(self._device, torch.bfloat16)
 
     def describe(self) -> str:
@@ -124,7 +124,7 @@ class Bf16(FullPrecision):
 
 
 class Scaled(FullPrecision):
-    """What precisions with a loss scale have in common."""
+    """The base class of precisions with a loss scale."""
 
     def __init__(self, device: torch.device, scale: LossScale) -> None:
         self.device = device
@@ -146,7 +146,7 @@ class Scaled(FullPrecision):
         unscale(parameters, self.scale.value)
 
     def overflowed(self, norm: Tensor) -> bool:
-        """Whether the step has to be left out; the scale is adapted."""
+        """Whether the step must be skipped; updates the scale."""
         return self.scale.overflowed(norm)
 
     def state_dict(self) -> dict[str, Any]:
@@ -158,15 +158,15 @@ class Scaled(FullPrecision):
         self.scale.load_state_dict(state)
 
     def metrics(self) -> dict[str, float]:
-        """The scale, and how many steps were left out."""
+        """The scale, and the number of skipped steps."""
         return {"loss_scale": self.scale.value, "skipped_updates": self.scale.skipped}
 
 
 class Fp16(Scaled):
-    """Operations that gain from it in float16, the others in float32."""
+    """Autocast to float16, with a loss scale."""
 
     def compute(self) -> AbstractContextManager[None]:
-        """Surrounds forward passes."""
+        """A context for forward passes."""
         return _autocast(self.device, torch.float16)
 
     def describe(self) -> str:
@@ -223,7 +223,7 @@ class HalfWeights(Scaled):
 
 
 def fit_half_weights(optimizer: torch.optim.Optimizer) -> None:
-    """Where an optimizer's weights became float16, have it divide by no less than float16 can tell from 0.
+    """Raise the eps of an optimizer over float16 weights to what float16 can represent.
 
     It also takes its plain form where the fused one is wrong for them.
     """

@@ -1,4 +1,4 @@
-"""Every process holds the whole model, and torch's DistributedDataParallel sums the gradients."""
+"""DDP: every rank holds the whole model, and torch's DistributedDataParallel all-reduces the gradients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Compression = Literal["none", "bf16", "fp16", "powersgd"]
 
 
 class DDPStrategy(SingleStrategy):
-    """Every process holds the whole model; torch's DistributedDataParallel adds up gradients while they are made."""
+    """Every rank holds the whole model; gradients are all-reduced during the backward pass."""
 
     name = "ddp"
     passes: Passes = "some"
@@ -75,7 +75,7 @@ class DDPStrategy(SingleStrategy):
 
     @contextmanager
     def accumulate(self, micro: MicroBatch, is_last: bool) -> Iterator[None]:
-        """Surrounds the passes of a micro-batch; gradients are exchanged with the last."""
+        """A context for the passes of a micro-batch; gradients are all-reduced with the last one."""
         assert isinstance(self.network, DistributedDataParallel)
         with ExitStack() as stack:
             if not is_last:
@@ -85,12 +85,12 @@ class DDPStrategy(SingleStrategy):
             yield
 
     def alone(self) -> AbstractContextManager[None]:
-        """Surrounds passes of this process that no other takes part in."""
+        """A context for passes of this rank alone."""
         assert isinstance(self.network, DistributedDataParallel)
         return self.network.no_sync()
 
     def sync_gradients(self, step_batch: StepBatch) -> None:
-        """Gradients are exchanged by now; see that the reducer knew all of them."""
+        """Gradients are all-reduced by now; check that the reducer knew all of them."""
         refuse_changed_parameters(parameter_ids(self.model), self._known)
         if self._read_in_training:
             self._broadcast(self._read_in_training)
@@ -108,7 +108,7 @@ class DDPStrategy(SingleStrategy):
         self._is_warm = True
 
     def share_buffers(self) -> None:
-        """BatchNorm's running statistics are those of the first process, as everywhere in torch."""
+        """Broadcast the buffers of rank 0, as DDP does."""
         self._broadcast(self._buffers)
 
     def describe(self) -> str:
@@ -149,7 +149,7 @@ def ddp(
         Compression, Field(description="The form in which gradients travel; anything but none loses digits.")
     ] = "none",
 ) -> SingleStrategy:
-    """A replica in every process; a process alone has nobody to exchange anything with."""
+    """A replica on every rank; with one process, `single`."""
     if world.size == 1:
         return SingleStrategy(model)
     return DDPStrategy(model, world, is_exact, static_graph, find_unused, bucket_mb, compression)

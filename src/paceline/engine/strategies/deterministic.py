@@ -24,7 +24,7 @@ Node = tuple[int, int]
 
 
 class DeterministicStrategy(SingleStrategy):
-    """Every process holds the whole model. Where the tree of sums is cut among processes does not change any sum."""
+    """Every rank holds the whole model. How the tree of sums is divided among ranks does not change any sum."""
 
     name = "deterministic"
 
@@ -39,7 +39,7 @@ class DeterministicStrategy(SingleStrategy):
 
     @contextmanager
     def accumulate(self, micro: MicroBatch, is_last: bool) -> Iterator[None]:
-        """Surrounds the passes of a micro-batch; its gradient becomes a leaf of the tree."""
+        """A context for the passes of a micro-batch; its gradient becomes a leaf of the tree."""
         counts = not micro.is_padding
         with self._statistics.of_one(counts), self._remembered.of_one(self.parts, counts):
             yield
@@ -51,7 +51,7 @@ class DeterministicStrategy(SingleStrategy):
         grow(self._nodes, (0, micro.index), leaf)
 
     def sync_gradients(self, step_batch: StepBatch) -> None:
-        """Complete the tree: each process does so for a part of the parameters, and all get all parts."""
+        """Complete the tree: each rank for a part of the parameters, then all gather all parts."""
         size = step_batch.num_micro_batches
         total = self._sum_over_ranks(size) if self._world.size > 1 else root(self._nodes, size)
         self._nodes = {}
@@ -62,7 +62,7 @@ class DeterministicStrategy(SingleStrategy):
         self._remembered.finish(self.parts, self._world)
 
     def preview(self) -> AbstractContextManager[None]:
-        """Surrounds one of the passes that come before those of a step: each begins with the same state."""
+        """A context for a pass before those of a step: each starts from the same state."""
         return self.unchanged()
 
     def describe(self) -> str:
@@ -103,7 +103,7 @@ def grow(nodes: dict[Node, Tensor], node: Node, value: Tensor) -> None:
 
 
 def nodes_of(start: int, stop: int) -> list[Node]:
-    """What `grow` leaves of the leaves [start, stop), in their order."""
+    """The nodes that `grow` leaves of the leaves [start, stop), in order."""
     nodes: list[Node] = []
     while start < stop:
         level = 0
@@ -135,7 +135,7 @@ _STATISTICS = ("running_mean", "running_var")
 
 
 class RunningStatistics:
-    """Each micro-batch starts from the buffers that the step began with; what each did is then done in their order.
+    """Each micro-batch starts from the buffers before the step; their updates are then applied in order.
 
     A layer's statistics r become (1 - m)·r + m·s with every micro-batch, s being its own. Other buffers become what the
     first micro-batch makes of them.
@@ -152,7 +152,7 @@ class RunningStatistics:
 
     @contextmanager
     def of_one(self, counts: bool = True) -> Iterator[None]:
-        """Surrounds the passes of one micro-batch of this process; a padding micro-batch leaves nothing behind."""
+        """A context for the passes of one micro-batch of this rank; a padding micro-batch has no effect."""
         if self._before:
             self._put_back(self._before)
         else:
@@ -163,7 +163,7 @@ class RunningStatistics:
             self._seen.append(_flat(self._statistics()))
 
     def fold(self) -> None:
-        """Have every process hold the buffers of the whole step."""
+        """Give every rank the buffers of the whole step."""
         if self._before or self._world.size > 1:
             self._before = self._before or self._copies()
             self._keep_first()
@@ -173,7 +173,7 @@ class RunningStatistics:
         self._before, self._first, self._seen = {}, {}, []
 
     def _advance(self, rows: Tensor) -> None:
-        """Have each layer take in the statistics of all micro-batches, one after another."""
+        """Update each layer with the statistics of all micro-batches, one after another."""
         columns = iter(torch.split(rows, [each.numel() for each in self._statistics()], 1))
         for name, norm in self._training():
             tracked = self._before.get(f"{name}.num_batches_tracked")
@@ -191,7 +191,7 @@ class RunningStatistics:
                 norm.num_batches_tracked.copy_(tracked + len(rows))
 
     def _keep_first(self) -> None:
-        """Buffers of other kinds: as the first micro-batch, which the first process has, leaves them."""
+        """Set other buffers to their values after the first micro-batch, which rank 0 has."""
         self._put_back(self._before | self._first)
         if self._world.size > 1:
             own = {f"{name}.{buffer}" for name, norm in self._norms.items() for buffer, _ in norm.named_buffers()}
@@ -214,7 +214,7 @@ class RunningStatistics:
 
 
 def _shares(momentum: float | None, tracked: Tensor | None, steps: int) -> list[float]:
-    """What each micro-batch counts for; without a momentum all batches, also those `tracked` before, count alike."""
+    """The weight of each micro-batch; without a momentum all batches weigh the same, those `tracked` before too."""
     if momentum is not None:
         return [float(momentum)] * steps
     assert tracked is not None

@@ -1,4 +1,4 @@
-"""A model cut among processes: each keeps its part of every parameter, gradient and optimizer state (torch's FSDP2)."""
+"""FSDP: each rank keeps a shard of every parameter, gradient and optimizer state (torch's FSDP2)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _Part(NamedTuple):
 
 
 class FSDPStrategy(SingleStrategy):
-    """Every process keeps its part; parameters are put together for the passes of a block and let go afterwards.
+    """Every rank keeps its shard; the parameters of a block are gathered for its passes and resharded after them.
 
     With `keeps_parameters` they are put together once a step and let go after its last backward pass, as in
     ZeRO's second stage: more memory during a step, less traffic.
@@ -87,7 +87,7 @@ class FSDPStrategy(SingleStrategy):
 
     @contextmanager
     def accumulate(self, micro: MicroBatch, is_last: bool) -> Iterator[None]:
-        """Surrounds the passes of a micro-batch; gradients are exchanged with the last."""
+        """A context for the passes of a micro-batch; gradients are all-reduced with the last one."""
         assert isinstance(self.model, FSDPModule)
         self.model.set_requires_gradient_sync(is_last)
         self.model.set_is_last_backward(is_last)
@@ -97,36 +97,36 @@ class FSDPStrategy(SingleStrategy):
             yield
 
     def sync_gradients(self, step_batch: StepBatch) -> None:
-        """Gradients are exchanged by now; see that none was left out."""
+        """Gradients are reduced by now; check that none was missed."""
         refuse_changed_parameters(_kept_in_parts(self.model), self._known)
         share_state(self.parts, self._world)
 
     def norm_across(self, norm: Tensor) -> Tensor:
-        """The norm of the whole gradient from that of this process's part."""
+        """The norm of the full gradient from that of this rank's shard."""
         return self._world.sum(norm.square()).sqrt()
 
     def local(self, parameters: Sequence[nn.Parameter]) -> Sequence[nn.Parameter]:
-        """What has this process's parts as its gradients."""
+        """The local shards of the parameters, with their gradients."""
         return [cast(nn.Parameter, _Part(each.grad.to_local())) for each in parameters if each.grad is not None]  # type: ignore[attr-defined]
 
     def share_buffers(self) -> None:
-        """BatchNorm's running statistics are those of the first process."""
+        """Broadcast the buffers of rank 0."""
         if self._world.size > 1:
             for buffer in self.model.buffers():
                 dist.broadcast(buffer, 0)
 
     def reshard(self) -> None:
-        """Keep the parts alone: what is put together would not follow when parts change, as to an average."""
+        """Free gathered parameters: they would be stale once shards change, as when an average is swapped in."""
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """All of a tensor that is kept in parts; every process asks for it at the same time."""
+        """The full tensor of a sharded one; all ranks must call it together."""
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def part(self, tensor: Tensor) -> Tensor | TensorShard:
-        """This process's rows of a tensor that is kept in parts."""
+        """This rank's rows of a sharded tensor."""
         if not isinstance(tensor, DTensor):
             return tensor
         _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
@@ -134,7 +134,7 @@ class FSDPStrategy(SingleStrategy):
         return TensorShard(local, tuple(tensor.shape), offset[0] if len(local) else 0)
 
     def place(self, tensor: Tensor, like: Tensor) -> Tensor:
-        """This process's part of a tensor that every process has all of."""
+        """This rank's shard of a full tensor."""
         if not isinstance(like, DTensor) or tensor.shape != like.shape:
             return tensor
         return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
@@ -155,7 +155,7 @@ def fsdp(
     parameters: ParameterType = "fp32",
     gradients: GradientType = "fp32",
 ) -> SingleStrategy:
-    """Everything in parts, put together block by block."""
+    """Shards parameters, gradients and optimizer state; parameters are gathered block by block."""
     return _sharded(model, world, match, parameters, gradients, keeps_parameters=False)
 
 
@@ -167,7 +167,7 @@ def zero(
     parameters: ParameterType = "fp32",
     gradients: GradientType = "fp32",
 ) -> SingleStrategy:
-    """Gradients and optimizer state in parts; parameters are put together once a step."""
+    """Shards gradients and optimizer state; parameters are gathered once a step."""
     return _sharded(model, world, match, parameters, gradients, keeps_parameters=True)
 
 
@@ -178,7 +178,7 @@ def _sharded(
 
 
 def _blocks(model: nn.Module, match: Sequence[str]) -> list[list[nn.Module]]:
-    """What is put together at a time; a model without blocks is put together as a whole."""
+    """The modules to gather one at a time; a model without blocks is gathered as a whole."""
     try:
         return [block.modules() for block in find_blocks(model, match)]
     except ValueError:
@@ -197,11 +197,11 @@ def _tracking_norms(model: nn.Module) -> list[nn.Module]:
 
 
 def _kept_in_parts(model: nn.Module) -> dict[str, bool]:
-    """Of each parameter whether every process keeps its part of it, and so exchanges its gradient."""
+    """Whether each parameter is sharded, so that its gradient is reduced."""
     return {name: isinstance(parameter, DTensor) for name, parameter in model.named_parameters()}
 
 
 def _join_alone(world: World) -> None:
-    """A world of one has no process group, which sharding wants all the same."""
+    """Create a process group for a world of one, which sharding needs."""
     if not dist.is_initialized():
         dist.init_process_group(world.backend, store=HashStore(), rank=0, world_size=1)

@@ -1,4 +1,4 @@
-"""One process holds the whole model: what a run asks of its strategy, and the plainest answers."""
+"""One process holds the whole model: the interface of a strategy, and its base class."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.engine.stateful import Parts, unchanged_buffers, unchanged_state
 
 
 class SingleStrategy:
-    """One process holds the whole model; there is nothing to exchange. Other strategies change what differs."""
+    """One process holds the whole model. Other strategies override what differs."""
 
     name = "single"
     passes: Passes = "own"
@@ -36,52 +36,52 @@ class SingleStrategy:
         """What forward passes of training go through."""
 
     def accumulate(self, micro: MicroBatch, is_last: bool) -> AbstractContextManager[None]:
-        """Surrounds the passes of a micro-batch; gradients are exchanged with the last."""
+        """A context for the passes of a micro-batch; gradients are all-reduced with the last one."""
         return self.unchanged() if micro.is_padding else nullcontext()
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Surrounds passes that do not count: buffers, and what losses remember, are afterwards what they were."""
+        """A context for passes that do not count: buffers and the state of losses are restored."""
         with unchanged_buffers(self.model), unchanged_state(self.parts):
             yield
 
     def preview(self) -> AbstractContextManager[None]:
-        """Surrounds one of the passes, none of which counts, that come before those of a step."""
+        """A context for a pass before those of a step, which does not count."""
         return nullcontext()
 
     def sync_gradients(self, step_batch: StepBatch) -> None:
-        """After the last micro-batch: have every process hold the gradient of the whole step."""
+        """After the last micro-batch: give every rank the gradient of the whole step."""
 
     def local(self, parameters: Sequence[nn.Parameter]) -> Sequence[nn.Parameter]:
-        """The parameters with that part of their gradients that this process holds."""
+        """The parameters with the part of their gradients that this rank holds."""
         return parameters
 
     def warm_up(self, discarded_pass: Callable[[], None]) -> None:
-        """Before a step: whatever must have happened once before gradients count."""
+        """Before the first step: run passes that the strategy needs once."""
 
     def alone(self) -> AbstractContextManager[None]:
-        """Surrounds passes of this process that no other takes part in."""
+        """A context for passes of this rank alone."""
         return nullcontext()
 
     def rewrap(self) -> None:
-        """Some parameters begin to learn."""
+        """Adapt to parameters that were unfrozen."""
 
     def share_buffers(self) -> None:
-        """Have every process hold the same buffers, before they are used or saved."""
+        """Give every rank the same buffers, before they are used or saved."""
 
     def reshard(self) -> None:
-        """After passes without a backward one: let go of what was put together for them."""
+        """After forward passes without backward: free gathered parameters."""
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """A parameter, or what is shaped like one, all of it; every process asks for it at the same time."""
+        """The full tensor of a parameter, or of one shaped like it; all ranks must call it together."""
         return tensor
 
     def part(self, tensor: Tensor) -> Tensor | TensorShard:
-        """What this process writes of it into a checkpoint."""
+        """The part of a tensor that this rank writes into a checkpoint."""
         return tensor
 
     def place(self, tensor: Tensor, like: Tensor) -> Tensor:
-        """The reverse: what this process keeps of it, where `like` is kept."""
+        """The part of a full tensor that this rank keeps, on the device of `like`."""
         return tensor
 
     def describe(self) -> str:
@@ -90,7 +90,7 @@ class SingleStrategy:
 
 
 class DataParallelStrategy(SingleStrategy):
-    """One process, several devices: each gets a part of every micro-batch, the first one also gathers."""
+    """One process, several devices: each gets a part of every micro-batch, and the first one gathers."""
 
     name = "dp"
 
@@ -117,12 +117,12 @@ def data_parallel(model: nn.Module, devices: list[int]) -> DataParallelStrategy:
 
 
 def parameter_ids(model: nn.Module) -> list[int]:
-    """What tells whether a model still has the parameters that it had."""
+    """The identity of a model's parameters, to notice replaced ones."""
     return [id(parameter) for module in model.modules() for parameter in module._parameters.values()]
 
 
 def refuse_changed_parameters(found: object, known: object) -> None:
-    """Raise TrainingError unless what describes a model's parameters is the same as when the run began."""
+    """Raise TrainingError if the model's parameters were replaced since the run started."""
     if found != known:
         raise TrainingError(
             "the model's parameters are not those that it had when the run began: parameters that are added, removed or"
