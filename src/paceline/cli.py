@@ -182,7 +182,9 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 
 def _add_sample(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "kind", choices=("classification", "detection", "saliency", "segmentation", "video"), help="the task"
+        "kind",
+        choices=("classification", "detection", "keypoints", "saliency", "segmentation", "video"),
+        help="the task",
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
     parser.add_argument("--number", type=int, default=64, metavar="N", help="number of samples (default: 64)")

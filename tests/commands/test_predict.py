@@ -23,6 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tasks"))
 from sample_recipes import KINDS, NUM_VAL, NUMBER, predictions, settings_kept, write_sample
 
 STEPS = ["train.steps=3", "evaluate.every_steps=3"]
+# Whole images: new ones have no boxes to crop people from.
+MORE = {
+    "keypoints": ["data.val.transforms.0={name: resize, size: [64, 64]}"],
+    "segmentation": ["evaluate.original_size=true"],
+}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -37,7 +42,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("predict")
     for kind in KINDS:
         recipe = write_sample(kind, folder)
-        words = [*STEPS, "evaluate.original_size=true"] if kind == "segmentation" else STEPS
+        words = [*STEPS, *MORE.get(kind, [])]
         assert cli.main(["train", str(recipe), *words, "--out", str(folder / "runs" / kind)]) == 0
     classes = folder / "classification"
     for index in range(12):
@@ -94,6 +99,22 @@ def test_detections_are_those_of_the_evaluation(runs: Path, tmp_path: Path) -> N
 
     assert rows(found) == rows(saved)
     assert len(found) > NUM_VAL
+
+
+def test_keypoints_are_those_of_the_evaluation(runs: Path, tmp_path: Path) -> None:
+    assert predict(runs, "keypoints", tmp_path) == 0
+    saved = json.loads(predictions(runs / "runs" / "keypoints")["val.json"])  # a person a row, so an image twice
+    expected = {Path(each["file_name"]).name: (each["keypoints"], each["score"]) for each in saved}
+    found = json.loads((tmp_path / "predictions.json").read_text())
+    assert {Path(each["file_name"]).name: (each["keypoints"], each["score"]) for each in found} == expected
+    assert len(found) == NUM_VAL == len(list((tmp_path / "images").iterdir()))
+    rows = list(csv.DictReader((tmp_path / "predictions.csv").open()))
+    places = [[float(row["right_ankle.x"]), float(row["head_top.score"])] for row in rows]
+    assert places == [pytest.approx([each["keypoints"][0] + 0.5, each["keypoints"][-1]], abs=2e-3) for each in found]
+    (first,) = paceline.load(runs / "runs" / "keypoints").predict(val_files(runs, "keypoints")[:1])
+    assert first is not None
+    assert first["names"][13] == "head_top"
+    assert first["keypoints"][0, 0] == pytest.approx(places[0][0], abs=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["video", "classification"])

@@ -16,7 +16,7 @@ from paceline.core.registry import register
 from paceline.data import synthetic
 from paceline.data.split_loader import SplitLoader
 
-KINDS = ["classification", "saliency", "segmentation", "video"]
+KINDS = ["classification", "keypoints", "saliency", "segmentation", "video"]
 
 
 def sample(kind: str, folder: Path, number: int = 8, seed: int = 0) -> int:
@@ -47,13 +47,20 @@ def test_what_is_printed_reads_what_is_written(tmp_path: Path, capsys: pytest.Ca
     assert recipe["task"] == kind
     assert sorted(folder.parent.iterdir()) == [folder]
     sources = {split: read(recipe["data"][split]) for split in ("train", "val")}
-    assert {split: len(source.dataset) for split, source in sources.items()} == {"train": 6, "val": 2}
+    sizes = {split: len(source.dataset) for split, source in sources.items()}
+    assert sizes == ({"train": 6, "val": 2} if kind != "keypoints" else {"train": 8, "val": 2})  # people
     for source in sources.values():
         one = source.fetch(0, np.array([0]))
         assert one["image"].shape[0] == 1
         assert ("mask" in one) == (kind in ("saliency", "segmentation"))
-    names = {"segmentation": synthetic.SHAPES, "video": synthetic.MOTIONS, "saliency": ["foreground"]}
-    names["classification"] = synthetic.SHAPES[1:]
+        assert ("keypoints" in one) == (kind == "keypoints")
+    names = {
+        "segmentation": synthetic.SHAPES,
+        "video": synthetic.MOTIONS,
+        "saliency": ["foreground"],
+        "keypoints": ["person"],
+        "classification": synthetic.SHAPES[1:],
+    }
     assert sources["train"].dataset.classes == sources["val"].dataset.classes == list(names[kind])
 
 

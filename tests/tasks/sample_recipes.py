@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from paceline import cli
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
-KINDS = ["detection", "saliency", "segmentation", "video"]
+KINDS = ["detection", "keypoints", "saliency", "segmentation", "video"]
 NUMBER, NUM_VAL = 28, 7  # 21 to learn from: steps of 6, 6, 6 and 3; neither 2 nor 3 processes divide 7
 STEPS = 6
 
@@ -41,7 +41,7 @@ def write_sample(kind: str, folder: Path) -> Path:
 
 def small_recipe(kind: str, data: Path) -> dict[str, Any]:
     """A recipe that trains on a CPU in a second, with all that is random about such a task."""
-    made = {"detection": _detection, "saliency": _saliency, "segmentation": _segmentation, "video": _video}[kind](data)
+    made = _RECIPES[kind](data)
     recipe = {"name": kind, **copy.deepcopy(_COMMON), **made}
     recipe["data"] |= {"batch_size": 6, "num_workers": 0}
     recipe["evaluate"] = {**_COMMON["evaluate"], **made["evaluate"]}
@@ -59,6 +59,22 @@ def _detection(data: Path) -> dict[str, Any]:
             "val": {**split, "annotations": "val.json", "transforms": [_RESIZE, _NORMALIZE]},
         },
         "evaluate": {"metrics": ["voc_ap"], "save_predictions": True},
+    }
+
+
+def _keypoints(data: Path) -> dict[str, Any]:
+    split = {"dataset": "coco", "root": str(data), "keypoints": True, "per_object": True}
+    crop = {"name": "pose_crop", "size": [64, 64]}
+    changes = [{**crop, "scale": [0.8, 1.2], "degrees": 20}, {"name": "random_horizontal_flip"}, _NORMALIZE]
+    return {
+        "task": {"name": "keypoints", "flip": True},
+        "model": {"name": "simple_baseline", "backbone": "timm/lcnet_035", "widths": [16, 16, 8]},
+        "data": {
+            "train": {**split, "annotations": "train.json", "transforms": changes},
+            "val": {**split, "annotations": "val.json", "transforms": [crop, _NORMALIZE]},
+        },
+        "losses": [{"name": "heatmap_mse", "sigma": 1.0}],
+        "evaluate": {"metrics": ["pckh"], "save_predictions": True},
     }
 
 
@@ -125,6 +141,15 @@ def _video(data: Path) -> dict[str, Any]:
         "losses": [{"name": "cross_entropy", "label_smoothing": 0.1}],
         "evaluate": {"save_predictions": True},
     }
+
+
+_RECIPES: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "detection": _detection,
+    "keypoints": _keypoints,
+    "saliency": _saliency,
+    "segmentation": _segmentation,
+    "video": _video,
+}
 
 
 def predictions(run: Path) -> dict[str, bytes]:

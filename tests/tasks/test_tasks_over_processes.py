@@ -20,6 +20,7 @@ from paceline import cli
 
 METRICS = {
     "detection": {"ap", "ap50", "ar100", "voc_ap50"},
+    "keypoints": {"loss", "heatmap_mse", "pck", "pck.neck", "pckh", "ap", "ap50", "ar_medium"},
     "saliency": {"loss", "pixel_bce", "cel", "mae", "max_f", "weighted_f", "s_measure", "mean_e", "iou", "ber"},
     "segmentation": {"loss", "ohem_cross_entropy", "dice_loss", "miou", "iou.disc", "pixel_accuracy", "boundary_f"},
     "video": {"loss", "cross_entropy", "top1", "top2", "auroc"},
@@ -64,7 +65,8 @@ def measure(folder: Path, procs: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_two_and_three_processes_find_the_same_metrics(kind: str, measured: Path) -> None:
     alone, two, three = (answer(measured / procs / kind) for procs in "123")
-    assert alone["num_samples"] == NUM_VAL
+    # Of keypoints a person is a sample; an image has one or two.
+    assert alone["num_samples"] == NUM_VAL if kind != "keypoints" else alone["num_samples"] > NUM_VAL
     assert set(alone["metrics"]) >= METRICS[kind]
     in_training = next(each for each in records(measured / "trained" / kind) if each["split"] == "val")
     assert alone["metrics"].items() <= in_training.items()
@@ -98,6 +100,17 @@ def test_one_two_and_three_processes_write_the_same_detections(measured: Path) -
     assert {row["image_id"] for row in rows} <= set(range(NUMBER - NUM_VAL, NUMBER))
     assert {row["category_id"] for row in rows} <= {1, 2, 3}
     assert all(Path(row["file_name"]).is_file() and min(row["bbox"][2:]) > 0 for row in rows)
+    assert two == alone
+    assert three == alone
+
+
+def test_one_two_and_three_processes_write_the_same_keypoints(measured: Path) -> None:
+    alone, two, three = (predictions(measured / procs / "keypoints") for procs in "123")
+    rows = json.loads(alone["val.json"])
+    people = json.loads((measured / "keypoints" / "val.json").read_text())["annotations"]
+    assert [row["image_id"] for row in rows] == [person["image_id"] for person in people]
+    assert all(Path(row["file_name"]).is_file() and len(row["keypoints"]) == 3 * 14 for row in rows)
+    assert {row["category_id"] for row in rows} == {1}
     assert two == alone
     assert three == alone
 

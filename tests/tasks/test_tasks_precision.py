@@ -25,6 +25,7 @@ CHECKPOINTING = ["{name: blocks}", "{name: blocks, every: 2}", "{name: selective
 # In float16 a CPU is slow: each image and each clip is looked at once.
 ONE_VIEW: dict[str, list[str]] = {
     "detection": [],
+    "keypoints": ["task.flip=false"],
     "saliency": [],
     "segmentation": ["task=segmentation"],
     "video": ["data.val.transforms.0.num_clips=1", "data.val.transforms.1.num_crops=1"],

@@ -32,14 +32,14 @@ TABLE = Path(__file__).parent.parent / "registry.json"
 
 # What the builder gives to a component, not the recipe: left out of the arguments read off a signature.
 _SUPPLIED = {
-    "model": {"num_classes", "in_channels"},
+    "model": {"num_classes", "in_channels", "num_keypoints"},
     "loss": {"num_classes", "ignore_index"},
-    "metric": {"num_classes", "classes", "ignore_index"},
+    "metric": {"num_classes", "classes", "ignore_index", "joints"},
     "optimizer": {"params", "lr", "weight_decay"},
     "schedule": {"span", "done", "step", "epoch", "total_steps", "total_epochs"},
     "layer_map": {"model"},
     "transform": {"num_classes", "pairs"},
-    "task": {"losses", "weights", "model", "classes", "extra_metrics", "ignore_index"},
+    "task": {"losses", "weights", "model", "classes", "joints", "extra_metrics", "ignore_index"},
     "averaging": {"total_steps", "steps_per_epoch"},
     "strategy": {"model", "world", "is_exact", "devices"},
 }

@@ -19,6 +19,7 @@ import numpy as np
 from paceline.core.errors import DataError
 from paceline.core.regular_file import open_regular
 from paceline.core.text import join_first, pluralize
+from paceline.data.batch import KeypointNames
 from paceline.data.split_loader import Dataset
 
 _MAX_GROUPS = 1000  # folders that are told apart in messages; the digest covers all
@@ -45,6 +46,8 @@ class DataFingerprint:
     groups: dict[str, FileGroup] = field(default_factory=dict)
     channels: int = 3
     """Of the images; only kept, so that a model can be built without the data."""
+    joints: KeypointNames | None = None
+    """The names of keypoints, kept likewise."""
 
     def to_json(self) -> dict[str, Any]:
         """The same as plain lists, dicts, numbers and strings; names that are not UTF-8 hold lone surrogates."""
@@ -54,8 +57,17 @@ class DataFingerprint:
     def from_json(cls, content: Mapping[str, Any]) -> DataFingerprint:
         """What `to_json` gave, also after JSON has made lists of its tuples."""
         groups = {name: FileGroup(*group) for name, group in content["groups"].items()}
-        channels = int(content.get("channels", 3))
-        return cls(list(content["classes"]), int(content["num_samples"]), str(content["digest"]), groups, channels)
+        classes, channels = list(content["classes"]), int(content.get("channels", 3))
+        joints = keypoint_names_of(content.get("joints"))
+        return cls(classes, int(content["num_samples"]), str(content["digest"]), groups, channels, joints)
+
+
+def keypoint_names_of(content: Any) -> KeypointNames | None:
+    """The names of keypoints as JSON has them, or None."""
+    if content is None:
+        return None
+    names, pairs, limbs = content
+    return KeypointNames(list(names), [(a, b) for a, b in pairs], [(a, b) for a, b in limbs])
 
 
 class DataDigest:
@@ -137,12 +149,13 @@ def fingerprint(dataset: Dataset, with_sizes: bool = True) -> DataFingerprint:
     dataset = getattr(dataset, "undivided", dataset)  # a data set of clips is known by its videos
     classes = [str(name) for name in getattr(dataset, "classes", None) or []]
     channels = int(getattr(dataset, "channels", 3))
+    joints: KeypointNames | None = getattr(dataset, "joints", None)
     update: Callable[[DataDigest], None] | None = getattr(dataset, "update_digest", None)
     if update is None:
-        return DataFingerprint(classes, len(dataset), channels=channels)
+        return DataFingerprint(classes, len(dataset), channels=channels, joints=joints)
     digest = DataDigest(with_sizes)
     update(digest)
-    return DataFingerprint(classes, len(dataset), *digest.finish(), channels)
+    return DataFingerprint(classes, len(dataset), *digest.finish(), channels, joints)
 
 
 def differences(old: Mapping[str, DataFingerprint], new: Mapping[str, DataFingerprint]) -> list[str]:

@@ -59,8 +59,8 @@ def write_classification(folder: Path, number: int, seed: int) -> None:
         cover = _texture(random, side, side, 0.7, _hue(random, label))
         path = folder / SHAPES[label] / f"image_{index:04d}.jpg"
         path.parent.mkdir(exist_ok=True)
-        picture = _laid_over(_ground(random, side, side), cover, distance)
-        Image.fromarray(_rounded(picture)).save(path, quality=92)
+        picture = lay_over(paint_ground(random, side, side), cover, distance)
+        Image.fromarray(to_pixels(picture)).save(path, quality=92)
 
 
 def write_saliency(folder: Path, number: int, seed: int) -> None:
@@ -68,13 +68,13 @@ def write_saliency(folder: Path, number: int, seed: int) -> None:
 
     def paint(random: Random) -> tuple[Pixels, Image.Image]:
         height, width = random.integers(96, 160, 2).tolist()
-        picture, inside = _ground(random, height, width), np.zeros((height, width), np.bool_)
+        picture, inside = paint_ground(random, height, width), np.zeros((height, width), np.bool_)
         for _ in range(random.integers(1, 4)):
             shape = _drawn_shape(random, random.choice([0, 3, 4, 5, 6]).item(), height, width)
             distance = shape.distance(height, width)
-            picture = _laid_over(picture, _texture(random, height, width, vivid=1.0), distance)
+            picture = lay_over(picture, _texture(random, height, width, vivid=1.0), distance)
             inside |= distance < 0
-        return _rounded(picture), Image.fromarray(inside.astype(np.uint8) * 255)
+        return to_pixels(picture), Image.fromarray(inside.astype(np.uint8) * 255)
 
     _write_pairs(folder, number, seed, paint)
 
@@ -88,17 +88,17 @@ def write_segmentation(folder: Path, number: int, seed: int) -> None:
 
     def paint(random: Random) -> tuple[Pixels, Image.Image]:
         height, width = 96, 128
-        picture, ids = _ground(random, height, width), np.zeros((height, width), np.uint8)
+        picture, ids = paint_ground(random, height, width), np.zeros((height, width), np.uint8)
         for _ in range(random.integers(2, 5)):
             label = int(random.integers(1, len(SHAPES)))
             shape = _drawn_shape(random, _SIDES[SHAPES[label]], height, width)
             distance = shape.distance(height, width)
-            picture = _laid_over(picture, _texture(random, height, width, 0.7, _hue(random, label)), distance)
+            picture = lay_over(picture, _texture(random, height, width, 0.7, _hue(random, label)), distance)
             ids[distance < 1] = IGNORED
             ids[distance < -1] = label
         mask = Image.fromarray(ids)
         mask.putpalette(palette)
-        return _rounded(picture), mask
+        return to_pixels(picture), mask
 
     _write_pairs(folder, number, seed, paint)
 
@@ -115,7 +115,7 @@ def write_detection(folder: Path, number: int, seed: int) -> None:
         images.append({"id": index, "file_name": name, "height": height, "width": width})
         annotations.append([_coco_object(index, label, box) for label, box in shapes])
     categories = [{"id": number, "name": name} for number, name in enumerate(SHAPES[1:], start=1)]
-    num_train = _num_train(number)
+    num_train = count_train(number)
     for split, which in {"train": range(num_train), "val": range(num_train, number)}.items():
         objects = [each for index in which for each in annotations[index]]
         numbered = [{**each, "id": place} for place, each in enumerate(objects, start=1)]
@@ -126,7 +126,7 @@ def write_detection(folder: Path, number: int, seed: int) -> None:
 def _paint_shapes(random: Random) -> tuple[Pixels, list[tuple[int, list[float]]]]:
     """Shapes that do not hide each other, with the number of each one's class and its box as x1 y1 x2 y2."""
     height, width = 128, 160
-    picture, shapes, hidden = _ground(random, height, width), [], np.zeros((height, width), np.bool_)
+    picture, shapes, hidden = paint_ground(random, height, width), [], np.zeros((height, width), np.bool_)
     for _ in range(random.integers(1, 5)):
         label = int(random.integers(1, len(SHAPES)))
         distance = _drawn_shape(random, _SIDES[SHAPES[label]], height, width).distance(height, width)
@@ -134,10 +134,10 @@ def _paint_shapes(random: Random) -> tuple[Pixels, list[tuple[int, list[float]]]
         if (inside & hidden).any():
             continue
         hidden |= distance < 3
-        picture = _laid_over(picture, _texture(random, height, width, 0.7, _hue(random, label)), distance)
+        picture = lay_over(picture, _texture(random, height, width, 0.7, _hue(random, label)), distance)
         rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
         shapes.append((label, [float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)]))
-    return _rounded(picture), shapes
+    return to_pixels(picture), shapes
 
 
 def _coco_object(image: int, label: int, box: Sequence[float]) -> dict[str, Any]:
@@ -171,18 +171,19 @@ def _write_pairs(folder: Path, number: int, seed: int, paint: Callable[[Random],
 
 def _write_lists(folder: Path, ending: str, lines: Sequence[str]) -> None:
     """Three quarters to learn from; samples differ by chance alone, so any will do."""
-    num_train = _num_train(len(lines))
+    num_train = count_train(len(lines))
     (folder / f"train{ending}").write_text("".join(lines[:num_train]), encoding="utf-8")
     (folder / f"val{ending}").write_text("".join(lines[num_train:]), encoding="utf-8")
 
 
-def _num_train(number: int) -> int:
+def count_train(number: int) -> int:
+    """How many of so many samples are to learn from."""
     return number - max(1, number // 4)
 
 
 def _film(random: Random, motion: str) -> list[Pixels]:
     height, width = _VIDEO
-    ground, cover = _ground(random, height, width), _texture(random, height, width, vivid=1.0)
+    ground, cover = paint_ground(random, height, width), _texture(random, height, width, vivid=1.0)
     sides, radius, turn = random.choice([0, 3, 4]).item(), random.uniform(8, 13), random.uniform(0, 2 * math.pi)
     num_frames, phase, speed = int(random.integers(24, 41)), random.uniform(0, 1), random.uniform(0.8, 1.6)
     middle = width / 2 + random.uniform(-5, 5), height / 2 + random.uniform(-5, 5)
@@ -197,7 +198,7 @@ def _film(random: Random, motion: str) -> list[Pixels]:
             "vertical": (0.0, 26 * wave, 1.0),
         }[motion]
         shape = Shape(sides, middle[0] + along, middle[1] + across, radius * growth, turn)
-        frames.append(_rounded(_laid_over(ground, cover, shape.distance(height, width))))
+        frames.append(to_pixels(lay_over(ground, cover, shape.distance(height, width))))
     return frames
 
 
@@ -228,7 +229,8 @@ def _hue(random: Random, label: int) -> float:
     return 2 * math.pi / len(_SIDES) * label + random.uniform(-0.5, 0.5)
 
 
-def _ground(random: Random, height: int, width: int) -> Plane:
+def paint_ground(random: Random, height: int, width: int) -> Plane:
+    """What shapes are drawn on: dull patches, [H, W, 3]."""
     return _texture(random, height, width, vivid=0.15)
 
 
@@ -249,11 +251,12 @@ def _colors(random: Random, vivid: float, hue: float) -> Plane:
     return np.asarray(np.clip(brightness + 110 * vivid * pure, 0, 255), np.float32)
 
 
-def _laid_over(picture: Plane, cover: Plane, distance: Plane) -> Plane:
+def lay_over(picture: Plane, cover: Plane | Sequence[int], distance: Plane) -> Plane:
     """The cover where the distance is below 0, with a soft edge."""
     share = np.clip(0.5 - distance, 0, 1)[..., None]
-    return np.asarray(picture * (1 - share) + cover * share, np.float32)
+    return np.asarray(picture * (1 - share) + np.asarray(cover, np.float32) * share, np.float32)
 
 
-def _rounded(picture: Plane) -> Pixels:
+def to_pixels(picture: Plane) -> Pixels:
+    """The picture in whole numbers."""
     return np.clip(picture.round(), 0, 255).astype(np.uint8)

@@ -19,6 +19,7 @@ from paceline.engine.predictions import (
     PredictionWriter,
     PredictsBoxes,
     PredictsClasses,
+    PredictsKeypoints,
     PredictsMaps,
     class_results,
     file_names,
@@ -55,12 +56,14 @@ def placeholder(task: Task) -> Callable[[int, int], Sample]:
     """The fields that stand for the labels that the inputs of a task lack, given the height and width of an image."""
     if isinstance(task, PredictsMaps):
         return _no_mask
+    if isinstance(task, PredictsKeypoints):
+        return _no_person
     return _no_boxes if isinstance(task, PredictsBoxes) else _no_label
 
 
 def every_placeholder(height: int, width: int) -> Sample:
     """The fields that stand for any task's labels."""
-    return _no_mask(height, width) | _no_boxes(height, width) | _no_label(height, width)
+    return _no_mask(height, width) | _no_person(height, width) | _no_label(height, width)
 
 
 def _no_mask(height: int, width: int) -> Sample:
@@ -72,12 +75,18 @@ def _no_boxes(height: int, width: int) -> Sample:
     return fields | {"crowd": np.zeros(0, np.bool_), "area": np.zeros(0, np.float32)}
 
 
+def _no_person(height: int, width: int) -> Sample:
+    return {**_no_boxes(height, width), "keypoints": np.zeros((0, 1, 3), np.float32)}
+
+
 def _no_label(height: int, width: int) -> Sample:
     return {"label": 0}
 
 
 class FileWriter:
-    """Writes predictions below a folder: PNG maps, a table of classes (CSV and JSON lines), or COCO JSON of boxes."""
+    """Writes predictions below a folder: PNG maps, a table of classes (CSV and JSON lines), COCO JSON of boxes and
+    keypoints, these as a table too.
+    """
 
     def __init__(self, folder: Path, dataset: Dataset, task: Task, draws: bool, advance: Callable[[int], None]) -> None:
         self._advance = advance
@@ -86,6 +95,9 @@ class FileWriter:
             self._writers.append(PredictionFolder(folder / "masks", dataset, task))
         elif isinstance(task, PredictsBoxes):
             self._writers.append(PredictionFile(folder / "predictions.json", dataset, task))
+        elif isinstance(task, PredictsKeypoints):
+            names = ("predictions.csv", "predictions.json")
+            self._writers += [PredictionFile(folder / name, dataset, task) for name in names]
         elif isinstance(task, PredictsClasses):
             names = ("predictions.csv", "predictions.jsonl")
             self._writers += [PredictionFile(folder / name, dataset, task) for name in names]
@@ -159,7 +171,7 @@ class ResultList:
         return [self._rows] if self._rows else []
 
     def save(self, batch: Batch, predictions: Any) -> None:
-        """Take the maps or the boxes of a batch."""
+        """Take the maps, boxes or keypoints of a batch."""
         for index, sample in enumerate(batch.ids.tolist()):
             if isinstance(self._task, PredictsMaps):
                 self.results[sample] = {"mask": self._task.maps(predictions)[index]}
@@ -167,6 +179,9 @@ class ResultList:
                 found = {name: value.cpu().numpy() for name, value in predictions[index]._asdict().items()}
                 names = [self._task.classes[label] for label in found["labels"].tolist()]
                 self.results[sample] = {**found, "names": names}
+            elif isinstance(self._task, PredictsKeypoints):
+                places = {name: getattr(predictions, name)[index].cpu().numpy() for name in ("keypoints", "scores")}
+                self.results[sample] = {**places, "names": list(self._task.joints.names)}
 
     def finish(self, states: Sequence[State], skipped_ids: Sequence[int]) -> None:
         """Take the classes of all samples."""

@@ -20,7 +20,7 @@ from paceline.core.atomic_write import is_partial, replace_file
 from paceline.core.errors import UsageError
 from paceline.core.text import as_cell
 from paceline.core.world import World
-from paceline.data.batch import Batch
+from paceline.data.batch import Batch, KeypointNames
 from paceline.data.split_loader import Dataset
 from paceline.engine.run import Run
 from paceline.metrics.metric import Metric, State
@@ -114,19 +114,24 @@ def make_writer(run: Run, split: str, prefix: str = "") -> GuardedWriter | NoPre
     place, dataset = predictions_place(run, f"{prefix}{split}"), run.evaluations[split].loader.dataset
     if isinstance(run.task, PredictsMaps):
         return GuardedWriter(PredictionFolder(place, dataset, run.task), run.world)
-    assert isinstance(run.task, PredictsClasses | PredictsBoxes), "a run is not built with predictions of no kind"
+    assert isinstance(run.task, PredictsClasses | PredictsBoxes | PredictsKeypoints), (
+        "a run is not built with predictions of no kind"
+    )
     return GuardedWriter(PredictionFile(place, dataset, run.task), run.world)
 
 
 def predictions_place(run: Run, split: str) -> Path:
     """The folder of a split's predictions, or their file."""
-    folder, extension = run.out / "predictions", "json" if isinstance(run.task, PredictsBoxes) else "csv"
+    folder, extension = (
+        run.out / "predictions",
+        "json" if isinstance(run.task, PredictsBoxes | PredictsKeypoints) else "csv",
+    )
     return folder / split if isinstance(run.task, PredictsMaps) else folder / f"{split}.{extension}"
 
 
 def can_save_predictions(task: object) -> bool:
     """Whether the predictions of a task can be saved."""
-    return isinstance(task, PredictsMaps | PredictsClasses | PredictsBoxes)
+    return isinstance(task, PredictsMaps | PredictsClasses | PredictsBoxes | PredictsKeypoints)
 
 
 class PredictionFolder:
@@ -234,14 +239,26 @@ class PredictsBoxes(Protocol):
         ...
 
 
+@runtime_checkable
+class PredictsKeypoints(Protocol):
+    """A task that predicts the keypoints of one person in each image."""
+
+    classes: list[str]
+    joints: KeypointNames
+
+    def keypoint_metric(self) -> Metric:
+        """What collects them: the tensor "poses" [N, 3 + 3 J], see `metrics.keypoints.PoseRows`."""
+        ...
+
+
 class PredictionFile:
     """Writes the predictions of a split into one file, in the format of its extension, at the end of its evaluation."""
 
-    def __init__(self, path: Path, dataset: Dataset, task: PredictsClasses | PredictsBoxes) -> None:
+    def __init__(self, path: Path, dataset: Dataset, task: PredictsClasses | PredictsBoxes | PredictsKeypoints) -> None:
         self.path = path
         self._dataset = dataset
-        self._classes = task.classes
-        self._rows = task.detection_metric() if isinstance(task, PredictsBoxes) else task.prediction_metric()
+        self._names = task.joints.names if isinstance(task, PredictsKeypoints) else task.classes
+        self._rows = _row_metric(task)
 
     @property
     def metrics(self) -> Sequence[Metric]:
@@ -253,13 +270,21 @@ class PredictionFile:
 
     def finish(self, states: Sequence[State], skipped_ids: Sequence[int]) -> None:
         """Write the file; an earlier one is replaced whole, never seen half-written."""
-        text = _FORMATS[self.path.suffix](self._rows.compute(states[0]), self._dataset, self._classes)
+        rows = self._rows.compute(states[0])
+        text = (_POSE_FORMATS if "poses" in rows else _FORMATS)[self.path.suffix](rows, self._dataset, self._names)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Names of files may be no UTF-8: the file is, so that everything can read it.
             replace_file(self.path, text.encode(errors="backslashreplace"))
         except OSError as error:
             raise UsageError(f"{self.path}: predictions cannot be written ({error.strerror or error})") from error
+
+
+def _row_metric(task: PredictsClasses | PredictsBoxes | PredictsKeypoints) -> Metric:
+    """What collects the rows of a task's file."""
+    if isinstance(task, PredictsKeypoints):
+        return task.keypoint_metric()
+    return task.detection_metric() if isinstance(task, PredictsBoxes) else task.prediction_metric()
 
 
 def coco_results(rows: Rows, dataset: Dataset, classes: Sequence[str]) -> str:
@@ -272,6 +297,37 @@ def coco_results(rows: Rows, dataset: Dataset, classes: Sequence[str]) -> str:
         box = [round(value, 3) for value in (left, top, right - left, bottom - top)]
         results.append({"image_id": int(image), "category_id": category, "bbox": box, "score": round(score, 6), **name})
     return "[" + ",\n ".join(json.dumps(result) for result in results) + "]\n"
+
+
+def coco_poses(rows: Rows, dataset: Dataset, names: Sequence[str]) -> str:
+    """Keypoints as COCO's result files have them, and the name of each image's file.
+
+    COCO numbers pixels, whose middles lie half a pixel further.
+    """
+    path, category_ids = getattr(dataset, "path", None), getattr(dataset, "category_ids", None)
+    results = []
+    for sample, image, score, *places in rows["poses"].tolist():
+        name = {} if path is None else {"file_name": os.fspath(path(int(sample)))}
+        triples = zip(places[0::3], places[1::3], places[2::3], strict=True)
+        keypoints = [value for x, y, own in triples for value in (round(x - 0.5, 3), round(y - 0.5, 3), round(own, 6))]
+        category = category_ids[0] if category_ids else 1
+        row = {"image_id": int(image), "category_id": category, "keypoints": keypoints, "score": round(score, 6)}
+        results.append(row | name)
+    return "[" + ",\n ".join(json.dumps(result) for result in results) + "]\n"
+
+
+def pose_table(rows: Rows, dataset: Dataset, names: Sequence[str]) -> str:
+    """Keypoints as a CSV file: a row a sample, with x, y and score of each, in pixels of the image."""
+    path = getattr(dataset, "path", None)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    columns = [f"{name}.{part}" for name in names for part in ("x", "y", "score")]
+    writer.writerow(["sample", *([] if path is None else ["path"]), "score", *map(as_cell, columns)])
+    for sample, _, score, *places in rows["poses"].tolist():
+        file = [] if path is None else [as_cell(str(path(int(sample))))]
+        values = [f"{value:.6g}" if place % 3 == 2 else f"{value:.3f}" for place, value in enumerate(places)]
+        writer.writerow([int(sample), *file, f"{score:.6g}", *values])
+    return text.getvalue()
 
 
 def class_lines(rows: Rows, dataset: Dataset, classes: Sequence[str]) -> str:
@@ -323,3 +379,4 @@ _FORMATS: dict[str, Callable[[Rows, Dataset, Sequence[str]], str]] = {
     ".jsonl": class_lines,
     ".json": coco_results,
 }
+_POSE_FORMATS: dict[str, Callable[[Rows, Dataset, Sequence[str]], str]] = {".csv": pose_table, ".json": coco_poses}

@@ -43,7 +43,7 @@ def objects_state(predictions: Sequence[Any], batch: Batch) -> State:
         number = len(own.boxes)
         columns = [torch.full((number, 1), float(sample)), own.labels[:, None], own.scores[:, None], own.boxes]
         found.append(torch.cat([column.detach().cpu().double() for column in columns], 1))
-        boxes, labels, *more = (_truth(batch, name)[index] for name in ("boxes", "classes", "crowd", "area"))
+        boxes, labels, *more = (truth_field(batch, name)[index] for name in ("boxes", "classes", "crowd", "area"))
         columns = [
             torch.full((len(boxes), 1), float(sample)),
             labels[:, None],
@@ -54,7 +54,7 @@ def objects_state(predictions: Sequence[Any], batch: Batch) -> State:
     return {"samples": batch.ids.cpu().double(), "detections": torch.cat(found), "truth": torch.cat(truth)}
 
 
-def _truth(batch: Batch, name: str) -> Sequence[Tensor]:
+def truth_field(batch: Batch, name: str) -> Sequence[Tensor]:
     """A field of objects as it was read, if the batch keeps that, else as transforms have left it."""
     found: Sequence[Tensor] = batch[TRUTHS[name] if TRUTHS[name] in batch else name]
     return found

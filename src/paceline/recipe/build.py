@@ -22,6 +22,7 @@ from paceline.checkpoint.store import Store
 from paceline.core.errors import CheckpointError, RecipeError
 from paceline.core.intervals import Progress, to_steps
 from paceline.core.world import World, join
+from paceline.data.batch import KeypointNames
 from paceline.data.rng import derive
 from paceline.data.sampler import BatchSampler
 from paceline.data.split_loader import SplitLoader
@@ -121,7 +122,8 @@ class Builder(BuildContext):
         model = self.model(loaders["train"], classes)
         prepare_model(self, model)
         ignored = getattr(loaders["train"].dataset, "ignore_index", None)
-        task, precision = self.task(classes, model, ignored), choose_precision(self)
+        joints = getattr(loaders["train"].dataset, "joints", None)
+        task, precision = self.task(classes, model, ignored, joints), choose_precision(self)
         trial = partial(self._try_pass, model, task, precision, loaders, updates)
         self.checkpointed_blocks = checkpoint_activations(self, model, trial)
         freezing = make_freezing(self, model, progress)
@@ -174,7 +176,9 @@ class Builder(BuildContext):
     def model(self, loader: SplitLoader, classes: list[str]) -> nn.Module:
         """The model on its device, initialized from the seed, with the recipe's weights loaded."""
         part = self.recipe.model
+        joints: KeypointNames | None = getattr(loader.dataset, "joints", None)
         supplied = {"num_classes": len(classes), "in_channels": num_channels(loader)}
+        supplied["num_keypoints"] = len(joints.names) if joints else 0
         self.world.seed(derive(self.recipe.train.seed, _MODEL_STREAM))
         with self.error_context("model"), limit_size():
             model: nn.Module = self.make("model", part.name, part, **supplied)
@@ -208,9 +212,16 @@ class Builder(BuildContext):
             return ["weights  random"]
         return [f"weights  from {self.weights_file()}", *(f"         {line}" for line in self.fitted.summary())]
 
-    def task(self, classes: list[str], model: nn.Module, ignore_index: int | None = None) -> Task:
+    def task(
+        self,
+        classes: list[str],
+        model: nn.Module,
+        ignore_index: int | None = None,
+        joints: KeypointNames | None = None,
+    ) -> Task:
         """The task with its losses and metrics."""
-        supplied = {"num_classes": len(classes), "classes": classes, "ignore_index": ignore_index}
+        supplied: dict[str, Any] = {"num_classes": len(classes), "classes": classes, "ignore_index": ignore_index}
+        supplied["joints"] = joints
         losses, metrics = {}, []
         for index, loss in enumerate(self.recipe.losses):
             with self.error_context(f"losses.{index}"):
@@ -225,6 +236,7 @@ class Builder(BuildContext):
             "losses": losses,
             "weights": weights,
             "classes": classes,
+            "joints": joints,
             "extra_metrics": metrics,
             "ignore_index": ignore_index,
         }

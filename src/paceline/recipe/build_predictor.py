@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from paceline.checkpoint.reader import Checkpoint
 from paceline.core.errors import CheckpointError, UsageError
 from paceline.data.datasets.image_folder import Placeholder, UnlabeledArrays, UnlabeledFiles, find_files
+from paceline.data.fingerprint import DataFingerprint
 from paceline.data.skip_list import SkipList
 from paceline.data.split_loader import Dataset, SplitLoader
 from paceline.engine.evaluate import averaged
@@ -46,7 +47,8 @@ def check_run(run_directory: Path, flips: bool = False) -> CheckedRecipe:
     task = resolve("task", name)
     if flips and "flip" not in inspect.signature(task).parameters:
         raise UsageError(f"--tta: task {name} cannot average over mirror images; leave it out")
-    further = {"task.flip=true": flips, "evaluate.original_size=true": hasattr(task, "maps")}
+    is_original = hasattr(task, "maps") or hasattr(task, "keypoint_metric")
+    further = {"task.flip=true": flips, "evaluate.original_size=true": is_original}
     return validate(load_recipe(recipe, [*_ALWAYS, *(each for each, is_needed in further.items() if is_needed)]))
 
 
@@ -59,7 +61,7 @@ def build_predictor(
     data = found.state["data"].get("train")
     if not data:
         raise CheckpointError(f"{found.path} does not say which classes it was trained on; train it again")
-    inputs = Inputs(builder, list(data["classes"]), int(data.get("channels", 3)))
+    inputs = Inputs(builder, DataFingerprint.from_json(data))
     blank = inputs.loader(inputs.blank())
     run = builder.run(Path(), {"train": blank})
     run.state.load_model(found)
@@ -83,9 +85,9 @@ def _check_average(run: Run, checkpoint: Path) -> None:
 class Inputs:
     """Makes loaders of inputs, with the transforms of evaluation."""
 
-    def __init__(self, builder: Builder, classes: Sequence[str], channels: int) -> None:
+    def __init__(self, builder: Builder, data: DataFingerprint) -> None:
         self.builder = builder
-        self.classes, self.channels = classes, channels
+        self.classes, self.channels, self.joints = data.classes, data.channels, data.joints
         task = resolve("task", builder.recipe.task.name)
         self.reads_videos = isinstance(task, type) and issubclass(task, VideoClassification)
         self.placeholder: Placeholder = every_placeholder
@@ -95,7 +97,9 @@ class Inputs:
         if self.reads_videos:
             return UnlabeledFiles([Path()] * 2, self.classes, self.channels, self.placeholder, reads_videos=True)
         image = np.zeros((_BLANK, _BLANK, self.channels), np.uint8)
-        return UnlabeledArrays([image] * 2, self.classes, self.channels, self.placeholder)
+        images = UnlabeledArrays([image] * 2, self.classes, self.channels, self.placeholder)
+        images.joints = self.joints
+        return images
 
     def loader(self, dataset: Dataset, skips: SkipList | None = None) -> SplitLoader:
         """The inputs as evaluation sees its samples."""
@@ -123,7 +127,7 @@ class Predictor:
         """What is predicted for each image, a file or an array uint8 [H, W, C]; None for a file that cannot be read.
 
         Classification gives "predicted" and "probabilities"; segmentation and saliency "mask"; detection "boxes",
-        "scores", "labels" and "names".
+        "scores", "labels" and "names"; keypoints "keypoints", "scores" and "names".
         """
         given = [images] if isinstance(images, str | Path) else list(images)
         if given and all(isinstance(each, str | Path) for each in given):

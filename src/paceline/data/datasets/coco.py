@@ -14,7 +14,7 @@ from paceline.core.arguments import Count, CountOrZero, KeyOf, Requires
 from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.data.argument_types import ClassNames, Name, SplitShares
-from paceline.data.batch import KeypointNames, Sample
+from paceline.data.batch import RAGGED, KeypointNames, Sample
 from paceline.data.datasets.detection import (
     BadBoxes,
     DetectionDataset,
@@ -36,14 +36,18 @@ _MAX_SIZE = 1 << 31  # pixels
 _PARTS = ("categories", "images", "annotations")
 
 
-@register.dataset("coco", checks=[KeyOf("split", "split_shares"), Requires("split", "split_shares")])
+@register.dataset(
+    "coco",
+    checks=[KeyOf("split", "split_shares"), Requires("split", "split_shares"), Requires("per_object", "keypoints")],
+)
 class Coco(DetectionDataset):
     """The images of a COCO JSON file, in the order of their ids, with boxes and, if wanted, masks and keypoints.
 
     Classes are numbered in the order of their category ids, or as `classes` names them, which leaves out all others;
     class k has the id `category_ids[k]`. Boxes keep their coordinates, as x1 y1 x2 y2. A keypoint is the number of a
     pixel in these files, so it lies half a pixel further, in that pixel's middle. Masks are those of pycocotools.
-    With `keep_empty: false`, images without any object are left out; with `split_shares` the split is drawn.
+    With `per_object`, each object with labeled keypoints is a sample of its own, as pose networks take them; crowds are
+    left out. With `keep_empty: false`, images without any object are left out; with `split_shares` the split is drawn.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class Coco(DetectionDataset):
         classes: ClassNames | None = None,
         masks: bool = False,
         keypoints: bool = False,
+        per_object: bool = False,
         keep_empty: bool = True,
         bad_boxes: BadBoxes = "clip",
         follow_links: bool = False,
@@ -85,6 +90,9 @@ class Coco(DetectionDataset):
         self.joints = None if names is None else KeypointNames(names[0], *([(a, b) for a, b in of] for of in names[1:]))
         self._masks = index.rows("mask") if masks else None
         self._keypoints = index.column("keypoints") if keypoints else None
+        self._chosen: NDArray[np.int64] | None = None
+        if per_object:
+            self._part, self._chosen = self._divide()
 
     def update_digest(self, digest: DataDigest) -> None:
         """Add the names and sizes of the images to a fingerprint, and the content of the annotations."""
@@ -105,7 +113,20 @@ class Coco(DetectionDataset):
             sample["masks"] = decode_runs(runs, height, width)
         if self._keypoints is not None:
             sample["keypoints"] = self._keypoints.values[which].copy()
+        if self._chosen is not None:
+            place = int(self._chosen[index]) - which.start
+            sample = {name: value[place : place + 1] if name in RAGGED else value for name, value in sample.items()}
         return {**sample, "image_id": number}
+
+    def _divide(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The image and the number of each object that is a sample of its own."""
+        assert self._keypoints is not None
+        starts, rows = np.asarray(self._index["starts"]), np.asarray(self._part)
+        objects = np.concatenate([np.arange(starts[row], starts[row + 1]) for row in rows])
+        owners = np.repeat(rows, starts[rows + 1] - starts[rows])
+        is_labeled = (np.asarray(self._index["keypoints"])[objects, :, 2] > 0).any(1)
+        kept = is_labeled & (np.asarray(self._index["crowd"])[objects] == 0)
+        return owners[kept], objects[kept]
 
 
 class _Category(NamedTuple):

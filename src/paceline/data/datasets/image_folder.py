@@ -16,7 +16,7 @@ from paceline.core.arguments import Count, CountOrZero, KeyOf
 from paceline.core.errors import DataError, UsageError
 from paceline.core.registry import register
 from paceline.data.argument_types import Extensions, Name, SplitShares
-from paceline.data.batch import Sample
+from paceline.data.batch import KeypointNames, Sample
 from paceline.data.index.folders import (
     NamedFiles,
     class_folders,
@@ -189,6 +189,7 @@ class UnlabeledArrays:
     """Images in memory, uint8 [H, W, C], by number."""
 
     has_labels = False
+    joints: KeypointNames | None = None
 
     def __init__(
         self, images: Sequence[NDArray[np.uint8]], classes: Sequence[str], channels: int, placeholder: Placeholder

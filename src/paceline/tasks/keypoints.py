@@ -1,0 +1,146 @@
+"""Keypoints of one person in each image (pose): a heatmap of each keypoint, and its maximum between pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from paceline.core.errors import DataError, RecipeError
+from paceline.core.registry import register
+from paceline.core.world import to_float64
+from paceline.data.batch import TRUTHS, Batch, KeypointNames
+from paceline.losses.loss_term import Loss
+from paceline.metrics.keypoints import PCK, TORSO, KeypointAP, PoseRows, known_sigmas
+from paceline.metrics.metric import LossMetrics, Metric, MetricValues, State
+from paceline.models.heatmaps import Decode, Poses, decode_heatmaps, flip_heatmaps
+from paceline.models.model_errors import call_model
+from paceline.tasks.task import Task
+from paceline.visualize.grid import KEYPOINT_LEGEND, Panel
+from paceline.visualize.image import Image, fit, to_image
+from paceline.visualize.overlay import draw_keypoints
+
+_IMAGE_SIDE = 200
+_CERTAIN = 0.2  # keypoints with a lower score are drawn hollow
+_HIDDEN, _VISIBLE = 1, 2
+
+
+@register.task("keypoints")
+class Keypoints(Task):
+    """Predicts the keypoints of one person in each image, as heatmaps.
+
+    `decode` refines the maximum of a heatmap: `dark` (the default), `quarter` or `argmax`. `flip` averages the heatmaps
+    of an image and of its mirror image.
+    """
+
+    original_size = True
+
+    def __init__(
+        self,
+        losses: Mapping[str, Loss],
+        weights: Mapping[str, float],
+        joints: KeypointNames | None,
+        classes: Sequence[str] = (),
+        extra_metrics: Sequence[Metric] = (),
+        decode: Decode = "dark",
+        flip: bool = False,
+    ) -> None:
+        if joints is None:
+            raise DataError("keypoints: the data set has none; use dataset: keypoints, or coco with keypoints: true")
+        super().__init__(losses, weights, classes)
+        self.joints = joints
+        self._decode: Decode = decode
+        self._flip = flip
+        self._metrics: list[Metric] = [_HeatmapMetric(LossMetrics(self.loss_functions, self.weights))]
+        if known_sigmas(joints.names):
+            self._metrics.append(KeypointAP(joints))
+            self.main_metric = "ap"
+        if {name for pair in TORSO for name in pair} <= set(joints.names):
+            self._metrics.append(PCK(joints))
+            self.main_metric = "pck"
+        # A metric that the recipe names with other arguments takes the place of the default.
+        named = {type(each) for each in extra_metrics}
+        self._metrics = [each for each in self._metrics if type(each) not in named] + list(extra_metrics)
+
+    def predict(self, model: nn.Module, batch: Batch) -> Poses:
+        """The keypoints of each image's person, also in pixels of the image as it was read."""
+        images = batch["image"]
+        heatmaps = self._heatmaps(model, images)
+        if self._flip:
+            flipped = flip_heatmaps(self._heatmaps(model, images.flip(-1)), self.joints.pairs)
+            heatmaps = (heatmaps + flipped) / 2
+        height, width = images.shape[-2:]
+        points, scores = decode_heatmaps(heatmaps, (height, width), self._decode)
+        return Poses(heatmaps, points, _to_original(points, batch), scores)
+
+    def _heatmaps(self, model: nn.Module, images: Tensor) -> Tensor:
+        outputs = call_model(model, images)
+        expected = len(self.joints.names)
+        if not isinstance(outputs, Tensor) or outputs.ndim != 4 or outputs.shape[1] != expected:
+            found = list(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+            raise RecipeError(f"model: got {found}, expected heatmaps [N, {expected}, h, w]; use simple_baseline")
+        return outputs.float()
+
+    def draw(self, batch: Batch, predictions: Poses | None, index: int) -> list[Panel]:
+        """Draw the skeleton of the ground truth and, if there is one, the predicted one."""
+        image = to_image(batch["image"][index])
+        truth = self._panel(image, batch["keypoints"][index].cpu().numpy(), "truth")
+        if predictions is None:
+            return [truth]
+        score = float(predictions.scores[index].mean())
+        found = self._visible(predictions.points[index], predictions.scores[index])
+        return [truth, self._panel(image, found, f"prediction, score {score:.2f}")]
+
+    def draw_prediction(self, image: Image, batch: Batch, predictions: Poses, index: int) -> Panel:
+        """Draw the predicted skeleton over the image as it was read; what is uncertain is hollow."""
+        found = self._visible(predictions.keypoints[index], predictions.scores[index])
+        return self._panel(image, found, "", max(image.shape[:2]))
+
+    def keypoint_metric(self) -> Metric:
+        """What collects the keypoints of each image."""
+        return PoseRows()
+
+    def _visible(self, points: Tensor, scores: Tensor) -> np.ndarray[Any, Any]:
+        """One person [1, J, 3] to draw: keypoints that are not certain as hidden ones."""
+        seen = torch.where(scores >= _CERTAIN, _VISIBLE, _HIDDEN)
+        return torch.cat([points, seen[:, None]], 1)[None].cpu().numpy()
+
+    def _panel(self, image: Image, keypoints: np.ndarray[Any, Any], caption: str, side: int = _IMAGE_SIDE) -> Panel:
+        small = fit(image, side)
+        scaled = keypoints * np.array([small.shape[1] / image.shape[1], small.shape[0] / image.shape[0], 1])
+        drawn = draw_keypoints(small, scaled, self.joints.names, self.joints.limbs)
+        return Panel(drawn, caption, legend=KEYPOINT_LEGEND)
+
+
+@dataclass(frozen=True)
+class _HeatmapMetric:
+    """A metric of heatmaps, such as the losses."""
+
+    metric: Metric
+    higher_is_better: Mapping[str, bool] = field(default_factory=dict, init=False)
+
+    @property
+    def wrapped(self) -> Sequence[Metric]:
+        """The metric whose values these are."""
+        return [self.metric]
+
+    def update(self, predictions: Poses, batch: Batch) -> State:
+        """The state of one batch."""
+        return self.metric.update(predictions.heatmaps, batch)
+
+    def compute(self, state: State) -> MetricValues:
+        """The metric's values."""
+        return self.metric.compute(state)
+
+
+def _to_original(points: Tensor, batch: Batch) -> Tensor:
+    """Points [N, J, 2] of the images, float64, in pixels of those that were read if the truth is kept there."""
+    exact = to_float64(points)
+    if TRUTHS["keypoints"] not in batch:
+        return exact
+    matrices = to_float64(batch["matrix"]).to(exact.device)  # [N, 2, 3]
+    return exact @ matrices[:, :, :2].transpose(1, 2) + matrices[:, None, :, 2]
