@@ -12,6 +12,7 @@ import torch
 from sample_recipes import KINDS, settings_kept, write_sample
 from torch import Tensor
 
+from benchmarks.live_bytes import LiveBytes, own_training_state
 from paceline.engine.evaluate import evaluate
 from paceline.engine.step import train_step
 from paceline.recipe.build import Builder
@@ -109,6 +110,26 @@ def test_every_precision_trains_every_task(
     parameters = {value.dtype for name, value in found.weights.items() if name.endswith("weight")}
     halves = {"O2": {torch.float16, torch.float32}, "O3": {torch.float16}}
     assert parameters == halves.get(precision, {torch.float32})
+
+
+@pytest.mark.parametrize("kind", ["saliency", "segmentation"])
+def test_half_precision_takes_less_memory_for_activations(kind: str, folder: Path, tmp_path: Path) -> None:
+    peaks = {each: activation_bytes(folder / f"{kind}.json", tmp_path, each) for each in ("fp32", "bf16", "fp16")}
+    assert peaks["bf16"] < 0.9 * peaks["fp32"]
+    assert peaks["fp16"] == pytest.approx(peaks["bf16"], rel=0.02)
+
+
+def activation_bytes(recipe: Path, out: Path, precision: str) -> int:
+    """The peak of live tensors in a step, without weights, gradients and optimizer state."""
+    changes = ["data.batch_size=3", "train.steps=2", f"train.precision={precision}"]
+    run = Builder(validate(load(str(recipe), changes))).run(out)
+    batches = iter(run.batches)
+    train_step(run, next(batches))
+    live, batch = LiveBytes(), next(batches)
+    own_training_state(live, run.model, run.optimizer)
+    with live:
+        train_step(run, batch)
+    return live.peak_other
 
 
 @pytest.mark.parametrize("how", CHECKPOINTING)

@@ -100,8 +100,10 @@ class DataParallelStrategy(SingleStrategy):
 
     def describe(self) -> str:
         """One line for the start of a run."""
-        where = f"devices {', '.join(map(str, self._devices))}" if self._devices else "no devices, so as one process"
-        return f"dp: one process on {where}; weights and outputs pass through the first device; ddp is faster"
+        if not self._devices:
+            return "dp: one process, and no device to share its batches with"
+        where = ", ".join(map(str, self._devices))
+        return f"dp: one process on devices {where}; weights and outputs pass through the first device; ddp is faster"
 
 
 @register.strategy("single")
