@@ -23,6 +23,7 @@ _COMMANDS = {
     "data": "inspect every sample: unreadable files, class counts, speed, contact sheet; or write a pack",
     "sample": "write a small synthetic data set and print a recipe for it",
     "show": "print the resolved recipe, the model, parameter groups, batch and learning rate",
+    "plan": "say how much memory a run needs, with which settings it fits, and the largest micro-batch",
     "find-lr": "run a learning rate range test and suggest a learning rate",
     "replay": "repeat a step that was not finite, from the bundle that the run saved",
     "results": "compare the metrics of runs; write them to a CSV or XLSX table",
@@ -90,12 +91,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--local-rank", "--local_rank", type=int, help=argparse.SUPPRESS)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     made = {name: commands.add_parser(name, help=text, description=text) for name, text in _COMMANDS.items()}
-    for name in ("train", "eval", "check", "data", "show", "find-lr", "slurm"):
+    for name in ("train", "eval", "check", "data", "show", "plan", "find-lr", "slurm"):
         _add_recipe(made[name], "RECIPE or RUN", is_required=name != "data")
     made["replay"].add_argument("bundle", type=Path, metavar="BUNDLE", help="a folder runs/NAME/replay/step-…")
     made["replay"].add_argument("--rank", type=int, default=0, help="the rank to repeat (default: 0)")
     made["replay"].add_argument("--use", action="append", default=[], metavar="MODULE", help="import a module first")
-    for name in ("eval", "check", "data", "show", "find-lr", "recipes", "replay"):
+    for name in ("eval", "check", "data", "show", "plan", "find-lr", "recipes", "replay"):
         made[name].add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     made["schema"].add_argument("--markdown", action="store_true", help="print a page for readers instead")
     made["recipes"].add_argument("name", nargs="?", metavar="NAME", help="print this recipe (default: list all)")
@@ -129,6 +130,12 @@ def _parser() -> argparse.ArgumentParser:
     made["find-lr"].add_argument("--low", type=float, default=1e-6, help="lowest learning rate (default: 1e-6)")
     made["find-lr"].add_argument("--high", type=float, default=10.0, help="highest learning rate (default: 10)")
     made["find-lr"].add_argument("--steps", type=int, default=100, metavar="N", help="number of steps (default: 100)")
+    made["plan"].add_argument("--memory", metavar="SIZE", help="of a device: 24GiB, or a GPU such as rtx4090")
+    made["plan"].add_argument("--procs", default="1", metavar="N,…", help="numbers of processes (default: 1)")
+    made["plan"].add_argument("--image", default="640x480", metavar="WxH", help="without the data: the size of images")
+    made["plan"].add_argument(
+        "--classes", type=int, default=100, metavar="N", help="without the data: number of classes"
+    )
     return parser
 
 

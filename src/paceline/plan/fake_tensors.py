@@ -1,0 +1,127 @@
+"""Fake tensors: they have shapes, types and storages, but no memory and no values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.distributed.device_mesh import init_device_mesh
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from paceline.core.world import World
+
+
+@contextmanager
+def fake_tensors(processes: int = 1) -> Iterator[FakeTensorMode]:
+    """Inside, whatever makes a tensor makes a fake one; with several processes, this is the first of them."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with ExitStack() as stack:
+        if processes > 1:
+            stack.enter_context(_fake_process_group(processes))
+        stack.enter_context(patch.object(nn.Module, "_apply", _apply))
+        stack.enter_context(patch("paceline.engine.strategies.fsdp.init_device_mesh", _make_device_mesh))
+        stack.enter_context(patch("paceline.recipe.build.check_data", lambda context, loaders: None))
+        stack.enter_context(patch("paceline.engine.strategies.ddp.DistributedDataParallel", _FakeDDP))
+        stack.enter_context(mode)
+        stack.enter_context(_AssumedValues())  # type: ignore[no-untyped-call]
+        yield mode
+
+
+class FakeWorld(World):
+    """The first of several processes, the others of which are not there: nothing is exchanged."""
+
+    def start_sum(self, numbers: list[float]) -> Callable[[], list[float]]:
+        """The numbers of this process."""
+        return lambda: numbers
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The tensor of this process."""
+        return tensor
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """As if all had the same."""
+        return [tensor] * self.size
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """The tensor of this process."""
+        return tensor
+
+    def barrier(self) -> None:
+        """Nobody to wait for."""
+
+
+class _AssumedValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Gives an answer where the host reads a value: a number is 1, and every element that may be selected is."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = args[0] if args else None
+        if isinstance(given, FakeTensor):
+            if func is torch.ops.aten._local_scalar_dense.default:
+                return 1.0 if given.is_floating_point() else given.dtype == torch.bool or 1
+            if func is torch.ops.aten.nonzero.default:
+                return given.new_empty((given.numel(), given.ndim), dtype=torch.int64)
+            if func is torch.ops.aten.masked_select.default:
+                return given.new_empty(given.numel())
+        return func(*args, **(kwargs or {}))
+
+
+class _FakeDDP(nn.Module):
+    """What DistributedDataParallel takes: buckets as large as the gradients, which stay from step to step."""
+
+    def __init__(self, module: nn.Module, device_ids: Any = None, **options: Any) -> None:
+        super().__init__()
+        self.module = module
+        learning = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self._buckets = [(parameter, torch.empty_like(parameter)) for parameter in learning]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's output; gradients are added up in their buckets."""
+        for parameter, bucket in self._buckets:
+            if parameter.grad is None:
+                parameter.grad = bucket
+        return self.module(*args, **kwargs)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Nothing is exchanged anyway."""
+        return nullcontext()
+
+    def register_comm_hook(self, state: object, hook: object) -> None:
+        """Nothing is exchanged."""
+
+
+@contextmanager
+def _fake_process_group(size: int) -> Iterator[None]:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _make_device_mesh(*args: Any, **kwargs: Any) -> Any:
+    """A mesh of real numbers: its own rank is looked up in it."""
+    with unset_fake_temporarily():
+        return init_device_mesh(*args, **kwargs)
+
+
+def _apply(module: nn.Module, convert: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+    """What `nn.Module.to` and its like do, without exchanging the memory of tensors, which fake ones cannot."""
+    for each in module.modules() if recurse else (module,):
+        for name, parameter in each._parameters.items():
+            if parameter is not None:
+                with torch.no_grad():
+                    made = convert(parameter)
+                if made is not parameter:
+                    each._parameters[name] = nn.Parameter(made, parameter.requires_grad)
+        for name, buffer in each._buffers.items():
+            if buffer is not None:
+                each._buffers[name] = convert(buffer)
+    return module

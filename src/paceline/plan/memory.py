@@ -1,0 +1,156 @@
+"""How much memory tensors take, and what for: every storage is counted from its first use until it is freed."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+Category = Literal["parameters", "gradients", "optimizer", "activations", "temporaries", "communication"]
+CATEGORIES: tuple[Category, ...] = get_args(Category)
+_COMMUNICATION = frozenset({"c10d", "fsdp", "_c10d_functional"})  # namespaces of operators that exchange tensors
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The bytes of tensors at the moment when they are most, by what they are for."""
+
+    parts: Mapping[Category, int]
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(self.parts.values())
+
+
+class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of all storages that are alive, of fake tensors as of real ones.
+
+    What a forward pass makes are activations; what a backward pass or the optimizer makes are temporaries, unless it
+    becomes a gradient or optimizer state.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._storages: dict[int, tuple[int, Category]] = {}
+        self._live = dict.fromkeys(CATEGORIES, 0)
+        self._total = 0
+        self._peak_total = 0
+        self._peak = dict(self._live)
+        self.phase: Category = "parameters"
+        """What storages are for that a forward pass, or the code around it, makes from now on."""
+
+    @property
+    def peak(self) -> Memory:
+        """What was alive when it was most, since `reset_peak`."""
+        return Memory(dict(self._peak))
+
+    @property
+    def live(self) -> int:
+        """The bytes that are alive now."""
+        return self._total
+
+    def reset_peak(self) -> None:
+        """Forget what was alive before."""
+        self._peak_total, self._peak = self._total, dict(self._live)
+
+    def add(self, tensors: Iterable[Any], category: Category) -> None:
+        """Count these tensors, or count them as something else than before."""
+        for tensor in tensors:
+            if isinstance(tensor, Tensor):
+                for storage in _storages(tensor):
+                    self._count(storage, category, move=True)
+
+    @contextmanager
+    def watch(self, model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
+        """Surrounds steps of training: gradients and optimizer state are recognized."""
+        self.add([*model.parameters(), *model.buffers()], "parameters")
+        self.add(_parameters(optimizer), "parameters")
+        handles: list[Any] = [
+            parameter.register_post_accumulate_grad_hook(self._add_gradient)  # type: ignore[no-untyped-call]
+            for parameter in model.parameters()
+            if parameter.requires_grad
+        ]
+        handles += [
+            optimizer.register_step_pre_hook(lambda *_: self._begin_step(optimizer)),
+            optimizer.register_step_post_hook(lambda *_: self._end_step(optimizer)),
+        ]
+        self.phase = "activations"
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator and count the storages that it makes."""
+        made = func(*args, **(kwargs or {}))
+        is_backward = torch._C._current_graph_task_id() != -1
+        category: Category = "temporaries" if is_backward and self.phase == "activations" else self.phase
+        if func.namespace in _COMMUNICATION and self.phase != "parameters":
+            passing = (each for each in tree_iter((args, made)) if not self._is_kept(each))
+            self.add(passing, "communication")
+            return made
+        for tensor in (made,) if isinstance(made, Tensor) else tree_iter(made):
+            if isinstance(tensor, Tensor):
+                for storage in _storages(tensor):
+                    self._count(storage, category)
+        return made
+
+    def _add_gradient(self, parameter: Tensor) -> None:
+        self.add([parameter.grad], "gradients")
+
+    def _is_kept(self, value: Any) -> bool:
+        """Whether a tensor stays from pass to pass, so that what is exchanged is a copy of it."""
+        storages = _storages(value) if isinstance(value, Tensor) else ()
+        kept = ("parameters", "gradients", "optimizer")
+        return any(self._storages.get(each._cdata, (0, "temporaries"))[1] in kept for each in storages)
+
+    def _begin_step(self, optimizer: Optimizer) -> None:
+        self.add((each.grad for each in _parameters(optimizer)), "gradients")
+        self.phase = "temporaries"
+
+    def _end_step(self, optimizer: Optimizer) -> None:
+        self.add((value for state in optimizer.state.values() for value in tree_iter(state)), "optimizer")
+        self.phase = "activations"
+
+    def _count(self, storage: torch.UntypedStorage, category: Category, move: bool = False) -> None:
+        key = storage._cdata
+        known = self._storages.get(key)
+        if known is None:
+            size = storage.nbytes()
+            weakref.finalize(storage, self._free, key)
+            self._total += size
+        elif move and known[1] != category:
+            size = known[0]
+            self._live[known[1]] -= size
+        else:
+            return
+        self._storages[key] = (size, category)
+        self._live[category] += size
+        if self._total > self._peak_total:
+            self._peak_total, self._peak = self._total, dict(self._live)
+
+    def _free(self, key: int) -> None:
+        size, category = self._storages.pop(key)
+        self._live[category] -= size
+        self._total -= size
+
+
+def _storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
+    """The memory behind a tensor; of one that is kept in parts, that of this process."""
+    local = getattr(tensor, "_local_tensor", tensor)
+    if local.layout is torch.strided:
+        yield local.untyped_storage()
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[nn.Parameter]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])

@@ -1,0 +1,144 @@
+"""The steps of a run on fake tensors: the real code of a recipe, in seconds and without its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+
+from paceline.core.world import World
+from paceline.data.batch import Batch
+from paceline.data.loader import MicroBatch, StepBatch
+from paceline.data.split_loader import SplitLoader
+from paceline.engine.run import Run
+from paceline.engine.step import train_step
+from paceline.plan.fake_tensors import FakeWorld, fake_tensors
+from paceline.plan.memory import Category, Memory, MemoryTracker
+from paceline.plan.surrogate import Shape, SurrogateBuilder
+from paceline.recipe.build_data import make_split_loaders
+from paceline.recipe.validate import CheckedRecipe
+
+_CPU = torch.device("cpu")
+_MOST_PROCESSES = 8  # that are rehearsed: what more of them change is arithmetic
+_IN_PARTS: tuple[Category, ...] = ("parameters", "gradients", "optimizer")
+_FIRST = 2  # samples of the step that makes the optimizer's state; BatchNorm needs two
+
+
+class Rehearsal:
+    """A run on fake tensors, as the first of its processes; each step says what memory it takes."""
+
+    def __init__(
+        self, run: Run, processes: int, example: Batch, mode: FakeTensorMode, tracker: MemoryTracker, missing: str
+    ) -> None:
+        self.run = run
+        self._processes = processes
+        self.missing = missing
+        """Why samples are assumed rather than read; empty if they are read."""
+        self._example = example
+        self._mode = mode
+        self._tracker = tracker
+        self.step(_FIRST)
+
+    @property
+    def micro_batch_size(self) -> int:
+        """The samples of a micro-batch, by the recipe and the number of processes."""
+        updates = self.run.batches.updates
+        share = -(-updates.batch // self._processes)
+        return min(updates.micro_batch_size, share)
+
+    @property
+    def num_micro_batches(self) -> int:
+        """How many micro-batches a process computes in a step."""
+        return -(-self.run.batches.updates.batch // (self.micro_batch_size * self._processes))
+
+    def step(self, micro_batch_size: int, micro_batches: int = 1) -> Memory:
+        """What a step of micro-batches of this size takes at most; more than two take as much as two."""
+        number = min(2, micro_batches)
+        held = [
+            MicroBatch(0, index, 0, _fake_batch(self._example, micro_batch_size, self._mode)) for index in range(number)
+        ]
+        self._tracker.reset_peak()
+        for micro in held:
+            self._tracker.add(micro.batch.values(), "activations")
+        train_step(self.run, StepBatch(0, number * micro_batch_size, number, held))
+        return self._among_all(self._tracker.peak)
+
+    def _among_all(self, memory: Memory) -> Memory:
+        """What is left for one process of what so many cut into parts, where fewer are rehearsed."""
+        if self._processes == self.run.world.size or self.run.strategy.passes != "even":
+            return memory
+        now, then = (_largest_part(self.run, number) for number in (self.run.world.size, self._processes))
+        shares = {part: round(memory.parts[part] * then / now) for part in _IN_PARTS}
+        return Memory({**memory.parts, **shares})
+
+
+def _largest_part(run: Run, processes: int) -> int:
+    """The elements of parameters that the first of so many processes keeps: rows are divided, rounded up."""
+    shapes = (parameter.shape for parameter in run.model.parameters())
+    return sum(-(-shape[0] // processes) * shape[1:].numel() if shape else 1 for shape in shapes)
+
+
+@contextmanager
+def rehearse(checked: CheckedRecipe, processes: int = 1, shape: Shape = Shape()) -> Iterator[Rehearsal]:  # noqa: B008
+    """A recipe's run on fake tensors. Its data is read for the shape of a sample, or is assumed to have `shape`."""
+    rehearsed = min(processes, _MOST_PROCESSES)
+    world = FakeWorld(0, rehearsed, 0, _CPU, rehearsed) if processes > 1 else World(0, 1, 0, _CPU)
+    builder = SurrogateBuilder(checked, world, shape)
+    loaders = make_split_loaders(builder)
+    example = loaders["train"].fetch(0, np.arange(min(_FIRST, len(loaders["train"].dataset))))
+    with fake_tensors(rehearsed) as mode:
+        tracker = MemoryTracker()
+        with tracker:
+            run = builder.run(Path("runs"), {name: _faked(loader, example, mode) for name, loader in loaders.items()})
+            run.state.choices.channels_last = False  # which layout is the faster one makes no difference to memory
+            run.freezing.train_mode(run.model)
+            with tracker.watch(run.model, run.optimizer):
+                yield Rehearsal(run, processes, example, mode, tracker, builder.missing)
+
+
+def _faked(loader: SplitLoader, example: Batch, mode: FakeTensorMode) -> SplitLoader:
+    """The loader, whose batches are the example's samples again and again; random numbers are real."""
+    draw = loader._draw
+
+    def draw_real(batch: Batch, epoch: int, device: torch.device) -> Sequence[Tensor]:
+        with unset_fake_temporarily():
+            return draw(batch, epoch, device)
+
+    loader.fetch = lambda epoch, ids: _fake_batch(example, len(ids), mode)  # type: ignore[method-assign]
+    loader._draw = draw_real  # type: ignore[method-assign]
+    loader._draw_for_step = partial(_largest_draw, loader, example, mode)  # type: ignore[method-assign]
+    return loader
+
+
+def _largest_draw(loader: SplitLoader, example: Batch, mode: FakeTensorMode, step: int, number: int) -> Tensor:
+    """What a transform that does the same to all of a step has to draw to make images as large as it can."""
+    transform = loader.batch_transforms[number]
+
+    def pixels(draw: Tensor) -> int:
+        images: Tensor = transform(_fake_batch(example, 1, mode), draw)["image"]
+        return images.numel()
+
+    with unset_fake_temporarily():
+        draws = [torch.full((1, transform.draws), share, dtype=torch.float64) for share in np.linspace(0, 1, 65)[:-1]]
+    return max(draws, key=pixels)
+
+
+def _fake_batch(example: Batch, size: int, mode: FakeTensorMode) -> Batch:
+    """A batch of this size of fake tensors; sample numbers are real, since random numbers are drawn by them."""
+
+    def repeat(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return mode.from_tensor(value).new_empty((size, *value.shape[1:]))
+        return [mode.from_tensor(value[index % len(value)]) for index in range(size)]
+
+    batch = Batch({name: repeat(value) for name, value in example.items() if name != "id"})
+    with unset_fake_temporarily():
+        batch["id"] = torch.arange(size)
+    return batch

@@ -1,0 +1,146 @@
+"""A step on fake tensors takes the memory of the real one."""
+
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from paceline.core.errors import DataError
+from paceline.core.world import World
+from paceline.data.loader import MicroBatch, StepBatch
+from paceline.engine.step import train_step
+from paceline.plan.grid import Refused, Row, largest_micro_batch, plan_row, split_choices
+from paceline.plan.memory import Memory, MemoryTracker
+from paceline.plan.rehearse import rehearse
+from paceline.plan.surrogate import Shape
+from paceline.recipe.build import Builder
+from paceline.recipe.build_data import make_split_loaders
+from paceline.recipe.load import load
+from paceline.recipe.validate import CheckedRecipe, validate
+
+SMALL = ["model.widths=[8,16]", "data.batch_size=32", "train.channels_last=false"]
+MIB = 2**20
+
+
+def recipe(*overrides: str, name: str = "quickstart") -> CheckedRecipe:
+    return validate(load(name, [*(SMALL if name == "quickstart" else ()), *overrides]))
+
+
+def measured(checked: CheckedRecipe, size: int, out: Path, number: int = 1) -> Memory:
+    """What the second of two real steps takes."""
+    tracker = MemoryTracker()
+    builder = Builder(checked, World(0, 1, 0, torch.device("cpu")), trains=False)
+    loaders = make_split_loaders(builder)  # before: the data set is in memory
+    with tracker:
+        run = builder.run(out, loaders)
+        run.freezing.train_mode(run.model)
+        with tracker.watch(run.model, run.optimizer):
+            for samples in (2, size):
+                held = [
+                    MicroBatch(0, index, 0, run.train_loader.fetch(0, np.arange(samples))) for index in range(number)
+                ]
+                tracker.reset_peak()
+                for micro in held:
+                    tracker.add(micro.batch.values(), "activations")
+                train_step(run, StepBatch(0, number * samples, number, held))
+    return tracker.peak
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["train.precision=O2"],
+        ["train.precision=bf16", "train.activation_checkpointing=blocks"],
+        ["optimizer=sgd", "train.clip_grad_norm=1"],
+        ["optimizer=lamb", "train.averaging=ema"],
+    ],
+    ids=" ".join,
+)
+def test_a_rehearsed_step_takes_what_the_real_one_takes(overrides: list[str], tmp_path: Path) -> None:
+    checked = recipe(*overrides)
+    with rehearse(checked) as rehearsal:
+        planned = rehearsal.step(32)
+    real = measured(checked, 32, tmp_path)
+    assert planned.total == pytest.approx(real.total, rel=0.02)
+    assert planned.parts["optimizer"] == real.parts["optimizer"]
+
+
+def test_accumulated_gradients_stay_through_later_micro_batches(tmp_path: Path) -> None:
+    checked = recipe("model.widths=[64,128]")
+    with rehearse(checked) as rehearsal:
+        one, two, more = (rehearsal.step(4, number) for number in (1, 2, 5))
+    assert one.total < two.total == more.total
+    assert two.total == pytest.approx(measured(checked, 4, tmp_path, 2).total, rel=0.02)
+
+
+def shares(strategy: str, processes: int) -> Memory:
+    with rehearse(recipe("model.widths=[64,128]", f"train.strategy={strategy}"), processes) as rehearsal:
+        return rehearsal.step(2)
+
+
+def test_every_process_of_ddp_holds_all_and_of_fsdp_its_part() -> None:
+    alone, ddp, fsdp = shares("single", 1), shares("ddp", 2), shares("fsdp", 2)
+    gradients = alone.parts["parameters"]
+    assert ddp.parts["parameters"] == alone.parts["parameters"]
+    assert ddp.parts["optimizer"] == alone.parts["optimizer"]
+    assert ddp.parts["gradients"] == pytest.approx(gradients, rel=0.01)  # buckets, from the start of a step to its end
+    for part in ("parameters", "optimizer"):
+        assert fsdp.parts[part] == pytest.approx(alone.parts[part] / 2, rel=0.05)
+    assert fsdp.parts["communication"] > 0
+
+
+def test_more_processes_than_are_rehearsed_divide_what_is_cut_into_parts() -> None:
+    eight, many = shares("fsdp", 8), shares("fsdp", 64)
+    assert many.parts["optimizer"] == pytest.approx(eight.parts["optimizer"] / 8, rel=0.1)
+    assert many.parts["activations"] == eight.parts["activations"]
+    with patch("paceline.plan.rehearse._MOST_PROCESSES", 64):
+        rehearsed = shares("fsdp", 64)
+    assert many.total == pytest.approx(rehearsed.total, rel=0.05)
+
+
+def test_nothing_is_left_of_a_rehearsal() -> None:
+    apply = nn.Module._apply
+    with rehearse(recipe()):
+        pass
+    assert nn.Module._apply is apply
+    assert type(torch.zeros(1)) is torch.Tensor
+    assert not torch.distributed.is_initialized()
+
+
+def test_the_largest_micro_batch_is_the_last_that_fits() -> None:
+    with rehearse(recipe()) as rehearsal:
+        known = rehearsal.step(rehearsal.micro_batch_size)
+        for limit in (known.total // 3, 3 * known.total + 12_345):
+            found = largest_micro_batch(rehearsal, known, limit)
+            assert rehearsal.step(found).total <= limit < rehearsal.step(found + 1).total
+        assert largest_micro_batch(rehearsal, known, 1_000) == 0
+
+
+def test_data_that_is_not_here_is_assumed() -> None:
+    """MINet on ResNet-50: its parameters as published, and the images of the recipe's own size."""
+    row = plan_row("minet_resnet50", [], {"procs": "1"}, None, Shape())
+    assert isinstance(row, Row)
+    assert "DUTS" in row.missing
+    assert row.micro_batch_size == 4
+    assert row.memory.parts["parameters"] >= 160 * 10**6 * 4
+
+
+def test_a_combination_that_cannot_be_is_refused_with_its_reason() -> None:
+    row = plan_row("quickstart", SMALL, {"procs": "2", "train.strategy": "single"}, None, Shape())
+    assert isinstance(row, Refused)
+    assert "train.strategy" in row.reason
+
+
+def test_values_with_commas_are_choices() -> None:
+    fixed, choices = split_choices(["train.precision=fp32,bf16", "model.widths=[8,16]", "optimizer.lr=0.1"])
+    assert fixed == ["model.widths=[8,16]", "optimizer.lr=0.1"]
+    assert choices == {"train.precision": ["fp32", "bf16"]}
+
+
+def test_a_task_without_a_surrogate_asks_for_its_data() -> None:
+    with pytest.raises(DataError), rehearse(recipe("data.train.root=nowhere", name="video_sample")):
+        pass
