@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copyreg
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -241,16 +241,3 @@ class ChangedBuffers:
 def _only_tracks(module: nn.Module) -> bool:
     # A user's own norm layer may do more with its buffers than to track statistics.
     return isinstance(module, _NormBase) and type(module).__module__.partition(".")[0] in _KNOWN_LIBRARIES
-
-
-@contextmanager
-def copies_of_buffers(model: nn.Module) -> Iterator[None]:
-    """Give the model copies of its buffers inside; changes to them are discarded."""
-    own = [(module, name, buffer) for module in model.modules() for name, buffer in module._buffers.items()]
-    try:
-        for module, name, buffer in own:
-            module._buffers[name] = None if buffer is None else buffer.clone()
-        yield
-    finally:
-        for module, name, buffer in own:
-            module._buffers[name] = buffer

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from paceline.engine.activation_checkpointing.blocks import Block
-from paceline.engine.activation_checkpointing.checkpointed_module import copies_of_buffers
+from paceline.engine.stateful import unchanged_buffers
 
 _OUTSIDE = -1
 _OPERATIONS_PER_BYTE = 20
@@ -49,8 +49,8 @@ def measure_saved(model: nn.Module, blocks: Sequence[Block], trial: Callable[[],
     """Run `trial` once and record what each block would keep; nothing is kept, so it needs little memory."""
     cuda = sorted({each.device.index for each in model.parameters() if each.device.type == "cuda"})
     with ExitStack() as stack:
-        stack.enter_context(copies_of_buffers(model))
-        ledger = _Ledger(model, len(blocks))  # made here, so that it knows the copies for what they are
+        stack.enter_context(unchanged_buffers(model))
+        ledger = _Ledger(model, len(blocks))
         for number, block in enumerate(blocks):
             first, last = block.modules()[0], block.modules()[-1]
             for handle in (
