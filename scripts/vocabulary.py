@@ -50,7 +50,7 @@ def defined_names(tree: ast.AST) -> Iterator[str]:
 
 def is_private_word(name: str) -> bool:
     """Whether an identifier is, or contains, a word of the former vocabulary."""
-    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)
+    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", re.sub("device_?mesh", "", name, flags=re.IGNORECASE))
     return bool(NAMES.fullmatch(name)) or any(map(PARTS.fullmatch, words))
 
 

@@ -43,10 +43,10 @@ def test_a_flat_map_has_a_finite_place(method: Decode, value: float) -> None:
     assert scores.eq(value).all()
 
 
-def test_heatmaps_of_a_mirror_image_are_those_of_the_image() -> None:
+def test_heatmaps_of_a_flipped_image_are_those_of_the_image() -> None:
     points, pairs = random_points(8, border=8), [(0, 3), (1, 2)]
-    mirrored = points.clone()
-    mirrored[..., 0] = SIZE[1] - mirrored[..., 0]
+    flipped = points.clone()
+    flipped[..., 0] = SIZE[1] - flipped[..., 0]
     maps = gaussian_heatmaps(points, SIZE, MAP, 2.0)
-    of_mirror_image = gaussian_heatmaps(mirrored[:, [3, 2, 1, 0, 4]], SIZE, MAP, 2.0)
-    assert torch.allclose(flip_heatmaps(of_mirror_image, pairs), maps, atol=1e-5)
+    of_flipped = gaussian_heatmaps(flipped[:, [3, 2, 1, 0, 4]], SIZE, MAP, 2.0)
+    assert torch.allclose(flip_heatmaps(of_flipped, pairs), maps, atol=1e-5)

@@ -68,7 +68,7 @@ def test_perfect_heatmaps_give_perfect_metrics(recipe: Path, tmp_path: Path, deg
         assert all(value == pytest.approx(1) for value in perfect.values()), perfect
 
 
-def test_flip_averages_the_heatmaps_of_the_mirror_image() -> None:
+def test_flip_averages_the_heatmaps_of_the_flipped_image() -> None:
     torch.manual_seed(0)
     model, images = nn.Conv2d(3, 3, 3, stride=4, padding=1), torch.randn(2, 3, 16, 24)
     batch = Batch({"id": torch.arange(2), "image": images})
@@ -148,8 +148,8 @@ def test_people_without_labels_images_without_people_and_places_outside(spoiled:
 
     for split in ("train", "val"):
         change(spoiled, split, edit)
-    told = spoiled.tell("train")
-    assert told.code == 0, told.err
+    answer = spoiled.tell("train")
+    assert answer.code == 0, answer.err
     found = [each for each in records(spoiled.out) if each["split"] == "val"][-1]
     people = json.loads((spoiled.data / "val.json").read_text())["annotations"]
     assert found["num_samples"] == len(people) - 1
@@ -158,32 +158,32 @@ def test_people_without_labels_images_without_people_and_places_outside(spoiled:
 
 def test_nobody_is_refused(spoiled: Spoiled) -> None:
     change(spoiled, "train", lambda content: content.update(annotations=[]))
-    told = spoiled.tell("train")
-    assert told.code == 3
-    assert "data.train" in told.last
-    assert "empty" in told.last
+    answer = spoiled.tell("train")
+    assert answer.code == 3
+    assert "data.train" in answer.last
+    assert "empty" in answer.last
 
 
 def test_keypoints_of_another_number_are_named(spoiled: Spoiled) -> None:
     change(spoiled, "val", lambda content: content["annotations"][4].update(keypoints=[1, 2, 2]))
-    told = spoiled.tell("train")
-    assert told.code == 3
-    assert "14 times x, y and a visibility" in told.err
-    assert "5 (" in told.err
+    answer = spoiled.tell("train")
+    assert answer.code == 3
+    assert "14 times x, y and a visibility" in answer.err
+    assert "5 (" in answer.err
 
 
 def test_data_without_keypoints_is_refused(spoiled: Spoiled) -> None:
     for split in ("train", "val"):
         spoiled.recipe["data"][split] |= {"keypoints": False, "per_object": False}
-    told = spoiled.tell("train")
-    assert told.code in (2, 3)
-    assert "no keypoints" in told.last
+    answer = spoiled.tell("train")
+    assert answer.code in (2, 3)
+    assert "no keypoints" in answer.last
     spoiled.recipe["data"]["train"]["per_object"] = True
     assert spoiled.tell("train").code == 2
 
 
 def test_several_people_in_a_sample_are_named(spoiled: Spoiled) -> None:
     spoiled.recipe["data"]["val"]["per_object"] = False
-    told = spoiled.tell("train")
-    assert told.code == 3
-    assert "per_object" in told.last
+    answer = spoiled.tell("train")
+    assert answer.code == 3
+    assert "per_object" in answer.last

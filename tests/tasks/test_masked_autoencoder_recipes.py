@@ -66,10 +66,10 @@ def evaluated(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_settings_are_those_of_the_paper(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     run("show", name, "model.num_classes=1000", "--json")
-    shown, expected = json.loads(capsys.readouterr().out), PUBLISHED[name]
-    recipe, sizes = shown["recipe"], {layer["name"]: layer["parameters"] for layer in shown["model"]["layers"]}
-    assert shown["batch"]["global"] == expected["batch_size"]
-    assert shown["batch"]["lr"] == pytest.approx(expected["lr"])
+    printed, expected = json.loads(capsys.readouterr().out), PUBLISHED[name]
+    recipe, sizes = printed["recipe"], {layer["name"]: layer["parameters"] for layer in printed["model"]["layers"]}
+    assert printed["batch"]["global"] == expected["batch_size"]
+    assert printed["batch"]["lr"] == pytest.approx(expected["lr"])
     assert recipe["train"]["epochs"] == expected["epochs"]
     assert recipe["schedule"]["warmup_epochs"] == expected["warmup_epochs"]
     assert {key: recipe["optimizer"].get(key) for key in expected["optimizer"]} == expected["optimizer"]
@@ -79,7 +79,7 @@ def test_the_settings_are_those_of_the_paper(name: str, capsys: pytest.CaptureFi
         assert {key: transforms[transform][key] for key in given} == given
     # 86,567,656 is ViT-B with a head of 1000 classes; MAE's decoder has 26,109,184, fixed positions included.
     whole = {"mae_vit_base": 85_798_656 + 26_109_184 - 197 * 512}.get(name, 86_567_656)
-    assert shown["model"]["parameters"] == whole
+    assert printed["model"]["parameters"] == whole
     assert sizes.get("encoder", whole - 769_000) == 85_798_656
 
 

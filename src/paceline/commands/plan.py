@@ -68,7 +68,7 @@ def _processes(written: str) -> list[str]:
 
 
 def _defaults(checked: CheckedRecipe, fixed: Sequence[str]) -> dict[str, list[str]]:
-    """What to compare if nobody asks: number formats, and activation checkpointing off and on."""
+    """The default settings to compare: precisions, and activation checkpointing off and on."""
     given = {override.partition("=")[0] for override in fixed}
     train = checked.recipe.train
     choices = {

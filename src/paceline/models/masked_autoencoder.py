@@ -1,4 +1,4 @@
-"""Masked autoencoder: a vision transformer that learns by filling in the patches it was not shown.
+"""Masked autoencoder: a vision transformer that learns by filling in the patches it does not see.
 
 He et al., "Masked Autoencoders Are Scalable Vision Learners", 2022. The encoder is a ViT of timm, under timm's names
 of parameters; it sees the visible patches alone. A small decoder predicts the pixels of all patches.
@@ -78,9 +78,9 @@ class MaskedAutoencoder(nn.Module):
         encoder: Any = self.encoder
         patches = encoder.patch_embed(images)
         tokens = patches + encoder.pos_embed[:, 1:]
-        shown = tokens.gather(1, visible[..., None].expand(-1, -1, tokens.shape[2]))
+        visible_tokens = tokens.gather(1, visible[..., None].expand(-1, -1, tokens.shape[2]))
         first = (encoder.cls_token + encoder.pos_embed[:, :1]).expand(len(images), -1, -1)
-        encoded = torch.cat([first.to(shown.dtype), shown], 1)
+        encoded = torch.cat([first.to(visible_tokens.dtype), visible_tokens], 1)
         for block in encoder.blocks:
             encoded = block(encoded)
         normed: Tensor = encoder.norm(encoded)

@@ -71,8 +71,8 @@ class MaskedAutoencoder(Task):
         grid = (image.shape[-2] // size, image.shape[-1] // size)
         pixels = patchify(image, size)
         gray = pixels.mean().expand_as(pixels)
-        shown = torch.where(masks[..., None], gray, pixels)
-        drawn = {"masked": shown}
+        masked = torch.where(masks[..., None], gray, pixels)
+        drawn = {"masked": masked}
         if predictions is not None:
             filled = predictions.patches[index : index + 1].to(pixels)
             if self._normalizes:
