@@ -17,7 +17,7 @@ from torchvision.transforms import InterpolationMode  # noqa: E402
 from torchvision.transforms.v2 import functional as oracle  # noqa: E402
 
 
-def choosing(*names: str, direction: float = 0.0) -> NDArray[np.float64]:
+def choice(*names: str, direction: float = 0.0) -> NDArray[np.float64]:
     """Draws that choose these changes."""
     return np.array([draw for name in names for draw in ((OPERATIONS.index(name) + 0.5) / len(OPERATIONS), direction)])
 
@@ -44,7 +44,7 @@ def test_there_are_fourteen_changes() -> None:
 @pytest.mark.parametrize("name", ["identity", *COLOR_OPERATIONS])
 def test_colors_change_alone(name: str) -> None:
     sample = scene()
-    result = RandAugment(1, 15.0)(sample, choosing(name))
+    result = RandAugment(1, 15.0)(sample, choice(name))
     assert all(result[field] is sample[field] for field in sample if field != "image")
     assert np.array_equal(result["image"], sample["image"]) == (name == "identity")
 
@@ -55,7 +55,7 @@ def test_strengths_by_hand() -> None:
     augment = RandAugment(1, 10.0)  # a third
 
     def found(name: str, direction: float = 0.0) -> NDArray[np.uint8]:
-        pixels: NDArray[np.uint8] = augment(sample, choosing(name, direction=direction))["image"]
+        pixels: NDArray[np.uint8] = augment(sample, choice(name, direction=direction))["image"]
         return pixels
 
     assert np.array_equal(found("brightness"), color.scale_pixels(image, 1.3))
@@ -68,7 +68,7 @@ def test_strengths_by_hand() -> None:
 
 def test_changes_follow_each_other() -> None:
     sample = scene()
-    result = RandAugment(2, 15.0)(sample, choosing("solarize", "contrast"))
+    result = RandAugment(2, 15.0)(sample, choice("solarize", "contrast"))
     expected = color.adjust_contrast(color.solarize(sample["image"], 128), 1.45)
     assert np.array_equal(result["image"], expected)
 
@@ -77,16 +77,16 @@ def test_changes_follow_each_other() -> None:
 def test_moves_take_objects_along(direction: float, sign: int) -> None:
     sample = scene()
     augment = RandAugment(1, 10.0, mask_fill=255)
-    across = augment(sample, choosing("translate_x", direction=direction))
+    across = augment(sample, choice("translate_x", direction=direction))
     by = round(150 / 331 * 30 / 3) * sign
     assert across["boxes"].tolist() == [[10 + by, 8, 20 + by, 16]]
     assert across["keypoints"][0].tolist() == [[15 + by, 12, 2], [0, 0, 0]]
     assert np.array_equal(across["masks"][0], np.roll(sample["masks"][0], by, 1))
     assert (across["mask"] == 255).sum() == 24 * abs(by)
-    turned = augment(sample, choosing("rotate", direction=direction))
+    turned = augment(sample, choice("rotate", direction=direction))
     np.testing.assert_allclose(turned["keypoints"][0, 0], [15, 12, 2], atol=1e-5)  # the middle stays
     sheared = augment(
-        {"image": sample["image"], "keypoints": np.array([[[15, 22, 2.0]]], np.float32)}, choosing("shear_x")
+        {"image": sample["image"], "keypoints": np.array([[[15, 22, 2.0]]], np.float32)}, choice("shear_x")
     )
     np.testing.assert_allclose(sheared["keypoints"][0, 0], [16, 22, 2], atol=1e-5)  # 10 below the middle, a tenth of it
 
@@ -102,7 +102,7 @@ def test_moves_take_objects_along(direction: float, sign: int) -> None:
 def test_pixels_move_as_in_torchvision(name: str, arguments: dict[str, Any]) -> None:
     rows, columns = np.mgrid[0:48, 0:64]
     image = np.stack([rows * 5, columns * 3, rows + columns], -1).astype(np.uint8)
-    found = RandAugment(1, 15.0)({"image": image}, choosing(name))["image"]
+    found = RandAugment(1, 15.0)({"image": image}, choice(name))["image"]
     planes = torch.from_numpy(image).permute(2, 0, 1)
     moved = oracle.affine(planes, scale=1.0, interpolation=InterpolationMode.BILINEAR, **arguments)
     difference = np.abs(found.astype(np.int64) - moved.permute(1, 2, 0).numpy())
@@ -137,5 +137,5 @@ def test_any_choice_keeps_shapes(
 def test_no_strength_moves_nothing() -> None:
     sample = scene()
     for name in [*AFFINE_OPERATIONS, "brightness", "posterize", "solarize"]:
-        result = RandAugment(1, 0.0)(sample, choosing(name))
+        result = RandAugment(1, 0.0)(sample, choice(name))
         assert all(np.array_equal(result[field], sample[field]) for field in sample)

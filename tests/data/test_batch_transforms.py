@@ -99,12 +99,12 @@ def test_random_erasing_equals_erasing_one_by_one(dtype: torch.dtype, value: flo
     images, draws = (batch(40, 3, 13, 9) + 1).to(dtype), uniform(40, 5)
     expected = images.clone()
     hidden = 0
-    for i, (chance, area, aspect, top, left) in enumerate(draws.tolist()):
+    for i, (drawn, area, aspect, top, left) in enumerate(draws.tolist()):
         pixels = (0.02 + 0.31 * area) * 13 * 9
         shape = math.exp(math.log(0.3) + math.log(3.3 / 0.3) * aspect)
         rows, columns = (max(1, round(math.sqrt(side))) for side in (pixels * shape, pixels / shape))
         rows, columns = min(rows, 13), min(columns, 9)
-        if chance < 0.6:
+        if drawn < 0.6:
             start, across = int(top * (13 - rows + 1)), int(left * (9 - columns + 1))
             expected[i, :, start : start + rows, across : across + columns] = value
             hidden += 1
@@ -210,7 +210,7 @@ def test_flip_twice_changes_nothing() -> None:
     assert_same(again, given)
 
 
-def test_keypoints_are_not_mirrored_without_knowing_pairs() -> None:
+def test_keypoints_are_not_flipped_without_knowing_pairs() -> None:
     with pytest.raises(DataError, match="which are left and right"):
         RandomHorizontalFlip()(scene(), torch.zeros(2, 1, dtype=torch.float64))
 

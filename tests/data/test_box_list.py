@@ -65,7 +65,7 @@ def test_a_root_a_split_and_classes(root: Path) -> None:
     assert boxes(root, LINES, classes=["dog", "cat"]).read(0)["classes"].tolist() == [0, 1]
 
 
-def test_problems_are_told_at_once_and_bad_boxes_noted(root: Path) -> None:
+def test_problems_are_reported_at_once_and_bad_boxes_too(root: Path) -> None:
     text = "image,xmin,ymin,xmax,ymax,label\na.png,1,2,x,4,cat\n,1,2,3,4,cat\na.png,1,2,3,4,\na.png,1\n"
     with pytest.raises(DataError) as caught:
         boxes(root, text)

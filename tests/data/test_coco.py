@@ -148,7 +148,7 @@ def test_masks_of_run_lengths_are_those_of_pycocotools(seed: int, share: float) 
     assert np.array_equal(filled(outlines), [*expected, expected[0]])
 
 
-def test_bad_boxes_are_noted_with_their_annotation(tmp_path: Path) -> None:
+def test_bad_boxes_are_reported_with_their_annotation(tmp_path: Path) -> None:
     whole = content()
     whole["annotations"] += [annotation(20, 30, 90, [5, 5, 0, 3]), annotation(21, 30, 90, [35, 25, 10, 10])]
     path = write(tmp_path, whole)
@@ -210,7 +210,7 @@ def test_wrong_annotations_are_named(tmp_path: Path, change: dict[str, Any], exp
     assert expected in str(caught.value)
 
 
-def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     whole = content()
     del whole["annotations"][0]["id"], whole["annotations"][2]["id"], whole["images"][1]["width"]
     whole["annotations"][3]["category_id"] = 77

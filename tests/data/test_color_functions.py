@@ -17,7 +17,7 @@ import_torchvision()
 from torchvision.transforms.v2 import functional as oracle  # noqa: E402
 
 
-def picture(*shape: int, seed: int = 0) -> Pixels:
+def source_image(*shape: int, seed: int = 0) -> Pixels:
     """Smooth patches of many colors, as photographs have them."""
     noise = np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
     if min(shape[-3:-1]) < 8:
@@ -48,14 +48,14 @@ def difference(one: Pixels, other: Pixels) -> int:
     ],
 )
 def test_factors_do_what_torchvision_does(change: Any, function: Any, factor: float) -> None:
-    image = picture(40, 33, 3)
+    image = source_image(40, 33, 3)
     assert difference(change(image, factor), expected(function, image, factor)) <= 2
     assert difference(change(image, 1.0), image) == 0
 
 
 @pytest.mark.parametrize("turn", [-0.5, -0.21, 0.0, 0.07, 0.5])
 def test_hue_turns_as_in_torchvision(turn: float) -> None:
-    image = picture(40, 33, 3)
+    image = source_image(40, 33, 3)
     assert difference(color.adjust_hue(image, turn), expected(oracle.adjust_hue, image, turn)) <= 1
 
 
@@ -77,13 +77,13 @@ def test_a_third_of_a_turn_makes_green_of_red() -> None:
     ],
 )
 def test_tables_are_those_of_torchvision(change: Any, function: Any, arguments: Any) -> None:
-    image = picture(40, 33, 3) // 2 + 30
+    image = source_image(40, 33, 3) // 2 + 30
     assert difference(change(image, *arguments), expected(function, image, *arguments)) <= 1
 
 
 @pytest.mark.parametrize("sigma", [0.1, 0.7, 2.0])
 def test_blur_is_that_of_torchvision(sigma: float) -> None:
-    image = picture(40, 33, 3)
+    image = source_image(40, 33, 3)
     size = 2 * int(np.ceil(3 * sigma)) + 1
     assert (
         difference(color.gaussian_blur(image, sigma), expected(oracle.gaussian_blur, image, [size] * 2, [sigma] * 2))
@@ -92,7 +92,7 @@ def test_blur_is_that_of_torchvision(sigma: float) -> None:
 
 
 def test_grey_is_that_of_torchvision() -> None:
-    image = picture(40, 33, 3)
+    image = source_image(40, 33, 3)
     assert difference(color.rgb_to_grayscale(image), expected(oracle.rgb_to_grayscale, image, 3)) <= 1
 
 
@@ -128,7 +128,7 @@ def test_shapes_stay_and_so_does_what_is_given(
     name: str, height: int, width: int, channels: int, frames: int, is_part: bool
 ) -> None:
     shape = (*[frames] * (frames > 0), height, width, channels)
-    image = picture(*shape)
+    image = source_image(*shape)
     if is_part:  # a view into something larger, as crops are
         image = np.pad(image, [(0, 0)] * (image.ndim - 3) + [(1, 2), (2, 1), (0, 0)])[..., 1:-2, 2:-1, :]
     before = image.copy()
@@ -143,7 +143,7 @@ def test_shapes_stay_and_so_does_what_is_given(
 
 @pytest.mark.parametrize("name", ["contrast", "autocontrast", "equalize"])
 def test_what_looks_at_a_whole_image_looks_at_a_whole_clip(name: str) -> None:
-    clip = picture(3, 16, 12, 3)
+    clip = source_image(3, 16, 12, 3)
     clip[1] //= 4
     tall = clip.reshape(48, 12, 3)
     assert np.array_equal(CHANGES[name](clip).reshape(48, 12, 3), CHANGES[name](tall))

@@ -65,7 +65,7 @@ class Uneven:
         return {"image": np.full((4 + index, 8, 3), 50, np.uint8), "label": 0}
 
 
-def test_what_cannot_be_stacked_is_shown_one_by_one() -> None:
+def test_what_cannot_be_stacked_is_drawn_one_by_one() -> None:
     sheet = ContactSheet()
     problem = sheet.add(SplitLoader(Uneven(), [], 0), "train", [0, 1])
     assert problem is not None

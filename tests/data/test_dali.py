@@ -57,7 +57,7 @@ class Photos:
         return {**sample, "image": sample["image"].decode()}
 
 
-def picture(number: int) -> npt.NDArray[np.uint8]:
+def source_image(number: int) -> npt.NDArray[np.uint8]:
     """A smooth image of its own size, whose parts all look different."""
     height, width = 90 + 7 * number % 40, 120 + 5 * number % 50
     rows, columns = np.mgrid[:height, :width].astype(np.float32)
@@ -69,7 +69,7 @@ def picture(number: int) -> npt.NDArray[np.uint8]:
 def paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("photos")
     for number in range(23):
-        cv2.imwrite(str(folder / f"{number:02}.jpg"), picture(number), [cv2.IMWRITE_JPEG_QUALITY, 95])
+        cv2.imwrite(str(folder / f"{number:02}.jpg"), source_image(number), [cv2.IMWRITE_JPEG_QUALITY, 95])
     return sorted(folder.iterdir())
 
 
@@ -146,7 +146,7 @@ def run_operators(
 @pytest.mark.parametrize("transform", [ColorJitter(0.2, 0.2, 0.3), RandomRotation(30, fill=9)])
 def test_colors_and_rotations_are_ours_to_two_levels(transform: SampleTransform, draw: float) -> None:
     draws = np.full(transform.draws, draw)
-    image = picture(3) // 3 + 70  # so that nothing is clipped
+    image = source_image(3) // 3 + 70  # so that nothing is clipped
     found, _ = run_operators(image, transform, draws)
     expected = transform({"image": image}, draws)["image"].astype(np.int64)
     assert np.quantile(np.abs(found - expected), 0.995) <= 2  # but for some at the border of what is rotated
@@ -155,7 +155,7 @@ def test_colors_and_rotations_are_ours_to_two_levels(transform: SampleTransform,
 
 @needs_dali
 def test_the_hue_is_that_of_dalis_own_operator() -> None:
-    image = picture(3) // 2 + 50
+    image = source_image(3) // 2 + 50
     draws = np.array([0.5, 0.5, 0.5, 0.7, *[0.0] * 5])  # 0.7 is 0.4 of the way to one side
     ours, theirs = run_operators(image, ColorJitter(hue=0.3), draws, hue=360 * 0.3 * 0.4)
     assert np.abs(ours - theirs).max() <= 1
@@ -203,7 +203,7 @@ def test_batches_stay_as_they_are(paths: list[Path]) -> None:
 @needs_dali
 def test_files_of_every_kind(paths: list[Path], tmp_path: Path) -> None:
     """Turned ones and gray ones, and those that DALI is not asked to read, mixed with others."""
-    image = Image.fromarray(picture(3))
+    image = Image.fromarray(source_image(3))
     mixed = paths[:4]
     for orientation in range(1, 9):
         exif = Image.Exif()
@@ -309,7 +309,7 @@ def test_what_is_not_done_is_refused_with_its_line_before_anything_is_made(
     data = tmp_path / "data"
     for folder in ("a", "b", "images", "masks"):
         (data / folder).mkdir(parents=True)
-        Image.fromarray(picture(1)[..., 0] if folder == "masks" else picture(1)).save(data / folder / "0.png")
+        Image.fromarray(source_image(1)[..., 0] if folder == "masks" else source_image(1)).save(data / folder / "0.png")
     where = {
         "image_folder": f"root: {data}",
         "fashion_small": "split: train",
@@ -338,10 +338,10 @@ train: {{steps: 1}}
 """
     )
     assert main(["train", str(recipe), "--out", str(tmp_path / "run")]) == 2
-    told = capsys.readouterr().err
-    assert f"recipe.yaml:{line}:" in told
-    assert key in told
-    assert found in told
+    reported = capsys.readouterr().err
+    assert f"recipe.yaml:{line}:" in reported
+    assert key in reported
+    assert found in reported
     assert not (tmp_path / "run").exists()
 
 
@@ -375,14 +375,14 @@ class Mixed(Photos):
 def test_images_of_other_types_are_stacked_or_refused(tmp_path: Path) -> None:
     paths = [tmp_path / f"{number}.jpg" for number in range(4)]
     for number, path in enumerate(paths):
-        assert cv2.imwrite(str(path), picture(number))
+        assert cv2.imwrite(str(path), source_image(number))
     resize, ids = Resize([32, 32]), np.arange(4)
-    floats = {number: picture(number).astype(np.float64) / 256 for number in range(4)}
+    floats = {number: source_image(number).astype(np.float64) / 256 for number in range(4)}
 
     def batch(arrays: dict[int, npt.NDArray[np.generic]]) -> Batch:
         return next(load_by_dali(SplitLoader(Mixed(paths, arrays=arrays), [resize], 0), [Request(0, ids)], 1))
 
-    plain, merged = batch({}), batch({2: picture(2)})
+    plain, merged = batch({}), batch({2: source_image(2)})
     assert merged["label"].tolist() == [0, 1, 2, 3]
     assert torch.equal(plain["image"][[0, 1, 3]], merged["image"][[0, 1, 3]])
     found = batch(dict(floats))
@@ -392,4 +392,4 @@ def test_images_of_other_types_are_stacked_or_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"samples 0 and 2 differ in type \(uint8 and float32\)"):
         batch({2: floats[2]})
     with pytest.raises(DataError, match=rf"{paths[2].name}.*int16"):
-        batch({2: picture(2).astype(np.int16)})
+        batch({2: source_image(2).astype(np.int16)})

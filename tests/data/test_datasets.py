@@ -54,15 +54,15 @@ def write(folder: Path, name: str, data: bytes) -> Path:
     return path
 
 
-def write_split(folder: Path, prefix: str = "train", ending: str = "") -> None:
-    write(folder, f"{prefix}-images-idx3-ubyte{ending}", packed(IMAGES))
-    write(folder, f"{prefix}-labels-idx1-ubyte{ending}", packed(LABELS))
+def write_split(folder: Path, prefix: str = "train", extension: str = "") -> None:
+    write(folder, f"{prefix}-images-idx3-ubyte{extension}", packed(IMAGES))
+    write(folder, f"{prefix}-labels-idx1-ubyte{extension}", packed(LABELS))
 
 
-@pytest.mark.parametrize("ending", ["", ".gz"])
+@pytest.mark.parametrize("extension", ["", ".gz"])
 @pytest.mark.parametrize(("prefix", "split"), [("train", "train"), ("t10k", "test"), ("test", "test")])
-def test_idx_reads_both_splits_packed_or_not(tmp_path: Path, prefix: str, split: str, ending: str) -> None:
-    write_split(tmp_path, prefix, ending)
+def test_idx_reads_both_splits_packed_or_not(tmp_path: Path, prefix: str, split: str, extension: str) -> None:
+    write_split(tmp_path, prefix, extension)
     dataset = idx(tmp_path, "train" if split == "train" else "test")
     assert np.array_equal(dataset.images.numpy(), IMAGES[:, None])
     assert dataset.images.dtype == torch.uint8
@@ -131,7 +131,7 @@ def test_idx_without_images(tmp_path: Path) -> None:
 HUGE = bytes((0, 0, 8, 3)) + struct.pack(">3I", 2**32 - 1, 2**16, 2**16)
 
 
-@pytest.mark.parametrize("ending", ["", ".gz"])
+@pytest.mark.parametrize("extension", ["", ".gz"])
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
@@ -144,30 +144,30 @@ HUGE = bytes((0, 0, 8, 3)) + struct.pack(">3I", 2**32 - 1, 2**16, 2**16)
         (HUGE, "18446744069414584320 bytes, but the file holds fewer"),
     ],
 )
-def test_idx_with_a_wrong_header_or_length(tmp_path: Path, data: bytes, expected: str, ending: str) -> None:
-    write_split(tmp_path, ending=ending)
-    path = write(tmp_path, f"train-images-idx3-ubyte{ending}", data)
+def test_idx_with_a_wrong_header_or_length(tmp_path: Path, data: bytes, expected: str, extension: str) -> None:
+    write_split(tmp_path, extension=extension)
+    path = write(tmp_path, f"train-images-idx3-ubyte{extension}", data)
     message = message_of_idx(tmp_path)
     assert message.startswith(f"{path}: ")
     assert expected in message
 
 
 def test_idx_that_unpacks_to_more_than_it_says(tmp_path: Path) -> None:
-    write_split(tmp_path, ending=".gz")
+    write_split(tmp_path, extension=".gz")
     write(tmp_path, "train-images-idx3-ubyte.gz", packed(IMAGES) + bytes(50_000_000))
     assert "24 bytes, but the file holds more" in message_of_idx(tmp_path)
 
 
 @pytest.mark.parametrize("damage", ["cut", "not gzip", "flipped"])
 def test_idx_with_damaged_gzip(tmp_path: Path, damage: str) -> None:
-    write_split(tmp_path, ending=".gz")
+    write_split(tmp_path, extension=".gz")
     path = tmp_path / "train-images-idx3-ubyte.gz"
     data = bytearray(path.read_bytes())
     if damage == "flipped":
         data[-6] ^= 0xFF  # in the checksum
     damaged = {"cut": bytes(data[:-12]), "not gzip": packed(IMAGES), "flipped": bytes(data)}
     path.write_bytes(damaged[damage])
-    assert message_of_idx(tmp_path).startswith(f"{path}: cannot be read, the file is damaged or truncated")
+    assert message_of_idx(tmp_path).startswith(f"{path}: cannot be read (the file is damaged or truncated")
 
 
 # --- folders of images --------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from paceline.core.errors import DataError
-from paceline.data.io.image import decode_image
+from paceline.data.io.image import MAX_PIXELS, Encoded
 
 HEIGHT, WIDTH = 40, 56
 
@@ -23,6 +23,10 @@ def photo() -> Image.Image:
     down, across = np.mgrid[0:HEIGHT, 0:WIDTH]
     channels = [down * 255 / HEIGHT, across * 255 / WIDTH, 255 - (down + across) * 255 / (HEIGHT + WIDTH)]
     return Image.fromarray(np.stack(channels, axis=2).astype(np.uint8))
+
+
+def decode_image(path: Path, max_pixels: int = MAX_PIXELS, min_size: tuple[int, int] = (0, 0)) -> NDArray[np.uint8]:
+    return Encoded.read(path, max_pixels).decode(*min_size)
 
 
 def saved(image: Image.Image, path: Path, kind: str, **options: Any) -> Path:
@@ -275,9 +279,9 @@ def test_tiles_of_a_tiff_are_bounded_too(tmp_path: Path) -> None:
         (324, 8),
         (325, 9),
     ]
-    listed = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
     path = tmp_path / "image.tif"
-    path.write_bytes(b"II*\0" + struct.pack("<IH", 8, len(tags)) + listed + bytes(4))
+    path.write_bytes(b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4))
     assert refused(path) == "20000×20000 is more than 100,000,000 pixels"
 
 

@@ -86,7 +86,7 @@ def test_long_lists_are_cut() -> None:
     assert at_most(["a", "b", "c", "d"], 4, 2) == ["a", "b", "and 2 more"]
 
 
-def test_equal_problems_are_told_together() -> None:
+def test_equal_problems_are_reported_together() -> None:
     problems = Problems(Path("a.json"))
     problems.refuse()
     for number in range(1, 9):

@@ -41,7 +41,7 @@ def flat(root: Path) -> Path:
     return root
 
 
-def listed(root: Path) -> Path:
+def make_list(root: Path) -> Path:
     flat(root)
     (root / "list.csv").write_text("".join(f"images/{number}.bmp,{'xy'[number % 2]}\n" for number in range(4)))
     return root
@@ -95,8 +95,8 @@ def move_joint(root: Path) -> None:
 CASES: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Any], Callable[[Path], None]]] = {
     "image_folder": (folder, ImageFolder, enlarge("b/3.bmp")),
     "video_folder": (folder, lambda root: VideoFolder(root, extensions=[".bmp"]), enlarge("b/3.bmp")),
-    "list_file": (listed, lambda root: ListFile(root / "list.csv"), edit("list.csv", "x", "y")),
-    "list_file_image": (listed, lambda root: ListFile(root / "list.csv"), enlarge("images/2.bmp")),
+    "list_file": (make_list, lambda root: ListFile(root / "list.csv"), edit("list.csv", "x", "y")),
+    "list_file_image": (make_list, lambda root: ListFile(root / "list.csv"), enlarge("images/2.bmp")),
     "image_mask": (flat, lambda root: ImageMask(root, binary=True), enlarge("masks/1.png")),
     "coco": (coco, lambda root: Coco(root, "all.json"), edit("all.json", "[1, 1, 4, 3]", "[1, 1, 3, 4]")),
     "coco_image": (coco, lambda root: Coco(root, "all.json"), enlarge("images/1.bmp")),
@@ -176,7 +176,7 @@ def test_a_renamed_file_is_noticed(tmp_path: Path) -> None:
 
 
 def test_another_order_of_a_list_is_noticed(tmp_path: Path) -> None:
-    root = listed(tmp_path)
+    root = make_list(tmp_path)
     before = fingerprint(ListFile(root / "list.csv"))
     lines = (root / "list.csv").read_text().splitlines()
     (root / "list.csv").write_text("\n".join(reversed(lines)) + "\n")
@@ -184,7 +184,7 @@ def test_another_order_of_a_list_is_noticed(tmp_path: Path) -> None:
 
 
 def test_parts_of_one_list_differ(tmp_path: Path) -> None:
-    root = listed(tmp_path)
+    root = make_list(tmp_path)
     shares = {"train": 0.5, "val": 0.5}
     train, val = (fingerprint(ListFile(root / "list.csv", split=each, split_shares=shares)) for each in shares)
     assert (train.num_samples, val.num_samples) == (2, 2)
@@ -204,7 +204,7 @@ def test_wrappers_do_not_change_it(tmp_path: Path) -> None:
     assert fingerprint(ClipDataset(plain, 3)) == fingerprint(plain)
 
 
-def test_images_in_memory_and_packs_are_told_by_content(tmp_path: Path) -> None:
+def test_images_in_memory_and_packs_are_known_by_content(tmp_path: Path) -> None:
     small = fashion_small("test")
     before = fingerprint(small)
     assert (before.num_samples, before.classes) == (2000, small.classes)
@@ -219,7 +219,7 @@ def test_images_in_memory_and_packs_are_told_by_content(tmp_path: Path) -> None:
     assert fingerprint(packed(tmp_path / "one.pack")) != fingerprint(packed(tmp_path / "two.pack"))
 
 
-def test_a_data_set_of_a_user_is_told_by_classes_and_samples() -> None:
+def test_a_data_set_of_a_user_is_known_by_classes_and_samples() -> None:
     class Plain(list[int]):
         classes = ("a", "b")
 

@@ -64,23 +64,23 @@ def test_every_change_is_noticed(root: Path) -> None:
         names(root)
 
 
-def test_nothing_is_listed_again_that_has_not_changed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_folder_is_read_again_that_has_not_changed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder, _, _ in os.walk(root):
         os.utime(folder, (1, 1))
     assert len(names(root)) == 3
-    listed: list[Path] = []
+    folders: list[Path] = []
     scan = os.scandir
 
     def scanned(folder: Path) -> object:
-        listed.append(folder)
+        folders.append(folder)
         return scan(folder)
 
     monkeypatch.setattr(os, "scandir", scanned)
     assert len(names(root)) == 3
-    assert listed == [root / "train"]  # for the layout; the classes are as they were
+    assert folders == [root / "train"]  # for the layout; the classes are as they were
 
 
-def test_a_folder_is_told_by_its_path(root: Path) -> None:
+def test_a_folder_is_known_by_its_path(root: Path) -> None:
     assert len(ImageFolder(root, "train")) == 3
     moved = root.rename(root.with_name("moved"))
     paint(root / "train/c/9.png", 9)

@@ -120,7 +120,7 @@ def test_masks_may_be_painted(tmp_path: Path) -> None:
         ImageMask(tmp_path, classes=CLASSES, colors=colors).read(2)
 
 
-def test_pairs_are_split_by_chance(tmp_path: Path) -> None:
+def test_pairs_are_split_at_random(tmp_path: Path) -> None:
     for number in range(10):
         paint(tmp_path / f"images/{number}.png", number)
         paint(tmp_path / f"masks/{number}.png", number)
@@ -145,17 +145,17 @@ def test_a_mask_of_another_size(root: Path) -> None:
     assert (batch.ids.tolist(), [each.sample for each in batch.skipped]) == ([0, 2], [1])
 
 
-@pytest.mark.parametrize(("orientation", "ending"), [(6, "jpg"), (8, "png"), (5, "tif")])
-def test_a_mask_that_does_not_lie_as_its_image(tmp_path: Path, orientation: int, ending: str) -> None:
+@pytest.mark.parametrize(("orientation", "suffix"), [(6, "jpg"), (8, "png"), (5, "tif")])
+def test_a_mask_that_does_not_lie_as_its_image(tmp_path: Path, orientation: int, suffix: str) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     (tmp_path / "images").mkdir()
-    Image.new("RGB", (60, 40)).save(tmp_path / f"images/a.{ending}", exif=exif)
+    Image.new("RGB", (60, 40)).save(tmp_path / f"images/a.{suffix}", exif=exif)
     paint(tmp_path / "masks/a.png", 255, (60, 40))
-    told = (
+    reported = (
         f"the image carries the Exif orientation {orientation} and is turned upright when it is read, the mask is not"
     )
-    with pytest.raises(DataError, match=f"the mask is 60×40 pixels, but its image .* 40×60; {told}: turn the mask"):
+    with pytest.raises(DataError, match=f"the mask is 60×40 pixels, but its image .* 40×60; {reported}: turn the mask"):
         ImageMask(tmp_path, binary=True).read(0)
     paint(tmp_path / "masks/a.png", 255, (40, 60))
     assert ImageMask(tmp_path, binary=True).read(0)["image"].shape == (60, 40, 3)
@@ -172,7 +172,7 @@ def test_ids_that_are_no_class(root: Path) -> None:
         ImageMask(root, classes=CLASSES, ignore_index=255).read(1)
 
 
-def test_images_without_a_mask_are_listed(root: Path) -> None:
+def test_images_without_a_mask_are_named(root: Path) -> None:
     for number in range(7):
         paint(root / f"images/z{number}.png", 1)
     names = ", ".join(f"z{number}.png" for number in range(5))
@@ -180,7 +180,7 @@ def test_images_without_a_mask_are_listed(root: Path) -> None:
         ImageMask(root, classes=CLASSES)
 
 
-def test_masks_without_an_image_are_noted(root: Path) -> None:
+def test_masks_without_an_image_are_reported(root: Path) -> None:
     (root / "images/b.bmp").unlink()
     dataset = ImageMask(root, classes=CLASSES, ignore_index=255)
     assert dataset.notes == [f"1 mask without an image in {root}/images, not used: masks/b.png"]
@@ -237,7 +237,7 @@ def test_comments_and_a_first_line_of_names_in_a_list_of_pairs(root: Path) -> No
     assert dataset.notes == ["line 1 is taken for the header, as 'photo' has no extension: photo, truth"]
 
 
-def test_files_of_two_columns_that_are_not_there_are_told_at_once(root: Path) -> None:
+def test_files_of_two_columns_that_are_not_there_are_reported_at_once(root: Path) -> None:
     lines = ["images/a.bmp,masks/a.png", "", "images/b.bmp,masks/x.png", "images/y.bmp,nowhere/y.png"]
     (root / "list.csv").write_text("\n".join(lines))
     named = r"masks/x\.png \(line 3\), images/y\.bmp \(line 4\), nowhere/y\.png \(line 4\); add them"
@@ -248,7 +248,7 @@ def test_files_of_two_columns_that_are_not_there_are_told_at_once(root: Path) ->
         ImageMask(root, list_file="list.csv", classes=CLASSES)
 
 
-def test_a_file_of_two_columns_that_is_removed_later_is_told_at_the_next_start(root: Path) -> None:
+def test_a_file_of_two_columns_that_is_removed_later_is_reported_at_the_next_start(root: Path) -> None:
     (root / "list.csv").write_text("images/a.bmp,masks/a.png\nimages/b.bmp,masks/b.png")
     assert contents(ImageMask(root, list_file="list.csv", classes=CLASSES)) == [(10, 0), (20, 1)]
     (root / "masks/b.png").unlink()
@@ -331,8 +331,8 @@ def test_masks_are_named_by_a_pattern(root: Path) -> None:
     assert dataset.mask_path(2) == root / "masks/deep/c_mask.png"
     assert contents(ImageMask(root, masks="masks/{stem}_mask", classes=CLASSES, ignore_index=255)) == contents(dataset)
     (root / "some.txt").write_text("b\n")
-    listed = ImageMask(root, masks="masks/{stem}_mask.png", list_file="some.txt", classes=CLASSES)
-    assert contents(listed) == [(20, 1)]
+    chosen = ImageMask(root, masks="masks/{stem}_mask.png", list_file="some.txt", classes=CLASSES)
+    assert contents(chosen) == [(20, 1)]
 
 
 def test_masks_may_lie_beside_the_images_and_images_have_a_pattern_too(tmp_path: Path) -> None:
@@ -354,7 +354,7 @@ def test_patterns_that_make_no_sense(root: Path, pattern: str) -> None:
         ImageMask(root, masks=pattern, classes=CLASSES)
 
 
-def test_without_any_mask_the_pattern_that_would_match_is_told(root: Path) -> None:
+def test_without_any_mask_the_pattern_that_would_match_is_reported(root: Path) -> None:
     for name in ("a", "b", "deep/c"):
         (root / f"masks/{name}.png").rename(root / f"masks/{name}_mask.png")
     found = r"no mask in .*/masks for 3 of 3 images: images are called a\.bmp, b\.bmp and 1 more, masks a_mask\.png, "

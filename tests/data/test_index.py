@@ -61,7 +61,7 @@ def kept(folder: Path) -> list[Path]:
     return sorted(folder.glob("index-*"))
 
 
-# --- kept and made anew -------------------------------------------------------------------------------------
+# --- kept and made again ------------------------------------------------------------------------------------
 
 
 def test_an_index_is_made_once_and_not_beside_the_data(names: Names, own_cache: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_change_at_the_same_time_is_noticed(names: Names, monkeypatch: pytest.
     assert len(texts(names.open())) == 3
 
 
-def test_a_watched_file_is_told_by_size_and_time(tmp_path: Path) -> None:
+def test_a_watched_file_is_known_by_size_and_time(tmp_path: Path) -> None:
     path, calls = tmp_path / "list.txt", []
 
     def build(builder: IndexBuilder) -> None:
@@ -115,7 +115,7 @@ def test_a_watched_file_is_told_by_size_and_time(tmp_path: Path) -> None:
     assert len(calls) == 3
 
 
-def test_a_file_may_be_told_by_its_content(tmp_path: Path) -> None:
+def test_a_file_may_be_known_by_its_content(tmp_path: Path) -> None:
     path, calls = tmp_path / "list.txt", []
 
     def build(builder: IndexBuilder) -> None:
@@ -136,7 +136,7 @@ def test_a_file_may_be_told_by_its_content(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "flipped", "other", "folder's", "text"])
-def test_what_is_damaged_or_foreign_is_made_anew(names: Names, damage: str) -> None:
+def test_what_is_damaged_or_foreign_is_made_again(names: Names, damage: str) -> None:
     path = names.open(size=1).path
     whole = path.read_bytes()
     other = names.open(size=2).path.read_bytes()
@@ -207,7 +207,7 @@ def test_the_cache_is_cleared(names: Names, own_cache: Path, tmp_path: Path, mon
     size = sum(path.stat().st_size for path in kept(own_cache))
     (own_cache / "mine.txt").touch()
     assert clear_cache() == (3, size)
-    assert [path.name for path in own_cache.iterdir()] == ["mine.txt"], "other files are left alone"
+    assert [path.name for path in own_cache.iterdir()] == ["mine.txt"], "other files stay as they are"
     assert texts(indexes[0])[0] == b"b.jpg", "who has one open can go on reading it"
     assert clear_cache() == (0, 0)
     names.open(size=0)
@@ -332,20 +332,20 @@ class Answered(io.StringIO):
         return written
 
 
-def test_a_long_wait_is_told(names: Names, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_wait_is_reported(names: Names, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     first = start()
     wait_until(lambda: builders(names) == [first.pid], "the other process builds")
     monkeypatch.setattr(index_module, "_PATIENCE", 0.05)
-    monkeypatch.setattr(sys, "stderr", told := Answered(names.folder.parent / "go"))
+    monkeypatch.setattr(sys, "stderr", reported := Answered(names.folder.parent / "go"))
     open_index(names.folder, "slow", {}, names)
     first.communicate(timeout=TIMEOUT)
-    assert told.getvalue() == f"waiting for another process to index {names.folder}\n"
+    assert reported.getvalue() == f"waiting for another process to index {names.folder}\n"
     assert names.calls == 0
 
 
-def test_long_work_is_told(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = names.folder.parent / "said"
+def test_long_work_is_reported(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = names.folder.parent / "said"
     monkeypatch.setattr(index_module, "_PATIENCE", 1.0)  # enough to be given a lock that nobody has
-    monkeypatch.setattr(sys, "stderr", told := Answered(said))
-    index = open_index(names.folder, "slower", {}, lambda builder: wait_until(said.exists, "it is told"))
-    assert told.getvalue() == f"indexing {names.folder}; this is done once and kept in {index.path}\n"
+    monkeypatch.setattr(sys, "stderr", reported := Answered(printed))
+    index = open_index(names.folder, "slower", {}, lambda builder: wait_until(printed.exists, "it is printed"))
+    assert reported.getvalue() == f"indexing {names.folder}; this is done once and kept in {index.path}\n"

@@ -18,7 +18,7 @@ from paceline.data.datasets.image_mask import ImageMask
 from paceline.data.inspect import Findings, examine, look
 
 
-class Listed:
+class Named:
     """Samples that are given."""
 
     def __init__(self, samples: list[Sample], num_classes: int = 3, channels: int = 3) -> None:
@@ -35,7 +35,7 @@ class Listed:
 def examined(samples: list[Sample], threads: int = 2, **more: Any) -> Findings:
     findings = Findings()
     done: list[int] = []
-    examine(Listed(samples, **more), range(len(samples)), findings, threads, done.append)
+    examine(Named(samples, **more), range(len(samples)), findings, threads, done.append)
     assert sum(done) == len(samples)
     return findings
 
@@ -99,7 +99,7 @@ def test_labels_objects_masks_and_joints_are_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sample", "told"),
+    ("sample", "reported"),
     [
         ({"label": 3}, "the label is 3, but there are 3 classes"),
         ({"label": -1}, "the label is -1"),
@@ -109,10 +109,10 @@ def test_labels_objects_masks_and_joints_are_counted() -> None:
         ({"image": np.zeros((4, 6, 1), np.uint8)}, "the image has 1 channels, but the data set 3"),
     ],
 )
-def test_what_does_not_fit_together_is_an_error(sample: Sample, told: str) -> None:
+def test_what_does_not_fit_together_is_an_error(sample: Sample, reported: str) -> None:
     whole = {"image": np.zeros((4, 6, 3), np.uint8), **sample}
-    with pytest.raises(DataError, match=told):
-        look(Listed([whole]), whole)
+    with pytest.raises(DataError, match=reported):
+        look(Named([whole]), whole)
 
 
 def test_images_that_are_turned_are_counted_where_something_was_drawn_on_them(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_images_that_are_turned_are_counted_where_something_was_drawn_on_them(tm
     assert (others.turned, others.examined, others.notes) == (0, 8, []), "a label is true however an image lies"
 
 
-def test_an_image_that_cannot_be_decoded_is_told_with_its_line(tmp_path: Path) -> None:
+def test_an_image_that_cannot_be_decoded_is_reported_with_its_line(tmp_path: Path) -> None:
     for folder in ("images", "masks"):
         (tmp_path / folder).mkdir()
         Image.fromarray(np.full((40, 40), 255, np.uint8)).save(tmp_path / f"{folder}/a.png")

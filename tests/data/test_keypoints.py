@@ -85,7 +85,7 @@ def test_a_json_file_names_images_and_joints(tmp_path: Path) -> None:
     assert Keypoints(tmp_path, file="plain.json", names=NAMES).joints.pairs == [(0, 1)]
 
 
-def test_splits_are_drawn_or_listed(tmp_path: Path) -> None:
+def test_splits_are_drawn_or_named(tmp_path: Path) -> None:
     write(tmp_path)
     shares = {"train": 0.75, "test": 0.25}
     parts = [Keypoints(tmp_path, names=NAMES, split=split, split_shares=shares) for split in shares]
@@ -159,7 +159,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [14, 17])
-def test_known_joints_are_mirrored_in_pairs(count: int) -> None:
+def test_known_joints_are_flipped_in_pairs(count: int) -> None:
     known = known_keypoints(count)
     assert known is not None
     assert len(known.names) == len(set(known.names)) == count
@@ -169,9 +169,9 @@ def test_known_joints_are_mirrored_in_pairs(count: int) -> None:
     assert (
         sum("left" in name for name in known.names) == sum("right" in name for name in known.names) == len(known.pairs)
     )
-    mirror = {end: other for pair in known.pairs for end, other in (pair, pair[::-1])}
+    flip = {end: other for pair in known.pairs for end, other in (pair, pair[::-1])}
     limbs = {frozenset(limb) for limb in known.limbs}
-    assert {frozenset(mirror.get(end, end) for end in limb) for limb in limbs} == limbs  # people are symmetric
+    assert {frozenset(flip.get(end, end) for end in limb) for limb in limbs} == limbs  # people are symmetric
     assert {end for limb in limbs for end in limb} == set(range(count))
     assert known_keypoints(5) is None
 

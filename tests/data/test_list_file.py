@@ -201,7 +201,7 @@ def test_a_first_line_that_may_be_a_sample(root: Path) -> None:
     assert len(ListFile(write(root, "list.csv", "one,bee\ntwo,ant\n"))) == 2
 
 
-def test_blanks_around_cells(root: Path) -> None:
+def test_whitespace_around_cells(root: Path) -> None:
     text = 'label, image\ncat , a.png \ndog, "b/b.png"\n   \ndog,\t"b/c d.png"\n'
     dataset = ListFile(write(root, "list.csv", text.replace("\t", " ")))
     assert (pairs(dataset), dataset.classes) == ([(1, 0), (2, 1), (3, 1)], ["cat", "dog"])
@@ -254,7 +254,7 @@ def test_labels_are_what_was_written(tmp_path_factory: pytest.TempPathFactory, l
 # --- splits -------------------------------------------------------------------------------------------------
 
 
-def test_a_list_is_split_by_chance(root: Path) -> None:
+def test_a_list_is_split_at_random(root: Path) -> None:
     names = [f"{number}.png" for number in range(50)]
     file = write(root, "list.csv", "".join(f"{name},{name}\n" for name in names))
     shares = {"train": 0.7, "val": 0.3}
@@ -334,7 +334,7 @@ def test_files_that_are_wrong_are_named_with_their_line(root: Path) -> None:
     dataset = ListFile(write(root, "list.csv", "image,label\n\n" + "".join(f"{name},x\n" for name in names)))
     reasons = ["no such file", r"the file is empty \(0 bytes\)", "not an image that can be read", None, "a directory"]
     for number, (name, reason) in enumerate(zip(names, reasons, strict=False)):
-        if reason is None:  # the content counts, not the ending
+        if reason is None:  # the content counts, not the extension
             assert dataset.read(number)["image"][0, 0, 0] == 2
             continue
         for read in (dataset.read, dataset.open):

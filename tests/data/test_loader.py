@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 @dataclass
-class Pictures:
+class Images:
     """Images of random sizes, all functions of their number; number `broken` cannot be read."""
 
     broken: int | None = None
@@ -45,7 +45,7 @@ class Pictures:
 def batches(workers: int, step: int = 0, rank: int = 0, world: int = 1, broken: int | None = None) -> TrainBatches:
     updates = BatchSampler(SIZE, BATCH, MICRO)
     return TrainBatches(
-        SplitLoader(Pictures(broken), [RandomResizedCrop(8), RandomCrop(8, padding=1), RandomHorizontalFlip()], seed=5),
+        SplitLoader(Images(broken), [RandomResizedCrop(8), RandomCrop(8, padding=1), RandomHorizontalFlip()], seed=5),
         updates,
         Permutation(SIZE, 5),
         World(rank, world, rank, CPU),
@@ -152,7 +152,7 @@ def requests() -> Iterator[Request]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_data_error_arrives_as_itself(workers: int) -> None:
-    stream = load(SplitLoader(Pictures(broken=3), [], seed=0), requests(), workers)
+    stream = load(SplitLoader(Images(broken=3), [], seed=0), requests(), workers)
     assert [next(stream).ids.tolist() for _ in range(3)] == [[0], [1], [2]]
     with pytest.raises(DataError) as caught:
         next(stream)

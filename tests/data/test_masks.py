@@ -51,9 +51,9 @@ def test_ids_of_any_width(tmp_path_factory: pytest.TempPathFactory, depth: int, 
 
 
 def test_ids_of_other_formats(tmp_path: Path) -> None:
-    for ending in ("bmp", "gif", "tif", "pgm"):
-        Image.fromarray(IDS).save(tmp_path / f"mask.{ending}")
-        assert decode_ids(tmp_path / f"mask.{ending}").tolist() == IDS.tolist()
+    for suffix in ("bmp", "gif", "tif", "pgm"):
+        Image.fromarray(IDS).save(tmp_path / f"mask.{suffix}")
+        assert decode_ids(tmp_path / f"mask.{suffix}").tolist() == IDS.tolist()
 
 
 def tiff(values: list[int], bits: int, shades: int = 1) -> bytes:
@@ -125,9 +125,9 @@ def test_grey_spans_0_to_255(tmp_path: Path) -> None:
     assert decode_gray(tmp_path / "mask.jpg").tolist() == [[200] * 8] * 8
 
 
-def save(mode: str, ending: str = "png") -> Callable[[Path], Path]:
+def save(mode: str, suffix: str = "png") -> Callable[[Path], Path]:
     def saved(folder: Path) -> Path:
-        path = folder / f"mask.{ending}"
+        path = folder / f"mask.{suffix}"
         Image.new(mode, (4, 3)).save(path)
         return path
 

@@ -27,7 +27,7 @@ SIZE = 24
 
 
 @dataclass
-class Pictures:
+class Images:
     """Samples with everything in them; each read is a line in a file, whatever process it happens in."""
 
     log: Path
@@ -63,29 +63,29 @@ class Pictures:
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Pictures:
-    return Pictures(tmp_path / "reads")
+def images(tmp_path: Path) -> Images:
+    return Images(tmp_path / "reads")
 
 
 @pytest.fixture
-def cached(pictures: Pictures, monkeypatch: pytest.MonkeyPatch) -> Cached:
+def cached(images: Images, monkeypatch: pytest.MonkeyPatch) -> Cached:
     monkeypatch.setattr(memory_room, "_bytes_at", lambda dataset, index: 2000)
-    return keep_in_memory(pictures, ALONE, pytest.fail)
+    return keep_in_memory(images, ALONE, pytest.fail)
 
 
 def equal(one: Sample, other: Sample) -> bool:
     return list(one) == list(other) and all(np.array_equal(one[name], other[name]) for name in one)
 
 
-def test_samples_come_back_as_they_were_and_are_read_once(cached: Cached, pictures: Pictures, tmp_path: Path) -> None:
-    plain = Pictures(tmp_path / "others")
+def test_samples_come_back_as_they_were_and_are_read_once(cached: Cached, images: Images, tmp_path: Path) -> None:
+    plain = Images(tmp_path / "others")
     for _ in range(3):
         for index in range(SIZE):
             found, expected = cached.read(index), plain.read(index)
             assert equal(found, expected)
             assert found["image"].dtype == np.uint8
             assert type(found["label"]) is int
-    assert pictures.reads() == list(range(SIZE))
+    assert images.reads() == list(range(SIZE))
     assert cached.num_kept == SIZE
     with pytest.raises(ValueError, match="read-only"):
         cached.read(0)["image"][:] = 0
@@ -100,17 +100,17 @@ def test_it_is_the_data_set_otherwise_but_nothing_is_left_encoded(cached: Cached
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("kind", ["thread", "process"])
-def test_workers_share_it(cached: Cached, pictures: Pictures, kind: Any) -> None:
+def test_workers_share_it(cached: Cached, images: Images, kind: Any) -> None:
     source = SplitLoader(cached, [], 0)
     requests = [Request(0, np.arange(start, start + 4)) for start in range(0, SIZE, 4)]
     first, again = (list(load(source, requests, 2, kind)) for _ in range(2))
     assert all(torch.equal(one["image"], other["image"]) for one, other in zip(first, again, strict=True))
     assert cached.num_kept == SIZE
-    assert pictures.reads() == list(range(SIZE))
+    assert images.reads() == list(range(SIZE))
 
 
 def test_many_threads_that_read_the_same(cached: Cached, tmp_path: Path) -> None:
-    plain, wrong = Pictures(tmp_path / "others"), list[int]()
+    plain, wrong = Images(tmp_path / "others"), list[int]()
 
     def read_all() -> None:
         wrong.extend(index for index in range(SIZE) if not equal(cached.read(index), plain.read(index)))
@@ -123,7 +123,7 @@ def test_many_threads_that_read_the_same(cached: Cached, tmp_path: Path) -> None
     assert not wrong
 
 
-def test_a_process_that_is_killed_leaves_nothing_half_done(cached: Cached, pictures: Pictures, tmp_path: Path) -> None:
+def test_a_process_that_is_killed_leaves_nothing_half_done(cached: Cached, images: Images, tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
         cached._reserve(1000)  # killed after it took the room and before it said what lies there
@@ -131,28 +131,28 @@ def test_a_process_that_is_killed_leaves_nothing_half_done(cached: Cached, pictu
         os.kill(os.getpid(), signal.SIGKILL)
     assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
     assert cached.num_kept == 1
-    assert all(equal(cached.read(index), Pictures(tmp_path / "others").read(index)) for index in range(SIZE))
-    assert pictures.reads() == list(range(SIZE))
+    assert all(equal(cached.read(index), Images(tmp_path / "others").read(index)) for index in range(SIZE))
+    assert images.reads() == list(range(SIZE))
 
 
-def test_a_fresh_process_finds_the_same_memory(cached: Cached, pictures: Pictures) -> None:
+def test_a_fresh_process_finds_the_same_memory(cached: Cached, images: Images) -> None:
     cached.read(5)
     other = pickle.loads(pickle.dumps(cached))
     assert other.num_kept == 1
     assert equal(other.read(5), cached.read(5))
-    assert pictures.reads() == [5]
+    assert images.reads() == [5]
 
 
-def test_no_file_is_left_while_it_is_used(pictures: Pictures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_file_is_left_while_it_is_used(images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_room, "_SHARED_MEMORY", tmp_path / "memory")
     monkeypatch.setattr(memory_room, "_bytes_at", lambda dataset, index: 2000)
     (tmp_path / "memory").mkdir()
-    assert keep_in_memory(pictures, ALONE, pytest.fail).read(1)["label"] == 1
+    assert keep_in_memory(images, ALONE, pytest.fail).read(1)["label"] == 1
     assert list((tmp_path / "memory").iterdir()) == []
 
 
 def test_no_file_is_left_by_a_process_that_is_killed_while_others_open_it(
-    pictures: Pictures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names: list[Path] = []
 
@@ -163,43 +163,43 @@ def test_no_file_is_left_by_a_process_that_is_killed_while_others_open_it(
 
     monkeypatch.setattr(memory_room, "_SHARED_MEMORY", tmp_path)
     monkeypatch.setattr(memory_room, "_bytes_at", lambda dataset, index: 2000)
-    assert keep_in_memory(pictures, Watched(0, 1, 0, torch.device("cpu")), print).num_kept == 0
+    assert keep_in_memory(images, Watched(0, 1, 0, torch.device("cpu")), print).num_kept == 0
     assert names == []
 
 
-def test_what_does_not_fit_is_told_and_read_anew(pictures: Pictures, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_is_reported_and_read_again(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_room, "_bytes_at", lambda dataset, index: 10**9)
     monkeypatch.setattr(memory_room, "free_bytes", lambda folder: 40 * 10**9)
-    told: list[str] = []
-    cached = keep_in_memory(pictures, ALONE, told.append, promised=10**10)
-    assert told == [
+    reported: list[str] = []
+    cached = keep_in_memory(images, ALONE, reported.append, promised=10**10)
+    assert reported == [
         "data.cache: samples are not kept in memory: about 26.4 GB are needed, and 15.0 GB is half of what is free;"
         " they are decoded every time"
     ]
     assert [cached.read(2)["label"] for _ in range(2)] == [2, 2]
-    assert (cached.num_kept, pictures.reads(), hasattr(cached, "open")) == (0, [2, 2], False)
+    assert (cached.num_kept, images.reads(), hasattr(cached, "open")) == (0, [2, 2], False)
 
 
-def test_more_than_was_estimated_is_read_anew(pictures: Pictures, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_was_estimated_is_read_anew(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_room, "_bytes_at", lambda dataset, index: 200)
-    cached = keep_in_memory(pictures, ALONE, pytest.fail)
+    cached = keep_in_memory(images, ALONE, pytest.fail)
     for _ in range(2):
         assert [cached.read(index)["label"] for index in range(SIZE)] == list(range(SIZE))
     assert 0 < cached.num_kept < SIZE
 
 
-def test_errors_pass_through_and_are_not_kept(cached: Cached, pictures: Pictures) -> None:
-    pictures.broken = 4
+def test_errors_pass_through_and_are_not_kept(cached: Cached, images: Images) -> None:
+    images.broken = 4
     for _ in range(2):
         with pytest.raises(DataError, match="sample 4 is no image"):
             cached.read(4)
-    pictures.broken = None
+    images.broken = None
     assert cached.read(4)["label"] == 4
 
 
 def test_the_estimate_is_what_is_needed(tmp_path: Path) -> None:
-    class Plain(Pictures):
-        open = Pictures.read
+    class Plain(Images):
+        open = Images.read
 
     plain = Plain(tmp_path / "reads", broken=7)
     estimated = estimated_bytes(plain)

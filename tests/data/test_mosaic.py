@@ -70,7 +70,7 @@ def test_what_reaches_beyond_the_canvas_is_cut_off() -> None:
     assert all(len(few[name]) == 2 for name in RAGGED)
 
 
-def test_without_the_chance_the_sample_stays() -> None:
+def test_with_probability_0_the_sample_stays() -> None:
     first, *others = four((4, 8), (8, 8), (2, 2), (8, 4))
     result = Mosaic(8, p=0.5)(first, np.array([0.5, 0.5, 0.5]), others)
     assert all(result[name] is first[name] for name in first)

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from moving_pictures import write_video
 from PIL import Image
+from video_files import write_video
 
 from paceline.core.errors import DataError
 from paceline.data.datasets.coco import Coco

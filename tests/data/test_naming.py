@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from moving_pictures import write_video
 from registered import arguments_of
+from video_files import write_video
 
 from paceline.core.errors import DataError
 from paceline.data.datasets.list_file import ListFile
@@ -75,7 +75,7 @@ def test_images_too(tmp_path: Path) -> None:
         ("{youtube_id!r}.mp4", "a,b,1,2,val\n", "no column 'youtube_id!r'"),
     ],
 )
-def test_what_makes_no_name_is_told(tmp_path: Path, pattern: str, rows: str, message: str) -> None:
+def test_what_makes_no_name_is_reported(tmp_path: Path, pattern: str, rows: str, message: str) -> None:
     (tmp_path / "list.csv").write_text(LIST.splitlines(keepends=True)[0] + rows)
     with pytest.raises(DataError, match=re.escape(message)):
         VideoList(tmp_path / "list.csv", video=pattern)

@@ -76,7 +76,7 @@ def test_the_number_of_threads_does_not_show(tmp_path: Path) -> None:
     assert done == [(number, 30) for number in range(1, 31)]
 
 
-def test_what_cannot_be_read_is_left_out_and_listed(tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> None:
     written = write_pack(Scenes(bad=frozenset({0, 2})), tmp_path / "p", None, max_skipped=2)
     assert [each.sample for each in written.skipped] == [0, 2]
     pack = packed(tmp_path / "p")

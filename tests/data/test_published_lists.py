@@ -62,7 +62,7 @@ def test_columns_that_the_list_does_not_have(tmp_path: Path, arguments: dict[str
         video_list(tmp_path / "a.csv", KINETICS, **arguments)
 
 
-def test_a_label_that_is_not_asked_for_is_noted(tmp_path: Path) -> None:
+def test_a_label_that_is_not_asked_for_is_reported(tmp_path: Path) -> None:
     videos = video_list(tmp_path / "a.csv", KINETICS, video="{1}.mp4")
     assert "no column 'label' in the first line" in videos.why_no_labels
 
@@ -117,7 +117,7 @@ def test_other_delimiters(tmp_path: Path, delimiter: str) -> None:
     assert (names(videos), labels(videos)) == (["78687", "42326"], ["Holding, slowly", "Covering"])
 
 
-def test_a_delimiter_that_is_not_the_usual_one_is_told(tmp_path: Path) -> None:
+def test_a_delimiter_that_is_not_the_usual_one_is_reported(tmp_path: Path) -> None:
     advice = re.escape("the line holds ';'; if that separates columns, add `delimiter: \";\"`")
     with pytest.raises(DataError, match=f"line 2: 1 column, expected at least 2; {advice}"):
         video_list(tmp_path / "a.csv", "a.mp4,run\nb.mp4;sit\n")

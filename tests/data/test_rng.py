@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from paceline.data.rng import derive, mix, uniforms
+from paceline.data.rng import derive, uniforms
 
 WORD = 2**64
 ANY_INT = st.integers(-(2**80), 2**80)
@@ -50,17 +50,6 @@ def test_uniforms_follow_their_definition(seed: int, epoch: int, ids: list[int],
     assert found.dtype == np.float64
     assert found.shape == (len(ids), draws)
     assert found.tolist() == expected
-
-
-@given(ANY_INT, IDS)
-def test_mix_takes_numbers_and_arrays(number: int, values: list[int]) -> None:
-    assert mix(number, np.array(values), 3).tolist() == [folded(number, value, 3) for value in values]
-    assert mix(number, 5).tolist() == [folded(number, 5)]
-
-
-def test_mix_broadcasts() -> None:
-    table = mix(1, np.arange(2)[:, None], np.arange(3))
-    assert table.tolist() == [[folded(1, row, column) for column in range(3)] for row in range(2)]
 
 
 def test_golden_values() -> None:

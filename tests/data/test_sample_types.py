@@ -212,7 +212,7 @@ def test_transforms_of_colors_refuse_floats(transform: Any) -> None:
     assert all(word in str(caught.value) for word in ("Typed", "sample 0", "float32", "uint8"))
 
 
-def test_floats_are_looked_at_without_counting_levels() -> None:
+def test_floats_are_inspected_without_a_histogram() -> None:
     findings = Findings()
     examine(Typed("float64", is_tensor=True), range(SIZE), findings, 1, lambda _: None)
     assert (findings.examined, findings.bad) == (SIZE, [])

@@ -38,7 +38,7 @@ def _refuse(index: int) -> None:
 
 
 @dataclass
-class Pictures:
+class Images:
     """Images that are functions of their number; what happens at those that are broken is up to `act`."""
 
     broken: frozenset[int] = frozenset()
@@ -60,7 +60,7 @@ class Pictures:
 def updates(broken: set[int], workers: int, limit: int = 20, rank: int = 0, world: int = 1) -> TrainBatches:
     cut = BatchSampler(SIZE, BATCH, MICRO)
     source = SplitLoader(
-        Pictures(frozenset(broken)),
+        Images(frozenset(broken)),
         [RandomResizedCrop(8), RandomCrop(8, padding=1), RandomHorizontalFlip()],
         5,
         SkipList("train", limit),
@@ -110,7 +110,7 @@ def test_a_micro_batch_without_readable_samples_is_computed_and_counts_nothing(w
     assert not any(micro.is_padding for micro, _ in (found[0], found[2]))
 
 
-def test_ghosts_of_other_processes_are_no_stand_ins() -> None:
+def test_padding_of_other_processes_is_no_placeholder() -> None:
     stream = updates({3}, 0, rank=2, world=3)
     stream.passes = "even"
     padding = [batch for micro, batch in held(stream) if micro.is_padding]
@@ -164,7 +164,7 @@ def test_what_counts_as_unreadable(error: Exception) -> None:
     def fail(index: int) -> None:
         raise error
 
-    source = SplitLoader(Pictures(frozenset({1}), fail), [Resize([8, 8])], 0, SkipList("val", 3))
+    source = SplitLoader(Images(frozenset({1}), fail), [Resize([8, 8])], 0, SkipList("val", 3))
     if isinstance(error, KeyError):  # a mistake in a program, not in a file
         with pytest.raises(KeyError):
             source.fetch(0, np.arange(3))
@@ -194,7 +194,7 @@ def test_files_are_named(tmp_path: Path) -> None:
 
 
 def test_batches_keep_what_they_lack_on_their_way() -> None:
-    batch = SplitLoader(Pictures(frozenset({1})), [Resize([8, 8])], 0, SkipList("val", 3)).fetch(0, np.arange(3))
+    batch = SplitLoader(Images(frozenset({1})), [Resize([8, 8])], 0, SkipList("val", 3)).fetch(0, np.arange(3))
     for copy in (batch.to(CPU), pickle.loads(pickle.dumps(batch))):
         assert list(copy.skipped) == list(batch.skipped)
         assert not copy.is_placeholder
@@ -215,7 +215,7 @@ def bad(*samples: int) -> list[Skipped]:
     return [Skipped(sample, f"{sample}.jpg", "cut short") for sample in samples]
 
 
-def test_each_is_listed_and_told_once(tmp_path: Path) -> None:
+def test_each_is_recorded_and_reported_once(tmp_path: Path) -> None:
     path = tmp_path / "skipped.jsonl"
     skips, heard = opened(path)
     skips.add(bad(4, 7))
@@ -283,17 +283,17 @@ def test_a_worker_that_dies_while_its_batch_is_received_is_named(monkeypatch: py
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # torch raises its own error at this signal
     try:
         with pytest.raises(DataError, match="a loader worker died of signal Killed"):
-            next(load(SplitLoader(Pictures(), [Resize([8, 8])], 0), [Request(0, np.arange(4))], 1))
+            next(load(SplitLoader(Images(), [Resize([8, 8])], 0), [Request(0, np.arange(4))], 1))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)  # the signal that waited finds no dead worker any more
 
 
 def test_a_killed_worker_is_named_with_its_samples() -> None:
-    source = SplitLoader(Pictures(frozenset({13}), _die), [Resize([8, 8])], 0)
+    source = SplitLoader(Images(frozenset({13}), _die), [Resize([8, 8])], 0)
     requests = [Request(2, np.arange(start, start + 4)) for start in range(0, SIZE, 4)]
     with pytest.raises(DataError) as caught:
         list(load(source, requests, 1))
-    said = str(caught.value)
-    assert "a loader worker died" in said
-    assert "while it read the samples 12, 13, 14, 15 of epoch 2" in said
-    assert int(said.split("pid ")[1].split(",")[0]) != os.getpid()
+    printed = str(caught.value)
+    assert "a loader worker died" in printed
+    assert "while it read the samples 12, 13, 14, 15 of epoch 2" in printed
+    assert int(printed.split("pid ")[1].split(",")[0]) != os.getpid()

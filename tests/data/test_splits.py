@@ -51,7 +51,7 @@ def folder_of(root: Path, count: int) -> Path:
     return root
 
 
-def test_image_folder_is_split_by_chance(tmp_path: Path, own_cache: Path) -> None:
+def test_image_folder_is_split_at_random(tmp_path: Path, own_cache: Path) -> None:
     root = folder_of(tmp_path, 20)
     shares = {"train": 0.8, "val": 0.2}
     train, val = (ImageFolder(root, split, split_shares=shares) for split in ("train", "val"))

@@ -103,14 +103,14 @@ def test_segmentation_has_masks_of_classes_and_borders(tmp_path: Path) -> None:
 
 def test_videos_are_read_by_list_and_by_folder(tmp_path: Path) -> None:
     root = written(tmp_path / "set", write_video, 8)
-    listed = [VideoList(root / name, classes=MOTIONS) for name in ("train.csv", "val.csv")]
-    assert [len(part) for part in listed] == [6, 2]
+    splits = [VideoList(root / name, classes=MOTIONS) for name in ("train.csv", "val.csv")]
+    assert [len(part) for part in splits] == [6, 2]
     folder = VideoFolder(root / "videos")
     assert (len(folder), folder.classes) == (8, list(MOTIONS))
-    for part in listed:
+    for part in splits:
         for index in range(len(part)):
             assert part.path(index).parent.name == MOTIONS[part.open(index)["label"]]
-    batch = SplitLoader(listed[0], [MultiClip(num_clips=2, num_frames=4, stride=2)], 0).fetch(0, np.arange(4))
+    batch = SplitLoader(splits[0], [MultiClip(num_clips=2, num_frames=4, stride=2)], 0).fetch(0, np.arange(4))
     assert batch["image"].shape == (4, 2, 3, 4, 80, 112)
     assert batch["label"].tolist() == [0, 1, 2, 3]
 

@@ -122,7 +122,7 @@ def test_dicts_keep_their_names_and_lose_what_is_no_number() -> None:
 
 WRONG: list[tuple[Any, str]] = [
     ((PIXELS, 1, 2), "3 things"),
-    ({"picture": PIXELS}, "picture"),
+    ({"photo": PIXELS}, "photo"),
     ((PIXELS, "cat"), "target of type str"),
     ((PIXELS, None), "target of type NoneType"),
     (("cat.png", 1), "image of type str"),
@@ -158,7 +158,7 @@ def test_targets_of_different_shapes_are_named_by_sample() -> None:
         SplitLoader(as_dataset("mine", Growing(0)), [], seed=0).fetch(0, np.arange(3))
 
 
-def test_maps_move_with_the_image_and_other_targets_are_noted() -> None:
+def test_maps_move_with_the_image_and_other_targets_are_reported() -> None:
     ramp = np.tile(np.arange(4, dtype=np.float32), (2, 1))
     source = SplitLoader(as_dataset("mine", Given((PIXELS, ramp))), [RandomHorizontalFlip(p=1.0)], seed=0)
     batch = source.finish(source.fetch(0, np.arange(2)), 0, torch.device("cpu"))
@@ -202,7 +202,7 @@ def test_what_is_drawn_follows_from_seed_epoch_and_sample_whatever_reads() -> No
         assert all(torch.equal(one["image"], two["image"]) for one, two in zip(alone, other, strict=True))
         assert all(torch.equal(one.target, two.target) for one, two in zip(alone, other, strict=True))
     images = torch.cat([batch["image"] for batch in alone]).flatten(1)
-    assert len({tuple(image.tolist()) for image in images}) == 24, "all samples of all epochs are drawn anew"
+    assert len({tuple(image.tolist()) for image in images}) == 24, "all samples of all epochs are drawn again"
 
 
 def test_threads_never_read_beside_a_training_step(monkeypatch: pytest.MonkeyPatch) -> None:

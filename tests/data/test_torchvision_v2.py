@@ -104,7 +104,7 @@ def test_clips_are_videos() -> None:
 def test_the_given_sample_stays_as_it_is() -> None:
     image = IMAGE.copy()
     image.flags.writeable = False
-    TorchvisionTransform("zero", lambda picture: picture.zero_())({"image": image}, DRAW)
+    TorchvisionTransform("zero", lambda source_image: source_image.zero_())({"image": image}, DRAW)
     assert np.array_equal(image, IMAGE)
 
 
@@ -114,8 +114,8 @@ def test_any_callable_is_given_the_image() -> None:
     assert np.array_equal(sample["mask"], MASK[::-1, ::-1])
     brighter: Any = as_transform("brighter", lambda image: image + 1)
     assert np.array_equal(brighter({"image": IMAGE, "mask": MASK}, DRAW)["image"], IMAGE + np.uint8(1))
-    pictures: Any = as_transform("pictures", v2.ToPILImage())
-    assert np.array_equal(pictures({"image": IMAGE}, DRAW)["image"], IMAGE)
+    images: Any = as_transform("images", v2.ToPILImage())
+    assert np.array_equal(images({"image": IMAGE}, DRAW)["image"], IMAGE)
 
 
 class Images:

@@ -33,5 +33,5 @@ def test_wrong_arguments_are_refused(name: str, values: dict[str, object]) -> No
     ("name", "is_batch"),
     [("mosaic", False), ("rand_augment", False), ("random_horizontal_flip", True), ("mixup", True)],
 )
-def test_kinds_are_told_apart_by_the_class(name: str, is_batch: bool) -> None:
+def test_kinds_are_distinguished_by_the_class(name: str, is_batch: bool) -> None:
     assert getattr(entry_of("transform", name).resolve(), "is_batch", False) is is_batch

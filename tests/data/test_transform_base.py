@@ -211,17 +211,17 @@ def test_threads_do_not_read_far_ahead() -> None:
             assert len(asked) <= taken + 5
 
 
-def test_what_is_measured_is_used_and_told_once() -> None:
-    numbers, told = Numbers(), list[str]()
+def test_what_is_measured_is_used_and_reported_once() -> None:
+    numbers, reported = Numbers(), list[str]()
     source = SplitLoader(numbers, [], 0)
     for _ in range(2):
-        list(load(source, requests(), None, "thread", log=told.append))
+        list(load(source, requests(), None, "thread", log=reported.append))
         assert sorted(numbers.reads) == list(range(40))  # each once
         numbers.reads.clear()
     assert source.choice is not None
-    assert len(told) == 1
-    assert told[0].startswith("data: ")
-    assert told[0].endswith(" images/s")
+    assert len(reported) == 1
+    assert reported[0].startswith("data: ")
+    assert reported[0].endswith(" images/s")
 
 
 def test_too_few_requests_to_measure_are_still_answered() -> None:

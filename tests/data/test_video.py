@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from moving_pictures import HEIGHT, WIDTH, Pixels, decode_all, forget_times, write_video
 from PIL import Image
+from video_files import HEIGHT, WIDTH, Pixels, decode_all, forget_times, write_video
 
 from paceline.core.errors import DataError
 from paceline.data.io import video as video_module
@@ -61,9 +61,9 @@ def test_frames_are_those_that_decoding_everything_gives(
     path, expected = videos[name]
     video = EncodedVideo(path)
     assert (video.num_frames, video.height, video.width) == (len(expected), HEIGHT, WIDTH)
-    chance = random.Random(name)
+    rng = random.Random(name)
     for _ in range(6):
-        numbers = [chance.randrange(len(expected)) for _ in range(chance.randrange(1, 9))]
+        numbers = [rng.randrange(len(expected)) for _ in range(rng.randrange(1, 9))]
         np.testing.assert_array_equal(video.frames(numbers), expected[numbers])
     np.testing.assert_array_equal(EncodedVideo(path).frames(range(len(expected))), expected)
     assert (video._scanned().timeline is not None) == (name in _TIMED | {"mjpeg.mov", "vp9.webm"})
@@ -76,9 +76,9 @@ def test_any_numbers_in_any_order(videos: dict[str, tuple[Path, Pixels]], number
     np.testing.assert_array_equal(EncodedVideo(path).frames(numbers), expected[numbers])
 
 
-def _timeline(shown: list[int], keys: list[int], hidden: tuple[int, ...] = ()) -> Timeline | None:
-    places = range(len(shown))
-    return make_timeline(shown, [at in keys for at in places], [at not in hidden for at in places])
+def _timeline(displayed: list[int], keys: list[int], hidden: tuple[int, ...] = ()) -> Timeline | None:
+    places = range(len(displayed))
+    return make_timeline(displayed, [at in keys for at in places], [at not in hidden for at in places])
 
 
 def test_runs_begin_at_the_keyframe_before_and_jump_only_where_it_saves_work() -> None:
@@ -89,7 +89,7 @@ def test_runs_begin_at_the_keyframe_before_and_jump_only_where_it_saves_work() -
     assert timeline.runs([9, 11]) == [(0, [9, 11])], "decoding on is cheaper than a jump to the next packet"
 
 
-def test_what_is_shown_before_its_keyframe_is_decoded_from_the_one_before() -> None:
+def test_what_is_displayed_before_its_keyframe_is_decoded_from_the_one_before() -> None:
     # Decoded: I0 P3 B1 B2 I6 B4 B5 P9 B7 B8; frames 4 and 5 come after keyframe 6 in the file.
     timeline = _timeline([0, 3, 1, 2, 6, 4, 5, 9, 7, 8], keys=[0, 4])
     assert timeline is not None
@@ -98,17 +98,17 @@ def test_what_is_shown_before_its_keyframe_is_decoded_from_the_one_before() -> N
     assert timeline.runs([7]) == [(4, [7])]
 
 
-def test_frames_that_are_not_shown_have_no_number() -> None:
+def test_frames_that_are_not_displayed_have_no_number() -> None:
     timeline = _timeline([0, 1, 2, 3], keys=[0], hidden=(0, 1))
     assert timeline is not None
-    assert [timeline.time(number) for number in range(len(timeline.order))] == [2, 3]
+    assert timeline.pts[timeline.order].tolist() == [2, 3]
 
 
 @pytest.mark.parametrize(
-    ("shown", "keys"), [([0, 0, 0], [0]), ([0, 1, 2], [1]), ([2, 0, 1], [0]), ([5, 6, 1, 2], [0, 2]), ([], [])]
+    ("displayed", "keys"), [([0, 0, 0], [0]), ([0, 1, 2], [1]), ([2, 0, 1], [0]), ([5, 6, 1, 2], [0, 2]), ([], [])]
 )
-def test_times_that_make_no_sense_number_nothing(shown: list[int], keys: list[int]) -> None:
-    assert _timeline(shown, keys) is None
+def test_times_that_make_no_sense_number_nothing(displayed: list[int], keys: list[int]) -> None:
+    assert _timeline(displayed, keys) is None
 
 
 _ONE = 1 << 16

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from moving_pictures import HEIGHT, WIDTH, decode_all, write_video
 from pydantic import ValidationError
 from registered import arguments_of
+from video_files import HEIGHT, WIDTH, decode_all, write_video
 
 from paceline.core.errors import ArgumentError, DataError
 from paceline.core.registry import register
@@ -177,12 +177,12 @@ def test_a_folder_that_is_a_class_leaves_no_column_to_name() -> None:
 
 def test_names_of_recipes_stand_for_what_takes_their_arguments(root: Path) -> None:
     folder = register.kind("dataset").find("video_folder")
-    listed = register.kind("dataset").find("video_list")
+    definition = register.kind("dataset").find("video_list")
     assert folder is not None
-    assert listed is not None
+    assert definition is not None
     assert len(folder.resolve()(**arguments_of("dataset", "video_folder")(root=str(root)).model_dump())) == 4
     arguments = arguments_of("dataset", "video_list")(file="folds.txt", root=str(root), fold=1, split="val")
-    assert len(listed.resolve()(**arguments.model_dump())) == 1
+    assert len(definition.resolve()(**arguments.model_dump())) == 1
 
 
 @pytest.mark.real_data
@@ -195,10 +195,10 @@ def test_real_videos(real_data: Path) -> None:
     folds = [VideoList(root / "folds.txt", fold=fold, split="test") for fold in range(5)]
     assert sum(map(len, folds)) == 300
     data = VideoFolder(root)
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for index in range(0, 300, 15):
         expected = decode_all(data.path(index))
-        numbers = chance.integers(0, len(expected), 8)
+        numbers = rng.integers(0, len(expected), 8)
         video = data.open(index)["image"]
         assert video.num_frames == len(expected)
         np.testing.assert_array_equal(video.frames(numbers), expected[numbers])

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from moving_pictures import HEIGHT, WIDTH, Pixels, decode_all, write_video
 from pydantic import ValidationError
 from registered import arguments_of
+from video_files import HEIGHT, WIDTH, Pixels, decode_all, write_video
 
 from paceline.core.errors import ArgumentError, DataError
 from paceline.data.io.video import EncodedVideo

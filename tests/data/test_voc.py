@@ -22,10 +22,10 @@ def xml(*objects: tuple[str, tuple[float, ...]], size: tuple[int, int] | None = 
     return f"<annotation><filename>of another time.jpg</filename>{''.join(parts)}</annotation>"
 
 
-def add(root: Path, name: str, text: str, size: tuple[int, int] = (40, 30), ending: str = ".jpg") -> Path:
+def add(root: Path, name: str, text: str, size: tuple[int, int] = (40, 30), suffix: str = ".jpg") -> Path:
     for folder in ("Annotations", "JPEGImages"):
         (root / folder).mkdir(exist_ok=True)
-    Image.new("RGB", size, (9, 9, 9)).save(root / "JPEGImages" / f"{name}{ending}")
+    Image.new("RGB", size, (9, 9, 9)).save(root / "JPEGImages" / f"{name}{suffix}")
     path = root / "Annotations" / f"{name}.xml"
     path.write_text(text)
     return path
@@ -60,7 +60,7 @@ def test_corners_become_continuous_coordinates(tmp_path: Path) -> None:
 
 def test_splits_share_their_classes_and_keep_the_order_of_their_list(tmp_path: Path) -> None:
     add(tmp_path, "a", xml(CAT))
-    add(tmp_path, "b", xml(("zebra", (1, 1, 9, 9))), ending=".PNG")
+    add(tmp_path, "b", xml(("zebra", (1, 1, 9, 9))), suffix=".PNG")
     add(tmp_path, "c", xml(("ant", (1, 1, 9, 9)), difficult=1))
     add(tmp_path, "d", xml())
     add_list(tmp_path, "train", "d\n\nb.png\n")
@@ -86,7 +86,7 @@ def test_an_encoded_image_has_the_same_objects(tmp_path: Path) -> None:
     assert opened["boxes"].tolist() == read["boxes"].tolist()
 
 
-def test_bad_boxes_are_noted_with_file_and_number(tmp_path: Path) -> None:
+def test_bad_boxes_are_reported_with_file_and_number(tmp_path: Path) -> None:
     path = add(tmp_path, "a", xml(CAT, ("dog", (7, 7, 7, 7)), ("dog", (0, 1, 41, 9)), ("dog", (9, 9, 3, 12))))
     dataset = Voc(tmp_path)
     assert dataset.notes == [
@@ -110,7 +110,7 @@ def test_the_size_of_the_image_counts_not_that_of_the_annotation(tmp_path: Path)
     assert len(dataset.notes) == 3
 
 
-def test_an_image_that_cannot_be_read_is_told_when_it_is_read(tmp_path: Path) -> None:
+def test_an_image_that_cannot_be_read_is_reported_when_it_is_read(tmp_path: Path) -> None:
     add(tmp_path, "a", xml(CAT))
     add(tmp_path, "b", xml(CAT))
     (tmp_path / "JPEGImages/a.jpg").write_bytes(b"")
@@ -170,7 +170,7 @@ def test_damaged_annotations_are_named(tmp_path: Path, text: str, expected: str)
     assert expected in message(tmp_path)
 
 
-def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     for name in "abc":
         add(tmp_path, name, "<annotation><object><name>x</name></object></annotation>")
     add(tmp_path, "d", "<html/>")
@@ -191,8 +191,8 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     assert message(tmp_path).startswith(f"{tmp_path / 'Annotations'}: cannot be listed (No such file or directory)")
     path = add(tmp_path, "a", xml(CAT))
     add_list(tmp_path, "train", "a\n")
-    listed = add_list(tmp_path, "val", "a\nb\n")
-    assert f"{listed}: 1 problem; names that have no annotation: b (line 2)" in message(tmp_path, split="val")
+    named = add_list(tmp_path, "val", "a\nb\n")
+    assert f"{named}: 1 problem; names that have no annotation: b (line 2)" in message(tmp_path, split="val")
     assert message(tmp_path, split="test").endswith("the lists are train, val")
     unknown = message(tmp_path, classes=["dog", "ant"])
     assert "the class 'cat' is not in `classes`: a.xml object 1; `classes` has dog, ant" in unknown

@@ -60,7 +60,7 @@ def test_outlines_and_confidences(root: Path) -> None:
     assert Yolo(root / "data.yaml").read(0)["boxes"].tolist() == [[10, 10, 30, 20], [10, 5, 30, 15]]
 
 
-def test_images_without_a_label_file_are_noted(root: Path) -> None:
+def test_images_without_a_label_file_are_reported(root: Path) -> None:
     (root / "labels/train/b.txt").unlink()
     assert Yolo(root / "data.yaml").notes == ["1 of 2 images have no label file: b.png"]
     (root / "labels/train/b.txt").write_text("0 0.5 0.5 0.5 0.5\n")
@@ -73,7 +73,7 @@ def test_images_without_a_label_file_are_noted(root: Path) -> None:
         Yolo(root / "data.yaml")
 
 
-def test_all_problems_are_told_at_once(root: Path) -> None:
+def test_all_problems_are_reported_at_once(root: Path) -> None:
     (root / "labels/train/a.txt").write_text("0 0.5 0.5\ncat 0.5 0.5 1 1\n7 0.5 0.5 1 1\n")
     (root / "labels/train/b.txt").write_text("0 120 80 40 30\n")
     with pytest.raises(DataError) as caught:
@@ -87,7 +87,7 @@ def test_all_problems_are_told_at_once(root: Path) -> None:
         assert part in str(caught.value)
 
 
-def test_bad_boxes_are_noted(root: Path) -> None:
+def test_bad_boxes_are_reported(root: Path) -> None:
     (root / "labels/train/a.txt").write_text("0 0.9 0.5 0.4 0.5\n1 0.5 0.5 0 0.5\n")
     data = Yolo(root / "data.yaml")
     assert data.notes[0] == "2 of 2 boxes are bad: 1 partly outside its image, 1 empty"

@@ -6,7 +6,7 @@ whether 16 bits mean 0 to 1 or 0 to 65,535 is for the data set to say. Tensors b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import cv2
@@ -92,35 +92,32 @@ class Batch(dict[str, Any]):
 
     def to(self, device: torch.device) -> Batch:
         """The same batch with its tensors on `device`."""
-        return self._with({name: _move(value, device) for name, value in self.items()})
+        return self._with(lambda tensor: tensor if tensor.device == device else tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Batch:
         """The same batch where a graphics card can copy it from while the host does something else."""
-        return self._with({name: _pin(value) for name, value in self.items()})
+        return self._with(_pin)
 
-    def _with(self, fields: dict[str, Any]) -> Batch:
-        batch = Batch(fields)
+    def _with(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        batch = Batch({name: map_tensors(value, change) for name, value in self.items()})
         if self.skipped:
             batch.skipped, batch.is_placeholder = self.skipped, self.is_placeholder
         return batch
 
 
-def _pin(value: Any) -> Any:
+def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """A field with its tensors changed, those in lists and dicts too."""
     if isinstance(value, Tensor):
-        return value.pin_memory() if value.device.type == "cpu" and not value.is_pinned() else value
+        return change(value)
     if isinstance(value, list):
-        return [_pin(item) for item in value]
-    return value
-
-
-def _move(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value if value.device == device else value.to(device, non_blocking=True)
-    if isinstance(value, list):
-        return [_move(item, device) for item in value]
+        return [map_tensors(item, change) for item in value]
     if isinstance(value, dict):
-        return {name: _move(item, device) for name, item in value.items()}
+        return {name: map_tensors(item, change) for name, item in value.items()}
     return value
+
+
+def _pin(tensor: Tensor) -> Tensor:
+    return tensor.pin_memory() if tensor.device.type == "cpu" and not tensor.is_pinned() else tensor
 
 
 class Collator:

@@ -21,19 +21,19 @@ from paceline.core.records import read_record, record_pieces
 from paceline.core.world import World
 from paceline.data.batch import Sample, as_arrays
 from paceline.data.skip_list import UNREADABLE, locate_error
-from paceline.data.split_loader import Readable
+from paceline.data.split_loader import Dataset
 
 _HEADER = 64  # bytes; two numbers of eight: the bytes in use, and those that the system has given
 _CHUNK = 1 << 26  # bytes that are asked of the system at a time
 
 
 class Cached:
-    """A data set whose samples are decoded once. Without room for them, it reads anew every time.
+    """A data set whose samples are decoded once. Without room for them, it reads them every time.
 
     It has no `open`, room or not: images are decoded whole, so that pixels do not depend on a machine's memory.
     """
 
-    def __init__(self, dataset: Readable, descriptor: int | None, capacity: int) -> None:
+    def __init__(self, dataset: Dataset, descriptor: int | None, capacity: int) -> None:
         self._dataset = dataset
         self._descriptor = descriptor
         self._capacity = capacity
@@ -115,7 +115,7 @@ class Cached:
         return _reopened, (self._dataset, os.getpid(), self._descriptor, self._capacity)
 
 
-def _reopened(dataset: Readable, process: int, descriptor: int | None, capacity: int) -> Cached:
+def _reopened(dataset: Dataset, process: int, descriptor: int | None, capacity: int) -> Cached:
     """The same memory in a process that was started afresh by the one that holds it."""
     own = None if descriptor is None else os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
     return Cached(dataset, own, capacity)
@@ -147,13 +147,13 @@ _LOOKED_AT = 64  # samples by which the size of all is estimated
 _MARGIN = 1.1
 
 
-def keep_in_memory(dataset: Readable, world: World, tell: Callable[[str], None], promised: int = 0) -> Cached:
+def keep_in_memory(dataset: Dataset, world: World, log: Callable[[str], None], promised: int = 0) -> Cached:
     """The data set with its decoded samples kept in memory, which the processes of a machine share.
 
-    If they would not fit into `SHARE` of what is free, but for the bytes that are `promised` elsewhere, it is told, and
-    samples are decoded every time. All processes call this together.
+    If they would not fit into `SHARE` of what is free, but for the bytes that are `promised` elsewhere, that is logged,
+    and samples are decoded every time. All processes call this together.
     """
-    made, capacity = _make_room(dataset, tell, promised) if world.local_rank == 0 else (None, 0)
+    made, capacity = _make_room(dataset, log, promised) if world.local_rank == 0 else (None, 0)
     message = torch.tensor([capacity, os.getpid(), made.fileno() if made else -1])
     capacity, process, number = world.gather(message)[world.rank - world.local_rank].tolist()
     # The file has no name that a killed process could leave behind.
@@ -164,25 +164,25 @@ def keep_in_memory(dataset: Readable, world: World, tell: Callable[[str], None],
     return Cached(dataset, descriptor, capacity)
 
 
-def _make_room(dataset: Readable, tell: Callable[[str], None], promised: int) -> tuple[IO[bytes] | None, int]:
+def _make_room(dataset: Dataset, log: Callable[[str], None], promised: int) -> tuple[IO[bytes] | None, int]:
     """An empty file for all samples, and its length; none and 0 if there is too little memory."""
     folder = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
     needed, free = estimated_bytes(dataset), free_bytes(folder) - promised
     if needed > SHARE * free:
-        told = f"about {_gigabytes(needed)} are needed, and {_gigabytes(SHARE * free)} is half of what is free"
-        tell(f"data.cache: samples are not kept in memory: {told}; they are decoded every time")
+        found = f"about {_gigabytes(needed)} are needed, and {_gigabytes(SHARE * free)} is half of what is free"
+        log(f"data.cache: samples are not kept in memory: {found}; they are decoded every time")
         return None, 0
     room: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed when all have it open
     try:
         prepare(room.fileno(), len(dataset), needed)
     except OSError as error:
         room.close()
-        tell(f"data.cache: samples are not kept in memory: {folder} has no room ({error.strerror})")
+        log(f"data.cache: samples are not kept in memory: {folder} has no room ({error.strerror})")
         return None, 0
     return room, needed
 
 
-def estimated_bytes(dataset: Readable) -> int:
+def estimated_bytes(dataset: Dataset) -> int:
     """About what all samples take when they are decoded, by some that are spread over the data set."""
     size = len(dataset)
     looked_at = np.unique(np.linspace(0, size - 1, min(size, _LOOKED_AT)).astype(int)).tolist()
@@ -197,7 +197,7 @@ def free_bytes(folder: Path) -> int:
     return min(space.f_bavail * space.f_frsize, free_memory())
 
 
-def _bytes_at(dataset: Readable, index: int) -> int | None:
+def _bytes_at(dataset: Dataset, index: int) -> int | None:
     try:
         sample: Sample = as_arrays(getattr(dataset, "open", dataset.read)(index))
         image = sample["image"]

@@ -22,9 +22,9 @@ from paceline.core.text import join_first, pluralize
 from paceline.data.batch import KeypointNames
 from paceline.data.split_loader import Dataset
 
-_MAX_GROUPS = 1000  # folders that are told apart in messages; the digest covers all
+_MAX_GROUPS = 1000  # folders that messages name; the digest covers all
 _OTHERS = "(further folders)"
-_SHOWN = 5  # names in a sentence
+_MAX_NAMES = 5  # names in a sentence
 _BLOCK = 1 << 20
 
 
@@ -196,8 +196,8 @@ def _class_differences(old: list[str], new: list[str]) -> list[str]:
 
 def _changes(removed: list[str], added: list[str]) -> str:
     parts = [(f"new {_verb(added)}", added), (f"gone {_verb(removed)}", removed)]
-    told = "; ".join(f"{text} {join_first(_quoted(names), _SHOWN)}" for text, names in parts if names)
-    return f": {told}" if told else ""
+    changes = "; ".join(f"{text} {join_first(_quoted(names), _MAX_NAMES)}" for text, names in parts if names)
+    return f": {changes}" if changes else ""
 
 
 def _group_differences(old: Mapping[str, FileGroup], new: Mapping[str, FileGroup]) -> list[str]:
@@ -212,7 +212,9 @@ def _group_differences(old: Mapping[str, FileGroup], new: Mapping[str, FileGroup
             found.append(f"`{name}` is gone ({pluralize(old[name].files, 'file')})")
     found += [f"`{name}` is new ({pluralize(new[name].files, 'file')})" for name in added]
     found += [_group_difference(name, old[name], new[name]) for name in old if name in new and old[name] != new[name]]
-    return found if len(found) <= _SHOWN else [*found[:_SHOWN], f"{len(found) - _SHOWN:,} more folders differ"]
+    return (
+        found if len(found) <= _MAX_NAMES else [*found[:_MAX_NAMES], f"{len(found) - _MAX_NAMES:,} more folders differ"]
+    )
 
 
 def _group_difference(name: str, old: FileGroup, new: FileGroup) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
@@ -22,6 +21,7 @@ from paceline.core.text import join_first, pluralize
 from paceline.data.batch import Batch, KeypointNames, Sample, as_arrays
 from paceline.data.io.image import Encoded
 from paceline.data.io.video import EncodedVideo
+from paceline.data.prefetch import map_in_order
 from paceline.data.skip_list import UNREADABLE, Skipped, as_skipped, locate_error
 from paceline.data.split_loader import Dataset, SplitLoader, decode_image
 from paceline.data.transforms.base import SampleTransform
@@ -32,8 +32,6 @@ from paceline.visualize.image import Image, fit, to_rgb
 from paceline.visualize.overlay import draw_boxes, draw_keypoints, draw_label_map, draw_mask
 
 Counts = NDArray[np.int64]
-Told = Callable[[int], None]
-"""Is given how many more samples are done."""
 
 _BAND = 1 << 24  # pixels up to which counts in float32, which OpenCV gives, are exact
 _FRAME_BYTES = 1 << 27  # of a video that are decoded at a time
@@ -127,20 +125,24 @@ def examine(
     indices: Sequence[int],
     findings: Findings,
     threads: int,
-    tell: Told,
+    report: Callable[[int], None],
     transforms: Sequence[SampleTransform] = (),
 ) -> None:
     """Decode the samples and add what they hold to `findings`, which is true at any moment, also if this is stopped.
 
-    A first one of `transforms` that refuses videos which are too short is asked about each.
+    `report` is given how many more are done. A first one of `transforms` that refuses short videos is asked about each.
     """
     refusing = next((each for each in transforms[:1] if getattr(each, "short", None) == "refuse"), None)
     length = max(1, min(_LARGEST_PIECE, len(indices) // _PIECES))
     pieces = (indices[start : start + length] for start in range(0, len(indices), length))
-    for piece, seen in _in_order(lambda piece: [_try(dataset, index, refusing) for index in piece], pieces, threads):
-        for index, each in zip(piece, seen, strict=True):
+
+    def look_at(piece: Sequence[int]) -> list[tuple[int, Look | Skipped]]:
+        return [(index, _try(dataset, index, refusing)) for index in piece]
+
+    for seen in map_in_order(look_at, pieces, threads, _AHEAD * threads):
+        for index, each in seen:
             findings.add(index, each)
-        tell(len(piece))
+        report(len(seen))
     findings.missing = _missing(dataset, indices, findings)
 
 
@@ -161,27 +163,11 @@ def _missing(dataset: Dataset, indices: Sequence[int], findings: Findings) -> st
 
 
 def _unknown_colors(dataset: Dataset, indices: Sequence[int], findings: Findings) -> str:
-    ask: Callable[[int], str] | None = getattr(dataset, "unknown_colors", None)
+    find_colors: Callable[[int], str] | None = getattr(dataset, "unknown_colors", None)
     bad = {each.sample for each in findings.bad}
     readable = (index for index in indices if index not in bad)
-    told = (ask(index) for index in islice(readable, _ASKED)) if ask is not None else ()
-    return "".join(f"; one has {each}" for each in dict.fromkeys(told) if each)
-
-
-def _in_order(
-    work: Callable[[Sequence[int]], list[Look | Skipped]], pieces: Iterator[Sequence[int]], threads: int
-) -> Iterator[tuple[Sequence[int], list[Look | Skipped]]]:
-    waiting: deque[tuple[Sequence[int], Future[list[Look | Skipped]]]] = deque()
-    with ThreadPoolExecutor(threads, "examining") as pool:
-        try:
-            waiting.extend((piece, pool.submit(work, piece)) for piece in islice(pieces, _AHEAD * threads))
-            while waiting:
-                piece, future = waiting.popleft()
-                seen = future.result()
-                waiting.extend((piece, pool.submit(work, piece)) for piece in islice(pieces, 1))
-                yield piece, seen
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    found = (find_colors(index) for index in islice(readable, _ASKED)) if find_colors is not None else ()
+    return "".join(f"; one has {each}" for each in dict.fromkeys(found) if each)
 
 
 def _try(dataset: Dataset, index: int, refusing: SampleTransform | None) -> Look | Skipped:

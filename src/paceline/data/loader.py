@@ -121,8 +121,9 @@ class TrainBatches:
             batches = prefetch_to_device(loaded, self.world.device)
             for step in steps:
                 epoch, slices, own, padding = self._plan(step)
-                held = [_held(step, cut, epoch, next(batches)) for cut in own]
-                held += [MicroBatch(step, cut.index, epoch, next(batches), is_padding=True) for cut in padding]
+                held = [MicroBatch(step, cut.index, epoch, next(batches)) for cut in (*own, *padding)]
+                for place, each in enumerate(held):  # without a single readable sample, its own counts nothing either
+                    each.is_padding = place >= len(own) or each.batch.is_placeholder
                 yield StepBatch(step, slices[-1].stop - slices[0].start, len(slices), held)
 
     def _load(self, steps: range) -> Iterator[Batch]:
@@ -145,11 +146,6 @@ class TrainBatches:
             plan = _Planned(self.updates.epoch(step), slices, own, slices[-1:] * (wanted - len(own)))
             self._last = (step, plan)
         return plan
-
-
-def _held(step: int, cut: BatchSlice, epoch: int, batch: Batch) -> MicroBatch:
-    """A micro-batch of this process's own: without a single readable sample, it counts nothing either."""
-    return MicroBatch(step, cut.index, epoch, batch, is_padding=batch.is_placeholder)
 
 
 Kind = Literal["auto", "memory", "thread", "process", "dali"]

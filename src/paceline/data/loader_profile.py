@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -18,8 +17,6 @@ from torch import Tensor
 
 from paceline.core.regular_file import open_regular
 from paceline.data.batch import Sample
-from paceline.data.io.image import Encoded, Pixels
-from paceline.data.io.video import EncodedVideo
 from paceline.data.skip_list import UNREADABLE
 from paceline.data.split_loader import Dataset, SplitLoader, TransformPipeline
 from paceline.data.transforms.batch import Normalize
@@ -27,7 +24,7 @@ from paceline.data.transforms.functional import channel_axis
 
 Bound = Literal["disk", "decode", "augment", "memory"]
 
-_MOST_SECONDS = 3.0  # for each of the two measurements
+_MAX_SECONDS = 3.0  # for each of the two measurements
 _BATCH = 256  # samples of a batch that is taken from memory
 
 
@@ -36,6 +33,7 @@ class LoaderProfile(NamedTuple):
 
     read: float
     decode: float
+    """With a first transform that decodes no more than it needs, such as `resize` or `clip`."""
     transform: float
     bytes: int
     """Of its files, on average."""
@@ -65,43 +63,42 @@ def profile_loader(source: SplitLoader, ids: Sequence[int], threads: int) -> Loa
     """
     if source.in_memory:
         return _from_memory(source, ids)
-    stopwatch = _Stopwatch()
-    timed = TransformPipeline(_Timed(source.dataset, stopwatch), source.sample_transforms, source.seed)
-    read, length, total = 0.0, 0, 0.0
+    pipeline = TransformPipeline(source.dataset, source.sample_transforms, source.seed)
+    is_fused = any(getattr(each, "reads_encoded", False) for each in source.sample_transforms[:1])
+    read, decode, total, length = 0.0, 0.0, 0.0, 0
     done: list[int] = []
-    until = perf_counter() + _MOST_SECONDS
+    until = perf_counter() + _MAX_SECONDS
     for index in ids:
         seconds, size = _read_from_disk(source.dataset, index)
         read, length = read + seconds, length + size
         if not done:
-            _load(timed, index)  # the first one opens libraries, and is not counted
-            stopwatch.seconds = 0.0
+            _load(pipeline, index)  # the first one opens libraries, and is not counted
         begin = perf_counter()
-        _load(timed, index)
-        total += perf_counter() - begin
+        _load(pipeline, index, stop=int(is_fused))
+        between = perf_counter()
+        _load(pipeline, index)
+        decode, total = decode + between - begin, total + perf_counter() - between
         done.append(index)
         if perf_counter() > until:
             break
     number = len(done)
-    decode = min(total, stopwatch.seconds)
     size = length // number
-    parts = read / number, decode / number, (total - decode) / number
+    parts = read / number, min(decode, total) / number, max(0.0, total - decode) / number
     is_small = size * len(source.dataset) < _memory() / 2
-    return LoaderProfile(*parts, size, is_small, number, threads, _speed(source, done, threads))
+    return LoaderProfile(*parts, size, is_small, number, threads, _speed(pipeline, done, threads))
 
 
 def _memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _speed(source: SplitLoader, ids: list[int], threads: int) -> float:
-    plain = TransformPipeline(source.dataset, source.sample_transforms, source.seed)
-    until = perf_counter() + _MOST_SECONDS
+def _speed(pipeline: TransformPipeline, ids: list[int], threads: int) -> float:
+    until = perf_counter() + _MAX_SECONDS
     begin, done = perf_counter(), 0
     with ThreadPoolExecutor(threads, "measuring") as pool:
         todo = iter(ids * 4)
         while perf_counter() < until and (piece := list(islice(todo, 4 * threads))):
-            done += sum(1 for _ in pool.map(lambda index: _load(plain, index), piece))
+            done += sum(1 for _ in pool.map(lambda index: _load(pipeline, index), piece))
     return done / (perf_counter() - begin)
 
 
@@ -114,8 +111,8 @@ def _from_memory(source: SplitLoader, ids: Sequence[int]) -> LoaderProfile:
     return LoaderProfile(0.0, 0.0, 0.0, 0, True, len(ids), 1, len(ids) / seconds, in_memory=True)
 
 
-def _load(pipeline: TransformPipeline, index: int) -> Sample:
-    return pipeline.sample(0, index, pipeline.draw(0, np.array([index]))[0])
+def _load(pipeline: TransformPipeline, index: int, stop: int | None = None) -> Sample:
+    return pipeline.sample(0, index, pipeline.draw(0, np.array([index]))[0], stop)
 
 
 def _read_from_disk(dataset: Dataset, index: int) -> tuple[float, int]:
@@ -126,86 +123,17 @@ def _read_from_disk(dataset: Dataset, index: int) -> tuple[float, int]:
         if find is None or (len(dataset) > 1 and find(0) == find(1)):  # all in one file, as in a pack
             continue
         with suppress(OSError):  # what a data set calls a path may be any name
-            taken, size = _read_anew(find(index))
+            taken, size = _read_uncached(find(index))
             seconds, length = seconds + taken, length + size
     return seconds, length
 
 
-def _read_anew(path: Path) -> tuple[float, int]:
+def _read_uncached(path: Path) -> tuple[float, int]:
     with open_regular(path, buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         begin = perf_counter()
         size = len(file.read())
         return perf_counter() - begin, size
-
-
-class _Stopwatch:
-    """Adds up the time inside of `running`, however deep."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._depth = 0
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        self._depth += 1
-        begin = perf_counter()
-        try:
-            yield
-        finally:
-            self._depth -= 1
-            if not self._depth:
-                self.seconds += perf_counter() - begin
-
-
-class _Timed:
-    """A data set whose samples are decoded under a stopwatch, whoever does it."""
-
-    def __init__(self, dataset: Dataset, stopwatch: _Stopwatch) -> None:
-        self._dataset, self._stopwatch = dataset, stopwatch
-        opened: Callable[[int], Sample] | None = getattr(dataset, "open", None)
-        if opened is not None:
-            self.open = lambda index: self._timed(opened, index)
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def read(self, index: int) -> Sample:
-        return self._timed(self._dataset.read, index)
-
-    def _timed(self, read: Callable[[int], Sample], index: int) -> Sample:
-        with self._stopwatch.running():
-            sample = read(index)
-        image: Any = sample["image"]
-        if isinstance(image, Encoded):
-            image = _TimedImage(image.path, image.data, image.header, image.max_pixels, self._stopwatch)
-        elif isinstance(image, EncodedVideo):
-            image = _TimedVideo(image, self._stopwatch)
-        return {**sample, "image": image}
-
-
-@dataclass(frozen=True, slots=True)
-class _TimedImage(Encoded):
-    stopwatch: _Stopwatch
-
-    def decode(self, min_height: int = 0, min_width: int = 0) -> Pixels:
-        with self.stopwatch.running():
-            return Encoded.decode(self, min_height, min_width)
-
-
-class _TimedVideo(EncodedVideo):
-    def __init__(self, video: EncodedVideo, stopwatch: _Stopwatch) -> None:
-        super().__init__(video.path, video.max_pixels, video.max_frames)
-        self._stopwatch = stopwatch
-
-    @property
-    def num_frames(self) -> int:
-        with self._stopwatch.running():
-            return super().num_frames
-
-    def frames(self, numbers: Any) -> Pixels:
-        with self._stopwatch.running():
-            return super().frames(numbers)
 
 
 _TOGETHER = 8  # samples of a batch: transforms of whole batches may need several

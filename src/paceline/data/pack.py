@@ -9,12 +9,9 @@ from __future__ import annotations
 import errno
 import os
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple
 
@@ -32,6 +29,7 @@ from paceline.core.process import num_cores
 from paceline.core.records import read_record, record_fields, record_pieces
 from paceline.core.registry import register
 from paceline.data.batch import RAGGED, KeypointNames, Sample
+from paceline.data.prefetch import map_in_order
 from paceline.data.skip_list import UNREADABLE, Skipped, as_skipped
 from paceline.data.split_loader import Dataset, TransformPipeline
 from paceline.data.transforms.functional import size_of
@@ -234,7 +232,7 @@ def _write(
         except UNREADABLE as error:
             return as_skipped(dataset, index, error)
 
-    for done, sample in enumerate(_in_order(read, range(len(dataset)), threads), 1):
+    for done, sample in enumerate(map_in_order(read, range(len(dataset)), threads, _AHEAD * threads), 1):
         if isinstance(sample, Skipped):
             skipped.append(sample)
             _check_skipped(path, skipped, max_skipped)
@@ -305,18 +303,3 @@ class _Shrink:
     def __call__(self, sample: Sample, draws: NDArray[np.float64]) -> Sample:
         is_small = isinstance(self.size, int) and min(size_of(sample)) <= self.size
         return sample if is_small else Resize(self.size)(sample, draws)
-
-
-def _in_order(read: Callable[[int], Sample | Skipped], indices: range, threads: int) -> Iterator[Sample | Skipped]:
-    """What `read` gives for each index, computed by threads a little ahead."""
-    waiting: deque[Future[Sample | Skipped]] = deque()
-    todo = iter(indices)
-    with ThreadPoolExecutor(threads, "packing") as pool:
-        try:
-            waiting.extend(pool.submit(read, index) for index in islice(todo, _AHEAD * threads))
-            while waiting:
-                ready = waiting.popleft().result()
-                waiting.extend(pool.submit(read, index) for index in islice(todo, 1))
-                yield ready
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)

@@ -8,17 +8,16 @@ import re
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from threading import current_thread, main_thread
 from time import perf_counter, sleep
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data import Dataset as TorchDataset
 
@@ -26,8 +25,11 @@ from paceline.core.errors import DataError, PacelineError
 from paceline.core.process import block_stop_signals, end_with_parent
 from paceline.core.temporary import share_folder
 from paceline.core.text import join_first
-from paceline.data.batch import Batch
+from paceline.data.batch import Batch, map_tensors
 from paceline.data.split_loader import Request, SplitLoader
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 _THREAD_PREFETCH = 2  # requests queued for each thread, the one it works on included
 _PROCESS_PREFETCH = 4  # requests queued for each process
@@ -35,21 +37,24 @@ _PATIENCE = 5.0  # seconds until a worker that closed its connection has ended
 _MAX_IDS = 32  # samples that a message lists
 
 
-def load_by_threads(source: SplitLoader, requests: Iterable[Request], workers: int) -> Iterator[Batch]:
-    """A batch for each request, in order, prefetched by that many threads, which end with the iterator."""
-    remaining = iter(requests)
-    with _pool(workers) as pool:
-        ahead = deque(
-            pool.submit(_fetch, source, request) for request in islice(remaining, _THREAD_PREFETCH * workers + 1)
-        )
+def map_in_order(work: Callable[[T], R], items: Iterable[T], threads: int, ahead: int) -> Iterator[R]:
+    """What `work` gives for each item, in order, computed ahead by threads, which end with the iterator."""
+    remaining = iter(items)
+    with _pool(threads) as pool:
+        waiting = deque(pool.submit(work, item) for item in islice(remaining, ahead))
         try:
-            while ahead:
-                batch = ahead.popleft().result()
-                ahead.extend(pool.submit(_fetch, source, request) for request in islice(remaining, 1))
-                yield batch
+            while waiting:
+                result = waiting.popleft().result()
+                waiting.extend(pool.submit(work, item) for item in islice(remaining, 1))
+                yield result
         finally:
-            for future in ahead:
+            for future in waiting:
                 future.cancel()
+
+
+def load_by_threads(source: SplitLoader, requests: Iterable[Request], workers: int) -> Iterator[Batch]:
+    """A batch for each request, in order, prefetched by that many threads."""
+    return map_in_order(partial(_fetch, source), requests, workers, _THREAD_PREFETCH * workers + 1)
 
 
 def read_at_once(source: SplitLoader, requests: list[Request], workers: int) -> tuple[list[Future[Batch]], float]:
@@ -244,18 +249,8 @@ def _copy_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batc
     for batch in batches:
         with torch.cuda.stream(stream):
             moved = batch.pin_memory().to(device)
-        current = torch.cuda.current_stream(device)
-        current.wait_stream(stream)
-        for value in moved.values():
-            _keep_until_used(value, current)
+        torch.cuda.current_stream(device).wait_stream(stream)
+        for value in moved.values():  # memory that one stream wrote is not reused until the other has read it
+            map_tensors(value, lambda tensor: tensor.record_stream(torch.cuda.current_stream(device)))
         moved["id"] = batch["id"]  # what is drawn for samples is computed on the host
         yield moved
-
-
-def _keep_until_used(value: object, stream: torch.cuda.Stream) -> None:
-    """Keep memory that one stream wrote from reuse until another has read it."""
-    if isinstance(value, Tensor):
-        value.record_stream(stream)
-    elif isinstance(value, list):
-        for item in value:
-            _keep_until_used(item, stream)

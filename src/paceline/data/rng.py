@@ -27,18 +27,6 @@ _BELOW_ONE = np.nextafter(np.float32(1), np.float32(0))
 _11, _27, _30, _31 = (np.uint64(shift) for shift in (11, 27, 30, 31))
 
 
-def mix(*parts: int | NDArray[np.integer[Any]]) -> Words:
-    """Hash whole numbers and arrays of them, which broadcast against each other, to 64 well-mixed bits each.
-
-    Parts count modulo 2^64 and their order matters. Plain numbers alone give an array of one word.
-    """
-    words: Words = np.zeros(1, np.uint64)
-    for part in parts:
-        array = part if isinstance(part, np.ndarray) else np.array([int(part) & _MASK], np.uint64)
-        words = _fold(words, array)
-    return words
-
-
 def uniforms(seed: int, epoch: int, ids: NDArray[np.int64], stream: int, draws: int) -> NDArray[np.float64]:
     """Numbers in [0, 1), [N, draws]: row i is a pure function of the seed, the epoch, ids[i] and the stream.
 

@@ -103,16 +103,17 @@ class SplitLoader:
             except UNREADABLE:
                 if self.skips is None:
                     raise  # else one by one, to find out which
-        draws = self._pipeline.draw(epoch, ids)
-        if self.skips is not None:
-            return self._fetch_readable(epoch, ids, draws, self.skips.limit)
-        together = Collator(len(ids))
-        try:
-            for index, drawn in zip(ids.tolist(), draws, strict=True):
-                together.add(index, self._pipeline.sample(epoch, index, drawn))
-        except DamagedFileError as error:
-            raise DamagedFileError(f"{error}; set data.on_error: skip to leave such samples out") from error
-        return together.batch()
+        together, skipped = Collator(len(ids)), []
+        for index, drawn in zip(ids.tolist(), self._pipeline.draw(epoch, ids), strict=True):
+            sample = self._try_sample(epoch, index, drawn)
+            if isinstance(sample, Skipped):
+                skipped.append(sample)
+            else:
+                together.add(index, sample)
+        batch = self._placeholder(epoch, ids) if skipped and not together else together.batch()
+        if skipped:
+            batch.skipped, batch.is_placeholder = skipped, not together
+        return batch
 
     def _gather(self, ids: Ids) -> Batch:
         gather: Callable[[Tensor], dict[str, Any]] = self.dataset.gather  # type: ignore[attr-defined]
@@ -156,31 +157,23 @@ class SplitLoader:
             uniforms(self.seed, 0, np.array([-1 - step]), stream, self.batch_transforms[number].draws)
         )
 
-    def _fetch_readable(self, epoch: int, ids: Ids, draws: Draws, limit: int) -> Batch:
-        """Those of the samples that can be read; if there are none, the next one that can, as often as wanted.
-
-        So a batch is never empty: a process can compute one that stands in for it, and keep step with the others.
-        """
-        together, skipped = Collator(len(ids)), []
-        for index, drawn in zip(ids.tolist(), draws, strict=True):
-            sample = self._try_sample(epoch, index, drawn)
-            if isinstance(sample, Skipped):
-                skipped.append(sample)
-            else:
-                together.add(index, sample)
-        batch = together.batch() if together else self._placeholder(epoch, ids, limit)
-        if skipped:
-            batch.skipped, batch.is_placeholder = skipped, not together
-        return batch
-
     def _try_sample(self, epoch: int, index: int, draws: npt.NDArray[np.float64]) -> Sample | Skipped:
         try:
             return self._pipeline.sample(epoch, index, draws)
         except UNREADABLE as error:
-            return as_skipped(self.dataset, index, error)
+            if self.skips is not None:
+                return as_skipped(self.dataset, index, error)
+            if isinstance(error, DamagedFileError):
+                raise DamagedFileError(f"{error}; set data.on_error: skip to leave such samples out") from error
+            raise
 
-    def _placeholder(self, epoch: int, ids: Ids, limit: int) -> Batch:
+    def _placeholder(self, epoch: int, ids: Ids) -> Batch:
+        """The next sample that can be read, as often as wanted, where none of a batch can.
+
+        So a batch is never empty: a process can compute one that stands in for it, and keep step with the others.
+        """
         last: Sample | Skipped | None = None
+        limit = 0 if self.skips is None else self.skips.limit
         for further in range(1, limit + 2):
             index = (int(ids[-1]) + further) % len(self.dataset)
             last = self._try_sample(epoch, index, self._pipeline.draw(epoch, np.array([index]))[0])
@@ -201,16 +194,6 @@ _OTHERS = 1 << 32  # streams from here on choose the further samples of a transf
 _READING = 1 << 40  # the stream of a data set that draws while it reads
 
 
-class Readable(Protocol):
-    """What samples are read from, by number; with `open` perhaps, which leaves the image encoded."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, index: int) -> Sample:
-        """Sample `index`, unchanged."""
-        ...
-
-
 class TransformPipeline:
     """The transforms of single samples, applied to what a data set reads.
 
@@ -220,7 +203,7 @@ class TransformPipeline:
     """
 
     def __init__(
-        self, dataset: Readable, transforms: Sequence[SampleTransform], seed: int, limit: int | None = None
+        self, dataset: Dataset, transforms: Sequence[SampleTransform], seed: int, limit: int | None = None
     ) -> None:
         self.dataset = dataset
         self.transforms = list(transforms)

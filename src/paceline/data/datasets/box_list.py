@@ -21,10 +21,9 @@ from paceline.data.datasets.detection import (
     BadBoxes,
     DetectionDataset,
     Problems,
-    check_boxes,
     class_index,
     read_sizes,
-    write_objects,
+    write_checked_objects,
 )
 from paceline.data.index.index import IndexBuilder, open_index, split_arguments, write_parts
 from paceline.data.index.list_file import encode_name, sniff_delimiter, table_lines
@@ -201,28 +200,20 @@ def _write(
 ) -> None:
     images = {name: number for number, name in enumerate(dict.fromkeys(row.image for row in rows))}
     written = sorted((row for row in rows if row.box is not None), key=lambda row: images[row.image])
-    numbers = class_index(path, [row.label for row in written], classes)
-    problems = Problems(path)
-    for row in written:
-        if row.label not in numbers:
-            problems.add(f"the class {row.label!r} is not in `classes`", f"line {row.line}")
-    problems.refuse(f"`classes` has {', '.join(numbers)}")
+    numbers = class_index(path, ((row.label, f"line {row.line}") for row in written), classes)
     boxes = np.array([row.box for row in written], np.float64).reshape(-1, 4)
     corners = _corners(boxes, box_format)
     places = np.array([images[row.image] for row in written], np.int64)
     sizes = read_sizes([base / name for name in images], builder)
 
     def place(box: int) -> str:
-        shown = " ".join(f"{value:g}" for value in boxes[box])
-        return f"{path}, line {written[box].line} ({written[box].label}), {shown}"
+        values = " ".join(f"{value:g}" for value in boxes[box])
+        return f"{path}, line {written[box].line} ({written[box].label}), {values}"
 
-    checked = check_boxes(corners, corners[:, 2:] - corners[:, :2], sizes[places], bad_boxes, place)
-    labels = np.array([numbers[row.label] for row in written], np.int64)[checked.kept]
-    for note in checked.notes:
-        builder.note(note)
+    labels, extents = np.array([numbers[row.label] for row in written], np.int64), corners[:, 2:] - corners[:, :2]
     builder.facts["classes"] = list(numbers)
     builder.append_texts("file", [encode_name(path, 0, name) for name in images])
-    write_objects(builder, len(images), places[checked.kept], checked.boxes, labels, np.zeros(len(labels), np.bool_))
+    write_checked_objects(builder, len(images), places, corners, extents, sizes[places], labels, bad_boxes, place)
 
 
 def _corners(boxes: NDArray[np.float64], box_format: BoxFormat) -> NDArray[np.float64]:

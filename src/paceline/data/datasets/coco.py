@@ -23,7 +23,7 @@ from paceline.data.datasets.detection import (
     read_json,
     write_objects,
 )
-from paceline.data.datasets.keypoints import mirrored_pairs
+from paceline.data.datasets.keypoints import find_flip_pairs
 from paceline.data.index.index import IndexBuilder, open_index, split_arguments, write_parts
 from paceline.data.index.list_file import encode_name
 from paceline.data.io.image import MAX_PIXELS
@@ -333,9 +333,9 @@ def _write(
     sizes = np.array([(image.height, image.width) for image in content.images], np.int64)
 
     def place(box: int) -> str:
-        each, shown = objects[box], " ".join(f"{value:g}" for value in boxes[box])
+        each, values = objects[box], " ".join(f"{value:g}" for value in boxes[box])
         name, file = chosen[numbers[each.category]].name, content.images[each.image].name
-        return f"{path}: annotation {each.number} ({name}, {file}), bbox {shown}"
+        return f"{path}: annotation {each.number} ({name}, {file}), bbox {values}"
 
     corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
     checked = check_boxes(corners, boxes[:, 2:], sizes[images], bad_boxes, place)
@@ -373,4 +373,4 @@ def _keypoint_names(path: Path, categories: list[_Category]) -> KeypointNames:
         advice = "choose one of them by `classes`"
         raise DataError(f"{path}: {first.name} and {other.name} have different keypoints; {advice}")
     skeleton = [(start - 1, end - 1) for start, end in first.skeleton]
-    return KeypointNames(list(first.keypoints), mirrored_pairs(first.keypoints), skeleton)
+    return KeypointNames(list(first.keypoints), find_flip_pairs(first.keypoints), skeleton)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -17,7 +18,7 @@ from paceline.core.mapped_arrays import ArrayWriter, MappedArrays
 from paceline.core.regular_file import open_regular
 from paceline.core.text import join_first, pluralize
 from paceline.data.batch import Sample
-from paceline.data.index.folders import NamedFiles
+from paceline.data.index.folders import FileDataset, NamedFiles
 from paceline.data.index.index import IndexBuilder, read_part
 from paceline.data.io.image import Encoded
 
@@ -36,14 +37,12 @@ _PARTLY_OUTSIDE = 1
 _ROUNDING = 0.01  # pixels over the border that are cut off without a word: numbers are written with few digits
 ANY_SIZE = 1 << 30
 """The height and width of an image of unknown size."""
-_SHOWN = 5
+_MAX_NAMES = 5
 _MAX_KINDS = 12
 
 
-class DetectionDataset:
+class DetectionDataset(FileDataset):
     """Images and their objects, from an index with the arrays "file" and those of `write_objects`."""
-
-    channels = 3
 
     def __init__(
         self,
@@ -63,13 +62,6 @@ class DetectionDataset:
         self._classes, self._crowd, self._area = (index.column(name) for name in ("classes", "crowd", "area"))
         self._part = read_part(index, split, shares, len(self._files))
 
-    def __len__(self) -> int:
-        return len(self._part)
-
-    def path(self, index: int) -> Path:
-        """The file of image `index`."""
-        return self._files.path(self._part[index])
-
     def update_digest(self, digest: DataDigest) -> None:
         """Add the names and sizes of the images to a fingerprint, and what is known of their objects."""
         digest.files(self._files.folder, self._files.names(self._part), "images")
@@ -82,11 +74,6 @@ class DetectionDataset:
         image = Encoded.read(self._files.checked(row), self.max_pixels)
         size = np.array([image.height, image.width], np.int64)
         return {"image": image, **self._objects(row), "size": size}
-
-    def read(self, index: int) -> Sample:
-        """The same with the image decoded, uint8 [H, W, 3]."""
-        sample = self.open(index)
-        return {**sample, "image": sample["image"].decode()}
 
     def _span(self, row: int) -> slice:
         """The objects of the image in a row."""
@@ -122,6 +109,27 @@ def write_objects(
     writer.append("classes", classes)
     writer.append("crowd", crowd.astype(np.uint8))
     writer.append("area", sides[:, 0] * sides[:, 1] if area is None else area)
+
+
+def write_checked_objects(
+    builder: IndexBuilder,
+    num_images: int,
+    images: NDArray[np.int64],
+    boxes: NDArray[np.float64],
+    extents: NDArray[np.float64],
+    sizes: NDArray[np.int64],
+    classes: NDArray[np.int64],
+    policy: BadBoxes,
+    place: Callable[[int], str],
+    crowd: NDArray[np.bool_] | None = None,
+) -> None:
+    """Check boxes as `check_boxes` does, and write the objects of those that are kept."""
+    checked = check_boxes(boxes, extents, sizes, policy, place)
+    for note in checked.notes:
+        builder.note(note)
+    is_crowd = np.zeros(len(boxes), np.bool_) if crowd is None else crowd
+    kept = checked.kept
+    write_objects(builder, num_images, images[kept], checked.boxes, classes[kept], is_crowd[kept])
 
 
 class CheckedBoxes(NamedTuple):
@@ -202,17 +210,35 @@ class Problems:
         """Raise DataError if there is any problem."""
         if not self._places:
             return
-        kinds = [f"{what}: {join_first(places, _SHOWN)}" for what, places in self._places.items()]
+        kinds = [f"{what}: {join_first(places, _MAX_NAMES)}" for what, places in self._places.items()]
         total = pluralize(sum(map(len, self._places.values())), "problem")
         raise DataError(f"{self._path}: {'; '.join([total, *at_most(kinds, len(kinds), _MAX_KINDS)])}; {advice}")
 
 
-def class_index(path: Path, found: Iterable[str], given: Iterable[str] | None) -> dict[str, int]:
-    """The number of each class name: those that are given, in their order, or those found, sorted."""
-    names = list(given) if given else sorted(set(found))
+def class_index(path: Path, found: Iterable[tuple[str, str]], given: Iterable[str] | None) -> dict[str, int]:
+    """The number of each class name: those that are given, in their order, or those found, sorted.
+
+    With the places of the found ones, of which those that are not given are a DataError.
+    """
+    found = list(found)
+    names = list(given) if given else sorted({name for name, _ in found})
     if not names:
         raise DataError(f"{path}: no annotation has an object, so the classes are not known; give them as `classes`")
-    return {name: number for number, name in enumerate(names)}
+    numbers, problems = {name: number for number, name in enumerate(names)}, Problems(path)
+    for name, place in found:
+        if name not in numbers:
+            problems.add(f"the class {name!r} is not in `classes`", place)
+    problems.refuse(f"`classes` has {', '.join(names)}")
+    return numbers
+
+
+def list_names(folder: Path, builder: IndexBuilder, expected: str) -> list[str]:
+    """The names of what is in a folder, sorted."""
+    try:
+        builder.watch(folder)
+        return sorted(os.listdir(folder))  # noqa: PTH208 - names are all that is needed
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be listed ({error.strerror}); expected {expected}") from error
 
 
 def read_names(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -33,7 +34,6 @@ _PREFIXES: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("t10k",
 _BYTES = 0x08  # the type code of unsigned bytes, the only one that images and labels have
 _MAX_RATIO = 100  # pixels and labels do not pack tighter; something that does is made to fill memory
 _FREE = 1 << 26  # bytes that may pack as they like
-_CHUNK = 1 << 20
 
 
 @register.dataset("idx")
@@ -81,8 +81,8 @@ def _first_of_each(labels: Tensor, number: int, path: Path) -> Tensor:
     return torch.cat(chosen).sort().values
 
 
-def _find(root: Path, split: Split, ending: str) -> Path:
-    candidates = [root / f"{prefix}-{ending}{packed}" for prefix in _PREFIXES[split] for packed in ("", ".gz")]
+def _find(root: Path, split: Split, kind: str) -> Path:
+    candidates = [root / f"{prefix}-{kind}{packed}" for prefix in _PREFIXES[split] for packed in ("", ".gz")]
     found = first_file(candidates)
     if found is not None:
         return found
@@ -99,35 +99,21 @@ def _read(path: Path, dimensions: int) -> Tensor:
             shape = _read_header(stream, path, dimensions)
             size, longest = math.prod(shape), _longest(path)
             # Compared first, so that a wrong header cannot ask for more memory than the file can fill.
-            data = torch.empty(size if size <= longest else 0, dtype=torch.uint8)
-            found = _fill(data, stream)
+            data = stream.read(size + 1 if size <= longest else 1)
     except (OSError, EOFError, zlib.error) as error:
-        why = getattr(error, "strerror", None)
-        told = f" ({why})" if why else f", the file is damaged or truncated ({error})"
-        raise DataError(f"{path}: cannot be read{told}") from error
-    if found != size:
+        why = getattr(error, "strerror", None) or f"the file is damaged or truncated: {error}"
+        raise DataError(f"{path}: cannot be read ({why})") from error
+    if len(data) != size:
         fewer = f"fewer, or packs them {_MAX_RATIO} times" if path.suffix == ".gz" else "fewer"
-        held = "more" if found > size else f"only {found}" if size <= longest else fewer
+        held = "more" if len(data) > size else f"only {len(data)}" if size <= longest else fewer
         raise DataError(f"{path}: the header says {_by(shape)} = {size} bytes, but the file holds {held}")
-    return data.view(shape)
+    return torch.from_numpy(np.frombuffer(bytearray(data), np.uint8)).view(shape)
 
 
 def _longest(path: Path) -> int:
     """How many bytes a file of this length may hold."""
     size = path.stat().st_size
     return max(_FREE, _MAX_RATIO * size) if path.suffix == ".gz" else size
-
-
-def _fill(data: Tensor, stream: BinaryIO | gzip.GzipFile) -> int:
-    """Read into the tensor as far as there is something; the number of bytes, one more if it does not fit."""
-    rest = data.numpy().data
-    while rest:
-        chunk = stream.read(min(_CHUNK, len(rest)))
-        if not chunk:
-            return len(data) - len(rest)
-        rest[: len(chunk)] = chunk
-        rest = rest[len(chunk) :]
-    return len(data) + len(stream.read(1))
 
 
 def _read_header(stream: BinaryIO | gzip.GzipFile, path: Path, dimensions: int) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from paceline.core.registry import register
 from paceline.data.argument_types import Extensions, Name, SplitShares
 from paceline.data.batch import KeypointNames, Sample
 from paceline.data.index.folders import (
+    FileDataset,
     NamedFiles,
     class_folders,
     files_below,
@@ -26,7 +27,7 @@ from paceline.data.index.folders import (
     skipped_note,
 )
 from paceline.data.index.index import IndexBuilder, open_index, read_part, split_arguments, write_parts
-from paceline.data.io.image import EXTENSIONS, MAX_PIXELS, Encoded, decode_image
+from paceline.data.io.image import EXTENSIONS, MAX_PIXELS, Encoded
 from paceline.data.io.image import EXTENSIONS as IMAGE_EXTENSIONS
 from paceline.data.io.video import EXTENSIONS as VIDEO_EXTENSIONS
 from paceline.data.io.video import EncodedVideo
@@ -35,13 +36,12 @@ if TYPE_CHECKING:
     from paceline.data.fingerprint import DataDigest
 
 
-class ClassFolders:
+class ClassFolders(FileDataset):
     """Files under root/split/class/, or root/class/ without a split, at any depth below their class.
 
     Classes and files are numbered in the order of their names. With `shares` the split is drawn.
     """
 
-    channels = 3
     kind, example = "image", "image.jpg"
 
     def __init__(
@@ -54,7 +54,7 @@ class ClassFolders:
         follow_links: bool,
     ) -> None:
         folder = root / split if split and not shares else root
-        endings = tuple(extension.lower() for extension in extensions)
+        suffixes = tuple(extension.lower() for extension in extensions)
         inside = None if follow_links else root
         class_folders(root, folder, self.example)
         refuse_escape(folder, inside)
@@ -64,32 +64,25 @@ class ClassFolders:
             builder.facts["classes"] = classes = class_folders(root, folder, self.example)
             size, skipped, escaping = 0, Counter[str](), list[Path]()
             for label, name in enumerate(classes):
-                files = files_below(folder, name, endings, inside, builder.watch, (), skipped, escaping)
+                files = files_below(folder, name, suffixes, inside, builder.watch, (), skipped, escaping)
                 found = sorted(map(os.fsencode, files))
                 if not found:
-                    expected = f"expected files with the extensions {' '.join(endings)}"
+                    expected = f"expected files with the extensions {' '.join(suffixes)}"
                     raise DataError(f"{folder / name}: no {self.kind}s in this class folder; {expected}")
                 builder.append_texts("file", found)
                 builder.append("label", np.full(len(found), label, np.int32))
                 size += len(found)
             refuse_escapes(escaping, inside)
-            if note := skipped_note(skipped, f"{self.kind}s", endings):
+            if note := skipped_note(skipped, f"{self.kind}s", suffixes):
                 builder.note(note)
             write_parts(builder, size, shares, seed)
 
-        arguments = {"kind": self.kind, "extensions": endings, "follow_links": follow_links}
+        arguments = {"kind": self.kind, "extensions": suffixes, "follow_links": follow_links}
         index = open_index(folder, "folders", arguments | split_arguments(shares, seed), build)
         self.classes: list[str] = index.facts["classes"]
         self.notes: list[str] = index.facts["notes"]
         self._files, self._labels = NamedFiles(index, "file", folder, inside), index.column("label")
         self._part = read_part(index, split, shares, len(self._files))
-
-    def __len__(self) -> int:
-        return len(self._part)
-
-    def path(self, index: int) -> Path:
-        """The file of sample `index`."""
-        return self._files.path(self._part[index])
 
     def update_digest(self, digest: DataDigest) -> None:
         """Add the names and sizes of the files to a fingerprint."""
@@ -129,14 +122,8 @@ class ImageFolder(ClassFolders):
 
     def open(self, index: int) -> Sample:
         """The image, not decoded yet unless there is a `min_size` to decode it for, and its label."""
-        if self.min_size is not None:
-            return self.read(index)
-        return {"image": Encoded.read(self._checked_path(index), self.max_pixels), "label": self._label(index)}
-
-    def read(self, index: int) -> Sample:
-        """The decoded image, uint8 [H, W, 3], and its label."""
-        image = decode_image(self._checked_path(index), self.max_pixels, self.min_size)
-        return {"image": image, "label": self._label(index)}
+        image = Encoded.read(self._checked_path(index), self.max_pixels)
+        return {"image": image.decode(*self.min_size) if self.min_size else image, "label": self._label(index)}
 
 
 Placeholder = Callable[[int, int], Sample]
@@ -182,7 +169,7 @@ class UnlabeledFiles:
     def read(self, index: int) -> Sample:
         """The same with the image decoded."""
         sample = self.open(index)
-        return {**sample, "image": sample["image"].decode()} if hasattr(sample["image"], "decode") else sample
+        return {**sample, "image": sample["image"].decode()} if isinstance(sample["image"], Encoded) else sample
 
 
 class UnlabeledArrays:
@@ -236,7 +223,7 @@ def find_files(inputs: Sequence[Path], videos: bool) -> list[Path]:
             below = sorted(Path(folder) / name for folder, _, names in os.walk(place) for name in names)
             found |= dict.fromkeys(path for path in below if path.suffix.lower() in extensions)
         elif place.suffix.lower() in (".txt", ".csv"):
-            found |= dict.fromkeys(_listed(place, extensions))
+            found |= dict.fromkeys(_read_list(place, extensions))
         elif place.exists():
             found[place] = None
         else:
@@ -244,11 +231,11 @@ def find_files(inputs: Sequence[Path], videos: bool) -> list[Path]:
     if not found:
         kind = "videos" if videos else "images"
         where = ", ".join(map(str, inputs))
-        raise UsageError(f"{where}: no {kind} found; expected files ending in {' '.join(extensions)}")
+        raise UsageError(f"{where}: no {kind} found; expected files with the extensions {' '.join(extensions)}")
     return list(found)
 
 
-def _listed(path: Path, extensions: Sequence[str]) -> list[Path]:
+def _read_list(path: Path, extensions: Sequence[str]) -> list[Path]:
     try:
         lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError as error:

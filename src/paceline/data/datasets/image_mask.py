@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import chain, islice, pairwise
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +21,7 @@ from paceline.core.regular_file import why_no_file
 from paceline.core.text import join_first, pluralize
 from paceline.data.argument_types import ClassNames, Color, Extensions, IdRanges, Name, PixelValue, SplitShares
 from paceline.data.batch import Sample
-from paceline.data.index.folders import NamedFiles, files_below
+from paceline.data.index.folders import FileDataset, NamedFiles, files_below
 from paceline.data.index.index import IndexBuilder, open_index, read_part, split_arguments, write_parts
 from paceline.data.index.list_file import (
     Columns,
@@ -48,8 +48,7 @@ if TYPE_CHECKING:
     from paceline.data.fingerprint import DataDigest
 
 _FAINTEST = 32  # a mask that is nowhere lighter, but not empty, holds ids rather than grays
-_CHUNK = 1 << 14
-_SHOWN = 5
+_MAX_NAMES = 5
 _STEM = "{stem}"
 _COMPARED = 500  # names of either side among which a pattern is looked for
 
@@ -67,7 +66,7 @@ _COMPARED = 500  # names of either side among which a pattern is looked for
         SameLength("colors", "classes"),
     ],
 )
-class ImageMask:
+class ImageMask(FileDataset):
     """Images and masks that are matched by their names without extensions, at any depth of the folders.
 
     `images` and `masks` are folders in the root, or patterns such as "PedMasks/{stem}_mask.png"; a pattern of masks
@@ -79,8 +78,6 @@ class ImageMask:
     `colors`, one of each class, masks are painted; `ignore_index` is then any other color. A `binary` mask is gray
     from 0, background, to 255. With `split_shares` the split is drawn.
     """
-
-    channels = 3
 
     def __init__(
         self,
@@ -101,14 +98,15 @@ class ImageMask:
         label_map: Annotated[Mapping[Name, IdRanges], Field(min_length=1)] | None = None,
     ) -> None:
         self.root = root = Path(root)
-        self.classes = _class_names(classes, label_map, binary)
+        self.classes, label_ids = _classes_and_ids(classes, label_map, ignore_index, binary)
         self.ignore_index = ignore_index
         self.max_pixels = max_pixels
         self._painted = None if colors is None else PaintedClasses(colors, ignore_index)
-        mapped = _label_map(self.classes, label_map, ignore_index, binary) if label_map else self._painted
+        mapped = label_ids or self._painted
         self._decode: Callable[[Path, int], Pixels]
         self._decode = decode_gray if binary and mapped is None else partial(decode_ids, mapped=mapped)
-        self._is_known = None if binary else _known(len(self.classes), ignore_index)
+        known = {*range(len(self.classes)), *(() if ignore_index is None else (ignore_index,))}
+        self._is_known = None if binary else np.isin(np.arange(256), list(known))
         inside = None if follow_links else root
         self._list = None if list_file is None else root / list_file
         if not root.is_dir():
@@ -116,25 +114,20 @@ class ImageMask:
 
         def build(builder: IndexBuilder) -> None:
             pairs = _Pairs(builder, root, images, masks, extensions, inside)
-            size = pairs.write_all() if self._list is None else pairs.write_list(self._list)
-            write_parts(builder, size, split_shares, split_seed)
+            found = pairs.find_all() if self._list is None else pairs.read_list(self._list)
+            builder.append_texts("image", [image for image, _ in found])
+            builder.append_texts("mask", [mask for _, mask in found])
+            write_parts(builder, len(found), split_shares, split_seed)
 
         arguments = {"folders": [images, masks], "list": list_file, "extensions": extensions and list(extensions)}
         arguments |= {"follow_links": follow_links} | split_arguments(split_shares, split_seed)
         self._index = open_index(root, "pairs", arguments, build)
-        self._images, self._masks = (NamedFiles(self._index, name, root, inside) for name in ("image", "mask"))
+        self._files, self._masks = (NamedFiles(self._index, name, root, inside) for name in ("image", "mask"))
         self.notes: list[str] = list(self._index.facts["notes"])
         if ignore_index is not None and ignore_index < len(self.classes):
             name = self.classes[ignore_index]
             self.notes.append(f"ignore_index {ignore_index} is the id of {name!r}, which is left out of all metrics")
-        self._part = read_part(self._index, split, split_shares, len(self._images))
-
-    def __len__(self) -> int:
-        return len(self._part)
-
-    def path(self, index: int) -> Path:
-        """The file of image `index`."""
-        return self._images.path(self._part[index])
+        self._part = read_part(self._index, split, split_shares, len(self._files))
 
     def mask_path(self, index: int) -> Path:
         """The file of the mask of image `index`."""
@@ -150,7 +143,7 @@ class ImageMask:
         """Add the names and sizes of the images and masks to a fingerprint, and the content of the list."""
         if self._list is not None:
             digest.content(self._list)
-        for files in (self._images, self._masks):
+        for files in (self._files, self._masks):
             digest.files(self.root, files.names(self._part))
 
     def unknown_colors(self, index: int) -> str:
@@ -161,20 +154,12 @@ class ImageMask:
         """The image, not decoded yet, and its mask, uint8 [H, W]."""
         row = self._part[index]
         try:
-            image = Encoded.read(self._images.checked(row), self.max_pixels)
+            image = Encoded.read(self._files.checked(row), self.max_pixels)
             mask = self._decode(self._masks.checked(row), self.max_pixels)
             self._check(index, image, mask)
         except (DataError, OSError, ValueError) as error:
-            raise self._at_its_line(index, error) from error
+            raise DataError(str(error) if self._list is None else f"{self.place(index)}: {error}") from error
         return {"image": image, "mask": mask}
-
-    def read(self, index: int) -> Sample:
-        """The same with the image decoded, uint8 [H, W, 3]."""
-        sample = self.open(index)
-        try:
-            return {**sample, "image": sample["image"].decode()}
-        except DataError as error:
-            raise self._at_its_line(index, error) from error
 
     def _check(self, index: int, image: Encoded, mask: Pixels) -> None:
         mask_path = self.mask_path(index)
@@ -194,10 +179,7 @@ class ImageMask:
             expected = f"expected 0 to {len(self.classes) - 1}, as `classes` has names,{ignored}".rstrip(",")
             merged = f"`label_map: {{{self.classes[-1]}: {len(self.classes) - 1}-{max(unknown)}}}`"
             advice = f"name their classes, merge ids, as with {merged}, or set `ignore_index` to leave pixels out"
-            raise DataError(f"{mask_path}: holds the ids {join_first(unknown, 2 * _SHOWN)}; {expected}; {advice}")
-
-    def _at_its_line(self, index: int, error: Exception) -> DataError:
-        return DataError(str(error) if self._list is None else f"{self.place(index)}: {error}")
+            raise DataError(f"{mask_path}: holds the ids {join_first(unknown, 2 * _MAX_NAMES)}; {expected}; {advice}")
 
 
 def _advice_on_size(image: Encoded, mask: Pixels) -> str:
@@ -210,43 +192,27 @@ def _advice_on_size(image: Encoded, mask: Pixels) -> str:
     return "save it at that size, or remove both"
 
 
-def _known(num_classes: int, ignore_index: int | None) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    table = np.zeros(256, np.bool_)
-    table[:num_classes] = True
-    if ignore_index is not None:
-        table[ignore_index] = True
-    return table
-
-
-# --- ids and classes ----------------------------------------------------------------------------------------
-
-
-def _class_names(classes: Sequence[str] | None, label_map: Mapping[str, IdRanges] | None, binary: bool) -> list[str]:
-    """The classes: as given, or else those of the label map, after the background if that is not named."""
-    if binary:
-        return ["foreground"]
-    if classes is not None or label_map is None:
-        return list(classes or [])
-    has_zero = any(first == 0 for ranges in label_map.values() for first, _ in _spans(ranges))
-    return list(label_map) if has_zero else ["background", *label_map]
-
-
-def _label_map(
-    classes: list[str], label_map: Mapping[str, IdRanges], ignore_index: int | None, binary: bool
-) -> LabelMap:
-    unknown = next((name for name in label_map if name not in classes), None)
+def _classes_and_ids(
+    classes: Sequence[str] | None, label_map: Mapping[str, IdRanges] | None, ignore_index: int | None, binary: bool
+) -> tuple[list[str], LabelMap | None]:
+    """The classes, after the background if a label map does not name it, and the ids that the map gives them."""
+    spans = {name: _spans(given) for name, given in (label_map or {}).items()}
+    named = sorted(span for each in spans.values() for span in each)
+    has_background = not named or named[0][0] == 0
+    names = list(classes if classes is not None else spans if has_background else ["background", *spans])
+    names = ["foreground"] if binary else names
+    if not spans:
+        return names, None
+    unknown = next((name for name in spans if name not in names), None)
     if unknown is not None:
-        raise ArgumentError("label_map", f"{unknown!r} is no class; the classes are {', '.join(classes)}")
+        raise ArgumentError("label_map", f"{unknown!r} is no class; the classes are {', '.join(names)}")
     if binary:
-        return LabelMap({0: [(0, MAX_ID)], 255: _spans(label_map["foreground"])}, None)
-    ranges = {classes.index(name): _spans(given) for name, given in label_map.items()}
-    named = sorted(span for spans in ranges.values() for span in spans)
+        return names, LabelMap({0: [(0, MAX_ID)], 255: spans["foreground"]}, None)
     overlap = next((after for before, after in pairwise(named) if after[0] <= before[1]), None)
     if overlap is not None:
         raise ArgumentError("label_map", f"the id {overlap[0]} belongs to two classes")
-    if 0 not in ranges and not (named and named[0][0] == 0):
-        ranges = {0: [(0, 0)], **ranges}
-    return LabelMap(ranges, ignore_index)
+    ranges = {names.index(name): each for name, each in spans.items()}
+    return names, LabelMap(ranges if has_background else {0: [(0, 0)]} | ranges, ignore_index)
 
 
 def _spans(ranges: IdRanges) -> list[tuple[int, int]]:
@@ -259,9 +225,6 @@ def _spans(ranges: IdRanges) -> list[tuple[int, int]]:
     if not first <= last <= MAX_ID:
         raise ArgumentError("label_map", f"expected a range of ids from 0 to {MAX_ID}, got {ranges}")
     return [(first, last)]
-
-
-# --- which mask belongs to which image ----------------------------------------------------------------------
 
 
 class _Pattern:
@@ -303,41 +266,39 @@ class _Pairs:
         inside: Path | None,
     ) -> None:
         self._builder, self._root, self._inside = builder, root, inside
-        endings = tuple(extension.lower() for extension in extensions) if extensions else EXTENSIONS
-        self._images = _Pattern("images", images, root, None, endings)
+        suffixes = tuple(extension.lower() for extension in extensions) if extensions else EXTENSIONS
+        self._images = _Pattern("images", images, root, None, suffixes)
         self._masks = _Pattern("masks", masks, root, self._images.folder, MASK_EXTENSIONS)
         is_shared = os.path.realpath(self._images.folder) == os.path.realpath(self._masks.folder)
         if is_shared and not self._images.is_named and not self._masks.is_named:  # only extensions tell them apart
             self._masks.extensions = (".png", ".bmp")
-            self._images.extensions = endings if extensions else (".jpg", ".jpeg")
+            self._images.extensions = suffixes if extensions else (".jpg", ".jpeg")
         self._excluded = self._masks if is_shared and self._masks.is_named else None
 
-    def write_all(self) -> int:
+    def find_all(self) -> list[tuple[bytes, bytes]]:
         """All images with their masks, in the order of their names."""
         images, masks = self._stems()
-        absent = sorted(stem for stem in images if stem not in masks)
+        absent = sorted(images.keys() - masks)
         if absent:
             raise DataError(self._no_masks(absent, images, masks))
-        stems = sorted(images)
-        self._builder.append_texts("image", [os.fsencode(images[stem]) for stem in stems])
-        self._builder.append_texts("mask", [os.fsencode(masks[stem]) for stem in stems])
-        spare = sorted(masks[stem] for stem in masks if stem not in images)
+        spare = sorted(masks[stem] for stem in masks.keys() - images)
         if spare:
             found = f"{pluralize(len(spare), 'mask')} without an image in {self._images.folder}"
-            self._builder.note(f"{found}, not used: {join_first(spare, _SHOWN)}")
-        return len(images)
+            self._builder.note(f"{found}, not used: {join_first(spare, _MAX_NAMES)}")
+        return [(os.fsencode(images[stem]), os.fsencode(masks[stem])) for stem in sorted(images)]
 
     def _no_masks(self, absent: list[str], images: dict[str, str], masks: dict[str, str]) -> str:
         """What to say about images without a mask: a few names of either side, and the pattern that would match."""
-        shown = [PurePosixPath(images[stem]).name for stem in absent]
+        names = [PurePosixPath(images[stem]).name for stem in absent]
         found = f"no mask in {self._masks.folder} for {len(absent):,} of {len(images):,} images"
         if len(absent) < len(images):
-            return f"{found}: {join_first(shown, _SHOWN)}; add them, or list the images that have one as `list_file`"
+            return (
+                f"{found}: {join_first(names, _MAX_NAMES)}; add them, or list the images that have one as `list_file`"
+            )
         there = sorted(self._files(self._masks.folder, MASK_EXTENSIONS))
-        names = join_first([PurePosixPath(name).name for name in there], 2) or "none"
-        return (
-            f"{found}: images are called {join_first(shown, 2)}, masks {names}; {self._pattern_advice(images, there)}"
-        )
+        others = join_first([PurePosixPath(name).name for name in there], 2) or "none"
+        found = f"{found}: images are called {join_first(names, 2)}, masks {others}"
+        return f"{found}; {self._pattern_advice(images, there)}"
 
     def _pattern_advice(self, images: dict[str, str], there: list[str]) -> str:
         below, above = (os.path.relpath(each.folder, self._root) for each in (self._masks, self._images))
@@ -348,61 +309,51 @@ class _Pairs:
             return f'add `images: "{above}/{pattern}"`'
         return f'name masks after their images, or give a pattern, as in `masks: "{below}/{_STEM}_mask.png"`'
 
-    def write_list(self, list_file: Path) -> int:
+    def read_list(self, list_file: Path) -> list[tuple[bytes, bytes]]:
         """The images that a list names, in its order, with the masks beside them or of the same name."""
         if not list_file.is_file():
             found = f"{list_file}: {why_no_file(list_file)}"
             raise DataError(f"{found}; `list_file` is looked for in `root`, {self._root}: correct either")
         self._builder.watch(list_file, by_content=True)
         columns = Columns(label_key="mask", has_keys=False)
-        rows = read_list(list_file, columns, self._builder.facts["notes"])
-        first = next(rows, None)
-        if first is None:
+        rows = list(read_list(list_file, columns, self._builder.facts["notes"]))
+        if not rows:
             raise DataError(f"{list_file}: the list is empty; expected a line for each image")
-        rows = chain([first], rows)
-        return self._write_columns(list_file, rows) if first.label is not None else self._write_names(list_file, rows)
+        LineNumbers(self._builder).append([row.line for row in rows])
+        pairs = self._by_name(list_file, rows) if rows[0].label is None else self._by_column(list_file, rows)
+        encoded = partial(encode_name, list_file)
+        lines = zip((row.line for row in rows), pairs, strict=True)
+        return [(encoded(line, image), encoded(line, mask)) for line, (image, mask) in lines]
 
-    def _write_names(self, list_file: Path, rows: Iterator[Row]) -> int:
+    def _by_name(self, list_file: Path, rows: Sequence[Row]) -> list[tuple[str, str]]:
         images, masks = self._stems()
-        found = list(rows)
-        stems = [row.name if row.name in images else os.path.splitext(row.name)[0] for row in found]  # noqa: PTH122
+        stems = [row.name if row.name in images else os.path.splitext(row.name)[0] for row in rows]  # noqa: PTH122
         for files, what in ((images, f"image in {self._images.folder}"), (masks, f"mask in {self._masks.folder}")):
             absent = [
-                f"{row.name} (line {row.line})" for row, stem in zip(found, stems, strict=True) if stem not in files
+                f"{row.name} (line {row.line})" for row, stem in zip(rows, stems, strict=True) if stem not in files
             ]
-            if absent and files is masks and len(absent) == len(found):
+            if absent and files is masks and len(absent) == len(rows):
                 raise DataError(f"{list_file}: {self._no_masks(stems, {stem: images[stem] for stem in stems}, masks)}")
             if absent:
-                advice = delimiter_hint([found[0].name], has_keys=False) or "add the files, or remove the lines"
-                number = f"{len(absent):,} of {len(found):,} names"
-                raise DataError(f"{list_file}: no {what} for {number}: {join_first(absent, _SHOWN)}; {advice}")
-        self._builder.append_texts("image", [os.fsencode(images[stem]) for stem in stems])
-        self._builder.append_texts("mask", [os.fsencode(masks[stem]) for stem in stems])
-        LineNumbers(self._builder).append([row.line for row in found])
-        return len(found)
+                advice = delimiter_hint([rows[0].name], has_keys=False) or "add the files, or remove the lines"
+                number = f"{len(absent):,} of {len(rows):,} names"
+                raise DataError(f"{list_file}: no {what} for {number}: {join_first(absent, _MAX_NAMES)}; {advice}")
+        return [(images[stem], masks[stem]) for stem in stems]
 
-    def _write_columns(self, list_file: Path, rows: Iterator[Row]) -> int:
-        lines, folders, size, absent = LineNumbers(self._builder), set[str](), 0, list[str]()
-        while chunk := list(islice(rows, _CHUNK)):
-            for row in chunk:
-                if not isinstance(row.label, str) or not row.label.strip():
-                    raise DataError(f"{at_line(list_file, row.line)}: {row.label!r} is not the name of a mask")
-                for name in (row.name, row.label.strip()):
-                    folder = os.path.dirname(name)  # noqa: PTH120 - of many
-                    if folder not in folders:
-                        folders.add(folder)
-                        with suppress(OSError, ValueError):  # else its files are absent
-                            self._builder.watch(self._root / folder)
-                    if not os.path.exists(self._root / name):  # noqa: PTH110
-                        absent.append(f"{name} (line {row.line})")
-            self._builder.append_texts("image", [encode_name(list_file, row.line, row.name) for row in chunk])
-            self._builder.append_texts("mask", [encode_name(list_file, row.line, row.label.strip()) for row in chunk])
-            lines.append([row.line for row in chunk])
-            size += len(chunk)
+    def _by_column(self, list_file: Path, rows: Sequence[Row]) -> list[tuple[str, str]]:
+        wrong = next((row for row in rows if not isinstance(row.label, str) or not row.label.strip()), None)
+        if wrong is not None:
+            raise DataError(f"{at_line(list_file, wrong.line)}: {wrong.label!r} is not the name of a mask")
+        pairs = [(row.name, row.label.strip()) for row in rows]
+        for folder in sorted({os.path.dirname(name) for pair in pairs for name in pair}):  # noqa: PTH120 - of many
+            with suppress(OSError, ValueError):  # else its files are absent
+                self._builder.watch(self._root / folder)
+        named = [(name, row.line) for row, pair in zip(rows, pairs, strict=True) for name in pair]
+        absent = [f"{name} (line {line})" for name, line in named if not os.path.exists(self._root / name)]  # noqa: PTH110
         if absent:
-            found = f"{len(absent):,} of the {2 * size:,} files that it names are not in {self._root}"
-            raise DataError(f"{list_file}: {found}: {join_first(absent, _SHOWN)}; add them, or remove their lines")
-        return size
+            found = f"{len(absent):,} of the {len(named):,} files that it names are not in {self._root}"
+            raise DataError(f"{list_file}: {found}: {join_first(absent, _MAX_NAMES)}; add them, or remove their lines")
+        return pairs
 
     def _stems(self) -> tuple[dict[str, str], dict[str, str]]:
         """The images and the masks, as paths below the root, by what stands for {stem} in their names."""

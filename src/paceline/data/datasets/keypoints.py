@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,7 +15,7 @@ from paceline.core.registry import register
 from paceline.core.regular_file import open_regular
 from paceline.data.argument_types import ClassNames, KeypointPairs, Name, SplitShares
 from paceline.data.batch import KeypointNames, Sample
-from paceline.data.datasets.detection import DetectionDataset, at_most, read_json, read_names, write_objects
+from paceline.data.datasets.detection import DetectionDataset, at_most, list_names, read_json, read_names, write_objects
 from paceline.data.index.index import IndexBuilder, open_index, split_arguments, write_parts
 from paceline.data.index.list_file import encode_name
 from paceline.data.io.image import EXTENSIONS, MAX_PIXELS
@@ -51,10 +50,10 @@ def known_keypoints(count: int) -> KeypointNames | None:
     if count not in _KNOWN:
         return None
     names, skeleton = _KNOWN[count]
-    return KeypointNames(list(names), mirrored_pairs(names), list(skeleton))
+    return KeypointNames(list(names), find_flip_pairs(names), list(skeleton))
 
 
-def mirrored_pairs(names: Sequence[str]) -> list[tuple[int, int]]:
+def find_flip_pairs(names: Sequence[str]) -> list[tuple[int, int]]:
     """The keypoints that differ in left and right alone, such as left_hip and right_hip, as pairs of numbers."""
     numbers = {name.lower(): number for number, name in enumerate(names)}
     found = []
@@ -93,17 +92,19 @@ class Keypoints(DetectionDataset):
     ) -> None:
         root = Path(root)
         self._file = path = root / file
-        listed = None if split_shares else split
+        list_name = None if split_shares else split
 
         def build(builder: IndexBuilder) -> None:
             found = _read(path, builder)
             builder.facts["keypoint_names"] = _named(path, found, names, flip_pairs, skeleton)
             image_names = found.images or _image_names(path, root / images, len(found.positions), builder)
-            rows = np.arange(len(image_names)) if listed is None else _listed_rows(root, listed, image_names, builder)
+            rows = (
+                np.arange(len(image_names)) if list_name is None else _split_rows(root, list_name, image_names, builder)
+            )
             _write(builder, path, found.positions[rows], [image_names[row] for row in rows], margin)
             write_parts(builder, len(rows), split_shares, split_seed)
 
-        arguments = {"file": file, "images": images, "split": listed, "margin": margin}
+        arguments = {"file": file, "images": images, "split": list_name, "margin": margin}
         arguments |= {"names": [names, flip_pairs, skeleton]} | split_arguments(split_shares, split_seed)
         index = open_index(root, "keypoints", arguments, build)
         super().__init__(index, root / images, None if follow_links else root, max_pixels, split, split_shares)
@@ -169,25 +170,21 @@ def _named(
         wrong = [pair for pair in pairs or () if not all(0 <= end < count for end in pair)]
         if wrong:
             raise DataError(f"{path}: has {count} keypoints, numbered from 0, but `{key}` has {list(wrong[0])}")
-    mirrored = flip_pairs if flip_pairs is not None else found.flip_pairs if not names else None
+    given_pairs = flip_pairs if flip_pairs is not None else found.flip_pairs if not names else None
     is_known = known is not None and called == known.names
     limbs = skeleton if skeleton is not None else known.limbs if known is not None and is_known else ()
-    return called, mirrored_pairs(called) if mirrored is None else mirrored, limbs
+    return called, find_flip_pairs(called) if given_pairs is None else given_pairs, limbs
 
 
 def _image_names(path: Path, folder: Path, count: int, builder: IndexBuilder) -> list[str]:
     """The images in a folder, sorted, of which there must be one for each row."""
-    try:
-        builder.watch(folder)
-        names = sorted(name for name in os.listdir(folder) if name.lower().endswith(EXTENSIONS))  # noqa: PTH208
-    except OSError as error:
-        raise DataError(f"{folder}: cannot be listed ({error.strerror}); expected the images") from error
+    names = [name for name in list_names(folder, builder, "the images") if name.lower().endswith(EXTENSIONS)]
     if len(names) != count:
         raise DataError(f"{path}: has keypoints for {count:,} images, but {folder} has {len(names):,} images")
     return names
 
 
-def _listed_rows(root: Path, split: str, images: list[str], builder: IndexBuilder) -> NDArray[np.int64]:
+def _split_rows(root: Path, split: str, images: list[str], builder: IndexBuilder) -> NDArray[np.int64]:
     """The images that the list of a split names, with or without their extensions."""
     path = root / f"{split}.txt"
     numbers = {Path(name).stem: number for number, name in enumerate(images)}

@@ -20,15 +20,15 @@ from paceline.core.regular_file import why_no_file
 from paceline.core.text import join_first, pluralize
 from paceline.data.argument_types import ClassNames, Column, Name, SplitShares
 from paceline.data.batch import Sample
-from paceline.data.index.folders import NamedFiles, hint_on_missing
+from paceline.data.index.folders import FileDataset, NamedFiles, hint_on_missing
 from paceline.data.index.index import (
     IndexBuilder,
     Part,
     SplitColumn,
     open_index,
     read_fold,
-    read_listed_split,
     read_part,
+    read_split_column,
     split_arguments,
     write_parts,
 )
@@ -55,12 +55,12 @@ LIST_CHECKS = [
     Requires("split_column", "split"),
     Requires("fold", "split"),
 ]
-_SHOWN = 10  # classes without a sample that are named
+_MAX_NAMES = 10  # classes without a sample that are named
 _CHUNK = 1 << 14  # lines that are held as Python objects at a time
 
 
 @register.dataset("list_file", checks=LIST_CHECKS)
-class ListFile:
+class ListFile(FileDataset):
     """The images of a list, a line each: names relative to `root`, the list's own folder unless given, and labels.
 
     The list is a CSV, TSV, JSON or plain text file, by its extension or `format`; `delimiter` separates columns if not
@@ -72,7 +72,6 @@ class ListFile:
     other splits those that have it. Files outside the root are a DataError unless `follow_links`.
     """
 
-    channels = 3
     kind = "image"
     """What a line is about, and the usual name of its column."""
 
@@ -121,20 +120,12 @@ class ListFile:
         self.classes: list[str] = self._index.facts["classes"]
         self._files = NamedFiles(self._index, "file", self.root, None if follow_links else self.root)
         self._labels = _Labels(self._index, len(self.classes)) if "meaning" in self._index else None
-        self._part: Part
         if fold is not None:
             self._part = read_fold(self._index, self.file, fold, is_held_out=split != "train")
         elif split_column is not None:
-            self._part = read_listed_split(self._index, self.file, split, split_column)
+            self._part = read_split_column(self._index, self.file, split, split_column)
         else:
             self._part = read_part(self._index, split, split_shares, len(self._files))
-
-    def __len__(self) -> int:
-        return len(self._part)
-
-    def path(self, index: int) -> Path:
-        """The file of sample `index`."""
-        return self._files.path(self._part[index])
 
     def place(self, index: int) -> str:
         """The list, and the line of it that names sample `index`."""
@@ -151,7 +142,9 @@ class ListFile:
         if self._labels is None:
             return [self.why_no_labels]
         absent = [name for name, seen in zip(self.classes, self._labels.seen(self._part), strict=True) if not seen]
-        missing = [f"no sample of {pluralize(len(absent), 'class')}: {join_first(absent, _SHOWN)}"] if absent else []
+        missing = (
+            [f"no sample of {pluralize(len(absent), 'class')}: {join_first(absent, _MAX_NAMES)}"] if absent else []
+        )
         return [*self._index.facts["notes"], *missing]
 
     @property
@@ -166,12 +159,6 @@ class ListFile:
     def open(self, index: int) -> Sample:
         """The image, not decoded yet, and its label if the list has labels."""
         return {"image": self._load(index, lambda path: Encoded.read(path, self.max_pixels))} | self._label(index)
-
-    def read(self, index: int) -> Sample:
-        """The same with the image decoded, uint8 [H, W, 3]."""
-        return {"image": self._load(index, lambda path: Encoded.read(path, self.max_pixels).decode())} | self._label(
-            index
-        )
 
     def _load(self, index: int, load: Callable[[Path], Any]) -> Any:
         """What `load` gives for a file; an error names its line."""
@@ -351,7 +338,7 @@ class LabelEncoder:
             return self._counted(given, self._first, num_samples)
         assert given is not None
         unknown = next(label for label in labels if label not in given)
-        expected = f"expected one of the {len(given):,} classes: {join_first(given, _SHOWN)}"
+        expected = f"expected one of the {len(given):,} classes: {join_first(given, _MAX_NAMES)}"
         raise DataError(f"{self._at(unknown)}: the label {unknown!r} is no class; {expected}")
 
     def notes(self) -> list[str]:

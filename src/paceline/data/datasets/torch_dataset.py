@@ -17,7 +17,7 @@ from paceline.data.batch import Sample
 from paceline.data.rng import seeded_generators
 from paceline.data.split_loader import Dataset
 
-_MOST_CHANNELS = 4  # by which [H, W, C] and [C, H, W] are told apart where they are not as usual
+_MOST_CHANNELS = 4  # by which [H, W, C] and [C, H, W] are distinguished where they are not as usual
 _OBJECTS = {"labels": "classes", "iscrowd": "crowd"}  # torchvision's names for fields of objects, and ours
 _UNDRAWN = np.full(1, 0.5)
 _GRAY = ("1", "L", "I", "F", "I;16", "I;16B", "I;16L")

@@ -53,10 +53,6 @@ class VideoFolder(ClassFolders):
         video = EncodedVideo(self._checked_path(index), self.max_pixels, self.max_frames)
         return {"image": video, "label": self._label(index)}
 
-    def read(self, index: int) -> Sample:
-        """The same: a video is decoded by the transform that chooses frames."""
-        return self.open(index)
-
 
 @register.dataset("video_list", checks=LIST_CHECKS)
 class VideoList(ListFile):
@@ -94,9 +90,9 @@ class VideoList(ListFile):
     ) -> None:
         columns = video, label, label_separator
         labels, parts = (delimiter, label_from, first_label), (split, split_shares, split_seed)
-        listed_parts = split_column, fold, fold_column
+        part_columns = split_column, fold, fold_column
         super().__init__(
-            file, root, format, *columns, classes, *parts, follow_links, max_pixels, *labels, *listed_parts
+            file, root, format, *columns, classes, *parts, follow_links, max_pixels, *labels, *part_columns
         )
         self.max_frames = max_frames
 
@@ -108,10 +104,6 @@ class VideoList(ListFile):
         if not path.exists():
             raise DataError(f"{path}: no such file")
         return EncodedVideo(path, self.max_pixels, self.max_frames)
-
-    def read(self, index: int) -> Sample:
-        """The same: a video is decoded by the transform that chooses frames."""
-        return self.open(index)
 
 
 class ClipDataset:

@@ -7,8 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
-from xml.etree.ElementTree import Element, TreeBuilder
-from xml.parsers import expat
+from xml.etree.ElementTree import Element, ParseError, fromstring
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +23,11 @@ from paceline.data.datasets.detection import (
     DetectionDataset,
     Problems,
     at_most,
-    check_boxes,
     class_index,
+    list_names,
     read_names,
     read_sizes,
-    write_objects,
+    write_checked_objects,
 )
 from paceline.data.index.index import IndexBuilder, open_index, split_arguments, write_parts
 from paceline.data.io.image import EXTENSIONS, MAX_PIXELS, read_bytes
@@ -68,17 +67,17 @@ class Voc(DetectionDataset):
     ) -> None:
         root = Path(root)
         self._annotations = root / annotations
-        listed = None if split_shares else split
+        list_name = None if split_shares else split
         inside = None if follow_links else root
 
         def build(builder: IndexBuilder) -> None:
             available = _stems(self._annotations, builder)
-            names = _split_names(root, root / image_sets, listed, available, builder) if listed else available
+            names = _split_names(root, root / image_sets, list_name, available, builder) if list_name else available
             files = _image_names(root / images, names, builder)
             _write(builder, self._annotations, root / images, names, files, available, classes, bad_boxes)
             write_parts(builder, len(names), split_shares, split_seed)
 
-        arguments = {"folders": [images, annotations, image_sets], "split": listed, "bad_boxes": bad_boxes}
+        arguments = {"folders": [images, annotations, image_sets], "split": list_name, "bad_boxes": bad_boxes}
         arguments |= {"classes": classes and list(classes)} | split_arguments(split_shares, split_seed)
         index = open_index(root, "voc", arguments, build)
         super().__init__(index, root / images, inside, max_pixels, split, split_shares)
@@ -91,17 +90,9 @@ class Voc(DetectionDataset):
         digest.files(self._annotations, annotations, "Annotations", by_content=True)
 
 
-def _names_in(folder: Path, builder: IndexBuilder, expected: str) -> list[str]:
-    try:
-        builder.watch(folder)
-        return sorted(os.listdir(folder))  # noqa: PTH208 - names are all that is needed
-    except OSError as error:
-        raise DataError(f"{folder}: cannot be listed ({error.strerror}); expected {expected}") from error
-
-
 def _stems(folder: Path, builder: IndexBuilder) -> list[str]:
     expected = "a folder of XML files, one for each image; name it as `annotations`, and that of images as `images`"
-    found = [name.removesuffix(".xml") for name in _names_in(folder, builder, expected) if name.endswith(".xml")]
+    found = [name.removesuffix(".xml") for name in list_names(folder, builder, expected) if name.endswith(".xml")]
     if not found:
         raise DataError(f"{folder}: no XML files in it; expected {expected}")
     return found
@@ -124,7 +115,7 @@ def _stem(name: str) -> str:
 
 def _image_names(folder: Path, names: list[str], builder: IndexBuilder) -> list[str]:
     """The file of each image: what is called like its annotation, whatever the kind of image."""
-    there = _names_in(folder, builder, "the images")
+    there = list_names(folder, builder, "the images")
     by_stem = {_stem(each): each for each in reversed(there) if each.lower().endswith(EXTENSIONS)}
     return [by_stem.get(name, f"{name}.jpg") for name in names]
 
@@ -164,14 +155,11 @@ def _write(
 
     annotations = [annotation(name) for name in names]
     others = [] if classes else [annotation(name) for name in sorted(set(available).difference(names))]
-    found = [each.name for annotation in (*annotations, *others) for each in annotation.objects]
     problems.refuse("repair or remove them")
+    objects = [(name, *each) for name, of in zip(names, annotations, strict=True) for each in enumerate(of.objects, 1)]
+    found = [(written.name, f"{name}.xml object {number}") for name, number, written in objects]
+    found += [(written.name, "") for annotation in others for written in annotation.objects]
     numbers = class_index(folder, found, classes)
-    for name, each in zip(names, annotations, strict=True):
-        for number, written in enumerate(each.objects, 1):
-            if written.name not in numbers:
-                problems.add(f"the class {written.name!r} is not in `classes`", f"{name}.xml object {number}")
-    problems.refuse(f"`classes` has {', '.join(numbers)}")
     sizes = _sizes(builder, folder, images, names, files, annotations)
     builder.append_texts("file", [os.fsencode(name) for name in files])
     _write_objects(builder, folder, names, annotations, sizes, numbers, bad_boxes)
@@ -216,15 +204,16 @@ def _write_objects(
 
     def place(box: int) -> str:
         number = box - int(np.searchsorted(images, images[box])) + 1
-        shown = " ".join(f"{value:g}" for value in corners[box])
-        return f"{folder / names[images[box]]}.xml: object {number} ({written[box].name}), {shown}"
+        values = " ".join(f"{value:g}" for value in corners[box])
+        return f"{folder / names[images[box]]}.xml: object {number} ({written[box].name}), {values}"
 
     extents = corners[:, 2:] - corners[:, :2]
-    boxes, kept, notes = check_boxes(corners - (1, 1, 0, 0), extents, sizes[images], bad_boxes, place)
-    labels = np.array([numbers[each.name] for each in written], np.int64)[kept]
-    is_difficult = np.array([each.is_difficult for each in written], np.bool_)[kept]
-    builder.facts["notes"] += notes
-    write_objects(builder, len(names), images[kept], boxes, labels, is_difficult)
+    labels = np.array([numbers[each.name] for each in written], np.int64)
+    is_difficult = np.array([each.is_difficult for each in written], np.bool_)
+    boxes = corners - (1, 1, 0, 0)
+    write_checked_objects(
+        builder, len(names), images, boxes, extents, sizes[images], labels, bad_boxes, place, is_difficult
+    )
 
 
 def _read_xml(path: Path, problems: Problems) -> _Annotation:
@@ -261,27 +250,15 @@ def _number(text: str | None) -> float:
 
 
 def _parse(path: Path) -> Element:
-    try:
-        size = path.stat().st_size
-    except (OSError, ValueError):
-        size = 0  # reading it says what is wrong
-    if size > MAX_BYTES:
-        raise DataError(f"{path}: {size:,} bytes; an annotation has at most {MAX_BYTES:,}")
-
-    def refuse(*_: object) -> None:
+    content = read_bytes(path)
+    if len(content) > MAX_BYTES:
+        raise DataError(f"{path}: {len(content):,} bytes; an annotation has at most {MAX_BYTES:,}")
+    if b"<!DOCTYPE" in content.replace(b"\0", b""):  # of two bytes a character, too
         raise DataError(f"{path}: has a DOCTYPE, which is not read: it can make a small file huge; remove it")
-
-    builder = TreeBuilder()
-    parser = expat.ParserCreate()
-    parser.StartDoctypeDeclHandler = refuse
-    parser.StartElementHandler = builder.start
-    parser.EndElementHandler = builder.end
-    parser.CharacterDataHandler = builder.data
     try:
-        parser.Parse(read_bytes(path), True)
-    except (expat.ExpatError, LookupError, ValueError) as error:
+        root = fromstring(content)
+    except (ParseError, LookupError, ValueError) as error:
         raise DataError(f"{path}: not well-formed xml ({error})") from error
-    root = builder.close()
     if root.tag != "annotation":
         raise DataError(f"{path}: the outermost element is <{root.tag}>, expected <annotation>")
     return root

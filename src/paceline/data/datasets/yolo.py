@@ -18,7 +18,7 @@ from paceline.core.regular_file import open_regular, why_no_file
 from paceline.core.text import join_first
 from paceline.data.argument_types import Name
 from paceline.data.batch import Sample
-from paceline.data.datasets.detection import BadBoxes, DetectionDataset, Problems, check_boxes, write_objects
+from paceline.data.datasets.detection import BadBoxes, DetectionDataset, Problems, write_checked_objects
 from paceline.data.index.folders import files_below
 from paceline.data.index.index import IndexBuilder, open_index
 from paceline.data.io.image import EXTENSIONS, MAX_PIXELS
@@ -111,9 +111,9 @@ def _find_images(
         else:
             builder.watch(place, by_content=True)
             lines = place.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-            names_listed = [line.strip() for line in lines if line.strip()]
+            names_in_list = [line.strip() for line in lines if line.strip()]
             parents = [place.parent, place.parent.parent, base]
-            found |= dict.fromkeys(_first(parents, name.removeprefix("./")) for name in names_listed)
+            found |= dict.fromkeys(_first(parents, name.removeprefix("./")) for name in names_in_list)
     if not found:
         raise DataError(f"{path}: no images in {entries}; expected files with the extensions {' '.join(EXTENSIONS)}")
     return list(found)
@@ -174,14 +174,10 @@ def _write(
         builder.note(f"{len(without):,} of {len(images):,} images have no label file: {join_first(without, 5)}")
     corners = np.array(boxes, np.float64).reshape(-1, 4) * _UNIT
     sizes = np.full((len(corners), 2), _UNIT, np.int64)
-    checked = check_boxes(corners, corners[:, 2:] - corners[:, :2], sizes, bad_boxes, places.__getitem__)
-    for note in checked.notes:
-        builder.note(note)
     builder.facts["classes"] = names
     builder.append_texts("file", [os.fsencode(os.path.relpath(image, base)) for image in images])
-    crowd = np.zeros(int(checked.kept.sum()), np.bool_)
-    kept = np.array(labels, np.int64)[checked.kept]
-    write_objects(builder, len(images), np.array(rows, np.int64)[checked.kept], checked.boxes, kept, crowd)
+    owners, classes, extents = np.array(rows, np.int64), np.array(labels, np.int64), corners[:, 2:] - corners[:, :2]
+    write_checked_objects(builder, len(images), owners, corners, extents, sizes, classes, bad_boxes, places.__getitem__)
 
 
 def _parse(line: str, num_classes: int, problems: Problems, place: str) -> tuple[int, list[float]] | None:

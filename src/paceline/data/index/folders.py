@@ -12,14 +12,18 @@ from pathlib import Path, PurePosixPath
 from paceline.core.errors import DataError
 from paceline.core.mapped_arrays import MappedArrays
 from paceline.core.text import join_first, pluralize
+from paceline.data.batch import Sample
+from paceline.data.index.index import Part
+from paceline.data.io.image import Encoded
+from paceline.data.skip_list import locate_error
 
 _USUAL = {
     *(".txt", ".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".xml", ".yaml", ".yml", ".lst", ".xlsx"),
     *(".md", ".rst", ".html", ".pdf", ".log", ".ini", ".db", ".md5", ".sha256", ".py", ".sh", ".npy", ".npz", ".srt"),
 }  # beside images and videos, and never meant as one
 _SPLITS = {"train", "val", "valid", "validation", "test"}
-_SHOWN = 8  # extensions in a note
-_LISTED = 100_000  # names of a folder that a hint is looked for among
+_MAX_SUFFIXES = 8  # extensions in a note
+_MAX_ENTRIES = 100_000  # names of a folder that a hint is looked for among
 
 
 def folder_names(folder: Path) -> list[str]:
@@ -67,8 +71,8 @@ def files_below(
         refuse_escape(folder, inside)
     watch(folder)
     with os.scandir(folder) as entries:
-        listed = [entry for entry in entries if not entry.name.startswith(".")]
-    for entry in listed:
+        visible = [entry for entry in entries if not entry.name.startswith(".")]
+    for entry in visible:
         is_folder = entry.is_dir()
         if not is_folder and not entry.name.lower().endswith(extensions):
             if skipped is not None:
@@ -92,9 +96,9 @@ def skipped_note(skipped: Counter[str], what: str, extensions: Sequence[str]) ->
     if not counts:
         return ""
     total = sum(number for _, number in counts)
-    shown = ", ".join(f"{suffix} {number:,}" for suffix, number in counts[:_SHOWN]) + ", …" * (len(counts) > _SHOWN)
+    counted = join_first([f"{suffix} {number:,}" for suffix, number in counts], _MAX_SUFFIXES)
     verb = "is" if total == 1 else "are"
-    return f"{pluralize(total, 'file')} {verb} skipped: {shown}; {what} are {', '.join(extensions)} (`extensions`)"
+    return f"{pluralize(total, 'file')} {verb} skipped: {counted}; {what} are {', '.join(extensions)} (`extensions`)"
 
 
 def refuse_escape(path: Path, inside: Path | None) -> None:
@@ -154,6 +158,35 @@ class NamedFiles:
         return path
 
 
+class FileDataset:
+    """A data set whose samples are the files that an index names, or a part of them. Images are decoded when read."""
+
+    channels = 3
+    _files: NamedFiles
+    _part: Part
+
+    def __len__(self) -> int:
+        return len(self._part)
+
+    def path(self, index: int) -> Path:
+        """The file of sample `index`."""
+        return self._files.path(self._part[index])
+
+    def open(self, index: int) -> Sample:
+        """Sample `index` with its image not decoded yet."""
+        raise NotImplementedError
+
+    def read(self, index: int) -> Sample:
+        """Sample `index` with its image decoded, uint8 [H, W, 3]; the transform that cuts clips decodes a video."""
+        sample = self.open(index)
+        if not isinstance(sample["image"], Encoded):
+            return sample
+        try:
+            return {**sample, "image": sample["image"].decode()}
+        except DataError as error:
+            raise locate_error(self, index, error) from error
+
+
 def hint_on_missing(root: Path, name: str) -> str:
     """What to do about `name`, which is no file in `root`, to be put behind a message; empty if nothing is known."""
     if any("\udc80" <= character <= "\udcff" for character in name):
@@ -175,7 +208,7 @@ def _names_in(folder: Path) -> dict[str, str]:
     """What is in a folder, by name in lower case, with and without the extension."""
     try:
         with os.scandir(folder) as entries:
-            names = [entry.name for entry in islice(entries, _LISTED)]
+            names = [entry.name for entry in islice(entries, _MAX_ENTRIES)]
     except (OSError, ValueError):
         return {}
     return {PurePosixPath(name).stem.casefold(): name for name in names} | {name.casefold(): name for name in names}

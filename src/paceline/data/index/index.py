@@ -57,7 +57,7 @@ class IndexBuilder(ArrayWriter):
         self.facts["notes"].append(os.fsencode(text).decode(errors="replace"))  # names need not be UTF-8
 
     def watch(self, path: Path, by_content: bool = False) -> None:
-        """Have the index built anew once this file or folder has changed; call it before you look into it.
+        """Have the index built again once this file or folder has changed; call it before you look into it.
 
         With `by_content`, the whole file is compared whenever the index is opened.
         """
@@ -230,7 +230,7 @@ Part = Column | range | NDArray[Any]
 _PURPOSE = 0x5917  # keeps the order that samples are drawn in apart from the one they are trained in
 _CHUNK = 1 << 16
 _MAX_PARTS = 100  # splits or folds of a list
-_SHOWN = 10
+_MAX_NAMES = 10
 
 
 def draw_parts(size: int, shares: Mapping[str, float], seed: int) -> dict[str, NDArray[np.uint32]]:
@@ -289,7 +289,7 @@ class SplitColumn:
         """The words of the next rows."""
         numbers = np.array([self._names.setdefault(str(word).strip(), len(self._names)) for word in words])
         if len(self._names) > _MAX_PARTS:
-            some = join_first(list(self._names), _SHOWN)
+            some = join_first(list(self._names), _MAX_NAMES)
             found = f"the column of splits or folds has more than {_MAX_PARTS} different words: {some}"
             raise DataError(f"{self._file}: {found}; name another column")
         for number in np.unique(numbers):
@@ -297,12 +297,12 @@ class SplitColumn:
         self._size += len(words)
 
 
-def read_listed_split(index: MappedArrays, file: Path, split: str | None, column: str | int) -> Part:
+def read_split_column(index: MappedArrays, file: Path, split: str | None, column: str | int) -> Part:
     """The rows that have a split's name in the column of splits."""
     names: dict[str, int] = index.facts["listed"]
     if split not in names:
         counts = [f"{name} ({len(index[f'listed.{number}']):,})" for name, number in names.items()]
-        found = f"the column {column!r} has {join_first(counts, _SHOWN)}"
+        found = f"the column {column!r} has {join_first(counts, _MAX_NAMES)}"
         raise DataError(f"{file}: no line is of the split {split!r}; {found}; give one of these as `split`")
     return index.column(f"listed.{names[split]}")
 
@@ -311,7 +311,7 @@ def read_fold(index: MappedArrays, file: Path, fold: int, is_held_out: bool) -> 
     """The rows of a fold, or of all others."""
     names: dict[str, int] = index.facts["listed"]
     if str(fold) not in names:
-        found = f"the folds are {join_first(sorted(names), _SHOWN)}"
+        found = f"the folds are {join_first(sorted(names), _MAX_NAMES)}"
         raise DataError(f"{file}: no line is in fold {fold}; {found}; give another fold or fold_column")
     if is_held_out:
         return index.column(f"listed.{names[str(fold)]}")

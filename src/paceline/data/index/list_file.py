@@ -29,7 +29,7 @@ _FORMATS: dict[str, Format] = {
 }  # fmt: skip
 _DELIMITERS = {",": ",", ";": ";", "\t": "\\t"}  # and how recipes write them
 _HEAD = 1 << 12  # characters that tell what a file is
-_SHOWN = 20  # columns in a message
+_MAX_NAMES = 20  # columns in a message
 _FIELD = re.compile(r"\{([^{}:]+)(?::0(\d{1,2}))?\}")  # {column} or {column:06}
 _VALUE = re.compile(r"[+-]?\d+(\.\d+)?|.+\.[A-Za-z]\w{1,3}")
 _WHOLE = re.compile(r"([0-9]+)(?:\.0*)?")  # times are often written as 84.0
@@ -197,7 +197,7 @@ class _Places:
         if place >= min(len(self._cells), len(second)) or _is_value(self._cells[place]) or not _is_value(second[place]):
             return False
         why = f"{self._cells[place]!r} has no extension"
-        notes.append(f"line {line} is taken for the header, as {why}: {', '.join(self._cells[:_SHOWN])}")
+        notes.append(f"line {line} is taken for the header, as {why}: {', '.join(self._cells[:_MAX_NAMES])}")
         return True
 
     def _find(self, column: Column | None, key: str) -> int:
@@ -208,9 +208,9 @@ class _Places:
             return found
         if column is None and not self._is_named:
             return 0
-        shown = ", ".join(self._cells[:_SHOWN])
+        names = ", ".join(self._cells[:_MAX_NAMES])
         raise DataError(
-            f"{self._path}: no column {column or key!r} in its first line, which has {shown}; {self._advice(key)}"
+            f"{self._path}: no column {column or key!r} in its first line, which has {names}; {self._advice(key)}"
         )
 
     def _find_label(self, notes: list[str]) -> int | None:
@@ -223,9 +223,9 @@ class _Places:
             return found
         if len(self._cells) > 1 or column is not None:
             cure = f"give its column as `{key}`" if self._columns.has_keys else f"call its column {key!r}"
-            shown = ", ".join(self._cells[:_SHOWN])
+            names = ", ".join(self._cells[:_MAX_NAMES])
             notes.append(
-                f"no column {key if column is None else column!r} in the first line, which has {shown}; {cure}"
+                f"no column {key if column is None else column!r} in the first line, which has {names}; {cure}"
             )
         return None
 
@@ -301,7 +301,9 @@ def _json_rows(path: Path, columns: Columns, notes: list[str], entries: Iterator
         if has_label is None:
             has_label = label is not None
             if columns.label and not has_label:
-                notes.append(f"no {label_key!r} in the first object, whose keys are {join_first(list(entry), _SHOWN)}")
+                notes.append(
+                    f"no {label_key!r} in the first object, whose keys are {join_first(list(entry), _MAX_NAMES)}"
+                )
         if has_label != (label is not None):
             found = f"has {'no' if has_label else 'a'} {label_key!r}, unlike those before"
             raise _entry_error(path, line, found, columns, entry)
@@ -314,7 +316,7 @@ def _entry_error(path: Path, line: int, what: str, columns: Columns, entry: dict
     advice = f"give them as `{columns.name_key}` and `{columns.label_key}`"
     if not columns.has_keys:
         advice = f"call them {columns.name_key!r} and {columns.label_key!r}"
-    return DataError(f"{at_line(path, line)}: {what}; its keys are {join_first(list(entry), _SHOWN)}; {advice}")
+    return DataError(f"{at_line(path, line)}: {what}; its keys are {join_first(list(entry), _MAX_NAMES)}; {advice}")
 
 
 # --- names of several columns -------------------------------------------------------------------------------

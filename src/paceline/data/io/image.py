@@ -45,17 +45,6 @@ _WIDTH, _HEIGHT, _TILE_WIDTH, _TILE_HEIGHT = (
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
-def decode_image(path: Path, max_pixels: int = MAX_PIXELS, min_size: tuple[int, int] | None = None) -> Pixels:
-    """The image in a file as RGB, uint8 [H, W, 3], upright as its Exif orientation says.
-
-    Gray becomes three equal channels, 16 bits become 8, what is transparent is laid over white, an animation
-    gives its first frame. With `min_size`, a height and width, a larger JPEG may come out reduced to not less
-    than that, which is faster. A file that is missing, damaged, too large or no image is a DataError.
-    """
-    data = read_bytes(path)
-    return decode_bytes(path, data, read_header(path, data, max_pixels), max_pixels, min_size or (0, 0))
-
-
 class Header(NamedTuple):
     """What the first bytes of an image file tell: its size when upright, and how it lies."""
 
@@ -72,7 +61,7 @@ def read_header(path: Path, data: bytes, max_pixels: int) -> Header:
 
 
 def decode_bytes(path: Path, data: bytes, header: Header, max_pixels: int, min_size: tuple[int, int]) -> Pixels:
-    """The pixels of an image file that was read, as `decode_image` gives them."""
+    """The pixels of an image file that was read, as `Encoded.decode` gives them."""
     with _naming(path, max_pixels):
         if header.by_simplejpeg:
             return _decode_jpeg(data, header, min_size)
@@ -283,9 +272,10 @@ class Encoded:
         return self.header.width
 
     def decode(self, min_height: int = 0, min_width: int = 0) -> Pixels:
-        """RGB pixels, uint8 [H, W, 3], upright; a JPEG may come reduced to not less than the size that is asked for.
+        """RGB pixels, uint8 [H, W, 3], upright as the Exif orientation says; a damaged file is a DataError.
 
-        A damaged file is a DataError.
+        Gray becomes three equal channels, 16 bits become 8, what is transparent is laid over white, an animation gives
+        its first frame. A larger JPEG may come out reduced to not less than the given size, which is faster.
         """
         return decode_bytes(self.path, self.data, self.header, self.max_pixels, (min_height, min_width))
 

@@ -178,7 +178,7 @@ Colors = Sequence[Sequence[int]]
 """Red, green and blue, from 0 to 255, of each class."""
 
 _BAND = 1 << 22  # pixels that are looked up at a time
-_SHOWN = 3
+_MAX_COLORS = 3
 
 
 class PaintedClasses:
@@ -210,9 +210,9 @@ class PaintedClasses:
         if not len(codes):
             return ""
         shares = 100 * counts / (image.height * image.width)
-        most = np.argsort(-counts, kind="stable")[:_SHOWN]
+        most = np.argsort(-counts, kind="stable")[:_MAX_COLORS]
         named = [f"{_unpacked(int(codes[at]))} ({shares[at]:.3g} % of the pixels)" for at in most]
-        more = f" and {pluralize(len(codes) - _SHOWN, 'color')} more" if len(codes) > _SHOWN else ""
+        more = f" and {pluralize(len(codes) - _MAX_COLORS, 'color')} more" if len(codes) > _MAX_COLORS else ""
         return f"{', '.join(named)}{more}, of none of `colors`"
 
     def _bands(self, image: Image.Image) -> Iterator[tuple[slice, NDArray[np.uint32], NDArray[np.uint16]]]:
@@ -260,7 +260,7 @@ class LabelMap:
         """The classes of ids, uint8 [H, W]; an id of no class is a DataError, unless there is `ignore_index`."""
         if not self._is_known[ids].all():
             present = np.unique(ids)
-            unknown = join_first(present[~self._is_known[present]].tolist(), 2 * _SHOWN)
+            unknown = join_first(present[~self._is_known[present]].tolist(), 2 * _MAX_COLORS)
             advice = "add them to a class, or set `ignore_index` to leave such pixels out"
             raise DataError(f"{path}: holds the ids {unknown}, which are not in `label_map`; {advice}")
         classes: Pixels = self._classes[ids]

@@ -47,7 +47,6 @@ _SKIPPABLE_CODECS = {"h264", "mpeg4", "mpeg2video"}  # their decoders can leave 
 _KEPT_BYTES = 1 << 26  # packets that are kept in memory, so that a short video is read once
 _SEEK_PACKETS = 4  # decoding more small packets than this takes longer than entering the file at another place
 _DAMAGE = (av.FFmpegError, ValueError, EOFError, OSError)
-_LOCAL = threading.local()
 
 
 class EncodedVideo:
@@ -59,9 +58,7 @@ class EncodedVideo:
     """
 
     def __init__(self, path: Path, max_pixels: int = MAX_PIXELS, max_frames: int = MAX_FRAMES) -> None:
-        self.path = path
-        self.max_pixels = max_pixels
-        self.max_frames = max_frames
+        self.path, self.max_pixels, self.max_frames = path, max_pixels, max_frames
         self._scan: _Scan | None = None
         self._size: tuple[int, int] | None = None
 
@@ -155,7 +152,6 @@ class EncodedVideo:
     def _to_rgb(self, frames: Iterator[NumberedFrame], numbers: list[int]) -> Pixels:
         """Those of the frames that have these rising numbers, upright."""
         places = {number: place for place, number in enumerate(numbers)}
-        converter = _converter()
         pixels: Pixels | None = None
         for number, frame in frames:
             place = places.pop(number, None)
@@ -163,8 +159,8 @@ class EncodedVideo:
                 continue
             if frame.is_corrupt:
                 raise DamagedFileError(f"{self.path}: frame {number} is damaged")
-            rgb = converter.reformat(frame, format="rgb24", threads=1).to_ndarray()
-            image = _upright(np.asarray(rgb, np.uint8), _display_matrix(frame))
+            rgb = _LOCAL.converter.reformat(frame, format="rgb24", threads=1).to_ndarray()
+            image = _upright(np.asarray(rgb, np.uint8), frame)
             if pixels is None:
                 pixels = np.empty((len(numbers), *image.shape), np.uint8)
             if image.shape != pixels.shape[1:]:
@@ -180,8 +176,8 @@ class EncodedVideo:
         return pixels
 
     def _upright_size(self) -> tuple[int, int]:
-        if self._size is None:
-            self.frames([0])  # only a frame tells how it is to be turned
+        if self._size is None:  # only a frame tells how it is to be turned
+            self.frames([0])
         assert self._size is not None
         return self._size
 
@@ -201,9 +197,6 @@ class _Scan(NamedTuple):
 
 class _TimesError(Exception):
     """The times of the packets do not tell which frame is which."""
-
-
-# --- opening ------------------------------------------------------------------------------------------------
 
 
 def open_video(path: Path, max_pixels: int = MAX_PIXELS) -> tuple[InputContainer, VideoStream]:
@@ -270,23 +263,16 @@ def _errors(path: Path) -> Iterator[None]:
         raise DamagedFileError(f"{path}: damaged or truncated video ({error.strerror or error})") from error
 
 
-# --- which frame is which -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Timeline:
     """The packets of a video, in the order in which they are decoded."""
 
-    shown: Times
+    pts: Times
     """When each one's frame is shown."""
     keys: Times
     """Where keyframes are."""
     order: Times
     """Where frame 0, 1, … is."""
-
-    def time(self, number: int) -> int:
-        """When a frame is shown."""
-        return int(self.shown[self.order[number]])
 
     def runs(self, numbers: Sequence[int]) -> list[tuple[int, list[int]]]:
         """Frames, rising, that are decoded in one go, and the keyframe to begin at, wherever a jump ahead pays."""
@@ -294,7 +280,7 @@ class Timeline:
         places = self.order[list(numbers)]
         # The last keyframe that is both decoded and shown no later: frames that are decoded after a keyframe and shown
         # before it may need what was decoded before.
-        by_time = np.searchsorted(self.shown[self.keys], self.shown[places], side="right")
+        by_time = np.searchsorted(self.pts[self.keys], self.pts[places], side="right")
         by_place = np.searchsorted(self.keys, places, side="right")
         starts = self.keys[np.minimum(by_time, by_place) - 1]
         last = -1
@@ -306,19 +292,14 @@ class Timeline:
         return runs
 
 
-def make_timeline(shown: Sequence[int], is_key: Sequence[bool], is_visible: Sequence[bool]) -> Timeline | None:
+def make_timeline(pts: Sequence[int], is_key: Sequence[bool], is_visible: Sequence[bool]) -> Timeline | None:
     """The timeline of packets in the order in which they are decoded; None if their times make no sense."""
-    times, keys, visible = np.array(shown, np.int64), np.flatnonzero(is_key), np.flatnonzero(is_visible)
+    times, keys, visible = np.array(pts, np.int64), np.flatnonzero(is_key), np.flatnonzero(is_visible)
     order = visible[np.argsort(times[visible], kind="stable")]
-    is_sound = (
-        len(order) > 0
-        and len(keys) > 0
-        and keys[0] == 0
-        and times[order[0]] >= times[0]  # else there are frames whose past is not in the file
-        and bool(np.all(np.diff(np.sort(times)) > 0))
-        and bool(np.all(np.diff(times[keys]) > 0))
-    )
-    return Timeline(times, keys, order) if is_sound else None
+    if not len(order) or not len(keys) or keys[0] != 0 or times[order[0]] < times[0]:
+        return None  # there are no frames, or some whose past is not in the file
+    is_rising = np.all(np.diff(np.sort(times)) > 0) and np.all(np.diff(times[keys]) > 0)
+    return Timeline(times, keys, order) if is_rising else None
 
 
 def _packets(container: InputContainer, stream: VideoStream) -> Iterator[Any]:
@@ -347,7 +328,7 @@ def _scan_packets(path: Path, container: InputContainer, stream: VideoStream, ma
     if any(time is None for time, *_ in rows):
         return scan
     timeline = make_timeline(*zip(*rows, strict=True))
-    if timeline is not None and context.has_b_frames and not np.any(np.diff(timeline.shown) < 0):
+    if timeline is not None and context.has_b_frames and not np.any(np.diff(timeline.pts) < 0):
         return scan  # frames change places, and no time says so: these are the times of decoding
     return scan._replace(timeline=timeline)
 
@@ -361,7 +342,7 @@ def _decode_timed(scan: _Scan, timeline: Timeline, numbers: Sequence[int]) -> It
     context = scan.stream.codec_context
     can_skip = context.codec.canonical_name in _SKIPPABLE_CODECS
     for start, run in timeline.runs(numbers):
-        missing = {timeline.time(number): number for number in run}
+        missing = {int(timeline.pts[timeline.order[number]]): number for number in run}
         unread, last = set(missing), -math.inf
         packets = _packets_from(scan, timeline, start)
         while missing:
@@ -385,29 +366,31 @@ def _packets_from(scan: _Scan, timeline: Timeline, start: int) -> Iterator[Any]:
     if scan.kept is not None:
         scan.stream.codec_context.flush_buffers()
         return islice(scan.kept, start, None)
-    for target in (timeline.shown[start], timeline.shown[0]):
+    for target in (timeline.pts[start], timeline.pts[0]):
         scan.container.seek(int(target), stream=scan.stream)  # this empties the decoder too
         packets = _packets(scan.container, scan.stream)
         first = next(packets, None)
-        if first is not None and first.pts in timeline.shown[: start + 1]:
+        if first is not None and first.pts in timeline.pts[: start + 1]:
             return chain([first], packets)
     raise _TimesError
 
 
-# --- frames as arrays ---------------------------------------------------------------------------------------
+class _Local(threading.local):
+    """What each thread has of its own: to make a converter takes as long as to decode several frames."""
+
+    def __init__(self) -> None:
+        self.converter = VideoReformatter()
 
 
-def _converter() -> VideoReformatter:
-    """This thread's own, kept: to make one takes as long as to decode several frames."""
-    if not hasattr(_LOCAL, "converter"):
-        _LOCAL.converter = VideoReformatter()
-    kept: VideoReformatter = _LOCAL.converter
-    return kept
+_LOCAL = _Local()
 
 
-def _upright(image: Pixels, matrix: Sequence[int]) -> Pixels:
-    """The image turned and mirrored as the four numbers say: x' = a·x + c·y and y' = b·x + d·y."""
-    a, b, c, d = matrix
+def _upright(image: Pixels, frame: VideoFrame) -> Pixels:
+    """The image turned and flipped as the frame's display matrix says: x' = a·x + c·y and y' = b·x + d·y."""
+    data: Any = frame.side_data.get("DISPLAYMATRIX")
+    if data is None:
+        return image
+    a, b, _, c, d = np.frombuffer(bytes(data), np.int32)[:5].tolist()
     across, down = a, d
     if math.hypot(b, c) > math.hypot(a, d):
         image = image.transpose(1, 0, 2)
@@ -415,11 +398,3 @@ def _upright(image: Pixels, matrix: Sequence[int]) -> Pixels:
     if across < 0:
         image = image[:, ::-1]
     return image[::-1] if down < 0 else image
-
-
-def _display_matrix(frame: VideoFrame) -> tuple[int, int, int, int]:
-    data: Any = frame.side_data.get("DISPLAYMATRIX")
-    if data is None:
-        return 1, 0, 0, 1
-    a, b, _, c, d = np.frombuffer(bytes(data), np.int32)[:5].tolist()
-    return a, b, c, d

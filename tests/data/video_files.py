@@ -16,7 +16,7 @@ Pixels = NDArray[np.uint8]
 HEIGHT, WIDTH = 48, 64
 
 
-def picture(number: int, height: int = HEIGHT, width: int = WIDTH) -> Pixels:
+def image(number: int, height: int = HEIGHT, width: int = WIDTH) -> Pixels:
     """Frame `number`: colors that drift, and a noisy patch that jumps."""
     y, x = np.mgrid[:height, :width]
     drift = np.stack([2 * x + 5 * number, 3 * y + 3 * number, x + y + 7 * number], axis=-1).astype(np.uint8)
@@ -46,7 +46,7 @@ def write_video(
         if matrix is not None:
             stream.set_display_matrix(matrix)
         for number in range(num_frames):
-            frame = av.VideoFrame.from_ndarray(picture(number, *size), format="rgb24")
+            frame = av.VideoFrame.from_ndarray(image(number, *size), format="rgb24")
             if milliseconds is not None:
                 frame.pts, frame.time_base = milliseconds[number], Fraction(1, 1000)
             container.mux(stream.encode(frame))
