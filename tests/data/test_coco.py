@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 
 from paceline.core.errors import DataError
+from paceline.data.datasets import detection
 from paceline.data.datasets.coco import Coco
+from paceline.data.datasets.detection import read_json
 from paceline.data.io.mask import decode_runs, encode_runs
 
 HEIGHT, WIDTH = 30, 40
@@ -287,6 +290,27 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     write(tmp_path, whole)
     with pytest.raises(DataError, match="leads out of"):
         Coco(tmp_path, "instances.json").read(1)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_what_is_not_wanted_of_a_large_file_is_not_kept(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "instances.json"
+    path.write_text(json.dumps(content()), encoding=encoding)
+    without = content()
+    for each in without["annotations"]:
+        del each["segmentation"]
+    assert read_json(path) == content()
+    assert read_json(path, leave_out="segmentation") == without
+
+
+def test_a_file_beyond_the_memory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(data: bytes) -> str:
+        raise MemoryError
+
+    monkeypatch.setattr(detection, "_decode", fail)
+    path = write(tmp_path, content())
+    with pytest.raises(DataError, match=f"{re.escape(str(path))}: .* memory"):
+        Coco(tmp_path, "instances.json")
 
 
 def test_a_changed_file_is_read_anew(tmp_path: Path) -> None:
