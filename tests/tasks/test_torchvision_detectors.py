@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forkserver import script_ranks
-from sample_recipes import SCRIPTS, records, settings_kept
+from forkserver import paceline_ranks
+from sample_recipes import records, settings_kept
 
 from paceline import cli
 
@@ -45,26 +45,20 @@ def recipe(name: str, size: int, data: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run of each, by two processes that do one after the other, since to start some costs the most."""
-    folder = tmp_path_factory.mktemp("detectors")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("detectors") / "data"
     with settings_kept():
-        assert cli.main(["sample", "detection", str(folder / "data"), "--number", "8"]) == 0
-    commands = []
-    for name, size in SIZES.items():
-        (folder / name).mkdir()
-        path = folder / name / "recipe.json"
-        path.write_text(json.dumps(recipe(name, size, folder / "data")), encoding="utf-8")
-        commands.append([["train", str(path), "--out", str(folder / name / "run")], str(folder / name)])
-    (folder / "commands.json").write_text(json.dumps(commands), encoding="utf-8")
-    done = script_ranks(2, SCRIPTS / "commands_in_turn.py", folder / "commands.json")
-    assert [each.returncode for each in done] == [0, 0], done[0].stderr
+        assert cli.main(["sample", "detection", str(folder), "--number", "8"]) == 0
     return folder
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_a_step_and_an_evaluation_on_two_processes(name: str, trained: Path) -> None:
-    by_split = {record["split"]: record for record in records(trained / name / "run")}
+def test_a_step_and_an_evaluation_on_two_processes(name: str, data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.json"
+    path.write_text(json.dumps(recipe(name, SIZES[name], data)), encoding="utf-8")
+    done = paceline_ranks(2, tmp_path, "train", path, "--out", "run")
+    assert [each.returncode for each in done] == [0, 0], done[0].stderr
+    by_split = {record["split"]: record for record in records(tmp_path / "run")}
     assert by_split["val"]["num_samples"] == 2
     assert "ap50" in by_split["val"]
     assert by_split["train"]["step"] == 1

@@ -169,7 +169,7 @@ class _CocoFile:
 
     def __init__(self, path: Path, with_masks: bool) -> None:
         self.path, self._problems, self._with_masks = path, Problems(path), with_masks
-        content = read_json(path, leave_out=None if with_masks else "segmentation")
+        content = read_json(path, leave_out="" if with_masks else "segmentation")
         lacking = [name for name in _PARTS if not isinstance(content, dict) or not isinstance(content.get(name), list)]
         if lacking:
             expected = f"expected an object with the lists {', '.join(_PARTS)}"

@@ -263,7 +263,7 @@ def read_names(
     return [name for _, name in names]
 
 
-def read_json(path: Path, leave_out: str | None = None) -> Any:
+def read_json(path: Path, leave_out: str = "") -> Any:
     """What a JSON file holds, without the key `leave_out` of its objects; one missing or damaged is a DataError."""
 
     def without(entry: dict[str, Any]) -> dict[str, Any]:
@@ -274,7 +274,7 @@ def read_json(path: Path, leave_out: str | None = None) -> Any:
         with open_regular(path) as file:
             text = _decode(file.read())
         # Polygons that nobody asked for are freed as they are read: of a file of COCO's they are most of the memory.
-        return json.loads(text, object_hook=None if leave_out is None else without)
+        return json.loads(text, object_hook=without if leave_out else None)
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file") from error
     except OSError as error:
