@@ -19,6 +19,7 @@ _COMMANDS = {
     "train": "train from a recipe, or resume a run",
     "eval": "evaluate a checkpoint or a weights file",
     "predict": "what a trained run predicts for new images: tables, maps, and images with predictions drawn",
+    "export": "a trained model for other programs: safetensors, ExportedProgram (.pt2) and ONNX, each checked",
     "check": "try everything a run needs without training: data, one step, a checkpoint",
     "data": "inspect every sample: unreadable files, class counts, speed, contact sheet; or write a pack",
     "sample": "write a small synthetic data set and print a recipe for it",
@@ -96,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     made["replay"].add_argument("bundle", type=Path, metavar="BUNDLE", help="a folder runs/NAME/replay/step-…")
     made["replay"].add_argument("--rank", type=int, default=0, help="the rank to repeat (default: 0)")
     made["replay"].add_argument("--use", action="append", default=[], metavar="MODULE", help="import a module first")
-    for name in ("eval", "check", "data", "show", "plan", "find-lr", "recipes", "replay"):
+    for name in ("eval", "export", "check", "data", "show", "plan", "find-lr", "recipes", "replay"):
         made[name].add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     made["schema"].add_argument("--markdown", action="store_true", help="print a page for readers instead")
     made["recipes"].add_argument("name", nargs="?", metavar="NAME", help="print this recipe (default: list all)")
@@ -118,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
         "--split", metavar="SPLIT", help="val, test, or test.NAME (default: test if the recipe has it, else val)"
     )
     _add_predict(made["predict"])
+    _add_export(made["export"])
     for name in ("train", "eval", "predict"):
         _add_processes(made[name])
     _add_data(made["data"])
@@ -156,6 +158,33 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--average", action="store_true", help="use the average of the weights (train.averaging)")
     parser.add_argument("--tta", action="store_true", help="average over each image and its mirror image")
     parser.add_argument("--no-images", dest="images", action="store_false", help="draw no images")
+    parser.add_argument("--use", action="append", default=[], metavar="MODULE", help="import your own module first")
+
+
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    formats = ("safetensors", "pt2", "onnx")
+    parser.add_argument("run", type=Path, metavar="RUN", help="the directory of a trained run")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where files are written (default: RUN/export)")
+    parser.add_argument(
+        "--format", nargs="+", choices=formats, default=formats, help="which files are written (default: all)"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("fp32", "fp16", "bf16"),
+        default="fp32",
+        help="of the weights in model.safetensors (default: fp32); graphs are always fp32",
+    )
+    parser.add_argument(
+        "--input",
+        choices=("normalized", "float", "uint8"),
+        default="normalized",
+        help="what graphs take: normalized images (default), or pixels from 0 to 1 or of uint8, normalized inside",
+    )
+    parser.add_argument(
+        "--samples", type=Path, nargs="+", metavar="INPUT", help="what files are checked on (default: the run's data)"
+    )
+    parser.add_argument("--checkpoint", type=Path, metavar="PATH", help="default: the run's best, else its newest")
+    parser.add_argument("--average", action="store_true", help="use the average of the weights (train.averaging)")
     parser.add_argument("--use", action="append", default=[], metavar="MODULE", help="import your own module first")
 
 

@@ -233,7 +233,7 @@ def convert(
     _check_size(max_bytes, _unpacked_size(source), source)
     weights = read_weights(source, key)
     if dtype is not None:
-        weights = {name: _to_half(source, name, tensor, dtype) for name, tensor in weights.items()}
+        weights = {name: to_half(source, name, tensor, dtype) for name, tensor in weights.items()}
     content = _as_file(source, weights)
     # A few bytes may describe a tensor of any size, such as one repeated number.
     _check_size(max_bytes, content.size, source)
@@ -248,7 +248,8 @@ def convert(
     return Converted(len(weights), content.size)
 
 
-def _to_half(path: Path, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+def to_half(path: Path, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor rounded to half precision if it holds wider floats; raises if values are too large for that."""
     if not tensor.is_floating_point() or tensor.element_size() <= dtype.itemsize or tensor.is_meta:
         return tensor
     half = tensor.to(dtype)

@@ -55,6 +55,12 @@ class TrainingError(PacelineError):
     exit_code = 1
 
 
+class ExportError(PacelineError):
+    """A model cannot be exported in a format: the format lacks an operator, for instance."""
+
+    exit_code = 1
+
+
 class Stopped(PacelineError):  # noqa: N818 - being asked to stop is no error
     """The run was asked to stop; it saved its state and can be continued."""
 

@@ -85,25 +85,31 @@ class FCOS(nn.Module):
         self.scales = nn.Parameter(torch.ones(len(used)))
         self._first_level = used[0]
         self._center_radius = center_radius
-        self._select = partial(
-            select_detections,
-            score_thresh=score_thresh,
-            nms_thresh=nms_thresh,
-            detections_per_img=detections_per_img,
-        )
+        self.selection = {
+            "score_thresh": score_thresh,
+            "nms_thresh": nms_thresh,
+            "detections_per_img": detections_per_img,
+        }
+        """How the detections of an image are selected among its candidates."""
+        self._select = partial(select_detections, **self.selection)
         nn.init.constant_(self.class_head[-1].bias, -math.log((1 - _PRIOR) / _PRIOR))  # type: ignore[arg-type]
 
     def forward(self, images: Tensor, targets: Sequence[Target] | None = None) -> LossParts | list[Detections]:
         """The losses of images [N, C, H, W] beside their targets; without targets, what is detected in each image."""
+        if targets is None:
+            return [self._select(*each) for each in zip(*self.candidates(images), strict=True)]
+        logits, boxes, sizes = self._predict(images)
+        return self._losses(logits, boxes, self._cells(sizes, images.device), targets)
+
+    def candidates(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """A box of every cell [N, P, 4], and its scores [N, P, C]."""
         logits, boxes, sizes = self._predict(images)
         cells = self._cells(sizes, images.device)
-        if targets is not None:
-            return self._losses(logits, boxes, cells, targets)
         height, width = images.shape[-2:]
-        limits = boxes.new_tensor([width, height, width, height])
         scores = (logits.sigmoid() * boxes[..., 4:].sigmoid()).sqrt()
-        corners = _around(cells.centers, boxes[..., :4]).clamp(min=0).minimum(limits)
-        return [self._select(*each) for each in zip(corners, scores, strict=True)]
+        corners = _around(cells.centers, boxes[..., :4])
+        across, down = corners[..., ::2].clamp(0, width), corners[..., 1::2].clamp(0, height)
+        return torch.stack([across, down], -1).flatten(-2), scores
 
     def count(self, images: Tensor, targets: Sequence[Target]) -> dict[str, float]:
         """What each loss is divided by; it depends on the targets and the size of the images alone."""

@@ -34,7 +34,7 @@ _WORLD_PARTS, _WORLD_LEAST = (
 
 def make_split_loaders(context: BuildContext) -> dict[str, SplitLoader]:
     """The loaders of all splits, with their transforms."""
-    return {split: _make_loader(context, split, part) for split, part in context.recipe.data.splits().items()}
+    return {split: make_split_loader(context, split, part) for split, part in context.recipe.data.splits().items()}
 
 
 def find_classes(context: BuildContext, loaders: Mapping[str, SplitLoader]) -> list[str]:
@@ -158,7 +158,8 @@ def num_channels(loader: SplitLoader) -> int:
     return known if known is not None else int(loader.dataset.read(0)["image"].shape[2])
 
 
-def _make_loader(context: BuildContext, split: str, part: DatasetPart) -> SplitLoader:
+def make_split_loader(context: BuildContext, split: str, part: DatasetPart) -> SplitLoader:
+    """The loader of one split, with its transforms."""
     arguments = dict(part.model_extra or {})
     key = f"data.{split}"
     root, file = arguments.get("root"), arguments.get("file")

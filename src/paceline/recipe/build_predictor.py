@@ -13,24 +13,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.checkpoint.reader import Checkpoint
-from paceline.core.errors import CheckpointError, UsageError
+from paceline.core.errors import CheckpointError, DataError, UsageError
 from paceline.data.datasets.image_folder import Placeholder, UnlabeledArrays, UnlabeledFiles, find_files
 from paceline.data.fingerprint import DataFingerprint
 from paceline.data.skip_list import SkipList
 from paceline.data.split_loader import Dataset, SplitLoader
 from paceline.engine.evaluate import averaged
+from paceline.engine.export import ExportedFile, ExportOptions, export
 from paceline.engine.predict import FileWriter, Predicted, ResultList, every_placeholder, placeholder, predict
 from paceline.engine.run import Run
 from paceline.recipe.build import Builder
 from paceline.recipe.build_context import open_together, resolve
-from paceline.recipe.build_data import add_transforms, make_evaluations
+from paceline.recipe.build_data import add_transforms, make_evaluations, make_split_loader
 from paceline.recipe.load import load as load_recipe
 from paceline.recipe.load import run_recipe
-from paceline.recipe.schema import DatasetPart
+from paceline.recipe.schema import DatasetPart, TransformPart
 from paceline.recipe.validate import CheckedRecipe, validate
 from paceline.tasks.video import VideoClassification
 
 _ALWAYS = ["train.activation_checkpointing=none", "train.compile=false", "model.weights=null"]
+EXPORT = [
+    "train.device=cpu",
+    "train.devices=null",
+    "train.precision=fp32",
+    "train.loss_scale=null",
+    "train.keep_norms_fp32=null",
+    "train.strategy=auto",
+    "train.sync_bn=false",
+    "train.channels_last=false",
+]
+"""What a model is built with to be exported: its own weights in float32, on a CPU."""
 _BLANK = 256  # pixels of the image that stands for the data while the model is built
 
 
@@ -40,16 +52,16 @@ def load(run_directory: str | Path, checkpoint: str | Path | None = None, averag
     return build_predictor(check_run(Path(run_directory)), Path(run_directory), named, average)
 
 
-def check_run(run_directory: Path, flips: bool = False) -> CheckedRecipe:
+def check_run(run_directory: Path, flips: bool = False, overrides: Sequence[str] = ()) -> CheckedRecipe:
     """The recipe of a run directory as prediction needs it: maps at the original size, perhaps of mirror images too."""
-    recipe = str(run_recipe(run_directory))
-    name = validate(load_recipe(recipe, _ALWAYS)).recipe.task.name
+    recipe, always = str(run_recipe(run_directory)), [*_ALWAYS, *overrides]
+    name = validate(load_recipe(recipe, always)).recipe.task.name
     task = resolve("task", name)
     if flips and "flip" not in inspect.signature(task).parameters:
         raise UsageError(f"--tta: task {name} cannot average over mirror images; leave it out")
     is_original = hasattr(task, "maps") or hasattr(task, "keypoint_metric")
     further = {"task.flip=true": flips, "evaluate.original_size=true": is_original}
-    return validate(load_recipe(recipe, [*_ALWAYS, *(each for each, is_needed in further.items() if is_needed)]))
+    return validate(load_recipe(recipe, [*always, *(each for each, is_needed in further.items() if is_needed)]))
 
 
 def build_predictor(
@@ -103,10 +115,25 @@ class Inputs:
 
     def loader(self, dataset: Dataset, skips: SkipList | None = None) -> SplitLoader:
         """The inputs as evaluation sees its samples."""
+        split, part = self._split()
+        return add_transforms(self.builder, split, part, dataset, skips)
+
+    def own_loader(self) -> SplitLoader:
+        """The run's own samples, as its evaluation sees them."""
+        try:
+            return make_split_loader(self.builder, *self._split())
+        except DataError as error:
+            raise DataError(f"{error}; or give files with --samples") from error
+
+    @property
+    def transforms(self) -> Sequence[TransformPart]:
+        """Those of evaluation, as the recipe has them."""
+        return self._split()[1].transforms
+
+    def _split(self) -> tuple[str, DatasetPart]:
         splits = self.builder.recipe.data.splits()
         split = next(name for name in ("val", *splits) if name in splits and (name != "train" or len(splits) == 1))
-        part: DatasetPart = splits[split]
-        return add_transforms(self.builder, split, part, dataset, skips)
+        return split, splits[split]
 
 
 @dataclass
@@ -157,6 +184,20 @@ class Predictor:
         skips = SkipList("inputs", len(dataset))
         writer = FileWriter(out, dataset, self.run.task, draws, advance)
         return self._predict(dataset, writer, skips)
+
+    def export(self, folder: Path, options: ExportOptions, samples: Sequence[Path] | None = None) -> list[ExportedFile]:
+        """Write the model into a folder, checked on the run's own samples, or on the files that are given."""
+        inputs, recipe = self.inputs, self.inputs.builder.recipe
+        loader = inputs.loader(self._files(samples)) if samples else inputs.own_loader()
+        about = {
+            "run": recipe.name,
+            "model": recipe.model.name,
+            "step": self.checkpoint.step,
+            "average": self.average,
+            "transforms": [transform.model_dump(mode="json") for transform in inputs.transforms],
+        }
+        with averaged(self.run, "val") if self.average else nullcontext():
+            return export(self.run, loader, folder, options, about)
 
     def _files(self, paths: Sequence[Path]) -> UnlabeledFiles:
         inputs = self.inputs

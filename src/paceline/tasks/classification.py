@@ -97,6 +97,14 @@ class Classification(Task):
         best = int(probabilities.argmax())
         return Panel(image, f"{self.classes[best]} {float(probabilities[best]):.2f}")
 
+    def export_outputs(self, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+        """Logits [N, classes]."""
+        return {"logits": model(images)}
+
+    def export_details(self) -> dict[str, Any]:
+        """What makes probabilities of logits."""
+        return {"activation": "sigmoid" if self._multi_label else "softmax"}
+
     def draw_metrics(self, metrics: dict[str, Any]) -> dict[str, Image]:
         """Draw the confusion matrix."""
         if "confusion" not in metrics:

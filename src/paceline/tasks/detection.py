@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.arguments import Weight
-from paceline.core.errors import ArgumentError, DataError, RecipeError
+from paceline.core.errors import ArgumentError, DataError, ExportError, RecipeError
 from paceline.core.registry import register
 from paceline.core.world import to_float64
 from paceline.data.batch import Batch
@@ -57,6 +57,7 @@ class Detection(Task):
         super().__init__({}, {name: given.get(name, 1.0) for name in model.loss_names}, classes)
         self._metrics = [CocoAP(self.classes), *extra_metrics]
         self._count = getattr(model, "count", None)
+        self._selection = getattr(model, "selection", None)
 
     def counts(self, batch: Batch) -> dict[str, float | None]:
         """What each loss is divided by, where that depends on the targets alone."""
@@ -74,6 +75,20 @@ class Detection(Task):
         """What is detected in each image, in pixels of the image as it was read."""
         found: list[Detections] = model(batch["image"])
         return [each._replace(boxes=to_original(each.boxes, batch, index)) for index, each in enumerate(found)]
+
+    def export_outputs(self, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+        """Boxes [N, P, 4] and their scores [N, P, classes], before the best ones are selected."""
+        if not hasattr(model, "candidates"):
+            raise ExportError(
+                f"{type(model).__name__} selects boxes inside the model, by the operator torchvision::nms, and graphs"
+                " of any batch size cannot; export its weights with --format safetensors, or train fcos"
+            )
+        boxes, scores = model.candidates(images)
+        return {"boxes": boxes, "scores": scores}
+
+    def export_details(self) -> dict[str, Any]:
+        """How the best boxes are selected."""
+        return {"activation": None, "selection": self._selection}
 
     def draw(self, batch: Batch, predictions: list[Detections] | None, index: int) -> list[Panel]:
         """Draw the ground truth and, if there are any, the detections with a score above 0.3."""

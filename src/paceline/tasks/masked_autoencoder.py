@@ -64,6 +64,10 @@ class MaskedAutoencoder(Task):
         features: Tensor = model.features(batch["image"])  # type: ignore[operator]
         return Reconstruction(self.forward(model, batch), features.float())
 
+    def export_outputs(self, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+        """The features of the whole images, [N, D]; the decoder is not needed."""
+        return {"features": model.features(images)}  # type: ignore[operator]
+
     def draw(self, batch: Batch, predictions: Reconstruction | None, index: int) -> list[Panel]:
         """Draw the masked image, the reconstruction and the original."""
         image, masks = batch["image"][index : index + 1], masks_of(batch)[index : index + 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -105,6 +106,14 @@ class Saliency(Task):
     def draw_prediction(self, image: Image, batch: Batch, predictions: PixelPrediction, index: int) -> Panel:
         """Draw the salient pixels blended over the image."""
         return Panel(draw_mask(image, predictions.maps[index].cpu().numpy(), class_color(0)))
+
+    def export_outputs(self, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+        """Logits [N, 1, H, W] at the size of the images."""
+        return {"logits": resize(main_output(model(images)), images.shape[-2:])}
+
+    def export_details(self) -> dict[str, Any]:
+        """What makes maps of logits."""
+        return {"activation": "sigmoid"}
 
     def maps(self, predictions: PixelPrediction) -> list[Image]:
         """The file of each sample: gray from 0 to 255, uint8 [H, W]."""

@@ -132,6 +132,14 @@ class Segmentation(Task):
         overlay = draw_label_map(image, ids, self.palette[: len(self.classes)])
         return Panel(overlay, legend=class_legend(ids, self.classes))
 
+    def export_outputs(self, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+        """Logits [N, classes, H, W] at the size of the images, without test-time augmentation."""
+        return {"logits": resize(self._check(main_output(model(images))), images.shape[-2:])}
+
+    def export_details(self) -> dict[str, Any]:
+        """What makes probabilities of logits."""
+        return {"activation": "softmax"}
+
     def draw_metrics(self, metrics: dict[str, Any]) -> dict[str, Image]:
         """Draw the confusion matrix, in pixels."""
         if "confusion" not in metrics:

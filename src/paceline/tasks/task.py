@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.data.batch import Batch
 from paceline.losses.loss_term import Loss, LossTerm
@@ -88,6 +88,15 @@ class Task:
     def draw_prediction(self, image: Image, batch: Batch, predictions: Any, index: int) -> Panel:
         """Draw what is predicted for sample `index` over its image as it was read, uint8 [H, W, 3]."""
         return Panel(image)
+
+    def export_outputs(self, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+        """What an exported model gives for a batch of images: tensors by name, the batch first in each."""
+        found = model(images)
+        return dict(found) if isinstance(found, Mapping) else {"output": found}
+
+    def export_details(self) -> dict[str, Any]:
+        """What a program must know to make predictions of the exported outputs, as JSON."""
+        return {}
 
     def draw_metrics(self, metrics: dict[str, Any]) -> dict[str, Image]:
         """Draw values such as a confusion matrix; the images by name."""

@@ -1,0 +1,184 @@
+"""A model as a graph: traced by torch.export, written as ONNX, and loaded again."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import re
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from paceline.core.errors import ExportError, PacelineError, UsageError, in_one_line
+
+Outputs = dict[str, Tensor]
+"""Tensors by name."""
+Shape = list[int | str]
+"""A number, or the name of a side that may have any length."""
+_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+_OPERATOR = re.compile(
+    r"OpOverload\(op='([\w.:]+)'|(?:operator|function) (?:for )?'?((?:aten|torchvision|prims)[.:]+\w+)"
+)
+_TORCH = str(Path(torch.__file__).parent)
+_INPUT = "images"
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A traced model."""
+
+    program: ExportedProgram
+    input: Shape
+    outputs: dict[str, Shape]
+    names: dict[str, str]
+    """What the program calls sides of any length, and what we call them."""
+
+
+def trace(model: nn.Module, example: Tensor) -> Graph:
+    """The model's graph for batches of any size, and for images of any height and width if the model allows that."""
+    images = torch.cat([example, example])  # a batch of one would be taken for a constant
+    height, width = images.ndim - 2, images.ndim - 1
+    batch = Dim("batch")
+    try:
+        program = _export(model, images, {0: batch, height: Dim.AUTO, width: Dim.AUTO})  # type: ignore[attr-defined]
+        _check_other_size(program, model, images)
+    except Exception:  # noqa: BLE001 - whatever tracing fails with, the size may be the reason
+        program = _explained(lambda: _export(model, images, {0: batch}))
+    return _graph(program, {0: "batch", height: "height", width: "width"})
+
+
+def _export(model: nn.Module, images: Tensor, sides: dict[int, Any]) -> ExportedProgram:
+    with _quiet():
+        return torch.export.export(model, (images,), dynamic_shapes={_INPUT: sides})
+
+
+def _check_other_size(program: ExportedProgram, model: nn.Module, images: Tensor) -> None:
+    """Raise if the graph does not compute images of twice the size as the model does."""
+    if all(isinstance(side, int) for side in _placeholder(program).shape[-2:]):
+        return
+    larger = images[:1].repeat(*[1] * (images.ndim - 2), 2, 2)
+    found = program.module()(larger)
+    for name, expected in model(larger).items():
+        torch.testing.assert_close(found[name], expected, rtol=1e-3, atol=1e-3)
+
+
+def _explained(export: Callable[[], ExportedProgram]) -> ExportedProgram:
+    try:
+        return export()
+    except PacelineError:
+        raise
+    except Exception as error:
+        places = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(_TORCH)]
+        where = f"{Path(places[-1].filename).name}, line {places[-1].lineno}" if places else "the model"
+        raise ExportError(f"torch.export cannot trace {where}: {_operator(error)}{_first_line(error)}") from error
+
+
+def _placeholder(program: ExportedProgram) -> Tensor:
+    (found,) = [node for node in program.graph.nodes if node.op == "placeholder" and node.name == _INPUT]
+    value: Tensor = found.meta["val"]
+    return value
+
+
+def _graph(program: ExportedProgram, sides: dict[int, str]) -> Graph:
+    shape = _placeholder(program).shape
+    names = {str(shape[side]): name for side, name in sides.items() if not isinstance(shape[side], int)}
+    outputs = {}
+    results = {node.name: node.meta["val"] for node in program.graph.nodes if "val" in node.meta}
+    named = program.module_call_graph[0].signature.out_spec.context  # type: ignore[union-attr]
+    for name, result in zip(named, program.graph_signature.user_outputs, strict=True):
+        outputs[str(name)] = _named(results[str(result)].shape, names)
+    return Graph(program, _named(shape, names), outputs, names)
+
+
+def _named(shape: Any, names: dict[str, str]) -> Shape:
+    """A shape with our names of the sides that may have any length."""
+    texts = [re.sub(r"\bs\d+\b", lambda found: names.get(found[0], found[0]), str(side)) for side in shape]
+    return [int(text) if text.isdecimal() else text for text in texts]
+
+
+def check_onnx_installed() -> None:
+    """Raise UsageError if a package is missing that ONNX files are written or checked with."""
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(f"--format onnx needs {', '.join(missing)}: install paceline[onnx], or choose other formats")
+
+
+def save_onnx(graph: Graph, path: Path) -> None:
+    """Write the graph as ONNX."""
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                graph.program, input_names=[_INPUT], output_names=list(graph.outputs), verbose=False
+            )
+            assert program is not None
+            for value, shape in zip(program.model.graph.outputs, graph.outputs.values(), strict=True):
+                value.shape = type(value.shape)(shape)
+            program.model.graph.inputs[0].shape = type(program.model.graph.inputs[0].shape)(graph.input)
+            program.save(str(path))
+    except Exception as error:
+        raise ExportError(
+            f"ONNX cannot express this model: {_operator(error)}{_first_line(error)}; leave it out with"
+            " --format safetensors pt2"
+        ) from error
+
+
+def open_program(path: Path) -> Callable[[Tensor], Outputs]:
+    """The program of a file."""
+    with _quiet():
+        loaded: Callable[[Tensor], Outputs] = torch.export.load(path).module()
+    return loaded
+
+
+def open_onnx(path: Path, names: list[str]) -> Callable[[Tensor], Outputs]:
+    """The model of a file, as onnxruntime computes it."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+    def run(images: Tensor) -> Outputs:
+        found = session.run(names, {_INPUT: images.numpy()})
+        return {name: torch.from_numpy(value) for name, value in zip(names, found, strict=True)}
+
+    return run
+
+
+def _operator(error: BaseException) -> str:
+    """The operator that an error, or one that it came from, is about."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if found := _OPERATOR.search(str(cause)):
+            return f"operator {found[1] or found[2]}: "
+        cause = cause.__cause__
+    return ""
+
+
+def _first_line(error: BaseException) -> str:
+    """The first line of the error at the bottom."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return in_one_line(lines[0].rstrip(".;") if lines else type(error).__name__)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch's and onnxscript's notes for their own developers from the user."""
+    loggers = [logging.getLogger(name) for name in ("torch", "torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
