@@ -24,6 +24,7 @@ NAMES = (
     "precisions",
     "pixel_precisions",
     "saliency",
+    "predict",
 )
 
 

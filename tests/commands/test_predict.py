@@ -18,6 +18,7 @@ from PIL import Image
 
 import paceline
 from paceline import cli
+from paceline.recipe.build_predictor import build_predictor, check_run, find_checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tasks"))
 from sample_recipes import KINDS, NUM_VAL, NUMBER, predictions, settings_kept, write_sample
@@ -154,7 +155,7 @@ def test_broken_files_are_named_and_skipped(runs: Path, tmp_path: Path, capfd: p
     assert cli.main(["predict", str(folder), str(folder), "--out", str(tmp_path / "none")]) == 2
 
 
-def test_lists_averages_and_flipped_images(runs: Path, tmp_path: Path) -> None:
+def test_lists_averages_and_flipped_images(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(runs / "runs" / "classification")
     names = tmp_path / "names.csv"
     names.write_text("path\n" + "".join(f"{path}\n" for path in val_files(runs, "classification")[:3]))
@@ -166,7 +167,36 @@ def test_lists_averages_and_flipped_images(runs: Path, tmp_path: Path) -> None:
         assert len(lines) == 3
     assert found["plain"] != found["average"]
     assert found["plain"] != found["tta"]
-    assert cli.main(["predict", str(runs / "runs" / "saliency"), str(names), "--out", str(tmp_path), "--tta"]) == 2
+    unfit = tmp_path / "unfit"
+    unfit.mkdir()
+    capsys.readouterr()
+    assert cli.main(["recipes", "mae_fashion"]) == 0
+    (unfit / "recipe.yaml").write_text(capsys.readouterr().out)
+    assert cli.main(["predict", str(unfit), str(names), "--out", str(tmp_path), "--tta"]) == 2
+    assert "--tta" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["detection", "saliency"])
+def test_with_tta_predictions_of_a_flipped_image_are_flipped(kind: str, runs: Path) -> None:
+    run = runs / "runs" / kind
+    image = np.asarray(Image.open(val_files(runs, kind)[0]))
+    pair = [image, np.ascontiguousarray(image[:, ::-1])]
+    plain = paceline.load(run).predict(pair)
+    both = build_predictor(check_run(run, flips=True), find_checkpoint(run, None)).predict(pair)
+    assert _flip_distance(plain, image.shape[1]) > 2 * _flip_distance(both, image.shape[1])
+    assert _flip_distance(both, image.shape[1]) < 1
+
+
+def _flip_distance(results: list[dict[str, Any] | None], width: int) -> float:
+    """How far the second result is from the first one flipped: levels of a map, or pixels of the best boxes."""
+    first, second = results
+    assert first is not None
+    assert second is not None
+    if "mask" in first:
+        return float(np.abs(first["mask"].astype(float) - second["mask"][:, ::-1]).mean())
+    best, other = first["boxes"][:5], second["boxes"][:5]
+    flipped = np.stack([width - other[:, 2], other[:, 1], width - other[:, 0], other[:, 3]], 1)
+    return float(np.abs(best - flipped).max())
 
 
 def test_predict_from_python(runs: Path) -> None:

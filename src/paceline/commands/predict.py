@@ -30,8 +30,14 @@ def main(options: argparse.Namespace) -> int:
         return code
     predictor = build_predictor(checked, options.run, options.checkpoint, options.average)
     with predictor.run.world.together(), progress_bar() as bar:
-        task = bar.add_task("predicted", total=None, visible=predictor.run.world.is_main)
-        found = predictor.predict_files(options.inputs, out, options.images, lambda number: bar.advance(task, number))
+        world = predictor.run.world
+        task = bar.add_task("predicted", total=None, visible=world.is_main)
+
+        def progress(number: int, total: int) -> None:
+            """Count the batches of the other processes too: each predicts as many."""
+            bar.update(task, advance=number * world.size, total=total)
+
+        found = predictor.predict_files(options.inputs, out, options.images, progress)
     if found.problem:
         raise UsageError(found.problem)
     if not found.num_samples:

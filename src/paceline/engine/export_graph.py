@@ -48,7 +48,7 @@ def trace(model: nn.Module, example: Tensor) -> Graph:
     height, width = images.ndim - 2, images.ndim - 1
     batch = Dim("batch")
     try:
-        program = _export(model, images, {0: batch, height: Dim.AUTO, width: Dim.AUTO})  # type: ignore[attr-defined]
+        program = _export(model, images, {0: batch, height: Dim.AUTO, width: Dim.AUTO})
         _check_other_size(program, model, images)
     except Exception:  # noqa: BLE001 - whatever tracing fails with, the size may be the reason
         program = _explained(lambda: _export(model, images, {0: batch}))
@@ -92,7 +92,7 @@ def _graph(program: ExportedProgram, sides: dict[int, str]) -> Graph:
     names = {str(shape[side]): name for side, name in sides.items() if not isinstance(shape[side], int)}
     outputs = {}
     results = {node.name: node.meta["val"] for node in program.graph.nodes if "val" in node.meta}
-    named = program.module_call_graph[0].signature.out_spec.context  # type: ignore[union-attr]
+    named = program.module_call_graph[0].signature.out_spec.context
     for name, result in zip(named, program.graph_signature.user_outputs, strict=True):
         outputs[str(name)] = _named(results[str(result)].shape, names)
     return Graph(program, _named(shape, names), outputs, names)
@@ -113,15 +113,17 @@ def check_onnx_installed() -> None:
 
 def save_onnx(graph: Graph, path: Path) -> None:
     """Write the graph as ONNX."""
+    import onnx_ir
+
     try:
         with _quiet():
             program = torch.onnx.export(
                 graph.program, input_names=[_INPUT], output_names=list(graph.outputs), verbose=False
             )
             assert program is not None
-            for value, shape in zip(program.model.graph.outputs, graph.outputs.values(), strict=True):
-                value.shape = type(value.shape)(shape)
-            program.model.graph.inputs[0].shape = type(program.model.graph.inputs[0].shape)(graph.input)
+            values = [*program.model.graph.inputs, *program.model.graph.outputs]
+            for value, shape in zip(values, [graph.input, *graph.outputs.values()], strict=True):
+                value.shape = onnx_ir.Shape(shape)  # with our names of sides
             program.save(str(path))
     except Exception as error:
         raise ExportError(

@@ -29,7 +29,7 @@ from paceline.engine.visualizer import NoVisualizer
 from paceline.metrics.metric import Metric, State
 from paceline.tasks.task import Task
 from paceline.visualize.grid import image_grid, tile_frames
-from paceline.visualize.image import Image, fit, save_png, to_image, to_rgb
+from paceline.visualize.image import Image, fit, save_jpeg, to_image, to_rgb
 
 _MAX_SIDE = 1024  # pixels of a drawn image
 _CLIP_SIDE = 320
@@ -88,8 +88,10 @@ class FileWriter:
     keypoints, these as a table too.
     """
 
-    def __init__(self, folder: Path, dataset: Dataset, task: Task, draws: bool, advance: Callable[[int], None]) -> None:
-        self._advance = advance
+    def __init__(
+        self, folder: Path, dataset: Dataset, task: Task, draws: bool, progress: Callable[[int, int], None]
+    ) -> None:
+        self._progress, self._size = progress, len(dataset)
         self._writers: list[PredictionWriter] = []
         if isinstance(task, PredictsMaps):
             self._writers.append(PredictionFolder(folder / "masks", dataset, task))
@@ -113,7 +115,7 @@ class FileWriter:
         """Have each writer save the batch."""
         for writer in self._writers:
             writer.save(batch, predictions)
-        self._advance(batch.size)
+        self._progress(batch.size, self._size)
 
     def finish(self, states: Sequence[State], skipped_ids: Sequence[int]) -> None:
         """Have each writer finish with the states of its own metrics."""
@@ -131,7 +133,7 @@ class DrawnImages:
 
     def __init__(self, folder: Path, dataset: Dataset, task: Task) -> None:
         self._folder, self._dataset, self._task = folder, dataset, task
-        self._names = file_names(dataset)
+        self._names = [f"{name.removesuffix('.png')}.jpg" for name in file_names(dataset)]
 
     def save(self, batch: Batch, predictions: Any) -> None:
         """Draw and write the samples of a batch."""
@@ -141,7 +143,7 @@ class DrawnImages:
                 panel = panel._replace(image=fit(panel.image, _MAX_SIDE))
             path = self._folder / self._names[sample]
             try:
-                save_png(image_grid([[panel]]), path)
+                save_jpeg(image_grid([[panel]]), path)
             except OSError as error:
                 raise UsageError(f"{path}: the image cannot be written ({error.strerror or error})") from error
 

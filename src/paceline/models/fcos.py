@@ -85,13 +85,14 @@ class FCOS(nn.Module):
         self.scales = nn.Parameter(torch.ones(len(used)))
         self._first_level = used[0]
         self._center_radius = center_radius
-        self.selection = {
-            "score_thresh": score_thresh,
-            "nms_thresh": nms_thresh,
-            "detections_per_img": detections_per_img,
-        }
+        self._select = partial(
+            select_detections,
+            score_thresh=score_thresh,
+            nms_thresh=nms_thresh,
+            detections_per_img=detections_per_img,
+        )
+        self.selection = self._select.keywords
         """How the detections of an image are selected among its candidates."""
-        self._select = partial(select_detections, **self.selection)
         nn.init.constant_(self.class_head[-1].bias, -math.log((1 - _PRIOR) / _PRIOR))  # type: ignore[arg-type]
 
     def forward(self, images: Tensor, targets: Sequence[Target] | None = None) -> LossParts | list[Detections]:

@@ -7,7 +7,7 @@ micro-batches or processes divides by the count of the global batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -51,16 +51,19 @@ def build_detection(
     detector = build_torchvision(name, num_classes + first_label, 3, given)
     if in_channels != 3:
         raise ValueError(f"{name} takes images of 3 channels, the data has {in_channels}")
-    return TorchvisionDetector(detector, first_label)
+    selection = {"score_thresh": score_thresh, "nms_thresh": nms_thresh, "detections_per_img": detections_per_img}
+    return TorchvisionDetector(detector, first_label, selection)
 
 
 class TorchvisionDetector(nn.Module):
     """A detector of torchvision that takes images as they are: the recipe's transforms resize and normalize them."""
 
-    def __init__(self, detector: Any, first_label: int) -> None:
+    def __init__(self, detector: Any, first_label: int, selection: Mapping[str, Any]) -> None:
         super().__init__()
         self.detector = detector
         self._first_label = first_label
+        self.selection = selection
+        """How the detections of an image are selected."""
         detector.transform = UnchangedImages(detector.transform.size_divisible)
         self._counts: dict[str, float] = {}
         """What the losses of the last forward pass are divided by."""

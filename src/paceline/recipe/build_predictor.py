@@ -174,15 +174,15 @@ class Predictor:
         paths: Sequence[Path],
         out: Path,
         draws: bool = True,
-        advance: Callable[[int], None] = lambda number: None,
+        progress: Callable[[int, int], None] = lambda number, total: None,
     ) -> Predicted:
         """Predict files and folders, and write tables, maps and drawn images below `out`.
 
-        `advance` is called with the number of inputs of each batch of this rank.
+        `progress` is called with the number of inputs of each batch of this rank, and that of all inputs.
         """
         dataset = self._files(paths)
         skips = SkipList("inputs", len(dataset))
-        writer = FileWriter(out, dataset, self.run.task, draws, advance)
+        writer = FileWriter(out, dataset, self.run.task, draws, progress)
         return self._predict(dataset, writer, skips)
 
     def export(self, folder: Path, options: ExportOptions, samples: Sequence[Path] | None = None) -> list[ExportedFile]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from paceline.core.arguments import Weight
@@ -17,7 +18,7 @@ from paceline.data.batch import Batch
 from paceline.losses.loss_term import LossTerm
 from paceline.metrics.detection import CocoAP, DetectionRows
 from paceline.metrics.metric import Metric
-from paceline.models.detector import Detections, Detector, Target
+from paceline.models.detector import Detections, Detector, Target, batched_nms
 from paceline.tasks.task import Task
 from paceline.visualize.colors import class_color
 from paceline.visualize.curves import draw_curves
@@ -43,6 +44,7 @@ class Detection(Task):
         classes: Sequence[str],
         extra_metrics: Sequence[Metric] = (),
         loss_weights: Mapping[str, Weight] | None = None,
+        flip: Annotated[bool, Field(description="Merges the detections of each image and its mirror image.")] = False,
     ) -> None:
         if not isinstance(model, Detector):
             raise RecipeError(
@@ -58,6 +60,9 @@ class Detection(Task):
         self._metrics = [CocoAP(self.classes), *extra_metrics]
         self._count = getattr(model, "count", None)
         self._selection = getattr(model, "selection", None)
+        self._flip = flip
+        if flip and self._selection is None:
+            raise ArgumentError("flip", f"{type(model).__name__} has no `selection`, the thresholds to merge by")
 
     def counts(self, batch: Batch) -> dict[str, float | None]:
         """What each loss is divided by, where that depends on the targets alone."""
@@ -74,16 +79,20 @@ class Detection(Task):
     def predict(self, model: nn.Module, batch: Batch) -> list[Detections]:
         """What is detected in each image, in pixels of the image as it was read."""
         found: list[Detections] = model(batch["image"])
+        if self._flip:
+            mirrored: list[Detections] = model(batch["image"].flip(-1))
+            found = [self._merge(*pair, batch["image"].shape[-1]) for pair in zip(found, mirrored, strict=True)]
         return [each._replace(boxes=to_original(each.boxes, batch, index)) for index, each in enumerate(found)]
 
     def export_outputs(self, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
         """Boxes [N, P, 4] and their scores [N, P, classes], before the best ones are selected."""
-        if not hasattr(model, "candidates"):
+        candidates: Callable[[Tensor], tuple[Tensor, Tensor]] | None = getattr(model, "candidates", None)
+        if candidates is None:
             raise ExportError(
                 f"{type(model).__name__} selects boxes inside the model, by the operator torchvision::nms, and graphs"
                 " of any batch size cannot; export its weights with --format safetensors, or train fcos"
             )
-        boxes, scores = model.candidates(images)
+        boxes, scores = candidates(images)
         return {"boxes": boxes, "scores": scores}
 
     def export_details(self) -> dict[str, Any]:
@@ -123,6 +132,15 @@ class Detection(Task):
     def detection_metric(self) -> Metric:
         """What collects the detections of each image."""
         return DetectionRows()
+
+    def _merge(self, first: Detections, mirrored: Detections, width: int) -> Detections:
+        """The best detections of an image and its mirror image, without those that overlap a better one."""
+        assert self._selection is not None
+        boxes = mirrored.boxes[:, [2, 1, 0, 3]] * mirrored.boxes.new_tensor([-1, 1, -1, 1])
+        boxes = boxes + boxes.new_tensor([width, 0, width, 0])
+        both = [torch.cat(pair) for pair in zip(first, mirrored._replace(boxes=boxes), strict=True)]
+        kept = batched_nms(*both, self._selection["nms_thresh"])[: self._selection["detections_per_img"]]
+        return Detections(*(each[kept] for each in both))
 
     def _panel(self, image: Image, boxes: Tensor, labels: Tensor, caption: str, side: int = _IMAGE_SIDE) -> Panel:
         small = fit(image, side)

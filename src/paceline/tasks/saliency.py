@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from paceline.core.errors import DataError
@@ -19,6 +21,7 @@ from paceline.metrics.metric import LossMetrics, Metric
 from paceline.metrics.saliency import Saliency as SaliencyMetric
 from paceline.metrics.saliency import normalize_map
 from paceline.models.model_errors import call_model
+from paceline.tasks.classification import average_logits
 from paceline.tasks.pixel_prediction import (
     LogitMetric,
     MapMetric,
@@ -54,11 +57,13 @@ class Saliency(Task):
         weights: Mapping[str, float],
         classes: Sequence[str],
         extra_metrics: Sequence[Metric] = (),
+        flip: Annotated[bool, Field(description="Averages the maps of each image and its mirror image.")] = False,
     ) -> None:
         if len(classes) > 1:
             raise DataError(f"saliency: the masks have {len(classes)} classes, expected one; set binary: true in data")
         super().__init__(losses, weights, classes)
         self.main_metric = "max_f"
+        self._flip = flip
         self.training_metrics = ["mae"]
         selected = [metric for metric in extra_metrics if isinstance(metric, SaliencyMetric)]
         map_metrics = extra_metrics if selected else [SaliencyMetric(), *extra_metrics]
@@ -87,6 +92,9 @@ class Saliency(Task):
     def predict(self, model: nn.Module, batch: Batch) -> PixelPrediction:
         """The logits, and a map from 0 to 1 at the size of each truth, in the 256 levels of a PNG file."""
         logits = self.forward(model, batch).float()
+        if self._flip:
+            mirrored = self.forward(model, Batch(batch, image=batch["image"].flip(-1))).float().flip(-1)
+            logits = average_logits(torch.stack([logits, mirrored], 1), multi_label=True)
         # With these levels, metrics are equal to those measured on the saved files. In float32 a stretched level may
         # fall below its threshold, so maps are float64.
         planes = warp_to_truth(logits.detach().sigmoid(), batch)

@@ -10,6 +10,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 import PIL.Image
+import simplejpeg
 
 from paceline.core.atomic_write import replace_file
 
@@ -53,6 +54,13 @@ def fit(image: Image, side: int, shape: tuple[int, ...] | None = None) -> Image:
     is_enlarged = min(size[0] / image.shape[1], size[1] / image.shape[0]) >= 2
     method = PIL.Image.Resampling.NEAREST if is_enlarged else PIL.Image.Resampling.LANCZOS
     return np.array(PIL.Image.fromarray(image).resize(size, method))
+
+
+def save_jpeg(image: Image, path: Path) -> None:
+    """Write an image as a JPEG file, atomically, many times as fast as PNG; missing folders are created."""
+    content: bytes = simplejpeg.encode_jpeg(np.ascontiguousarray(image), quality=90)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, content, is_durable=False)
 
 
 def save_png(image: Image, path: Path) -> None:
