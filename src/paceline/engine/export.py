@@ -204,7 +204,8 @@ def _batches(samples: Sequence[Tensor]) -> list[Tensor]:
     """The first sample alone, the others in batches of one shape."""
     found = [samples[0]]
     for _, group in groupby(samples[1:], key=lambda sample: sample.shape):
-        found += torch.cat(list(group)).split(_BATCH_SIZE)
+        together = torch.cat(list(group))
+        found += [together[start : start + _BATCH_SIZE] for start in range(0, len(together), _BATCH_SIZE)]
     return found
 
 

@@ -76,9 +76,16 @@ def _explained(export: Callable[[], ExportedProgram]) -> ExportedProgram:
     except PacelineError:
         raise
     except Exception as error:
-        places = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(_TORCH)]
+        places = [each for each in traceback.extract_tb(error.__traceback__) if not _is_tracer(each.filename)]
         where = f"{Path(places[-1].filename).name}, line {places[-1].lineno}" if places else "the model"
-        raise ExportError(f"torch.export cannot trace {where}: {_operator(error)}{_first_line(error)}") from error
+        reason = f"{_operator(error)}{_first_line(error)}"
+        if "Constraints violated (batch)" in reason:  # len() gives a number, which the graph keeps
+            reason = "the number of images is a constant in it; write images.shape[0] in place of len(images)"
+        raise ExportError(f"torch.export cannot trace {where}: {reason}") from error
+
+
+def _is_tracer(file: str) -> bool:
+    return file.startswith(_TORCH) or file == __file__ or Path(file).name == "contextlib.py"
 
 
 def _placeholder(program: ExportedProgram) -> Tensor:

@@ -70,7 +70,7 @@ class MaskedAutoencoder(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """The mean of the encoded patches of whole images, [N, D]."""
-        every = torch.arange(self.grid_size[0] * self.grid_size[1], device=images.device).expand(len(images), -1)
+        every = torch.arange(self.grid_size[0] * self.grid_size[1], device=images.device).expand(images.shape[0], -1)
         return self._encode(images, every)[:, 1:].mean(1)
 
     def _encode(self, images: Tensor, visible: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class MaskedAutoencoder(nn.Module):
         patches = encoder.patch_embed(images)
         tokens = patches + encoder.pos_embed[:, 1:]
         visible_tokens = tokens.gather(1, visible[..., None].expand(-1, -1, tokens.shape[2]))
-        first = (encoder.cls_token + encoder.pos_embed[:, :1]).expand(len(images), -1, -1)
+        first = (encoder.cls_token + encoder.pos_embed[:, :1]).expand(images.shape[0], -1, -1)
         encoded = torch.cat([first.to(visible_tokens.dtype), visible_tokens], 1)
         for block in encoder.blocks:
             encoded = block(encoded)

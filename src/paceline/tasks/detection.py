@@ -136,11 +136,12 @@ class Detection(Task):
     def _merge(self, first: Detections, mirrored: Detections, width: int) -> Detections:
         """The best detections of an image and its mirror image, without those that overlap a better one."""
         assert self._selection is not None
-        boxes = mirrored.boxes[:, [2, 1, 0, 3]] * mirrored.boxes.new_tensor([-1, 1, -1, 1])
-        boxes = boxes + boxes.new_tensor([width, 0, width, 0])
-        both = [torch.cat(pair) for pair in zip(first, mirrored._replace(boxes=boxes), strict=True)]
-        kept = batched_nms(*both, self._selection["nms_thresh"])[: self._selection["detections_per_img"]]
-        return Detections(*(each[kept] for each in both))
+        left, top, right, bottom = mirrored.boxes.unbind(1)
+        boxes = torch.cat([first.boxes, torch.stack([width - right, top, width - left, bottom], 1)])
+        scores, labels = torch.cat([first.scores, mirrored.scores]), torch.cat([first.labels, mirrored.labels])
+        kept = batched_nms(boxes, scores, labels, self._selection["nms_thresh"])
+        kept = kept[: self._selection["detections_per_img"]]
+        return Detections(boxes[kept], scores[kept], labels[kept])
 
     def _panel(self, image: Image, boxes: Tensor, labels: Tensor, caption: str, side: int = _IMAGE_SIDE) -> Panel:
         small = fit(image, side)
