@@ -23,6 +23,7 @@ from paceline.core.process import num_cores
 from paceline.data.datasets.image_folder import UnlabeledFiles, find_files
 from paceline.data.sampler import evaluation_slices
 from paceline.data.skip_list import SkipList
+from paceline.recipe.build_data import make_evaluations
 from paceline.recipe.build_predictor import Predictor, load
 
 GOAL = 0.9
@@ -103,11 +104,12 @@ def _predict(predictor: Predictor, photos: Path, out: Path, draws: bool) -> floa
 
 def _bare(predictor: Predictor, photos: Path) -> float:
     started = time.perf_counter()
-    inputs, run, size = predictor.inputs, predictor.run, predictor.run.evaluations["val"].batch_size
+    inputs = predictor.inputs
     files = find_files([photos], videos=False)
     dataset = UnlabeledFiles(files, inputs.classes, inputs.channels, inputs.placeholder)
     loader = inputs.loader(dataset, SkipList("inputs", len(dataset)))
-    model = run.model.eval()
+    size = make_evaluations(inputs.builder, {"val": loader})["val"].batch_size
+    model = predictor.run.model.eval()
 
     def infer(start: int, stop: int) -> int:
         with torch.inference_mode():

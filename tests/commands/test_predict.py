@@ -18,7 +18,7 @@ from PIL import Image
 
 import paceline
 from paceline import cli
-from paceline.recipe.build_predictor import build_predictor, check_run, find_checkpoint
+from paceline.recipe.build_predictor import build_predictor, check_run
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tasks"))
 from sample_recipes import KINDS, NUM_VAL, NUMBER, predictions, settings_kept, write_sample
@@ -182,7 +182,7 @@ def test_with_tta_predictions_of_a_flipped_image_are_flipped(kind: str, runs: Pa
     image = np.asarray(Image.open(val_files(runs, kind)[0]))
     pair = [image, np.ascontiguousarray(image[:, ::-1])]
     plain = paceline.load(run).predict(pair)
-    both = build_predictor(check_run(run, flips=True), find_checkpoint(run, None)).predict(pair)
+    both = build_predictor(check_run(run, flips=True), run).predict(pair)
     assert _flip_distance(plain, image.shape[1]) > 2 * _flip_distance(both, image.shape[1])
     assert _flip_distance(both, image.shape[1]) < 1
 

@@ -9,28 +9,26 @@ from pathlib import Path
 from paceline.commands.common import print_json, use_modules
 from paceline.core.errors import UsageError
 from paceline.core.text import pluralize
+from paceline.recipe.load import run_recipe
 
 
 def main(options: argparse.Namespace) -> int:
     """Export the model, and print what was written and how much it differs from the model."""
     use_modules(options.use)
-    run_directory: Path = options.run
-    if not (run_directory / "recipe.yaml").is_file():
-        raise UsageError(f"{run_directory} is not a run directory: it has no recipe.yaml")
-    out: Path = options.out or run_directory / "export"
+    run_recipe(options.run)  # where there is none, that is known before torch is loaded
+    out: Path = options.out or options.run / "export"
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out}: expected a folder, found a file")
 
     from paceline.checkpoint.weights import DTYPES
     from paceline.engine.export import ExportOptions
     from paceline.engine.export_graph import check_onnx_installed
-    from paceline.recipe.build_predictor import EXPORT, build_predictor, check_run, find_checkpoint
+    from paceline.recipe.build_predictor import EXPORT, build_predictor, check_run
 
     if "onnx" in options.format:
         check_onnx_installed()
-    checked = check_run(run_directory, overrides=EXPORT)
-    checkpoint = find_checkpoint(run_directory, options.checkpoint)
-    predictor = build_predictor(checked, checkpoint, average=options.average)
+    checked = check_run(options.run, overrides=EXPORT)
+    predictor = build_predictor(checked, options.run, options.checkpoint, options.average)
     wanted = ExportOptions(tuple(dict.fromkeys(options.format)), DTYPES.get(options.dtype), options.input)
     files = predictor.export(out, wanted, options.samples)
     print(f"step {predictor.checkpoint.step}, {predictor.checkpoint.path}", file=sys.stderr)

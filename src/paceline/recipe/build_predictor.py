@@ -196,6 +196,7 @@ class Predictor:
             "average": self.average,
             "transforms": [transform.model_dump(mode="json") for transform in inputs.transforms],
         }
+        self.run.evaluations = make_evaluations(inputs.builder, {"val": loader})
         with averaged(self.run, "val") if self.average else nullcontext():
             return export(self.run, loader, folder, options, about)
 
