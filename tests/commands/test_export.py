@@ -32,6 +32,7 @@ MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.25, 0.3]
 OUTPUTS: dict[str, dict[str, Any]] = {
     "classification": {"logits": ["batch", 2]},
     "detection": {"boxes": None, "scores": None},
+    "keypoints": {"heatmaps": None},
     "masked_autoencoder": {"features": ["batch", 24]},
     "saliency": {"logits": ["batch", 1, "height", "width"]},
     "segmentation": {"logits": ["batch", 4, "height", "width"]},

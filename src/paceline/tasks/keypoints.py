@@ -85,6 +85,14 @@ class Keypoints(Task):
             raise RecipeError(f"model: got {found}, expected heatmaps [N, {expected}, h, w]; use simple_baseline")
         return outputs.float()
 
+    def export_outputs(self, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+        """Heatmaps [N, joints, h, w]."""
+        return {"heatmaps": model(images)}
+
+    def export_details(self) -> dict[str, Any]:
+        """The joints of the heatmaps, and how their maxima are refined."""
+        return {"joints": list(self.joints.names), "decode": self._decode}
+
     def draw(self, batch: Batch, predictions: Poses | None, index: int) -> list[Panel]:
         """Draw the skeleton of the ground truth and, if there is one, the predicted one."""
         image = to_image(batch["image"][index])
