@@ -35,12 +35,12 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _write(kind: str, folder: Path, number: int, seed: int) -> None:
-    from paceline.data import stick_figures, synthetic
+    from paceline.data import stick_people, synthetic
 
     write = {
         "classification": synthetic.write_classification,
         "detection": synthetic.write_detection,
-        "keypoints": stick_figures.write_keypoints,
+        "keypoints": stick_people.write_keypoints,
         "saliency": synthetic.write_saliency,
         "segmentation": synthetic.write_segmentation,
         "video": synthetic.write_video,

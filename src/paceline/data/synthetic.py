@@ -59,8 +59,8 @@ def write_classification(folder: Path, number: int, seed: int) -> None:
         cover = _texture(random, side, side, 0.7, _hue(random, label))
         path = folder / SHAPES[label] / f"image_{index:04d}.jpg"
         path.parent.mkdir(exist_ok=True)
-        picture = lay_over(paint_ground(random, side, side), cover, distance)
-        Image.fromarray(to_pixels(picture)).save(path, quality=92)
+        image = lay_over(paint_ground(random, side, side), cover, distance)
+        Image.fromarray(to_pixels(image)).save(path, quality=92)
 
 
 def write_saliency(folder: Path, number: int, seed: int) -> None:
@@ -68,13 +68,13 @@ def write_saliency(folder: Path, number: int, seed: int) -> None:
 
     def paint(random: Random) -> tuple[Pixels, Image.Image]:
         height, width = random.integers(96, 160, 2).tolist()
-        picture, inside = paint_ground(random, height, width), np.zeros((height, width), np.bool_)
+        image, inside = paint_ground(random, height, width), np.zeros((height, width), np.bool_)
         for _ in range(random.integers(1, 4)):
             shape = _drawn_shape(random, random.choice([0, 3, 4, 5, 6]).item(), height, width)
             distance = shape.distance(height, width)
-            picture = lay_over(picture, _texture(random, height, width, vivid=1.0), distance)
+            image = lay_over(image, _texture(random, height, width, vivid=1.0), distance)
             inside |= distance < 0
-        return to_pixels(picture), Image.fromarray(inside.astype(np.uint8) * 255)
+        return to_pixels(image), Image.fromarray(inside.astype(np.uint8) * 255)
 
     _write_pairs(folder, number, seed, paint)
 
@@ -88,17 +88,17 @@ def write_segmentation(folder: Path, number: int, seed: int) -> None:
 
     def paint(random: Random) -> tuple[Pixels, Image.Image]:
         height, width = 96, 128
-        picture, ids = paint_ground(random, height, width), np.zeros((height, width), np.uint8)
+        image, ids = paint_ground(random, height, width), np.zeros((height, width), np.uint8)
         for _ in range(random.integers(2, 5)):
             label = int(random.integers(1, len(SHAPES)))
             shape = _drawn_shape(random, _SIDES[SHAPES[label]], height, width)
             distance = shape.distance(height, width)
-            picture = lay_over(picture, _texture(random, height, width, 0.7, _hue(random, label)), distance)
+            image = lay_over(image, _texture(random, height, width, 0.7, _hue(random, label)), distance)
             ids[distance < 1] = IGNORED
             ids[distance < -1] = label
         mask = Image.fromarray(ids)
         mask.putpalette(palette)
-        return to_pixels(picture), mask
+        return to_pixels(image), mask
 
     _write_pairs(folder, number, seed, paint)
 
@@ -108,10 +108,10 @@ def write_detection(folder: Path, number: int, seed: int) -> None:
     (folder / "images").mkdir()
     images, annotations = [], []
     for index in range(number):
-        picture, shapes = _paint_shapes(np.random.default_rng([seed, index]))
-        height, width = picture.shape[:2]
+        image, shapes = _paint_shapes(np.random.default_rng([seed, index]))
+        height, width = image.shape[:2]
         name = f"image_{index:04d}.jpg"
-        Image.fromarray(picture).save(folder / "images" / name, quality=92)
+        Image.fromarray(image).save(folder / "images" / name, quality=92)
         images.append({"id": index, "file_name": name, "height": height, "width": width})
         annotations.append([_coco_object(index, label, box) for label, box in shapes])
     categories = [{"id": number, "name": name} for number, name in enumerate(SHAPES[1:], start=1)]
@@ -126,7 +126,7 @@ def write_detection(folder: Path, number: int, seed: int) -> None:
 def _paint_shapes(random: Random) -> tuple[Pixels, list[tuple[int, list[float]]]]:
     """Shapes that do not hide each other, with the number of each one's class and its box as x1 y1 x2 y2."""
     height, width = 128, 160
-    picture, shapes, hidden = paint_ground(random, height, width), [], np.zeros((height, width), np.bool_)
+    image, shapes, hidden = paint_ground(random, height, width), [], np.zeros((height, width), np.bool_)
     for _ in range(random.integers(1, 5)):
         label = int(random.integers(1, len(SHAPES)))
         distance = _drawn_shape(random, _SIDES[SHAPES[label]], height, width).distance(height, width)
@@ -134,10 +134,10 @@ def _paint_shapes(random: Random) -> tuple[Pixels, list[tuple[int, list[float]]]
         if (inside & hidden).any():
             continue
         hidden |= distance < 3
-        picture = lay_over(picture, _texture(random, height, width, 0.7, _hue(random, label)), distance)
+        image = lay_over(image, _texture(random, height, width, 0.7, _hue(random, label)), distance)
         rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
         shapes.append((label, [float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)]))
-    return to_pixels(picture), shapes
+    return to_pixels(image), shapes
 
 
 def _coco_object(image: int, label: int, box: Sequence[float]) -> dict[str, Any]:
@@ -163,17 +163,17 @@ def _write_pairs(folder: Path, number: int, seed: int, paint: Callable[[Random],
     for name in ("images", "masks"):
         (folder / name).mkdir()
     for index in range(number):
-        picture, mask = paint(np.random.default_rng([seed, index]))
-        Image.fromarray(picture).save(folder / f"images/image_{index:04d}.jpg", quality=92)
+        image, mask = paint(np.random.default_rng([seed, index]))
+        Image.fromarray(image).save(folder / f"images/image_{index:04d}.jpg", quality=92)
         mask.save(folder / f"masks/image_{index:04d}.png")
     _write_lists(folder, ".txt", [f"image_{index:04d}\n" for index in range(number)])
 
 
-def _write_lists(folder: Path, ending: str, lines: Sequence[str]) -> None:
+def _write_lists(folder: Path, extension: str, lines: Sequence[str]) -> None:
     """Three quarters to learn from; samples differ by chance alone, so any will do."""
     num_train = count_train(len(lines))
-    (folder / f"train{ending}").write_text("".join(lines[:num_train]), encoding="utf-8")
-    (folder / f"val{ending}").write_text("".join(lines[num_train:]), encoding="utf-8")
+    (folder / f"train{extension}").write_text("".join(lines[:num_train]), encoding="utf-8")
+    (folder / f"val{extension}").write_text("".join(lines[num_train:]), encoding="utf-8")
 
 
 def count_train(number: int) -> int:
@@ -251,12 +251,12 @@ def _colors(random: Random, vivid: float, hue: float) -> Plane:
     return np.asarray(np.clip(brightness + 110 * vivid * pure, 0, 255), np.float32)
 
 
-def lay_over(picture: Plane, cover: Plane | Sequence[int], distance: Plane) -> Plane:
+def lay_over(image: Plane, cover: Plane | Sequence[int], distance: Plane) -> Plane:
     """The cover where the distance is below 0, with a soft edge."""
     share = np.clip(0.5 - distance, 0, 1)[..., None]
-    return np.asarray(picture * (1 - share) + np.asarray(cover, np.float32) * share, np.float32)
+    return np.asarray(image * (1 - share) + np.asarray(cover, np.float32) * share, np.float32)
 
 
-def to_pixels(picture: Plane) -> Pixels:
-    """The picture in whole numbers."""
-    return np.clip(picture.round(), 0, 255).astype(np.uint8)
+def to_pixels(image: Plane) -> Pixels:
+    """The image in whole numbers."""
+    return np.clip(image.round(), 0, 255).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""A small data set of stick figures with the keypoints of the Leeds sports pose sets, in COCO's format."""
+"""A small data set of stick people with the keypoints of the Leeds sports pose sets, in COCO's format."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Points = NDArray[np.float64]
 
 
 def write_keypoints(folder: Path, number: int, seed: int) -> None:
-    """Photos of one or two stick figures, and their keypoints as COCO has them: images/, train.json, val.json."""
+    """Photos of one or two stick people, and their keypoints as COCO has them: images/, train.json, val.json."""
     (folder / "images").mkdir()
     images, people = [], []
     for index in range(number):
         random = np.random.default_rng([seed, index])
-        picture, figures = _paint(random)
+        image, keypoints = _paint(random)
         name = f"image_{index:04d}.jpg"
-        Image.fromarray(picture).save(folder / "images" / name, quality=92)
+        Image.fromarray(image).save(folder / "images" / name, quality=92)
         images.append({"id": index, "file_name": name, "height": _HEIGHT, "width": _WIDTH})
-        people.append([_person(index, points, random) for points in figures])
+        people.append([_person(index, points, random) for points in keypoints])
     known = known_keypoints(_NUM_KEYPOINTS)
     assert known is not None
     skeleton = [[start + 1, end + 1] for start, end in known.limbs]
@@ -45,22 +45,22 @@ def write_keypoints(folder: Path, number: int, seed: int) -> None:
 
 
 def _paint(random: Random) -> tuple[Pixels, list[Points]]:
-    """A picture, and the keypoints [14, 2] of each of its figures, each in a place of its own."""
-    picture = paint_ground(random, _HEIGHT, _WIDTH)
+    """An image, and the keypoints [14, 2] of each person, each in a place of its own."""
+    image = paint_ground(random, _HEIGHT, _WIDTH)
     places = [_WIDTH / 4, 3 * _WIDTH / 4][: random.integers(1, 3)]
-    figures = []
+    keypoints = []
     for place in places:
         points = _pose(random)
         low, high = points.min(0), points.max(0)
         scale = random.uniform(0.75, 0.95) * min(_HEIGHT, _WIDTH / 2) / (high - low).max()
         points = (points - (low + high) / 2) * scale + [place, _HEIGHT / 2]
-        picture = _draw(picture, points, scale)
-        figures.append(points)
-    return to_pixels(picture), figures
+        image = _draw(image, points, scale)
+        keypoints.append(points)
+    return to_pixels(image), keypoints
 
 
 def _pose(random: Random) -> Points:
-    """The keypoints of a figure that is about 4 tall, facing the viewer: its left is on the right."""
+    """The keypoints of a person who is about 4 tall, facing the viewer: the left is on the right."""
 
     def limb(start: Points, angle: float, bend: float, length: float) -> tuple[Points, Points]:
         """The joint in the middle and the end of an arm or a leg; angles are from straight down, in radians."""
@@ -82,16 +82,16 @@ def _pose(random: Random) -> Points:
     return np.asarray(points @ rotation.T)
 
 
-def _draw(picture: Plane, points: Points, scale: float) -> Plane:
-    """The picture with a figure: left and right limbs have their colors."""
+def _draw(image: Plane, points: Points, scale: float) -> Plane:
+    """The image with a person: left and right limbs have their colors."""
     known = known_keypoints(_NUM_KEYPOINTS)
     assert known is not None
     for start, end in known.limbs:
         sides = {known.names[each].partition("_")[0] for each in (start, end)} & _COLORS.keys()
         color = _COLORS[sides.pop()] if len(sides) == 1 else _CENTER
-        picture = lay_over(picture, color, _distance(points[start], points[end]) - np.float32(0.07 * scale))
+        image = lay_over(image, color, _distance(points[start], points[end]) - np.float32(0.07 * scale))
     middle = (points[12] + points[13]) / 2
-    return lay_over(picture, _CENTER, _distance(middle, middle) - np.float32(0.28 * scale))
+    return lay_over(image, _CENTER, _distance(middle, middle) - np.float32(0.28 * scale))
 
 
 def _distance(start: Points, end: Points) -> Plane:
