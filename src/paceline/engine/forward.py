@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from time import perf_counter
 
 import torch
@@ -74,7 +73,10 @@ def _sum_ratios(run: Run, step_batch: StepBatch, names: list[str]) -> Tensor:
 
 def warm_up(run: Run, step_batch: StepBatch) -> None:
     """Before the first step: choose the memory layout, and run the passes that the strategy needs."""
-    one_pass = partial(discarded_pass, run, step_batch.micro_batches[-1])
+
+    def one_pass() -> None:
+        discarded_pass(run, step_batch.micro_batches[-1])  # only when asked for: an empty rank has none
+
     if run.state.choices.channels_last is None:
         choose_channels_last(run, step_batch, one_pass)
     run.strategy.warm_up(one_pass)
