@@ -80,8 +80,8 @@ class Detection(Task):
         """What is detected in each image, in pixels of the image as it was read."""
         found: list[Detections] = model(batch["image"])
         if self._flip:
-            mirrored: list[Detections] = model(batch["image"].flip(-1))
-            found = [self._merge(*pair, batch["image"].shape[-1]) for pair in zip(found, mirrored, strict=True)]
+            flipped: list[Detections] = model(batch["image"].flip(-1))
+            found = [self._merge(*pair, batch["image"].shape[-1]) for pair in zip(found, flipped, strict=True)]
         return [each._replace(boxes=to_original(each.boxes, batch, index)) for index, each in enumerate(found)]
 
     def export_outputs(self, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
@@ -133,12 +133,12 @@ class Detection(Task):
         """What collects the detections of each image."""
         return DetectionRows()
 
-    def _merge(self, first: Detections, mirrored: Detections, width: int) -> Detections:
+    def _merge(self, first: Detections, flipped: Detections, width: int) -> Detections:
         """The best detections of an image and its mirror image, without those that overlap a better one."""
         assert self._selection is not None
-        left, top, right, bottom = mirrored.boxes.unbind(1)
+        left, top, right, bottom = flipped.boxes.unbind(1)
         boxes = torch.cat([first.boxes, torch.stack([width - right, top, width - left, bottom], 1)])
-        scores, labels = torch.cat([first.scores, mirrored.scores]), torch.cat([first.labels, mirrored.labels])
+        scores, labels = torch.cat([first.scores, flipped.scores]), torch.cat([first.labels, flipped.labels])
         kept = batched_nms(boxes, scores, labels, self._selection["nms_thresh"])
         kept = kept[: self._selection["detections_per_img"]]
         return Detections(boxes[kept], scores[kept], labels[kept])

@@ -93,8 +93,8 @@ class Saliency(Task):
         """The logits, and a map from 0 to 1 at the size of each truth, in the 256 levels of a PNG file."""
         logits = self.forward(model, batch).float()
         if self._flip:
-            mirrored = self.forward(model, Batch(batch, image=batch["image"].flip(-1))).float().flip(-1)
-            logits = average_logits(torch.stack([logits, mirrored], 1), multi_label=True)
+            flipped = self.forward(model, Batch(batch, image=batch["image"].flip(-1))).float().flip(-1)
+            logits = average_logits(torch.stack([logits, flipped], 1), multi_label=True)
         # With these levels, metrics are equal to those measured on the saved files. In float32 a stretched level may
         # fall below its threshold, so maps are float64.
         planes = warp_to_truth(logits.detach().sigmoid(), batch)
