@@ -221,9 +221,9 @@ def test_what_a_format_lacks_is_named_and_nothing_is_written(
     before = sorted(run.iterdir())
     capsys.readouterr()
     assert cli.main(["export", str(run)]) == 1
-    said = capsys.readouterr().err
-    assert operator in said.splitlines()[-1]
-    assert "Traceback" not in said
+    printed = capsys.readouterr().err
+    assert operator in printed.splitlines()[-1]
+    assert "Traceback" not in printed
     assert sorted(run.iterdir()) == before
     assert cli.main(["export", str(run), "--format", "safetensors"]) == 0
     (run / "export" / "model.onnx").write_text("an earlier one")
