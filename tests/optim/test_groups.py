@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -69,7 +70,7 @@ def grouped(model: nn.Module, weight_decay: float, preset: Preset, **others: Any
         preset.kinds,
         preset.rules,
         no_decay_1d=preset.no_decay_1d,
-        honour_no_weight_decay=preset.honour_no_weight_decay,
+        use_no_weight_decay=preset.use_no_weight_decay,
         **others,
     )
     return by_name(groups)
@@ -260,13 +261,6 @@ def test_settings_of_one_norm_win_over_those_of_all_where_they_are_given() -> No
     assert (found["a.weight"], found["b.weight"], found["c.weight"]) == ([3.0, 0.0], [3.0, 0.2], [5.0, 0.0])
 
 
-def test_an_unknown_kind_is_refused_with_the_nearest() -> None:
-    with pytest.raises(ValueError, match=r'batch_norm.*got "batchnorm"; did you mean "batch_norm"\?'):
-        build_groups(nn.Linear(2, 2), 0.1, {"batchnorm": Settings()})
-    with pytest.raises(RulesError, match=r'rule 1: .*got "biass"; did you mean "bias"\?'):
-        build_groups(nn.Linear(2, 2), 0.1, {}, [Rule("*", kind="biass")])
-
-
 # Rules
 
 NET = {
@@ -320,10 +314,10 @@ def test_rules_that_match_nothing_are_all_refused_with_near_names() -> None:
         build_groups(network(NET), 0.1, {}, rules)
     problems = dict(caught.value.problems)
     assert problems.keys() == {0, 2, 3, 4}
-    assert problems[0].startswith('"backbon.*" matches no parameter; near names: backbone')
+    assert re.match(r"match 'backbon\.\*' matches no name; .*\bbackbone\b", problems[0])
     assert problems[2].startswith('"re:(stem" is not a regular expression: ')
     assert problems[3] == '"head" matches no parameter of kind norm; those it matches are of kind weight, bias'
-    assert problems[4] == '"zzzz" matches no parameter; the model has: backbone, head'
+    assert re.match(r"match 'zzzz' matches no name; .*\bbackbone, head$", problems[4])
 
 
 def test_a_rule_for_frozen_parameters_is_not_refused() -> None:
@@ -349,7 +343,7 @@ class Listing(nn.Module):
 def test_what_a_model_lists_goes_without_decay_if_asked() -> None:
     model = nn.ModuleDict({"net": Listing()})
     assert [group.weight_decay for group in build_groups(model, 0.1, {})] == [0.1]
-    found = by_name(build_groups(model, 0.1, {}, honour_no_weight_decay=True))
+    found = by_name(build_groups(model, 0.1, {}, use_no_weight_decay=True))
     assert {name for name, (_, decay) in found.items() if decay == 0} == {"net.table", "net.inner.tau.weight"}
 
 
@@ -508,7 +502,7 @@ def test_presets_combine() -> None:
     assert both.kinds == {"bias": Settings(None, 0.0), "norm": Settings(0.5, 0.0)}
     assert [rule.match for rule in both.rules] == ["backbone.*", "head"]
     assert both.no_decay_1d
-    assert both.honour_no_weight_decay
+    assert both.use_no_weight_decay
     assert combine() == Preset()
 
 

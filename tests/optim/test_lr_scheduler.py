@@ -228,11 +228,6 @@ def test_small_learning_rates_are_not_reported() -> None:
     assert [rising(lr) for lr in (0.0, 5e-8, 2e-7, 4e-7, 5e-7)] == [None, None, (0.0, 2e-7), None, (2e-7, 5e-7)]
 
 
-def test_a_ratio_below_1_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="ratio: "):
-        LRChangeLog(ratio=0.9)
-
-
 # The scheduler
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import RecipeError
-from paceline.recipe.document import Origin, PartSpec, parse_value, places, read_document
+from paceline.recipe.document import Origin, parse_value, places, read_document
+from paceline.recipe.parts import PartSpec
 from paceline.recipe.schema import LossPart
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from paceline.core.errors import RecipeError, UsageError
 from paceline.recipe.document import Document, Origin, places
 from paceline.recipe.load import expand_shorthand, load, merge, shipped_recipes
-from paceline.recipe.schema import PARTS
+from paceline.recipe.parts import PARTS
 
 Write = Callable[..., None]
 NEITHER = "is neither a file nor a shipped recipe"

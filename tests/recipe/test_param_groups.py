@@ -84,6 +84,7 @@ def test_a_resolved_recipe_says_the_same_again(tmp_path: Path) -> None:
         ([{"match": "stem"}], "param_groups.0"),
         ([{"kind": "bias", "lr_scale": 2}, {"kind": "bias", "weight_decay": 0}], "param_groups.1"),
         ([{"preset": "pets"}], "param_groups.0.preset"),
+        ([{"kind": "batchnorm", "lr_scale": 2}], "param_groups.0.kind"),
     ],
 )
 def test_entries_that_say_nothing_or_too_much_are_refused(

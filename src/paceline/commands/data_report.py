@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -296,12 +297,7 @@ def buckets(counter: Counter[int]) -> list[tuple[int, int, int]]:
 
 
 def _range(counter: Counter[int]) -> str:
-    middle, seen = (sum(counter.values()) + 1) // 2, 0
-    for value in sorted(counter):
-        seen += counter[value]
-        if seen >= middle:
-            break
-    return f"{min(counter)} to {max(counter)}, median {value}"
+    return f"{min(counter)} to {max(counter)}, median {statistics.median_low(counter.elements())}"
 
 
 def _speed(stages: LoaderProfile, can_be_packed: bool) -> Iterator[tuple[str, str]]:

@@ -13,6 +13,7 @@ from paceline.core import atomic_write as disk
 from paceline.core.atomic_write import is_partial, replace_file
 from paceline.core.errors import RecipeError, UsageError
 from paceline.core.regular_file import read_json
+from paceline.core.text import join_first
 from paceline.recipe.document import Document
 from paceline.recipe.validate import CheckedRecipe, validate
 
@@ -122,10 +123,8 @@ def refuse_foreign(out: Path) -> None:
     is_known = _is_object(out / "status.json", "state", "step") or _is_object(out / ".lock", "pid", "host")
     if not held or is_begun or is_known:
         return
-    names = ", ".join(held[:5]) + (f" and {len(held) - 5} more" if len(held) > 5 else "")
-    raise UsageError(
-        f"{out} is not a run directory and not empty: it holds {names}; choose a new or empty one with --out"
-    )
+    found = f"{out} is not a run directory and not empty: it holds {join_first(held, 5)}"
+    raise UsageError(f"{found}; choose a new or empty one with --out")
 
 
 def _is_object(path: Path, *keys: str) -> bool:

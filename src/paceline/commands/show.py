@@ -186,10 +186,13 @@ def _print(run: Run, builder: Builder) -> None:
     ]
     print("\n".join(table_lines(("group", "lr ×", "weight decay", "tensors", "parameters"), groups)))
     print("", *derivation(builder, run), "", sep="\n")
-    lr = run.scheduler.lr
-    values = [lr(step) for step in range(run.progress.total_steps)]
     print("learning rate before group factors, over the run")
-    print("\n".join(terminal_curve(values)))
+    print("\n".join(terminal_curve([run.scheduler.lr(step) for step in _plotted_steps(run)])))
+
+
+def _plotted_steps(run: Run) -> list[int]:
+    total = run.progress.total_steps
+    return sorted({total * k // _PLOTTED for k in range(_PLOTTED)} | {total - 1})
 
 
 def _plot(run: Run, path: Path) -> None:
@@ -197,8 +200,7 @@ def _plot(run: Run, path: Path) -> None:
     from paceline.visualize.curves import draw_curves
     from paceline.visualize.image import save_png
 
-    total = run.progress.total_steps
-    steps = sorted({total * k // _PLOTTED for k in range(_PLOTTED)} | {total - 1})
+    steps = _plotted_steps(run)
     base = [run.scheduler.lr(step) for step in steps]
     epochs = [step / run.progress.steps_per_epoch for step in steps]
     labels: dict[float, list[str]] = {}

@@ -10,9 +10,9 @@ from dataclasses import replace
 from functools import cached_property
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from paceline.loggers.events import Ended, Event, Logged, Note, Snapshot, Started
+from paceline.loggers.events import Ended, Event, Logged, Logger, Note, Snapshot, Started
 from paceline.loggers.messages import Words, lines_of, plain, status
 
 if TYPE_CHECKING:
@@ -26,13 +26,13 @@ LINE_WIDTH = 80
 _BAR_WIDTHS = (40, 30, 20, 10)  # few, so that the bar does not jump whenever a metric grows by a digit
 
 
-class Console:
+class Console(Logger):
     """Print a line for each event; on a terminal, a progress bar below the lines."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         stream = sys.stderr if stream is None else stream
         on_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
-        self._page: _Page = _TerminalPage(stream) if on_terminal else _PlainPage(stream)
+        self._page = _TerminalPage(stream) if on_terminal else _PlainPage(stream)
         self._next_draw = 0.0 if on_terminal else inf
         self._next_line = 0.0
         self._total_steps = 0
@@ -100,8 +100,15 @@ class Console:
         self._next_draw = monotonic() + SECONDS_BETWEEN_DRAWS
 
 
-class _Page(Protocol):
-    def print(self, words: Words) -> None: ...
+class _PlainPage:
+    """Prints lines; there is no bar."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def print(self, words: Words) -> None:
+        self._stream.write(_printable(plain(words), self._stream) + "\n")
+        self._stream.flush()
 
     def draw(self, snapshot: Snapshot, logged: Logged | None) -> None: ...
 
@@ -110,29 +117,11 @@ class _Page(Protocol):
     def clear(self) -> None: ...
 
 
-class _PlainPage:
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def print(self, words: Words) -> None:
-        self._stream.write(_printable(plain(words), self._stream) + "\n")
-        self._stream.flush()
-
-    def draw(self, snapshot: Snapshot, logged: Logged | None) -> None:
-        """There is no bar."""
-
-    def keep(self) -> None:
-        """There is no bar."""
-
-    def clear(self) -> None:
-        """There is no bar."""
-
-
-class _TerminalPage:
-    """Print lines and a bar with rich, imported on first use."""
+class _TerminalPage(_PlainPage):
+    """Prints lines and a bar with rich, imported on first use."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        super().__init__(stream)
         self._live: Live | None = None
 
     def print(self, words: Words) -> None:

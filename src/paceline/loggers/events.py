@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -117,20 +117,17 @@ class Snapshot(NamedTuple):
     evaluation: EvaluationProgress | None = None
 
 
-class Logger(Protocol):
-    """Shows or records events. `tick` is called at every step and must be cheap."""
+class Logger:
+    """Shows or records events; by default it ignores them."""
 
     def handle(self, event: Event) -> None:
         """Show or record one event; other kinds are ignored."""
-        ...
 
     def tick(self, snapshot: Snapshot) -> None:
-        """Receive the progress."""
-        ...
+        """Receive the progress; called at every step, so it must be cheap."""
 
     def close(self) -> None:
         """Finish writing; called once, at the end."""
-        ...
 
 
 class LoggerGroup:

@@ -9,7 +9,7 @@ from pathlib import Path
 from time import monotonic
 
 from paceline.core.atomic_write import replace_file
-from paceline.loggers.events import Ended, Evaluated, Event, Logged, Snapshot, Started
+from paceline.loggers.events import Ended, Evaluated, Event, Logged, Logger, Started
 from paceline.loggers.messages import lines_of, plain
 
 _SECONDS_BETWEEN_STEPS = 1.0
@@ -67,7 +67,7 @@ def _write_whole(descriptor: int, data: bytes) -> None:
         raise
 
 
-class LogFile:
+class LogFile(Logger):
     """Appends a line for each event; a resumed run continues the same file."""
 
     def __init__(self, path: Path) -> None:
@@ -83,15 +83,12 @@ class LogFile:
         if lines:
             self._file.append("".join(lines).encode(errors="backslashreplace"))
 
-    def tick(self, snapshot: Snapshot) -> None:
-        """Steps are not logged."""
-
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
 
-class StatusFile:
+class StatusFile(Logger):
     """Writes the state of the run; the file is replaced atomically."""
 
     def __init__(self, path: Path, total_steps: int) -> None:
@@ -110,12 +107,6 @@ class StatusFile:
             self._write("running", event.step, event.epoch, None)
         elif isinstance(event, Ended):
             self._write(event.state, event.step, event.epoch, event.reason)
-
-    def tick(self, snapshot: Snapshot) -> None:
-        """Do nothing: the file follows events, not steps."""
-
-    def close(self) -> None:
-        """Nothing is kept open."""
 
     def _write(self, state: str, step: int, epoch: float, reason: str | None) -> None:
         status = {

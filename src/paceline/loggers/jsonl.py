@@ -11,7 +11,7 @@ from typing import Any
 from paceline.core.atomic_write import replace_file
 from paceline.core.errors import DataError
 from paceline.core.regular_file import open_regular
-from paceline.loggers.events import Evaluated, Event, Logged, Snapshot
+from paceline.loggers.events import Evaluated, Event, Logged, Logger
 from paceline.loggers.files import AppendFile
 
 Record = dict[str, Any]
@@ -33,7 +33,7 @@ def record_of(event: Logged | Evaluated) -> Record:
     return record
 
 
-class JsonlLogger:
+class JsonlLogger(Logger):
     """Appends a record for every logged and evaluated event, atomically."""
 
     def __init__(self, path: Path) -> None:
@@ -44,9 +44,6 @@ class JsonlLogger:
         if isinstance(event, Logged | Evaluated):
             line = json.dumps(record_of(event), ensure_ascii=False, allow_nan=False)
             self._file.append(line.encode(errors="backslashreplace") + b"\n")  # as JSON escapes them
-
-    def tick(self, snapshot: Snapshot) -> None:
-        """Nothing to do between events."""
 
     def close(self) -> None:
         """Close the file."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from paceline.checkpoint.best import best_step
 from paceline.core.errors import DataError, PacelineError
 from paceline.core.regular_file import read_json
-from paceline.loggers.events import Ended, Event, Snapshot
+from paceline.loggers.events import Ended, Event, Logger
 from paceline.loggers.jsonl import Record, read_records
 from paceline.loggers.results_table import Value, update_rows
 
@@ -124,7 +124,7 @@ def _number(value: Any) -> float:
     return value if isinstance(value, int | float) and math.isfinite(value) else 0
 
 
-class ResultsRow:
+class ResultsRow(Logger):
     """Updates a run's rows in a results table when it is finished.
 
     It reads what the other sinks wrote, so it comes after them. A table that cannot be written is a warning:
@@ -142,9 +142,3 @@ class ResultsRow:
             write_results(self._table, read_results(self._folder, self._about))
         except PacelineError as error:
             self._tell(f"{error}. To retry: paceline results {self._folder} --out {self._table}")
-
-    def tick(self, snapshot: Snapshot) -> None:
-        """Nothing to do between events."""
-
-    def close(self) -> None:
-        """Nothing is kept open."""

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.regular_file import open_regular
-from paceline.loggers.events import Evaluated, Event, Logged, Snapshot, Visualized
+from paceline.loggers.events import Evaluated, Event, Logged, Logger, Visualized
 from paceline.loggers.files import AppendFile
 from paceline.loggers.jsonl import Record, record_of
 
@@ -36,7 +36,7 @@ _POLYNOMIAL = 0x82F63B78
 _SHORT = 2048  # bytes; below this arrays cost more than they save
 
 
-class TensorBoardLogger:
+class TensorBoardLogger(Logger):
     """Writes metrics as scalars ("train/loss", "val/top1") and images ("val/confusion")."""
 
     def __init__(self, folder: Path) -> None:
@@ -50,9 +50,6 @@ class TensorBoardLogger:
         elif isinstance(event, Visualized):
             for name, path in event.images.items():
                 self._append(_image_frame(event.step, f"{event.split}/{name}", path, path.stat().st_mtime))
-
-    def tick(self, snapshot: Snapshot) -> None:
-        """Nothing to do between events."""
 
     def close(self) -> None:
         """Close the file."""

@@ -17,7 +17,7 @@ from xml.parsers import expat
 import openpyxl
 from openpyxl.cell.cell import MergedCell
 from openpyxl.styles import Font
-from openpyxl.utils import get_column_letter
+from openpyxl.utils import column_index_from_string, get_column_letter
 from openpyxl.writer.excel import ExcelWriter
 
 from paceline.core.errors import DataError, in_one_line
@@ -220,11 +220,5 @@ def _area(reference: str) -> int:
     if found is None:
         return 1
     left, top, right, bottom = found.groups()
-    return (abs(_column(right) - _column(left)) + 1) * (abs(int(bottom) - int(top)) + 1)
-
-
-def _column(letters: str) -> int:
-    number = 0
-    for letter in letters.upper():
-        number = number * 26 + ord(letter) - ord("A") + 1
-    return number
+    width = abs(column_index_from_string(right) - column_index_from_string(left)) + 1
+    return width * (abs(int(bottom) - int(top)) + 1)

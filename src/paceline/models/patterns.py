@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 
+from paceline.core.text import join_first
+
 _REGEX = "re:"
 
 
@@ -37,13 +39,13 @@ def no_match(key: str, pattern: str, names: Iterable[str]) -> ValueError:
     """The error of a pattern that selects nothing, with the closest names."""
     known = list(names)
     candidates = list(dict.fromkeys(part for name in known for part in (*_parents(name), name)))
-    written = pattern.removeprefix(_REGEX).strip("^$*.\\")
+    written = pattern.removeprefix(_REGEX).strip("^$*.\\()")
     close = get_close_matches(written, candidates, n=3, cutoff=0.5)
     if close:
         return ValueError(f"{key} {pattern!r} matches no name; the closest are {', '.join(close)}")
     tops = list(dict.fromkeys(name.partition(".")[0] for name in known))
-    starts = ", ".join(tops[:8]) + (", …" if len(tops) > 8 else "")
-    return ValueError(f"{key} {pattern!r} matches no name; names start with {starts or 'nothing: there are none'}")
+    starts = join_first(tops, 8) or "nothing: there are none"
+    return ValueError(f"{key} {pattern!r} matches no name; names start with {starts}")
 
 
 def is_inside(name: str, modules: Iterable[str]) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from paceline.core.errors import CheckpointError
+from paceline.core.text import join_first
 
 Shape = tuple[int, ...]
 _MAX_LINES = 10
@@ -128,5 +129,5 @@ def _change(before: Shape, after: Shape) -> str:
 
 
 def _row(title: str, count: int, names: list[str]) -> str:
-    first = ", ".join(names[:_MAX_NAMES]) + (", …" if len(names) > _MAX_NAMES else "")
-    return f"{title:<10} {count:>5} {'tensor ' if count == 1 else 'tensors'}  {first}".rstrip()
+    tensors = "tensor " if count == 1 else "tensors"
+    return f"{title:<10} {count:>5} {tensors}  {join_first(names, _MAX_NAMES)}".rstrip()

@@ -297,8 +297,6 @@ class _Phases:
     """Whether a cycle is in its rising phase, and a curve from 1 to 0 over the phase."""
 
     def __init__(self, span: Span, pct_start: float, anneal_strategy: str) -> None:
-        if not 0 <= pct_start < 1:
-            raise ArgumentError("pct_start", f"expected a fraction >= 0 and < 1, got {pct_start:g}")
         # The last step of each phase is at its end, so phases are one step shorter than their number of steps.
         self._top, self._last = pct_start * span.length - span.tick, span.length - span.tick
         self._shape = cosine if anneal_strategy == "cos" else SHAPES[anneal_strategy]

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
+from typing import Literal, get_args
 
-NORM_KINDS = ("batch_norm", "group_norm", "layer_norm", "instance_norm", "rms_norm", "other_norm")
-KINDS = ("weight", "bias", "norm", "embedding", *NORM_KINDS)
+KindName = Literal[
+    "weight", "bias", "norm", "embedding",
+    "batch_norm", "group_norm", "layer_norm", "instance_norm", "rms_norm", "other_norm",
+]  # fmt: skip
 """What a parameter can be; `norm` stands for all norm kinds together."""
+PresetName = Literal["pet", "bias_double", "no_decay_bias_norm", "backbone_tenth", "no_decay_1d"]
+KINDS: tuple[KindName, ...] = get_args(KindName)
+NORM_KINDS = KINDS[4:]
 
 
 @dataclass(frozen=True)
@@ -52,11 +57,11 @@ class Preset:
     rules: tuple[Rule, ...] = ()
     no_decay_1d: bool = False
     """Whether tensors of one dimension go without decay."""
-    honour_no_weight_decay: bool = False
+    use_no_weight_decay: bool = False
     """Whether what the model lists in its `no_weight_decay()` goes without decay."""
 
 
-PRESETS = {
+PRESETS: dict[PresetName, Preset] = {
     "pet": Preset(
         "biases learn twice as fast without decay; group norm without decay; batch norm like weights",
         {"bias": Settings(2.0, 0.0), "group_norm": Settings(weight_decay=0.0)},
@@ -73,7 +78,7 @@ PRESETS = {
     "no_decay_1d": Preset(
         "decay only on tensors of several dimensions that the model does not except itself",
         no_decay_1d=True,
-        honour_no_weight_decay=True,
+        use_no_weight_decay=True,
     ),
 }
 
@@ -89,18 +94,10 @@ def combine(*presets: Preset) -> Preset:
         kinds,
         tuple(rule for preset in presets for rule in preset.rules),
         any(preset.no_decay_1d for preset in presets),
-        any(preset.honour_no_weight_decay for preset in presets),
+        any(preset.use_no_weight_decay for preset in presets),
     )
 
 
 def general_kind(kind: str) -> str:
     """`norm` for one of its kinds, any other kind as it is."""
     return "norm" if kind in NORM_KINDS else kind
-
-
-def check_kind(kind: str) -> None:
-    """Refuse a kind that there is not."""
-    if kind not in KINDS:
-        meant = get_close_matches(kind, KINDS, n=1)
-        hint = f'; did you mean "{meant[0]}"?' if meant else ""
-        raise ValueError(f'expected one of the kinds {", ".join(KINDS)}, got "{kind}"{hint}')

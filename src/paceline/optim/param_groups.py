@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from math import prod
 from typing import Any
@@ -15,8 +14,8 @@ from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from paceline.models.norm import is_norm
-from paceline.models.patterns import matcher
-from paceline.optim.group_presets import Rule, Settings, check_kind, general_kind
+from paceline.models.patterns import matcher, no_match
+from paceline.optim.group_presets import Rule, Settings, general_kind
 from paceline.optim.layer_decay import Layers, find_layers
 
 _NORM_TYPES: dict[str, tuple[type[nn.Module], ...]] = {
@@ -90,7 +89,7 @@ def build_groups(
     layers: Layers | None = None,
     layer_decay: float | None = None,
     no_decay_1d: bool = False,
-    honour_no_weight_decay: bool = False,
+    use_no_weight_decay: bool = False,
 ) -> list[Group]:
     """The parameters that learn, each in one group; groups of equal learning rate and decay are one.
 
@@ -98,15 +97,13 @@ def build_groups(
     another; then the two exceptions take it away; a rule that gives one has the last word. With `layer_decay` and
     no `layers`, these are found by the model's structure.
     """
-    for kind in kinds:
-        check_kind(kind)
     if layer_decay is not None and not layer_decay > 0:
         raise ValueError(f"layer-wise decay: expected a number > 0, got {layer_decay}")
     found = find_parameters(model)
     matching = _match_rules(rules, found)
     if layer_decay is not None and layers is None:
         layers = find_layers(model)
-    excepted = _without_decay(model, found, no_decay_1d, honour_no_weight_decay)
+    excepted = _without_decay(model, found, no_decay_1d, use_no_weight_decay)
 
     drafts: dict[tuple[float, float], _Draft] = {}
     for one, meant in zip(found, matching, strict=True):
@@ -189,8 +186,6 @@ def _match_rules(rules: Sequence[Rule], found: Sequence[Found]) -> list[list[Rul
     problems: list[tuple[int, str]] = []
     for number, rule in enumerate(rules):
         try:
-            if rule.kind is not None:
-                check_kind(rule.kind)
             is_match = matcher(rule.match)
         except ValueError as error:
             problems.append((number, str(error)))
@@ -210,13 +205,7 @@ def _explain_idle(rule: Rule, named: Sequence[Found], found: Sequence[Found]) ->
     if named:
         kinds = ", ".join(dict.fromkeys(one.kind for one in named))
         return f'"{rule.match}" matches no parameter of kind {rule.kind}; those it matches are of kind {kinds}'
-    names = [one.name for one in found]
-    modules = [name.rsplit(".", depth)[0] for name in names for depth in range(name.count("."), 0, -1)]
-    known = list(dict.fromkeys([*modules, *names]))
-    wanted = re.sub(r"^re:|[\\*?^$()\[\]|+]", "", rule.match).strip(".")
-    near = get_close_matches(wanted, known, n=3, cutoff=0.5)
-    suggested = near or list(dict.fromkeys(name.partition(".")[0] for name in names))[:10]
-    return f'"{rule.match}" matches no parameter; {"near names" if near else "the model has"}: {", ".join(suggested)}'
+    return str(no_match("match", rule.match, [one.name for one in found]))
 
 
 @dataclass

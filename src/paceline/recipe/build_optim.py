@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -21,7 +22,7 @@ from paceline.optim.optimizers import make_optimizer
 from paceline.optim.param_groups import Group, RulesError, build_groups
 from paceline.optim.trust_ratio import add_trust_ratio
 from paceline.recipe.build_context import BuildContext, resolve
-from paceline.recipe.schema import TransitionPart
+from paceline.recipe.schema import SchedulePart, TransitionPart
 
 
 def effective_lr(context: BuildContext) -> float:
@@ -74,7 +75,7 @@ def make_groups(context: BuildContext, model: nn.Module) -> list[Group]:
             find_layers(model, part.layer_map) if part.layer_decay is not None else None,
             part.layer_decay,
             wanted.no_decay_1d,
-            wanted.honour_no_weight_decay,
+            wanted.use_no_weight_decay,
         )
     except RulesError as error:
         entries = [*(index for index, preset in presets.items() for _ in preset.rules), *named]
@@ -128,38 +129,18 @@ def make_scheduler(context: BuildContext, optimizer: Optimizer, progress: Progre
     """The schedules of learning rate, momentum and weight decay."""
     part = context.recipe.schedule
     with context.error_context("schedule"):
-        lr = Schedule(
-            effective_lr(context),
-            resolve("schedule", part.decay),
-            dict(part.model_extra or {}),
-            total_steps=progress.total_steps,
-            steps_per_epoch=progress.steps_per_epoch,
-            per=part.per,
-            count_from=part.count_from,
-            decay_from=part.decay_from,
-            warmup=part.warmup,
-            warmup_epochs=part.warmup_epochs,
-            warmup_steps=part.warmup_steps,
-            warmup_from=part.warmup_from,
-            floor=part.floor,
-            floor_lr=part.floor_lr,
-        )
-    momentum = _transition(context, "momentum", part.momentum, progress)
-    weight_decay = _transition(context, "weight_decay", part.weight_decay, progress)
+        lr = Schedule(effective_lr(context), **_schedule_arguments(part, progress))
+    transitions = {}
+    for key, transition in (("momentum", part.momentum), ("weight_decay", part.weight_decay)):
+        if transition is not None:
+            with context.error_context(f"schedule.{key}"):
+                transitions[key] = Transition(**_schedule_arguments(transition, progress))
     with context.error_context("schedule"):
-        return Scheduler(optimizer, lr, momentum, weight_decay)
+        return Scheduler(optimizer, lr, **transitions)
 
 
-def _transition(context: BuildContext, key: str, part: TransitionPart | None, progress: Progress) -> Transition | None:
-    if part is None:
-        return None
-    with context.error_context(f"schedule.{key}"):
-        return Transition(
-            part.start,
-            part.end,
-            resolve("schedule", part.decay),
-            dict(part.model_extra or {}),
-            total_steps=progress.total_steps,
-            steps_per_epoch=progress.steps_per_epoch,
-            per=part.per,
-        )
+def _schedule_arguments(part: SchedulePart | TransitionPart, progress: Progress) -> dict[str, Any]:
+    """The keys of a schedule, with its decay as an object and the length of the run."""
+    own = {key: getattr(part, key) for key in type(part).model_fields.keys() - {"momentum", "weight_decay"}}
+    length = {"total_steps": progress.total_steps, "steps_per_epoch": progress.steps_per_epoch}
+    return {**own, **length, "decay": resolve("schedule", part.decay), "arguments": part.model_extra}

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.core.arguments import Arguments
 from paceline.core.errors import RecipeError
 from paceline.recipe.yaml_tree import (
     MAX_DEPTH,
@@ -28,7 +27,6 @@ __all__ = [
     "Document",
     "KeyPath",
     "Origin",
-    "PartSpec",
     "dotted",
     "parse_value",
     "read_document",
@@ -37,7 +35,6 @@ __all__ = [
 COMMAND_LINE = "command line"
 SUFFIXES = (".yaml", ".yml", ".json")
 MAX_BYTES = 1_000_000
-SEVERAL = "{}"
 
 _SURROGATE_PAIR = re.compile(r"\\(u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|.)")
 
@@ -70,43 +67,10 @@ class Document:
             self.values.pop(place, None)
 
 
-@dataclass(frozen=True)
-class PartSpec:
-    """A place in a recipe that holds a part registered under `kind`.
-
-    In `pattern`, "*" stands for each item of a list, and "test{}" for `test` or, where that is a mapping of names to
-    parts, for each of these; `section` describes the keys that all names have in common.
-    """
-
-    pattern: tuple[str, ...]
-    kind: str
-    name_key: str
-    section: type[Arguments]
-
-    def places(self, tree: Any) -> list[KeyPath]:
-        """The places of such parts in a tree."""
-        found: list[KeyPath] = [()]
-        for entry in self.pattern:
-            key = entry.removesuffix(SEVERAL)
-            found = [
-                (*path, segment)
-                for path in found
-                for segment, _ in children(lookup(tree, path))
-                if segment == key or (entry == "*" and isinstance(segment, int))
-            ]
-            if entry.endswith(SEVERAL):
-                found = [inner for path in found for inner in _named_parts(path, lookup(tree, path))]
-        return found
-
-
 def are_named_parts(value: Any) -> bool:
     """Whether a value is a mapping of names to data sets, rather than one data set."""
     is_mapping = isinstance(value, dict) and bool(value) and "dataset" not in value
     return is_mapping and all(isinstance(each, dict) for each in value.values())
-
-
-def _named_parts(path: KeyPath, value: Any) -> list[KeyPath]:
-    return [(*path, name) for name in value] if are_named_parts(value) else [path]
 
 
 def children(value: Any) -> list[tuple[str | int, Any]]:

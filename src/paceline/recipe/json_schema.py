@@ -18,9 +18,9 @@ from pydantic.json_schema import models_json_schema
 from paceline.core.arguments import Arguments
 from paceline.core.registry import Entry, Family, Registry, register
 from paceline.recipe import schema as schema_module
-from paceline.recipe.document import PartSpec
+from paceline.recipe.parts import PARTS, PartSpec
 from paceline.recipe.problems import LenientJsonSchema, Node
-from paceline.recipe.schema import PARTS, Recipe
+from paceline.recipe.schema import NamedPart, Recipe
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _ROOT = "#/$defs/"
@@ -65,7 +65,7 @@ def _sections() -> dict[str, Node]:
     definitions: dict[str, Node] = _tidied(generated["$defs"])
     for name, node in definitions.items():
         for key, property_node in node["properties"].items():
-            property_node["description"] = _docstrings()[name, key]
+            property_node["description"] = _docstrings().get((name, key)) or _docstrings()[NamedPart.__name__, key]
     return definitions
 
 

@@ -16,14 +16,13 @@ from paceline.recipe.document import (
     SUFFIXES,
     Document,
     Origin,
-    PartSpec,
     lookup,
     parse_value,
     places,
     read_document,
 )
+from paceline.recipe.parts import PARTS, PartSpec
 from paceline.recipe.problems import near
-from paceline.recipe.schema import PARTS
 from paceline.recipe.yaml_tree import MAX_DEPTH, KeyPath, dotted
 
 MAX_EXTENDS = 8

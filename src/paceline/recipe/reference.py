@@ -8,8 +8,8 @@ from typing import Any
 
 from paceline.core.registry import register
 from paceline.recipe.json_schema import json_schema
+from paceline.recipe.parts import PARTS
 from paceline.recipe.problems import Node, describe
-from paceline.recipe.schema import PARTS
 
 _ROOT = "#/$defs/"
 _NAME_KEYS = {part.section.__name__: (part.name_key,) for part in PARTS}

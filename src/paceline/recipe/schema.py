@@ -7,27 +7,18 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from paceline.core.arguments import Arguments, Count, CountOrZero, NonNegative, Positive, Share, Weight
-from paceline.recipe.document import PartSpec, are_named_parts
+from paceline.optim.group_presets import KindName, PresetName
+from paceline.recipe.document import are_named_parts
 
 Auto = Literal["auto"]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Threads = Annotated[int, Field(ge=1, le=1024)]
-"""Intra-op threads; libraries abort the process if they cannot start as many."""
+Threads = Annotated[int, Field(ge=1, le=1024)]  # libraries abort the process if they cannot start as many
+# More than these is a slip of the keyboard, which would otherwise show hours later or never.
 Workers = Annotated[int, Field(ge=0, le=1024)]
 BatchSize = Annotated[int, Field(ge=1, le=2**20)]
 Epochs = Annotated[int, Field(ge=1, le=10**6)]
 Steps = Annotated[int, Field(ge=1, le=10**9)]
-"""More than these is a slip of the keyboard, which would otherwise show hours later or never."""
-PresetName = Literal["pet", "bias_double", "no_decay_bias_norm", "backbone_tenth", "no_decay_1d"]
-KindName = Literal[
-    "weight", "bias", "norm", "embedding",
-    "batch_norm", "group_norm", "layer_norm", "instance_norm", "rms_norm", "other_norm",
-]  # fmt: skip
 RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
-
-
-class Section(Arguments):
-    """A section with fixed keys."""
 
 
 class Part(Arguments):
@@ -36,14 +27,18 @@ class Part(Arguments):
     model_config = ConfigDict(extra="allow")
 
 
-class TaskPart(Part):
-    """The vision problem to solve."""
+class NamedPart(Part):
+    """A part that is chosen by its registered name."""
 
     name: str
-    """The task, by its registered name."""
+    """Its registered name."""
 
 
-class Weights(Section):
+class TaskPart(NamedPart):
+    """The vision problem to solve."""
+
+
+class Weights(Arguments):
     """Pretrained weights, and how they may differ from the model; everything else must match."""
 
     file: str
@@ -70,7 +65,7 @@ class Weights(Section):
     """interpolate fits position embeddings to another image size; strict does not."""
 
 
-class Unfreeze(Section):
+class Unfreeze(Arguments):
     """Modules to unfreeze later."""
 
     match: Annotated[list[str], Field(min_length=1)]
@@ -81,11 +76,8 @@ class Unfreeze(Section):
     """When, in steps."""
 
 
-class CheckpointingPart(Part):
+class CheckpointingPart(NamedPart):
     """Activation checkpointing: which activations to recompute in the backward pass."""
-
-    name: str
-    """The policy, by its registered name."""
 
 
 class ModelPart(Part):
@@ -105,11 +97,8 @@ class ModelPart(Part):
     """What to unfreeze later, and when."""
 
 
-class TransformPart(Part):
+class TransformPart(NamedPart):
     """One transform."""
-
-    name: str
-    """The transform, by its registered name."""
 
 
 class DatasetPart(Part):
@@ -130,13 +119,11 @@ def _test_form(value: Any) -> str:
     return "several" if is_valid or are_named_parts(value) else "one"
 
 
-TestSets = Annotated[
-    Annotated[DatasetPart, Tag("one")] | Annotated[dict[SetName, DatasetPart], Tag("several")],
-    Discriminator(_test_form),
-]
+_Several = Annotated[dict[SetName, DatasetPart], Tag("several")]
+TestSets = Annotated[Annotated[DatasetPart, Tag("one")] | _Several, Discriminator(_test_form)]
 
 
-class Data(Section):
+class Data(Arguments):
     """The data sets and how to load them."""
 
     batch_size: BatchSize
@@ -167,16 +154,14 @@ class Data(Section):
         return {split: part for split, part in named.items() if isinstance(part, DatasetPart)}
 
 
-class LossPart(Part):
+class LossPart(NamedPart):
     """One loss; several are summed with their weights."""
 
-    name: str
-    """The loss, by its registered name."""
     weight: Weight = 1.0
     """The factor of this loss in the sum."""
 
 
-class ParamGroup(Section):
+class ParamGroup(Arguments):
     """Settings of some parameters: by kind, by name, or a preset."""
 
     preset: PresetName | None = None
@@ -191,7 +176,7 @@ class ParamGroup(Section):
     """Their weight decay."""
 
 
-class TrustRatio(Section):
+class TrustRatio(Arguments):
     """LARC, or LARS without clip: limits the step of each layer relative to its weights."""
 
     coefficient: Positive = 0.02
@@ -269,21 +254,15 @@ class SchedulePart(Part):
     """A schedule of the weight decay; null: constant."""
 
 
-class AveragingPart(Part):
+class AveragingPart(NamedPart):
     """An average of the weights, evaluated beside them."""
 
-    name: str
-    """The kind of average, by its registered name."""
 
-
-class StrategyPart(Part):
+class StrategyPart(NamedPart):
     """How the model is replicated or sharded over processes."""
 
-    name: str
-    """The strategy, by its registered name."""
 
-
-class Train(Section):
+class Train(Arguments):
     """Length, device, precision, strategy and reproducibility."""
 
     epochs: Epochs | None = None
@@ -332,14 +311,11 @@ class Train(Section):
     """Intra-op threads; auto: cores per process, or 1 with reproducible: world."""
 
 
-class MetricPart(Part):
+class MetricPart(NamedPart):
     """A metric in addition to those of the task."""
 
-    name: str
-    """The metric, by its registered name."""
 
-
-class Evaluate(Section):
+class Evaluate(Arguments):
     """When and how to evaluate."""
 
     every_epochs: Positive | None = None
@@ -347,8 +323,7 @@ class Evaluate(Section):
     every_steps: Count | None = None
     """How often, in steps."""
     batch_size: BatchSize | Auto = "auto"
-    """Samples per evaluation batch; metrics do not depend on the number of processes. auto: 256, on a
-    CPU fewer of large samples (16 of 224×224), since each core evaluates a batch."""
+    """Samples per evaluation batch; auto: 256, on a CPU fewer of large samples (16 of 224×224), a batch per core."""
     num_workers: Workers | Auto = "auto"
     """Processes that read samples ahead; auto: none on a CPU, whose threads read themselves."""
     threads: Threads = 1
@@ -356,13 +331,12 @@ class Evaluate(Section):
     metrics: list[MetricPart] = []
     """Metrics beyond those the task brings."""
     original_size: bool | Auto = "auto"
-    """Evaluate and save predicted maps at the original size of the masks instead of the size of the model's input;
-    auto: true for saliency."""
+    """Evaluate and save maps at the original size of the masks, not that of the input; auto: true for saliency."""
     save_predictions: bool = False
     """Write the prediction of each sample to predictions/: PNG files of maps, else a CSV table."""
 
 
-class Checkpoint(Section):
+class Checkpoint(Arguments):
     """When to save and which checkpoints to keep; one is also saved before each evaluation."""
 
     every_epochs: Positive | None = None
@@ -379,7 +353,7 @@ class Checkpoint(Section):
     """Whether higher or lower is better; auto: `higher_is_better` of the metric."""
 
 
-class Logging(Section):
+class Logging(Arguments):
     """What to log, and how often."""
 
     every_steps: Count | None = None
@@ -396,7 +370,7 @@ class Logging(Section):
     """A results table with one row per run and split; relative to the current folder."""
 
 
-class Recipe(Section):
+class Recipe(Arguments):
     """A whole recipe."""
 
     name: RunName
@@ -423,21 +397,3 @@ class Recipe(Section):
     """What is shown and recorded."""
     expect: dict[str, float] = {}
     """Metrics that this recipe reaches in its own length; compared at the end."""
-
-
-_SPLITS = ("train", "val", "test{}")
-PARTS = [
-    PartSpec(("task",), "task", "name", TaskPart),
-    PartSpec(("model",), "model", "name", ModelPart),
-    *(PartSpec(("data", split), "dataset", "dataset", DatasetPart) for split in _SPLITS),
-    *(PartSpec(("data", split, "transforms", "*"), "transform", "name", TransformPart) for split in _SPLITS),
-    PartSpec(("losses", "*"), "loss", "name", LossPart),
-    PartSpec(("optimizer",), "optimizer", "name", OptimizerPart),
-    PartSpec(("schedule",), "schedule", "decay", SchedulePart),
-    PartSpec(("schedule", "momentum"), "schedule", "decay", TransitionPart),
-    PartSpec(("schedule", "weight_decay"), "schedule", "decay", TransitionPart),
-    PartSpec(("train", "averaging"), "averaging", "name", AveragingPart),
-    PartSpec(("train", "strategy"), "strategy", "name", StrategyPart),
-    PartSpec(("train", "activation_checkpointing"), "activation_checkpointing", "name", CheckpointingPart),
-    PartSpec(("evaluate", "metrics", "*"), "metric", "name", MetricPart),
-]

@@ -14,10 +14,11 @@ from pydantic import ValidationError
 from paceline.core.arguments import Arguments
 from paceline.core.errors import RecipeError
 from paceline.core.registry import Entry, register
-from paceline.recipe.document import COMMAND_LINE, SEVERAL, Document, Origin, PartSpec, children, lookup, places
+from paceline.recipe.document import COMMAND_LINE, Document, Origin, children, lookup, places
 from paceline.recipe.incompatible import cross_checks
+from paceline.recipe.parts import PARTS, SEVERAL, PartSpec
 from paceline.recipe.problems import OWN_PARTS, Problem, expected_names, problems_of, show, unknown_name
-from paceline.recipe.schema import PARTS, Recipe
+from paceline.recipe.schema import Recipe
 from paceline.recipe.yaml_tree import KeyPath, dotted
 
 DEFAULT = Origin("default")

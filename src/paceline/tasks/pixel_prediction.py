@@ -12,7 +12,8 @@ from torch import Tensor
 
 from paceline.core.errors import RecipeError
 from paceline.data.batch import Batch
-from paceline.metrics.metric import Metric, MetricValues, State
+from paceline.metrics.metric import LossMetrics, Metric, MetricValues, State
+from paceline.tasks.task import Task
 
 Forward = Callable[[Tensor], Tensor]
 """Logits [N, C, H, W] of images [N, 3, H, W]."""
@@ -56,6 +57,12 @@ class MapMetric(_WrappedMetric):
     def update(self, predictions: PixelPrediction, batch: Batch) -> State:
         """The state of one batch."""
         return self.metric.update(predictions.maps, Batch(batch, mask=truths(batch)))
+
+
+def pixel_metrics(task: Task, map_metrics: Sequence[Metric]) -> list[Metric]:
+    """The losses at the size of the batch's masks, and these metrics at the size of the truth."""
+    losses = LogitMetric(LossMetrics(task.loss_functions, task.weights))
+    return [losses, *(MapMetric(metric) for metric in map_metrics)]
 
 
 @dataclass(frozen=True)

@@ -17,20 +17,12 @@ from paceline.data.batch import Batch
 from paceline.losses.adapter import Criterion
 from paceline.losses.loss_term import Loss, LossTerm
 from paceline.metrics.adapter import MetricAdapter
-from paceline.metrics.metric import LossMetrics, Metric
+from paceline.metrics.metric import Metric
 from paceline.metrics.saliency import Saliency as SaliencyMetric
 from paceline.metrics.saliency import normalize_map
 from paceline.models.model_errors import call_model
 from paceline.tasks.classification import average_logits
-from paceline.tasks.pixel_prediction import (
-    LogitMetric,
-    MapMetric,
-    PixelPrediction,
-    main_output,
-    resize,
-    truths,
-    warp_to_truth,
-)
+from paceline.tasks.pixel_prediction import PixelPrediction, main_output, pixel_metrics, resize, truths, warp_to_truth
 from paceline.tasks.task import Task
 from paceline.visualize.colors import class_color
 from paceline.visualize.grid import Panel
@@ -71,11 +63,7 @@ class Saliency(Task):
         for part in (*losses.values(), *extra_metrics):
             if isinstance(part, Criterion | MetricAdapter):
                 part.target_scale = 1 / 255
-        # Losses at the size of the batch's masks, everything else at the size of the truth.
-        self._metrics = [
-            LogitMetric(LossMetrics(self.loss_functions, self.weights)),
-            *(MapMetric(metric) for metric in map_metrics),
-        ]
+        self._metrics = pixel_metrics(self, map_metrics)
 
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
         """Logits [N, 1, H, W] at the size of the masks."""

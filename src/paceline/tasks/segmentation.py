@@ -16,15 +16,14 @@ from paceline.core.text import pluralize
 from paceline.data.argument_types import Size
 from paceline.data.batch import Batch
 from paceline.losses.loss_term import Loss, LossTerm
-from paceline.metrics.metric import LossMetrics, Metric
+from paceline.metrics.metric import Metric
 from paceline.metrics.segmentation import Segmentation as SegmentationMetric
 from paceline.models.model_errors import call_model
 from paceline.tasks.pixel_prediction import (
     TTA,
-    LogitMetric,
-    MapMetric,
     PixelPrediction,
     main_output,
+    pixel_metrics,
     resize,
     truths,
     warp_to_truth,
@@ -73,15 +72,12 @@ class Segmentation(Task):
         self._ignore_index = ignore_index
         self.palette = class_colors(classes[:256], 256)
         names = self.classes if len(self.classes) <= _MAX_REPORTED else None
-        # Losses at the size of the batch's masks, everything else at the size of the truth.
-        self._metrics = [
-            LogitMetric(LossMetrics(self.loss_functions, dict(weights))),
-            MapMetric(SegmentationMetric(len(self.classes), ignore_index, names)),
-            *(MapMetric(metric) for metric in extra_metrics),
-        ]
+        self._metrics = pixel_metrics(
+            self, [SegmentationMetric(len(self.classes), ignore_index, names), *extra_metrics]
+        )
         self._has_aux = aux_weight > 0
         if self._has_aux:
-            self.weights |= {f"{_AUX}{name}": weight * aux_weight for name, weight in weights.items()}
+            self.weights = self.weights | {f"{_AUX}{name}": weight * aux_weight for name, weight in weights.items()}
         self._tta = TTA(flip, scales, *_window_sizes(window, stride))
 
     def counts(self, batch: Batch) -> dict[str, float | None]:

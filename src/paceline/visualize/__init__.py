@@ -1,1 +1,1 @@
-"""Images for people: grids, overlays, confusion matrices and curves. Nothing outside of this room draws."""
+"""Visualization: image grids, overlays, confusion matrices and curves. All drawing is here."""

@@ -1,4 +1,4 @@
-"""The colors of classes, of keypoints, and of everything around an image."""
+"""Colors of classes, keypoints, text and borders."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Color = tuple[int, int, int]
 TEXT, BORDER = (33, 37, 41), (206, 212, 218)
 CORRECT, WRONG = (47, 158, 68), (224, 49, 49)
 LEFT, RIGHT, CENTER = (66, 165, 245), (255, 152, 0), (124, 220, 90)
-"""Keypoints and limbs of the left side of a body, the right side, and neither."""
+"""Keypoints and limbs on the left of a body, on the right, and on neither side."""
 
 BACKGROUND: Color = (75, 75, 75)
-"""Gray, so that the background does not catch the eye."""
+"""Gray: the background stays unobtrusive."""
 _BACKGROUND_NAMES = {"background", "bg", "void", "unlabeled"}
 
 _PALETTE: list[Color] = [
@@ -35,7 +35,7 @@ def class_colors(classes: Sequence[str], num_ids: int = 0) -> list[Color]:
 
 
 def class_color(index: int) -> Color:
-    """Return a color by number: sixteen are chosen by hand for contrast, further ones are computed."""
+    """Return the color of a class id: the first sixteen are picked for contrast, the others computed."""
     if index < len(_PALETTE):
         return _PALETTE[index]
     saturation, value = _TONES[index % len(_TONES)]

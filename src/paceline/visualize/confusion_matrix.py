@@ -60,7 +60,7 @@ def draw_confusion_matrix(matrix: npt.ArrayLike, classes: Sequence[str], title: 
 
 
 def _draw_cells(counts: npt.NDArray[Any]) -> tuple[PIL.Image.Image, float]:
-    """Return the cells with their counts, and how many pixels wide each is."""
+    """Return the cells with their counts, and the width of a cell in pixels."""
     fractions = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     cell_size = _choose_cell_size(len(counts))
     side = max(1, round(len(counts) * cell_size))
@@ -87,7 +87,7 @@ def _choose_cell_size(num_classes: int) -> float:
 
 
 def _colorize(fractions: npt.NDArray[np.float64]) -> Image:
-    """Map 0 to white and 1 to dark blue, rising fast at first so that rare mistakes show."""
+    """Map 0 to white and 1 to dark blue, steeply near 0 so that rare mistakes are visible."""
     position, stops = fractions**0.6 * (len(_COLOR_MAP) - 1), range(len(_COLOR_MAP))
     channels = [np.interp(position, stops, channel) for channel in _COLOR_MAP.T]
     return np.stack(channels, -1).round().astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Curves: as an image, and as characters in a terminal."""
+"""Curves as images, and as text in a terminal."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def terminal_curve(values: Sequence[float], width: int = 72, height: int = 8) ->
 
 
 def _downsample(values: Sequence[float], width: int) -> list[float]:
-    """Return at most `width` values; the largest of each stretch stands for it, so that peaks stay visible."""
+    """Return at most `width` values: the maximum of each bin, so that peaks stay visible."""
     number = min(width, len(values))
     edges = [len(values) * k // number for k in range(number + 1)]
     return [max(values[start:stop]) for start, stop in pairwise(edges)]

@@ -1,4 +1,4 @@
-"""Grids of captioned images, with a title above and a legend of their colors below."""
+"""Grids of captioned images with a title and a color legend."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FRAMES, _FRAME_GAP = 4, 2
 
 
 class LegendEntry(NamedTuple):
-    """What a color stands for; entries are sorted by `order`, and without a color the swatch is empty."""
+    """A color and its meaning, sorted by `order`; without a color the swatch is empty."""
 
     order: int
     name: str
@@ -33,7 +33,7 @@ class LegendEntry(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """An image in a grid, framed in green or red if it shows a prediction that is correct or wrong."""
+    """An image in a grid, framed in green for a correct prediction and in red for a wrong one."""
 
     image: Image
     caption: str = ""
@@ -49,14 +49,14 @@ KEYPOINT_LEGEND = (
 
 
 def class_legend(ids: npt.ArrayLike, classes: Sequence[str]) -> tuple[LegendEntry, ...]:
-    """Return the entries of the classes among `ids`, and one for pixels that belong to none of them."""
+    """Return the entries of the classes among `ids`, and one for ignored pixels."""
     found, colors = np.unique(np.asarray(ids, np.int64)), class_colors(classes)
     known = [LegendEntry(index, classes[index], colors[index]) for index in found.tolist() if index < len(classes)]
     return (*known, LegendEntry(_BEHIND_CLASSES, "ignored", None)) if len(known) < len(found) else tuple(known)
 
 
 def image_grid(samples: Sequence[Sequence[Panel]], title: str = "", max_width: int = 1072) -> Image:
-    """Lay out the panels of samples in rows: those of one sample stay side by side, all rows have as many."""
+    """Lay out panels in rows of equal length; the panels of one sample stay side by side."""
     panels_per_sample = max(map(len, samples))
     cell = max(_MIN_CELL, *(max(panel.image.shape[:2]) for panels in samples for panel in panels))
     fitting = max(1, (max_width - _MARGIN) // (cell + _MARGIN) // panels_per_sample)
@@ -116,7 +116,7 @@ def _draw_title(title: str, width: int) -> Image:
 
 
 def _draw_legend(entries: Iterable[LegendEntry], width: int) -> Image:
-    """Swatches with names, in as many lines as they take, and the margin at the bottom of the page."""
+    """Draw swatches with names, wrapped into lines, and the bottom margin."""
     font, line_height = load_font(_CAPTION_SIZE), _SWATCH + _GAP
     places, x, line = [], _MARGIN, 0
     for entry in entries:

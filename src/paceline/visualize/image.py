@@ -1,4 +1,4 @@
-"""Images as arrays: from tensors, at other sizes, and into PNG files."""
+"""Images as arrays: convert tensors, resize, and save PNG files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Image = npt.NDArray[np.uint8]
 
 
 def to_image(tensor: Tensor) -> Image:
-    """Convert an image [C, H, W], or a clip [C, T, H, W], of any value range, which is stretched to 0–255."""
+    """Convert an image [C, H, W] or a clip [C, T, H, W]; its value range is scaled to 0–255."""
     values = tensor.detach().float().cpu()
     low, high = values.min(), values.max()
     scaled = (values - low) / (high - low).clamp(min=1e-6) * 255
@@ -30,7 +30,7 @@ def to_image(tensor: Tensor) -> Image:
 
 
 def draw_map(values: Tensor, low: float, high: float) -> Image:
-    """Draw values [H, W] or [1, H, W] in color, from `low` (dark) to `high` (bright); others are clipped."""
+    """Apply a color map to values [H, W] or [1, H, W], clipped to `low` (dark) and `high` (bright)."""
     plane = values.detach().float().cpu().reshape(values.shape[-2:])
     scaled = ((plane - low) / max(high - low, 1e-6)).clamp(0, 1).mul(255).round().byte().numpy()
     return np.ascontiguousarray(cv2.applyColorMap(scaled, cv2.COLORMAP_VIRIDIS)[..., ::-1])
@@ -42,9 +42,9 @@ def to_rgb(pixels: npt.NDArray[np.uint8]) -> Image:
 
 
 def fit(image: Image, side: int, shape: tuple[int, ...] | None = None) -> Image:
-    """Resize an image so that its longer side is `side` pixels, with the aspect ratio of `shape` if that is given.
+    """Resize an image to `side` pixels on its longer side, with the aspect ratio of `shape` if given.
 
-    Small images grow by whole factors: their pixels stay square and sharp.
+    Small images are enlarged by an integer factor, so their pixels stay square and sharp.
     """
     height, width = (shape or image.shape)[:2]
     factor = side / max(height, width)

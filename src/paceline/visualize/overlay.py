@@ -1,6 +1,6 @@
-"""Masks, boxes and keypoints drawn over an image.
+"""Draw masks, boxes and keypoints over an image.
 
-torchvision's functions draw keypoints in one color, take a boolean mask a class, and cost 1.3 seconds to import.
+torchvision's functions draw keypoints in one color, need one boolean mask per class, and take 1.3 s to import.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def draw_label_map(image: Image, label_map: NDArray[Any], colors: Sequence[Color
 
 
 def draw_mask(image: Image, mask: NDArray[Any], color: Color) -> Image:
-    """Blend one color over an image where a mask, of values from 0 to 1, says so, and outline it."""
+    """Blend a color over an image with a mask from 0 to 1 as its opacity, and outline the mask."""
     values = _resize(mask, image)
     blended, inside = _blend(image, np.array(color), values * _ALPHA), np.pad(values > 0.5, 1)
     interior = inside[:-2, 1:-1] & inside[2:, 1:-1] & inside[1:-1, :-2] & inside[1:-1, 2:]
@@ -70,18 +70,18 @@ def draw_keypoints(
 
 
 def _resize(values: NDArray[Any], image: Image) -> NDArray[Any]:
-    """Return values [h, w] at the size of the image, each the nearest one, since ids cannot be interpolated."""
+    """Resize values [h, w] to the image by nearest neighbor: ids cannot be interpolated."""
     rows, columns = (np.arange(new) * old // new for new, old in zip(image.shape[:2], values.shape, strict=True))
     return np.asarray(values[rows[:, None], columns])
 
 
 def _blend(image: Image, colors: NDArray[Any], alpha: NDArray[Any]) -> Image:
-    """Blend colors [..., 3] over an image, as strongly as alpha [H, W] says."""
+    """Blend colors [..., 3] over an image with opacity alpha [H, W]."""
     weight = alpha[..., None]
     return np.asarray((image * (1 - weight) + colors * weight).round(), np.uint8)
 
 
 def _side_color(names: str) -> Color:
-    """Return the color of a keypoint, or of a limb between two, one of which may belong to neither side."""
+    """Return the color of a keypoint or a limb by the side in its names."""
     is_left, is_right = "left" in names.lower(), "right" in names.lower()
     return CENTER if is_left == is_right else LEFT if is_left else RIGHT

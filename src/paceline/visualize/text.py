@@ -1,4 +1,4 @@
-"""Text in images: the font, and text that is shortened or wrapped to fit."""
+"""Text in images: font, truncation and line wrapping."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 @cache
 def load_font(size: int) -> Font:
-    """Return Pillow's built-in font, which has the letters of ASCII and little else."""
+    """Return Pillow's built-in font, which covers little more than ASCII."""
     return ImageFont.load_default(size)
 
 
@@ -23,13 +23,13 @@ def text_width(texts: Sequence[str], font: Font) -> int:
 
 
 def to_ascii(text: str) -> str:
-    """Replace letters that the font lacks: accents are dropped, and what is left over becomes "?"."""
+    """Remove accents, and replace other characters that the font lacks by "?"."""
     letters = unicodedata.normalize("NFKD", text.replace("×", "x").replace("–", "-").replace("−", "-"))
     return "".join(letter if letter.isascii() else "?" for letter in letters if not unicodedata.combining(letter))
 
 
 def truncate(text: str, font: Font, width: int) -> str:
-    """Shorten text to `width` pixels, with an ellipsis where it was cut."""
+    """Truncate text to `width` pixels with an ellipsis."""
     text = to_ascii(text)
     if font.getlength(text) <= width:
         return text
@@ -39,7 +39,7 @@ def truncate(text: str, font: Font, width: int) -> str:
 
 
 def wrap(text: str, font: Font, width: int) -> list[str]:
-    """Break text into at most two lines of `width` pixels, the second one truncated if need be."""
+    """Wrap text into at most two lines of `width` pixels; the second is truncated."""
     words = text.split()
     for count in range(len(words), 0, -1):
         first = " ".join(words[:count])

@@ -1,0 +1,77 @@
+"""The places of a recipe that hold registered parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.core.arguments import Arguments
+from paceline.recipe.document import are_named_parts, children, lookup
+from paceline.recipe.schema import (
+    AveragingPart,
+    CheckpointingPart,
+    DatasetPart,
+    LossPart,
+    MetricPart,
+    ModelPart,
+    OptimizerPart,
+    SchedulePart,
+    StrategyPart,
+    TaskPart,
+    TransformPart,
+    TransitionPart,
+)
+from paceline.recipe.yaml_tree import KeyPath
+
+SEVERAL = "{}"
+
+
+@dataclass(frozen=True)
+class PartSpec:
+    """A place in a recipe that holds a part registered under `kind`.
+
+    In `pattern`, "*" stands for each item of a list, and "test{}" for `test` or, where that is a mapping of names to
+    parts, for each of these; `section` describes the keys that all names have in common.
+    """
+
+    pattern: tuple[str, ...]
+    kind: str
+    name_key: str
+    section: type[Arguments]
+
+    def places(self, tree: Any) -> list[KeyPath]:
+        """The places of such parts in a tree."""
+        found: list[KeyPath] = [()]
+        for entry in self.pattern:
+            key = entry.removesuffix(SEVERAL)
+            found = [
+                (*path, segment)
+                for path in found
+                for segment, _ in children(lookup(tree, path))
+                if segment == key or (entry == "*" and isinstance(segment, int))
+            ]
+            if entry.endswith(SEVERAL):
+                found = [inner for path in found for inner in _named_parts(path, lookup(tree, path))]
+        return found
+
+
+def _named_parts(path: KeyPath, value: Any) -> list[KeyPath]:
+    return [(*path, name) for name in value] if are_named_parts(value) else [path]
+
+
+_SPLITS = ("train", "val", "test{}")
+PARTS = [
+    PartSpec(("task",), "task", "name", TaskPart),
+    PartSpec(("model",), "model", "name", ModelPart),
+    *(PartSpec(("data", split), "dataset", "dataset", DatasetPart) for split in _SPLITS),
+    *(PartSpec(("data", split, "transforms", "*"), "transform", "name", TransformPart) for split in _SPLITS),
+    PartSpec(("losses", "*"), "loss", "name", LossPart),
+    PartSpec(("optimizer",), "optimizer", "name", OptimizerPart),
+    PartSpec(("schedule",), "schedule", "decay", SchedulePart),
+    PartSpec(("schedule", "momentum"), "schedule", "decay", TransitionPart),
+    PartSpec(("schedule", "weight_decay"), "schedule", "decay", TransitionPart),
+    PartSpec(("train", "averaging"), "averaging", "name", AveragingPart),
+    PartSpec(("train", "strategy"), "strategy", "name", StrategyPart),
+    PartSpec(("train", "activation_checkpointing"), "activation_checkpointing", "name", CheckpointingPart),
+    PartSpec(("evaluate", "metrics", "*"), "metric", "name", MetricPart),
+]
