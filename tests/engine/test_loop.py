@@ -29,7 +29,7 @@ from paceline.engine.loop import train
 from paceline.engine.run import Run
 from paceline.engine.saving import finish_saves, save
 from paceline.engine.state import Choices
-from paceline.loggers.events import Evaluated, Event, Logged, LoggerGroup, Note, Saved, Snapshot
+from paceline.loggers.events import Evaluated, Event, Logged, Logger, LoggerGroup, Note, Saved, Snapshot
 from paceline.losses.classification import CrossEntropy
 from paceline.models.freezing import Freezing
 from paceline.optim.averaging import Ema, Swa
@@ -39,7 +39,7 @@ from paceline.tasks.classification import Classification
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-class Diary:
+class Diary(Logger):
     """A sink that writes down what happens."""
 
     def __init__(self) -> None:
@@ -52,8 +52,6 @@ class Diary:
     def tick(self, snapshot: Snapshot) -> None:
         if snapshot.evaluation is None:
             self.ticks.append(snapshot.step)
-
-    def close(self) -> None: ...
 
     def happened(self) -> list[str]:
         names = {Evaluated: "evaluated", Logged: "logged", Saved: "saved"}

@@ -21,7 +21,7 @@ from paceline.engine.loop import train
 from paceline.engine.run import Run
 from paceline.engine.training_log import log_evaluation
 from paceline.engine.visualizer import Visualizer, visualize_samples
-from paceline.loggers.events import Event, LoggerGroup, Note, Snapshot, Visualized
+from paceline.loggers.events import Event, Logger, LoggerGroup, Note, Visualized
 from paceline.losses.classification import CrossEntropy
 from paceline.tasks.classification import Classification
 from paceline.visualize.grid import Panel
@@ -31,7 +31,7 @@ Draw = Callable[[Batch, Any, int], Sequence[Panel]]
 WHITE = np.full((4, 5, 3), 255, np.uint8)
 
 
-class Diary:
+class Diary(Logger):
     """Remembers events."""
 
     def __init__(self) -> None:
@@ -39,12 +39,6 @@ class Diary:
 
     def handle(self, event: Event) -> None:
         self.events.append(event)
-
-    def tick(self, snapshot: Snapshot) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
     @property
     def warnings(self) -> list[str]:

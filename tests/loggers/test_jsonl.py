@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import DataError
-from paceline.loggers.events import Evaluated, Logged, LoggerGroup, Note, Saved, Snapshot
+from paceline.loggers.events import Evaluated, Logged, Logger, LoggerGroup, Note, Saved, Snapshot
 from paceline.loggers.files import AppendFile
 from paceline.loggers.jsonl import JsonlLogger, read_records, truncate_after
 
@@ -190,7 +190,7 @@ def test_what_a_full_disk_refuses_is_taken_back_and_written_later(tmp_path: Path
     assert file.path.read_bytes() == b"first\nthe second piece\nthird\n"
 
 
-class Listener:
+class Listener(Logger):
     def __init__(self) -> None:
         self.heard: list[object] = []
 

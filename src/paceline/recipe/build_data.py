@@ -134,8 +134,7 @@ def make_evaluations(context: BuildContext, loaders: Mapping[str, SplitLoader]) 
         workers = automatic if evaluate.num_workers == "auto" else evaluate.num_workers
         batch_size = evaluate.batch_size
         if batch_size == "auto":
-            with context.error_context(f"data.{split}"):
-                batch_size = automatic_batch_size(loaders[split], context.world.device.type == "cpu")
+            batch_size = automatic_batch_size(loaders[split], context.world.device.type == "cpu")
         sets[split] = EvaluationSet(loaders[split], batch_size, workers, evaluate.threads)
     return sets
 

@@ -23,7 +23,7 @@ from paceline.core.world import World, join
 from paceline.engine.loop import train
 from paceline.engine.run import Run
 from paceline.engine.watchdog import EVALUATING, NoHeartbeat
-from paceline.loggers.events import Evaluated, Event, Logged, LoggerGroup, Snapshot
+from paceline.loggers.events import Evaluated, Event, Logged, Logger, LoggerGroup
 from paceline.recipe.build import Builder
 from paceline.recipe.load import load
 from paceline.recipe.validate import validate
@@ -70,7 +70,7 @@ EQUAL: dict[str, Sequence[str]] = {
 }
 
 
-class Memory:
+class Memory(Logger):
     """Keeps the metrics of a run."""
 
     def __init__(self) -> None:
@@ -82,10 +82,6 @@ class Memory:
             self.logged.append(dict(event.metrics))
         elif isinstance(event, Evaluated):
             self.evaluated = dict(event.metrics)
-
-    def tick(self, snapshot: Snapshot) -> None: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass
