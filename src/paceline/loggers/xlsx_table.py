@@ -220,5 +220,5 @@ def _area(reference: str) -> int:
     if found is None:
         return 1
     left, top, right, bottom = found.groups()
-    width = abs(column_index_from_string(right) - column_index_from_string(left)) + 1
+    width: int = abs(column_index_from_string(right) - column_index_from_string(left)) + 1
     return width * (abs(int(bottom) - int(top)) + 1)

@@ -15,7 +15,7 @@ KindName = Literal[
 ]  # fmt: skip
 """What a parameter can be; `norm` stands for all norm kinds together."""
 PresetName = Literal["pet", "bias_double", "no_decay_bias_norm", "backbone_tenth", "no_decay_1d"]
-KINDS: tuple[KindName, ...] = get_args(KindName)
+KINDS: tuple[str, ...] = get_args(KindName)
 NORM_KINDS = KINDS[4:]
 
 
@@ -61,7 +61,7 @@ class Preset:
     """Whether what the model lists in its `no_weight_decay()` goes without decay."""
 
 
-PRESETS: dict[PresetName, Preset] = {
+PRESETS: dict[str, Preset] = {
     "pet": Preset(
         "biases learn twice as fast without decay; group norm without decay; batch norm like weights",
         {"bias": Settings(2.0, 0.0), "group_norm": Settings(weight_decay=0.0)},
