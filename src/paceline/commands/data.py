@@ -38,7 +38,7 @@ def main(options: argparse.Namespace) -> int:
         from paceline.commands.data_pack import pack
 
         return pack(recipe, splits, options)
-    return _examine(recipe, splits, options)
+    return _inspect(recipe, splits, options)
 
 
 def _clear_cache(as_json: bool) -> int:
@@ -61,7 +61,7 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError(f"--limit {options.limit}: expected a number of samples, 1 or more")
 
 
-def _examine(recipe: DataRecipe, splits: list[str], options: argparse.Namespace) -> int:
+def _inspect(recipe: DataRecipe, splits: list[str], options: argparse.Namespace) -> int:
     from paceline.commands.data_report import SplitReport, as_json, lines
     from paceline.data.inspect import ContactSheet
 
@@ -72,7 +72,7 @@ def _examine(recipe: DataRecipe, splits: list[str], options: argparse.Namespace)
             for split in splits:
                 report = SplitReport(split, recipe.dataset_name(split))
                 reports.append(report)
-                _look_at(recipe, report, sheet, options.limit, bar)
+                _inspect_split(recipe, report, sheet, options.limit, bar)
     except KeyboardInterrupt:
         interrupted = True
     written = _write_sheet(sheet, recipe, path, reports)
@@ -85,7 +85,9 @@ def _examine(recipe: DataRecipe, splits: list[str], options: argparse.Namespace)
     return DataError.exit_code if any(report.has_bad for report in reports) else 0
 
 
-def _look_at(recipe: DataRecipe, report: SplitReport, sheet: ContactSheet, limit: int | None, bar: Progress) -> None:
+def _inspect_split(
+    recipe: DataRecipe, report: SplitReport, sheet: ContactSheet, limit: int | None, bar: Progress
+) -> None:
     """The report of one split; if it cannot be opened, the report says why."""
     from paceline.data.datasets.video import whole_videos
     from paceline.data.inspect import examine
@@ -99,12 +101,12 @@ def _look_at(recipe: DataRecipe, report: SplitReport, sheet: ContactSheet, limit
         report.error = str(error)
         return
     report.opened(source)
-    files = whole_videos(source.dataset)  # a video is looked at once, also where each of its clips is a sample
+    files = whole_videos(source.dataset)  # a video is inspected once, even if each of its clips is a sample
     report.samples = size = len(files)
     indices = evenly_spaced(size, min(size, limit or size))
     threads = usable_cores()
-    tell = partial(bar.advance, bar.add_task(report.split, total=len(indices)))
-    examine(files, indices, report.findings, threads, tell, source.sample_transforms)
+    advance = partial(bar.advance, bar.add_task(report.split, total=len(indices)))
+    examine(files, indices, report.findings, threads, advance, source.sample_transforms)
     for note in report.findings.notes:
         report.add_note(note)
     unreadable = {each.sample for each in report.findings.bad}

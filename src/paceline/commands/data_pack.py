@@ -29,9 +29,9 @@ def pack(recipe: DataRecipe, splits: list[str], options: argparse.Namespace) -> 
             source = recipe.source(split)
             if getattr(source.dataset, "reads_videos", False):
                 raise UsageError(f"--pack: data.{split} has videos; a pack holds images")
-            tell = partial(_advance, bar, bar.add_task(split, total=len(source.dataset)))
+            advance = partial(_advance, bar, bar.add_task(split, total=len(source.dataset)))
             allowed = 0 if source.skips is None else source.skips.limit
-            written[split] = write_pack(source.dataset, path, size, tell, allowed)
+            written[split] = write_pack(source.dataset, path, size, advance, allowed)
     if options.json:
         print_json({"name": recipe.name, "packs": {split: _as_json(each) for split, each in written.items()}})
         return 0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _SPLITS = ("train", "val", "test")
 # What a recipe has to have beside its data, as plain as can be: nothing of it is built.
-_STAND_IN: dict[str, Any] = {
+_PLACEHOLDER: dict[str, Any] = {
     "task": {"name": "classification"},
     "model": {"name": "convnet"},
     "data": {"batch_size": 1},
@@ -55,7 +55,7 @@ class DataRecipe:
         from paceline.recipe.build_context import BuildContext
         from paceline.recipe.build_data import make_split_loaders
 
-        # Decoded samples are not kept: each is looked at once, and what loading costs is to be seen.
+        # No cache: each sample is read once, and its loading time is measured.
         kept, _, name = split.partition(".")
         changes: dict[str, Any] = {each: None for each in _SPLITS if each != kept} | {"cache": "none"}
         if name:
@@ -81,10 +81,10 @@ def _data_alone(document: Document) -> Document:
     own = Document(kept)
     for table, origins in ((own.keys, document.keys), (own.values, document.values)):
         table.update({path: origin for path, origin in origins.items() if path == () or path[0] in kept})
-    return merge(_stand_in(own.values[()]), own)
+    return merge(_placeholder(own.values[()]), own)
 
 
-def _stand_in(origin: Origin) -> Document:
+def _placeholder(origin: Origin) -> Document:
     from paceline.recipe.document import places
 
-    return Document(_STAND_IN, {}, dict.fromkeys(places(_STAND_IN, ()), origin))
+    return Document(_PLACEHOLDER, {}, dict.fromkeys(places(_PLACEHOLDER, ()), origin))

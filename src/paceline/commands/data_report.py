@@ -20,8 +20,8 @@ from paceline.data.loader_profile import InputStats, LoaderProfile, input_warnin
 from paceline.data.skip_list import Skipped
 from paceline.data.split_loader import SplitLoader
 
-_MOST_CLASSES = 12  # that are all shown; of more, the largest and the smallest
-_MOST_SIZES = 4
+_MAX_CLASSES = 12  # of more classes, only the largest and smallest are printed
+_MAX_SIZES = 4
 _MAX_DUPLICATES, _MAX_FILES = 2, 8  # duplicates, and files of equal problems, that are named
 _DETAILS = re.compile(r"/[^\s:,;)]+|'[^']*'|\d+")
 _BUCKETS, _BAR = 8, 30
@@ -207,8 +207,8 @@ def _split_lines(report: SplitReport) -> Iterator[str]:
     if report.error is not None:
         yield f"{report.split}: {report.dataset}, cannot be opened"
         return
-    looked = "" if findings.examined == report.samples else f", {findings.examined:,} of them inspected"
-    yield f"{report.split}: {report.dataset}, {pluralize(report.samples, 'sample')}{looked}"
+    inspected = "" if findings.examined == report.samples else f", {findings.examined:,} of them inspected"
+    yield f"{report.split}: {report.dataset}, {pluralize(report.samples, 'sample')}{inspected}"
     for label, text in _facts(report):
         yield f"  {label:<9}{text}"
     for note in report.notes:
@@ -259,7 +259,7 @@ def _image_facts(report: SplitReport) -> Iterator[tuple[str, str]]:
 def _join_counts(values: Mapping[str, float], form: str, noun: str) -> str:
     """Names with their values; of many, only the largest and smallest."""
     ordered = list(values.items())
-    if len(ordered) <= _MOST_CLASSES:
+    if len(ordered) <= _MAX_CLASSES:
         return ", ".join(f"{in_one_line(name)} {form.format(value)}" for name, value in ordered)
     ordered.sort(key=lambda item: -item[1])
     most, fewest = ordered[:4], ordered[-4:]
@@ -267,7 +267,7 @@ def _join_counts(values: Mapping[str, float], form: str, noun: str) -> str:
 
 
 def _sizes(sizes: Counter[tuple[int, int]]) -> Iterator[tuple[str, str]]:
-    if len(sizes) <= _MOST_SIZES:
+    if len(sizes) <= _MAX_SIZES:
         yield "sizes", ", ".join(f"{w}×{h}: {number:,}" for (h, w), number in sizes.most_common())
         return
     heights, widths, shorter = Counter[int](), Counter[int](), Counter[int]()

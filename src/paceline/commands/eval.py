@@ -88,15 +88,15 @@ def _own_weights(checked: CheckedRecipe) -> list[str]:
     return [f"model.weights={json.dumps({'file': file, 'head': 'keep'})}"]
 
 
-def _splits(asked: str | None, checked: CheckedRecipe) -> list[str]:
+def _splits(named: str | None, checked: CheckedRecipe) -> list[str]:
     """The splits to evaluate: `--split`, else all test sets, else val."""
     known = [split for split in checked.recipe.data.splits() if split != "train"]
     tests = [split for split in known if split.partition(".")[0] == "test"]
-    if asked is None and known:
+    if named is None and known:
         return tests or known
-    found = tests if asked == "test" else [split for split in known if split == asked]
+    found = tests if named == "test" else [split for split in known if split == named]
     if not found:
-        missing = f"data.{asked}" if asked else "data.val or data.test"
+        missing = f"data.{named}" if named else "data.val or data.test"
         there = f"; there is {join_first([f'data.{split}' for split in known], 8)}" if known else ""
         raise UsageError(f"{checked.locate('data')}: there is no {missing} to evaluate{there}")
     return found

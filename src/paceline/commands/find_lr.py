@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paceline.data.loader import StepBatch
     from paceline.engine.run import Run
 
-_LEAST_STEPS = 20
+_MIN_STEPS = 20
 _SMOOTHED = 0.1  # share of the steps that the average of the losses reaches back
 _DIVERGED = 4.0  # times the best loss: nothing is learned beyond
 _IGNORED = 0.1  # share of the steps whose losses are those of the first weights
@@ -31,8 +31,8 @@ def main(options: argparse.Namespace) -> int:
     checked = read_recipe(options)
     if not 0 < options.low < options.high:
         raise UsageError(f"find-lr: expected --low above 0 and below --high, got {options.low:g} and {options.high:g}")
-    if options.steps < _LEAST_STEPS:
-        raise UsageError(f"find-lr: expected --steps {_LEAST_STEPS} or more, got {options.steps}")
+    if options.steps < _MIN_STEPS:
+        raise UsageError(f"find-lr: expected --steps {_MIN_STEPS} or more, got {options.steps}")
     from paceline.recipe.build import Builder
     from paceline.visualize.curves import draw_curves, terminal_curve
     from paceline.visualize.image import save_png
@@ -90,7 +90,7 @@ def range_test(
         smoothed = smooth(losses, steps)
         if smoothed[-1] > _DIVERGED * min(smoothed):
             break
-    if len(rates) < _LEAST_STEPS // 2:
+    if len(rates) < _MIN_STEPS // 2:
         raise TrainingError(f"find-lr: the loss diverged after {pluralize(len(rates), 'step')}; begin lower with --low")
     return rates, losses
 

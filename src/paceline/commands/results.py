@@ -24,12 +24,12 @@ from paceline.recipe.document import read_document
 
 _DEEPEST = 4
 _MOVED_ASIDE = re.compile(r".*~\d+")
-_MOST_KEYS = 6  # columns for keys; runs that differ in more have little in common
+_MAX_KEYS = 6  # columns for keys; runs that differ in more have little in common
 _NO_SETTINGS = re.compile(
     r"name|(logging|checkpoint|expect|evaluate)\b.*|data\.(num_workers|loader|cache|on_error|max_skipped)"
     r"|train\.(device|devices|threads|hang_seconds|epochs|steps)"
 )
-"""Keys that tell nothing of how a run was trained, or that its step and epoch tell."""
+"""Keys that do not change training, or that step and epoch show."""
 _REPEATED = re.compile(r"train\.seed|data\.(train|val|test)\.(?!transforms).*")
 """Keys in which the repetitions of one recipe differ: the seed, and which samples are held out."""
 
@@ -247,7 +247,7 @@ class Group:
         """The table, as wide as the terminal."""
         hidden = {doubled_loss({n: row.result.metrics[n] or math.nan for n in self.metrics}) for row in self.rows}
         metrics = [name for name in self.metrics if hidden != {name}]
-        keys = self.keys[:_MOST_KEYS]
+        keys = self.keys[:_MAX_KEYS]
         labels = ["epoch"] if len({row.result.state for row in self.rows}) == 1 else ["state", "epoch"]
         is_ambiguous = len({row.result.about.name for row in self.rows}) < len(self.rows)
         rows = []
@@ -262,8 +262,8 @@ class Group:
             cells = [f"mean ± sd of {len(members)}", *shared, *[""] * len(labels)]
             rows.append([*cells, *(_plus_minus(*_mean_and_deviation(members, metric)) for metric in metrics)])
         print_table(["run", *_short(keys), *labels, *metrics], rows, num_words=1 + len(keys) + len(labels) - 1)
-        if len(self.keys) > _MOST_KEYS:
-            print(f"they differ in {join_first(self.keys[_MOST_KEYS:], 8)} too")
+        if len(self.keys) > _MAX_KEYS:
+            print(f"they differ in {join_first(self.keys[_MAX_KEYS:], 8)} too")
         others = dict.fromkeys(n for row in self.rows for n in row.result.metrics if n not in self.metrics)
         if others:
             print(f"only some have {', '.join(others)}")

@@ -25,7 +25,7 @@ from paceline.launch.worker import report_exit
 
 Fingerprints = Mapping[str, Mapping[str, Any]]
 """The fingerprint of each split, as saved in checkpoints."""
-_MOST_FAILURES = 3
+_MAX_FAILURES = 3
 _MAX_IDS = 12
 
 
@@ -135,7 +135,7 @@ def _count_failure(run: Run, folder: Path) -> None:
     times = before["times"] + 1 if is_again else 1
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(counts, json.dumps({"step": step, "times": times}).encode(), is_durable=False)
-    if times >= _MOST_FAILURES:
+    if times >= _MAX_FAILURES:
         counts.unlink()  # started by hand again, it is retried
         if any(beat.phase == EVALUATING for beat in beats if beat.step == step):
             raise TrainingError(f"the evaluation after step {step} failed {times} times; see the errors above")

@@ -47,7 +47,7 @@ def _build(checked: CheckedRecipe) -> tuple[Builder, Run, list[str]]:
     try:
         loaders = make_split_loaders(builder)
     except DataError as error:
-        loaders = {"train": _stand_in(builder)}
+        loaders = {"train": _placeholder_loader(builder)}
         data = loaders["train"].dataset
         assumed = f"{pluralize(len(data), 'sample')}, {pluralize(len(data.classes), 'class')}, {data.channels} channels"
         missing.append(f"{error}; this shows the recipe as if data.train had {assumed}")
@@ -65,18 +65,18 @@ def _build(checked: CheckedRecipe) -> tuple[Builder, Run, list[str]]:
     return builder, run, missing
 
 
-def _stand_in(builder: Builder) -> SplitLoader:
+def _placeholder_loader(builder: Builder) -> SplitLoader:
     from paceline.recipe.build_data import add_transforms
 
     part = builder.recipe.data.train
     arguments = part.model_extra or {}
     known = 1 if arguments.get("binary") else len(arguments.get("classes") or ()) or _ASSUMED_CLASSES
     number = builder.recipe.model.num_classes or known
-    dataset = StandIn([str(each) for each in range(number)], _ASSUMED_STEPS * builder.recipe.data.batch_size)
+    dataset = PlaceholderDataset([str(each) for each in range(number)], _ASSUMED_STEPS * builder.recipe.data.batch_size)
     return add_transforms(builder, "train", part, dataset, None)
 
 
-class StandIn:
+class PlaceholderDataset:
     """Stands for a data set that is not there: black images of the usual kind."""
 
     channels = 3
@@ -133,7 +133,9 @@ def model_table(run: Run) -> tuple[list[dict[str, Any]], int]:
         with torch.inference_mode(), counter:
             run.task.predict(run.model, batch)
     except Exception:
-        if not isinstance(run.train_loader.dataset, StandIn):  # which has no masks, boxes or videos: no FLOPs then
+        if not isinstance(
+            run.train_loader.dataset, PlaceholderDataset
+        ):  # which has no masks, boxes or videos: no FLOPs then
             raise
     counts = {name: sum(by_kind.values()) for name, by_kind in counter.get_flop_counts().items()}
     root = type(run.model).__name__

@@ -77,7 +77,7 @@ def train_in_directory(run: Run, builder: Builder, options: argparse.Namespace, 
     taken = lock.notes if lock else []
     notes = [*([mapping] if mapping else []), *taken, *_find_place(run, options, builder, lock)]
     if run.progress.step and run.progress.is_done and decide(run.world, lambda: _was_finished(run.out)):
-        _say_finished(run, options.use)
+        _print_finished(run, options.use)
         return
     _open_directory(run, builder)
     _list_skipped(run)
@@ -96,7 +96,7 @@ def _list_skipped(run: Run) -> None:
             source.skips.open(run.out / "skipped.jsonl", lambda text: run.logger.emit(Note(text, "warning")))
 
 
-def _say_finished(run: Run, modules: list[str]) -> None:
+def _print_finished(run: Run, modules: list[str]) -> None:
     if run.world.is_main:
         done = f"{run.progress.step} of {run.progress.total_steps} steps are done"
         print(f"{run.out} is finished: {done}", file=sys.stderr)
@@ -219,7 +219,7 @@ def _train(run: Run, builder: Builder, notes: list[str], modules: list[str]) -> 
         state = "stopped" if isinstance(error, Stopped) else "failed"
         reason = str(error) or type(error).__name__
         lines = [_how_to_go_on(run, modules)]
-        # Of several processes the launcher knows which one failed first, and says so.
+        # Of several processes the launcher reports the one that failed first.
         is_reported = is_supervised() and not isinstance(error, Stopped)
         logger.emit(Ended(state, progress.step, progress.epoch, lines, reason, is_reported))
         raise

@@ -19,7 +19,7 @@ _WORTH_SAYING = 1.1  # times the mean that the slowest process needs
 
 
 def lines_of(event: Event, total_steps: int, width: int | None = None, main_metric: str | None = None) -> list[Words]:
-    """What is said of an event, line by line; of metrics what has room in `width` columns, the main one first."""
+    """The lines of an event; of its metrics those that fit in `width` columns, the main one first."""
     match event:
         case Started():
             return _started(event)

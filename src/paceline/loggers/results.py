@@ -131,8 +131,8 @@ class ResultsRow(Logger):
     `paceline results` can write it later.
     """
 
-    def __init__(self, table: Path, folder: Path, about: About, tell: Callable[[str], None]) -> None:
-        self._table, self._folder, self._about, self._tell = table, folder, about, tell
+    def __init__(self, table: Path, folder: Path, about: About, warn: Callable[[str], None]) -> None:
+        self._table, self._folder, self._about, self._warn = table, folder, about, warn
 
     def handle(self, event: Event) -> None:
         """Write the rows if the run is finished."""
@@ -141,4 +141,4 @@ class ResultsRow(Logger):
         try:
             write_results(self._table, read_results(self._folder, self._about))
         except PacelineError as error:
-            self._tell(f"{error}. To retry: paceline results {self._folder} --out {self._table}")
+            self._warn(f"{error}. To retry: paceline results {self._folder} --out {self._table}")

@@ -130,7 +130,7 @@ def same_shape(target: Tensor, output: Tensor) -> Tensor:
 
 
 def _reduction(function: Callable[..., Any]) -> str:
-    """What a module says in its attribute, or a function in its parameter of that name; `mean` if it says nothing."""
+    """The `reduction` of a module, or the default of a function's parameter; `mean` without one."""
     if isinstance(function, partial) and "reduction" in function.keywords:
         return str(function.keywords["reduction"])
     if (found := getattr(function, "reduction", None)) is not None:

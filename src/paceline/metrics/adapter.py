@@ -64,7 +64,7 @@ class MetricAdapter:
 
     @property
     def wrapped(self) -> Sequence[Any]:
-        """The metric, if it says nothing of a direction, so that it is named where that is needed."""
+        """The metric, if it declares no direction, so that errors name it."""
         return [] if self.higher_is_better else [self._metric]
 
     def _pairs(self, predictions: Any, target: Any) -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,4 +1,4 @@
-"""How well the features of a model tell classes apart, without training it: a cheap look at pretraining."""
+"""How well features separate the classes, without training: a cheap check of pretraining."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.data.batch import Batch
 from paceline.metrics.metric import MetricValues, State
 
 _NEIGHBORS = 20
-_LEAST = 4  # samples
+_MIN_SAMPLES = 4  # samples
 _RIDGE = 1e-3  # times the number of samples
 _BLOCK = 1024  # samples compared with all others at a time
 
@@ -37,7 +37,7 @@ class FeatureAccuracy:
 
     def compute(self, state: State) -> MetricValues:
         """The two accuracies."""
-        if "feature" not in state or len(state["feature"]) < _LEAST:
+        if "feature" not in state or len(state["feature"]) < _MIN_SAMPLES:
             return {}
         features, labels = torch.nn.functional.normalize(state["feature"], dim=1), state["label"].long()
         return {

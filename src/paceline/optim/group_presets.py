@@ -1,4 +1,4 @@
-"""What can be asked of parameter groups, in plain values: settings of a kind, rules by name, and known sets of both.
+"""Settings of parameter groups: by kind, by name, and presets of both.
 
 Nothing here imports torch, so that a recipe's kinds and rules are checked before it is loaded.
 """

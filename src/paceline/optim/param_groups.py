@@ -61,7 +61,7 @@ class Group:
 
 
 class RulesError(ValueError):
-    """Rules that cannot be meant: `problems` holds the position of each among the rules, and a sentence."""
+    """Rules that match nothing: `problems` holds the index of each and a message."""
 
     def __init__(self, problems: list[tuple[int, str]]) -> None:
         self.problems = problems
@@ -161,7 +161,7 @@ def _settings(kind: str, kinds: Mapping[str, Settings]) -> Settings:
 
 
 def _without_decay(model: nn.Module, found: Iterable[Found], no_decay_1d: bool, use_no_weight_decay: bool) -> set[str]:
-    """The names of one-dimensional parameters and of those that modules list, as far as these are asked for.
+    """The names of one-dimensional parameters and of those that modules list, where these are enabled.
 
     A module lists names or globs below itself with `no_weight_decay()`, as timm's and MAE's models do.
     """
@@ -181,7 +181,7 @@ def _without_decay(model: nn.Module, found: Iterable[Found], no_decay_1d: bool, 
 
 
 def _match_rules(rules: Sequence[Rule], found: Sequence[Found]) -> list[list[Rule]]:
-    """For each parameter the rules that are meant for it, as written; a rule that is meant for none is refused."""
+    """The rules of each parameter, in their order; raises RulesError for rules that match none."""
     matching: list[list[Rule]] = [[] for _ in found]
     problems: list[tuple[int, str]] = []
     for number, rule in enumerate(rules):

@@ -24,12 +24,10 @@ from paceline.engine.run import EvaluationSet
 from paceline.recipe.build_context import BuildContext, resolve
 from paceline.recipe.schema import DatasetPart
 
-_MOST_EVALUATED, _EVALUATED_VALUES = 256, 1 << 22  # samples, and pixel values in all channels, of an evaluation batch
-_MOST_NOTES = 5  # of a data set that a run begins with
-_WORLD_PARTS, _WORLD_LEAST = (
-    8,
-    16,
-)  # micro-batches of a step that any number of processes share, and their least size
+_MAX_EVALUATION_BATCH = 256
+_EVALUATED_VALUES = 1 << 22  # pixel values, over all channels, of an evaluation batch
+_MAX_NOTES = 5  # of a data set, at the start of a run
+_WORLD_PARTS, _WORLD_MIN = 8, 16  # micro-batches of a step with `reproducible: world`, and their minimum size
 
 
 def make_split_loaders(context: BuildContext) -> dict[str, SplitLoader]:
@@ -75,7 +73,7 @@ def oversized_batch(context: BuildContext, size: int) -> list[str]:
 def automatic_micro_batch(context: BuildContext, samples: int) -> int:
     """The automatic micro-batch size: a step divided by processes; with `world`, by 8."""
     if context.recipe.train.reproducible == "world":
-        return max(math.ceil(samples / _WORLD_PARTS), min(samples, _WORLD_LEAST))
+        return max(math.ceil(samples / _WORLD_PARTS), min(samples, _WORLD_MIN))
     world = context.world.size
     share = math.ceil(samples / world)
     return share if math.ceil(samples / share) >= world else max(1, samples // world)
@@ -146,9 +144,9 @@ def automatic_batch_size(loader: SplitLoader, is_cpu: bool) -> int:
     pure function of the data, so metrics do not depend on processes or restarts.
     """
     if not is_cpu:
-        return _MOST_EVALUATED
+        return _MAX_EVALUATION_BATCH
     num_values = int(loader.fetch(0, np.arange(1))["image"].numel())
-    return 1 << (min(_MOST_EVALUATED, max(1, _EVALUATED_VALUES // num_values)).bit_length() - 1)
+    return 1 << (min(_MAX_EVALUATION_BATCH, max(1, _EVALUATED_VALUES // num_values)).bit_length() - 1)
 
 
 def num_channels(loader: SplitLoader) -> int:
@@ -216,8 +214,8 @@ def _measures_original_size(context: BuildContext) -> bool:
 
 
 def _shortened(split: str, notes: list[str]) -> list[str]:
-    more = f"data.{split}: {len(notes) - _MOST_NOTES} more notes; `paceline data` shows them all"
-    return [f"data.{split}: {note}" for note in notes[:_MOST_NOTES]] + [more] * (len(notes) > _MOST_NOTES)
+    more = f"data.{split}: {len(notes) - _MAX_NOTES} more notes; `paceline data` shows them all"
+    return [f"data.{split}: {note}" for note in notes[:_MAX_NOTES]] + [more] * (len(notes) > _MAX_NOTES)
 
 
 def _skips(context: BuildContext, split: str, size: int) -> SkipList | None:

@@ -68,7 +68,7 @@ def merge(below: Document, above: Document) -> Document:
 
 
 def _merged(old: Any, new: Any, path: KeyPath, merged: Document, above: Document) -> Any:
-    if not _goes_into(new, old):
+    if not _is_merged_into(new, old):
         _replace_origins(old, new, path, merged, above)
         return new
     # A mapping keeps its place in the file when the command line only adds to it.
@@ -86,7 +86,7 @@ def _merged(old: Any, new: Any, path: KeyPath, merged: Document, above: Document
     return result
 
 
-def _goes_into(new: Any, old: Any) -> bool:
+def _is_merged_into(new: Any, old: Any) -> bool:
     if not isinstance(new, dict):
         return False
     # Only overrides hold mappings with numbers for keys: they address the items of a list.
@@ -94,14 +94,14 @@ def _goes_into(new: Any, old: Any) -> bool:
 
 
 def _replace_origins(old: Any, new: Any, path: KeyPath, merged: Document, above: Document) -> None:
-    settled = merged.values[path]
+    before = merged.values[path]
     for place in places(old, path):
         merged.keys.pop(place, None)
         merged.values.pop(place, None)
     for place in places(new, path):
         _copy_origins(place, merged, above)
     if type(old) is type(new) and old == new:  # repeated, not changed
-        merged.values[path] = replace(merged.values[path], layer=settled.layer)
+        merged.values[path] = replace(merged.values[path], layer=before.layer)
 
 
 def _copy_origins(path: KeyPath, merged: Document, above: Document) -> None:

@@ -197,7 +197,7 @@ class OptimizerPart(Part):
     lr: Positive
     """The learning rate, at `base_batch_size` if that is given, else at `data.batch_size`."""
     weight_decay: NonNegative = 0.0
-    """The weight decay of parameters for which no group says otherwise."""
+    """The weight decay of parameters whose group sets none."""
     base_batch_size: BatchSize | None = None
     """The batch size that `lr` is for; `lr_scaling` scales it to `data.batch_size`."""
     lr_scaling: Literal["linear", "sqrt"] = "linear"
@@ -394,6 +394,6 @@ class Recipe(Arguments):
     checkpoint: Checkpoint = Checkpoint()
     """What is kept on disk to continue from."""
     logging: Logging = Logging()
-    """What is shown and recorded."""
+    """What is logged, and how often."""
     expect: dict[str, float] = {}
     """Metrics that this recipe reaches in its own length; compared at the end."""
