@@ -24,7 +24,7 @@ def test_recipes_are_valid(number: int, tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(f"name: page\n{RECIPES[number]}", encoding="utf-8")
     read = read_data_recipe(argparse.Namespace(recipe=str(path), overrides=[], use=[]))
-    assert "train" in read.splits
+    assert "train" in read.recipe.data.splits()
 
 
 def test_there_are_recipes_for_every_format() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from paceline.models.freezing import Freezing, NoFreezing
+from paceline.models.freezing import Freezing
 from paceline.models.zoo import build_timm, build_torchvision
 
 
@@ -213,7 +213,7 @@ def test_the_description_counts_and_names_whole_modules() -> None:
 
 def test_no_freezing_does_nothing() -> None:
     model = Small()
-    freezing = NoFreezing()
+    freezing = Freezing(model)
     model.eval()
     freezing.apply(0)
     freezing.train_mode(model)

@@ -39,8 +39,6 @@ def problem(*overrides: str) -> str:
         ),
         ("train.steps=10", "set train.epochs to null", ["train.steps=100", "train.epochs=null"]),
         ("train.warmup_epochs=1", '"schedule.warmup_epochs"', ["schedule.warmup_epochs=1"]),
-        ("optimizer.warmup_epochs=1", '"schedule.warmup_epochs"', ["schedule.warmup_epochs=1"]),
-        ("model.lr=0.1", '"optimizer.lr"', ["optimizer.lr=0.1"]),
         ("train.batch_size=32", '"data.batch_size"', ["data.batch_size=32"]),
         ("losses.0.weights=2", '"weight"', ["losses.0.weight=2"]),
     ],

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.commands.common import print_json, progress_bar
-from paceline.commands.data_recipe import read_data_recipe
+from paceline.commands.data_recipe import open_split, read_data_recipe
 from paceline.core.errors import DataError, UsageError
 from paceline.core.text import evenly_spaced, pluralize
+from paceline.recipe.validate import CheckedRecipe
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from paceline.commands.data_recipe import DataRecipe
     from paceline.commands.data_report import SplitReport
     from paceline.data.inspect import ContactSheet
 
@@ -30,15 +30,16 @@ def main(options: argparse.Namespace) -> int:
     _check(options)
     if options.clear_cache:
         return _clear_cache(options.json)
-    recipe = read_data_recipe(options)
-    splits = [options.split] if options.split else recipe.splits
-    if options.split and options.split not in recipe.splits:
+    checked = read_data_recipe(options)
+    known = list(checked.recipe.data.splits())
+    splits = [options.split] if options.split else known
+    if options.split and options.split not in known:
         raise UsageError(f"--split {options.split}: the recipe has no data.{options.split}")
     if options.pack:
         from paceline.commands.data_pack import pack
 
-        return pack(recipe, splits, options)
-    return _inspect(recipe, splits, options)
+        return pack(checked, splits, options)
+    return _inspect(checked, splits, options)
 
 
 def _clear_cache(as_json: bool) -> int:
@@ -61,32 +62,32 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError(f"--limit {options.limit}: expected a number of samples, 1 or more")
 
 
-def _inspect(recipe: DataRecipe, splits: list[str], options: argparse.Namespace) -> int:
+def _inspect(checked: CheckedRecipe, splits: list[str], options: argparse.Namespace) -> int:
     from paceline.commands.data_report import SplitReport, as_json, lines
     from paceline.data.inspect import ContactSheet
 
     reports: list[SplitReport] = []
-    sheet, path, interrupted = ContactSheet(), options.sheet or Path(f"data-{recipe.name}.png"), False
+    sheet, path, interrupted = ContactSheet(), options.sheet or Path(f"data-{checked.recipe.name}.png"), False
     try:
         with progress_bar() as bar:
             for split in splits:
-                report = SplitReport(split, recipe.dataset_name(split))
+                report = SplitReport(split, checked.recipe.data.splits()[split].dataset)
                 reports.append(report)
-                _inspect_split(recipe, report, sheet, options.limit, bar)
+                _inspect_split(checked, report, sheet, options.limit, bar)
     except KeyboardInterrupt:
         interrupted = True
-    written = _write_sheet(sheet, recipe, path, reports)
+    written = _write_sheet(sheet, checked, path, reports)
     if options.json:
-        print_json(as_json(recipe.name, reports, written, interrupted))
+        print_json(as_json(checked.recipe.name, reports, written, interrupted))
     else:
-        print("\n".join(lines(recipe.name, reports, written, interrupted)))
+        print("\n".join(lines(checked.recipe.name, reports, written, interrupted)))
     if interrupted:
         return _INTERRUPTED
     return DataError.exit_code if any(report.has_bad for report in reports) else 0
 
 
 def _inspect_split(
-    recipe: DataRecipe, report: SplitReport, sheet: ContactSheet, limit: int | None, bar: Progress
+    checked: CheckedRecipe, report: SplitReport, sheet: ContactSheet, limit: int | None, bar: Progress
 ) -> None:
     """The report of one split; if it cannot be opened, the report says why."""
     from paceline.data.datasets.video import whole_videos
@@ -96,7 +97,7 @@ def _inspect_split(
     from paceline.data.skip_list import UNREADABLE
 
     try:
-        source = recipe.source(report.split)
+        source = open_split(checked, report.split)
     except DataError as error:
         report.error = str(error)
         return
@@ -126,13 +127,13 @@ def _inspect_split(
         report.add_note(str(error))
 
 
-def _write_sheet(sheet: ContactSheet, recipe: DataRecipe, path: Path, reports: list[SplitReport]) -> Path | None:
+def _write_sheet(sheet: ContactSheet, checked: CheckedRecipe, path: Path, reports: list[SplitReport]) -> Path | None:
     from paceline.visualize.image import save_png
 
     if not sheet.panels:
         return None
     try:
-        save_png(sheet.draw(f"{recipe.name}: transformed samples of the first epoch"), path)
+        save_png(sheet.draw(f"{checked.recipe.name}: transformed samples of the first epoch"), path)
     except OSError as error:
         reports[0].add_note(f"cannot write the contact sheet {path}: {error.strerror}; choose another with --sheet")
         return None

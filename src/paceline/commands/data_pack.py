@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.commands.common import print_json, progress_bar
-from paceline.commands.data_recipe import DataRecipe
+from paceline.commands.data_recipe import open_split
 from paceline.core.errors import UsageError
 from paceline.core.text import pluralize
+from paceline.recipe.validate import CheckedRecipe
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 
-def pack(recipe: DataRecipe, splits: list[str], options: argparse.Namespace) -> int:
+def pack(checked: CheckedRecipe, splits: list[str], options: argparse.Namespace) -> int:
     """Write a pack for each split: `FILE`, or `FILE-SPLIT` if there are several."""
     from paceline.data.pack import WrittenPack, write_pack
 
@@ -26,14 +27,14 @@ def pack(recipe: DataRecipe, splits: list[str], options: argparse.Namespace) -> 
     with progress_bar() as bar:
         for split in splits:
             path = options.pack if len(splits) == 1 else _named(options.pack, split)
-            source = recipe.source(split)
+            source = open_split(checked, split)
             if getattr(source.dataset, "reads_videos", False):
                 raise UsageError(f"--pack: data.{split} has videos; a pack holds images")
             advance = partial(_advance, bar, bar.add_task(split, total=len(source.dataset)))
             allowed = 0 if source.skips is None else source.skips.limit
             written[split] = write_pack(source.dataset, path, size, advance, allowed)
     if options.json:
-        print_json({"name": recipe.name, "packs": {split: _as_json(each) for split, each in written.items()}})
+        print_json({"name": checked.recipe.name, "packs": {split: _as_json(each) for split, each in written.items()}})
         return 0
     for split, each in written.items():
         print(f"{split}: {pluralize(each.samples, 'sample')}, {each.bytes / 1e6:,.1f} MB in {each.path}")

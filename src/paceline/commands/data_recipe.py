@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline.commands.common import recipe_file, use_modules
 from paceline.recipe.document import Document, Origin
 from paceline.recipe.load import load, merge
-from paceline.recipe.schema import Data
 from paceline.recipe.validate import CheckedRecipe, validate
 
 if TYPE_CHECKING:
@@ -27,49 +25,28 @@ _PLACEHOLDER: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class DataRecipe:
-    """The checked data section of a recipe."""
+def open_split(checked: CheckedRecipe, split: str) -> SplitLoader:
+    """Open one split with its transforms, or raise DataError."""
+    import torch
 
-    checked: CheckedRecipe
+    from paceline.core.world import World
+    from paceline.recipe.build_context import BuildContext
+    from paceline.recipe.build_data import make_split_loaders
 
-    @property
-    def name(self) -> str:
-        """The recipe's name."""
-        return self.checked.recipe.name
-
-    @property
-    def splits(self) -> list[str]:
-        """The splits in the recipe."""
-        return list(self.checked.recipe.data.splits())
-
-    def dataset_name(self, split: str) -> str:
-        """The registered name of a split's data set."""
-        return self.checked.recipe.data.splits()[split].dataset
-
-    def source(self, split: str) -> SplitLoader:
-        """Open one split with its transforms, or raise DataError."""
-        import torch
-
-        from paceline.core.world import World
-        from paceline.recipe.build_context import BuildContext
-        from paceline.recipe.build_data import make_split_loaders
-
-        # No cache: each sample is read once, and its loading time is measured.
-        kept, _, name = split.partition(".")
-        changes: dict[str, Any] = {each: None for each in _SPLITS if each != kept} | {"cache": "none"}
-        if name:
-            changes["test"] = {name: self.checked.recipe.data.splits()[split]}
-        data: Data = self.checked.recipe.data.model_copy(update=changes)
-        recipe = self.checked.recipe.model_copy(update={"data": data})
-        context = BuildContext(CheckedRecipe(recipe, self.checked.document), World(0, 1, 0, torch.device("cpu")))
-        return make_split_loaders(context)[split]
+    # No cache: each sample is read once, and its loading time is measured.
+    kept, _, name = split.partition(".")
+    changes: dict[str, Any] = {each: None for each in _SPLITS if each != kept} | {"cache": "none"}
+    if name:
+        changes["test"] = {name: checked.recipe.data.splits()[split]}
+    recipe = checked.recipe.model_copy(update={"data": checked.recipe.data.model_copy(update=changes)})
+    context = BuildContext(CheckedRecipe(recipe, checked.document), World(0, 1, 0, torch.device("cpu")))
+    return make_split_loaders(context)[split]
 
 
-def read_data_recipe(options: argparse.Namespace) -> DataRecipe:
-    """The data section of a command line's recipe, after importing the modules of `--use`."""
+def read_data_recipe(options: argparse.Namespace) -> CheckedRecipe:
+    """A command line's recipe with its own data section and name; the rest stands for anything."""
     use_modules(options.use)
-    return DataRecipe(validate(_data_alone(load(recipe_file(options.recipe), options.overrides))))
+    return validate(_data_alone(load(recipe_file(options.recipe), options.overrides)))
 
 
 def _data_alone(document: Document) -> Document:

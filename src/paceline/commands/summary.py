@@ -12,6 +12,7 @@ from paceline.loggers.console import LINE_WIDTH
 from paceline.loggers.messages import duration
 from paceline.metrics.metric import is_higher_better
 from paceline.recipe.build import Builder
+from paceline.recipe.build_optim import effective_lr
 
 
 def opening_lines(builder: Builder, run: Run) -> list[str]:
@@ -77,7 +78,7 @@ def derivation(builder: Builder, run: Run) -> list[str]:
         [f"         the last step of an epoch has {last}"] if 0 < last < updates.batch and not updates.drop_last else []
     )
     processes = pluralize(run.world.size, "process")
-    lr = f"{builder.lr():g}"
+    lr = f"{effective_lr(builder):g}"
     if recipe.optimizer.base_batch_size:
         ratio = f"{recipe.data.batch_size} / {recipe.optimizer.base_batch_size}"
         ratio = ratio if recipe.optimizer.lr_scaling == "linear" else f"√({ratio})"

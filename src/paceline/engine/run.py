@@ -29,7 +29,7 @@ from paceline.engine.strategies.single import SingleStrategy
 from paceline.engine.timing import StepTimer
 from paceline.engine.watchdog import Heartbeat, NoHeartbeat
 from paceline.loggers.events import LoggerGroup, Note
-from paceline.models.freezing import Freezing, NoFreezing
+from paceline.models.freezing import Freezing
 from paceline.optim.averaging import Averaging
 from paceline.optim.clipping import NoClip
 from paceline.optim.lr_scheduler import LRChangeLog, Scheduler
@@ -91,7 +91,7 @@ class Run:
     intervals: Intervals
     store: Store
     clip: Callable[[Sequence[nn.Parameter]], Tensor] = field(default_factory=NoClip)
-    freezing: Freezing | NoFreezing = field(default_factory=NoFreezing)
+    freezing: Freezing = field(default_factory=lambda: Freezing(nn.Identity()))
     finite_check: FiniteCheck = field(default_factory=FiniteCheck)
     explain_nonfinite: Callable[[Run, StepBatch], str] = lambda run, step_batch: "cause unknown"
     """Names the module and the samples behind a non-finite gradient."""

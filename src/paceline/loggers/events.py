@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -156,29 +156,26 @@ class LoggerGroup:
         self._next_flush = monotonic() + SECONDS_BETWEEN_FLUSHES
         for sink in self._sinks:
             for event in events:
-                try:
-                    sink.handle(event)
-                except OSError as error:
-                    self._report(sink, error)
+                self._call(sink, sink.handle, event)
 
     def tick(self, snapshot: Snapshot) -> None:
         """Forward the progress to every sink."""
         if self._waiting and monotonic() >= self._next_flush:
             self.flush()
         for sink in self._sinks:
-            try:
-                sink.tick(snapshot)
-            except OSError as error:
-                self._report(sink, error)
+            self._call(sink, sink.tick, snapshot)
 
     def close(self) -> None:
         """Close every sink."""
         self.flush()
         for sink in self._sinks:
-            try:
-                sink.close()
-            except OSError as error:
-                self._report(sink, error)
+            self._call(sink, sink.close)
+
+    def _call(self, sink: Logger, method: Callable[..., None], *arguments: Any) -> None:
+        try:
+            method(*arguments)
+        except OSError as error:
+            self._report(sink, error)
 
     def _report(self, sink: Logger, error: OSError) -> None:
         if any(sink is failed for failed in self._failed):
@@ -188,7 +185,4 @@ class LoggerGroup:
         note = Note(f"cannot write to {where}: {error.strerror or error}; training continues", "warning")
         for other in self._sinks:
             if other is not sink:
-                try:
-                    other.handle(note)
-                except OSError as another:
-                    self._report(other, another)
+                self._call(other, other.handle, note)

@@ -16,35 +16,6 @@ ALL_BUT_HEAD = "all_but_head"
 _MAX_NAMES = 6
 
 
-class NoFreezing:
-    """Nothing is frozen."""
-
-    unfreeze_steps: tuple[int, ...] = ()
-
-    def frozen_at(self, step: int) -> list[str]:
-        """Names of the parameters that are frozen at this step."""
-        return []
-
-    def due(self, step: int) -> list[str]:
-        """Names of the parameters that are unfrozen at this step."""
-        return []
-
-    def apply(self, step: int) -> None:
-        """Set `requires_grad` and frozen norm layers for this step."""
-
-    def train_mode(self, model: nn.Module) -> None:
-        """Put the model into training mode, frozen norm layers excepted."""
-        model.train()
-
-    def describe(self) -> list[str]:
-        """What is frozen, as lines of text."""
-        return []
-
-    def describe_unfrozen(self, step: int) -> str:
-        """What begins to learn with this step."""
-        return ""
-
-
 class Freezing:
     """Parameters frozen by name patterns, and the steps at which some are unfrozen.
 
@@ -53,7 +24,7 @@ class Freezing:
     """
 
     def __init__(
-        self, model: nn.Module, patterns: Sequence[str], unfreeze: Sequence[tuple[int, Sequence[str]]] = ()
+        self, model: nn.Module, patterns: Sequence[str] = (), unfreeze: Sequence[tuple[int, Sequence[str]]] = ()
     ) -> None:
         self.model = model
         # A shared parameter has several names: any of them selects it, the first one identifies it.
@@ -65,7 +36,7 @@ class Freezing:
         selected = self._select("freeze", patterns)
         self._initial = [name for name in trainable if name in selected]
         self._fixed = selected.difference(trainable)
-        if trainable and len(self._initial) == len(trainable):
+        if self._initial and len(self._initial) == len(trainable):
             raise ValueError(f"freeze {', '.join(map(repr, patterns))} leaves nothing to train")
         self._unfreeze_at = self._steps(sorted(unfreeze, key=lambda stage: stage[0]))
         self.unfreeze_steps: tuple[int, ...] = tuple(sorted(set(self._unfreeze_at.values())))
@@ -107,7 +78,9 @@ class Freezing:
             module.eval()
 
     def describe(self) -> list[str]:
-        """What is frozen at the start and what is unfrozen when, as lines of text."""
+        """What is frozen at the start and what is unfrozen when, as lines of text; none if nothing is frozen."""
+        if not self._initial:
+            return []
         sizes = {name: parameter.numel() for name, parameter in self.model.named_parameters()}
         count = sum(sizes[name] for name in self._initial)
         lines = [

@@ -62,7 +62,6 @@ from paceline.recipe.build_engine import (
 )
 from paceline.recipe.build_optim import (
     build_optimizer,
-    effective_lr,
     make_averaging,
     make_clip,
     make_freezing,
@@ -257,10 +256,6 @@ class Builder(BuildContext):
         train = self.recipe.train
         return round(to_steps(train.epochs, train.steps, steps_per_epoch, 0))
 
-    def lr(self) -> float:
-        """The learning rate at `data.batch_size`."""
-        return effective_lr(self)
-
     def intervals(self, progress: Progress) -> Intervals:
         """Logging, evaluation and checkpoint intervals in steps."""
         recipe, epoch = self.recipe, progress.steps_per_epoch
@@ -321,14 +316,9 @@ def best_direction(context: BuildContext, task: Task) -> tuple[str | None, Liter
 def check_expected(context: BuildContext, task: Task) -> None:
     """Raise RecipeError for an expectation without a metric, or whose metric has no direction."""
     for name in context.recipe.expect:
-        metric = name.removeprefix(f"{_set_name(context, name)}.")
+        set_name, _, rest = name.partition(".")  # such as ecssd.mae, of one test set
+        metric = rest if f"test.{set_name}" in context.recipe.data.splits() else name
         _is_higher_better(context, f"expect.{name}", metric, task)
-
-
-def _set_name(context: BuildContext, name: str) -> str:
-    """The test set of an expectation such as ecssd.mae; empty if it applies to all."""
-    set_name = name.partition(".")[0]
-    return set_name if f"test.{set_name}" in context.recipe.data.splits() else ""
 
 
 def _is_higher_better(context: BuildContext, key: str, name: str, task: Task, must_exist: bool = True) -> bool:

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from paceline.core.errors import RecipeError
 from paceline.core.intervals import Progress, to_steps
 from paceline.engine.strategies.single import SingleStrategy
-from paceline.models.freezing import Freezing, NoFreezing
+from paceline.models.freezing import Freezing
 from paceline.models.surgery import find_heads
 from paceline.optim.averaging import Averaging
 from paceline.optim.clipping import AdaptiveClip, Clip, ClipGradNorm, ClipGradValue, NoClip
@@ -32,11 +32,9 @@ def effective_lr(context: BuildContext) -> float:
     return optimizer.lr * (ratio if optimizer.lr_scaling == "linear" else math.sqrt(ratio))
 
 
-def make_freezing(context: BuildContext, model: nn.Module, progress: Progress) -> Freezing | NoFreezing:
+def make_freezing(context: BuildContext, model: nn.Module, progress: Progress) -> Freezing:
     """What is frozen, and until when."""
     part = context.recipe.model
-    if not part.freeze:
-        return NoFreezing()
     stages = [
         (round(to_steps(stage.at_epochs, stage.at_steps, progress.steps_per_epoch, 0)), stage.match)
         for stage in part.unfreeze
@@ -84,9 +82,7 @@ def make_groups(context: BuildContext, model: nn.Module) -> list[Group]:
         raise RecipeError(lines) from error
 
 
-def build_optimizer(
-    context: BuildContext, model: nn.Module, freezing: Freezing | NoFreezing, progress: Progress
-) -> Optimizer:
+def build_optimizer(context: BuildContext, model: nn.Module, freezing: Freezing, progress: Progress) -> Optimizer:
     """The optimizer over everything that is ever trained; frozen parameters get no state."""
     part, lr = context.recipe.optimizer, effective_lr(context)
     freezing.apply(progress.total_steps)

@@ -194,16 +194,9 @@ class LenientJsonSchema(GenerateJsonSchema):
 
 
 def problems_of(
-    error: ValidationError,
-    model: type[BaseModel],
-    tree: Any,
-    also_known: Iterable[str] = (),
-    root: type[BaseModel] | None = None,
+    error: ValidationError, model: type[BaseModel], tree: Any, also_known: Iterable[str] = ()
 ) -> list[Problem]:
-    """All problems of a tree that a model refused, one per place.
-
-    `also_known` are further valid keys; `root`, by default the model itself, is searched for keys in the wrong section.
-    """
+    """All problems of a tree that a model refused, one per place; `also_known` are further valid keys."""
     errors: dict[KeyPath, list[Mapping[str, Any]]] = {}
     branches: set[KeyPath] = set()
     for detail in error.errors(include_url=False)[:_MOST]:
@@ -213,7 +206,7 @@ def problems_of(
             branches.add(path)
     # Where one branch of a union got further inside, what the others say about the whole value is noise.
     noise = {path for path in branches if any(other[: len(path)] == path and other != path for other in errors)}
-    words = _Words(_schema(model), tree, list(also_known), _schema(root or model))
+    words = _Words(_schema(model), tree, list(also_known))
     return [words.problem(path, details) for path, details in errors.items() if path not in noise]
 
 
@@ -270,8 +263,8 @@ def _place(detail: Mapping[str, Any], tree: Any) -> tuple[KeyPath, bool]:
 class _Words:
     """The message of a problem, from the schema and the value found."""
 
-    def __init__(self, schema: Node, tree: Any, also_known: list[str], root: Node) -> None:
-        self._schema, self._root = schema, root
+    def __init__(self, schema: Node, tree: Any, also_known: list[str]) -> None:
+        self._schema = schema
         self._tree = tree
         self._also_known = also_known
 
@@ -316,28 +309,23 @@ class _Words:
     def _unknown_key(self, path: KeyPath) -> str:
         key = str(path[-1])
         beside = [known for node in self._nodes(path[:-1]) for known in node.get("properties", {})]
-        sections = self._root.get("properties", {})
-        elsewhere = [f"{section}.{key}" for section in sections if _find(self._root, (section, key), exactly=True)]
+        sections = self._schema.get("properties", {})
+        elsewhere = [f"{section}.{key}" for section in sections if self._nodes((section, key), exactly=True)]
         return unknown_key(key, [*(self._also_known if len(path) == 1 else []), *beside], elsewhere)
 
-    def _nodes(self, path: KeyPath) -> list[Node]:
-        return _find(self._schema, path)
+    def _nodes(self, path: KeyPath, exactly: bool = False) -> list[Node]:
+        """What the schema allows at a place, one node per alternative; `exactly`: only as a listed key."""
+        nodes = self._alternatives(self._schema)
+        for segment in path:
+            inner = [found for node in nodes for found in _inside(node, segment, exactly)]
+            nodes = [end for node in inner for end in self._alternatives(node)]
+        return nodes
 
-
-def _find(schema: Node, path: KeyPath, exactly: bool = False) -> list[Node]:
-    """What a schema allows at a place, one node per alternative; `exactly`: only as a listed key."""
-    nodes = _alternatives(schema, schema)
-    for segment in path:
-        inner = [found for node in nodes for found in _inside(node, segment, exactly)]
-        nodes = [end for node in inner for end in _alternatives(schema, node)]
-    return nodes
-
-
-def _alternatives(schema: Node, node: Node) -> list[Node]:
-    if "$ref" in node:
-        return _alternatives(schema, schema["$defs"][node["$ref"].removeprefix("#/$defs/")])
-    branches = node.get("anyOf") or node.get("oneOf") or node.get("allOf")
-    return [end for branch in branches for end in _alternatives(schema, branch)] if branches else [node]
+    def _alternatives(self, node: Node) -> list[Node]:
+        if "$ref" in node:
+            return self._alternatives(self._schema["$defs"][node["$ref"].removeprefix("#/$defs/")])
+        branches = node.get("anyOf") or node.get("oneOf") or node.get("allOf")
+        return [end for branch in branches for end in self._alternatives(branch)] if branches else [node]
 
 
 def _inside(node: Node, segment: str | int, exactly: bool) -> list[Node]:

@@ -97,7 +97,7 @@ def _check_part(
     try:
         checked = _validated(entry.arguments, given)
     except ValidationError as error:
-        found = problems_of(error, entry.arguments, given, part.section.model_fields, Recipe)
+        found = problems_of(error, entry.arguments, given, also_known=part.section.model_fields)
         return [Problem((*path, *each.path), each.message, each.about) for each in found]
     arguments[path] = checked
     return []
