@@ -430,8 +430,8 @@ def test_outlines_and_keypoints_of_coco_are_counted_and_drawn(tmp_path: Path, ru
     assert answer.code == 0, answer.err
     assert answer.train["objects"] == {"person": 1}
     assert answer.train["joints"] == {
-        "left_eye": {"not_labelled": 0, "hidden": 0, "visible": 1},
-        "right_eye": {"not_labelled": 0, "hidden": 1, "visible": 0},
+        "left_eye": {"unlabeled": 0, "hidden": 0, "visible": 1},
+        "right_eye": {"unlabeled": 0, "hidden": 1, "visible": 0},
     }
     sheet = np.array(Image.open(tmp_path / "data-mine.png"))
     colors = {tuple(pixel) for pixel in sheet.reshape(-1, 3).tolist()}

@@ -26,7 +26,9 @@ def pack(checked: CheckedRecipe, splits: list[str], options: argparse.Namespace)
     written: dict[str, WrittenPack] = {}
     with progress_bar() as bar:
         for split in splits:
-            path = options.pack if len(splits) == 1 else _named(options.pack, split)
+            path: Path = options.pack
+            if len(splits) > 1:
+                path = path.with_stem(f"{path.stem}-{split}")
             source = open_split(checked, split)
             if getattr(source.dataset, "reads_videos", False):
                 raise UsageError(f"--pack: data.{split} has videos; a pack holds images")
@@ -53,10 +55,6 @@ def _advance(bar: Progress, task: TaskID, done: int, total: int) -> None:
 def _as_json(written: Any) -> dict[str, Any]:
     left_out = [each._asdict() for each in written.skipped]
     return {"file": str(written.path), "samples": written.samples, "bytes": written.bytes, "left_out": left_out}
-
-
-def _named(path: Path, split: str) -> Path:
-    return path.with_name(f"{path.stem}-{split}{path.suffix}")
 
 
 def _size(text: str | None) -> int | list[int] | None:

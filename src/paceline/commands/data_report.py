@@ -138,7 +138,7 @@ def _joint_names(report: SplitReport) -> list[str]:
 
 
 def _seen(row: Any) -> dict[str, int]:
-    return dict(zip(("not_labelled", "hidden", "visible"), row.tolist(), strict=True))
+    return dict(zip(("unlabeled", "hidden", "visible"), row.tolist(), strict=True))
 
 
 def lines(name: str, reports: Sequence[SplitReport], sheet: Path | None, interrupted: bool) -> Iterator[str]:

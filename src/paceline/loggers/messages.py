@@ -24,7 +24,7 @@ def lines_of(event: Event, total_steps: int, width: int | None = None, main_metr
         case Started():
             return _started(event)
         case Logged():
-            return [_labelled(_fitted(_logged(event, total_steps), width))]
+            return [_labeled(_fitted(_logged(event, total_steps), width))]
         case Evaluated():
             return _evaluated(event, width, main_metric)
         case Saved():
@@ -134,7 +134,7 @@ def _fitted(pairs: list[tuple[str, str]], width: int | None) -> list[tuple[str, 
     names = [name for name, _ in pairs]
     kept = {"step", "loss", *_LINE_KEEPS}
     for name in (*[name for name in reversed(names) if name not in kept], *reversed(_LINE_KEEPS)):
-        if width is None or len(plain(_labelled(pairs))) <= width:
+        if width is None or len(plain(_labeled(pairs))) <= width:
             break
         pairs = [pair for pair in pairs if pair[0] != name]
     return pairs
@@ -172,7 +172,7 @@ def _known(clock: dict[str, Any], name: str) -> bool:
     return clock.get(name) is not None
 
 
-def _labelled(pairs: Iterable[tuple[str, str]], style: str = "") -> Words:
+def _labeled(pairs: Iterable[tuple[str, str]], style: str = "") -> Words:
     return _spaced(([(f"{label} ", "dim"), (value, style)] for label, value in pairs), " ")
 
 

@@ -13,9 +13,7 @@ from typing import Any
 from paceline.core.errors import RecipeError
 from paceline.recipe.yaml_tree import (
     MAX_DEPTH,
-    Composed,
     KeyPath,
-    Place,
     Unreadable,
     compose,
     dotted,
@@ -102,16 +100,19 @@ def read_document(path: Path, display: str | None = None) -> Document:
     try:
         composed = compose(_as_yaml(text) if is_json else text, is_json)
     except Unreadable as error:
-        raise RecipeError([f"{_origin(source, place)}: {message}" for place, message in error.problems]) from None
+        raise RecipeError([f"{Origin(source, *place)}: {message}" for place, message in error.problems]) from None
     if composed.tree is None:
         raise RecipeError(f"{source}: the file is empty; a recipe is a mapping of keys to values")
     if not isinstance(composed.tree, dict):
         found = "a list" if isinstance(composed.tree, list) else "a single value"
         raise RecipeError(
-            f"{_origin(source, composed.values[()])}: a recipe is a mapping of keys to values, got {found}"
+            f"{Origin(source, *composed.values[()])}: a recipe is a mapping of keys to values, got {found}"
         )
     composed.values[()] = (1, 1)
-    return _document(composed, source)
+    keys, values = (
+        {path: Origin(source, *place) for path, place in table.items()} for table in (composed.keys, composed.values)
+    )
+    return Document(composed.tree, keys, values)
 
 
 def parse_value(text: str, label: str) -> Document:
@@ -126,18 +127,6 @@ def parse_value(text: str, label: str) -> Document:
         dict.fromkeys(composed.keys, origin),
         {(): origin} | dict.fromkeys(composed.values, origin),
     )
-
-
-def _document(composed: Composed, source: str) -> Document:
-    return Document(
-        composed.tree,
-        {path: _origin(source, place) for path, place in composed.keys.items()},
-        {path: _origin(source, place) for path, place in composed.values.items()},
-    )
-
-
-def _origin(source: str, place: Place) -> Origin:
-    return Origin(source, *place)
 
 
 def _read_text(path: Path, source: str) -> str:
@@ -159,7 +148,7 @@ def _read_text(path: Path, source: str) -> str:
     except UnicodeDecodeError as error:
         place = place_after(error.object[: error.start].decode("utf-8-sig"))
         problem = f"not UTF-8 text (byte 0x{error.object[error.start]:02x})"
-        raise RecipeError(f"{_origin(source, place)}: {problem}") from None
+        raise RecipeError(f"{Origin(source, *place)}: {problem}") from None
 
 
 def _as_yaml(text: str) -> str:

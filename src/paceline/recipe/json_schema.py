@@ -151,7 +151,7 @@ def _must(node: Any, required: dict[str, Node]) -> Node:
     """Of a schema only what it demands to be there, here and further inside; empty if nothing."""
     if "$ref" in node:
         name = node["$ref"].removeprefix(_ROOT)
-        return {"$ref": _ROOT + _REQUIRED + name} if _demands(name, required) else {}
+        return {"$ref": _ROOT + _REQUIRED + name} if _must(required[name], required) else {}
     if branches := node.get("anyOf") or node.get("oneOf"):
         found = [_must(branch, required) for branch in branches]
         return _any_branch(branches, found) if any(found) else {}
@@ -170,10 +170,6 @@ def _any_branch(branches: list[Node], musts: list[Node]) -> Node:
     """A value is held to what the branch that it belongs to demands."""
     chosen = [must if must else {"type": branch["type"]} for branch, must in zip(branches, musts, strict=True)]
     return chosen[0] if len(chosen) == 1 else {"anyOf": chosen}
-
-
-def _demands(name: str, required: dict[str, Node]) -> bool:
-    return bool(_must(required[name], required))
 
 
 def _tidied(node: Any) -> Any:
