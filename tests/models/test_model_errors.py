@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.core.errors import RecipeError
 from paceline.core.process import free_memory
+from paceline.data.batch import Batch
 from paceline.models import model_errors
 from paceline.models.convnet import ConvNet
 from paceline.models.encoder_decoder import fpn, unet
 from paceline.models.model_errors import call_model, limit_size
 from paceline.models.zoo import build_timm
+from paceline.tasks.detection import Detection
 
 SMALL = {"depth": 4, "embed_dim": 24, "num_heads": 2}
 
@@ -94,3 +96,26 @@ def test_parameters_without_memory_are_not_counted() -> None:
 
 def test_the_free_memory_is_a_sensible_number() -> None:
     assert 1 << 20 < free_memory() < 1 << 50
+
+
+class _OneValue(nn.Module):
+    """A detector whose last map is 1×1, as SSD has one."""
+
+    loss_names = ("bbox_regression",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3)
+
+    def forward(self, images: Tensor, targets: object = None) -> object:
+        return self.norm(images.mean((2, 3), keepdim=True))
+
+
+def test_a_last_step_of_one_sample_is_explained_in_detection_too() -> None:
+    model = _OneValue()
+    boxes, classes, crowd = [torch.ones(1, 4)], [torch.zeros(1, dtype=torch.int64)], [torch.zeros(1, dtype=torch.bool)]
+    batch = Batch(image=torch.zeros(1, 3, 8, 8), boxes=boxes, classes=classes, crowd=crowd)
+    with pytest.raises(RecipeError) as caught:
+        Detection(model, ["cell"]).losses(model, batch)
+    assert "cannot take 1 image of 8×8 pixels" in str(caught.value)
+    assert "data.drop_last" in str(caught.value)

@@ -27,14 +27,14 @@ _SHAPE_WORDS = re.compile(r"\b(size|shape|dim|channel|clip|height|width|kernel)"
 _TORCH = str(Path(torch.__file__).parent)
 
 
-def call_model(model: nn.Module, images: Tensor) -> Any:
-    """The model's output for images [N, C, H, W] or clips [N, C, T, H, W].
+def call_model(model: nn.Module, images: Tensor, *others: Any) -> Any:
+    """The model's output for images [N, C, H, W] or clips [N, C, T, H, W], and what else it takes.
 
     A shape that the model cannot take is a RecipeError. Other errors, such as out of memory or a lost process, are
     raised unchanged for those who handle them.
     """
     try:
-        return model(images)
+        return model(images, *others)
     except _SHAPE_ERRORS as error:
         is_handled_elsewhere = isinstance(error, torch.OutOfMemoryError) or is_communication_error(error)
         if is_handled_elsewhere or not _SHAPE_WORDS.search(str(error)):

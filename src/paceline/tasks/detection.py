@@ -19,6 +19,7 @@ from paceline.losses.loss_term import LossTerm
 from paceline.metrics.detection import CocoAP, DetectionRows
 from paceline.metrics.metric import Metric
 from paceline.models.detector import Detections, Detector, Target, batched_nms
+from paceline.models.model_errors import call_model
 from paceline.tasks.task import Task
 from paceline.visualize.colors import class_color
 from paceline.visualize.curves import draw_curves
@@ -73,14 +74,14 @@ class Detection(Task):
 
     def losses(self, model: nn.Module, batch: Batch) -> dict[str, LossTerm]:
         """Each loss of the model."""
-        parts = model(batch["image"], _targets(batch))
+        parts = call_model(model, batch["image"], _targets(batch))
         return {name: LossTerm(*parts[name]) for name in self.weights}
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Detections]:
         """What is detected in each image, in pixels of the image as it was read."""
-        found: list[Detections] = model(batch["image"])
+        found: list[Detections] = call_model(model, batch["image"])
         if self._flip:
-            flipped: list[Detections] = model(batch["image"].flip(-1))
+            flipped: list[Detections] = call_model(model, batch["image"].flip(-1))
             found = [self._merge(*pair, batch["image"].shape[-1]) for pair in zip(found, flipped, strict=True)]
         return [each._replace(boxes=to_original(each.boxes, batch, index)) for index, each in enumerate(found)]
 

@@ -17,6 +17,7 @@ from paceline.metrics.features import FeatureAccuracy
 from paceline.metrics.metric import LossMetrics, Metric, MetricValues, State
 from paceline.models.masked_autoencoder import MaskedAutoencoder as Model
 from paceline.models.masked_autoencoder import patchify, unpatchify
+from paceline.models.model_errors import call_model
 from paceline.tasks.task import Task
 from paceline.visualize.grid import Panel
 from paceline.visualize.image import fit, to_image
@@ -56,7 +57,7 @@ class MaskedAutoencoder(Task):
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
         """The predicted pixels of all patches."""
         masks_of(batch)
-        patches: Tensor = model(batch["image"], batch["visible_patches"])
+        patches: Tensor = call_model(model, batch["image"], batch["visible_patches"])
         return patches
 
     def predict(self, model: nn.Module, batch: Batch) -> Reconstruction:
