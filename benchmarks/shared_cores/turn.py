@@ -38,6 +38,7 @@ def by_hand(seconds: float) -> float:
 def with_lightning(seconds: float) -> float:
     """Lightning's Trainer with its extras off, over the same batches."""
     import torch
+    from torch.utils.data import DataLoader
 
     from paceline.core.torchvision_ops import import_torchvision
 
@@ -67,10 +68,11 @@ def with_lightning(seconds: float) -> float:
                 trainer.should_stop = True
 
     clock = Clock()
-    batches = [(torch.randn(BATCH, 1, 28, 28), torch.randint(0, 10, (BATCH,)))] * 100_000
+    batches: Any = [(torch.randn(BATCH, 1, 28, 28), torch.randint(0, 10, (BATCH,)))] * 100_000
+    loader: Any = DataLoader(batches, batch_size=None)  # a bare list would be taken for a list of loaders
     extras = ("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary")
     trainer = Trainer(accelerator="cpu", devices=1, max_epochs=1, callbacks=[clock], **dict.fromkeys(extras, False))
-    trainer.fit(Module(), batches)
+    trainer.fit(Module(), loader)
     return clock.rate
 
 
