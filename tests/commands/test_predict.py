@@ -199,6 +199,15 @@ def _flip_distance(results: list[dict[str, Any] | None], width: int) -> float:
     return float(np.abs(best - flipped).max())
 
 
+def test_progress_counts_up_to_the_number_of_inputs(runs: Path, tmp_path: Path) -> None:
+    steps: list[tuple[int, int]] = []
+    predictor = paceline.load(runs / "runs" / "classification")
+    predictor.predict_files(
+        val_files(runs, "classification"), tmp_path, False, lambda number, total: steps.append((number, total))
+    )
+    assert sorted(steps) == [(2, 12), (5, 12), (5, 12)]  # batches of 5; those of several threads in any order
+
+
 def test_predict_from_python(runs: Path) -> None:
     predictor = paceline.load(runs / "runs" / "classification")
     files = val_files(runs, "classification")[:3]

@@ -60,6 +60,7 @@ def save_jpeg(image: Image, path: Path) -> None:
     """Write an image as a JPEG file, atomically, many times as fast as PNG; missing folders are created."""
     content: bytes = simplejpeg.encode_jpeg(np.ascontiguousarray(image), quality=90)
     path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)  # a rename over a file waits for the disk on some file systems
     replace_file(path, content, is_durable=False)
 
 
