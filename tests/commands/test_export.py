@@ -111,9 +111,10 @@ def test_files_work_in_another_process(kind: str, runs: Path, loaded: dict[str, 
     files = about["files"]
     assert set(files) == {"model.safetensors", "model.pt2", "model.onnx"}
     assert all(each["max_difference"] < 1e-4 for each in files.values())
-    assert all(
-        each["num_samples"] == {"classification": 12, "masked_autoencoder": 12}.get(kind, 7) for each in files.values()
-    )
+    (number,) = {each["num_samples"] for each in files.values()}
+    assert (
+        7 <= number <= 20 if kind == "keypoints" else number == (7 if kind in KINDS else 12)
+    )  # its samples are persons
     assert list(about["outputs"]) == list(OUTPUTS[kind])
     assert all(expected in (None, about["outputs"][name]) for name, expected in OUTPUTS[kind].items())
     predictor = paceline.load(runs / "runs" / kind)
