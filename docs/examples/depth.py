@@ -93,11 +93,13 @@ class Depth(Task):
 
     def draw(self, batch: Batch, predictions: Tensor | None, index: int) -> Sequence[Panel]:
         """Draw the image, its depth and, if there is one, the prediction."""
-        truth = batch.target[index]
-        panels = [Panel(to_image(batch["image"][index]), "image"), Panel(draw_map(truth, 0, self.max_depth), "truth")]
+        panels = [Panel(to_image(batch["image"][index]), "image")]
+        truth = batch.target[index] if batch.has_target else None
+        if truth is not None:
+            panels.append(Panel(draw_map(truth, 0, self.max_depth), "truth"))
         if predictions is not None:
-            error = (predictions[index, 0] - truth)[truth > 0].abs().mean()
-            panels.append(Panel(draw_map(predictions[index], 0, self.max_depth), f"prediction, ±{error:.2f} m"))
+            error = "" if truth is None else f", ±{(predictions[index, 0] - truth)[truth > 0].abs().mean():.2f} m"
+            panels.append(Panel(draw_map(predictions[index], 0, self.max_depth), f"prediction{error}"))
         return [Panel(fit(panel.image, 160), panel.caption) for panel in panels]
 
 

@@ -203,26 +203,6 @@ class Seen:
     assert "runs/own/predictions/val.csv: predictions cannot be written (" in answer.stderr
 
 
-def test_predictions_of_a_task_that_cannot_save_any_are_refused_at_once(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        """
-from paceline import Task, register
-
-
-@register.task("silent")
-class Silent(Task):
-    pass
-"""
-    )
-    save_images(tmp_path / "train", {"a": 2, "b": 2})
-    save_images(tmp_path / "val", {"a": 1, "b": 1})
-    recipe = folder_recipe(tmp_path, task="silent", evaluate={"save_predictions": True})
-    answer = paceline(tmp_path, "check", str(recipe), "--use", "mine")
-    assert answer.returncode == 2
-    assert "evaluate.save_predictions: the task silent has neither maps nor" in answer.stderr
-    assert "own.json:1:" in answer.stderr
-
-
 def test_check_tries_the_last_and_smallest_update(tmp_path: Path) -> None:
     """BatchNorm cannot learn from one value a channel, which only the last image of an epoch has."""
     (tmp_path / "mine.py").write_text(

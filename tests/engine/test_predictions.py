@@ -13,7 +13,7 @@ from small_runs import NamedFiles
 from paceline.core.errors import UsageError
 from paceline.data.batch import Batch, Sample
 from paceline.data.io.mask import decode_gray, decode_ids
-from paceline.engine.predictions import Map, PredictionFolder, can_save_predictions, file_names
+from paceline.engine.predictions import Map, PredictionFolder, file_names
 from paceline.visualize.colors import Color, class_color
 
 
@@ -63,8 +63,6 @@ def test_numbers_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_saved_is_reported(tmp_path: Path) -> None:
-    assert can_save_predictions(Maps())
-    assert not can_save_predictions(object())
     (tmp_path / "file").touch()
     folder = PredictionFolder(tmp_path / "file", NamedFiles("a.jpg"), Maps())
     with pytest.raises(UsageError, match=r"file/a\.png: the prediction cannot be written"):

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.commands.common import print_json, read_recipe
-from paceline.core.errors import CheckpointError
+from paceline.core.errors import CheckpointError, TrainingError
 from paceline.core.text import evenly_spaced, join_first, pluralize
+from paceline.recipe.problems import near
 
 if TYPE_CHECKING:
     from paceline.data.batch import Batch
@@ -24,6 +25,7 @@ _TRIED, _MEASURED = 8, 32
 def main(options: argparse.Namespace) -> int:
     """Run each check; the first that fails ends the command with its own exit code."""
     checked = read_recipe(options)
+    from paceline.engine.replay import explain_nonfinite
     from paceline.recipe.build import Builder
     from paceline.recipe.build_data import oversized_batch
 
@@ -32,6 +34,7 @@ def main(options: argparse.Namespace) -> int:
         started = time.perf_counter()
         builder = Builder(checked)
         run = builder.run(Path(folder))
+        run.explain_nonfinite = explain_nonfinite  # the folder, and a replay in it, is gone at the end
         report["build_seconds"] = round(time.perf_counter() - started, 3)
         report["data"] = _try_data(run)
         report["input"], warnings = _try_input(run)
@@ -41,7 +44,8 @@ def main(options: argparse.Namespace) -> int:
         report["metrics"] = _try_metrics(run)
         report["checkpoint"] = _try_checkpoint(run)
         if unknown := _unknown_best(run, report["metrics"]):
-            warnings.append(f"{checked.locate('checkpoint.best')}: {unknown}")
+            key = "task" if checked.recipe.checkpoint.best == "auto" else "checkpoint.best"
+            warnings.append(f"{checked.locate(key)}: {unknown}")
         if warnings:
             report["warnings"] = warnings
     if options.json:
@@ -83,8 +87,17 @@ def _try_step(run: Run) -> dict[str, Any]:
     started = time.perf_counter()
     result = train_step(run, next(iter(run.batches)))
     seconds = time.perf_counter() - started
+    _refuse_detached(run)
     losses = {name: round(value.item(), 6) for name, value in result.losses.items()}
     return {"seconds": round(seconds, 3), "grad_norm": round(result.grad_norm.item(), 6), **losses}
+
+
+def _refuse_detached(run: Run) -> None:
+    """Raise TrainingError for a loss of a user's that has no gradient."""
+    for name, loss in getattr(run.task, "loss_functions", {}).items():
+        if getattr(loss, "ignores_model", False):
+            cure = "compute it from the output, without detach(), .item(), torch.no_grad() or NumPy"
+            raise TrainingError(f"loss {name}: has no gradient, so nothing would be learned from it; {cure}")
 
 
 def _try_smallest(run: Run) -> None:
@@ -112,6 +125,7 @@ def _try_metrics(run: Run) -> list[str]:
     """The names of the metrics of each split, from its first samples."""
     import torch
 
+    from paceline.core.user_code import own_code
     from paceline.engine.evaluate import without_gradient
 
     names: dict[str, None] = {}
@@ -119,7 +133,8 @@ def _try_metrics(run: Run) -> list[str]:
     with without_gradient(run), run.precision.compute():
         for examined in run.evaluations.values():
             batch = _first_batch(run, examined.loader, examined.batch_size)
-            predictions = run.task.predict(run.model, batch)
+            with own_code("task", run.task):
+                predictions = run.task.predict(run.model, batch)
             for metric in run.task.metrics():
                 metrics = metric.compute(metric.update(predictions, batch))
                 names |= {name: None for name, value in metrics.items() if not isinstance(value, torch.Tensor)}
@@ -131,7 +146,12 @@ def _unknown_best(run: Run, names: list[str]) -> str | None:
     best = run.store.best
     if best is None or not run.evaluations or best.removeprefix("averaged_") in names:
         return None
-    return f"the first samples have no metric {best!r}, so no checkpoint may be kept as the best"
+    found = f"the first samples have no metric {best!r}, so no checkpoint may be kept as the best"
+    if best != getattr(run.task, "main_metric", None):
+        return found
+    meant = near(best, names)
+    cure = f"did you mean {meant[0]!r}?" if meant else f"expected one of {', '.join(names)}"
+    return f"main_metric of {type(run.task).__name__}: {found}; {cure}"
 
 
 def _first_batch(run: Run, source: SplitLoader, size: int) -> Batch:

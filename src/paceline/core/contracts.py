@@ -34,6 +34,9 @@ def registration_place(kind: str, name: str, depth: int = 3) -> Iterator[None]:
 
 def check_contract(kind: str, target: Callable[..., Any]) -> None:
     """Raise TypeError if a class, or a function that is a loss itself, lacks what its kind needs."""
+    if not hasattr(target, "__qualname__"):
+        made = type(target).__name__
+        raise TypeError(f"got an object of {made}; register the class, without (): `register.{kind}(...)({made})`")
     if inspect.isclass(target) and kind in _CHECKS:
         _CHECKS[kind](target)
     elif kind == "loss" and is_criterion(target) and len(_required(target)) < 2:
@@ -114,10 +117,30 @@ _TASK_METHODS = {
 }
 
 
+_TASK_CALLS = {
+    "forward": "(self, model, batch)",
+    "counts": "(self, batch)",
+    "losses": "(self, model, batch)",
+    "predict": "(self, model, batch)",
+    "metrics": "(self)",
+    "draw": "(self, batch, predictions, index)",
+    "draw_prediction": "(self, image, batch, predictions, index)",
+}
+
+
 def _check_task(target: type) -> None:
     for name, example in _TASK_METHODS.items():
         if _method(target, name) is None:
             raise TypeError(f"{_missing(target, name, example)}; or inherit from paceline.Task, which has all of them")
+    for name, call in _TASK_CALLS.items():
+        method = _method(target, name)
+        if not inspect.isfunction(method):
+            continue
+        signature = inspect.signature(method)
+        try:
+            signature.bind(*call.split(", "))
+        except TypeError:
+            raise TypeError(f"{target.__name__}.{name} takes {signature}, expected `def {name}{call}`") from None
 
 
 def _check_model(target: type) -> None:

@@ -245,6 +245,11 @@ class Registry:
         """All names: those of the table, then those added, then those of the families."""
         return [*self._entries, *(name for family in self.families for name in family.names())]
 
+    def own_names(self) -> list[str]:
+        """The names that users have registered."""
+        added = [each for each in self if not isinstance(each.target, str)]
+        return [each.name for each in added if not _address(each.target).startswith("paceline.")]
+
     def __iter__(self) -> Iterator[Entry]:
         """The registered entries, families left out."""
         return iter(self._entries.values())
@@ -284,6 +289,11 @@ class Register:
         def named(
             name: str, *, checks: Sequence[ArgumentsCheck] = (), library: Library | None = None
         ) -> Callable[[T], T]:
+            if not isinstance(name, str):
+                function = getattr(name, "__name__", "name")
+                with registration_place(kind, function):
+                    raise TypeError(f'the name is missing; write `@register.{kind}("{function}")`')
+
             def decorate(target: T) -> T:
                 definition = Definition(kind, name, target, checks, library)
                 with registration_place(kind, name):

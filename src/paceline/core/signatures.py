@@ -33,7 +33,7 @@ class _AnyArguments(Arguments):
 def arguments_of(
     target: Callable[..., Any], supplied: Collection[str] = (), checks: Sequence[ArgumentsCheck] = (), kind: str = ""
 ) -> type[Arguments]:
-    """The arguments of a class or function but those `supplied` by the builder; unannotated ones take anything."""
+    """The arguments of a class or function but those `supplied` by the builder; a default may tell the type."""
     parameters = {
         name: parameter
         for name, parameter in inspect.signature(target).parameters.items()
@@ -42,12 +42,18 @@ def arguments_of(
     hints = _hints(target, parameters)
     fields: dict[str, Any] = {
         name: (
-            _described(hints.get(name, Any), describe_argument(kind, target, name)),
+            _described(hints.get(name, _default_type(parameter)), describe_argument(kind, target, name)),
             FieldInfo() if parameter.default is parameter.empty else parameter.default,
         )
         for name, parameter in parameters.items()
     }
     return _model(f"{target.__name__}Arguments", _AnyArguments, fields, checks)
+
+
+def _default_type(parameter: inspect.Parameter) -> Any:
+    """The type of a default that is a number, a text or true; what may be anything has none, or None."""
+    kind = type(parameter.default)
+    return float | int if kind is int else kind if kind in (bool, float, str) else Any
 
 
 def _described(hint: Any, sentence: str | None) -> Any:

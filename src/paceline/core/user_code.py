@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -17,8 +17,12 @@ _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent
 
 
 @contextmanager
-def user_code(part: str, error_type: type[PacelineError] = TrainingError) -> Iterator[None]:
+def user_code(
+    part: str, error_type: type[PacelineError] = TrainingError, note: Callable[[], str] = str
+) -> Iterator[None]:
     """Surrounds a call of a user's part: what it raises names the part, and the line of the user's that it came from.
+
+    `note` gives words to add to the message.
 
     What the machine is to blame for, memory or another process, is left as it is, since those who handle it look
     for it.
@@ -30,7 +34,17 @@ def user_code(part: str, error_type: type[PacelineError] = TrainingError) -> Ite
     except Exception as error:
         if is_communication_error(error):
             raise
-        raise error_type(f"{part}: {described(error)}") from error
+        raise error_type(f"{part}: {described(error)}{note()}") from error
+
+
+def own_code(part: str, written: object) -> AbstractContextManager[None]:
+    """`user_code` around a call of what a user wrote; nothing around ours, whose errors show where they come from."""
+    return nullcontext() if is_ours(type(written)) else user_code(f"{part} {type(written).__name__}")
+
+
+def is_ours(written: object) -> bool:
+    """Whether a class or function belongs to this package."""
+    return str(getattr(getattr(written, "func", written), "__module__", "")).startswith("paceline.")
 
 
 def described(error: Exception) -> str:

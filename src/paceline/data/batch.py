@@ -60,6 +60,13 @@ class KeypointNames(NamedTuple):
     limbs: list[tuple[int, int]]
 
 
+class MissingFieldError(KeyError):
+    """A field that a batch does not have; the message names those that it has."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class Batch(dict[str, Any]):
     """Samples stacked by field: "id" [N] always, "image" [N, C, H, W], and what the task needs ("label", ...).
 
@@ -81,6 +88,14 @@ class Batch(dict[str, Any]):
     def size(self) -> int:
         """How many samples it holds."""
         return len(self["id"])
+
+    def __missing__(self, name: str) -> Any:
+        raise MissingFieldError(f"the batch has no {name!r}; it has {', '.join(map(repr, self))}")
+
+    @property
+    def has_target(self) -> bool:
+        """Whether there is something to compare outputs with; images to predict have nothing."""
+        return any(name in self for name in TARGETS)
 
     @property
     def target(self) -> Any:

@@ -7,6 +7,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from paceline.core.user_code import own_code
 from paceline.data.batch import Batch
 from paceline.data.loader import MicroBatch, StepBatch
 from paceline.data.rng import derive
@@ -14,6 +15,7 @@ from paceline.engine.channels_last import choose_channels_last
 from paceline.engine.loss_accumulator import LossAccumulator, ScaledLoss
 from paceline.engine.run import Run
 from paceline.losses.loss_term import LossTerm
+from paceline.tasks.task import check_terms
 
 
 def finish(run: Run, micro: MicroBatch) -> Batch:
@@ -27,8 +29,8 @@ def forward(run: Run, micro: MicroBatch) -> dict[str, LossTerm]:
     started = perf_counter()
     run.world.seed(derive(run.seed, micro.step, micro.index))
     batch, micro.finished = micro.finished or finish(run, micro), None
-    with run.precision.compute():
-        terms = run.task.losses(run.strategy.network, batch)
+    with run.precision.compute(), own_code("task", run.task):
+        terms = check_terms(run.task, run.task.losses(run.strategy.network, batch))
     run.timer.forward_seconds += perf_counter() - started
     run.heartbeat.beat(micro.step, "in a backward pass or exchanging gradients")
     return terms

@@ -40,9 +40,10 @@ class FiniteCheck:
             warn(f"{what}; the step is skipped")
             return False
         row = f" {self.in_a_row} times in a row" if self.in_a_row > 1 else ""
-        raise TrainingError(
-            f"{what}{row}; the weights before it are kept. Try a lower optimizer.lr, warm-up, or train.clip_grad_norm"
-        )
+        cure = "Try a lower optimizer.lr, warm-up, or train.clip_grad_norm"
+        if step == 0:
+            cure = "No update was made yet, so the cause is in the data, the model or the loss"
+        raise TrainingError(f"{what}{row}; the weights before it are kept. {cure}")
 
 
 class NoBackup:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from paceline.core.errors import UsageError
+from paceline.core.user_code import described
 from paceline.data.batch import Batch, Sample
 from paceline.data.split_loader import Dataset
 from paceline.engine.evaluate import collect_states
+from paceline.engine.outputs import OutputFiles, output_arrays
 from paceline.engine.predictions import (
     GuardedWriter,
     PredictionFile,
@@ -28,11 +31,13 @@ from paceline.engine.run import EvaluationSet, Run
 from paceline.engine.visualizer import NoVisualizer
 from paceline.metrics.metric import Metric, State
 from paceline.tasks.task import Task
-from paceline.visualize.grid import image_grid, tile_frames
+from paceline.visualize.grid import Panel, image_grid, tile_frames
 from paceline.visualize.image import Image, fit, save_jpeg, to_image, to_rgb
 
 _MAX_SIDE = 1024  # pixels of a drawn image
 _CLIP_SIDE = 320
+_DRAWS = ("draw_prediction", "draw")
+_TABLES = ("predictions.csv", "predictions.jsonl")
 
 
 class Predicted(NamedTuple):
@@ -58,12 +63,18 @@ def placeholder(task: Task) -> Callable[[int, int], Sample]:
         return _no_mask
     if isinstance(task, PredictsKeypoints):
         return _no_person
-    return _no_boxes if isinstance(task, PredictsBoxes) else _no_label
+    if isinstance(task, PredictsBoxes):
+        return _no_boxes
+    return _no_label if isinstance(task, PredictsClasses) else _nothing
 
 
 def every_placeholder(height: int, width: int) -> Sample:
     """The fields that stand for any task's labels."""
     return _no_mask(height, width) | _no_person(height, width) | _no_label(height, width)
+
+
+def _nothing(height: int, width: int) -> Sample:
+    return {}
 
 
 def _no_mask(height: int, width: int) -> Sample:
@@ -84,9 +95,7 @@ def _no_label(height: int, width: int) -> Sample:
 
 
 class FileWriter:
-    """Writes predictions below a folder: PNG maps, a table of classes (CSV and JSON lines), COCO JSON of boxes and
-    keypoints, these as a table too.
-    """
+    """Writes predictions below a folder: PNG maps, COCO JSON of boxes and keypoints, or tables (CSV, JSON lines)."""
 
     def __init__(
         self, folder: Path, dataset: Dataset, task: Task, draws: bool, progress: Callable[[int, int], None]
@@ -101,8 +110,10 @@ class FileWriter:
             names = ("predictions.csv", "predictions.json")
             self._writers += [PredictionFile(folder / name, dataset, task) for name in names]
         elif isinstance(task, PredictsClasses):
-            names = ("predictions.csv", "predictions.jsonl")
-            self._writers += [PredictionFile(folder / name, dataset, task) for name in names]
+            self._writers += [PredictionFile(folder / name, dataset, task) for name in _TABLES]
+        else:
+            tables = [folder / name for name in _TABLES]
+            self._writers.append(OutputFiles(tables, folder / "outputs", dataset, file_names(dataset), task))
         if draws:
             self._writers.append(DrawnImages(folder / "images", dataset, task))
 
@@ -134,18 +145,33 @@ class DrawnImages:
     def __init__(self, folder: Path, dataset: Dataset, task: Task) -> None:
         self._folder, self._dataset, self._task = folder, dataset, task
         self._names = [f"{name.removesuffix('.png')}.jpg" for name in file_names(dataset)]
+        own = [getattr(type(task), name, getattr(Task, name)) is not getattr(Task, name) for name in _DRAWS]
+        self._has_draw_only = own == [False, True]
 
     def save(self, batch: Batch, predictions: Any) -> None:
         """Draw and write the samples of a batch."""
         for index, sample in enumerate(batch.ids.tolist()):
-            panel = self._task.draw_prediction(self._image(batch, index, sample), batch, predictions, index)
-            if max(panel.image.shape) > _MAX_SIDE:
-                panel = panel._replace(image=fit(panel.image, _MAX_SIDE))
+            drawn = self._drawn(batch, predictions, index, sample)
             path = self._folder / self._names[sample]
             try:
-                save_jpeg(image_grid([[panel]]), path)
+                save_jpeg(drawn, path)
             except OSError as error:
                 raise UsageError(f"{path}: the image cannot be written ({error.strerror or error})") from error
+
+    def _drawn(self, batch: Batch, predictions: Any, index: int, sample: int) -> Image:
+        """What the task draws of a sample; a task with `draw` alone draws it as it does in an evaluation."""
+        if not self._has_draw_only:
+            draw = getattr(self._task, "draw_prediction", partial(Task.draw_prediction, self._task))
+            panel: Panel = draw(self._image(batch, index, sample), batch, predictions, index)
+            is_large = max(panel.image.shape) > _MAX_SIDE
+            return image_grid([[panel._replace(image=fit(panel.image, _MAX_SIDE)) if is_large else panel]])
+        try:
+            return image_grid([list(self._task.draw(batch, predictions, index))])
+        except Exception as error:
+            raise UsageError(
+                f"task {type(self._task).__name__}: draw failed for an input, which has no target ({described(error)});"
+                " use batch.target only if batch.has_target, add draw_prediction, or draw nothing with --no-images"
+            ) from error
 
     def _image(self, batch: Batch, index: int, sample: int) -> Image:
         """The image as it was read, or frames of a video."""
@@ -173,8 +199,12 @@ class ResultList:
         return [self._rows] if self._rows else []
 
     def save(self, batch: Batch, predictions: Any) -> None:
-        """Take the maps, boxes or keypoints of a batch."""
-        for index, sample in enumerate(batch.ids.tolist()):
+        """Take the maps, boxes, keypoints or outputs of a batch."""
+        ids = batch.ids.tolist()
+        if not isinstance(self._task, PredictsMaps | PredictsBoxes | PredictsClasses | PredictsKeypoints):
+            for sample, outputs in zip(ids, output_arrays(self._task, predictions, batch.size), strict=True):
+                self.results[sample] = dict(outputs)
+        for index, sample in enumerate(ids):
             if isinstance(self._task, PredictsMaps):
                 self.results[sample] = {"mask": self._task.maps(predictions)[index]}
             elif isinstance(self._task, PredictsBoxes):

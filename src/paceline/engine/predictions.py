@@ -22,6 +22,7 @@ from paceline.core.text import as_cell
 from paceline.core.world import World
 from paceline.data.batch import Batch, KeypointNames
 from paceline.data.split_loader import Dataset
+from paceline.engine.outputs import OutputFiles
 from paceline.engine.run import Run
 from paceline.metrics.metric import Metric, State
 from paceline.visualize.colors import Color
@@ -114,10 +115,10 @@ def make_writer(run: Run, split: str, prefix: str = "") -> GuardedWriter | NoPre
     place, dataset = predictions_place(run, f"{prefix}{split}"), run.evaluations[split].loader.dataset
     if isinstance(run.task, PredictsMaps):
         return GuardedWriter(PredictionFolder(place, dataset, run.task), run.world)
-    assert isinstance(run.task, PredictsClasses | PredictsBoxes | PredictsKeypoints), (
-        "a run is not built with predictions of no kind"
-    )
-    return GuardedWriter(PredictionFile(place, dataset, run.task), run.world)
+    if isinstance(run.task, PredictsClasses | PredictsBoxes | PredictsKeypoints):
+        return GuardedWriter(PredictionFile(place, dataset, run.task), run.world)
+    arrays = place.with_suffix("")
+    return GuardedWriter(OutputFiles([place], arrays, dataset, file_names(dataset), run.task), run.world)
 
 
 def predictions_place(run: Run, split: str) -> Path:
@@ -127,11 +128,6 @@ def predictions_place(run: Run, split: str) -> Path:
         "json" if isinstance(run.task, PredictsBoxes | PredictsKeypoints) else "csv",
     )
     return folder / split if isinstance(run.task, PredictsMaps) else folder / f"{split}.{extension}"
-
-
-def can_save_predictions(task: object) -> bool:
-    """Whether the predictions of a task can be saved."""
-    return isinstance(task, PredictsMaps | PredictsClasses | PredictsBoxes | PredictsKeypoints)
 
 
 class PredictionFolder:

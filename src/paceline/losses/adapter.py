@@ -37,6 +37,9 @@ class Criterion:
     target_scale = 1.0
     """What targets are multiplied by: a task whose masks are from 0 to 255 has them from 0 to 1."""
 
+    ignores_model = False
+    """Whether its last value had no gradient although the output had one."""
+
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self.name = name
         self.function = function
@@ -61,13 +64,17 @@ class Criterion:
             target = comparable(target, outputs)
             if isinstance(self.function, nn.Module):
                 self.function.to(outputs.device)
-        with user_code(f"loss {self.name}"):
+        with user_code(f"loss {self.name}", note=lambda: compared(outputs, target)):
             value = self.function(outputs, target)
+        if isinstance(outputs, Tensor) and isinstance(value, Tensor) and outputs.requires_grad:
+            self.ignores_model = not value.requires_grad
         return LossTerm(self._numerator(value, batch.size), float(batch.size))
 
     def _numerator(self, value: Any, samples: int) -> Tensor:
         if not isinstance(value, Tensor):
-            raise TrainingError(f"loss {self.name}: gave {type(value).__name__}, expected a tensor with one number")
+            cure = "; do not call .item()" if isinstance(value, int | float) else ""
+            found = type(value).__name__
+            raise TrainingError(f"loss {self.name}: gave {found}, expected a tensor with one number{cure}")
         if value.ndim == 0 and self.reduction != "none":
             return value * samples if self.reduction == "mean" else value
         if value.ndim > 0 and self.reduction == "none" and len(value) == samples:
@@ -116,6 +123,35 @@ def comparable(target: Any, output: Tensor) -> Any:
     if target.is_floating_point():
         return target.to(output.dtype) if output.is_floating_point() else target
     return target.to(output.dtype) if target.shape == output.shape else target.long()
+
+
+def compared(output: Any, target: Any) -> str:
+    """What a loss was given, and what is wrong with it as far as shapes and types tell."""
+    if not isinstance(output, Tensor) or not isinstance(target, Tensor):
+        return ""
+    return f" (output {_form(output)}, target {_form(target)}){_cure(output, target)}"
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _cure(output: Tensor, target: Tensor) -> str:
+    if output.ndim != 2 or not target.numel():
+        return ""
+    width = output.shape[1]
+    if not target.is_floating_point() and target.ndim == 2 and target.shape[1] == 1:
+        return "; a label is one whole number: return int(label) from the data set"
+    if target.ndim == 1 and target.is_floating_point() and width > 1:
+        return "; for classes, return int(label) from the data set; for a number, set model.num_classes: 1"
+    if target.ndim == 2 and target.shape[1] != width:
+        return f"; the model gives {width} numbers a sample: set model.num_classes: {target.shape[1]}"
+    if target.ndim == 1 and target.device.type == "cpu" and not 0 <= int(target.min()) <= int(target.max()) < width:
+        return (
+            f"; labels are from {int(target.min())} to {int(target.max())}, expected 0 to {width - 1}: the model has"
+            f" {width} outputs"
+        )
+    return ""
 
 
 def same_shape(target: Tensor, output: Tensor) -> Tensor:

@@ -29,7 +29,6 @@ from paceline.data.split_loader import SplitLoader
 from paceline.engine.nonfinite import BufferBackup, FiniteCheck, NoBackup
 from paceline.engine.precision.base import Precision
 from paceline.engine.precision.mixed import fit_half_weights
-from paceline.engine.predictions import can_save_predictions
 from paceline.engine.replay import explain_and_keep
 from paceline.engine.run import Intervals, Run
 from paceline.engine.state import Choices, RunState
@@ -71,7 +70,7 @@ from paceline.recipe.load import load
 from paceline.recipe.problems import unknown_name
 from paceline.recipe.schema import Weights
 from paceline.recipe.validate import CheckedRecipe, validate
-from paceline.tasks.task import Task
+from paceline.tasks.task import Task, check_task
 
 _MODEL_STREAM = 0x4D4F  # keeps the seed of the initial weights apart from those of the steps
 
@@ -241,12 +240,8 @@ class Builder(BuildContext):
         }
         with self.error_context("task"):
             task: Task = self.make("task", self.recipe.task.name, self.recipe.task, **brought)
-        if self.recipe.evaluate.save_predictions and not can_save_predictions(task):
-            place, name = self.checked.locate("evaluate.save_predictions"), self.recipe.task.name
-            raise RecipeError(
-                f"{place}: the task {name} has neither maps nor class probabilities to save; remove it,"
-                " or give the task `palette` and `maps`, or `classes` and `answers`"
-            )
+        with self.error_context("task"):
+            check_task(task)
         made = {"task": task, **{f"loss {name}": loss for name, loss in losses.items()}}
         self.parts = {name: part for name, part in made.items() if isinstance(part, Stateful)}
         return task

@@ -17,6 +17,7 @@ from paceline.core.agreement import check_same, read_together
 from paceline.core.contracts import is_criterion
 from paceline.core.errors import ArgumentError, CheckpointError, DataError, PacelineError, RecipeError, UsageError
 from paceline.core.registry import register
+from paceline.core.user_code import described, is_ours
 from paceline.core.world import World, is_communication_error
 from paceline.data.fingerprint import DataFingerprint, differences, fingerprint
 from paceline.data.split_loader import SplitLoader
@@ -46,7 +47,16 @@ class BuildContext:
         if kind == "loss" and is_criterion(target):  # a function that is the loss itself
             return partial(target, **arguments)
         accepted = _accepted(target, {name: value for name, value in supplied.items() if name not in arguments})
-        return target(**arguments, **accepted)
+        if is_ours(target):
+            return target(**arguments, **accepted)
+        try:
+            return target(**arguments, **accepted)
+        except (PacelineError, ArgumentError, MemoryError):
+            raise
+        except Exception as error:
+            if is_communication_error(error) or (kind == "model" and isinstance(error, RuntimeError)):
+                raise  # a model that is too large is explained by its builder
+            raise ValueError(f"{described(error)}{_cure(error)}") from error
 
     def path(self, key: str, written: str) -> Path:
         """The existing path that the recipe gives under `key`."""
@@ -103,6 +113,10 @@ def _accepted(target: Callable[..., Any], supplied: dict[str, Any]) -> dict[str,
     parameters = inspect.signature(target).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return {name: value for name, value in supplied.items() if takes_any or name in parameters}
+
+
+def _cure(error: Exception) -> str:
+    return "; call super().__init__() first" if "before Module.__init__() call" in str(error) else ""
 
 
 def _is_utf8(path: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,7 +17,7 @@ from paceline.data.cache import keep_in_memory
 from paceline.data.datasets.torch_dataset import as_dataset
 from paceline.data.loader import TrainBatches, automatic_workers
 from paceline.data.sampler import BatchSampler, Permutation
-from paceline.data.skip_list import SkipList, automatic_limit
+from paceline.data.skip_list import UNREADABLE, SkipList, automatic_limit
 from paceline.data.split_loader import Dataset, SplitLoader
 from paceline.data.transforms.base import KeepOriginal
 from paceline.data.transforms.torchvision_v2 import as_transform
@@ -48,7 +49,25 @@ def find_classes(context: BuildContext, loaders: Mapping[str, SplitLoader]) -> l
     if asked is not None and names and asked != len(names):
         found = f"expected {len(names)}, the number of classes in data.train, got {asked}"
         raise RecipeError(f"{context.checked.locate('model.num_classes')}: {found}")
+    if not names and asked is None:
+        _check_outputs(context, loaders["train"])
     return names or [str(number) for number in range(asked or 0)]
+
+
+def _check_outputs(context: BuildContext, loader: SplitLoader) -> None:
+    """Raise RecipeError if nothing says how many outputs the model has, and it has to be told."""
+    takes_number = "num_classes" in inspect.signature(resolve("model", context.recipe.model.name)).parameters
+    if not takes_number or not getattr(loader.dataset, "has_labels", True):
+        return
+    with suppress(*UNREADABLE):
+        sample, name = loader.dataset.read(0), context.recipe.data.train.dataset
+        if "label" in sample:
+            found = f"data set {name} has labels but no `classes`: add `classes = [...]`, or set model.num_classes"
+        elif "target" in sample:
+            found = f"data set {name} has targets but no `classes`: set it to the number of outputs"
+        else:
+            return
+        raise RecipeError(f"{context.checked.locate('model.num_classes')}: {found}")
 
 
 def make_sampler(context: BuildContext, size: int) -> BatchSampler:

@@ -154,7 +154,8 @@ class Predictor:
         """What is predicted for each image, a file or an array uint8 [H, W, C]; None for a file that cannot be read.
 
         Classification gives "predicted" and "probabilities"; segmentation and saliency "mask"; detection "boxes",
-        "scores", "labels" and "names"; keypoints "keypoints", "scores" and "names".
+        "scores", "labels" and "names"; keypoints "keypoints", "scores" and "names"; a task of your own "output", or the
+        names of the dict that its `predict` gives.
         """
         given = [images] if isinstance(images, str | Path) else list(images)
         if given and all(isinstance(each, str | Path) for each in given):
@@ -166,7 +167,9 @@ class Predictor:
             )
         writer = ResultList(len(dataset), self.run.task)
         if len(dataset):
-            self._predict(dataset, writer, SkipList("inputs", len(dataset)))
+            found = self._predict(dataset, writer, SkipList("inputs", len(dataset)))
+            if found.problem:
+                raise UsageError(found.problem)
         return writer.results
 
     def predict_files(

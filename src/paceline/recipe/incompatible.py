@@ -67,7 +67,12 @@ def _losses(recipe: Recipe) -> Iterator[Check]:
     if task.takes_losses and not recipe.losses:
         yield ["losses"], "expected a list of at least 1 item, got none"
     if recipe.losses and not task.takes_losses:
-        yield ["losses"], f"task {task.name} brings its own losses; remove these"
+        found, cure = "brings its own losses", "remove these"
+        if not isinstance(task.target, str):
+            found = "does not take them: its __init__ has neither `losses` nor `**parts`"
+            example = "def __init__(self, …, **parts): super().__init__(**parts)"
+            cure = f"write `{example}`, or remove these if it brings its own"
+        yield ["losses"], f"task {task.name} {found}; {cure}"
 
 
 def _transforms(recipe: Recipe) -> Iterator[Check]:

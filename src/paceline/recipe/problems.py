@@ -231,7 +231,16 @@ def unknown_name(kind: str, name: str, known: Sequence[str]) -> str:
     return f"{message}; expected {expected_names(known)}" if known else message
 
 
-OWN_PARTS = " (--use MODULE imports parts of your own)"
+OWN_PARTS = " (--use MODULE, or in Python `import MODULE`, brings parts of your own)"
+
+
+def own_parts(kind: str, own: Mapping[str, Sequence[str]]) -> str:
+    """What an unknown name is followed by: the names that modules of the user's have registered, by kind."""
+    if not any(own.values()):
+        return OWN_PARTS
+    others = [f"{other} {name}" for other, names in own.items() if other != kind for name in names]
+    found = _join(own.get(kind, ())) or f"no {kind}, but {_join(others)}"
+    return f" (your modules register {found})"
 
 
 def expected_names(known: Sequence[str]) -> str:

@@ -13,11 +13,11 @@ from pydantic import ValidationError
 
 from paceline.core.arguments import Arguments
 from paceline.core.errors import RecipeError
-from paceline.core.registry import Entry, register
+from paceline.core.registry import KINDS, Entry, register
 from paceline.recipe.document import COMMAND_LINE, Document, Origin, children, lookup, places
 from paceline.recipe.incompatible import cross_checks
 from paceline.recipe.parts import PARTS, SEVERAL, PartSpec
-from paceline.recipe.problems import OWN_PARTS, Problem, expected_names, problems_of, show, unknown_name
+from paceline.recipe.problems import Problem, expected_names, own_parts, problems_of, show, unknown_name
 from paceline.recipe.schema import Recipe
 from paceline.recipe.yaml_tree import KeyPath, dotted
 
@@ -112,7 +112,10 @@ def _entry(part: PartSpec, path: KeyPath, tree: dict[str, Any]) -> Entry | Probl
     name = tree.get(part.name_key, field.default)
     if not isinstance(name, str):
         return Problem(inner, f"expected {expected_names(registry.names())}, got {show(name)}")
-    return registry.find(name) or Problem(inner, unknown_name(part.kind, name, registry.names()) + OWN_PARTS)
+    if found := registry.find(name):
+        return found
+    own = {kind: register.kind(kind).own_names() for kind in KINDS}
+    return Problem(inner, unknown_name(part.kind, name, registry.names()) + own_parts(part.kind, own))
 
 
 def _is_left_over(part: PartSpec, path: KeyPath, key: str, document: Document) -> bool:

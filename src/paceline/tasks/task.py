@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
+from paceline.core.errors import TrainingError
+from paceline.core.user_code import own_code
 from paceline.data.batch import Batch
 from paceline.losses.loss_term import Loss, LossTerm
 from paceline.metrics.metric import LossMetrics, Metric
@@ -17,13 +20,53 @@ from paceline.visualize.image import Image, fit, to_image
 _IMAGE_SIDE = 160
 
 
+def check_terms(task: Task, terms: dict[str, LossTerm]) -> dict[str, LossTerm]:
+    """What a task's `losses` gave; raises TrainingError unless it has a `LossTerm` for each weight."""
+    found: str | None = None
+    if not isinstance(terms, Mapping):
+        found = f"gave {type(terms).__name__}"
+    elif missing := [name for name in task.weights if name not in terms]:
+        found = f"gave {', '.join(map(repr, terms)) or 'nothing'}, but no {missing[0]!r}"
+    elif wrong := [name for name, term in terms.items() if not isinstance(term, LossTerm)]:
+        found = f"gave {type(terms[wrong[0]]).__name__} as {wrong[0]!r}"
+    if found is None:
+        return terms
+    names = ", ".join(f'"{name}": LossTerm(total, count)' for name in task.weights)
+    raise TrainingError(
+        f"task {type(task).__name__}: losses {found}; expected a dict with a LossTerm for each loss of the recipe:"
+        f" {{{names}}}"
+    )
+
+
+def check_task(task: Task) -> None:
+    """Raise ValueError or TypeError unless a task has what the engine reads of it."""
+    name = type(task).__name__
+    for attribute in ("weights", "main_metric"):
+        if not hasattr(task, attribute):
+            cure = "call super().__init__(**parts)" if isinstance(task, Task) else f"set self.{attribute}"
+            raise ValueError(f"{name} has no {attribute}: in its __init__, {cure}")
+    with own_code("task", task):
+        metrics = task.metrics()
+    if not isinstance(metrics, list | tuple):
+        found = type(metrics).__name__
+        raise TypeError(f"{name}.metrics gave {found}, expected a list: `return [*super().metrics(), Mine()]`")
+    for metric in metrics:
+        compute = getattr(metric, "compute", None)
+        if compute is None or "state" not in inspect.signature(compute).parameters:
+            found = type(metric).__name__
+            raise ValueError(
+                f"{name}.metrics gave {found}, which has no compute(state); register a metric with"
+                " update(preds, target) and compute() by a name, and list the name in evaluate.metrics"
+            )
+
+
 class Task:
     """A vision problem. The engine calls these methods and knows nothing else about it.
 
     The defaults pass the model's output to losses and metrics unchanged; a task overrides what differs. A task with
     arguments of its own hands on the rest: `def __init__(self, scale: float = 1.0, **parts)`.
-    Your class may also have these methods without inheriting them. Optional: `palette` and `maps`, or `classes` and
-    `prediction_metric`, with which `evaluate.save_predictions` writes files.
+    Your class may also have these methods without inheriting them. Predictions are saved as tables or arrays; with
+    `palette` and `maps` as PNG files, with `classes` and `prediction_metric` as classes.
     """
 
     main_metric: str = "loss"
@@ -61,7 +104,7 @@ class Task:
 
     def losses(self, model: nn.Module, batch: Batch) -> dict[str, LossTerm]:
         """Each loss of a micro-batch as a numerator and a denominator."""
-        outputs = self.forward(model, batch)
+        outputs = self._forward(model, batch)
         terms = {name: loss(outputs, batch) for name, loss in self.loss_functions.items()}
         return self.training_terms(outputs, batch) | terms
 
@@ -71,7 +114,13 @@ class Task:
 
     def predict(self, model: nn.Module, batch: Batch) -> Any:
         """The predictions that `metrics` and `draw` get."""
-        return self.forward(model, batch)
+        return self._forward(model, batch)
+
+    def _forward(self, model: nn.Module, batch: Batch) -> Any:
+        outputs = self.forward(model, batch)
+        if outputs is None:
+            raise TrainingError(f"task {type(self).__name__}: forward gave None; return the model's output")
+        return outputs
 
     def metrics(self) -> Sequence[Metric]:
         """The metrics of an evaluation: the losses, and those that the recipe adds."""

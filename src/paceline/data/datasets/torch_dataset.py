@@ -19,6 +19,7 @@ from paceline.data.split_loader import Dataset
 
 _MOST_CHANNELS = 4  # by which [H, W, C] and [C, H, W] are distinguished where they are not as usual
 _OBJECTS = {"labels": "classes", "iscrowd": "crowd"}  # torchvision's names for fields of objects, and ours
+_IGNORED = -100  # by torch's losses
 _UNDRAWN = np.full(1, 0.5)
 _GRAY = ("1", "L", "I", "F", "I;16", "I;16B", "I;16L")
 
@@ -114,13 +115,20 @@ class TorchDataset:
     def _named(self, value: int | NDArray[Any], image: NDArray[Any]) -> Sample:
         """The target under the name of the field that it is."""
         if isinstance(value, int):
-            return {"label": value}
+            return {"label": self._checked(value)}
         plane = value[0] if value.ndim == 3 and len(value) == 1 else value
         if plane.shape == image.shape[-3:-1]:
             return {"mask": _mask(plane)}
         if value.ndim == 1 and len(value) == len(self.classes):
             return {"label": value.astype(np.float32)}
         return {"target": value}
+
+    def _checked(self, label: int) -> int:
+        """A label that is one of the classes, or the one that losses ignore."""
+        if self.classes and not 0 <= label < len(self.classes) and label != getattr(self, "ignore_index", _IGNORED):
+            last = len(self.classes) - 1
+            raise ValueError(f"gave the label {label}, expected 0 to {last}: `classes` has {len(self.classes)} names")
+        return label
 
     def _fields(self, given: dict[Any, Any]) -> Sample:
         """What is of numbers, under our names; texts and the like are left out."""

@@ -1,0 +1,303 @@
+"""Mistakes in a user's own parts: each is named where it is, in one sentence that says what to write."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+import paceline
+from paceline import Task, register
+from paceline.cli import main
+from paceline.core.errors import DataError, PacelineError, RecipeError, TrainingError
+from paceline.data.batch import Batch
+from paceline.losses.loss_term import LossTerm
+
+pytestmark = pytest.mark.usefixtures("own_names")
+
+RECIPE = """\
+name: mistakes
+task: {name: own_task}
+model: {name: convnet, widths: [4], num_classes: 2}
+data:
+  batch_size: 4
+  loader: thread
+  train: {dataset: own_data}
+  val: {dataset: own_data}
+losses: [own_loss]
+optimizer: {name: sgd, lr: 0.1}
+train: {steps: 2, threads: 1, device: cpu}
+logging: {images: false, tensorboard: false}
+"""
+
+
+class Points(Dataset[Any]):
+    """Images with a target of two numbers, or what a test gives in its place."""
+
+    target: Callable[[int], Any] = staticmethod(lambda index: torch.tensor([0.5, 0.25]))
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((3, 8, 8), index / 8), self.target(index)
+
+
+class Own(Task):
+    """All defaults."""
+
+
+@pytest.fixture(autouse=True)
+def _settings() -> Iterator[None]:
+    """torch's settings, which building changes, are put back."""
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+
+
+@pytest.fixture(autouse=True)
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recipe, in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    Path("own.yaml").write_text(RECIPE)
+
+
+def step(task: Any = Own, loss: Any = F.mse_loss, data: Any = Points, **keys: Any) -> Any:
+    """One step with parts of one's own."""
+    for kind, name, part in (("task", "own_task", task), ("loss", "own_loss", loss), ("dataset", "own_data", data)):
+        register.kind(kind)._entries.pop(name, None)
+        getattr(register, kind)(name)(part)
+    run = paceline.build("own.yaml", {key.replace("__", "."): value for key, value in keys.items()})
+    paceline.train_step(run, next(iter(run.batches)))
+    return run
+
+
+def refused(kind: type[PacelineError], *words: str, **parts: Any) -> None:
+    """The step is refused by a message with these words."""
+    with pytest.raises(kind) as caught:
+        step(**parts)
+    missing = [word for word in words if word not in str(caught.value)]
+    assert not missing, str(caught.value)
+
+
+def data_of(target: Callable[[int], Any], classes: list[str] | None = None) -> type[Points]:
+    """A data set with other targets."""
+    fields: dict[str, Any] = {"target": staticmethod(target)} | ({"classes": classes} if classes else {})
+    return type("Points", (Points,), fields)
+
+
+# Tasks
+
+
+def test_the_parts_work_without_a_mistake() -> None:
+    assert step().progress.step == 1
+
+
+def test_losses_of_the_wrong_form_name_the_form() -> None:
+    class Scalar(Task):
+        def losses(self, model: nn.Module, batch: Batch) -> Any:
+            return F.mse_loss(self.forward(model, batch), batch.target)
+
+    class Misnamed(Task):
+        def losses(self, model: nn.Module, batch: Batch) -> Any:
+            return {"mse": LossTerm(F.mse_loss(self.forward(model, batch), batch.target), 1.0)}
+
+    class Bare(Task):
+        def losses(self, model: nn.Module, batch: Batch) -> Any:
+            return {"own_loss": F.mse_loss(self.forward(model, batch), batch.target)}
+
+    expected = '{"own_loss": LossTerm(total, count)}'
+    refused(TrainingError, "task Scalar: losses gave Tensor", expected, task=Scalar)
+    refused(TrainingError, "task Misnamed: losses gave 'mse', but no 'own_loss'", expected, task=Misnamed)
+    refused(TrainingError, "task Bare: losses gave Tensor as 'own_loss'", expected, task=Bare)
+
+
+def test_losses_may_be_computed_by_the_task() -> None:
+    class Halved(Task):
+        def losses(self, model: nn.Module, batch: Batch) -> dict[str, LossTerm]:
+            total = F.mse_loss(self.forward(model, batch), batch.target, reduction="sum") / 4
+            return {"own_loss": LossTerm(total, float(batch.size))}
+
+    results = []
+    for task in (Own, Halved):
+        run = step(task=task)
+        results.append(paceline.train_step(run, next(iter(run.batches))).losses["own_loss"])
+    assert results[1] != results[0] > 0
+
+
+def test_a_constructor_that_leaves_the_parts_out_is_told_to_take_them() -> None:
+    class NoParts(Task):
+        def __init__(self, k: float = 1.0) -> None:
+            self.k = k
+
+    class NoSuper(Task):
+        def __init__(self, k: float = 1.0, **parts: Any) -> None:
+            self.k = k
+
+    refused(RecipeError, "own.yaml:9:9: losses: ", "super().__init__(**parts)", task=NoParts)
+    refused(RecipeError, "own.yaml:2:7: task: NoSuper", "super().__init__(**parts)", task=NoSuper)
+
+
+def test_methods_with_other_parameters_are_refused_when_they_are_registered() -> None:
+    class Narrow(Task):
+        def forward(self, batch: Batch) -> Any:  # type: ignore[override]
+            return batch["image"]
+
+    refused(PacelineError, f"{Path(__file__).name}:", "Narrow.forward", "forward(self, model, batch)", task=Narrow)
+
+
+def test_a_forward_that_returns_nothing_is_blamed_itself() -> None:
+    class Silent(Task):
+        def forward(self, model: nn.Module, batch: Batch) -> None:
+            model(batch["image"])
+
+    refused(TrainingError, "task Silent: forward gave None", task=Silent)
+
+
+def test_a_field_that_a_batch_does_not_have_is_named_with_those_that_it_has() -> None:
+    class Misspelt(Task):
+        def forward(self, model: nn.Module, batch: Batch) -> Any:
+            return model(batch["images"])
+
+    refused(TrainingError, "task Misspelt: ", f"{Path(__file__).name}:", "'images'", "'id', 'image'", task=Misspelt)
+    assert Batch(id=torch.zeros(1)).get("label") is None
+    assert not Batch(id=torch.zeros(1)).has_target
+    with pytest.raises(KeyError):
+        Batch(id=torch.zeros(1))["label"]
+
+
+def test_metrics_that_are_no_list_of_metrics_are_refused() -> None:
+    class Plain:
+        def update(self, preds: Tensor, target: Tensor) -> None: ...
+
+        def compute(self) -> float:
+            return 0.0
+
+    class AsDict(Task):
+        def metrics(self) -> Any:
+            return {"plain": Plain()}
+
+    class Bare(Task):
+        def metrics(self) -> Any:
+            return [*super().metrics(), Plain()]
+
+    refused(RecipeError, "own.yaml:2:7: task: AsDict.metrics gave dict", "list", task=AsDict)
+    refused(RecipeError, "own.yaml:2:7: task: Bare.metrics gave Plain", "evaluate.metrics", task=Bare)
+
+
+# Losses
+
+
+def test_what_a_constructor_raises_has_its_line() -> None:
+    class Unready(nn.Module):
+        def __init__(self, k: float = 1.0) -> None:
+            self.inner = nn.MSELoss()
+
+        def forward(self, output: Tensor, target: Tensor) -> Tensor:
+            return self.inner(output, target)  # type: ignore[no-any-return]
+
+    line = Path(__file__).read_text().splitlines().index("            self.inner = nn.MSELoss()") + 1
+    place = f"{Path(__file__).name}:{line}: AttributeError"
+    refused(RecipeError, "own.yaml:9:10: losses.0: ", place, "super().__init__()", loss=Unready)
+
+
+def test_a_number_in_place_of_a_tensor_is_told_from_other_mistakes() -> None:
+    refused(TrainingError, "gave float", ".item()", loss=lambda output, target: F.mse_loss(output, target).item())
+
+
+@pytest.mark.parametrize(
+    ("target", "classes", "words"),
+    [
+        (lambda index: float(index % 2), None, ["output float32 [4, 2], target float32 [4]", "int(label)"]),
+        (lambda index: torch.tensor([index % 2]), None, ["target int64 [4, 1]", "int(label)"]),
+        (lambda index: torch.ones(3), None, ["target float32 [4, 3]", "model.num_classes: 3"]),
+        (lambda index: 2, None, ["labels are from 2 to 2", "0 to 1"]),
+    ],
+    ids=["float", "tensor of one", "wider", "beyond"],
+)
+def test_targets_that_do_not_fit_are_shown_beside_the_output(
+    target: Any, classes: list[str] | None, words: list[str]
+) -> None:
+    loss = F.mse_loss if "model.num_classes: 3" in words else F.cross_entropy
+    refused(TrainingError, "loss own_loss: ", *words, data=data_of(target, classes), loss=loss)
+
+
+def test_check_refuses_a_loss_without_a_gradient(capsys: pytest.CaptureFixture[str]) -> None:
+    register.task("own_task")(Own)
+    register.dataset("own_data")(Points)
+    register.loss("own_loss")(lambda output, target: F.mse_loss(output.detach(), target))
+    assert main(["check", "own.yaml"]) == 1
+    assert "loss own_loss: has no gradient" in capsys.readouterr().err
+
+
+def test_check_names_a_loss_that_is_not_finite_and_no_folder_that_is_gone(capsys: pytest.CaptureFixture[str]) -> None:
+    register.task("own_task")(Own)
+    register.dataset("own_data")(Points)
+    register.loss("own_loss")(lambda output, target: F.mse_loss(output, target) * torch.nan)
+    assert main(["check", "own.yaml"]) == 1
+    printed = capsys.readouterr().err
+    assert "the loss own_loss is not" in printed
+    assert "replay" not in printed
+    assert "optimizer.lr" not in printed
+
+
+def test_check_suggests_the_main_metric_that_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    class Misspelt(Task):
+        main_metric = "own_los"
+
+    register.task("own_task")(Misspelt)
+    register.dataset("own_data")(Points)
+    register.loss("own_loss")(nn.MSELoss)
+    assert main(["check", "own.yaml"]) == 0
+    assert "own.yaml:2:7: task: main_metric of Misspelt: " in (printed := capsys.readouterr().err)
+    assert "did you mean 'own_loss'?" in printed
+
+
+# Data sets
+
+
+def test_labels_without_classes_are_refused() -> None:
+    words = "data set own_data has labels but no `classes`", "model.num_classes"
+    Path("own.yaml").write_text(RECIPE.replace(", num_classes: 2", ""))
+    refused(RecipeError, "own.yaml:3:", *words, data=data_of(lambda index: 1))
+    refused(RecipeError, "own.yaml:3:", "model.num_classes", "number of outputs")
+    step(data=data_of(lambda index: 1, ["a", "b"]), loss=F.cross_entropy)
+
+
+@pytest.mark.parametrize("label", [2, -1])
+def test_a_label_outside_the_classes_names_the_sample_and_the_range(label: int) -> None:
+    data = data_of(lambda index: label if index == 3 else 0, ["a", "b"])
+    words = "data set own_data: sample 3: ", f"label {label}", "0 to 1"
+    refused(DataError, *words, data=data, loss=F.cross_entropy, data__batch_size=8)
+    step(data=data_of(lambda index: -100 if index else 1, ["a", "b"]), loss=F.cross_entropy)
+
+
+# Names
+
+
+def test_an_unknown_name_is_followed_by_those_that_are_registered() -> None:
+    step()
+    with pytest.raises(RecipeError, match=r'losses\.0\.name: unknown loss "nothing_like_it".*own_loss'):
+        paceline.build("own.yaml", {"losses": ["nothing_like_it"]})
+    with pytest.raises(RecipeError, match=r"register no schedule, but .*task own_task"):
+        paceline.build("own.yaml", {"schedule.decay": "nothing_like_it"})
+
+
+def test_a_default_tells_the_type_of_an_argument() -> None:
+    def scaled(output, target, gamma=2, kind="a", flag=True, size=None):  # type: ignore[no-untyped-def]
+        return gamma * F.mse_loss(output, target)
+
+    register.loss("scaled")(scaled)
+    good = {"name": "scaled", "gamma": 1.5, "kind": "b", "flag": False, "size": [1, 2]}
+    step(losses=[good])
+    for key, value in {"gamma": "hello", "kind": 3, "flag": "yes"}.items():
+        with pytest.raises(RecipeError, match=re.escape(f"losses.0.{key}: expected ")):
+            paceline.build("own.yaml", {"losses": [good | {key: value}]})
