@@ -70,7 +70,9 @@ def own_names() -> Iterator[None]:
     from paceline.core.registry import KINDS, register
 
     before = {kind: dict(register.kind(kind)._entries) for kind in KINDS}
+    definitions = dict(register.definitions)  # a user may give a class of ours another name
     yield
+    register.definitions = definitions
     for kind, entries in before.items():
         register.kind(kind)._entries = entries
 

@@ -28,7 +28,7 @@ RECIPE = """\
 name: own
 task: {name: own_task}
 model: {name: convnet, widths: [4], num_classes: 2}
-data: {batch_size: 3, loader: thread, train: {dataset: own_data}, val: {dataset: own_data}}
+data: {batch_size: 3, num_workers: 0, train: {dataset: own_data}, val: {dataset: own_data}}
 losses: [own_loss]
 optimizer: {name: sgd, lr: 0.1}
 train: {steps: 1, threads: 1, device: cpu}

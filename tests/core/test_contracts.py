@@ -110,7 +110,7 @@ def test_what_is_missing_is_named_with_an_example_and_a_place(
 def test_a_decorator_without_a_name_is_told_to_take_one() -> None:
     with pytest.raises(RegistrationError, match=r'test_contracts\.py:\d+: .*write `@register\.loss\("bad"\)`'):
 
-        @Register().loss
+        @Register().loss  # type: ignore[arg-type]
         def bad(output: Tensor, target: Tensor) -> Tensor:
             return output - target
 

@@ -28,7 +28,7 @@ task: {name: own_task}
 model: {name: convnet, widths: [4], num_classes: 2}
 data:
   batch_size: 4
-  loader: thread
+  num_workers: 0
   train: {dataset: own_data}
   val: {dataset: own_data}
 losses: [own_loss]

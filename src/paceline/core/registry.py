@@ -287,7 +287,7 @@ class Register:
             raise AttributeError(f"there is no register.{kind}; there are {', '.join(KINDS)}")
 
         def named(
-            name: str, *, checks: Sequence[ArgumentsCheck] = (), library: Library | None = None
+            name: Any, *, checks: Sequence[ArgumentsCheck] = (), library: Library | None = None
         ) -> Callable[[T], T]:
             if not isinstance(name, str):
                 function = getattr(name, "__name__", "name")

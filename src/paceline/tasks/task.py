@@ -20,7 +20,7 @@ from paceline.visualize.image import Image, fit, to_image
 _IMAGE_SIDE = 160
 
 
-def check_terms(task: Task, terms: dict[str, LossTerm]) -> dict[str, LossTerm]:
+def check_terms(task: Task, terms: Any) -> dict[str, LossTerm]:
     """What a task's `losses` gave; raises TrainingError unless it has a `LossTerm` for each weight."""
     found: str | None = None
     if not isinstance(terms, Mapping):
@@ -30,7 +30,7 @@ def check_terms(task: Task, terms: dict[str, LossTerm]) -> dict[str, LossTerm]:
     elif wrong := [name for name, term in terms.items() if not isinstance(term, LossTerm)]:
         found = f"gave {type(terms[wrong[0]]).__name__} as {wrong[0]!r}"
     if found is None:
-        return terms
+        return dict(terms)
     names = ", ".join(f'"{name}": LossTerm(total, count)' for name in task.weights)
     raise TrainingError(
         f"task {type(task).__name__}: losses {found}; expected a dict with a LossTerm for each loss of the recipe:"
@@ -38,7 +38,7 @@ def check_terms(task: Task, terms: dict[str, LossTerm]) -> dict[str, LossTerm]:
     )
 
 
-def check_task(task: Task) -> None:
+def check_task(task: Any) -> None:
     """Raise ValueError or TypeError unless a task has what the engine reads of it."""
     name = type(task).__name__
     for attribute in ("weights", "main_metric"):
@@ -46,7 +46,7 @@ def check_task(task: Task) -> None:
             cure = "call super().__init__(**parts)" if isinstance(task, Task) else f"set self.{attribute}"
             raise ValueError(f"{name} has no {attribute}: in its __init__, {cure}")
     with own_code("task", task):
-        metrics = task.metrics()
+        metrics: Any = task.metrics()
     if not isinstance(metrics, list | tuple):
         found = type(metrics).__name__
         raise TypeError(f"{name}.metrics gave {found}, expected a list: `return [*super().metrics(), Mine()]`")
