@@ -67,12 +67,14 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 @pytest.fixture
 def own_names() -> Iterator[None]:
     """What a test registers has no name any more behind it."""
-    from paceline.core.registry import KINDS, register
+    from paceline.core.registry import KINDS, _shipped, register
 
     before = {kind: dict(register.kind(kind)._entries) for kind in KINDS}
-    definitions = dict(register.definitions)  # a user may give a class of ours another name
+    known = set(register.definitions)
     yield
-    register.definitions = definitions
+    for kind, name in register.definitions.keys() - known:  # a class of ours that was given another name
+        if name not in _shipped().get(kind, {}):
+            del register.definitions[kind, name]
     for kind, entries in before.items():
         register.kind(kind)._entries = entries
 

@@ -31,7 +31,7 @@ model: {name: convnet, widths: [4], num_classes: 2}
 data: {batch_size: 3, num_workers: 0, train: {dataset: own_data}, val: {dataset: own_data}}
 losses: [own_loss]
 optimizer: {name: sgd, lr: 0.1}
-train: {steps: 1, threads: 1, device: cpu}
+train: {steps: 1, threads: 1, device: cpu, channels_last: false}
 evaluate: {save_predictions: true, every_steps: 1}
 logging: {images: false, tensorboard: false}
 """

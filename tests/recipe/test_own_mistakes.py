@@ -33,7 +33,7 @@ data:
   val: {dataset: own_data}
 losses: [own_loss]
 optimizer: {name: sgd, lr: 0.1}
-train: {steps: 2, threads: 1, device: cpu}
+train: {steps: 2, threads: 1, device: cpu, channels_last: false}
 logging: {images: false, tensorboard: false}
 """
 
