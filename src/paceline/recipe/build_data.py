@@ -55,7 +55,7 @@ def find_classes(context: BuildContext, loaders: Mapping[str, SplitLoader]) -> l
 
 
 def _check_outputs(context: BuildContext, loader: SplitLoader) -> None:
-    """Raise RecipeError if nothing says how many outputs the model has, and it has to be told."""
+    """Raise RecipeError if nothing says how many outputs the model has, although it takes the number."""
     takes_number = "num_classes" in inspect.signature(resolve("model", context.recipe.model.name)).parameters
     if not takes_number or not getattr(loader.dataset, "has_labels", True):
         return

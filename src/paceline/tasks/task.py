@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from paceline.core.errors import TrainingError
 from paceline.core.user_code import own_code
-from paceline.data.batch import Batch
+from paceline.data.batch import Batch, KeypointNames
 from paceline.losses.loss_term import Loss, LossTerm
 from paceline.metrics.metric import LossMetrics, Metric
 from paceline.models.model_errors import call_model
@@ -86,6 +86,7 @@ class Task:
         extra_metrics: Sequence[Metric] = (),
         ignore_index: int | None = None,
         model: nn.Module | None = None,
+        joints: KeypointNames | None = None,
     ) -> None:
         self.ignore_index = ignore_index
         self.loss_functions = dict(losses)
