@@ -136,11 +136,11 @@ def test_what_cannot_be_saved_or_drawn_says_what_to_return(capsys: pytest.Captur
     assert "batch.has_target" in printed
     assert main(["predict", "runs/own", "photos", "--out", "found", "--no-images"]) == 0
 
-    class Listed(Task):
+    class InAList(Task):
         def predict(self, model: nn.Module, batch: Batch) -> list[Tensor]:
             return list(self.forward(model, batch))
 
     register.kind("task")._entries.pop("own_task")
-    register.task("own_task")(Listed)
-    with pytest.raises(UsageError, match=r"task Listed: predict gave list.* one row for each of the 1 samples"):
+    register.task("own_task")(InAList)
+    with pytest.raises(UsageError, match=r"task InAList: predict gave list.* one row for each of the 1 samples"):
         paceline.load("runs/own").predict("photos/1.png")

@@ -107,7 +107,7 @@ def test_what_is_missing_is_named_with_an_example_and_a_place(
     assert register.kind(kind).find("mine") is None
 
 
-def test_a_decorator_without_a_name_is_told_to_take_one() -> None:
+def test_a_decorator_without_a_name_is_refused() -> None:
     with pytest.raises(RegistrationError, match=r'test_contracts\.py:\d+: .*write `@register\.loss\("bad"\)`'):
 
         @Register().loss  # type: ignore[arg-type]
@@ -116,7 +116,7 @@ def test_a_decorator_without_a_name_is_told_to_take_one() -> None:
 
 
 @pytest.mark.parametrize(("kind", "made"), [("loss", nn.CrossEntropyLoss()), ("dataset", BareDataset())])
-def test_an_object_is_told_to_be_registered_as_its_class(kind: str, made: Any) -> None:
+def test_an_object_is_refused_in_favor_of_its_class(kind: str, made: Any) -> None:
     with pytest.raises(RegistrationError, match=rf"object of {type(made).__name__}; register the class, without \(\)"):
         getattr(Register(), kind)("mine")(made)
 

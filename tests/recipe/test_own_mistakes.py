@@ -133,7 +133,7 @@ def test_losses_may_be_computed_by_the_task() -> None:
     assert results[1] != results[0] > 0
 
 
-def test_a_constructor_that_leaves_the_parts_out_is_told_to_take_them() -> None:
+def test_a_constructor_that_leaves_the_parts_out_is_refused() -> None:
     class NoParts(Task):
         def __init__(self, k: float = 1.0) -> None:
             self.k = k
@@ -209,7 +209,7 @@ def test_what_a_constructor_raises_has_its_line() -> None:
     refused(RecipeError, "own.yaml:9:10: losses.0: ", place, "super().__init__()", loss=Unready)
 
 
-def test_a_number_in_place_of_a_tensor_is_told_from_other_mistakes() -> None:
+def test_a_number_in_place_of_a_tensor_is_distinguished_from_other_mistakes() -> None:
     refused(TrainingError, "gave float", ".item()", loss=lambda output, target: F.mse_loss(output, target).item())
 
 
@@ -223,7 +223,7 @@ def test_a_number_in_place_of_a_tensor_is_told_from_other_mistakes() -> None:
     ],
     ids=["float", "tensor of one", "wider", "beyond"],
 )
-def test_targets_that_do_not_fit_are_shown_beside_the_output(
+def test_targets_that_do_not_fit_are_printed_beside_the_output(
     target: Any, classes: list[str] | None, words: list[str]
 ) -> None:
     loss = F.mse_loss if "model.num_classes: 3" in words else F.cross_entropy
