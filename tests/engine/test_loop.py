@@ -349,6 +349,19 @@ def test_lack_of_memory_says_what_can_be_done(tmp_path: Path) -> None:
         train(run)
 
 
+class GreedyInEvaluation(PlainNet):
+    """Wants more memory than there is, but not to learn."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images) + (0 if self.training else torch.empty(2**46).sum())
+
+
+def test_lack_of_memory_in_an_evaluation_is_not_that_of_a_step(tmp_path: Path) -> None:
+    run = small(tmp_path, net=GreedyInEvaluation).run()
+    with pytest.raises(TrainingError, match=r"out of memory after step \d+.*evaluate\.batch_size="):
+        train(run)
+
+
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_save_that_was_begun_is_on_the_disk_before_a_failure_is_reported(world: int, tmp_path: Path) -> None:
     """As when another process dies while the first one writes for all."""

@@ -132,3 +132,18 @@ def test_nets_of_any_precision(tmp_path: Path) -> None:
     for each in (small, replace(small, dtype=torch.float32)):
         run = each.run()
         assert 0 <= read([train_step(run, next(iter(run.batches))).accumulator], run.world)[0]["top1"] <= 1
+
+
+class WithGradient(Classification):
+    """A task whose metric is made of outputs, and not detached."""
+
+    def training_terms(self, outputs: Tensor, batch: Batch) -> dict[str, LossTerm]:
+        return {"top1": LossTerm(outputs.square().sum(), float(len(outputs)))}
+
+
+def test_a_metric_that_has_a_gradient_keeps_no_graph(tmp_path: Path) -> None:
+    task = WithGradient({"cross_entropy": CrossEntropy()}, {"cross_entropy": 1.0}, CLASSES, top_k=(1,))
+    run = Small(tmp_path).run(task=task)
+    result = train_step(run, next(iter(run.batches)))
+    assert not any(value.requires_grad for _, values in result.accumulator.parts for value in values)
+    assert read([result.accumulator], run.world)[0]["top1"] > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 
 import torch
 
@@ -23,19 +24,20 @@ from paceline.loggers.events import Note
 
 
 def train(run: Run) -> None:
-    """Run all remaining steps, and after each what is due: save, evaluate, log, in this order.
+    """Run all remaining steps, and after each what is due: save, evaluate, log and, at the end, test, in this order.
 
     Raises Stopped, with everything saved, when some process was asked to stop: behind a step, or in an evaluation,
     which is then pending. What was pending when a resumed checkpoint was saved is done first.
     """
     triggers = run.triggers()
     run.freezing.train_mode(run.model)
-    with run.stop.on_signals(), run.heartbeat.watched(), finish_saves(run), explain_dead_workers(), _explain_oom(run):
+    with run.stop.on_signals(), run.heartbeat.watched(), finish_saves(run), explain_dead_workers():
         do_pending(run)
         for step_batch, waited in timed(run.batches):
             started = time.perf_counter()
             run.heartbeat.beat(step_batch.step, "agreeing on a step")
-            result = train_step(run, step_batch)
+            with _explain_oom(partial(_advise_step, run)):
+                result = train_step(run, step_batch)
             seconds = time.perf_counter() - started
             run.timer.add_step(seconds, waited, step_batch.num_samples, run.progress.total_steps)
             add_result(run, step_batch, result)
@@ -64,7 +66,7 @@ def do_pending(run: Run) -> None:
     }
     while run.state.pending:
         name = run.state.pending[0]
-        with run.timer.action(name):
+        with run.timer.action(name), _explain_oom(partial(_advise_evaluation, run)):
             actions[name](run)
         del run.state.pending[0]
 
@@ -108,7 +110,7 @@ def measure_tests(run: Run) -> None:
 
 
 @contextmanager
-def _explain_oom(run: Run) -> Iterator[None]:
+def _explain_oom(advise: Callable[[], str]) -> Iterator[None]:
     """Re-raise out-of-memory errors with advice."""
     try:
         yield
@@ -116,12 +118,21 @@ def _explain_oom(run: Run) -> Iterator[None]:
         text = str(error)
         if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "allocate memory" not in text:
             raise
-        updates = run.batches.updates
-        size = max(cut.stop - cut.start for cut in updates.slices(run.progress.step))
-        half = f"train.micro_batch_size={size // 2} (the same steps in smaller parts), " if size > 1 else ""
-        what = f"out of memory in step {run.progress.step + 1}, with {pluralize(size, 'sample')} at a time"
         raise TrainingError(
-            f"{what} ({text.splitlines()[0]})."
-            f" Try {half}train.activation_checkpointing=blocks, train.precision=bf16, or train.strategy=fsdp on several"
-            " processes"
+            f"out of memory {advise()} ({text.splitlines()[0] if text else 'nothing more is known'})"
         ) from error
+
+
+def _advise_step(run: Run) -> str:
+    size = max(cut.stop - cut.start for cut in run.batches.updates.slices(run.progress.step))
+    half = f"train.micro_batch_size={size // 2} (the same steps in smaller parts), " if size > 1 else ""
+    return (
+        f"in step {run.progress.step + 1}, with {pluralize(size, 'sample')} at a time. Try {half}"
+        "train.activation_checkpointing=blocks, train.precision=bf16, or train.strategy=fsdp on several processes"
+    )
+
+
+def _advise_evaluation(run: Run) -> str:
+    size = max((each.batch_size for each in run.evaluations.values()), default=1)
+    smaller = f"evaluate.batch_size={size // 2}" if size > 1 else "smaller images in evaluation"
+    return f"after step {run.progress.step}, with up to {pluralize(size, 'sample')} at a time. Try {smaller}"

@@ -134,8 +134,11 @@ class LossAccumulator:
 
 
 def _sum_and_count(term: LossTerm) -> list[Tensor]:
-    total, count = term
-    return [total, count if isinstance(count, Tensor) else total.new_full((), count)]  # filled where it is: no waiting
+    total, count = term.numerator.detach(), term.denominator
+    return [
+        total,
+        count.detach() if isinstance(count, Tensor) else total.new_full((), count),
+    ]  # filled where it is: no waiting
 
 
 def _ratios(names: list[str], sums: Tensor) -> dict[str, Normalizer]:

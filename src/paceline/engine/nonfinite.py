@@ -103,11 +103,11 @@ def find_nonfinite(model: nn.Module, micro_batches: Sequence[MicroBatch], forwar
 
 
 def _first_bad_module(model: nn.Module, micro: MicroBatch, forward: Forward) -> str | None:
-    inputs = [(name, value) for name, value in micro.batch.items() if isinstance(value, Tensor)]
-    for name, value in inputs:
-        if value.is_floating_point() and not _is_finite(value):
-            return f"{name} of {_samples(value, micro)} is not finite before the model sees it"
-    first: list[str] = []
+    first = [
+        f"{name} of {_samples(value, micro)} is not finite before the model sees it"
+        for name, value in micro.batch.items()
+        if isinstance(value, Tensor) and value.is_floating_point() and not _is_finite(value)
+    ]
 
     def look(module: nn.Module, args: Any, output: Any, name: str) -> None:
         if not first:

@@ -37,7 +37,7 @@ from paceline.tasks.task import Task
 
 
 class StepResult(NamedTuple):
-    """What a step did. Losses and norm are tensors that nobody has read yet."""
+    """What a step did. Losses are tensors that stay on the device until they are logged."""
 
     accumulator: LossAccumulator
     grad_norm: Tensor
@@ -45,7 +45,7 @@ class StepResult(NamedTuple):
     should_stop: bool
     """Whether any rank was asked to stop; all ranks agree."""
     skipped: bool = False
-    """Whether the weights were left unchanged, since the gradient was not finite."""
+    """Whether the weights were left unchanged, since the gradient was not finite or, in float16, overflowed."""
 
     @property
     def losses(self) -> dict[str, Tensor]:

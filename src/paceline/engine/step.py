@@ -8,7 +8,7 @@ from paceline.engine.run import Run, StepResult
 
 
 def train_step(run: Run, step_batch: StepBatch) -> StepResult:
-    """One step on a global batch: the same result however it is divided into micro-batches and processes."""
+    """One step on a global batch, by whose counts losses are divided, however many micro-batches and ranks share it."""
     if step_batch.step in run.freezing.unfreeze_steps:
         run.unfreeze(step_batch.step)
     warm_up(run, step_batch)
@@ -18,7 +18,7 @@ def train_step(run: Run, step_batch: StepBatch) -> StepResult:
     for micro in step_batch.micro_batches:
         with run.strategy.accumulate(micro, is_last=micro is step_batch.micro_batches[-1]):
             terms = forward(run, micro)
-            run.precision.backward(losses.scaled(terms, micro, run.strategy.factor))
+            run.precision.backward(losses.scaled(terms, micro, run.strategy.factor))  # ddp sums gradients in the last
         losses.add(terms, micro)
     losses.finish()
 
@@ -30,7 +30,7 @@ def train_step(run: Run, step_batch: StepBatch) -> StepResult:
     if skipped:
         run.buffers.restore()
     else:
-        run.saver.release()
+        run.saver.release()  # a checkpoint may still be copying the weights that change now
         run.optimizer.step()
         run.precision.sync_weights()
         run.averaging.update(run.state.model)
