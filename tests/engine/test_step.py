@@ -121,7 +121,7 @@ def test_gradients_that_are_not_finite_end_the_run_before_the_weights_change(
     step_batch = next(iter(run.batches))
     before = {name: value.detach().clone() for name, value in run.model.named_parameters()}
     named = r"outputs are finite, the gradients of scale are not"  # of no other parameter, clipped or not
-    with pytest.raises(TrainingError, match=rf"gradient of step 1 is not finite.*: {named}.*optimizer\.lr"):
+    with pytest.raises(TrainingError, match=rf"gradient of step 1 is not finite.*: {named}.*the model or the loss"):
         train_step(run, step_batch)
     assert all(torch.equal(value, before[name]) for name, value in run.model.named_parameters())
     assert not run.optimizer.state
