@@ -152,3 +152,11 @@ def test_voc_ap_is_coco_ap50_as_far_as_recall_is_sampled() -> None:
         case[number] = ([Detections(*(field[:90] for field in each)) for each in case[number][0]], batch)
     coco, voc = compute(CocoAP(CLASSES), case), compute(VocAP(CLASSES), case)
     assert voc["voc_ap50"] == pytest.approx(coco["ap50"], abs=0.02)
+
+
+def test_numbers_of_samples_beyond_float32_stay_apart() -> None:
+    """2²⁴ and 2²⁴ + 1 are one number in float32: two images would be measured as one."""
+    case = random_case(3, images=6, per_batch=2)
+    shifted = [(found, Batch({**batch, "id": batch.ids + 2**24})) for found, batch in case]
+    expected, found = (compute(CocoAP(CLASSES), each) for each in (case, shifted))
+    assert [found[name] for name in COCO_NAMES] == [expected[name] for name in COCO_NAMES]

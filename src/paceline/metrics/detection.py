@@ -41,11 +41,11 @@ def objects_state(predictions: Sequence[Any], batch: Batch) -> State:
     found, truth = [], []
     for index, (sample, own) in enumerate(zip(batch.ids.tolist(), predictions, strict=True)):
         number = len(own.boxes)
-        columns = [torch.full((number, 1), float(sample)), own.labels[:, None], own.scores[:, None], own.boxes]
+        columns = [torch.full((number, 1), sample), own.labels[:, None], own.scores[:, None], own.boxes]
         found.append(torch.cat([column.detach().cpu().double() for column in columns], 1))
         boxes, labels, *more = (truth_field(batch, name)[index] for name in ("boxes", "classes", "crowd", "area"))
         columns = [
-            torch.full((len(boxes), 1), float(sample)),
+            torch.full((len(boxes), 1), sample),
             labels[:, None],
             *(each[:, None] for each in more),
             boxes,
