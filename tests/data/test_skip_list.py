@@ -79,7 +79,7 @@ def held(stream: TrainBatches) -> list[tuple[MicroBatch, Batch]]:
 
 
 def first_ids(stream: TrainBatches, micro: int) -> set[int]:
-    return set(stream.order.at(0, *[(cut.start, cut.stop) for cut in stream.updates.slices(0)][micro]).tolist())
+    return set(stream.order.at(0, *[(cut.start, cut.stop) for cut in stream.sampler.slices(0)][micro]).tolist())
 
 
 @WORKERS

@@ -245,7 +245,7 @@ def test_a_checkpoint_brings_back_what_was_chosen_automatically(tmp_path: Path) 
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-    assert (second.state.choices.threads, second.batches.updates.micro_batch_size) == (2, 8)
+    assert (second.state.choices.threads, second.batches.sampler.micro_batch_size) == (2, 8)
     assert second.progress.is_done
 
 
@@ -319,7 +319,7 @@ def train_with_a_dying_worker(out: Path) -> None:
     assert isinstance(run.model, Sleeping)
     run.model.deed = kill_a_worker
     loader = SplitLoader(Reading(), [Widen()], seed=0)
-    batches = TrainBatches(loader, run.batches.updates, run.batches.order, run.world, run.progress, workers=1)
+    batches = TrainBatches(loader, run.batches.sampler, run.batches.order, run.world, run.progress, workers=1)
     try:
         train(replace(run, train_loader=loader, batches=batches))
     except DataError as error:

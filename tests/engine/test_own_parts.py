@@ -129,7 +129,7 @@ def test_an_update_that_is_left_out_is_not_remembered(tmp_path: Path) -> None:
     run, loss = remembering(
         tmp_path, finite_check=FiniteCheck("skip"), explain_nonfinite=lambda run, step_batch: "burst"
     )
-    run.buffers = BufferBackup(run.model, run.state.parts)
+    run.buffer_backup = BufferBackup(run.model, run.state.parts)
     assert isinstance(run.model, Bursting)
     run.model.at = 14  # four first passes and four that count a step: this one counts, in the second
     skipped = [train_step(run, step_batch).skipped for step_batch in run.batches]

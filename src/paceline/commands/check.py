@@ -110,12 +110,12 @@ def _try_smallest(run: Run) -> None:
     from paceline.data.loader import MicroBatch
     from paceline.engine.forward import forward
 
-    updates = run.batches.updates
-    last = min(updates.steps_per_epoch, run.progress.total_steps) - 1
-    sizes = {step: min(cut.stop - cut.start for cut in updates.slices(step)) for step in (0, last)}
+    sampler = run.batches.sampler
+    last = min(sampler.steps_per_epoch, run.progress.total_steps) - 1
+    sizes = {step: min(cut.stop - cut.start for cut in sampler.slices(step)) for step in (0, last)}
     if sizes[last] >= sizes[0]:
         return
-    cut = min(updates.slices(last), key=lambda each: each.stop - each.start)
+    cut = min(sampler.slices(last), key=lambda each: each.stop - each.start)
     batch = run.train_loader.fetch(0, run.batches.order.at(0, cut.start, cut.stop))
     with torch.no_grad(), run.strategy.unchanged():
         forward(run, MicroBatch(last, cut.index, 0, batch))

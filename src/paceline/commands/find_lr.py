@@ -58,7 +58,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _print_cost(run: Run, steps: int) -> None:
-    samples = steps * run.batches.updates.batch
+    samples = steps * run.batches.sampler.batch
     epochs = steps / run.progress.steps_per_epoch
     cost = f"at most {pluralize(steps, 'step')} on {pluralize(samples, 'sample')} ({epochs:.2g} epochs)"
     print(f"find-lr: {cost}; --steps sets the budget; nothing is saved", file=sys.stderr)

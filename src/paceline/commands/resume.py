@@ -146,9 +146,9 @@ def _count_failure(run: Run, folder: Path) -> None:
 
 
 def _samples(run: Run, step: int) -> str:
-    updates = run.batches.updates
-    slices = updates.slices(step)
-    ids = run.batches.order.at(updates.epoch(step), slices[0].start, slices[-1].stop)
+    sampler = run.batches.sampler
+    slices = sampler.slices(step)
+    ids = run.batches.order.at(sampler.epoch(step), slices[0].start, slices[-1].stop)
     return join_first(ids, _MAX_IDS)
 
 

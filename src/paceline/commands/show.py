@@ -96,7 +96,7 @@ class PlaceholderDataset:
 
 def _as_json(run: Run, builder: Builder) -> dict[str, Any]:
     rows, flops = model_table(run)
-    updates, progress = run.batches.updates, run.progress
+    sampler, progress = run.batches.sampler, run.progress
     lr = run.scheduler.lr
     base = [lr(step) for step in range(progress.total_steps)]
     groups = _groups(run)
@@ -109,10 +109,10 @@ def _as_json(run: Run, builder: Builder) -> dict[str, Any]:
         "groups": groups,
         "schedule": {group["label"]: [value * group["lr_scale"] for value in base] for group in groups},
         "batch": {
-            "global": updates.batch,
+            "global": sampler.batch,
             "processes": run.world.size,
-            "micro_batch_size": updates.micro_batch_size,
-            "micro_batches": len(updates.slices(0)),
+            "micro_batch_size": sampler.micro_batch_size,
+            "micro_batches": len(sampler.slices(0)),
             "steps_per_epoch": progress.steps_per_epoch,
             "total_steps": progress.total_steps,
             "lr": lr.lr,

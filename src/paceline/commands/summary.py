@@ -67,15 +67,15 @@ def _computing(builder: Builder, run: Run) -> list[str]:
 
 def derivation(builder: Builder, run: Run) -> list[str]:
     """How a step is divided and where the learning rate comes from."""
-    recipe, updates, progress = builder.recipe, run.batches.updates, run.progress
-    slices = updates.slices(0)
+    recipe, sampler, progress = builder.recipe, run.batches.sampler, run.progress
+    slices = sampler.slices(0)
     samples = slices[-1].stop - slices[0].start
     sizes = sorted({cut.stop - cut.start for cut in slices}, reverse=True)
     number = pluralize(len(slices), "micro-batch")
     micro = " or ".join(str(size) for size in sizes)
-    last = updates.size - (updates.steps_per_epoch - 1) * updates.batch
+    last = sampler.size - (sampler.steps_per_epoch - 1) * sampler.batch
     ends = (
-        [f"         the last step of an epoch has {last}"] if 0 < last < updates.batch and not updates.drop_last else []
+        [f"         the last step of an epoch has {last}"] if 0 < last < sampler.batch and not sampler.drop_last else []
     )
     processes = pluralize(run.world.size, "process")
     lr = f"{effective_lr(builder):g}"

@@ -30,7 +30,7 @@ _ALONE = World(0, 1, 0, torch.device("cpu"))
 
 @dataclass(slots=True)
 class MicroBatch:
-    """Micro-batch `index` of update `step`, as this process holds it before its forward pass."""
+    """Micro-batch `index` of step `step`, as this process holds it before its forward pass."""
 
     step: int
     index: int
@@ -102,7 +102,7 @@ class TrainBatches:
     """The steps of a run from where its progress stands; iterating again goes on from there."""
 
     source: SplitLoader
-    updates: BatchSampler
+    sampler: BatchSampler
     order: Permutation
     world: World
     progress: Progress
@@ -140,10 +140,10 @@ class TrainBatches:
         """What this process does in a step; requests without workers ask for the same one right afterwards."""
         number, plan = self._last
         if plan is None or number != step:
-            slices = self.updates.slices(step)
+            slices = self.sampler.slices(step)
             own = rank_slices(slices, self.world.rank, self.world.size)
             wanted = {"own": 0, "some": 1, "even": -(-len(slices) // self.world.size)}[self.passes]
-            plan = _Planned(self.updates.epoch(step), slices, own, slices[-1:] * (wanted - len(own)))
+            plan = _Planned(self.sampler.epoch(step), slices, own, slices[-1:] * (wanted - len(own)))
             self._last = (step, plan)
         return plan
 

@@ -100,7 +100,7 @@ class BatchSlice:
 
 @dataclass(frozen=True)
 class BatchSampler:
-    """How the samples of a run are cut into updates and micro-batches (the batch contract).
+    """How the samples of a run are cut into steps and micro-batches (the batch contract).
 
     Every sample comes once an epoch: the last step of an epoch is smaller unless `drop_last`. The micro-batches of an
     update differ in size by at most one, so that none is too small for BatchNorm. Their number is a multiple of

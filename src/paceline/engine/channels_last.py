@@ -84,7 +84,7 @@ def _key(run: Run, step_batch: StepBatch) -> str:
         run.precision.describe(),
         type(run.task).__name__,
         [[name, *parameter.shape] for name, parameter in run.model.named_parameters()],
-        run.batches.updates.micro_batch_size,
+        run.batches.sampler.micro_batch_size,
         [list(image.shape) for image in step_batch.micro_batches[0].batch["image"][:1]],
     ]
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]

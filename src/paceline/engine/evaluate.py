@@ -206,8 +206,8 @@ def _in_place(run: Run) -> Iterator[None]:
 
 def _first_cuts(run: Run, batch: int) -> list[BatchSlice]:
     """The same training samples every time, sliced independently of the number of processes."""
-    updates = run.batches.updates
-    return evaluation_slices(min(updates.size, _STATISTICS_UPDATES * updates.batch), batch)
+    sampler = run.batches.sampler
+    return evaluation_slices(min(sampler.size, _STATISTICS_UPDATES * sampler.batch), batch)
 
 
 def _first_samples(run: Run, slices: list[BatchSlice]) -> Generator[Batch, None, None]:

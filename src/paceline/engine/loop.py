@@ -124,7 +124,7 @@ def _explain_oom(advise: Callable[[], str]) -> Iterator[None]:
 
 
 def _advise_step(run: Run) -> str:
-    size = max(cut.stop - cut.start for cut in run.batches.updates.slices(run.progress.step))
+    size = max(cut.stop - cut.start for cut in run.batches.sampler.slices(run.progress.step))
     half = f"train.micro_batch_size={size // 2} (the same steps in smaller parts), " if size > 1 else ""
     return (
         f"in step {run.progress.step + 1}, with {pluralize(size, 'sample')} at a time. Try {half}"

@@ -57,10 +57,10 @@ def _alone(run: Run, step_batch: StepBatch) -> float:
 
 
 def _whole(run: Run, step_batch: StepBatch) -> list[MicroBatch]:
-    batches, updates = run.batches, run.batches.updates
-    epoch = updates.epoch(step_batch.step)
+    batches, sampler = run.batches, run.batches.sampler
+    epoch = sampler.epoch(step_batch.step)
     fetched = [
         (cut.index, run.train_loader.fetch(epoch, batches.order.at(epoch, cut.start, cut.stop)))
-        for cut in updates.slices(step_batch.step)
+        for cut in sampler.slices(step_batch.step)
     ]
     return [MicroBatch(step_batch.step, index, epoch, batch) for index, batch in fetched]

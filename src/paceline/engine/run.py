@@ -95,7 +95,7 @@ class Run:
     finite_check: FiniteCheck = field(default_factory=FiniteCheck)
     explain_nonfinite: Callable[[Run, StepBatch], str] = lambda run, step_batch: "cause unknown"
     """Names the module and the samples behind a non-finite gradient."""
-    buffers: BufferBackup | NoBackup = field(default_factory=NoBackup)
+    buffer_backup: BufferBackup | NoBackup = field(default_factory=NoBackup)
     heartbeat: Heartbeat | NoHeartbeat = field(default_factory=NoHeartbeat)
     logger: LoggerGroup = field(default_factory=LoggerGroup)
     stop: StopRequest = field(default_factory=StopRequest)
@@ -159,7 +159,7 @@ class Run:
         self.unfreeze(self.progress.step)
         torch.set_num_threads(self.state.choices.threads)
         micro_batch_size = self.state.choices.micro_batch_size
-        self.batches.updates = replace(self.batches.updates, micro_batch_size=micro_batch_size)
+        self.batches.sampler = replace(self.batches.sampler, micro_batch_size=micro_batch_size)
 
     def triggers(self) -> Triggers:
         """The triggers: what is due after which steps."""

@@ -12,7 +12,7 @@ def train_step(run: Run, step_batch: StepBatch) -> StepResult:
     if step_batch.step in run.freezing.unfreeze_steps:
         run.unfreeze(step_batch.step)
     warm_up(run, step_batch)
-    run.buffers.keep()
+    run.buffer_backup.keep()
 
     losses = count_losses(run, step_batch)
     for micro in step_batch.micro_batches:
@@ -28,7 +28,7 @@ def train_step(run: Run, step_batch: StepBatch) -> StepResult:
     lr = run.scheduler.apply(step_batch.step)
     skipped = run.precision.overflowed(grad_norm) or not run.accepts(step_batch, grad_norm)
     if skipped:
-        run.buffers.restore()
+        run.buffer_backup.restore()
     else:
         run.saver.release()  # a checkpoint may still be copying the weights that change now
         run.optimizer.step()

@@ -71,7 +71,7 @@ class NoVisualizer:
 
 def visualize_samples(run: Run) -> None:
     """Draw the first training samples as the model gets them, augmented."""
-    number = min(_num_visualized(run), run.batches.updates.size)
+    number = min(_num_visualized(run), run.batches.sampler.size)
     if not number or not run.world.is_main:
         return
 

@@ -49,14 +49,14 @@ class Rehearsal:
     @property
     def micro_batch_size(self) -> int:
         """The samples of a micro-batch, by the recipe and the number of processes."""
-        updates = self.run.batches.updates
-        share = -(-updates.batch // self._processes)
-        return min(updates.micro_batch_size, share)
+        sampler = self.run.batches.sampler
+        share = -(-sampler.batch // self._processes)
+        return min(sampler.micro_batch_size, share)
 
     @property
     def num_micro_batches(self) -> int:
         """How many micro-batches a process computes in a step."""
-        return -(-self.run.batches.updates.batch // (self.micro_batch_size * self._processes))
+        return -(-self.run.batches.sampler.batch // (self.micro_batch_size * self._processes))
 
     def step(self, micro_batch_size: int, micro_batches: int = 1) -> Memory:
         """What a step of micro-batches of this size takes at most; more than two take as much as two."""

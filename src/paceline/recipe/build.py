@@ -113,16 +113,16 @@ class Builder(BuildContext):
         loaders = loaders or make_split_loaders(self)
         check_data(self, loaders)
         classes = find_classes(self, loaders)
-        updates = make_sampler(self, len(loaders["train"].dataset))
+        sampler = make_sampler(self, len(loaders["train"].dataset))
         if self.trains:
-            check_processes(self, updates)
-        progress = Progress(self.total_steps(updates.steps_per_epoch), updates.steps_per_epoch)
+            check_processes(self, sampler)
+        progress = Progress(self.total_steps(sampler.steps_per_epoch), sampler.steps_per_epoch)
         model = self.model(loaders["train"], classes)
         prepare_model(self, model)
         ignored = getattr(loaders["train"].dataset, "ignore_index", None)
         joints = getattr(loaders["train"].dataset, "joints", None)
         task, precision = self.task(classes, model, ignored, joints), choose_precision(self)
-        trial = partial(self._try_pass, model, task, precision, loaders, updates)
+        trial = partial(self._try_pass, model, task, precision, loaders, sampler)
         self.checkpointed_blocks = checkpoint_activations(self, model, trial)
         freezing = make_freezing(self, model, progress)
         strategy = shard(self, model, trial)
@@ -130,7 +130,7 @@ class Builder(BuildContext):
         master_model = precision.attach(model)
         fit_half_weights(optimizer)
         strategy = strategy or wrap(self, model)
-        batches = make_batches(self, loaders["train"], updates, progress)
+        batches = make_batches(self, loaders["train"], sampler, progress)
         batches.passes = strategy.passes
         check_expected(self, task)
         out = out or Path("runs") / self.recipe.name
@@ -140,7 +140,7 @@ class Builder(BuildContext):
             optimizer=optimizer,
             progress=progress,
             strategy=strategy,
-            choices=Choices(threads, updates.micro_batch_size, self.world.size, None if layout == "auto" else layout),
+            choices=Choices(threads, sampler.micro_batch_size, self.world.size, None if layout == "auto" else layout),
             averaging=make_averaging(self, progress),
             precision=precision,
             parts=self.parts,
@@ -163,7 +163,7 @@ class Builder(BuildContext):
             clip=make_clip(self, model, strategy),
             freezing=freezing,
             lr_changes=LRChangeLog(self.recipe.logging.lr_change_ratio),
-            buffers=BufferBackup(model, self.parts) if may_skip(self) else NoBackup(),
+            buffer_backup=BufferBackup(model, self.parts) if may_skip(self) else NoBackup(),
             finite_check=FiniteCheck(self.recipe.train.on_nonfinite),
             explain_nonfinite=explain_and_keep,
             visualize=self.recipe.logging.images,
@@ -191,10 +191,10 @@ class Builder(BuildContext):
         return model.to(self.world.device)
 
     def _try_pass(
-        self, model: nn.Module, task: Task, precision: Precision, loaders: dict[str, SplitLoader], updates: BatchSampler
+        self, model: nn.Module, task: Task, precision: Precision, loaders: dict[str, SplitLoader], sampler: BatchSampler
     ) -> None:
         """Run a forward pass on the largest micro-batch, as in training."""
-        loader, size = loaders["train"], max(cut.stop - cut.start for cut in updates.slices(0))
+        loader, size = loaders["train"], max(cut.stop - cut.start for cut in sampler.slices(0))
         batch = loader.finish(loader.fetch(0, np.arange(size)), 0, self.world.device)
         with unchanged_state(self.parts), precision.compute():
             task.losses(model.train(), batch)

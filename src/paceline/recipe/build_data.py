@@ -98,25 +98,25 @@ def automatic_micro_batch(context: BuildContext, samples: int) -> int:
     return share if math.ceil(samples / share) >= world else max(1, samples // world)
 
 
-def check_processes(context: BuildContext, updates: BatchSampler) -> None:
+def check_processes(context: BuildContext, sampler: BatchSampler) -> None:
     """Raise if there are more processes than micro-batches in a step."""
-    world, number = context.world.size, len(updates.slices(0))
-    samples = min(updates.batch, updates.size)
+    world, number = context.world.size, len(sampler.slices(0))
+    samples = min(sampler.batch, sampler.size)
     if number < world or samples < world:
         most = min(number, samples)
         raise UsageError(
             f"{world} processes are too many: a step of {pluralize(samples, 'sample')} is divided into"
-            f" {pluralize(most, 'micro-batch')} of at most {updates.micro_batch_size}, and each process needs one;"
-            f" use at most --procs {most}, or change data.batch_size ({updates.batch}) or train.micro_batch_size"
+            f" {pluralize(most, 'micro-batch')} of at most {sampler.micro_batch_size}, and each process needs one;"
+            f" use at most --procs {most}, or change data.batch_size ({sampler.batch}) or train.micro_batch_size"
         )
-    last = updates.size % updates.batch
-    if updates.multiple > 1 and 0 < last < world and not updates.drop_last:
+    last = sampler.size % sampler.batch
+    if sampler.multiple > 1 and 0 < last < world and not sampler.drop_last:
         found = f"the last step of an epoch has {pluralize(last, 'sample')}"
         message = f"{found}, fewer than the {world} processes of sync_bn"
         raise RecipeError(f"{context.checked.locate('train.sync_bn')}: {message}; set data.drop_last to true")
 
 
-def make_batches(context: BuildContext, loader: SplitLoader, updates: BatchSampler, progress: Progress) -> TrainBatches:
+def make_batches(context: BuildContext, loader: SplitLoader, sampler: BatchSampler, progress: Progress) -> TrainBatches:
     """The loader of global batches."""
     data = context.recipe.data
     if data.loader == "memory" and not loader.in_memory:
@@ -127,9 +127,9 @@ def make_batches(context: BuildContext, loader: SplitLoader, updates: BatchSampl
     workers = None if data.num_workers == "auto" else data.num_workers
     if loader.in_memory and data.loader == "auto":
         workers = 0
-    order = Permutation(updates.size, context.recipe.train.seed)
+    order = Permutation(sampler.size, context.recipe.train.seed)
     kind = "process" if loader.uses_global_rng and data.loader in ("auto", "thread") else data.loader
-    return TrainBatches(loader, updates, order, context.world, progress, workers, kind=kind)
+    return TrainBatches(loader, sampler, order, context.world, progress, workers, kind=kind)
 
 
 def _check_dali(context: BuildContext, loader: SplitLoader) -> None:

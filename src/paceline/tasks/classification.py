@@ -31,7 +31,8 @@ _NUM_VISUALIZED, _IMAGE_SIDE = 24, 96
 class Classification(Task):
     """Image classification, single-label or multi-label.
 
-    Predictions are logits [N, classes]. Metrics are losses, accuracy, precision, recall, F1 and AUROC.
+    `Task.losses` runs the model and the losses of losses/classification.py. Predictions are logits [N, classes].
+    Metrics are losses, accuracy, precision, recall, F1 and AUROC.
     """
 
     def __init__(

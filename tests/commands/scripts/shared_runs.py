@@ -257,7 +257,7 @@ def _interrupted(bench: Bench, name: str, *overrides: str) -> tuple[Done, Done]:
 
 def _marked_updates(run: Run) -> list[int]:
     """The steps, counted from 0, that the marked sample belongs to."""
-    updates, order = run.batches.updates, run.batches.order
+    updates, order = run.batches.sampler, run.batches.order
     places = [order.at(epoch, 0, updates.size).tolist().index(shared_parts.MARKED) for epoch in range(2)]
     return [epoch * updates.steps_per_epoch + place // updates.batch for epoch, place in enumerate(places)]
 
