@@ -258,7 +258,7 @@ def test_masks_of_classes_are_no_binary_masks(make: Callable[[str], Spoiled]) ->
     spoiled.recipe |= {"task": "saliency", "losses": ["pixel_bce"]}
     answer = spoiled.tell("check")
     assert answer.code == 3
-    assert "train.txt, line 1: " in answer.last
+    assert ".txt, line 1: " in answer.last
     assert "`label_map: {foreground: " in answer.last
 
 
