@@ -1,4 +1,4 @@
-"""Training beside other busy processes: what is left of the speed, and what passive waiting costs where nobody is."""
+"""Training beside other busy processes: what is left of the speed, and what waiting so costs where nobody is."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def measure(is_quick: bool, names: Sequence[str] = tuple(_CONTESTANTS)) -> Secti
                 kept[_OURS] / fair >= FAIR_SHARE,
             ),
             Goal(
-                f"passive waiting costs at most {IDLE_COST - 1:.0%} alone",
+                f"threads that sleep soon cost at most {IDLE_COST - 1:.0%} alone",
                 f"{statistics.median(cost) - 1:.1%} ({spread(cost)})",
                 statistics.median(cost) <= IDLE_COST,
             ),

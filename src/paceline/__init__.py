@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.process import wait_passively
+from paceline.core.process import limit_spinning
 
 if TYPE_CHECKING:
     from paceline.commands.python_api import train
@@ -34,5 +34,5 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
-    wait_passively()
+    limit_spinning()
     return getattr(importlib.import_module(_HOMES[name]), name)

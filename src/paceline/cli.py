@@ -12,7 +12,7 @@ from pathlib import Path
 
 from paceline import __version__
 from paceline.core.errors import PacelineError, UsageError, naming_full_disks
-from paceline.core.process import flush_streams, open_missing_streams, pause_gc, print_error, wait_passively
+from paceline.core.process import flush_streams, limit_spinning, open_missing_streams, pause_gc, print_error
 from paceline.launch.environment import LAUNCHER
 
 _COMMANDS = {
@@ -38,7 +38,7 @@ _COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     open_missing_streams()
-    wait_passively()
+    limit_spinning()
     words, is_process = (sys.argv[1:], True) if arguments is None else (list(arguments), False)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as on standard error: file names may not be UTF-8

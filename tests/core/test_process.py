@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from paceline.core.process import num_cores, wait_passively
+from paceline.core.process import limit_spinning, num_cores
 
 VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
@@ -21,9 +21,9 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_threads_wait_passively(unset: pytest.MonkeyPatch) -> None:
-    wait_passively()
-    assert [os.environ.get(name) for name in VARIABLES] == ["passive", None, "0"]
+def test_threads_spin_for_a_moment_only(unset: pytest.MonkeyPatch) -> None:
+    limit_spinning()
+    assert [os.environ.get(name) for name in VARIABLES] == [None, "1500", "0"]
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_threads_wait_passively(unset: pytest.MonkeyPatch) -> None:
 )
 def test_what_the_user_has_set_stays(name: str, value: str, unset: pytest.MonkeyPatch) -> None:
     unset.setenv(name, value)
-    wait_passively()
+    limit_spinning()
     assert {each: os.environ[each] for each in VARIABLES if each in os.environ} == {name: value}
 
 
@@ -40,10 +40,10 @@ def test_torch_is_loaded_with_it() -> None:
     code = "import paceline; paceline.train_step"
     variables = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**variables, "OMP_DISPLAY_ENV": "true"}, capture_output=True, text=True
+        [sys.executable, "-c", code], env={**variables, "OMP_DISPLAY_ENV": "verbose"}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr
+    assert "GOMP_SPINCOUNT = '1500'" in done.stderr
 
 
 def test_cores_are_counted_where_nobody_tells_which_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
