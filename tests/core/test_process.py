@@ -23,7 +23,7 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def test_threads_spin_for_a_moment_only(unset: pytest.MonkeyPatch) -> None:
     limit_spinning()
-    assert [os.environ.get(name) for name in VARIABLES] == [None, "1500", "0"]
+    assert [os.environ.get(name) for name in VARIABLES] == [None, "1000", "0"]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_torch_is_loaded_with_it() -> None:
         [sys.executable, "-c", code], env={**variables, "OMP_DISPLAY_ENV": "verbose"}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert "GOMP_SPINCOUNT = '1500'" in done.stderr
+    assert "GOMP_SPINCOUNT = '1000'" in done.stderr
 
 
 def test_cores_are_counted_where_nobody_tells_which_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:

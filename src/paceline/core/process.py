@@ -205,7 +205,7 @@ def free_memory() -> int:
         return available
 
 
-_SPINS = "1500"  # a few microseconds: alone about as fast as 300,000, GNU's own, and beside others as sleeping
+_SPINS = "1000"  # a few microseconds: alone about as fast as 300,000, GNU's own, and beside others as sleeping
 
 
 def limit_spinning() -> None:
