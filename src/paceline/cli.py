@@ -28,6 +28,7 @@ _COMMANDS = {
     "find-lr": "run a learning rate range test and suggest a learning rate",
     "replay": "repeat a step that was not finite, from the bundle that the run saved",
     "results": "compare the metrics of runs; write them to a CSV or XLSX table",
+    "report": "write one HTML page on a run, or on several that are compared; or watch a run in the browser",
     "convert": "convert a .pth, .pt or .bin weights file to safetensors",
     "recipes": "list the recipes that ship with the package, or print one",
     "slurm": "print a Slurm job script that requeues itself at the time limit",
@@ -125,6 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_data(made["data"])
     _add_sample(made["sample"])
     _add_results(made["results"])
+    _add_report(made["report"])
     _add_convert(made["convert"])
     _add_slurm(made["slurm"])
     for name in ("show", "find-lr"):
@@ -233,6 +235,15 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", metavar="SPLIT", help="val, test, or test.NAME (default: all)")
     parser.add_argument("--best", action="store_true", help="metrics of the best checkpoint (default: the last one)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="runs, or folders of them")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="an .html file (default: RUN/report.html, of several runs report.html)"
+    )
+    parser.add_argument("--serve", action="store_true", help="serve the page on this machine and keep it up to date")
+    parser.add_argument("--port", type=int, metavar="N", help="for --serve (default: any free one)")
 
 
 def _add_convert(parser: argparse.ArgumentParser) -> None:

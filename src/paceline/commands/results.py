@@ -18,12 +18,10 @@ from paceline.commands.common import print_json, print_table
 from paceline.commands.run_lock import check_free
 from paceline.core.errors import DataError, PacelineError, UsageError
 from paceline.core.text import doubled_loss, format_metric, join_first, pluralize
-from paceline.loggers.results import About, Result, read_main_metric, read_results, write_results
+from paceline.loggers.results import Result, read_main_metric, read_results, write_results
 from paceline.loggers.results_table import check_suffix
-from paceline.recipe.document import read_document
+from paceline.report.run_folders import find_runs, read_recipe, settings_of
 
-_DEEPEST = 4
-_MOVED_ASIDE = re.compile(r".*~\d+")
 _MAX_KEYS = 6  # columns for keys; runs that differ in more have little in common
 _NO_SETTINGS = re.compile(
     r"name|(logging|checkpoint|expect|evaluate)\b.*|data\.(num_workers|loader|cache|on_error|max_skipped)"
@@ -75,9 +73,9 @@ def main(options: argparse.Namespace) -> int:
 
 def _read_all(options: argparse.Namespace) -> list[Row]:
     found: list[Row] = []
-    for folder, is_named in _folders(options.runs):
+    for folder, is_named in find_runs(options.runs):
         try:
-            about, tree = _read_recipe(folder)
+            about, tree = read_recipe(folder)
             own = read_results(folder, about, options.best)
         except PacelineError as error:
             if is_named:
@@ -87,7 +85,7 @@ def _read_all(options: argparse.Namespace) -> list[Row]:
         own = [_as_it_is(each) for each in own if options.split in (None, each.split, each.split.partition(".")[0])]
         if not own:
             print(f"skipped: {folder}: it has no such metrics", file=sys.stderr)
-        settings = {key: value for key, value in _settings(tree, "") if not _NO_SETTINGS.fullmatch(key)}
+        settings = {key: value for key, value in settings_of(tree) if not _NO_SETTINGS.fullmatch(key)}
         found += [Row(each, settings, _data_of(tree, each.split)) for each in own]
     return found
 
@@ -101,72 +99,6 @@ def _as_it_is(result: Result) -> Result:
     except UsageError:
         return result
     return replace(result, state="killed")
-
-
-def _folders(named: list[Path]) -> list[tuple[Path, bool]]:
-    """The selected run directories without duplicates, and whether each was named itself."""
-    found: dict[str, tuple[Path, bool]] = {}
-    for place in named or [Path("runs")]:
-        if not place.is_dir():
-            hint = "" if named else ": train something first, or name a run directory"
-            raise UsageError(f"{place} is not a folder{hint}")
-        inner = [place] if _is_run(place) else list(_inside(place, 1))
-        if not inner:
-            raise UsageError(f"{place} is not a run directory and contains none")
-        for folder in inner:
-            found.setdefault(os.path.realpath(folder), (folder, folder == place))
-    return list(found.values())
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / "recipe.yaml").is_file() and any((folder / n).is_file() for n in ("status.json", "metrics.jsonl"))
-
-
-def _inside(folder: Path, depth: int) -> Iterator[Path]:
-    """The runs in a folder, sorted by name, without those that `--fresh` renamed."""
-    try:
-        inner = sorted((each for each in folder.iterdir() if each.is_dir() and not each.is_symlink()), key=_by_numbers)
-    except OSError:
-        return
-    for each in inner:
-        if each.name.startswith(".") or _MOVED_ASIDE.fullmatch(each.name):
-            continue
-        if _is_run(each):
-            yield each
-        elif depth < _DEEPEST:
-            yield from _inside(each, depth + 1)
-
-
-def _by_numbers(path: Path) -> list[tuple[int, str]]:
-    """A sort key that puts fold-10 after fold-9."""
-    return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"([0-9]+)", path.name)]
-
-
-def _read_recipe(folder: Path) -> tuple[About, dict[str, Any]]:
-    path = folder / "recipe.yaml"
-    tree = read_document(path, str(path)).tree
-    words = [_name_of(tree.get(key)) if isinstance(tree, dict) else None for key in About._fields]
-    if None in words:
-        raise DataError(f"{path}: is not the recipe of a run: expected name, task and model")
-    return About(*(str(word) for word in words)), tree
-
-
-def _name_of(part: Any) -> str | None:
-    name = part.get("name") if isinstance(part, dict) else part
-    return name if isinstance(name, str) else None
-
-
-def _settings(tree: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """Every value with its dotted key; of a list of parts their names, and below it each part's values by its name."""
-    if isinstance(tree, dict) and tree:
-        for name, value in tree.items():
-            yield from _settings(value, f"{key}.{name}" if key else str(name))
-    elif isinstance(tree, list) and tree and all(_name_of(part) for part in tree):
-        yield key, "+".join(str(_name_of(part)) for part in tree)
-        for part in tree:
-            yield from _settings(part, f"{key}.{_name_of(part)}")
-    else:
-        yield key, tree
 
 
 def _data_of(tree: dict[str, Any], split: str) -> str:

@@ -106,6 +106,7 @@ def closing_lines(run: Run, expect: Mapping[str, float], seconds: float, modules
         "images": run.out / "images",
         "predictions": run.out / "predictions",
         "recipe": run.out / "recipe.yaml",
+        "report": run.out / "report.html",
     }
     lines += [f"{name:<12} {path}" for name, path in places.items() if path.exists()]
     return [*lines, f"evaluate it with: {command_line('eval', run.out, modules)}"]
@@ -134,15 +135,19 @@ def expectations(run: Run, expect: Mapping[str, float]) -> list[str]:
         for name, value in run.state.metrics.get(split, {}).items()
     }
     reached = named | (run.state.metrics.get("test") or run.state.metrics.get("val") or {})
-    lines = []
+    directions, lines = expected_directions(run, expect), []
     for name, value in expect.items():
         if name not in reached:
             lines.append(f"expected     {name} {value:g}: no such metric; there are {', '.join(reached)}")
             continue
-        is_higher = is_higher_better(name.rpartition(".")[2], run.task.metrics())
-        is_met = reached[name] >= value if is_higher else reached[name] <= value
+        is_met = reached[name] >= value if directions[name] else reached[name] <= value
         lines.append(
             f"expected     {name} {value:g}: {'reached' if is_met else 'NOT reached'} with"
             f" {format_metric(reached[name])}"
         )
     return lines
+
+
+def expected_directions(run: Run, expect: Mapping[str, float]) -> dict[str, bool | None]:
+    """Whether a higher value of each expected metric is better."""
+    return {name: is_higher_better(name.rpartition(".")[2], run.task.metrics()) for name in expect}

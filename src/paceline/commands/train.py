@@ -132,12 +132,16 @@ def _find_place(run: Run, options: argparse.Namespace, builder: Builder, lock: R
 
 def _open_directory(run: Run, builder: Builder) -> None:
     """Create the run directory, truncate its records to the current step, and attach the loggers."""
+    from paceline.commands.summary import expected_directions
+    from paceline.loggers.confusion import ConfusionFile
     from paceline.loggers.console import Console
     from paceline.loggers.events import Logger, LoggerGroup, Note
     from paceline.loggers.files import LogFile, StatusFile
     from paceline.loggers.jsonl import JsonlLogger, read_records, truncate_after
     from paceline.loggers.results import About, ResultsRow
+    from paceline.loggers.starts import StartsFile, environment
     from paceline.loggers.tensorboard import TensorBoardLogger, rebuild
+    from paceline.report.report_file import ReportFile
 
     if run.world.is_main:
         (run.out / "logs").mkdir(parents=True, exist_ok=True)
@@ -167,6 +171,10 @@ def _open_directory(run: Run, builder: Builder) -> None:
         about = About(recipe.name, recipe.task.name, recipe.model.name)
         table = Path(recipe.logging.results).expanduser()
         sinks.append(ResultsRow(table, run.out, about, lambda text: run.logger.emit(Note(text, "warning"))))
+    sinks.append(ConfusionFile(run.out / "tables", getattr(run.task, "classes", [])))
+    about_start = environment() | {"higher_is_better": expected_directions(run, recipe.expect)}
+    sinks.append(StartsFile(run.out / "logs" / "starts.jsonl", about_start))
+    sinks.append(ReportFile(run.out, lambda text: run.logger.emit(Note(text, "warning"))))
     run.logger = LoggerGroup(sinks)
 
 

@@ -143,12 +143,13 @@ class SkipList:
     def _take(self, content: bytes) -> None:
         self._size = len(content)
         for line in content.splitlines():
-            found = _parsed(line)
+            found = parse_skipped(line)
             if found is not None and found[0] == self.split:
                 self._known.setdefault(found[1].sample, found[1])
 
 
-def _parsed(line: bytes) -> tuple[str, Skipped] | None:
+def parse_skipped(line: bytes) -> tuple[str, Skipped] | None:
+    """The split and the sample of a line of the file; None if it is damaged."""
     try:
         entry: Any = json.loads(line)
         return str(entry["split"]), Skipped(int(entry["sample"]), entry["path"], str(entry["reason"]))

@@ -55,6 +55,56 @@ def read_records(path: Path) -> list[Record]:
     return [record for _, record in _parse_lines(path, _read(path))]
 
 
+_NOT_METRICS = {"step", "epoch", "split", "num_samples", "num_skipped", "clock", "smoothed"}
+
+
+def metrics_of(record: Record) -> dict[str, float | None]:
+    """The metrics of a record by name; None for values that are not finite."""
+    return {name: value for name, value in record.items() if name not in _NOT_METRICS and _is_metric(value)}
+
+
+def _is_metric(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+class RecordReader:
+    """Reads the records of a file that still grows: each call of `read` goes on where the last one ended."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._inode = self._offset = self._num_lines = 0
+
+    def is_replaced(self) -> bool:
+        """Whether the file was cut or replaced since, as a resume does; then it is read from its start again."""
+        try:
+            status = self.path.stat()
+        except OSError:
+            return False
+        is_new = status.st_ino != self._inode or status.st_size < self._offset
+        if is_new:
+            self._inode, self._offset, self._num_lines = status.st_ino, 0, 0
+        return is_new
+
+    def read(self) -> Iterator[Record]:
+        """The records of all lines that are complete by now; none if there is no file."""
+        try:
+            with open_regular(self.path) as file:
+                file.seek(self._offset)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        return
+                    record = _parse(line)
+                    if record is None:
+                        raise _damaged(self.path, self._num_lines + 1, line)
+                    self._offset += len(line)
+                    self._num_lines += 1
+                    yield record
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise _unreadable(self.path, error) from error
+
+
 def truncate_after(path: Path, step: int, pending: Collection[str] = ()) -> None:
     """Remove the records after `step` and an incomplete last line, atomically.
 
@@ -78,7 +128,19 @@ def _read(path: Path) -> bytes:
     except FileNotFoundError:
         return b""
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}; remove it, or restore the file") from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> DataError:
+    return DataError(f"{path}: cannot be read: {error.strerror}; remove it, or restore the file")
+
+
+def _damaged(path: Path, number: int, line: bytes) -> DataError:
+    found = line[:60].decode(errors="replace")
+    return DataError(
+        f"{path}:{number}: expected a JSON object with a step, got {found!r}; "
+        "the file was changed or damaged: remove that line"
+    )
 
 
 def _parse_lines(path: Path, content: bytes) -> Iterator[tuple[bytes, Record]]:
@@ -89,11 +151,7 @@ def _parse_lines(path: Path, content: bytes) -> Iterator[tuple[bytes, Record]]:
         if record is not None:
             yield line, record
         elif number != unfinished:
-            found = line[:60].decode(errors="replace")
-            raise DataError(
-                f"{path}:{number}: expected a JSON object with a step, got {found!r}; "
-                "the file was changed or damaged: remove that line"
-            )
+            raise _damaged(path, number, line)
 
 
 def _parse(line: bytes) -> Record | None:

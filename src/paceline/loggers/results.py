@@ -13,12 +13,11 @@ from paceline.checkpoint.best import best_step
 from paceline.core.errors import DataError, PacelineError
 from paceline.core.regular_file import read_json
 from paceline.loggers.events import Ended, Event, Logger
-from paceline.loggers.jsonl import Record, read_records
+from paceline.loggers.jsonl import Record, metrics_of, read_records
 from paceline.loggers.results_table import Value, update_rows
 
 KEY, SETTINGS = ("directory", "split"), "settings"
 """The columns that identify a row; a directory is one run."""
-_NOT_METRICS = {"step", "epoch", "split", "num_samples", "num_skipped", "clock", "smoothed"}
 
 
 class About(NamedTuple):
@@ -110,14 +109,9 @@ def _records(folder: Path) -> list[Record]:
 
 
 def _result(folder: Path, about: About, state: str, record: Record) -> Result:
-    metrics = {name: value for name, value in record.items() if name not in _NOT_METRICS and _is_metric(value)}
     epoch, num_samples, num_skipped = (_number(record.get(name)) for name in ("epoch", "num_samples", "num_skipped"))
     step, split = record["step"], record["split"]
-    return Result(about, folder, split, state, step, epoch, int(num_samples), int(num_skipped), metrics)
-
-
-def _is_metric(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+    return Result(about, folder, split, state, step, epoch, int(num_samples), int(num_skipped), metrics_of(record))
 
 
 def _number(value: Any) -> float:

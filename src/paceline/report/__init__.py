@@ -1,0 +1,1 @@
+"""Reports: what runs did, as one HTML page."""

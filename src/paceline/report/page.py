@@ -1,0 +1,100 @@
+"""The page: values of runs, style and script in one HTML file that loads nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+import time
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from paceline import __version__
+from paceline.core.atomic_write import replace_file
+from paceline.report.run_folders import read_recipe, settings_of
+from paceline.report.run_reader import Json, RunReader
+
+_MAX_IMAGE_BYTES = 4_000_000  # of the images of all runs together
+_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
+_SCRIPTS = ("elements.js", "chart.js", "sections.js", "page.js")
+
+
+class Report:
+    """The report of one run, or of several that are compared."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._readers = [RunReader(folder) for folder in folders]
+
+    def render(self, is_served: bool = False) -> bytes:
+        """The page as of now; reading it again costs only what is new."""
+        state = self.state()  # before reading: what changes meanwhile is read again
+        per_run = _MAX_IMAGE_BYTES // max(1, len(self._readers))
+        runs = [reader.read(per_run) for reader in self._readers]
+        data = {
+            "version": __version__,
+            "written": time.time(),
+            "is_served": is_served,
+            "state": state,
+            "runs": runs,
+            "differences": different_keys([reader.folder for reader in self._readers]),
+        }
+        return _page(data, " · ".join(dict.fromkeys(run["name"] for run in runs)))
+
+    def state(self) -> str:
+        """A word that changes when there is something new to show."""
+        return hashlib.sha256(repr([reader.state() for reader in self._readers]).encode()).hexdigest()[:16]
+
+
+def write_report(folders: Sequence[Path], out: Path) -> None:
+    """Write the report of one or several run directories into an HTML file, atomically."""
+    content = Report(folders).render()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(out, content, is_durable=False)
+
+
+def different_keys(folders: Sequence[Path]) -> list[Json]:
+    """The recipe keys in which runs differ, with the value of each run as text; None where it has no such key."""
+    settings = [dict(settings_of(read_recipe(folder)[1])) for folder in folders]
+    found = []
+    for key in dict.fromkeys(key for own in settings for key in own):
+        values = [_text(own[key]) if key in own else None for own in settings]
+        if key != "name" and len(set(values)) > 1:
+            found.append({"key": key, "values": values})
+    return found
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _page(data: Json, title: str) -> bytes:
+    style, script = _asset("page.css"), "\n".join(_asset(name) for name in _SCRIPTS)
+    poll = "; connect-src 'self'" if data["is_served"] else ""
+    parts = {
+        # Only this very style and script may run, whatever a name or a recipe holds.
+        "policy": f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}{poll}",
+        "title": html.escape(title),
+        "style": style,
+        "script": script,
+        "data": _embedded(data),
+    }
+    page = _PLACEHOLDER.sub(lambda found: parts[found[1]], _asset("page.html"))
+    return page.encode(errors="backslashreplace")
+
+
+def _asset(name: str) -> str:
+    return files("paceline.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _embedded(data: Json) -> str:
+    """JSON that ends no script element and opens no comment, whatever text is in it."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
