@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: train test lint format types table bench chaos clean
+.PHONY: train test lint format types table docs bench chaos clean
 
 train: $(VENV)/.installed
 	$(BIN)/paceline train quickstart --procs 2
@@ -28,6 +28,10 @@ types: $(VENV)/.installed-dev
 table: $(VENV)/.installed-dev
 	$(BIN)/python -m paceline.core.table
 	$(BIN)/paceline schema --markdown > docs/recipe-reference.md
+
+# The documentation as pages in build/site; needs no network once the environment is there.
+docs: $(VENV)/.installed
+	$(BIN)/python scripts/docs_site.py
 
 bench: .venv-bench/.installed
 	.venv-bench/bin/python -m benchmarks

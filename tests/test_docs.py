@@ -1,35 +1,141 @@
-"""All pages: links lead somewhere, snippets of recipes are valid, and so are the keys that the text names."""
+"""All pages: the site builds without a network, every block is checked or marked as output, translations keep step.
+
+Every fenced block has one of these languages:
+
+| language | checked |
+|---|---|
+| `console`, `bash` | commands: arguments parse, the recipe is valid with its overrides, make targets exist |
+| `yaml` | a valid recipe, or a valid part of one |
+| `json` | parses; the configuration that `paceline convert` reads |
+| `python` | compiles |
+| `text` | output, or a sketch: not checked |
+
+Pages in RUN are run for real besides, by the test that is named there.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
+import pages
 import pytest
+from pages import PAGES, ROOT, Block, blocks, check_command, check_recipe, commands, name_of, without_comments
 
-from paceline.recipe.load import load
-from paceline.recipe.validate import validate
+from scripts.docs_site import build
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-RECIPES = ["learning.md", "processes.md"]
-"""Pages whose snippets are parts of any recipe; other tests hold those of data and of tasks."""
+LANGUAGES = {"console", "bash", "yaml", "json", "python", "text"}
+RUN = {
+    "README.md": "tests/test_readme.py",
+    "docs/data.md": "tests/test_data_docs.py",
+    "docs/extending.md": "tests/test_extending_docs.py",
+    "docs/saliency.md": "tests/test_task_docs.py",
+    "docs/segmentation.md": "tests/test_task_docs.py",
+    "docs/video.md": "tests/test_task_docs.py",
+    "docs/learning.md": "tests/test_run_docs.py",
+    "docs/predict.md": "tests/test_run_docs.py",
+    "docs/export.md": "tests/test_run_docs.py",
+    "docs/coming-from/pet.md": "tests/recipe/test_foreign_config.py",
+    "docs/coming-from/dali-json.md": "tests/recipe/test_foreign_config.py",
+}
+"""Pages whose commands or code a test runs for real."""
+OWN_RECIPES = {"docs/data.md", "docs/extending.md"}
+"""Pages whose recipes only those tests can check: without a model, or with parts that the page registers."""
+TRANSLATED = {
+    "README.zh-CN.md": "README.md",
+    **{f"docs/zh/{page.name}": f"docs/{page.name}" for page in PAGES if page.parent == ROOT / "docs/zh"},
+}
+TRANSLATIONS = {name for name in TRANSLATED if name in map(name_of, PAGES)}
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site; building fails on a broken link, a wrong anchor, and a page that is not in the navigation."""
+    out = tmp_path_factory.mktemp("site")
+    assert len(build(out)) == len(PAGES)
+    return out
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\((?!http|#)([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), target
+def test_no_page_of_the_site_asks_another_machine_for_anything(site: Path) -> None:
+    written = [*site.rglob("*.html"), *site.rglob("*.css")]
+    assert len(written) > len(PAGES)
+    for path in written:
+        text = path.read_text(encoding="utf-8")
+        assert re.findall(r"""(?:src=|@import|url\()\s*["']?(?:https?:)?//""", text) == [], path
+        assert re.findall(r'<link[^>]*href="(?:https?:)?//', text) == [], path
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_snippets_are_valid(name: str, tmp_path: Path) -> None:
-    snippets = blocks(ROOT / "docs" / name, "yaml")
-    assert snippets
-    for snippet in snippets:
-        (tmp_path / "recipe.yaml").write_text(f"extends: quickstart\nname: page\n{snippet}", encoding="utf-8")
-        assert validate(load(str(tmp_path / "recipe.yaml"))).recipe.name == "page"
+def test_every_link_of_the_built_site_leads_to_a_file_of_it(site: Path) -> None:
+    for path in site.rglob("*.html"):
+        for target in re.findall(r'(?:href|src)="([^"#]+)', path.read_text(encoding="utf-8")):
+            if not target.startswith(("http", "mailto:")):
+                assert (path.parent / target).is_file(), f"{path}: {target}"
+
+
+def test_headings_can_be_searched(site: Path) -> None:
+    script = (site / "headings.js").read_text(encoding="utf-8")
+    found = json.loads(script.removeprefix("const HEADINGS = ").removesuffix(";\n"))
+    assert ["en", "glossary.html#glossary", "Glossary", "Glossary"] in found
+    assert {language for language, *_ in found} == {"en", "zh"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_blocks_are_valid(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = blocks(page)
+    assert [str(block) for block in found if block.language not in LANGUAGES] == []
+    for block in found:
+        if block.file:
+            (tmp_path / block.file).write_text(block.text, encoding="utf-8")
+    for block in found:
+        try:
+            _check(block, tmp_path)
+        except BaseException as error:
+            raise AssertionError(f"{block}: {error}") from error
+
+
+def _check(block: Block, folder: Path) -> None:
+    if block.language in ("console", "bash"):
+        makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+        for words in commands(block):
+            check_command(words, folder, makefile)
+    elif block.language == "yaml" and name_of(block.page) not in OWN_RECIPES:
+        if not (block.file or "").endswith(".yml"):  # a file of another program
+            check_recipe(block, folder)
+    elif block.language == "json":
+        json.loads(block.text)
+    elif block.language == "python":
+        compile(block.text, str(block), "exec")
+
+
+def test_pages_with_python_are_run_for_real() -> None:
+    with_python = {name_of(page) for page in PAGES if any(block.language == "python" for block in blocks(page))}
+    assert with_python - TRANSLATIONS - RUN.keys() == set()
+    for page, test in RUN.items():
+        assert (ROOT / page).is_file()
+        assert (ROOT / test).is_file()
+
+
+@pytest.mark.parametrize("name", sorted(TRANSLATIONS))
+def test_translations_keep_step(name: str) -> None:
+    """The same headings by number and level, and the same blocks but for comments."""
+    theirs, ours = ROOT / name, ROOT / TRANSLATED[name]
+    assert _levels(theirs) == _levels(ours)
+    assert len(blocks(theirs)) == len(blocks(ours))
+    for translated, block in zip(blocks(theirs), blocks(ours), strict=True):
+        assert translated.language == block.language, translated
+        assert translated.file == block.file, translated
+        if block.language != "text":
+            assert without_comments(translated.text) == without_comments(block.text), translated
+    tables = [len(re.findall(r"^\|", page.read_text(encoding="utf-8"), flags=re.MULTILINE)) for page in (theirs, ours)]
+    assert tables[0] == tables[1]
+
+
+def _levels(page: Path) -> list[str]:
+    text = pages.FENCE.sub("", page.read_text(encoding="utf-8"))
+    return re.findall(r"^(#+) ", text, flags=re.MULTILINE)
+
+
+def test_every_how_to_page_of_a_task_is_translated() -> None:
+    assert {f"docs/zh/{task}.md" for task in pages.BASES} | {"README.zh-CN.md"} <= TRANSLATIONS

@@ -1,4 +1,4 @@
-"""The pages on saliency, segmentation and video: recipes are valid, commands run, and no loss or metric is left out."""
+"""The pages on saliency, segmentation and video: commands run, and no recipe, loss or metric is left out."""
 
 from __future__ import annotations
 
@@ -27,19 +27,6 @@ def blocks(task: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", PAGES[task], flags=re.DOTALL)
 
 
-SNIPPETS = [(task, number) for task in PAGED for number in range(len(blocks(task, "yaml")))]
-
-
-@pytest.mark.parametrize(("task", "number"), SNIPPETS)
-def test_snippets_are_valid(task: str, number: int, tmp_path: Path) -> None:
-    """Whole recipes by themselves, parts of one as parts of the recipe for drawn data."""
-    snippet = blocks(task, "yaml")[number]
-    start = "" if snippet.startswith("name: ") else f"extends: {task}_sample\nname: page\n"
-    path = tmp_path / "recipe.yaml"
-    path.write_text(start + snippet, encoding="utf-8")
-    assert validate(load(str(path))).recipe.task.name == task
-
-
 @pytest.mark.parametrize("task", PAGED)
 def test_recipes_that_are_named_ship(task: str) -> None:
     rows = [line for line in PAGES[task].split("## Recipes")[1].splitlines() if line.startswith("| `")]
@@ -60,13 +47,11 @@ def test_what_the_page_says_is_reached_is_what_the_recipe_expects(task: str) -> 
 
 
 @pytest.mark.parametrize("task", PAGED)
-def test_images_and_links_are_there(task: str) -> None:
+def test_images_are_there(task: str) -> None:
     images = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", PAGES[task])
     assert images == [f"images/{task}.png"]
     assert (DOCS / images[0]).stat().st_size <= 150_000
     assert min(Image.open(DOCS / images[0]).size) > 100
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", PAGES[task]):
-        assert (DOCS / target).exists(), target
 
 
 def test_every_loss_of_pixels_and_every_metric_is_documented() -> None:

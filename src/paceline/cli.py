@@ -29,7 +29,7 @@ _COMMANDS = {
     "replay": "repeat a step that was not finite, from the bundle that the run saved",
     "results": "compare the metrics of runs; write them to a CSV or XLSX table",
     "report": "write one HTML page on a run, or on several that are compared; or watch a run in the browser",
-    "convert": "convert a .pth, .pt or .bin weights file to safetensors",
+    "convert": "convert a weights file (.pth, .pt, .bin) to safetensors, or a configuration of Pet to a recipe",
     "recipes": "list the recipes that ship with the package, or print one",
     "slurm": "print a Slurm job script that requeues itself at the time limit",
     "schema": "print the JSON Schema of recipes, for editors",
@@ -248,7 +248,9 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
 
 def _add_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="the file to read; nothing in it is executed")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="default: FILE with the extension .safetensors")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="default: FILE with the extension .safetensors; a recipe is printed"
+    )
     parser.add_argument("--key", help="where the file holds the tensors, such as net_state (default: the usual keys)")
     parser.add_argument("--dtype", choices=("fp16", "bf16"), help="round float tensors to half precision")
     parser.add_argument("--max-gb", type=float, default=20.0, metavar="N", help="refuse larger files (default: 20)")

@@ -1,18 +1,23 @@
-"""`paceline convert`: convert a weights file to safetensors."""
+"""`paceline convert`: convert a weights file to safetensors, or the configuration of another program to a recipe."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from paceline.checkpoint.weights import DTYPES, convert
+from paceline.commands import convert_config
 from paceline.commands.common import print_json
 from paceline.core.errors import UsageError
 from paceline.core.text import pluralize
+from paceline.recipe.document import SUFFIXES
 
 
 def main(options: argparse.Namespace) -> int:
-    """Write the tensors beside the file or to `--out`, and print their number."""
+    """Convert a configuration file, by its extension; else write tensors beside the file or to `--out`."""
+    if options.file.suffix.lower() in SUFFIXES:
+        return convert_config.main(options)
+    from paceline.checkpoint.weights import DTYPES, convert
+
     if not options.max_gb > 0:
         raise UsageError(f"--max-gb: expected a number above 0, got {options.max_gb:g}")
     out: Path = options.out or options.file.with_suffix(".safetensors")
