@@ -25,7 +25,8 @@ PAGES = {"pet": ("ssd_VGG16_300x300_1x.yml", "yaml"), "dali-json": ("config.json
 
 def block(page: str, language: str, number: int = 0) -> str:
     text = (ROOT / "docs/coming-from" / f"{page}.md").read_text(encoding="utf-8")
-    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)[number]
+    found: list[str] = re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+    return found[number]
 
 
 def pet(tmp_path: Path, **solver: Any) -> tuple[dict[str, Any], list[str]]:

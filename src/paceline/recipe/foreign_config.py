@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, cast
 
 from paceline.core.errors import RecipeError
 from paceline.recipe.document import Document, Origin, children
@@ -23,7 +23,7 @@ class ForeignConfig:
 
     def take(self, key: str, default: Any = None) -> Any:
         """The value of a key, or the default of the other program."""
-        path, value = tuple(key.split(".")), self.tree
+        path, value = tuple(key.split(".")), cast(Any, self.tree)
         for segment in path:
             if not isinstance(value, dict) or segment not in value:
                 return default
