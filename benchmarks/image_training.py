@@ -73,7 +73,7 @@ def ours(root: Path, steps: int) -> Pairs:
         requests = (Request(epoch, order.at(epoch, k * _BATCH, (k + 1) * _BATCH)) for k in range(steps))
         with closing(load(source, requests, _WORKERS, "thread")) as batches:  # type: ignore[type-var]
             for fetched in batches:
-                batch = source.finish(fetched, epoch, device)
+                batch = source.transform_batch(fetched, epoch, device)
                 yield batch["image"], batch["label"]
 
     return some

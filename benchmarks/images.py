@@ -57,7 +57,7 @@ def ours(root: Path, kind: Kind, workers: int | None) -> Epochs:
         number = next(numbers)
         with closing(load(source, _requests(order, number), workers, kind)) as batches:  # type: ignore[type-var]
             for batch in batches:
-                yield source.finish(batch, number, device)["image"]
+                yield source.transform_batch(batch, number, device)["image"]
 
     return epoch
 

@@ -34,7 +34,7 @@ def epochs(root: Path, batch: int) -> Callable[[], Iterator[Tensor]]:
     def epoch() -> Iterator[Tensor]:
         number = next(numbers)
         for loaded in load(source, _requests(order, number, batch), THREADS, "thread"):
-            yield source.finish(loaded, number, device)["image"]
+            yield source.transform_batch(loaded, number, device)["image"]
 
     return epoch
 

@@ -117,7 +117,7 @@ def in_memory() -> Turn:
         for epoch in range(epochs):
             for start in range(0, size, _BATCH):
                 ids = order.at(epoch, start, min(start + _BATCH, size))
-                source.finish(source.fetch(epoch, ids), epoch, device)
+                source.transform_batch(source.fetch(epoch, ids), epoch, device)
         return (perf_counter() - begin) / (size * epochs)
 
     return take

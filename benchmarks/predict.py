@@ -113,7 +113,7 @@ def _bare(predictor: Predictor, photos: Path) -> float:
 
     def infer(start: int, stop: int) -> int:
         with torch.inference_mode():
-            batch = loader.finish(loader.fetch(0, np.arange(start, stop)), 0, torch.device("cpu"))
+            batch = loader.transform_batch(loader.fetch(0, np.arange(start, stop)), 0, torch.device("cpu"))
             return len(model(batch["image"]))
 
     threads = torch.get_num_threads()

@@ -62,14 +62,14 @@ def without_batch_norm(model: torch.nn.Module) -> None:
 
 
 def _in_double(run: Run):  # type: ignore[no-untyped-def]
-    finish = run.train_loader.finish
+    transform_batch = run.train_loader.transform_batch
 
     def in_double(*arguments):  # type: ignore[no-untyped-def]
-        batch = finish(*arguments)
+        batch = transform_batch(*arguments)
         batch["image"] = batch["image"].double()
         return batch
 
-    run.train_loader.finish = in_double  # type: ignore[method-assign]
+    run.train_loader.transform_batch = in_double  # type: ignore[method-assign]
     return run.batches
 
 

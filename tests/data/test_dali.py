@@ -172,8 +172,8 @@ def test_a_recipe_for_training(paths: list[Path]) -> None:
     ]
     source = SplitLoader(Photos(paths), transforms, seed=7)
     asked, cpu = list(requests([8, 8])), torch.device("cpu")
-    ours = [source.finish(batch, 3, cpu)["image"] for batch in load(source, asked, 0)]
-    theirs = [source.finish(batch, 3, cpu)["image"] for batch in load(source, asked, 2, "dali")]
+    ours = [source.transform_batch(batch, 3, cpu)["image"] for batch in load(source, asked, 0)]
+    theirs = [source.transform_batch(batch, 3, cpu)["image"] for batch in load(source, asked, 2, "dali")]
     for one, other in zip(ours, theirs, strict=True):
         assert (one - other).abs().mean() < 0.04
         assert (one - other.roll(1, 0)).abs().mean() > 0.5

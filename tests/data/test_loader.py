@@ -58,7 +58,7 @@ def batches(workers: int, step: int = 0, rank: int = 0, world: int = 1, broken: 
 def held(stream: TrainBatches) -> dict[tuple[int, int], Batch]:
     """Every micro-batch by step and index, as the model gets it."""
     return {
-        (micro.step, micro.index): stream.source.finish(micro.batch, micro.epoch, CPU)
+        (micro.step, micro.index): stream.source.transform_batch(micro.batch, micro.epoch, CPU)
         for update in stream
         for micro in update.micro_batches
     }

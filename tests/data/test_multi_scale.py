@@ -105,7 +105,7 @@ def test_all_of_a_step_have_one_size_wherever_they_are_computed() -> None:
 
     def side(seed: int, step: int, epoch: int, *ids: int) -> int:
         source = SplitLoader(MemoryImages(images, {}, []), [RandomHorizontalFlip(), MultiScale(sizes)], seed)
-        finished = source.finish(source.fetch(epoch, np.array(ids)), epoch, torch.device("cpu"), step)
+        finished = source.transform_batch(source.fetch(epoch, np.array(ids)), epoch, torch.device("cpu"), step)
         return int(finished["image"].shape[-1])
 
     drawn = [side(1, step, step // 10, 0, 1) for step in range(60)]

@@ -156,7 +156,7 @@ class Multiply:
 
 def test_draws_of_a_step_depend_on_the_step_alone(files: Files) -> None:
     source = SplitLoader(files, [Shift(), Multiply()], 7)
-    drawn: Callable[[int, int, int], list[float]] = lambda epoch, step, index: source.finish(  # noqa: E731
+    drawn: Callable[[int, int, int], list[float]] = lambda epoch, step, index: source.transform_batch(  # noqa: E731
         source.fetch(epoch, np.array([index])), epoch, CPU, step
     )["image"][0].tolist()
     assert drawn(0, 3, 1) == drawn(0, 3, 5) == uniforms(7, 0, np.array([-4]), 1, 2)[0].tolist()

@@ -148,15 +148,15 @@ def test_what_is_no_image_is_refused(image: Any, word: str) -> None:
 
 def test_floats_reach_the_model_as_they_are() -> None:
     floats, pixels = (SplitLoader(Typed(dtype), [], 0) for dtype in ("float64", "uint8"))
-    batch = floats.finish(floats.fetch(0, np.arange(2)), 0, CPU)
+    batch = floats.transform_batch(floats.fetch(0, np.arange(2)), 0, CPU)
     assert batch["image"][0, 0, 0].tolist() == [0, 3 / 32, 6 / 32]
-    batch = pixels.finish(pixels.fetch(0, np.arange(2)), 0, CPU)
+    batch = pixels.transform_batch(pixels.fetch(0, np.arange(2)), 0, CPU)
     assert batch["image"][0, 0, 0, 1].item() == pytest.approx(3 / 255)
 
 
 def test_floats_are_normalized_without_dividing_by_255() -> None:
     floats = SplitLoader(Typed("float32"), [Normalize([0.5], [0.25])], 0)
-    batch = floats.finish(floats.fetch(0, np.arange(1)), 0, CPU)
+    batch = floats.transform_batch(floats.fetch(0, np.arange(1)), 0, CPU)
     assert batch["image"][0, 0, 0].tolist() == [-2, (3 / 32 - 0.5) / 0.25, (6 / 32 - 0.5) / 0.25]
 
 

@@ -72,7 +72,7 @@ def updates(broken: set[int], workers: int, limit: int = 20, rank: int = 0, worl
 def held(stream: TrainBatches) -> list[tuple[MicroBatch, Batch]]:
     with closing(stream.__iter__()) as updates_of_stream:  # type: ignore[type-var]
         return [
-            (micro, stream.source.finish(micro.batch, micro.epoch, CPU))
+            (micro, stream.source.transform_batch(micro.batch, micro.epoch, CPU))
             for each in updates_of_stream
             for micro in each.micro_batches
         ]
@@ -112,7 +112,7 @@ def test_a_micro_batch_without_readable_samples_is_computed_and_counts_nothing(w
 
 def test_padding_of_other_processes_is_no_placeholder() -> None:
     stream = updates({3}, 0, rank=2, world=3)
-    stream.passes = "even"
+    stream.passes = "equal"
     padding = [batch for micro, batch in held(stream) if micro.is_padding]
     assert padding
     assert not any(batch.is_placeholder for batch in padding)

@@ -122,7 +122,7 @@ def test_what_a_sample_draws_depends_on_seed_epoch_sample_and_place_alone(epoch:
 def test_draws_of_batch_transforms_follow_those_of_sample_transforms() -> None:
     source = SplitLoader(ImagesWritten(), [AddDraw(), WriteDraws(), WriteDraws()], seed=4)
     fetched = source.fetch(2, ids(11, 6))
-    finished = source.finish(fetched, 2, CPU)
+    finished = source.transform_batch(fetched, 2, CPU)
     expected = np.concatenate([uniforms(4, 2, ids(11, 6), stream, 2) for stream in (1, 2)], axis=1)
     assert finished["image"].tolist() == expected.tolist()
 
@@ -145,9 +145,9 @@ def test_pixels_do_not_depend_on_the_company() -> None:
         Normalize([0.5] * 3, [0.25] * 3),
     ]
     source = SplitLoader(memory(), transforms, seed=0)
-    whole = source.finish(source.fetch(1, np.arange(30)), 1, CPU)
+    whole = source.transform_batch(source.fetch(1, np.arange(30)), 1, CPU)
     for numbers in (ids(17), ids(3, 29, 17), np.arange(29, -1, -1)):
-        part = source.finish(source.fetch(1, numbers), 1, CPU)
+        part = source.transform_batch(source.fetch(1, numbers), 1, CPU)
         assert torch.equal(part["image"], whole["image"][torch.from_numpy(numbers)])
         assert torch.equal(part["label"], whole["label"][torch.from_numpy(numbers)])
 
@@ -157,6 +157,6 @@ def test_finishing_leaves_the_fetched_batch_as_it_was() -> None:
     source = SplitLoader(memory(), [RandomCrop([8, 6], padding=2), Normalize([0.5] * 3, [0.25] * 3)], seed=0)
     fetched = source.fetch(0, ids(1, 2, 3))
     before = {name: value.clone() for name, value in fetched.items()}
-    first, second = (source.finish(fetched, 0, CPU) for _ in range(2))
+    first, second = (source.transform_batch(fetched, 0, CPU) for _ in range(2))
     assert all(torch.equal(fetched[name], value) for name, value in before.items())
     assert torch.equal(first["image"], second["image"])

@@ -161,7 +161,7 @@ def test_targets_of_different_shapes_are_named_by_sample() -> None:
 def test_maps_move_with_the_image_and_other_targets_are_reported() -> None:
     ramp = np.tile(np.arange(4, dtype=np.float32), (2, 1))
     source = SplitLoader(as_dataset("mine", Given((PIXELS, ramp))), [RandomHorizontalFlip(p=1.0)], seed=0)
-    batch = source.finish(source.fetch(0, np.arange(2)), 0, torch.device("cpu"))
+    batch = source.transform_batch(source.fetch(0, np.arange(2)), 0, torch.device("cpu"))
     assert torch.equal(batch.target, torch.from_numpy(ramp).flip(-1).expand(2, 2, 4))
     assert as_dataset("mine", Given((PIXELS, ramp))).notes == []  # type: ignore[attr-defined]
     (note,) = as_dataset("mine", Given((PIXELS, np.ones((2, 2, 4))))).notes  # type: ignore[attr-defined]

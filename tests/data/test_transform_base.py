@@ -84,7 +84,7 @@ def batches(folder: Path, kind: Kind, workers: int | None, step: int = 0) -> Tra
 
 def held(stream: TrainBatches) -> dict[Place, Batch]:
     return {
-        (micro.step, micro.index): stream.source.finish(micro.batch, micro.epoch, CPU)
+        (micro.step, micro.index): stream.source.transform_batch(micro.batch, micro.epoch, CPU)
         for update in stream
         for micro in update.micro_batches
     }

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from paceline.data.loader import StepBatch
 from paceline.data.rng import derive
 from paceline.data.transforms.batch import MixUp
-from paceline.engine.forward import count_losses, finish, forward
+from paceline.engine.forward import forward, start_losses, transformed
 from paceline.engine.loss_accumulator import LossAccumulator, Normalizer
 from paceline.engine.run import Run
 from paceline.engine.stateful import unchanged_buffers
@@ -126,7 +126,7 @@ def test_what_losses_are_divided_by_is_counted_after_samples_are_mixed(cut: str,
     mixing = [MixUp(1.0, num_classes=NUM_CLASSES)]
     run = replace(small(tmp_path, "class weights", CUTS[cut]), transforms=mixing, dtype=torch.float32).run()
     step_batch = next(iter(run.batches))
-    mixed = [finish(run, micro) for micro in step_batch.micro_batches]
+    mixed = [transformed(run, micro) for micro in step_batch.micro_batches]
     images, labels = (torch.cat([batch[name] for batch in mixed]) for name in ("image", "label"))
     shares = labels * torch.tensor(WEIGHTS)  # [N, C], what each class of a sample weighs
     loss = -(shares * run.model(images).log_softmax(1)).sum() / shares.sum()
@@ -149,8 +149,8 @@ def test_totals_do_not_depend_on_which_process_counted(tmp_path: Path) -> None:
 
 
 def counted(run: Run, step_batch: StepBatch) -> LossAccumulator:
-    losses = count_losses(run, step_batch)
-    losses.finish()
+    losses = start_losses(run, step_batch)
+    losses.wait()
     return losses
 
 

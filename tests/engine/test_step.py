@@ -89,7 +89,7 @@ def test_reported_tensors_hold_no_graph(tmp_path: Path) -> None:
 @pytest.mark.parametrize("limit", [1e-3, 1e3])
 def test_clipping_is_that_of_the_whole_update(limit: float, tmp_path: Path) -> None:
     small = Small(tmp_path, micro_batch_size=13, lr=1.0)
-    plain, clipped = small.run(), small.run(clip=ClipGradNorm(limit))
+    plain, clipped = small.run(), small.run(clip_gradients=ClipGradNorm(limit))
     before = [parameter.detach().clone() for parameter in plain.model.parameters()]
     results = [train_step(run, next(iter(run.batches))) for run in (plain, clipped)]
     norm = results[0].grad_norm
@@ -117,12 +117,12 @@ class Poisoned(nn.Module):
 def test_gradients_that_are_not_finite_end_the_run_before_the_weights_change(
     clip: ClipGradNorm | ClipGradValue | None, tmp_path: Path
 ) -> None:
-    run = Small(tmp_path, micro_batch_size=16, net=Poisoned, lr=0.01).run(**({"clip": clip} if clip else {}))
+    run = Small(tmp_path, micro_batch_size=16, net=Poisoned, lr=0.01).run(**({"clip_gradients": clip} if clip else {}))
     step_batch = next(iter(run.batches))
     before = {name: value.detach().clone() for name, value in run.model.named_parameters()}
     named = r"outputs are finite, the gradients of scale are not"  # of no other parameter, clipped or not
     with pytest.raises(TrainingError, match=rf"gradient of step 1 is not finite.*: {named}.*the model or the loss"):
-        train_step(run, step_batch)
+        run.check_finite([train_step(run, step_batch)])
     assert all(torch.equal(value, before[name]) for name, value in run.model.named_parameters())
     assert not run.optimizer.state
 
@@ -132,8 +132,9 @@ def test_a_loss_that_is_not_a_number_ends_the_run_and_is_named(tmp_path: Path) -
     with torch.no_grad():
         next(run.model.parameters()).fill_(math.nan)
     step_batch = next(iter(run.batches))
+    result = train_step(run, step_batch)
     with pytest.raises(TrainingError) as caught:
-        train_step(run, step_batch)
+        run.check_finite([result])
     first = ", ".join(str(number) for number in step_batch.micro_batches[0].batch.ids[:8].tolist())
     assert f"layers.0 (Conv2d) gives what is not finite for samples {first} and 56 more" in str(caught.value)
 

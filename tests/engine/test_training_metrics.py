@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.data.batch import Batch
-from paceline.engine.forward import count_losses, forward
+from paceline.engine.forward import forward, start_losses
 from paceline.engine.loss_accumulator import read
 from paceline.engine.step import train_step
 from paceline.losses.classification import BinaryCrossEntropy, CrossEntropy
@@ -84,7 +84,7 @@ def test_a_task_that_gives_none_logs_none(tmp_path: Path) -> None:
 def test_a_loss_of_the_same_name_stays_a_loss(tmp_path: Path) -> None:
     run = Small(tmp_path).run(task=Classification({"top1": CrossEntropy()}, {"top1": 2.0}, CLASSES, top_k=(1,)))
     step_batch = next(iter(run.batches))
-    accumulator = count_losses(run, step_batch)
+    accumulator = start_losses(run, step_batch)
     for micro in step_batch.micro_batches:
         terms = forward(run, micro)
         accumulator.scaled(terms, micro)

@@ -56,7 +56,9 @@ def test_perfect_heatmaps_give_perfect_metrics(recipe: Path, tmp_path: Path, deg
     crop = {"name": "pose_crop", "size": [128, 96], "margin": 2.0, "scale": [0.8, 1.2], "degrees": degrees}
     run = paceline.build(recipe, {"data.val.transforms": [crop], "task.flip": False}, tmp_path)
     loader = run.evaluations["val"].loader
-    batches = [loader.finish(loader.fetch(0, np.arange(i, i + 3)), 0, torch.device("cpu")) for i in range(0, 9, 3)]
+    batches = [
+        loader.transform_batch(loader.fetch(0, np.arange(i, i + 3)), 0, torch.device("cpu")) for i in range(0, 9, 3)
+    ]
     poses = [run.task.predict(Perfect(batch), batch) for batch in batches]
     truths = [truth[0] for batch in batches for truth in batch["truth_keypoints"]]
     found = [each for pose in poses for each in pose.keypoints]

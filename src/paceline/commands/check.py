@@ -86,6 +86,7 @@ def _try_step(run: Run) -> dict[str, Any]:
     run.freezing.train_mode(run.model)
     started = time.perf_counter()
     result = train_step(run, next(iter(run.batches)))
+    run.check_finite([result])
     seconds = time.perf_counter() - started
     _refuse_detached(run)
     losses = {name: round(value.item(), 6) for name, value in result.losses.items()}
@@ -159,7 +160,7 @@ def _first_batch(run: Run, source: SplitLoader, size: int) -> Batch:
     import numpy as np
 
     ids = np.arange(min(_TRIED, size, len(source.dataset)))
-    return source.finish(source.fetch(0, ids), 0, run.world.device)
+    return source.transform_batch(source.fetch(0, ids), 0, run.world.device)
 
 
 def _try_checkpoint(run: Run) -> dict[str, Any]:

@@ -79,9 +79,11 @@ def range_test(
     losses: list[float] = []
     for step_batch in run.batches:
         try:
-            loss = train_step(run, step_batch).losses["loss"].item()
+            result = train_step(run, step_batch)
+            run.check_finite([result])
         except TrainingError:
             break
+        loss = result.losses["loss"].item()
         if not math.isfinite(loss):
             break
         rates.append(run.scheduler.lr(step_batch.step))

@@ -19,7 +19,7 @@ def main(options: argparse.Namespace) -> int:
     use_modules(options.use)
     checked = validate(load(str(folder / "recipe.json"), []))
 
-    from paceline.engine.forward import count_losses, forward
+    from paceline.engine.forward import forward, start_losses
     from paceline.engine.replay import explain_nonfinite, read_model, read_step
     from paceline.recipe.build import Builder
 
@@ -29,12 +29,12 @@ def main(options: argparse.Namespace) -> int:
     run.freezing.apply(read_step(folder, options.rank).step)
     run.freezing.train_mode(run.model)
     step_batch = read_step(folder, options.rank)
-    accumulator, losses = count_losses(run, step_batch), []
+    accumulator, losses = start_losses(run, step_batch), []
     for micro in step_batch.micro_batches:
         terms = forward(run, micro)
         run.precision.backward(accumulator.scaled(terms, micro))
         losses.append({name: term.numerator.item() / float(term.denominator) for name, term in terms.items()})
-    norm = float(run.clip(run.strategy.local(run.trainable)))
+    norm = float(run.clip_gradients(run.strategy.local(run.trainable)))
     answer = {
         "step": step_batch.step + 1,
         "losses": losses,

@@ -129,7 +129,7 @@ def model_table(run: Run) -> tuple[list[dict[str, Any]], int]:
     counter = FlopCounterMode(display=False, depth=2)
     run.model.eval()
     try:
-        batch = run.train_loader.finish(run.train_loader.fetch(0, np.arange(1)), 0, run.world.device)
+        batch = run.train_loader.transform_batch(run.train_loader.fetch(0, np.arange(1)), 0, run.world.device)
         with torch.inference_mode(), counter:
             run.task.predict(run.model, batch)
     except Exception:

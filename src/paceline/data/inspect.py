@@ -349,7 +349,7 @@ def _load(source: SplitLoader, ids: Sequence[int]) -> list[tuple[int, Sample]]:
     fetched = source.fetch(0, np.array(ids, np.int64))
     if fetched.is_placeholder:
         raise DataError("; ".join(map(str, fetched.skipped)))
-    batch = source.finish(fetched, 0, _CPU)
+    batch = source.transform_batch(fetched, 0, _CPU)
     images = _denormalize(source, batch["image"])
     return [(int(number), _take(batch, images, place)) for place, number in enumerate(batch.ids.tolist())]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal, NamedTuple
 
@@ -39,7 +39,7 @@ class MicroBatch:
     is_padding: bool = False
     """Whether it is only computed to keep step with other processes, and counts nothing: it is another process's, or
     stands in for samples none of which can be read."""
-    finished: Batch | None = None
+    transformed: Batch | None = None
     """What `batch` becomes on the device, if that was needed before the forward pass."""
 
 
@@ -86,7 +86,7 @@ def _ignore(text: str) -> None:
     pass
 
 
-Passes = Literal["own", "some", "even"]
+Passes = Literal["own", "at_least_one", "equal"]
 """How many micro-batches a process computes: its own, at least one, or as many as every other."""
 
 
@@ -126,6 +126,13 @@ class TrainBatches:
                     each.is_padding = place >= len(own) or each.batch.is_placeholder
                 yield StepBatch(step, slices[-1].stop - slices[0].start, len(slices), held)
 
+    def load_step(self, step: int) -> StepBatch:
+        """One step again, as it was."""
+        again = replace(self, progress=replace(self.progress, step=step), log=None)
+        again.workers = again.workers if self.kind == "dali" else 0
+        with closing(iter(again)) as steps:  # type: ignore[type-var]
+            return next(steps)
+
     def _load(self, steps: range) -> Iterator[Batch]:
         log = self.log if self.world.is_main else None
         return load(self.source, self._requests(steps), self.workers, self.kind, self.world, log)
@@ -142,7 +149,7 @@ class TrainBatches:
         if plan is None or number != step:
             slices = self.sampler.slices(step)
             own = rank_slices(slices, self.world.rank, self.world.size)
-            wanted = {"own": 0, "some": 1, "even": -(-len(slices) // self.world.size)}[self.passes]
+            wanted = {"own": 0, "at_least_one": 1, "equal": -(-len(slices) // self.world.size)}[self.passes]
             plan = _Planned(self.sampler.epoch(step), slices, own, slices[-1:] * (wanted - len(own)))
             self._last = (step, plan)
         return plan

@@ -187,7 +187,7 @@ def _images(loader: SplitLoader, ids: Sequence[int]) -> Iterator[Tensor]:
 
 
 def _load_images(loader: SplitLoader, ids: Sequence[int]) -> Tensor:
-    images: Tensor = loader.finish(loader.fetch(0, np.array(ids, np.int64)), 0, _CPU)["image"]
+    images: Tensor = loader.transform_batch(loader.fetch(0, np.array(ids, np.int64)), 0, _CPU)["image"]
     return images
 
 

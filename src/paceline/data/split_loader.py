@@ -124,7 +124,7 @@ class SplitLoader:
         except DataError as error:
             raise DataError(f"{type(self.dataset).__name__}: {error}") from error
 
-    def finish(self, batch: Batch, epoch: int, device: torch.device, step: int = 0) -> Batch:
+    def transform_batch(self, batch: Batch, epoch: int, device: torch.device, step: int = 0) -> Batch:
         """The batch on the device, with the transforms of whole batches applied there; notes what it had to leave out.
 
         Raises DataError once more was left out than may be.

@@ -112,7 +112,7 @@ def collect_states(
     slices = evaluation_slices(size, split_set.batch_size)
     own = rank_slices(slices, run.world.rank, run.world.size)
     rounds = -(-len(slices) // run.world.size)
-    padding = rounds - len(own) if run.strategy.passes == "even" else 0
+    padding = rounds - len(own) if run.strategy.passes == "equal" else 0
     accumulators, ids = [StateAccumulator() for _ in metrics], []
     skipped: list[int] = []
     run.strategy.share_buffers()
@@ -213,7 +213,7 @@ def _first_cuts(run: Run, batch: int) -> list[BatchSlice]:
 def _first_samples(run: Run, slices: list[BatchSlice]) -> Generator[Batch, None, None]:
     for cut in slices:
         fetched = run.train_loader.fetch(0, run.batches.order.at(0, cut.start, cut.stop))
-        yield run.train_loader.finish(fetched, 0, run.world.device)
+        yield run.train_loader.transform_batch(fetched, 0, run.world.device)
 
 
 def _measure_batches(
@@ -227,7 +227,7 @@ def _measure_batches(
     """Measure each batch, in order: on a CPU several at once, each in a thread that also reads its samples."""
 
     def measure(fetched: Batch) -> _MeasuredBatch:
-        ids, batch = fetched.ids, split_set.loader.finish(fetched, 0, run.world.device)
+        ids, batch = fetched.ids, split_set.loader.transform_batch(fetched, 0, run.world.device)
         del fetched  # its images, of which the batch has normalized copies
         with without_gradient(run), run.precision.compute():
             with own_code("task", run.task):
@@ -250,12 +250,12 @@ def _measure_batches(
 def without_gradient(run: Run) -> AbstractContextManager[object]:
     """Disable gradients inside, in the cheapest way that the strategy allows."""
     # Sharded weights that are first put together in the inference mode could not be used outside of it.
-    return torch.no_grad() if run.strategy.passes == "even" else torch.inference_mode()
+    return torch.no_grad() if run.strategy.passes == "equal" else torch.inference_mode()
 
 
 def _num_parallel(run: Run, split_set: EvaluationSet) -> int:
     """The number of batches measured in parallel; threads per operation stay fixed, so results do not change."""
-    if run.world.device.type != "cpu" or split_set.num_workers or run.strategy.passes == "even":
+    if run.world.device.type != "cpu" or split_set.num_workers or run.strategy.passes == "equal":
         return 1
     return max(1, num_cores() // run.world.local_size // split_set.threads)
 

@@ -115,7 +115,7 @@ def read_samples(loader: SplitLoader, kind: InputKind, number: int = NUM_SAMPLES
             break
         with suppress(*UNREADABLE):
             fetched = loader.fetch(0, np.array([index]))
-            image = _first_view(loader.finish(fetched, 0, torch.device("cpu"))["image"])
+            image = _first_view(loader.transform_batch(fetched, 0, torch.device("cpu"))["image"])
             samples.images.append(image)
             samples.inputs.append(image if kind == "normalized" else _pixels(loader, fetched["image"], kind))
     if not samples.images:

@@ -18,9 +18,9 @@ from paceline.losses.loss_term import LossTerm
 from paceline.tasks.task import check_terms
 
 
-def finish(run: Run, micro: MicroBatch) -> Batch:
+def transformed(run: Run, micro: MicroBatch) -> Batch:
     """The micro-batch as the model sees it: on the device, batch transforms applied."""
-    return run.train_loader.finish(micro.batch, micro.epoch, run.world.device, micro.step)
+    return run.train_loader.transform_batch(micro.batch, micro.epoch, run.world.device, micro.step)
 
 
 def forward(run: Run, micro: MicroBatch) -> dict[str, LossTerm]:
@@ -28,7 +28,7 @@ def forward(run: Run, micro: MicroBatch) -> dict[str, LossTerm]:
     run.heartbeat.beat(micro.step, "in a forward pass")
     started = perf_counter()
     run.world.seed(derive(run.seed, micro.step, micro.index))
-    batch, micro.finished = micro.finished or finish(run, micro), None
+    batch, micro.transformed = micro.transformed or transformed(run, micro), None
     with run.precision.compute(), own_code("task", run.task):
         terms = check_terms(run.task, run.task.losses(run.strategy.network, batch))
     run.timer.forward_seconds += perf_counter() - started
@@ -36,12 +36,12 @@ def forward(run: Run, micro: MicroBatch) -> dict[str, LossTerm]:
     return terms
 
 
-def count_losses(run: Run, step_batch: StepBatch) -> LossAccumulator:
-    """The accumulator of a step; counts of losses are on their way to the other ranks."""
+def start_losses(run: Run, step_batch: StepBatch) -> LossAccumulator:
+    """The accumulator of a step's losses; their counts are on the way to the other ranks."""
     if not run.train_loader.keeps_counts:  # transforms such as mixup change what losses are divided by
         for micro in step_batch.micro_batches:
-            micro.finished = finish(run, micro)
-    counts = [(micro, run.task.counts(micro.finished or micro.batch)) for micro in step_batch.micro_batches]
+            micro.transformed = transformed(run, micro)
+    counts = [(micro, run.task.counts(micro.transformed or micro.batch)) for micro in step_batch.micro_batches]
     return LossAccumulator(
         run.task.weights,
         step_batch.num_micro_batches,

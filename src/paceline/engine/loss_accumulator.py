@@ -91,11 +91,11 @@ class LossAccumulator:
         self._first_pass: FirstPass | None = first_pass
         self._sums = world.start_sum([*flat, *ratios.values(), float(stop_requested)])
         if any(ratios.values()):  # the first pass of ratio losses comes before all others
-            self.finish()
+            self.wait()
 
     def scaled(self, terms: Mapping[str, LossTerm], micro: MicroBatch, factor: float = 1.0) -> list[ScaledLoss]:
         """The losses of a micro-batch, ready for the backward pass; a padding micro-batch has gradient 0."""
-        self.finish()
+        self.wait()
         factor = 0.0 if micro.is_padding else factor
         for name in self.weights.keys() - self.normalizers:  # a ratio loss in a step of one micro-batch
             self.normalizers[name] = _own_ratio(terms[name])
@@ -110,7 +110,7 @@ class LossAccumulator:
             values += _sum_and_count(terms.get(name) or LossTerm(values[0].new_zeros(()), 0.0))
         self.parts.append((micro.index, values))
 
-    def finish(self) -> None:
+    def wait(self) -> None:
         """Wait for the all-reduce, once; with ratio losses, take the first pass."""
         if self._first_pass is None:
             return

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from paceline.checkpoint.state import Tree
@@ -17,28 +18,55 @@ from paceline.core.text import join_first
 from paceline.data.loader import MicroBatch
 from paceline.engine.stateful import Parts, copy_state, load_state
 from paceline.losses.loss_term import LossTerm
+from paceline.optim.found_inf import skip_on_inf
 
 OnNonFinite = Literal["stop", "skip"]
 
 
 class FiniteCheck:
-    """Checks the gradient norm, equal on all ranks: stop, or skip at most `limit` steps in a row."""
+    """Decides on the device, by the gradient norm that all ranks share, whether the optimizer may step.
+
+    The host reads norms later, many at once, and then stops the run or warns of what was skipped: at most `limit` steps
+    in a row. Once the run is to stop, no further step changes anything.
+    """
 
     def __init__(self, policy: OnNonFinite = "stop", limit: int = 10) -> None:
         self.policy = policy
-        self.limit = limit
+        self.limit = limit if policy == "skip" else 0
         self.in_a_row = 0
+        """Skipped steps that the host has read of."""
 
-    def accepts(self, norm: Tensor, step: int, explain: Callable[[], str], warn: Callable[[str], None]) -> bool:
-        """Whether the optimizer may step; raises TrainingError if the run must stop."""
-        if math.isfinite(norm.item()):
+    def attach(self, optimizer: Optimizer, device: torch.device) -> None:
+        """Have the optimizer follow the decisions."""
+        self.found_inf = torch.zeros((), device=device)
+        self._one = torch.ones((), device=device)
+        self._in_a_row = torch.zeros((), dtype=torch.int32, device=device)
+        skip_on_inf(optimizer, self.found_inf)
+
+    def decide(self, norm: Tensor, overflowed: Tensor | None) -> None:
+        """Set `found_inf` to 1 where the optimizer must skip this step; `overflowed` if the loss scale is to blame."""
+        if overflowed is None and self.policy == "stop":  # in one kernel, which never sets it back to 0
+            torch._amp_foreach_non_finite_check_and_unscale_([norm], self.found_inf, self._one)
+            return
+        is_bad = ~norm.isfinite()
+        is_counted = is_bad if overflowed is None else is_bad & ~overflowed
+        has_ended = self._in_a_row > self.limit
+        self._in_a_row = torch.where(is_bad | has_ended, self._in_a_row + is_counted, 0)
+        self.found_inf.copy_(is_bad | (self._in_a_row > self.limit))
+
+    def report(self, norm: float, step: int, explain: Callable[[], str], warn: Callable[[str], None]) -> None:
+        """Act on a norm that was read and, if it is not finite, not due to the loss scale; the host calls it in order.
+
+        Raises TrainingError if the run must stop.
+        """
+        if math.isfinite(norm):
             self.in_a_row = 0
-            return True
+            return
         self.in_a_row += 1
-        what = f"the gradient of step {step + 1} is not finite (norm {norm.item():g}): {explain()}"
-        if self.policy == "skip" and self.in_a_row <= self.limit:
+        what = f"the gradient of step {step + 1} is not finite (norm {norm:g}): {explain()}"
+        if self.in_a_row <= self.limit:
             warn(f"{what}; the step is skipped")
-            return False
+            return
         row = f" {self.in_a_row} times in a row" if self.in_a_row > 1 else ""
         cure = "Try a lower optimizer.lr, warm-up, or train.clip_grad_norm"
         if step == 0:
@@ -52,7 +80,7 @@ class NoBackup:
     def keep(self) -> None:
         """Keep nothing."""
 
-    def restore(self) -> None:
+    def restore(self, found_inf: Tensor) -> None:
         """Nothing was kept."""
 
 
@@ -73,36 +101,36 @@ class BufferBackup:
             torch._foreach_copy_(copies, own)
         self._state = copy_state(self._parts)
 
-    def restore(self) -> None:
-        """After a skipped step."""
+    def restore(self, found_inf: Tensor) -> None:
+        """After a step, if it is skipped; decided on the device, but for losses and tasks that have a state."""
+        is_skipped = found_inf > 0
         for own, copies in self._groups:
-            torch._foreach_copy_(own, copies)
-        load_state(self._parts, self._state)
+            for buffer, copy in zip(own, copies, strict=True):
+                torch.where(is_skipped, copy, buffer, out=buffer)
+        if self._parts and is_skipped:
+            load_state(self._parts, self._state)
 
 
-Forward = Callable[[MicroBatch], Mapping[str, LossTerm]]
-"""The losses of a micro-batch."""
+Pass = Callable[[MicroBatch], Mapping[str, LossTerm]]
+"""A forward and a backward pass of a micro-batch; gives its losses."""
 _MAX_IDS = 8
 
 
-def find_nonfinite(model: nn.Module, micro_batches: Sequence[MicroBatch], forward: Forward) -> str:
-    """What is not finite in this rank's part of a step, in one sentence; the forward passes are repeated."""
-    bad_gradients = [
-        name
-        for name, parameter in model.named_parameters()
-        if parameter.grad is not None and not _is_finite(parameter.grad)
-    ]
+def find_nonfinite(model: nn.Module, micro_batches: Sequence[MicroBatch], run_pass: Pass) -> str:
+    """What is not finite in this rank's part of a step, in one sentence; the passes are repeated."""
     # All of them, whatever the first says: processes may have to keep step with each other.
-    found = [_first_bad_module(model, micro, forward) for micro in micro_batches]
+    found = [_first_bad_module(model, micro, run_pass) for micro in micro_batches]
     for micro, sentence in zip(micro_batches, found, strict=True):
         if sentence is not None and not micro.is_padding:
             return sentence
+    named = model.named_parameters()
+    bad_gradients = [name for name, each in named if each.grad is not None and not _is_finite(each.grad)]
     if bad_gradients:
         return f"outputs are finite, the gradients of {join_first(bad_gradients[::-1], 3)} are not"
     return "all values on this rank are finite"
 
 
-def _first_bad_module(model: nn.Module, micro: MicroBatch, forward: Forward) -> str | None:
+def _first_bad_module(model: nn.Module, micro: MicroBatch, run_pass: Pass) -> str | None:
     first = [
         f"{name} of {_samples(value, micro)} is not finite before the model sees it"
         for name, value in micro.batch.items()
@@ -123,7 +151,7 @@ def _first_bad_module(model: nn.Module, micro: MicroBatch, forward: Forward) -> 
         for name, module in model.named_modules():
             handle = module.register_forward_hook(lambda m, a, o, name=name: look(m, a, o, name))
             stack.callback(handle.remove)
-        terms = forward(micro)
+        terms = run_pass(micro)
     if first:
         return first[0]
     bad = [name for name, term in terms.items() if not _is_finite(term.numerator)]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from paceline.checkpoint.files import TensorFile, read_tensors, write_file
@@ -14,16 +12,27 @@ from paceline.core.errors import CheckpointError
 from paceline.data.batch import Batch
 from paceline.data.loader import MicroBatch, StepBatch
 from paceline.engine.forward import forward
+from paceline.engine.loss_accumulator import ScaledLoss
 from paceline.engine.nonfinite import find_nonfinite
 from paceline.engine.run import Run
+from paceline.losses.loss_term import LossTerm
 
 _MODEL, _RECIPE = "model.safetensors", "recipe.json"
 
 
 def explain_nonfinite(run: Run, step_batch: StepBatch) -> str:
     """What is not finite in this rank's part of a step, in one sentence."""
-    with torch.no_grad(), run.strategy.unchanged():
-        return find_nonfinite(run.model, step_batch.micro_batches, partial(forward, run))
+
+    def run_pass(micro: MicroBatch) -> dict[str, LossTerm]:
+        terms = forward(run, micro)
+        run.precision.backward([ScaledLoss(terms[name].numerator, 1.0) for name in run.task.weights])
+        return terms
+
+    with run.strategy.alone(), run.strategy.unchanged():
+        found = find_nonfinite(run.model, step_batch.micro_batches, run_pass)
+    for parameter in run.model.parameters():
+        parameter.grad = None
+    return found
 
 
 def explain_and_keep(run: Run, step_batch: StepBatch) -> str:

@@ -37,20 +37,26 @@ from paceline.tasks.task import Task
 
 
 class StepResult(NamedTuple):
-    """What a step did. Losses are tensors that stay on the device until they are logged."""
+    """What a step did. Losses and the gradient norm stay on the device until they are logged."""
 
+    step: int
     accumulator: LossAccumulator
     grad_norm: Tensor
     lr: float
     should_stop: bool
     """Whether any rank was asked to stop; all ranks agree."""
-    skipped: bool = False
-    """Whether the weights were left unchanged, since the gradient was not finite or, in float16, overflowed."""
+    overflowed: Tensor | None = None
+    """Whether the loss scale was too high; None without one."""
 
     @property
     def losses(self) -> dict[str, Tensor]:
         """The weighted sum as "loss", then each loss by name: this rank's share of them."""
         return self.accumulator.own()
+
+    @property
+    def skipped(self) -> bool:
+        """Whether weights and optimizer state were left unchanged; reads the gradient norm from the device."""
+        return not math.isfinite(self.grad_norm.item())
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,7 @@ class Run:
     evaluations: dict[str, EvaluationSet]
     intervals: Intervals
     store: Store
-    clip: Callable[[Sequence[nn.Parameter]], Tensor] = field(default_factory=NoClip)
+    clip_gradients: Callable[[Sequence[nn.Parameter]], Tensor] = field(default_factory=NoClip)
     freezing: Freezing = field(default_factory=lambda: Freezing(nn.Identity()))
     finite_check: FiniteCheck = field(default_factory=FiniteCheck)
     explain_nonfinite: Callable[[Run, StepBatch], str] = lambda run, step_batch: "cause unknown"
@@ -110,6 +116,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.strategy.parts = self.state.parts
+        self.finite_check.attach(self.optimizer, self.world.device)
         self.saver = self._make_saver()
         self.trainable = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
@@ -138,14 +145,21 @@ class Run:
         """The average of the weights."""
         return self.state.averaging
 
-    def accepts(self, step_batch: StepBatch, grad_norm: Tensor) -> bool:
-        """Whether the optimizer may step with this gradient."""
-        return self.finite_check.accepts(
-            grad_norm,
-            step_batch.step,
-            explain=lambda: self.explain_nonfinite(self, step_batch),
-            warn=lambda text: self.logger.emit(Note(text, "warning")),
-        )
+    def check_finite(self, results: Sequence[StepResult]) -> None:
+        """Read the gradient norms of steps, in order: warn of those skipped; TrainingError if the run must stop.
+
+        The step is loaded again to name the module and the samples. The weights are those before it, unless training
+        went on from a skipped step.
+        """
+        norms = torch.stack([result.grad_norm for result in results]).tolist() if results else []
+        for result, norm in zip(results, norms, strict=True):
+            if math.isfinite(norm) or result.overflowed is None or not result.overflowed:
+                self.finite_check.report(
+                    norm,
+                    result.step,
+                    explain=lambda step=result.step: self.explain_nonfinite(self, self.batches.load_step(step)),  # type: ignore[misc]
+                    warn=lambda text: self.logger.emit(Note(text, "warning")),
+                )
 
     def unfreeze(self, step: int) -> None:
         """Unfreeze the parameters whose training starts with this step."""
@@ -188,7 +202,7 @@ class Run:
 
     def _make_saver(self) -> Saver | NoSaver:
         """The saver: rank 0 writes if every rank holds everything, else each rank writes its shards."""
-        if self.strategy.passes == "even":
+        if self.strategy.passes == "equal":
             token = self.world.start_sum([float(secrets.randbits(50)) if self.world.is_main else 0.0])()[0]
             return Saver(self.store, self.world.rank, self.world.size, f"{token:.0f}")
         return Saver(self.store) if self.world.is_main else NoSaver(self.store)

@@ -59,7 +59,7 @@ def finish_saves(run: Run) -> Iterator[None]:
         _finish_newest(run)
         raise
     except BaseException:
-        if run.world.size == 1 or run.strategy.passes != "even":  # else a checkpoint has parts of all processes
+        if run.world.size == 1 or run.strategy.passes != "equal":  # else a checkpoint has parts of all processes
             log_saves(run, run.saver.finish())
         raise
     _finish_newest(run)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.data.loader import StepBatch
-from paceline.engine.forward import count_losses, forward, warm_up
+from paceline.engine.forward import forward, start_losses, warm_up
 from paceline.engine.run import Run, StepResult
 
 
@@ -14,27 +14,26 @@ def train_step(run: Run, step_batch: StepBatch) -> StepResult:
     warm_up(run, step_batch)
     run.buffer_backup.keep()
 
-    losses = count_losses(run, step_batch)
+    losses = start_losses(run, step_batch)
     for micro in step_batch.micro_batches:
         with run.strategy.accumulate(micro, is_last=micro is step_batch.micro_batches[-1]):
             terms = forward(run, micro)
             run.precision.backward(losses.scaled(terms, micro, run.strategy.factor))  # ddp sums gradients in the last
         losses.add(terms, micro)
-    losses.finish()
+    losses.wait()
 
-    run.strategy.sync_gradients(step_batch)
+    run.strategy.after_backward(step_batch)
     run.precision.unscale(run.trainable)
-    grad_norm = run.clip(run.strategy.local(run.trainable))
+    grad_norm = run.clip_gradients(run.strategy.local(run.trainable))
     lr = run.scheduler.apply(step_batch.step)
-    skipped = run.precision.overflowed(grad_norm) or not run.accepts(step_batch, grad_norm)
-    if skipped:
-        run.buffer_backup.restore()
-    else:
-        run.saver.release()  # a checkpoint may still be copying the weights that change now
-        run.optimizer.step()
-        run.precision.sync_weights()
-        run.averaging.update(run.state.model)
+    overflowed = run.precision.overflowed(grad_norm)
+    run.finite_check.decide(grad_norm, overflowed)  # on the device: if the norm is not finite, the step is skipped
+    run.saver.release()  # a checkpoint may still be copying the weights that change now
+    run.optimizer.step()
+    run.precision.sync_weights()
+    run.buffer_backup.restore(run.finite_check.found_inf)
+    run.averaging.update(run.state.model)
     for parameter in run.trainable:  # what optimizer.zero_grad does, without its hooks
         parameter.grad = None
     run.progress.step = step_batch.step + 1
-    return StepResult(losses, grad_norm, lr, losses.should_stop, skipped)
+    return StepResult(step_batch.step, losses, grad_norm, lr, losses.should_stop, overflowed)

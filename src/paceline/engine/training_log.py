@@ -12,7 +12,7 @@ from paceline.engine.run import Run, StepResult
 from paceline.engine.visualizer import visualize_evaluation
 from paceline.loggers.events import Evaluated, Logged, Note, Snapshot
 
-_MOST_UNREAD = 500  # steps whose losses may wait on the device
+_MOST_UNREAD = 100  # steps whose losses may wait on the device
 
 
 def add_result(run: Run, step_batch: StepBatch, result: StepResult) -> None:
@@ -23,15 +23,16 @@ def add_result(run: Run, step_batch: StepBatch, result: StepResult) -> None:
     if change := run.lr_changes(result.lr):
         logged, lr = change
         before = run.lr_changes.jumped_from  # what changes at every step is on every line
-        change_text = f"learning rate {logged if before is None else before:g} → {lr:g} at step {step_batch.step}"
+        change_text = f"learning rate {logged if before is None else before:g} → {lr:g} at step {step_batch.step + 1}"
         run.logger.emit(Note(change_text, "detail" if before is None else "info"))
     progress = run.progress
     run.logger.tick(Snapshot(progress.step, progress.total_steps, progress.epoch, run.timer.data_share))
 
 
 def read_results(run: Run) -> None:
-    """Read the losses and norms of the last steps from the device, all at once."""
+    """Read the losses and norms of the last steps from the device, all at once; see `Run.check_finite`."""
     results, run.unread_results = run.unread_results, []
+    run.check_finite(results)
     losses = read([result.accumulator for result in results], run.world)
     for metrics, result in zip(losses, results, strict=True):
         run.state.meters.add({**metrics, "grad_norm": result.grad_norm, "lr": result.lr})

@@ -76,7 +76,7 @@ def visualize_samples(run: Run) -> None:
         return
 
     def draw() -> dict[str, Image]:
-        batch = run.train_loader.finish(
+        batch = run.train_loader.transform_batch(
             run.train_loader.fetch(0, run.batches.order.at(0, 0, number)), 0, run.world.device
         )
         return _draw_grid("samples", [run.task.draw(batch, None, index) for index in range(batch.size)])

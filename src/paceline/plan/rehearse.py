@@ -72,7 +72,7 @@ class Rehearsal:
 
     def _among_all(self, memory: Memory) -> Memory:
         """What is left for one process of what so many cut into parts, where fewer are rehearsed."""
-        if self._processes == self.run.world.size or self.run.strategy.passes != "even":
+        if self._processes == self.run.world.size or self.run.strategy.passes != "equal":
             return memory
         now, then = (_largest_part(self.run, number) for number in (self.run.world.size, self._processes))
         shares = {part: round(memory.parts[part] * then / now) for part in _IN_PARTS}

@@ -160,7 +160,7 @@ class Builder(BuildContext):
             evaluations=make_evaluations(self, loaders),
             intervals=self.intervals(progress),
             store=self.store(out, task),
-            clip=make_clip(self, model, strategy),
+            clip_gradients=make_clip(self, model, strategy),
             freezing=freezing,
             lr_changes=LRChangeLog(self.recipe.logging.lr_change_ratio),
             buffer_backup=BufferBackup(model, self.parts) if may_skip(self) else NoBackup(),
@@ -195,7 +195,7 @@ class Builder(BuildContext):
     ) -> None:
         """Run a forward pass on the largest micro-batch, as in training."""
         loader, size = loaders["train"], max(cut.stop - cut.start for cut in sampler.slices(0))
-        batch = loader.finish(loader.fetch(0, np.arange(size)), 0, self.world.device)
+        batch = loader.transform_batch(loader.fetch(0, np.arange(size)), 0, self.world.device)
         with unchanged_state(self.parts), precision.compute():
             task.losses(model.train(), batch)
 
@@ -287,7 +287,7 @@ class Builder(BuildContext):
 def _initialize_lazy_layers(model: nn.Module, loader: SplitLoader) -> None:
     """Initialize lazy layers with the first images."""
     device = torch.device("cpu")
-    batch = loader.finish(loader.fetch(0, np.arange(min(2, len(loader.dataset)))), 0, device)
+    batch = loader.transform_batch(loader.fetch(0, np.arange(min(2, len(loader.dataset)))), 0, device)
     model.eval()
     with torch.no_grad():
         model(batch["image"])

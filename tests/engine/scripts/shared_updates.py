@@ -151,7 +151,7 @@ def _around(
         model=model,
         world=world,
         strategy=strategy,
-        clip=NoClip(strategy.norm_across),
+        clip_gradients=NoClip(strategy.norm_across),
         parts=parts or {},
         **solver(torch.optim.SGD(grouped(model), lr=0.1), 0.1, small.steps),
     )

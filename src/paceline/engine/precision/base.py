@@ -41,8 +41,11 @@ class Precision(Protocol):
         It comes after the last micro-batch and the exchange among processes.
         """
 
-    def overflowed(self, norm: Tensor) -> bool:
-        """Whether the step must be skipped: called once a step, with the norm of the unscaled gradient."""
+    def overflowed(self, norm: Tensor) -> Tensor | None:
+        """Whether the loss scale was too high, so that the step must be skipped; None without a loss scale.
+
+        Called once a step, with the norm of the unscaled gradient, which stays on the device.
+        """
 
     def sync_weights(self) -> None:
         """Copy the optimizer's weights into the model, after any change of them."""
@@ -87,9 +90,9 @@ class FullPrecision:
     def unscale(self, parameters: Sequence[nn.Parameter]) -> None:
         """Do nothing."""
 
-    def overflowed(self, norm: Tensor) -> bool:
-        """Never; the norm is not read."""
-        return False
+    def overflowed(self, norm: Tensor) -> Tensor | None:
+        """There is no loss scale."""
+        return None
 
     def sync_weights(self) -> None:
         """Do nothing."""
@@ -110,10 +113,14 @@ class FullPrecision:
         return "fp32"
 
 
-def add_gradients(losses: Sequence[ScaledLoss], scale: float = 1.0) -> None:
+def add_gradients(losses: Sequence[ScaledLoss], scale: float | Tensor = 1.0) -> None:
     """Add the gradients of the losses, times `scale`, to those of the leaves."""
     # The factors enter where the chain rule starts: a multiplication in the graph would cost several times more.
     roots = [loss for loss in losses if loss.value.requires_grad]
     # Beyond the range of a float16 value a factor becomes infinite, and the step an overflow.
-    factors = [loss.value.new_full((), loss.factor * scale) for loss in roots]
+    factors = [_like(loss.value, loss.factor * scale) for loss in roots]
     torch.autograd.backward([loss.value for loss in roots], factors)
+
+
+def _like(value: Tensor, factor: float | Tensor) -> Tensor:
+    return factor.to(value) if isinstance(factor, Tensor) else value.new_full((), factor)

@@ -15,13 +15,24 @@ _LARGEST = 2.0**24  # where every gradient is zero, nothing else would end the g
 
 
 class LossScale(Protocol):
-    """The current scale, and how it and a step with a non-finite gradient are handled."""
+    """The current scale, and how it and a step with a non-finite gradient are handled, without a read by the host."""
 
-    value: float
-    skipped: int
-    """Updates left out so far."""
+    @property
+    def factor(self) -> float | Tensor:
+        """What losses are multiplied by, on the device if it changes."""
+        ...
 
-    def overflowed(self, norm: Tensor) -> bool:
+    @property
+    def value(self) -> float:
+        """The factor as a number; reads it from the device."""
+        ...
+
+    @property
+    def skipped(self) -> int:
+        """Updates left out so far; reads it from the device."""
+        ...
+
+    def overflowed(self, norm: Tensor) -> Tensor:
         """Whether the step must be skipped, by the norm of its gradient; called once a step."""
         ...
 
@@ -45,34 +56,53 @@ class DynamicScale:
     """
 
     def __init__(self, value: float = 2.0**16, growth_steps: int = 2_000, least: float = 1.0) -> None:
-        self.value = value
         self.growth_steps = growth_steps
         self.least = least
-        self.clean_steps = 0
+        # On the host at first: as scalars they may meet a norm on a device, and what comes of that is there.
+        self._scale = torch.tensor(value)
+        self._clean_steps = torch.tensor(0)
         """Updates since the scale changed last."""
-        self.skipped = 0
+        self._skipped = torch.tensor(0)
 
-    def overflowed(self, norm: Tensor) -> bool:
+    @property
+    def factor(self) -> Tensor:
+        """The scale, on the device."""
+        return self._scale
+
+    @property
+    def value(self) -> float:
+        """The scale as a number."""
+        return self._scale.item()
+
+    @property
+    def skipped(self) -> int:
+        """Updates left out so far."""
+        return int(self._skipped.item())
+
+    def overflowed(self, norm: Tensor) -> Tensor:
         """Whether the step must be skipped; updates the scale."""
-        if math.isfinite(norm.item()):
-            self.clean_steps += 1
-            if self.clean_steps >= self.growth_steps:
-                self.value, self.clean_steps = min(self.value * 2, max(self.value, _LARGEST)), 0
-            return False
-        if self.value <= self.least:
-            return False
-        self.value, self.clean_steps = max(self.value / 2, self.least), 0
-        self.skipped += 1
-        return True
+        scale, is_finite = self._scale, norm.isfinite()
+        overflowed = ~is_finite & (scale > self.least)
+        clean = torch.where(overflowed, 0, self._clean_steps + is_finite)
+        grows = clean >= self.growth_steps
+        grown = torch.minimum(scale * 2, scale.clamp(min=_LARGEST))
+        halved = (scale / 2).clamp(min=self.least)
+        self._scale = torch.where(overflowed, halved, torch.where(grows, grown, scale))
+        self._clean_steps = torch.where(grows, 0, clean)
+        self._skipped = self._skipped + overflowed
+        return overflowed
 
     def state_dict(self) -> dict[str, Any]:
         """The scale, and how long it has lasted."""
-        return {"kind": "dynamic", "scale": self.value, "clean_steps": self.clean_steps, "skipped": self.skipped}
+        clean_steps = int(self._clean_steps.item())
+        return {"kind": "dynamic", "scale": self.value, "clean_steps": clean_steps, "skipped": self.skipped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
         _check(state, "dynamic", "clean_steps")
-        self.value, self.clean_steps, self.skipped = state["scale"], state["clean_steps"], state["skipped"]
+        self._scale = torch.tensor(state["scale"])
+        self._clean_steps = torch.tensor(state["clean_steps"])
+        self._skipped = torch.tensor(state["skipped"])
 
     def describe(self) -> str:
         """The kind and the current value."""
@@ -85,28 +115,36 @@ class FixedScale:
     def __init__(self, value: float, patience: int = 50) -> None:
         self.value = value
         self.patience = patience
-        self.skipped = 0
-        self.in_a_row = 0
+        self._in_a_row = torch.tensor(0)
+        self._skipped = torch.tensor(0)
 
-    def overflowed(self, norm: Tensor) -> bool:
+    @property
+    def factor(self) -> float:
+        """The scale."""
+        return self.value
+
+    @property
+    def skipped(self) -> int:
+        """Updates left out so far."""
+        return int(self._skipped.item())
+
+    def overflowed(self, norm: Tensor) -> Tensor:
         """Whether the step must be skipped."""
-        if math.isfinite(norm.item()):
-            self.in_a_row = 0
-            return False
-        if self.in_a_row >= self.patience:
-            return False
-        self.in_a_row += 1
-        self.skipped += 1
-        return True
+        is_bad = ~norm.isfinite()
+        overflowed = is_bad & (self._in_a_row < self.patience)
+        self._in_a_row = torch.where(is_bad, self._in_a_row + overflowed, 0)
+        self._skipped = self._skipped + overflowed
+        return overflowed
 
     def state_dict(self) -> dict[str, Any]:
         """The number of skipped steps."""
-        return {"kind": "fixed", "scale": self.value, "in_a_row": self.in_a_row, "skipped": self.skipped}
+        in_a_row = int(self._in_a_row.item())
+        return {"kind": "fixed", "scale": self.value, "in_a_row": in_a_row, "skipped": self.skipped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state; the scale stays what it was made with."""
         _check(state, "fixed", "in_a_row")
-        self.in_a_row, self.skipped = state["in_a_row"], state["skipped"]
+        self._in_a_row, self._skipped = torch.tensor(state["in_a_row"]), torch.tensor(state["skipped"])
 
     def describe(self) -> str:
         """The value."""
@@ -122,10 +160,10 @@ def make_loss_scale(wanted: float | Literal["dynamic"]) -> LossScale:
     return FixedScale(float(wanted))
 
 
-def unscale(parameters: Sequence[nn.Parameter], scale: float) -> None:
+def unscale(parameters: Sequence[nn.Parameter], scale: float | Tensor) -> None:
     """Divide the gradients of the parameters by the scale, in place."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if gradients and scale != 1:
+    if gradients and (isinstance(scale, Tensor) or scale != 1):
         torch._foreach_mul_(gradients, 1 / scale)
 
 

@@ -139,13 +139,13 @@ class Scaled(FullPrecision):
 
     def backward(self, losses: Sequence[ScaledLoss]) -> None:
         """Add the gradients of the losses, times the loss scale, to those of the step."""
-        add_gradients(losses, self.scale.value)
+        add_gradients(losses, self.scale.factor)
 
     def unscale(self, parameters: Sequence[nn.Parameter]) -> None:
         """Divide the gradients by the loss scale."""
-        unscale(parameters, self.scale.value)
+        unscale(parameters, self.scale.factor)
 
-    def overflowed(self, norm: Tensor) -> bool:
+    def overflowed(self, norm: Tensor) -> Tensor:
         """Whether the step must be skipped; updates the scale."""
         return self.scale.overflowed(norm)
 

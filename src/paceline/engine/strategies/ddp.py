@@ -29,7 +29,7 @@ class DDPStrategy(SingleStrategy):
     """Every rank holds the whole model; gradients are all-reduced during the backward pass."""
 
     name = "ddp"
-    passes: Passes = "some"
+    passes: Passes = "at_least_one"
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class DDPStrategy(SingleStrategy):
         assert isinstance(self.network, DistributedDataParallel)
         return self.network.no_sync()
 
-    def sync_gradients(self, step_batch: StepBatch) -> None:
+    def after_backward(self, step_batch: StepBatch) -> None:
         """Gradients are all-reduced by now; check that the reducer knew all of them."""
         refuse_changed_parameters(parameter_ids(self.model), self._known)
         if self._read_in_training:

@@ -50,7 +50,7 @@ class DeterministicStrategy(SingleStrategy):
             parameter.grad = None
         grow(self._nodes, (0, micro.index), leaf)
 
-    def sync_gradients(self, step_batch: StepBatch) -> None:
+    def after_backward(self, step_batch: StepBatch) -> None:
         """Complete the tree: each rank for a part of the parameters, then all gather all parts."""
         size = step_batch.num_micro_batches
         total = self._sum_over_ranks(size) if self._world.size > 1 else root(self._nodes, size)

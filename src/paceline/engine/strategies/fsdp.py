@@ -48,7 +48,7 @@ class FSDPStrategy(SingleStrategy):
     ZeRO's second stage: more memory during a step, less traffic.
     """
 
-    passes: Passes = "even"
+    passes: Passes = "equal"
     can_probe = False
 
     def __init__(
@@ -96,7 +96,7 @@ class FSDPStrategy(SingleStrategy):
                 stack.enter_context(self.unchanged())
             yield
 
-    def sync_gradients(self, step_batch: StepBatch) -> None:
+    def after_backward(self, step_batch: StepBatch) -> None:
         """Gradients are reduced by now; check that none was missed."""
         refuse_changed_parameters(_kept_in_parts(self.model), self._known)
         share_state(self.parts, self._world)

@@ -49,8 +49,8 @@ class SingleStrategy:
         """A context for a pass before those of a step, which does not count."""
         return nullcontext()
 
-    def sync_gradients(self, step_batch: StepBatch) -> None:
-        """After the last micro-batch: give every rank the gradient of the whole step."""
+    def after_backward(self, step_batch: StepBatch) -> None:
+        """After the last backward pass: every rank has the gradient of the whole step afterwards."""
 
     def local(self, parameters: Sequence[nn.Parameter]) -> Sequence[nn.Parameter]:
         """The parameters with the part of their gradients that this rank holds."""
