@@ -39,14 +39,15 @@ class FiniteCheck:
     def attach(self, optimizer: Optimizer, device: torch.device) -> None:
         """Have the optimizer follow the decisions."""
         self.found_inf = torch.zeros((), device=device)
-        self._one = torch.ones((), device=device)
+        self._tainted = torch.zeros((), device=device)
         self._in_a_row = torch.zeros((), dtype=torch.int32, device=device)
         skip_on_inf(optimizer, self.found_inf)
 
     def decide(self, norm: Tensor, overflowed: Tensor | None) -> None:
         """Set `found_inf` to 1 where the optimizer must skip this step; `overflowed` if the loss scale is to blame."""
-        if overflowed is None and self.policy == "stop":  # in one kernel, which never sets it back to 0
-            torch._amp_foreach_non_finite_check_and_unscale_([norm], self.found_inf, self._one)
+        if overflowed is None and self.policy == "stop":
+            self._tainted.add_(norm * 0)  # is 0, and NaN from the first norm on that is not finite
+            torch.nan_to_num(self._tainted, nan=1.0, out=self.found_inf)
             return
         is_bad = ~norm.isfinite()
         is_counted = is_bad if overflowed is None else is_bad & ~overflowed

@@ -39,7 +39,7 @@ class _StepGuard:
         changing = _on_device(optimizer)
         if changing is None:
             changing = []
-            if self._found_inf.item():
+            if not (1 - self._found_inf).item():
                 changing = [_local(parameter) for parameter in _trained(optimizer)]
                 self._states = {each: deepcopy(optimizer.state.get(each)) for each in _trained(optimizer)}
                 self._groups = [_numbers(group) for group in optimizer.param_groups]
