@@ -18,7 +18,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 _ODD = re.compile(
     r"(FORCE|NO)_COLOR|CLICOLOR(_FORCE)?|TTY_\w+|COLUMNS|LINES|LANG|LANGUAGE|LC_\w+|PYTHON(UTF8|IOENCODING|WARNINGS)|"
     r"(LOCAL_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|(SLURM|OMPI|PMIX|TORCHELASTIC)_\w+|"
-    r"PACELINE_(LAUNCHER|RECORDS|RESTARTS)"
+    r"PACELINE_(LAUNCHER|PARENT|RECORDS|RESTARTS)"
 )
 for name in filter(_ODD.fullmatch, list(os.environ)):
     del os.environ[name]

@@ -13,7 +13,7 @@ from pathlib import Path
 from paceline import __version__
 from paceline.core.errors import PacelineError, UsageError, naming_full_disks
 from paceline.core.process import flush_streams, limit_spinning, open_missing_streams, pause_gc, print_error
-from paceline.launch.environment import LAUNCHER
+from paceline.launch.environment import LAUNCHER, end_with_sweep
 
 _COMMANDS = {
     "train": "train from a recipe, or resume a run",
@@ -26,6 +26,7 @@ _COMMANDS = {
     "show": "print the resolved recipe, the model, parameter groups, batch and learning rate",
     "plan": "say how much memory a run needs, with which settings it fits, and the largest micro-batch",
     "find-lr": "run a learning rate range test and suggest a learning rate",
+    "sweep": "train a recipe with several values of its keys, and compare the runs",
     "replay": "repeat a step that was not finite, from the bundle that the run saved",
     "results": "compare the metrics of runs; write them to a CSV or XLSX table",
     "report": "write one HTML page on a run, or on several that are compared; or watch a run in the browser",
@@ -44,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as on standard error: file names may not be UTF-8
     try:
+        end_with_sweep()
         if LAUNCHER in os.environ:
             from paceline.launch.worker import run_as_worker
 
@@ -93,12 +95,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--local-rank", "--local_rank", type=int, help=argparse.SUPPRESS)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     made = {name: commands.add_parser(name, help=text, description=text) for name, text in _COMMANDS.items()}
-    for name in ("train", "eval", "check", "data", "show", "plan", "find-lr", "slurm"):
+    for name in ("train", "eval", "check", "data", "show", "plan", "find-lr", "sweep", "slurm"):
         _add_recipe(made[name], "RECIPE or RUN", is_required=name != "data")
     made["replay"].add_argument("bundle", type=Path, metavar="BUNDLE", help="a folder runs/NAME/replay/step-…")
     made["replay"].add_argument("--rank", type=int, default=0, help="the rank to repeat (default: 0)")
     made["replay"].add_argument("--use", action="append", default=[], metavar="MODULE", help="import a module first")
-    for name in ("eval", "export", "check", "data", "show", "plan", "find-lr", "recipes", "replay"):
+    for name in ("eval", "export", "check", "data", "show", "plan", "find-lr", "sweep", "recipes", "replay"):
         made[name].add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     made["schema"].add_argument("--markdown", action="store_true", help="print a page for readers instead")
     made["recipes"].add_argument("name", nargs="?", metavar="NAME", help="print this recipe (default: list all)")
@@ -128,6 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_results(made["results"])
     _add_report(made["report"])
     _add_convert(made["convert"])
+    _add_sweep(made["sweep"])
     _add_slurm(made["slurm"])
     for name in ("show", "find-lr"):
         made[name].add_argument("--plot", type=Path, metavar="FILE", help="save the curve as a PNG file")
@@ -255,6 +258,18 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=("fp16", "bf16"), help="round float tensors to half precision")
     parser.add_argument("--max-gb", type=float, default=20.0, metavar="N", help="refuse larger files (default: 20)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+
+
+def _add_sweep(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--samples", type=int, metavar="N", help="draw N random trials (default: all combinations)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the random trials (default: 0)")
+    parser.add_argument("--jobs", type=int, metavar="N", help="runs at a time (default: 1; with --slurm: all)")
+    parser.add_argument("--procs", type=int, metavar="N", help="processes of each run, as for train")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of all runs (default: runs/NAME-sweep)")
+    parser.add_argument("--retry", action="store_true", help="start failed runs again too")
+    parser.add_argument("--slurm", action="store_true", help="write a Slurm job array instead of running anything")
+    parser.add_argument("--time", metavar="HH:MM:SS", help="with --slurm: time limit of one job")
+    parser.add_argument("--partition", metavar="NAME", help="with --slurm: the partition to run on")
 
 
 def _add_slurm(parser: argparse.ArgumentParser) -> None:

@@ -12,10 +12,11 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from paceline.core.errors import PacelineError, UsageError
+from paceline.core.errors import PacelineError, RecipeError, UsageError
 from paceline.core.text import doubled_loss, format_metric
 from paceline.recipe.load import load, run_recipe, shipped_recipes
 from paceline.recipe.validate import CheckedRecipe, validate
@@ -28,6 +29,20 @@ def read_recipe(options: argparse.Namespace) -> CheckedRecipe:
     """The checked recipe of a command line, or of the run that it names, after importing what `--use` names."""
     use_modules(options.use)
     return validate(load(recipe_file(options.recipe), options.overrides))
+
+
+def check_trackers(checked: CheckedRecipe) -> None:
+    """Raise RecipeError if the package of a tracker that the recipe names is not installed."""
+    wanted = {"wandb": checked.recipe.logging.wandb, "mlflow": checked.recipe.logging.mlflow}
+    missing = [name for name, section in wanted.items() if section is not None and find_spec(name) is None]
+    if missing:
+        raise RecipeError(
+            [
+                f"{checked.locate(f'logging.{name}')}: {name} is not installed: pip install 'paceline[{name}]', or set"
+                f" logging.{name} to null"
+                for name in missing
+            ]
+        )
 
 
 def recipe_file(reference: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.checkpoint.best import best_step, resolve_best
-from paceline.commands.common import check_writable
+from paceline.commands.common import check_trackers, check_writable
 from paceline.commands.run_directory import refuse_foreign
 from paceline.commands.run_lock import hold_lock
 from paceline.commands.train import train_in_directory
@@ -61,6 +61,7 @@ def train(run: Run, fresh: bool = False) -> TrainResult:
     """
     if run.builder is None:
         raise UsageError("paceline.train takes a run that paceline.build made")
+    check_trackers(run.builder.checked)
     check_writable(run.out)
     refuse_foreign(run.out)
     options = argparse.Namespace(fresh=fresh, start=None, accept_data=False, is_process=False, use=[])

@@ -51,19 +51,16 @@ def main(options: argparse.Namespace) -> int:
     """Print the metrics of runs and update their rows in `--out`."""
     if options.out:
         check_suffix(options.out)
-    rows = _read_all(options)
+    rows = _read_all(options.runs, options.split, options.best)
     if not rows:
         which = f" on {options.split}" if options.split else ""
         what = "by its best checkpoint" if options.best else "yet"
         raise DataError(f"none of these runs has metrics{which} {what}")
     groups = [Group(members) for members in _grouped(rows)]
     if options.json:
-        runs = [group.as_json(row) for group in groups for row in group.rows]
-        print_json({"runs": runs, "summaries": [each for group in groups for each in group.summaries()]})
+        print_json(groups_json(groups))
     else:
-        for number, group in enumerate(groups):
-            print("\n" * (number > 0) + group.title)
-            group.print()
+        print_groups(groups)
     if options.out:
         write_results(options.out, [row.result for row in rows])
         if not options.json:
@@ -71,18 +68,36 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def _read_all(options: argparse.Namespace) -> list[Row]:
+def read_groups(runs: Sequence[Path]) -> list[Group]:
+    """The last metrics of these runs, those that can be compared together."""
+    return [Group(members) for members in _grouped(_read_all(runs, None, best=False))]
+
+
+def print_groups(groups: Sequence[Group]) -> None:
+    """Print a table for each group."""
+    for number, group in enumerate(groups):
+        print("\n" * (number > 0) + group.title)
+        group.print()
+
+
+def groups_json(groups: Sequence[Group]) -> dict[str, Any]:
+    """All runs, the best of each group first, and the means over repetitions."""
+    runs = [group.as_json(row) for group in groups for row in group.rows]
+    return {"runs": runs, "summaries": [each for group in groups for each in group.summaries()]}
+
+
+def _read_all(runs: Sequence[Path], split: str | None, best: bool) -> list[Row]:
     found: list[Row] = []
-    for folder, is_named in find_runs(options.runs):
+    for folder, is_named in find_runs(runs):
         try:
             about, tree = read_recipe(folder)
-            own = read_results(folder, about, options.best)
+            own = read_results(folder, about, best)
         except PacelineError as error:
             if is_named:
                 raise
             print(f"skipped: {error}", file=sys.stderr)
             continue
-        own = [_as_it_is(each) for each in own if options.split in (None, each.split, each.split.partition(".")[0])]
+        own = [_as_it_is(each) for each in own if split in (None, each.split, each.split.partition(".")[0])]
         if not own:
             print(f"skipped: {folder}: it has no such metrics", file=sys.stderr)
         settings = {key: value for key, value in settings_of(tree) if not _NO_SETTINGS.fullmatch(key)}

@@ -16,11 +16,11 @@ from paceline.launch.slurm import Job, job_script
 def main(options: argparse.Namespace) -> int:
     """Print the script, or write it to a file."""
     _check(options)
+    check_job(options)
     recipe = read_recipe(options).recipe
     used = [word for module in options.use for word in ("--use", module)]
     # Slurm starts the processes; with a single task nothing else may.
     alone = ["--procs", "1"] if options.nodes * options.procs == 1 else []
-    command = Path(sys.argv[0]).absolute()
     script = job_script(
         Job(
             name=re.sub(r"[^\w.-]+", "-", recipe.name),
@@ -30,7 +30,7 @@ def main(options: argparse.Namespace) -> int:
             time=options.time,
             partition=options.partition,
             needs_gpus=recipe.train.device.startswith("cuda"),
-            programs=command.parent if command.name == "paceline" else _folder_of_command(),
+            programs=folder_of_command(),
         )
     )
     if options.out is None:
@@ -48,13 +48,21 @@ def _check(options: argparse.Namespace) -> None:
     for name in ("nodes", "procs"):
         if getattr(options, name) < 1:
             raise UsageError(f"--{name}: expected a number ≥ 1, got {getattr(options, name)}")
+
+
+def check_job(options: argparse.Namespace) -> None:
+    """Raise UsageError for a time limit or a partition that Slurm would refuse."""
     if options.time and not re.fullmatch(r"(\d+-)?\d+(:\d{1,2}){0,2}", options.time):
         raise UsageError(f"--time: expected HH:MM:SS or DAYS-HH:MM:SS, got {options.time!r}")
     if options.partition and not re.fullmatch(r"[\w.,+-]+", options.partition):
         raise UsageError(f"--partition: expected the name of a partition, got {options.partition!r}")
 
 
-def _folder_of_command() -> Path | None:
+def folder_of_command() -> Path | None:
+    """The folder of the paceline command, which may not be on the path of a job."""
+    command = Path(sys.argv[0]).absolute()
+    if command.name == "paceline":
+        return command.parent
     beside = Path(sys.executable).parent / "paceline"
     found = str(beside) if beside.exists() else shutil.which("paceline")
     return Path(found).absolute().parent if found else None

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.commands.common import check_writable, command_line, read_recipe, run_directory
+from paceline.commands.common import check_trackers, check_writable, command_line, read_recipe, run_directory
 from paceline.commands.run_directory import refuse_foreign, write_recipe
 from paceline.commands.run_lock import RunLock, check_free, hold_lock
 from paceline.core.atomic_write import remove_partial_files
@@ -22,8 +22,12 @@ from paceline.launch.environment import find_place, is_supervised, restart_count
 from paceline.launch.launcher import launch_if_needed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from paceline.engine.run import Run
+    from paceline.loggers.events import Logger
     from paceline.recipe.build import Builder
+    from paceline.recipe.schema_logging import Logging
     from paceline.recipe.validate import CheckedRecipe
 
 _IMAGE = re.compile(r"(?P<name>.+)-(?P<step>\d{8,})")
@@ -32,6 +36,7 @@ _IMAGE = re.compile(r"(?P<name>.+)-(?P<step>\d{8,})")
 def main(options: argparse.Namespace) -> int:
     """Train; 0 when the run is finished."""
     checked = read_recipe(options)
+    check_trackers(checked)
     continued = run_directory(options.recipe)
     if continued and options.out and not continued.samefile(options.out):
         raise UsageError(f"--out {options.out}: {continued} is a run that is continued where it is; leave --out away")
@@ -135,7 +140,7 @@ def _open_directory(run: Run, builder: Builder) -> None:
     from paceline.commands.summary import expected_directions
     from paceline.loggers.confusion import ConfusionFile
     from paceline.loggers.console import Console
-    from paceline.loggers.events import Logger, LoggerGroup, Note
+    from paceline.loggers.events import LoggerGroup, Note
     from paceline.loggers.files import LogFile, StatusFile
     from paceline.loggers.jsonl import JsonlLogger, read_records, truncate_after
     from paceline.loggers.results import About, ResultsRow
@@ -175,7 +180,22 @@ def _open_directory(run: Run, builder: Builder) -> None:
     about_start = environment() | {"higher_is_better": expected_directions(run, recipe.expect)}
     sinks.append(StartsFile(run.out / "logs" / "starts.jsonl", about_start))
     sinks.append(ReportFile(run.out, lambda text: run.logger.emit(Note(text, "warning"))))
-    run.logger = LoggerGroup(sinks)
+    run.logger = LoggerGroup([*sinks, *_trackers(run, recipe.logging)])
+
+
+def _trackers(run: Run, logging: Logging) -> Iterator[Logger]:
+    from paceline.loggers.events import Note
+    from paceline.loggers.mlflow import MlflowTracker
+    from paceline.loggers.tracker import Tracker, TrackerLogger
+    from paceline.loggers.wandb import WandbTracker
+
+    trackers: dict[str, Tracker] = {}
+    if logging.wandb:
+        trackers["wandb"] = WandbTracker(run.out, run.state.recipe, **dict(logging.wandb))
+    if logging.mlflow:
+        trackers["mlflow"] = MlflowTracker(run.out, run.state.recipe, **dict(logging.mlflow))
+    for name, tracker in trackers.items():
+        yield TrackerLogger(name, tracker, lambda text: run.logger.emit(Note(text, "warning")))
 
 
 def _images(run: Run) -> list[tuple[int, str, Path]]:

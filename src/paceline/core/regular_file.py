@@ -43,11 +43,11 @@ def _kind(mode: int) -> str:
 _LONGEST = 1 << 16
 
 
-def read_json(path: Path) -> Any:
-    """The content of a small JSON file; None if it is not there, is no regular file, or is damaged."""
+def read_json(path: Path, most: int = _LONGEST) -> Any:
+    """The content of a JSON file; None if it is not there, no regular file, damaged or longer than `most` bytes."""
     try:
         with open_regular(path) as file:
-            content = file.read(_LONGEST + 1)
-        return json.loads(content) if len(content) <= _LONGEST else None
+            content = file.read(most + 1)
+        return json.loads(content) if len(content) <= most else None
     except (OSError, ValueError, RecursionError):
         return None

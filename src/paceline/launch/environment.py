@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 
 from paceline.core.errors import UsageError
 from paceline.core.place import FIRST_PORT, HERE, LAST_PORT, Numbers, Place, read_place
-from paceline.core.process import num_cores
+from paceline.core.process import end_with_parent, num_cores
 from paceline.launch.network import is_loopback, use_interface_of
 
 LAUNCHER = "PACELINE_LAUNCHER"  # process id of our own launcher
 RESTARTS = "PACELINE_RESTARTS"  # how often this run was restarted
 RECORDS = "PACELINE_RECORDS"  # the folder of exit records
+PARENT = "PACELINE_PARENT"  # process id of the sweep that this process ends with
 
 _NUM_PORTS = 12000  # range of ports derived from a job id
 
@@ -44,6 +45,13 @@ def restart_count(variables: Mapping[str, str] | None = None) -> int:
     return sum(numbers.get(name, 0) for name in (RESTARTS, "SLURM_RESTART_COUNT")) or numbers.get(
         "TORCHELASTIC_RESTART_COUNT", 0
     )
+
+
+def end_with_sweep() -> None:
+    """Have this process end with the sweep that started it, if one did."""
+    if PARENT in os.environ:
+        end_with_parent(Numbers(os.environ).get(PARENT, 0, low=1))
+        del os.environ[PARENT]
 
 
 def is_supervised() -> bool:

@@ -1,9 +1,9 @@
-"""A Slurm job script that requeues itself when its time limit ends before the run."""
+"""Slurm job scripts, of a run and of an array of runs, that requeue themselves when the time limit ends first."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ class Job:
     """The resources of a job, and the arguments of the command that runs in every task."""
 
     name: str
-    arguments: Sequence[str]
+    arguments: Sequence[str] = ()
     nodes: int = 1
     processes: int = 1
     time: str | None = None
@@ -28,6 +28,19 @@ class Job:
 
 def job_script(job: Job) -> str:
     """The text of the script, for `sbatch`."""
+    return _script(job, [], shlex.join(["paceline", *job.arguments]), {"output": "%x-%j.log"})
+
+
+def array_script(job: Job, tasks: Mapping[int, Sequence[str]], at_once: int | None = None) -> str:
+    """The text of a script whose task N runs the command with arguments N; `at_once` limits how many run together."""
+    cases = [f"    {number}) words=({shlex.join(arguments)}) ;;" for number, arguments in tasks.items()]
+    choice = ['case "$SLURM_ARRAY_TASK_ID" in', *cases, "esac", ""]
+    limit = f"%{at_once}" if at_once else ""
+    array = {"array": ",".join(map(str, tasks)) + limit, "output": "%x-%A_%a.log"}
+    return _script(job, choice, 'paceline "${words[@]}"', array)
+
+
+def _script(job: Job, opening: Sequence[str], command: str, more: Mapping[str, str]) -> str:
     wanted = {
         "job-name": job.name,
         "nodes": job.nodes,
@@ -37,12 +50,12 @@ def job_script(job: Job) -> str:
         "partition": job.partition,
         "signal": f"B:USR1@{_WARNING_SECONDS}",
         "open-mode": "append",
-        "output": "%x-%j.log",
+        **more,
     }
     lines = [f"#SBATCH --{name}={value}" for name, value in wanted.items() if value is not None]
     path = [f"export PATH={shlex.quote(str(job.programs))}:$PATH"] if job.programs else []
-    command = shlex.join(["paceline", *job.arguments])
-    return "\n".join(["#!/bin/bash", *lines, "#SBATCH --requeue", "", *path, _BODY.format(**_words(), command=command)])
+    body = _BODY.format(**_words(), command=command)
+    return "\n".join(["#!/bin/bash", *lines, "#SBATCH --requeue", "", *path, *opening, body])
 
 
 def _words() -> dict[str, int]:

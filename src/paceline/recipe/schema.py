@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 from paceline.core.arguments import Arguments, Count, CountOrZero, NonNegative, Positive, Share, Weight
 from paceline.optim.group_presets import KindName, PresetName
 from paceline.recipe.document import are_named_parts
+from paceline.recipe.schema_logging import Logging
 
 Auto = Literal["auto"]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -351,23 +352,6 @@ class Checkpoint(Arguments):
     """The metric that selects the best checkpoint; auto: the task's main metric; null: none."""
     direction: Literal["auto", "max", "min"] = "auto"
     """Whether higher or lower is better; auto: `higher_is_better` of the metric."""
-
-
-class Logging(Arguments):
-    """What to log, and how often."""
-
-    every_steps: Count | None = None
-    """How often, in steps; by default every 20."""
-    every_epochs: Positive | None = None
-    """How often, in epochs."""
-    tensorboard: bool = True
-    """Whether event files for TensorBoard are written."""
-    images: bool = True
-    """Whether samples, predictions and metrics are drawn."""
-    lr_change_ratio: Annotated[float, Field(ge=1)] = 1.1
-    """Changes of the learning rate by more than this ratio are logged."""
-    results: Annotated[str, Field(pattern=r"^.+\.(csv|xlsx)$")] | None = None
-    """A results table with one row per run and split; relative to the current folder."""
 
 
 class Recipe(Arguments):

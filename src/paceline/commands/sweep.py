@@ -1,0 +1,165 @@
+"""`paceline sweep`: train a recipe with several values of its keys, and compare the runs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from paceline.commands.common import check_trackers, check_writable, print_json, recipe_file, use_modules
+from paceline.commands.results import groups_json, print_groups, read_groups
+from paceline.commands.run_lock import hold_lock
+from paceline.commands.slurm import check_job, folder_of_command
+from paceline.commands.sweep_file import Command, SweepFile, Trial
+from paceline.commands.sweep_run import run_trials
+from paceline.core.atomic_write import replace_file
+from paceline.core.errors import RecipeError, Stopped, UsageError
+from paceline.core.process import StopRequest
+from paceline.core.text import pluralize
+from paceline.launch.devices import count_devices, visible_names
+from paceline.launch.environment import find_place
+from paceline.launch.job_pool import JobPool
+from paceline.launch.slurm import Job, array_script
+from paceline.recipe.load import load
+from paceline.recipe.schema import Recipe
+from paceline.recipe.search_space import SearchSpace, read_search_space
+from paceline.recipe.validate import validate
+
+_MOST = 256
+
+
+def main(options: argparse.Namespace) -> int:
+    """Run all trials that are not finished; 0 when all are, 1 if some failed, 75 if some are left."""
+    if find_place(os.environ) is not None:
+        raise UsageError("sweep starts the processes of its runs itself; start it once, without torchrun or srun")
+    for name in ("jobs", "procs"):
+        if getattr(options, name) is not None and not 1 <= getattr(options, name) <= _MOST:
+            raise UsageError(f"--{name}: expected a number from 1 to {_MOST}, got {getattr(options, name)}")
+    check_job(options)
+    use_modules(options.use)
+    file_name, space = recipe_file(options.recipe), read_search_space(options.overrides)
+    trials = space.grid() if options.samples is None else space.sample(options.samples, options.seed)
+    recipe = _check_all(file_name, space, trials)
+    out: Path = options.out or Path("runs") / f"{recipe.name}-sweep"
+    check_writable(out)
+    command = Command(file_name, space.shared, options.use)
+    SweepFile(out, command, trials)  # a folder of something else is refused before it is locked
+
+    def words(trial: Trial) -> list[str]:
+        """The arguments of `paceline` that train a trial."""
+        overrides = [*space.overrides(trial.overrides), f"name={recipe.name}-{trial.run}"]
+        used = [word for module in options.use for word in ("--use", module)]
+        return ["train", file_name, *overrides, *used, "--out", str(out / trial.run), *_processes(options)]
+
+    with hold_lock(out):
+        file = SweepFile(out, command, trials)
+        file.write()
+        if options.slurm:
+            return _write_array(file, recipe, words, options)
+        return _run(file, recipe, words, options)
+
+
+def _check_all(file_name: str, space: SearchSpace, trials: Sequence[tuple[str, ...]]) -> Recipe:
+    """Check the recipe of every trial, and raise all mistakes at once; returns the first recipe."""
+    problems: list[str] = []
+    recipes = []
+    for trial in trials:
+        try:
+            checked = validate(load(file_name, space.overrides(trial)))
+            check_trackers(checked)
+            recipes.append(checked.recipe)
+        except RecipeError as error:
+            problems += error.problems
+    if problems:
+        raise RecipeError(problems)
+    return recipes[0]
+
+
+def _processes(options: argparse.Namespace) -> list[str]:
+    """What says how many processes a run has; in a job, Slurm starts several, and one must not start others."""
+    number = (options.procs or 1) if options.slurm else options.procs
+    return [] if number is None or (options.slurm and number > 1) else ["--procs", str(number)]
+
+
+def _due(file: SweepFile, is_retried: bool) -> list[Trial]:
+    """The trials that are to be started or resumed."""
+    left_out = ("finished", "running") if is_retried else ("finished", "running", "failed")
+    return [trial for trial in file.wanted if trial.state not in left_out]
+
+
+def _run(file: SweepFile, recipe: Recipe, words: Callable[[Trial], list[str]], options: argparse.Namespace) -> int:
+    due = _due(file, options.retry)
+    counts = ", ".join(f"{number} {state}" for state, number in Counter(each.state for each in file.wanted).items())
+    print(f"sweep    {pluralize(len(file.wanted), 'trial')} in {file.out}: {counts}", file=sys.stderr)
+    num_jobs = min(options.jobs or 1, len(file.wanted))  # as many as at the first start: shares of cores change results
+    devices = [] if recipe.train.device == "cpu" else _devices()
+    if devices and num_jobs > 1 and recipe.train.devices:
+        raise UsageError("train.devices is incompatible with --jobs, which divides the devices; remove one of them")
+    stop = StopRequest()
+    with stop.on_signals(until_exit=options.is_process):
+        run_trials(file, due, words, JobPool(num_jobs, devices), stop)
+        _print_results(file, options.json)
+    return _exit_code(file, stop)
+
+
+def _devices() -> list[str]:
+    """The CUDA devices that this process may use, by the names that CUDA_VISIBLE_DEVICES takes."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [str(number) for number in range(count_devices())]
+    return names if visible is None else visible_names(visible)[: len(names)]
+
+
+def _print_results(file: SweepFile, is_json: bool) -> None:
+    runs = [file.folder(trial) for trial in file.trials if (file.folder(trial) / "metrics.jsonl").is_file()]
+    groups = read_groups(runs) if runs else []
+    if is_json:
+        print_json({"sweep": str(file.out), "trials": [asdict(trial) for trial in file.trials], **groups_json(groups)})
+    else:
+        print_groups(groups)
+
+
+def _exit_code(file: SweepFile, stop: StopRequest) -> int:
+    """Report the trials that are not finished."""
+    states = [trial.state for trial in file.wanted]
+    for trial in file.wanted:
+        if trial.state == "failed":
+            print(f"failed   {trial}: {trial.reason}; see {file.log(trial)}", file=sys.stderr)
+        elif trial.state == "running":
+            print(f"in use   {trial}: another process trains it", file=sys.stderr)
+    if "failed" in states:
+        print("the same command with --retry starts failed trials again", file=sys.stderr)
+    if stop.requested:
+        raise Stopped(f"stopped {stop}; the same command continues the sweep")
+    if "failed" in states:
+        return 1
+    return 0 if set(states) == {"finished"} else Stopped.exit_code
+
+
+def _write_array(
+    file: SweepFile, recipe: Recipe, words: Callable[[Trial], list[str]], options: argparse.Namespace
+) -> int:
+    """Write a script that trains each unfinished trial as a task of a job array."""
+    due = _due(file, options.retry)
+    if not due:
+        print(
+            f"nothing to submit: {pluralize(len(file.wanted), 'trial')} in {file.out} are done or run", file=sys.stderr
+        )
+        return 0
+    job = Job(
+        name=re.sub(r"[^\w.-]+", "-", f"{recipe.name}-sweep"),
+        processes=options.procs or 1,
+        time=options.time,
+        partition=options.partition,
+        needs_gpus=recipe.train.device.startswith("cuda"),
+        programs=folder_of_command(),
+    )
+    tasks = {int(trial.run): words(trial) for trial in due}
+    script = file.out / "array.sh"
+    replace_file(script, array_script(job, tasks, options.jobs).encode())
+    print(f"wrote {script} with {pluralize(len(due), 'task')}; submit it with: sbatch {script}", file=sys.stderr)
+    return 0

@@ -1,0 +1,112 @@
+"""Commands side by side on this machine: each in a process of its own, with its share of cores and devices."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self, TypeVar
+
+from paceline.launch.environment import PARENT, threads_of_each
+
+_STOP_SECONDS = 60.0  # for a job to save and exit after a request to stop
+
+Thing = TypeVar("Thing")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command, its name, and the file that gets what it prints."""
+
+    name: str
+    command: Sequence[str]
+    log: Path
+
+
+class JobPool:
+    """Runs up to `size` jobs at once; they end with this process, whatever ends it.
+
+    Use it from the main thread: on Linux a job ends with the thread that started it.
+    """
+
+    def __init__(self, size: int, devices: Sequence[str] = ()) -> None:
+        self.size = size
+        self._devices = devices
+        self._cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        self._running: dict[int, tuple[Job, subprocess.Popen[bytes]]] = {}
+        self._deadline: float | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kill()
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The jobs that run."""
+        return [job for job, _ in self._running.values()]
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another job may start."""
+        return len(self._running) < self.size
+
+    def start(self, job: Job) -> None:
+        """Start a job in the first free place."""
+        place = next(place for place in range(self.size) if place not in self._running)
+        with job.log.open("ab") as log:
+            process = subprocess.Popen(
+                job.command,
+                env=os.environ | self.variables(place),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # a terminal's Ctrl-C is passed on once, by us
+            )
+        if self._cores:
+            with suppress(OSError):  # it has ended already
+                os.sched_setaffinity(process.pid, share_of(self._cores, place, self.size))
+        self._running[place] = job, process
+
+    def variables(self, place: int) -> Mapping[str, str]:
+        """What the environment of a job in a place has beyond ours."""
+        found = {PARENT: str(os.getpid())}
+        if "OMP_NUM_THREADS" not in os.environ:
+            found["OMP_NUM_THREADS"] = str(threads_of_each(self.size))
+        if self._devices:
+            found["CUDA_VISIBLE_DEVICES"] = ",".join(share_of(self._devices, place, self.size))
+        return found
+
+    def poll(self) -> list[tuple[Job, int]]:
+        """The jobs that have ended since, with their exit codes; a negative one is a signal."""
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            self._kill()
+        ended = [place for place, (_, process) in self._running.items() if process.poll() is not None]
+        return [(job, process.returncode) for job, process in map(self._running.pop, ended)]
+
+    def stop(self) -> None:
+        """Ask all jobs to save and exit; those that have not after a minute are killed."""
+        if self._deadline is None:
+            self._deadline = time.monotonic() + _STOP_SECONDS
+            for _, process in self._running.values():
+                process.terminate()
+
+    def _kill(self) -> None:
+        for _, process in self._running.values():
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        for _, process in self._running.values():
+            process.wait()
+
+
+def share_of(things: Sequence[Thing], place: int, size: int) -> Sequence[Thing]:
+    """The things of one of `size` places: contiguous and disjoint, or one that several share if there are too few."""
+    if len(things) < size:
+        return [things[place % len(things)]]
+    return things[len(things) * place // size : len(things) * (place + 1) // size]

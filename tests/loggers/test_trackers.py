@@ -1,0 +1,186 @@
+"""Experiment trackers: what W&B and MLflow hold after a run, resumed or not, and what happens if they fail."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.cli import main
+from paceline.loggers.events import Ended, Evaluated, Event, Logged, LoggerGroup, Note, Snapshot, Started, Visualized
+from paceline.loggers.mlflow import MlflowTracker
+from paceline.loggers.tracker import Tracker, TrackerIds, TrackerLogger
+from paceline.loggers.wandb import WandbTracker
+from paceline.visualize.image import save_png
+
+CONFIG = {"name": "tiny", "optimizer": {"lr": 0.1, "betas": [0.9, 0.99]}, "data": {"batch_size": 8}}
+
+
+def events(folder: Path, steps: range, state: str = "finished") -> list[Event]:
+    """What a run emits: a record for each step, an evaluation with an image at the last one."""
+    last = steps[-1]
+    logged = [Logged(step, step / 4, {"loss": 1 / step, "lr": 0.1}, {}, {"time": 1000.0 + step}) for step in steps]
+    image = folder / f"val-samples-{last:08d}.png"
+    save_png(np.zeros((5, 7, 3), dtype=np.uint8), image)
+    evaluated = Evaluated(last, last / 4, "val", {"top1": last / 10, "ap@0.5": math.nan}, 20)
+    opening = Started("tiny", folder, "cpu", 1, 8, 4, steps[0] - 1)
+    return [opening, *logged, evaluated, Visualized(last, "val", {"samples": image}), Ended(state, last, last / 4)]
+
+
+def log(tracker: Tracker, folder: Path, steps: range, state: str = "finished") -> list[str]:
+    """Log a run, or a part of it, and return the warnings."""
+    warnings: list[str] = []
+    group = LoggerGroup([TrackerLogger("tracker", tracker, warnings.append)])
+    for event in events(folder, steps, state):
+        group.emit(event)
+    group.close()
+    return warnings
+
+
+class Broken:
+    """A service that fails in one of its calls, and notes which ones it got."""
+
+    def __init__(self, fails: str) -> None:
+        self.fails = fails
+        self.calls: list[str] = []
+        self.threads: set[int] = set()
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def call(*_: Any) -> None:
+            self.threads.add(threading.get_ident())
+            self.calls.append(name)
+            if name == self.fails:
+                raise RuntimeError("no route\nto host")
+
+        return call
+
+
+@pytest.mark.parametrize(
+    ("fails", "calls"),
+    [
+        ("start", ["start"]),
+        ("log", ["start", "log", "log", "log", "log_images", "end"]),
+        ("end", ["start", "log", "log", "log", "log_images", "end"]),
+        ("", ["start", "log", "log", "log", "log_images", "end"]),
+    ],
+)
+def test_a_failure_warns_once_and_training_continues(fails: str, calls: list[str], tmp_path: Path) -> None:
+    tracker = Broken(fails)
+    warnings = log(tracker, tmp_path, range(1, 3))
+    assert tracker.calls == calls
+    assert len(warnings) == (1 if fails else 0)
+    assert all("logging.tracker" in each and "no route" in each for each in warnings)
+    assert threading.get_ident() not in tracker.threads  # training never waits for a service
+
+
+def test_a_failure_is_reported_while_the_run_goes_on(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    logger = TrackerLogger("tracker", Broken("start"), warnings.append)
+    logger.handle(events(tmp_path, range(1, 2))[0])
+    deadline = threading.Event()
+    for _ in range(3000):
+        logger.tick(Snapshot(1, 8, 0.25, 0.0))
+        if warnings or deadline.wait(0.01):
+            break
+    assert len(warnings) == 1
+    logger.handle(Note("more"))
+    logger.close()
+    assert len(warnings) == 1
+
+
+def test_a_service_that_does_not_answer_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.loggers.tracker._END_SECONDS", 0.0)
+    answer = threading.Event()
+
+    class Slow(Broken):
+        def start(self, name: str) -> None:
+            answer.wait()
+
+    (warning,) = log(Slow(""), tmp_path, range(1, 2))
+    assert "logging.tracker" in warning
+    answer.set()
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_missing_package_is_an_error_of_the_recipe(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("paceline.commands.common.find_spec", lambda _: None)
+    section = {"wandb": "{project: p, mode: offline}", "mlflow": "{}"}[name]
+    Path("recipe.yaml").write_text(f"extends: quickstart\nname: t\nlogging:\n  images: false\n  {name}: {section}\n")
+    for command in ("train", "check"):
+        assert main([command, "recipe.yaml"]) == 2
+        assert capsys.readouterr().err.startswith(f"recipe.yaml:5:{len(name) + 5}: logging.{name}: ")
+    assert main(["sweep", "recipe.yaml", "train.seed=0,1"]) == 2
+    assert f"paceline[{name}]" in capsys.readouterr().err
+    assert main(["show", "recipe.yaml", "--json"]) == 0  # only training needs it
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
+
+
+def test_mlflow_holds_each_step_once_after_a_resume(tmp_path: Path) -> None:
+    tracking = pytest.importorskip("mlflow.tracking", reason="mlflow is not installed: pip install 'paceline[mlflow]'")
+    uri = f"file:{tmp_path / 'store'}"
+    given: dict[str, Any] = {"experiment": "tests", "tracking_uri": uri, "tags": {"team": "a"}}
+    assert log(MlflowTracker(tmp_path, CONFIG, **given), tmp_path, range(1, 5), "stopped") == []
+    number = TrackerIds(tmp_path).read("mlflow")
+    client = tracking.MlflowClient(uri)
+    assert client.get_run(number).info.status == "KILLED"
+    assert log(MlflowTracker(tmp_path, CONFIG, **given), tmp_path, range(3, 8)) == []
+    assert TrackerIds(tmp_path).read("mlflow") == number
+    run = client.get_run(number)
+    assert (run.info.status, run.info.run_name, run.data.tags["team"]) == ("FINISHED", "tiny", "a")
+    params = {"name": "tiny", "optimizer.lr": "0.1", "optimizer.betas": "[0.9, 0.99]", "data.batch_size": "8"}
+    assert run.data.params == params
+    losses = [(each.step, each.value) for each in client.get_metric_history(number, "train/loss")]
+    assert losses == [(step, 1 / step) for step in range(1, 8)]
+    assert [each.step for each in client.get_metric_history(number, "val/top1")] == [4, 7]
+    assert math.isnan(client.get_metric_history(number, "val/ap_0.5")[-1].value)
+    images = client.list_artifacts(number, "images/val")
+    assert [Path(each.path).name for each in images] == ["val-samples-00000004.png", "val-samples-00000007.png"]
+
+
+def wandb_records(folder: Path) -> list[dict[str, Any]]:
+    """What the offline files of all parts of a run hold, read by the package's own reader."""
+    from wandb.proto import wandb_internal_pb2
+    from wandb.sdk.internal.datastore import DataStore
+
+    found = []
+    for path in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
+        store = DataStore()
+        store.open_for_scan(str(path))
+        while (data := store.scan_data()) is not None:
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            if record.HasField("run"):
+                found.append({"id": record.run.run_id, "project": record.run.project, "name": record.run.display_name})
+            if record.HasField("history"):
+                items = {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
+                found.append({key: json.loads(value) for key, value in items.items()})
+    return found
+
+
+def test_wandb_offline_files_hold_the_run_and_a_resume_keeps_its_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb", reason="wandb is not installed: pip install 'paceline[wandb]'")
+    for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "own"))
+    given: dict[str, Any] = {"project": "tests", "mode": "offline", "tags": ["a"]}
+    assert log(WandbTracker(tmp_path, CONFIG, **given), tmp_path, range(1, 5), "stopped") == []
+    number = TrackerIds(tmp_path).read("wandb")
+    assert log(WandbTracker(tmp_path, CONFIG, **given), tmp_path, range(5, 8)) == []
+    records = wandb_records(tmp_path)
+    runs = [record for record in records if "id" in record]
+    assert {(each["id"], each["project"], each["name"]) for each in runs} == {(number, "tests", "tiny")}
+    history = [record for record in records if "train/loss" in record]
+    assert [(each["_step"], each["train/loss"]) for each in history] == [(step, 1 / step) for step in range(1, 8)]
+    evaluated = [(each["_step"], each["val/top1"]) for each in records if "val/top1" in each]
+    assert evaluated == [(4, 0.4), (7, 0.7)]
+    assert len(list(tmp_path.glob("wandb/offline-run-*/files/media/images/val/*.png"))) == 2
