@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import re
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -109,6 +110,8 @@ def load_by_processes(source: SplitLoader, requests: Iterable[Request], workers:
         collate_fn=_unchanged,
         prefetch_factor=_PROCESS_PREFETCH,
         pin_memory=torch.cuda.is_available(),
+        # Workers share the data set's memory and block signals as we do; from Python 3.14 on it is not the default.
+        multiprocessing_context="fork" if sys.platform == "linux" else None,
         worker_init_fn=partial(_init_worker, is_main_thread=current_thread() is main_thread()),
     )
     share_folder()
