@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -114,6 +115,13 @@ def test_a_killed_sweep_takes_its_runs_with_it_and_continues_to_the_same_result(
         f"tiny-{run}": [record["top1"] for record in records if record["split"] == "val"][-1]
         for run, (_, records) in whole.items()
     }
+    page = re.search(r'id="data">(.*?)</script>', (sweep.out / "report.html").read_text(), re.DOTALL)
+    assert page
+    report = json.loads(page[1])
+    assert {run["name"]: run["evaluations"][-1]["metrics"]["top1"] for run in report["runs"]} == {
+        each["run"]: pytest.approx(each["metrics"]["top1"], rel=1e-5) for each in answer["runs"]
+    }
+    assert {"optimizer.lr", "train.seed"} <= {each["key"] for each in report["differences"]}
 
 
 def test_a_stopped_sweep_continues_and_failed_runs_wait_for_a_retry(

@@ -29,6 +29,7 @@ from paceline.recipe.load import load
 from paceline.recipe.schema import Recipe
 from paceline.recipe.search_space import SearchSpace, read_search_space
 from paceline.recipe.validate import validate
+from paceline.report.page import write_report
 
 _MOST = 256
 
@@ -115,12 +116,17 @@ def _devices() -> list[str]:
 
 
 def _print_results(file: SweepFile, is_json: bool) -> None:
+    """Print a table of all runs that have metrics, and write a report over them."""
     runs = [file.folder(trial) for trial in file.trials if (file.folder(trial) / "metrics.jsonl").is_file()]
     groups = read_groups(runs) if runs else []
+    if runs:
+        write_report(runs, file.out / "report.html")
     if is_json:
         print_json({"sweep": str(file.out), "trials": [asdict(trial) for trial in file.trials], **groups_json(groups)})
-    else:
-        print_groups(groups)
+        return
+    print_groups(groups)
+    if runs:
+        print(f"report   {file.out / 'report.html'}", file=sys.stderr)
 
 
 def _exit_code(file: SweepFile, stop: StopRequest) -> int:
