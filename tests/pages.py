@@ -13,6 +13,7 @@ import yaml
 
 from paceline.cli import _parse
 from paceline.recipe.load import load, shipped_recipes
+from paceline.recipe.search_space import read_search_space
 from paceline.recipe.validate import validate
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -84,7 +85,7 @@ def check_command(words: list[str], folder: Path, makefile: str) -> None:
         options = _parse(arguments)
         reference = getattr(options, "recipe", None)
         if reference and not getattr(options, "use", None) and (recipe := _recipe(reference, folder)):
-            for overrides in _expanded(options.overrides, options.command in ("plan", "sweep")):
+            for overrides in _expanded(options.overrides, options.command):
                 validate(load(recipe, overrides))
 
 
@@ -95,9 +96,13 @@ def _recipe(reference: str, folder: Path) -> str | None:
     return next((each for each in known if Path(each).is_file() or each in shipped_recipes()), None)
 
 
-def _expanded(overrides: list[str], is_grid: bool) -> Iterator[list[str]]:
-    """Each setting of a grid (`key=a,b`) by itself; other overrides together."""
-    if not is_grid:
+def _expanded(overrides: list[str], command: str) -> Iterator[list[str]]:
+    """The overrides of each trial of a sweep; each setting of a plan (`key=a,b`) by itself; others together."""
+    if command == "sweep":
+        space = read_search_space(overrides)
+        yield from map(space.overrides, space.sample(2, seed=0))
+        return
+    if command != "plan":
         yield overrides
         return
     for override in overrides:

@@ -36,6 +36,8 @@ RUN = {
     "docs/learning.md": "tests/test_run_docs.py",
     "docs/predict.md": "tests/test_run_docs.py",
     "docs/export.md": "tests/test_run_docs.py",
+    "docs/install.md": "tests/test_sweep_docs.py",
+    "docs/sweep.md": "tests/test_sweep_docs.py",
     "docs/coming-from/pet.md": "tests/recipe/test_foreign_config.py",
     "docs/coming-from/dali-json.md": "tests/recipe/test_foreign_config.py",
 }

@@ -69,8 +69,7 @@ def test_a_random_search_runs_and_is_compared(capsys: pytest.CaptureFixture[str]
 
 def test_commands_of_the_install_page_work(capsys: pytest.CaptureFixture[str]) -> None:
     commands = re.findall(r"^\$ paceline (.*)$", INSTALL, re.MULTILINE)
-    assert commands == ["--version", "recipes"]
-    with pytest.raises(SystemExit, match="0"):
-        main(["--version"])
-    assert main(["recipes"]) == 0
-    assert "quickstart" in capsys.readouterr().out
+    assert len(commands) == 2
+    for command in commands:
+        assert main(shlex.split(command)) == 0
+        assert "quickstart" in capsys.readouterr().out
