@@ -60,19 +60,6 @@ def test_the_message_printed_is_the_message_given(tmp_path: Path) -> None:
     assert str(caught.value).endswith(f"my_parts.py:{printed[0]}: {printed[1]}")
 
 
-def test_training_from_python_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (code,) = [text for text in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL) if "paceline.build" in text]
-    monkeypatch.chdir(tmp_path)
-    small = '"model.widths": [2], "train.threads": 1, "train.epochs": 1'
-    exec(code.replace('"train.epochs": 1', small), {})
-    first, *records, top1 = capsys.readouterr().out.splitlines()
-    assert first.split()[0] == "94"
-    assert {record.split()[0] for record in records} == {"train", "val"}
-    assert first.split()[1] == top1
-
-
 @pytest.fixture
 def depth(tmp_path: Path) -> Path:
     """A folder with the example and its scenes."""

@@ -19,7 +19,8 @@ SUB_ROOMS = {
     "engine": ["activation_checkpointing", "precision", "strategies"],
 }  # in import order; files beside them stand where the graph without circles puts them
 FACADE = {"__init__", "__main__"}  # the package's front door gives out what the rooms make
-FILES = sorted(SOURCE.rglob("*.py"))
+TEMPLATES = SOURCE / "templates"  # files of a user's, which are copied and never imported
+FILES = sorted(path for path in SOURCE.rglob("*.py") if path.parent != TEMPLATES)
 
 
 def module_name(path: Path) -> str:

@@ -16,6 +16,7 @@ from paceline.core.process import flush_streams, limit_spinning, open_missing_st
 from paceline.launch.environment import LAUNCHER, end_with_sweep
 
 _COMMANDS = {
+    "new": "create a project with a model, a data set, a loss and a metric of your own to edit",
     "train": "train from a recipe, or resume a run",
     "eval": "evaluate a checkpoint or a weights file",
     "predict": "what a trained run predicts for new images: tables, maps, and images with predictions drawn",
@@ -35,6 +36,7 @@ _COMMANDS = {
     "slurm": "print a Slurm job script that requeues itself at the time limit",
     "schema": "print the JSON Schema of recipes, for editors",
 }
+_SAMPLE_TASKS = ("classification", "detection", "keypoints", "saliency", "segmentation", "video")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -127,6 +129,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_processes(made[name])
     _add_data(made["data"])
     _add_sample(made["sample"])
+    _add_new(made["new"])
     _add_results(made["results"])
     _add_report(made["report"])
     _add_convert(made["convert"])
@@ -224,12 +227,22 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 def _add_sample(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "kind",
-        choices=("classification", "detection", "keypoints", "saliency", "segmentation", "video"),
+        choices=_SAMPLE_TASKS,
         help="the task",
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
     parser.add_argument("--number", type=int, default=64, metavar="N", help="number of samples (default: 64)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="random seed (default: 0)")
+
+
+def _add_new(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
+    parser.add_argument(
+        "--task",
+        choices=(*_SAMPLE_TASKS, "masked_autoencoder"),
+        default="classification",
+        help="the task (default: classification)",
+    )
 
 
 def _add_results(parser: argparse.ArgumentParser) -> None:

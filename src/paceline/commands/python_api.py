@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,7 @@ class TrainResult:
     """The run directory."""
     metrics: dict[str, dict[str, float]]
     """The last metrics of each split that was evaluated."""
-    history: list[Record]
+    history: list[Record] = field(repr=False)
     """All records of `metrics.jsonl`: each has "step", "epoch", "split" and metrics by name."""
     best: BestCheckpoint | None
 

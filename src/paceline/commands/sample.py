@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from paceline.core.errors import UsageError
@@ -21,20 +22,34 @@ def main(options: argparse.Namespace) -> int:
     if options.seed < 0:
         raise UsageError(f"--seed {options.seed}: expected a number ≥ 0")
     folder: Path = options.folder
-    if folder.is_dir() and any(folder.iterdir()):
-        raise UsageError(f"{folder} is not empty; choose a new folder")
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file; choose a new folder")
-    try:
-        _write(options.kind, folder.absolute(), options.number, options.seed)
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be written: {error.strerror or error}; choose another folder") from error
+    create_folder(folder, lambda new: write_samples(options.kind, new, options.number, options.seed))
     print(_snippet(options.kind, folder.absolute()), end="")
     print(f"# A complete recipe ships with the package:\n#   {_command(options.kind, folder.absolute())}")
     return 0
 
 
-def _write(kind: str, folder: Path, number: int, seed: int) -> None:
+def create_folder(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Create a folder with what `fill` writes into it, completely or not at all; one that is not empty is refused."""
+    try:
+        if folder.is_dir() and any(folder.iterdir()):
+            raise UsageError(f"{folder} is not empty; choose a new folder")
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(f"{folder} is a file; choose a new folder")
+        place = folder.absolute()
+        place.parent.mkdir(parents=True, exist_ok=True)
+        aside = place.with_name(f".{place.name}.{os.getpid()}.partial")
+        aside.mkdir()
+        try:
+            fill(aside)
+            aside.rename(place)  # onto an empty folder at most
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written: {error.strerror or error}; choose another folder") from error
+
+
+def write_samples(kind: str, folder: Path, number: int, seed: int) -> None:
+    """Write a synthetic data set for a task into an empty folder."""
     from paceline.data import stick_people, synthetic
 
     write = {
@@ -45,14 +60,7 @@ def _write(kind: str, folder: Path, number: int, seed: int) -> None:
         "segmentation": synthetic.write_segmentation,
         "video": synthetic.write_video,
     }[kind]
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    aside.mkdir()
-    try:
-        write(aside, number, seed)
-        aside.rename(folder)  # onto an empty folder at most
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    write(folder, number, seed)
 
 
 def _snippet(kind: str, folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""Console output: lines with a progress bar on a terminal, plain lines elsewhere."""
+"""Console output: lines with a progress bar on a terminal or in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from paceline.loggers.events import Ended, Event, Logged, Logger, Note, Snapshot, Started
 from paceline.loggers.messages import Words, lines_of, plain, status
+from paceline.loggers.notebook import NotebookPage, is_notebook
 
 if TYPE_CHECKING:
     from rich.console import Console as Terminal
@@ -27,13 +28,16 @@ _BAR_WIDTHS = (40, 30, 20, 10)  # few, so that the bar does not jump whenever a 
 
 
 class Console(Logger):
-    """Print a line for each event; on a terminal, a progress bar below the lines."""
+    """Print a line for each event; on a terminal, a progress bar below the lines, in a notebook among them."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
+        in_notebook = stream is None and is_notebook()
         stream = sys.stderr if stream is None else stream
         on_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
-        self._page = _TerminalPage(stream) if on_terminal else _PlainPage(stream)
-        self._next_draw = 0.0 if on_terminal else inf
+        self._page: _PlainPage | NotebookPage = _TerminalPage(stream) if on_terminal else _PlainPage(stream)
+        if in_notebook:
+            self._page = NotebookPage()
+        self._next_draw = 0.0 if on_terminal or in_notebook else inf
         self._next_line = 0.0
         self._total_steps = 0
         self._main_metric: str | None = None

@@ -22,6 +22,15 @@ _DIVISION = {
 }
 
 
+Pair = Callable[[Any, Batch], tuple[Any, Any]]
+"""What a user's loss or metric is given, of a task's outputs for a batch and the batch: an output and its target."""
+
+
+def output_and_target(outputs: Any, batch: Batch) -> tuple[Any, Any]:
+    """The outputs as they are, beside the batch's target."""
+    return outputs, batch.target
+
+
 class Criterion:
     """A module or function `(output, target) → number` as a loss of what the task gives and the batch's target.
 
@@ -34,15 +43,13 @@ class Criterion:
     - `none`: the sum over samples of each one's mean.
     """
 
-    target_scale = 1.0
-    """What targets are multiplied by: a task whose masks are from 0 to 255 has them from 0 to 1."""
-
     ignores_model = False
     """Whether its last value had no gradient although the output had one."""
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self.name = name
         self.function = function
+        self.pair: Pair = output_and_target
         self.reduction = _reduction(function)
         if self.reduction not in _DIVISION:
             raise RecipeError(f"loss {name}: expected reduction mean, sum or none, got {self.reduction!r}")
@@ -58,15 +65,15 @@ class Criterion:
 
     def __call__(self, outputs: Any, batch: Batch) -> LossTerm:
         """The loss of `outputs` beside the batch's target."""
-        target = batch.target if self.target_scale == 1 else batch.target * self.target_scale
-        if isinstance(outputs, Tensor):
-            outputs = to_full_precision(outputs)
-            target = comparable(target, outputs)
+        output, target = self.pair(outputs, batch)
+        if isinstance(output, Tensor):
+            output = to_full_precision(output)
+            target = comparable(target, output)
             if isinstance(self.function, nn.Module):
-                self.function.to(outputs.device)
-        with user_code(f"loss {self.name}", note=lambda: compared(outputs, target)):
-            value = self.function(outputs, target)
-        if isinstance(outputs, Tensor) and isinstance(value, Tensor) and outputs.requires_grad:
+                self.function.to(output.device)
+        with user_code(f"loss {self.name}", note=lambda: compared(output, target)):
+            value = self.function(output, target)
+        if isinstance(output, Tensor) and isinstance(value, Tensor) and output.requires_grad:
             self.ignores_model = not value.requires_grad
         return LossTerm(self._numerator(value, batch.size), float(batch.size))
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from paceline.core.errors import RecipeError, TrainingError
 from paceline.core.user_code import user_code
 from paceline.data.batch import Batch
-from paceline.losses.adapter import same_shape
+from paceline.losses.adapter import Pair, output_and_target, same_shape
 from paceline.metrics.metric import Metric, MetricValues, State
 
 _MAX_DIMS = 8
@@ -49,11 +49,9 @@ def as_metric(name: str, made: Any) -> Metric:
 class MetricAdapter:
     """A metric with a state of its own, of which every use takes a fresh copy."""
 
-    target_scale = 1.0
-    """What targets are multiplied by: a task whose masks are from 0 to 255 has them from 0 to 1."""
-
     def __init__(self, name: str, metric: Any) -> None:
         self.name = name
+        self.pair: Pair = output_and_target
         self._metric = metric
 
     @property
@@ -67,19 +65,17 @@ class MetricAdapter:
         """The metric, if it declares no direction, so that errors name it."""
         return [] if self.higher_is_better else [self._metric]
 
-    def _pairs(self, predictions: Any, target: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    def _pairs(self, predictions: Any, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
         """Predictions and targets of a batch; of lists, which hold samples of different sizes, one after the other."""
+        predictions, target = self.pair(predictions, batch)
         if isinstance(predictions, Tensor) and isinstance(target, Tensor):
-            yield predictions.detach().cpu(), self._scaled(target.cpu())
+            yield predictions.detach().cpu(), target.cpu()
         elif isinstance(predictions, list) and isinstance(target, list):
             for one, other in zip(predictions, target, strict=True):
-                yield one.detach().cpu().unsqueeze(0), self._scaled(other.cpu().unsqueeze(0))
+                yield one.detach().cpu().unsqueeze(0), other.cpu().unsqueeze(0)
         else:
             found = f"predictions as {type(predictions).__name__} and targets as {type(target).__name__}"
             raise TrainingError(f"metric {self.name}: got {found}; expected tensors: have the task's predict give one")
-
-    def _scaled(self, target: Tensor) -> Tensor:
-        return target if self.target_scale == 1 else target * self.target_scale
 
     def _updated(self, metric: Any, preds: Tensor, target: Tensor) -> None:
         with user_code(f"metric {self.name}"):
@@ -111,7 +107,7 @@ class GatheredMetric(MetricAdapter):
 
     def update(self, predictions: Any, batch: Batch) -> State:
         """The predictions and targets of one batch."""
-        pairs = list(self._pairs(predictions, batch.target))
+        pairs = list(self._pairs(predictions, batch))
         return _packed("preds", [preds for preds, _ in pairs]) | _packed("target", [target for _, target in pairs])
 
     def compute(self, state: State) -> MetricValues:
@@ -138,7 +134,7 @@ class SummedMetric(MetricAdapter):
     def update(self, predictions: Any, batch: Batch) -> State:
         """What one batch adds to each sum: whole numbers to be added, floats to be joined."""
         metric = copy.deepcopy(self._metric)
-        for preds, target in self._pairs(predictions, batch.target):
+        for preds, target in self._pairs(predictions, batch):
             self._updated(metric, preds, target)
         added = {name: torch.as_tensor(getattr(metric, name)).detach().cpu() for name in self._sums}
         return {

@@ -94,6 +94,11 @@ def _check_average(run: Run, checkpoint: Path) -> None:
         )
 
 
+def _is_image(images: Any) -> bool:
+    """Whether this is one image, and not several."""
+    return isinstance(images, np.ndarray) and (images.ndim == 2 or (images.ndim == 3 and images.shape[-1] <= 4))
+
+
 class Inputs:
     """Makes loaders of inputs, with the transforms of evaluation."""
 
@@ -150,14 +155,16 @@ class Predictor:
         """The names of the classes."""
         return list(self.inputs.classes)
 
-    def predict(self, images: Sequence[str | Path | NDArray[np.uint8]] | str | Path) -> list[dict[str, Any] | None]:
+    def predict(
+        self, images: Sequence[str | Path | NDArray[np.uint8]] | str | Path | NDArray[np.uint8]
+    ) -> list[dict[str, Any] | None]:
         """What is predicted for each image, a file or an array uint8 [H, W, C]; None for a file that cannot be read.
 
         Classification gives "predicted" and "probabilities"; segmentation and saliency "mask"; detection "boxes",
         "scores", "labels" and "names"; keypoints "keypoints", "scores" and "names"; a task of your own "output", or the
         names of the dict that its `predict` gives.
         """
-        given = [images] if isinstance(images, str | Path) else list(images)
+        given = [images] if isinstance(images, str | Path) or _is_image(images) else list(images)
         if given and all(isinstance(each, str | Path) for each in given):
             dataset: Dataset = self._files([Path(str(each)) for each in given])
         else:

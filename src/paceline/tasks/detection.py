@@ -16,11 +16,11 @@ from paceline.core.registry import register
 from paceline.core.world import to_float64
 from paceline.data.batch import Batch
 from paceline.losses.loss_term import LossTerm
-from paceline.metrics.detection import CocoAP, DetectionRows
+from paceline.metrics.detection import CocoAP, DetectionRows, truth_field
 from paceline.metrics.metric import Metric
 from paceline.models.detector import Detections, Detector, Target, batched_nms
 from paceline.models.model_errors import call_model
-from paceline.tasks.task import Task
+from paceline.tasks.task import Task, compare_by
 from paceline.visualize.colors import class_color
 from paceline.visualize.curves import draw_curves
 from paceline.visualize.grid import Panel, class_legend
@@ -59,6 +59,7 @@ class Detection(Task):
             )
         super().__init__({}, {name: given.get(name, 1.0) for name in model.loss_names}, classes)
         self._metrics = [CocoAP(self.classes), *extra_metrics]
+        compare_by(rows_of_boxes, extra_metrics)
         self._count = getattr(model, "count", None)
         self._selection = getattr(model, "selection", None)
         self._flip = flip
@@ -156,9 +157,18 @@ def _targets(batch: Batch) -> list[Target]:
     """The objects of each image; crowds and difficult objects are not learned from."""
     if "boxes" not in batch:
         raise DataError("detection: these samples have no boxes; use a data set with boxes, such as voc, coco or yolo")
+    if "classes" not in batch:
+        raise DataError('detection: these samples have boxes but no labels; give "labels", the class of each box, too')
     kept = [~crowd for crowd in batch["crowd"]]
     fields = zip(batch["boxes"], batch["classes"], kept, strict=True)
     return [{"boxes": boxes[which], "labels": labels[which]} for boxes, labels, which in fields]
+
+
+def rows_of_boxes(predictions: Sequence[Detections], batch: Batch) -> tuple[list[Tensor], list[Tensor]]:
+    """Of each image, detections [K, 6] as x1 y1 x2 y2 score label, and its objects [M, 5] as x1 y1 x2 y2 label."""
+    found = [torch.cat([each.boxes, each.scores[:, None], each.labels[:, None]], 1) for each in predictions]
+    fields = zip(*(truth_field(batch, name) for name in ("boxes", "classes", "crowd")), strict=True)
+    return found, [torch.cat([boxes, labels[:, None]], 1)[~crowd] for boxes, labels, crowd in fields]
 
 
 def to_original(boxes: Tensor, batch: Batch, index: int) -> Tensor:

@@ -14,12 +14,13 @@ from paceline.core.errors import DataError, RecipeError
 from paceline.core.registry import register
 from paceline.core.world import to_float64
 from paceline.data.batch import TRUTHS, Batch, KeypointNames
+from paceline.losses.heatmap import stack_keypoints
 from paceline.losses.loss_term import Loss
-from paceline.metrics.keypoints import PCK, TORSO, KeypointAP, PoseRows, known_sigmas
+from paceline.metrics.keypoints import PCK, TORSO, KeypointAP, PoseRows, known_sigmas, truth_keypoints
 from paceline.metrics.metric import LossMetrics, Metric, MetricValues, State
 from paceline.models.heatmaps import Decode, Poses, decode_heatmaps, flip_heatmaps
 from paceline.models.model_errors import call_model
-from paceline.tasks.task import Task
+from paceline.tasks.task import Task, compare_by
 from paceline.visualize.grid import KEYPOINT_LEGEND, Panel
 from paceline.visualize.image import Image, fit, to_image
 from paceline.visualize.overlay import draw_keypoints
@@ -52,6 +53,8 @@ class Keypoints(Task):
         if joints is None:
             raise DataError("keypoints: the data set has none; use dataset: keypoints, or coco with keypoints: true")
         super().__init__(losses, weights, classes)
+        compare_by(heatmaps_and_places, losses.values())
+        compare_by(_keypoints_and_truth, extra_metrics)
         self.joints = joints
         self._decode: Decode = decode
         self._flip = flip
@@ -143,6 +146,18 @@ class _HeatmapMetric:
     def compute(self, state: State) -> MetricValues:
         """The metric's values."""
         return self.metric.compute(state)
+
+
+def heatmaps_and_places(heatmaps: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Heatmaps [N, J, h, w], and keypoints [N, J, 3] as x and y in pixels of the heatmap, and 0 if not labeled."""
+    keypoints, images = stack_keypoints(batch), batch["image"]
+    scale = [heatmaps.shape[-1] / images.shape[-1], heatmaps.shape[-2] / images.shape[-2], 1.0]
+    return heatmaps, keypoints * keypoints.new_tensor(scale)
+
+
+def _keypoints_and_truth(poses: Poses, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Predictions [N, J, 2] and labels [N, J, 3] in pixels of the image as it was read."""
+    return poses.keypoints, torch.stack(truth_keypoints(batch))
 
 
 def _to_original(points: Tensor, batch: Batch) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -12,13 +13,12 @@ from paceline.core.errors import RecipeError
 from paceline.core.registry import register
 from paceline.data.batch import Batch
 from paceline.losses.loss_term import Loss
-from paceline.losses.reconstruction import masks_of, patch_size_of
+from paceline.losses.reconstruction import masks_of, patch_size_of, patch_targets
 from paceline.metrics.features import FeatureAccuracy
 from paceline.metrics.metric import LossMetrics, Metric, MetricValues, State
-from paceline.models.masked_autoencoder import MaskedAutoencoder as Model
 from paceline.models.masked_autoencoder import patchify, unpatchify
 from paceline.models.model_errors import call_model
-from paceline.tasks.task import Task
+from paceline.tasks.task import Task, compare_by
 from paceline.visualize.grid import Panel
 from paceline.visualize.image import fit, to_image
 
@@ -47,9 +47,14 @@ class MaskedAutoencoder(Task):
         classes: Sequence[str] = (),
         extra_metrics: Sequence[Metric] = (),
     ) -> None:
-        if not isinstance(model, Model):
-            raise RecipeError(f"model: {type(model).__name__} is no masked autoencoder; use masked_autoencoder")
+        if not inspect.ismethod(getattr(model, "features", None)):
+            raise RecipeError(
+                f"model: {type(model).__name__} is no masked autoencoder; use masked_autoencoder, or give your model"
+                " forward(images, visible) and features(images), as docs/masked_autoencoder.md describes"
+            )
         super().__init__(losses, weights, classes)
+        compare_by(hidden_patches, losses.values())
+        compare_by(lambda found, batch: hidden_patches(found.patches, batch), extra_metrics)
         self._normalizes = any(getattr(loss, "normalize", False) for loss in losses.values())
         own = [_OfPatches(self.loss_functions, self.weights)]
         self._metrics = [*own, *([FeatureAccuracy(len(classes))] if classes else []), *extra_metrics]
@@ -86,6 +91,16 @@ class MaskedAutoencoder(Task):
         images = {name: unpatchify(patches, size, grid)[0] for name, patches in drawn.items()} | {"original": image[0]}
         low, high = image.min(), image.max()
         return [Panel(fit(to_image(each.clamp(low, high)), _IMAGE_SIDE), name) for name, each in images.items()]
+
+
+def hidden_patches(patches: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """What is predicted for the masked patches, [N, M, p·p·C], and their pixels."""
+    masks = masks_of(batch)
+    number = masks.shape[1] - batch["visible_patches"].shape[1]
+    hidden = masks.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :number, None]
+    truth = patch_targets(batch["image"], masks, normalize=False)
+    found = [each.gather(1, hidden.expand(-1, -1, each.shape[2])) for each in (patches, truth)]
+    return found[0], found[1]
 
 
 class _OfPatches(LossMetrics):

@@ -14,16 +14,14 @@ from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.core.world import to_float64
 from paceline.data.batch import Batch
-from paceline.losses.adapter import Criterion
 from paceline.losses.loss_term import Loss, LossTerm
-from paceline.metrics.adapter import MetricAdapter
 from paceline.metrics.metric import Metric
 from paceline.metrics.saliency import Saliency as SaliencyMetric
 from paceline.metrics.saliency import normalize_map
 from paceline.models.model_errors import call_model
 from paceline.tasks.classification import average_logits
 from paceline.tasks.pixel_prediction import PixelPrediction, main_output, pixel_metrics, resize, truths, warp_to_truth
-from paceline.tasks.task import Task
+from paceline.tasks.task import Task, compare_by
 from paceline.visualize.colors import class_color
 from paceline.visualize.grid import Panel
 from paceline.visualize.image import Image, fit, to_image, to_rgb
@@ -60,9 +58,7 @@ class Saliency(Task):
         selected = [metric for metric in extra_metrics if isinstance(metric, SaliencyMetric)]
         map_metrics = extra_metrics if selected else [SaliencyMetric(), *extra_metrics]
         self._stretch = selected[0].stretch if selected else True
-        for part in (*losses.values(), *extra_metrics):
-            if isinstance(part, Criterion | MetricAdapter):
-                part.target_scale = 1 / 255
+        compare_by(_with_shares, (*losses.values(), *extra_metrics))
         self._metrics = pixel_metrics(self, map_metrics)
 
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -118,6 +114,12 @@ class Saliency(Task):
     def _mae(self, found: Tensor, mask: Tensor) -> float:
         truth = mask.cpu().numpy() > 128
         return float(np.abs(normalize_map(found.cpu().numpy(), truth, self._stretch) - truth).mean())
+
+
+def _with_shares(outputs: Any, batch: Batch) -> tuple[Any, Any]:
+    """The outputs beside masks from 0 to 1; of masks of different sizes, a list."""
+    masks = batch.target
+    return outputs, [mask * (1 / 255) for mask in masks] if isinstance(masks, list) else masks * (1 / 255)
 
 
 def _draw_map(values: Tensor) -> Image:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from paceline.core.errors import TrainingError
 from paceline.core.user_code import own_code
 from paceline.data.batch import Batch, KeypointNames
+from paceline.losses.adapter import Criterion, Pair
 from paceline.losses.loss_term import Loss, LossTerm
+from paceline.metrics.adapter import MetricAdapter
 from paceline.metrics.metric import LossMetrics, Metric
 from paceline.models.model_errors import call_model
 from paceline.visualize.grid import Panel
@@ -36,6 +38,13 @@ def check_terms(task: Task, terms: Any) -> dict[str, LossTerm]:
         f"task {type(task).__name__}: losses {found}; expected a dict with a LossTerm for each loss of the recipe:"
         f" {{{names}}}"
     )
+
+
+def compare_by(pair: Pair, parts: Iterable[Any]) -> None:
+    """Have losses and metrics of a user's, among these, be given what `pair` makes of outputs and a batch."""
+    for part in parts:
+        if isinstance(part, Criterion | MetricAdapter):
+            part.pair = pair
 
 
 def check_task(task: Any) -> None:

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from paceline.core.errors import DamagedFileError, DataError, RecipeError
 from paceline.core.user_code import user_code
-from paceline.data.batch import Sample
+from paceline.data.batch import RAGGED, KeypointNames, Sample
+from paceline.data.datasets.keypoints import find_flip_pairs
 from paceline.data.rng import seeded_generators
 from paceline.data.split_loader import Dataset
+from paceline.data.transforms.annotations import box_area
 
 _MOST_CHANNELS = 4  # by which [H, W, C] and [C, H, W] are distinguished where they are not as usual
 _OBJECTS = {"labels": "classes", "iscrowd": "crowd"}  # torchvision's names for fields of objects, and ours
@@ -44,7 +46,8 @@ class TorchDataset:
     - "label": a whole number, or a vector with a number for each of the data set's `classes`.
     - "mask": a map of the image's height and width, [H, W] or [1, H, W], of any type. Transforms move it too.
     - "target": anything else that is of numbers. Transforms leave it as it is.
-    - A dict: its own fields. Those of torchvision's detection sets get our names.
+    - A dict: its own fields. Those of torchvision's detection sets get our names. "keypoints" are [J, 3], whose names
+      the data set's `keypoint_names` has, and which of them to join by a line `limbs`.
 
     Images of uint8 stay so, all others become float32 with the same values. What the data set draws at random follows
     from (seed, epoch, sample).
@@ -59,6 +62,9 @@ class TorchDataset:
         self.classes = [
             str(each) for each in getattr(dataset, "classes", None) or getattr(whole, "classes", None) or ()
         ]
+        names = [str(each) for each in getattr(dataset, "keypoint_names", None) or ()]
+        limbs = [(int(start), int(end)) for start, end in getattr(dataset, "limbs", None) or ()]
+        self.joints = KeypointNames(names, find_flip_pairs(names), limbs) if names else None
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -134,7 +140,35 @@ class TorchDataset:
         """What is of numbers, under our names; texts and the like are left out."""
         names = _OBJECTS if "boxes" in given else {}
         fields = {str(names.get(name, name)): value_array(value) for name, value in given.items() if name != "id"}
-        return {name: value for name, value in fields.items() if value is not None}
+        kept = {name: value for name, value in fields.items() if value is not None}
+        return kept if RAGGED.isdisjoint(kept) else _complete_objects(kept)
+
+
+def _complete_objects(fields: Sample) -> Sample:
+    """Fields of objects in their types, with what was left out: boxes around keypoints, areas of boxes, no crowds."""
+    found = dict(fields)
+    if "keypoints" in found:
+        found["keypoints"] = np.asarray(found["keypoints"], np.float32)
+        if found["keypoints"].ndim == 2:  # of one person
+            found["keypoints"] = found["keypoints"][None]
+        if found["keypoints"].ndim != 3 or found["keypoints"].shape[2] != 3:
+            shape = list(np.shape(fields["keypoints"]))
+            raise ValueError(
+                f"gave keypoints of shape {shape}, expected [J, 3]: x, y and 0 if not labeled, else 1 or 2"
+            )
+        found.setdefault("boxes", [_box_around(each[each[:, 2] > 0, :2]) for each in found["keypoints"]])
+    if "classes" in found:
+        found["classes"] = np.asarray(found["classes"], np.int64).reshape(-1)
+    if "boxes" in found:
+        boxes = np.asarray(found["boxes"], np.float32).reshape(-1, 4)
+        found["boxes"] = boxes
+        found["crowd"] = np.asarray(found.get("crowd", np.zeros(len(boxes)))).astype(np.bool_).reshape(-1)
+        found["area"] = np.asarray(found.get("area", box_area(boxes)), np.float32).reshape(-1)
+    return found
+
+
+def _box_around(points: NDArray[Any]) -> NDArray[np.float32]:
+    return np.concatenate([points.min(0), points.max(0)]) if len(points) else np.zeros(4, np.float32)
 
 
 def image_array(image: Any) -> NDArray[Any]:

@@ -1,0 +1,118 @@
+"""`paceline new`: a project for each task, created, trained on two processes, and tested by its own tests."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from shared_launch import SCRIPTS, environment
+
+from paceline.cli import main
+from paceline.commands import new
+from paceline.loggers.jsonl import read_records
+
+TASKS = ["classification", "detection", "keypoints", "masked_autoencoder", "saliency", "segmentation", "video"]
+LAUNCH = """
+import sys
+from paceline.launch.launcher import Launch, launch
+sys.exit(launch([sys.executable, *sys.argv[1:]], Launch(2, restarts=0)))
+"""
+TEST = """
+import os, sys, time
+import pytest
+for folder in sys.argv[1:]:
+    os.chdir(folder)
+    for name in ("parts", "test_parts"):
+        sys.modules.pop(name, None)
+    started = time.perf_counter()
+    code = pytest.main(["-q", "-p", "no:cacheprovider", "--rootdir", folder, "test_parts.py"])
+    print(folder, f"{time.perf_counter() - started:.1f} s")
+    sys.path.remove(folder)
+    if code:
+        sys.exit(int(code))
+"""
+
+
+@pytest.fixture(scope="module")
+def projects(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a project for each task, each trained for three steps on two processes."""
+    root = tmp_path_factory.mktemp("projects")
+    for task in TASKS:
+        assert main(["new", str(root / task), "--task", task]) == 0
+    _run("-c", LAUNCH, SCRIPTS / "train_projects.py", root, *TASKS)
+    return root
+
+
+def _run(*words: str | Path) -> str:
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], env=environment(), capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_each_project_trains_on_two_processes(projects: Path, task: str) -> None:
+    run = projects / task / "runs" / task
+    assert json.loads((run / "status.json").read_text())["state"] == "finished"
+    assert (run / "logs" / "rank-1.log").exists()
+    (measured,) = [record for record in read_records(run / "metrics.jsonl") if record["split"] == "val"]
+    assert math.isfinite(measured["my_metric"])
+    assert (run / "best").exists()
+    assert len(list((run / "images").glob("val-*.png"))) >= 1
+
+
+def test_the_tests_of_each_project_pass(projects: Path) -> None:
+    printed = _run("-c", TEST, *(projects / task for task in TASKS))
+    assert printed.count("3 passed") == len(TASKS)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_each_project_is_whole_and_marked(projects: Path, task: str) -> None:
+    folder = projects / task
+    assert {path.name for path in folder.iterdir()} >= {"README.md", "data", "parts.py", "recipe.yaml", "test_parts.py"}
+    parts, recipe = ((folder / name).read_text(encoding="utf-8") for name in ("parts.py", "recipe.yaml"))
+    for place in ("your model", "your data set", "your loss", "your metric"):
+        assert f"# ← {place}" in parts
+    written: dict[str, Any] = yaml.safe_load(recipe)
+    assert (written["name"], written["task"]) == (task, task)
+    assert written.get("losses", []) == ([] if task == "detection" else ["my_loss"])
+    assert ("random_masking" in recipe) == (task == "masked_autoencoder")
+    assert "#:" not in recipe
+    assert "$" not in recipe
+
+
+def test_a_name_that_no_recipe_may_have_is_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new", str(tmp_path / "my flowers & co")]) == 0
+    assert yaml.safe_load((tmp_path / "my flowers & co" / "recipe.yaml").read_text())["name"] == "my_flowers_co"
+    printed = [line.strip() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert printed[0].startswith("cd '")
+    assert [line.split()[:3] for line in printed[1:]] == [
+        ["paceline", word, "recipe.yaml"] for word in ("check", "train")
+    ]
+
+
+def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    (tmp_path / "file").touch()
+    for name in ("full", "file", "file/below"):
+        assert main(["new", str(tmp_path / name)]) == 2
+        assert name in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "full", "notes.txt"]
+    assert (tmp_path / "full" / "notes.txt").read_text() == "mine"
+
+
+def test_nothing_is_left_behind_where_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full_disk(*arguments: Any, **more: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(new, "write_samples", full_disk)
+    assert main(["new", str(tmp_path / "project")]) == 2
+    assert list(tmp_path.iterdir()) == []
