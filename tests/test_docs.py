@@ -30,6 +30,8 @@ RUN = {
     "README.md": "tests/test_readme.py",
     "docs/data.md": "tests/test_data_docs.py",
     "docs/extending.md": "tests/test_extending_docs.py",
+    "docs/python.md": "tests/test_python_docs.py",
+    "docs/tutorial.md": "tests/test_tutorial.py",
     "docs/saliency.md": "tests/test_task_docs.py",
     "docs/segmentation.md": "tests/test_task_docs.py",
     "docs/video.md": "tests/test_task_docs.py",

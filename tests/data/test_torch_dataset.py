@@ -117,7 +117,31 @@ def test_dicts_keep_their_names_and_lose_what_is_no_number() -> None:
     assert sample.keys() == {"image", "depth", "age"}
     objects = {"boxes": torch.ones(2, 4), "labels": torch.tensor([1, 2]), "iscrowd": torch.tensor([0, 1])}
     sample = read((PIXELS, objects))
-    assert sample.keys() == {"image", "boxes", "classes", "crowd"}
+    assert sample.keys() == {"image", "boxes", "classes", "crowd", "area"}
+
+
+def test_objects_are_completed() -> None:
+    boxes = [[1, 2, 4, 6], [0, 0, 2, 1]]
+    sample = read((PIXELS, {"boxes": torch.tensor(boxes), "labels": [2, 0]}))
+    assert (sample["boxes"].dtype, sample["classes"].dtype) == (np.float32, np.int64)
+    assert (sample["area"].tolist(), sample["crowd"].tolist()) == ([12, 2], [False, False])
+    crowd = read((PIXELS, {"boxes": boxes, "labels": [2, 0], "iscrowd": [1, 0], "area": [5, 6]}))
+    assert (crowd["crowd"].tolist(), crowd["area"].tolist()) == ([True, False], [5, 6])
+    nothing = read((PIXELS, {"boxes": [], "labels": []}))
+    assert {name: nothing[name].shape for name in ("boxes", "classes", "crowd", "area")} == {
+        "boxes": (0, 4), "classes": (0,), "crowd": (0,), "area": (0,),
+    }  # fmt: skip
+
+
+def test_keypoints_have_names_and_a_box() -> None:
+    given = Given((PIXELS, {"keypoints": torch.tensor([[1, 2, 2], [3, 1, 1], [9, 9, 0]])}))
+    given.keypoint_names = ["left_eye", "right_eye", "nose"]  # type: ignore[attr-defined]
+    dataset = as_dataset("mine", given)
+    assert dataset.joints == (["left_eye", "right_eye", "nose"], [(0, 1)], [])  # type: ignore[attr-defined]
+    sample = dataset.read(0)
+    assert sample["keypoints"].shape == (1, 3, 3)
+    assert sample["boxes"].tolist() == [[1, 1, 3, 2]], "of those that are labeled"
+    assert as_dataset("mine", Given(PIXELS)).joints is None  # type: ignore[attr-defined]
 
 
 WRONG: list[tuple[Any, str]] = [
@@ -127,6 +151,7 @@ WRONG: list[tuple[Any, str]] = [
     ((PIXELS, None), "target of type NoneType"),
     (("cat.png", 1), "image of type str"),
     ((np.zeros(3), 1), r"float64 \[3\]"),
+    ((PIXELS, {"keypoints": [[1, 2], [3, 4]]}), r"\[2, 2\], expected \[J, 3\]"),
 ]
 
 

@@ -17,7 +17,6 @@ from paceline.data.batch import RAGGED, KeypointNames, Sample
 from paceline.data.datasets.keypoints import find_flip_pairs
 from paceline.data.rng import seeded_generators
 from paceline.data.split_loader import Dataset
-from paceline.data.transforms.annotations import box_area
 
 _MOST_CHANNELS = 4  # by which [H, W, C] and [C, H, W] are distinguished where they are not as usual
 _OBJECTS = {"labels": "classes", "iscrowd": "crowd"}  # torchvision's names for fields of objects, and ours
@@ -163,7 +162,9 @@ def _complete_objects(fields: Sample) -> Sample:
         boxes = np.asarray(found["boxes"], np.float32).reshape(-1, 4)
         found["boxes"] = boxes
         found["crowd"] = np.asarray(found.get("crowd", np.zeros(len(boxes)))).astype(np.bool_).reshape(-1)
-        found["area"] = np.asarray(found.get("area", box_area(boxes)), np.float32).reshape(-1)
+        found["area"] = np.asarray(
+            found.get("area", (boxes[:, 2:] - boxes[:, :2]).clip(0).prod(1)), np.float32
+        ).reshape(-1)
     return found
 
 
