@@ -75,7 +75,7 @@ class LossAccumulator:
         self.metrics = metrics
         """Names of terms that are logged and not minimized."""
         self.num_micro_batches = num_micro_batches
-        self.parts: list[tuple[int, list[Tensor]]] = []
+        self.parts: list[tuple[int, list[Tensor | float]]] = []
         self.normalizers: dict[str, Normalizer] = {}
         self.should_stop = False
         # Each micro-batch has its own row, so that the sum does not depend on which rank counted it.
@@ -105,9 +105,10 @@ class LossAccumulator:
         """Keep the losses and metrics of a micro-batch for logging."""
         if micro.is_padding:
             return
-        values = [self.normalizers[name].share(terms[name]) for name in self.weights]
+        values: list[Tensor | float] = [self.normalizers[name].share(terms[name]) for name in self.weights]
         for name in self.metrics:
-            values += _sum_and_count(terms.get(name) or LossTerm(values[0].new_zeros(()), 0.0))
+            term = terms.get(name)
+            values += (0.0, 0.0) if term is None else (term.numerator.detach(), _number(term.denominator))
         self.parts.append((micro.index, values))
 
     def wait(self) -> None:
@@ -133,12 +134,8 @@ class LossAccumulator:
         return {name: torch.tensor(values[name], dtype=torch.float64) for name in ("loss", *self.weights)}
 
 
-def _sum_and_count(term: LossTerm) -> list[Tensor]:
-    total, count = term.numerator.detach(), term.denominator
-    return [
-        total,
-        count.detach() if isinstance(count, Tensor) else total.new_full((), count),
-    ]  # filled where it is: no waiting
+def _number(count: Tensor | float) -> Tensor | float:
+    return count.detach() if isinstance(count, Tensor) else count
 
 
 def _ratios(names: list[str], sums: Tensor) -> dict[str, Normalizer]:
@@ -172,9 +169,11 @@ def _table(steps: Sequence[LossAccumulator]) -> Numbers:
     table = np.zeros((len(steps), depth, len(steps[0].weights) + 2 * len(steps[0].metrics)))
     rows = [row for row, step in enumerate(steps) for _ in step.parts]
     columns = [index for step in steps for index, _ in step.parts]
-    tensors = [value for step in steps for _, values in step.parts for value in values]
-    if tensors:
-        table[rows, columns] = torch.stack(tensors).cpu().double().numpy().reshape(len(rows), -1)
+    values = [value for step in steps for _, values in step.parts for value in values]
+    if tensors := [value for value in values if isinstance(value, Tensor)]:
+        read = iter(torch.stack(tensors).cpu().tolist())
+        numbers = [next(read) if isinstance(value, Tensor) else value for value in values]
+        table[rows, columns] = np.reshape(numbers, (len(rows), -1))
     return table
 
 

@@ -46,7 +46,7 @@ class FiniteCheck:
     def decide(self, norm: Tensor, overflowed: Tensor | None) -> None:
         """Set `found_inf` to 1 where the optimizer must skip this step; `overflowed` if the loss scale is to blame."""
         if overflowed is None and self.policy == "stop":
-            self._tainted.add_(norm * 0)  # is 0, and NaN from the first norm on that is not finite
+            self._tainted.add_(norm, alpha=0)  # stays 0, and is NaN from the first norm on that is not finite
             torch.nan_to_num(self._tainted, nan=1.0, out=self.found_inf)
             return
         is_bad = ~norm.isfinite()

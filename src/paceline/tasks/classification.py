@@ -72,8 +72,10 @@ class Classification(Task):
             return {"accuracy": LossTerm(correct.sum().float(), float(correct.numel()))}
         if labels.ndim == 2:
             labels = labels.argmax(1)
-        ahead = (~(logits <= logits.gather(1, labels.unsqueeze(1)))).sum(1)  # NaN is ahead of everything
-        return {f"top{k}": LossTerm((ahead < k).sum().float(), float(len(labels))) for k in self._top_k}
+        behind = (logits <= logits.gather(1, labels.unsqueeze(1))).sum(1)  # its own included; NaN never is
+        limits = {f"top{k}": logits.shape[1] - k for k in self._top_k}
+        count = float(len(labels))
+        return {name: LossTerm((behind > limit).count_nonzero(), count) for name, limit in limits.items()}
 
     def draw(self, batch: Batch, predictions: Tensor | None, index: int) -> list[Panel]:
         """Draw the image with its label, framed in green or red by whether the prediction is correct."""
