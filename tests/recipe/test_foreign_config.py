@@ -32,7 +32,7 @@ def block(page: str, language: str, number: int = 0) -> str:
 def pet(tmp_path: Path, **solver: Any) -> tuple[dict[str, Any], list[str]]:
     """What a configuration of Pet with these keys in its solver becomes."""
     file = tmp_path / "pet.yaml"
-    file.write_text(yaml.safe_dump({"SOLVER": solver}))
+    file.write_text(yaml.safe_dump({"SOLVER": solver, "TRAIN": {"BATCH_SIZE": 8}}))
     return convert_config(file)
 
 
@@ -95,6 +95,14 @@ def test_groups_of_pet_other_than_its_own(tmp_path: Path) -> None:
         {"kind": "bias", "lr_scale": 1},
         {"kind": "group_norm", "weight_decay": 0.0001},
     ]
+
+
+def test_a_batch_size_that_is_not_in_the_file_is_assumed_aloud(tmp_path: Path) -> None:
+    file = tmp_path / "pet.yaml"
+    file.write_text("SOLVER: {MAX_ITER: 10}")
+    recipe, remarks = convert_config(file)
+    assert recipe["data"]["batch_size"] == 16
+    assert [remark.split(": ")[:2] for remark in remarks] == [[f"{file}:1:1", "TRAIN.BATCH_SIZE"]]
 
 
 def test_adam_gets_what_pet_passes_to_it(tmp_path: Path) -> None:

@@ -58,6 +58,14 @@ class ForeignConfig:
         if origin := self._document.keys.get(tuple(key.split("."))):
             self._remarks.append((origin, f"{key}: {message}"))
 
+    def assume(self, key: str, value: float) -> Any:
+        """A number that the file should have; without it the value, with a remark."""
+        number = self.number(key)
+        if number is None:
+            origin = self._document.values[()]
+            self._remarks.append((origin, f"{key}: not in the file; {value:g} is assumed"))
+        return value if number is None else number
+
     def drop(self, reason: str, *keys: str) -> None:
         """Leave out keys that need no counterpart, and say why."""
         for key in keys:

@@ -75,7 +75,7 @@ def _data(config: ForeignConfig, task: str, size: list[int]) -> dict[str, Any]:
     first = {"name": "pose_crop" if task == "keypoints" else "resize", "size": size}
     plain = [first, _normalize(config)]
     return {
-        "batch_size": config.number("TRAIN.BATCH_SIZE", 16),
+        "batch_size": config.assume("TRAIN.BATCH_SIZE", 16),
         "num_workers": config.number("DATA.LOADER_THREADS", config.number("TRAIN.LOADER_THREADS", 4)),
         "train": {
             **_dataset(config, "TRAIN.DATASETS", task),
