@@ -23,6 +23,10 @@ import pages
 import pytest
 from pages import PAGES, ROOT, Block, blocks, check_command, check_recipe, commands, name_of, without_comments
 
+from paceline import cli
+from paceline.core.errors import RecipeError
+from paceline.recipe.load import load
+from paceline.recipe.validate import validate
 from scripts.docs_site import build
 
 LANGUAGES = {"console", "bash", "yaml", "json", "python", "text"}
@@ -144,3 +148,30 @@ def _levels(page: Path) -> list[str]:
 
 def test_every_how_to_page_of_a_task_is_translated() -> None:
     assert {f"docs/zh/{task}.md" for task in pages.BASES} | {"README.zh-CN.md"} <= TRANSLATIONS
+
+
+SECTIONS = "model|data|losses|optimizer|schedule|train|evaluate|checkpoint|logging|task"
+MIGRATIONS = [page for page in PAGES if page.parent.name == "coming-from" and page.stem != "README"]
+
+
+@pytest.mark.parametrize("page", MIGRATIONS, ids=lambda page: page.stem)
+def test_the_right_column_of_a_migration_table_is_valid(page: Path, tmp_path: Path) -> None:
+    """Each `section: {…}` and `{name: …}` beside the page's own recipe, and the words of each command."""
+    recipe = tmp_path / "whole.yaml"
+    recipe.write_text([block.text for block in blocks(page) if block.language == "yaml"][-1], encoding="utf-8")
+    rows = re.findall(r"^\|.*\| ([^|]*) \|$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    found = [code for row in rows for code in re.findall(r"`([^`]+)`", row) if "…" not in code]
+    sections = [code for code in found if re.match(rf"({SECTIONS})(\.\w+)?: ", code)]
+    transforms = [code for code in found if code.startswith("{name: ")]
+    assert len(sections) >= 8
+    parts = [re.sub(r"^data\.(train|val|test): (.*)$", r"data: {\1: \2}", code) for code in sections]
+    for part in [*parts, *(f"data: {{train: {{transforms: [{code}]}}}}" for code in transforms)]:
+        (tmp_path / "part.yaml").write_text(f"extends: whole.yaml\nname: part\n{part}\n", encoding="utf-8")
+        try:
+            validate(load(str(tmp_path / "part.yaml")))
+        except RecipeError as error:  # a part may lack a key that it has beside others, or exclude one of the whole
+            wrong = [each for each in error.problems if not re.search("required, but missing|incompatible with", each)]
+            assert wrong == [], part
+    for code in found:
+        if re.match(r"paceline [\w-]+ ", code):
+            cli._parse(re.sub(r"\bN\b", "2", code).split()[1:])
