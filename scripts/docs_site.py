@@ -101,7 +101,14 @@ def sources() -> list[Path]:
 def navigation() -> dict[str, dict[str, list[str]]]:
     """The pages of each section, as paths from the root of the repository, by language."""
     tree: dict[str, dict[str, list[str]]] = yaml.safe_load((ROOT / "docs/site/navigation.yaml").read_text("utf-8"))
-    return tree
+    return {
+        language: {section: [path for each in paths for path in _matches(each)] for section, paths in sections.items()}
+        for language, sections in tree.items()
+    }
+
+
+def _matches(pattern: str) -> list[str]:
+    return sorted(map(_name, ROOT.glob(pattern))) if "*" in pattern else [pattern]
 
 
 def build(out: Path) -> list[Path]:
