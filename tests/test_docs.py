@@ -42,8 +42,6 @@ RUN = {
     "docs/learning.md": "tests/test_run_docs.py",
     "docs/predict.md": "tests/test_run_docs.py",
     "docs/export.md": "tests/test_run_docs.py",
-    "docs/tutorial.md": "tests/test_tutorial.py",
-    "docs/python.md": "tests/test_python_docs.py",
     "docs/sweep.md": "tests/test_sweep_docs.py",
     "docs/install.md": "tests/test_sweep_docs.py",
     "docs/coming-from/pet.md": "tests/recipe/test_foreign_config.py",
