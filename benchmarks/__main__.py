@@ -23,6 +23,7 @@ NAMES = (
     "busy",
     "precisions",
     "pixel_precisions",
+    "task_precisions",
     "saliency",
     "predict",
 )

@@ -16,6 +16,7 @@ from benchmarks.live_bytes import LiveBytes, own_training_state
 from benchmarks.report import Goal, Section
 from paceline.core.errors import TrainingError
 from paceline.data import synthetic
+from paceline.data.stick_people import write_keypoints
 
 _PLAIN = "fp32"
 _WITHIN = "within noise"
@@ -23,11 +24,10 @@ _SEEDS = (0, 1, 2)
 _MEBI = 2**20
 _COMMON = {"train.threads": 1, "train.channels_last": False, "logging.images": False}
 _NORMALIZE = {"name": "normalize", "mean": [0.5, 0.5, 0.5], "std": [0.2, 0.2, 0.2]}
-_UNET = {
+_ONCE = {"evaluate.every_epochs": 100, "checkpoint.every_epochs": 100}  # longer than any run: once, at the end
+_UNET = _ONCE | {
     "model.backbone_args": {"stem_width": 8, "channels": [8, 16, 32, 64]},
     "model.widths": [32, 16, 16, 8],
-    "evaluate.every_epochs": 100,  # longer than any run: once, at the end
-    "checkpoint.every_epochs": 100,
 }
 
 
@@ -39,6 +39,12 @@ class Task(NamedTuple):
     epochs: int
     precisions: Sequence[str]
     changes: Mapping[str, object]
+
+
+def _fashion(split: str) -> dict[str, object]:
+    normalize = {"name": "normalize", "mean": [0.286], "std": [0.353]}
+    masking = {"name": "random_masking", "num_patches": 16}
+    return {"dataset": "fashion_small", "split": split, "transforms": [normalize, masking]}
 
 
 # Most processors emulate float16, which is slow: small networks and images for all.
@@ -72,6 +78,15 @@ _TASKS = {
         12,
         (_PLAIN, "bf16", "fp16"),
         _UNET | {"data.train.transforms.0.size": [48, 48], "data.val.transforms.0.size": [48, 48]},
+    ),
+    "detection": Task("detection_sample", "ap50", 24, (_PLAIN, "bf16"), _ONCE),
+    "keypoints": Task("keypoints_sample", "pck", 40, (_PLAIN, "bf16"), _ONCE),
+    "masked_autoencoder": Task(
+        "mae_fashion",
+        "masked_mse",
+        3,
+        (_PLAIN, "bf16"),
+        {"data.train": _fashion("train"), "data.val": _fashion("test")},
     ),
 }
 
@@ -128,7 +143,12 @@ def compare(title: str, method: str, names: Sequence[str], is_quick: bool) -> Se
 @contextmanager
 def _data(name: str) -> Iterator[dict[str, object]]:
     """Where the task finds its data, as changes of its recipe; what a task needs beyond the package is drawn."""
-    write = {"segmentation": synthetic.write_segmentation, "saliency": synthetic.write_saliency}.get(name)
+    write = {
+        "segmentation": synthetic.write_segmentation,
+        "saliency": synthetic.write_saliency,
+        "detection": synthetic.write_detection,
+        "keypoints": write_keypoints,
+    }.get(name)
     if write is None:
         yield {}
         return

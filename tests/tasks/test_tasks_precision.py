@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sample_recipes import KINDS, settings_kept, write_sample
+from sample_recipes import TASKS, settings_kept, write_sample
 from torch import Tensor
 
 from benchmarks.live_bytes import LiveBytes, own_training_state
@@ -27,6 +27,7 @@ CHECKPOINTING = ["{name: blocks}", "{name: blocks, every: 2}", "{name: selective
 ONE_VIEW: dict[str, list[str]] = {
     "detection": [],
     "keypoints": ["task.flip=false"],
+    "masked_autoencoder": [],
     "saliency": [],
     "segmentation": ["task=segmentation"],
     "video": ["data.val.transforms.0.num_clips=1", "data.val.transforms.1.num_crops=1"],
@@ -77,7 +78,7 @@ def _settings() -> Iterator[None]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the recipe of each task is, `KIND.json`."""
     made = tmp_path_factory.mktemp("precision")
-    for kind in KINDS:
+    for kind in TASKS:
         write_sample(kind, made)
     return made
 
@@ -85,7 +86,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def plain(folder: Path) -> dict[str, Trained]:
     """Each task in float32, without activation checkpointing."""
-    return {kind: trained(folder / f"{kind}.json", folder / "plain", *overrides_of(kind, "fp32")) for kind in KINDS}
+    return {kind: trained(folder / f"{kind}.json", folder / "plain", *overrides_of(kind, "fp32")) for kind in TASKS}
 
 
 def is_finite(found: Trained) -> bool:
@@ -94,7 +95,7 @@ def is_finite(found: Trained) -> bool:
 
 
 @pytest.mark.parametrize("precision", [*FLOAT32, "bf16", *SCALED, "O3"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TASKS)
 def test_every_precision_trains_every_task(
     kind: str, precision: str, folder: Path, plain: dict[str, Trained], tmp_path: Path
 ) -> None:
@@ -133,7 +134,7 @@ def activation_bytes(recipe: Path, out: Path, precision: str) -> int:
 
 
 @pytest.mark.parametrize("how", CHECKPOINTING)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TASKS)
 def test_activations_that_are_computed_again_change_no_bit(
     kind: str, how: str, folder: Path, plain: dict[str, Trained], tmp_path: Path
 ) -> None:
@@ -145,7 +146,7 @@ def test_activations_that_are_computed_again_change_no_bit(
     assert found.differing(plain[kind]) == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TASKS)
 def test_they_change_none_in_lower_precision_either(kind: str, folder: Path, tmp_path: Path) -> None:
     pair = []
     for how in ("none", "blocks"):
