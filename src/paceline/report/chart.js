@@ -48,6 +48,7 @@ class Chart {
       const last = line.y.findLast((value) => value !== null);
       return element("span", {}, dot(line.color), `${line.label} ${last === undefined ? "nan" : formatted(this.metric, last)}`);
     }));
+    if (this.goal !== null) this.legend.append(element("span", {}, element("i", { class: "dash" }), `expected ${number(this.goal)}`));
   }
 
   prepare(line) {
@@ -81,7 +82,7 @@ class Chart {
 
   drawAxes(width) {
     const { left, right, bottom, top } = this.range, base = AREA.height - AREA.bottom;
-    const ys = this.isLog ? logTicks(bottom, top) : ticks(bottom, top, 4);
+    const ys = this.isLog ? logTicks(bottom, top) : ticks(bottom, top, 5);
     for (const y of ys) {
       const place = this.toY(y);
       this.svg.append(drawn("line", { class: "grid", x1: AREA.left, x2: width - AREA.right, y1: place, y2: place }));
@@ -101,9 +102,9 @@ class Chart {
   }
 
   drawLine(line) {
-    const color = { style: { stroke: line.color } }, dash = line.dash || null;
+    const color = { style: { stroke: line.color } }, kind = line.dash ? "line thin" : "line";
     if (line.smooth) this.svg.append(drawn("path", { class: "raw", d: this.path(line.x, line.y), ...color }));
-    this.svg.append(drawn("path", { class: "line", "stroke-dasharray": dash, d: this.path(line.x, line.smooth || line.y), ...color }));
+    this.svg.append(drawn("path", { class: kind, "stroke-dasharray": line.dash, d: this.path(line.x, line.smooth || line.y), ...color }));
     if (line.x.length <= 40 && !line.isDense)
       line.y.forEach((y, index) => {
         const place = this.toY(y);
@@ -175,9 +176,10 @@ class Chart {
       line.smooth && element("td", { class: "soft" }, `≈ ${formatted(this.metric, line.smooth[index])}`)));
     this.tip.replaceChildren(element("div", { class: "soft" }, placeText(closest[0].x[closest[1]])), element("table", {}, rows));
     this.tip.hidden = false;
-    const width = this.root.clientWidth, tipWidth = this.tip.offsetWidth, center = at + this.svg.offsetLeft;
+    const inner = this.svg.getBoundingClientRect(), outer = this.root.getBoundingClientRect();
+    const width = this.root.clientWidth, tipWidth = this.tip.offsetWidth, center = at + inner.left - outer.left;
     this.tip.style.left = `${Math.max(4, center + 16 + tipWidth < width ? center + 16 : center - 16 - tipWidth)}px`;
-    this.tip.style.top = `${this.svg.offsetTop + 8}px`;
+    this.tip.style.top = `${inner.top - outer.top + 8}px`;
   }
 
   leave() {

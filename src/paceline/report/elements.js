@@ -78,7 +78,7 @@ try {
 
 function keep() {
   try {
-    sessionStorage.setItem(KEPT, JSON.stringify({ ...chosen, scroll: scrollY }));
+    sessionStorage.setItem(KEPT, JSON.stringify(chosen));
   } catch { /* nothing can be kept */ }
 }
 

@@ -11,7 +11,7 @@ function applyTheme(theme) {
 
 function head() {
   const isOne = report.runs.length === 1, [run] = report.runs, started = startTime(run);
-  const about = isOne ? [run.model, run.folder, started && `started ${moment(started)}`] : [[...new Set(report.runs.map((each) => each.task))].join(", ")];
+  const about = isOne ? [run.model, run.folder, started && `started ${moment(started)}`] : [[...new Set(report.runs.map((each) => each.task))].join(", "), report.runs.map((each) => each.label).join(", ")];
   const toggle = element("button", { type: "button", id: "theme", title: "light or dark", onclick: () => {
     chosen.theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
     applyTheme(chosen.theme);
@@ -108,7 +108,7 @@ function reloadWhileRunning() {
   let lastMove = 0;
   addEventListener("pointermove", () => { lastMove = Date.now(); });
   const isQuiet = () => !document.hidden && Date.now() - lastMove > 3000;
-  const reload = () => { keep(); location.reload(); };
+  const reload = () => { chosen.scroll = scrollY; keep(); location.reload(); };
   if (report.is_served) {
     setInterval(async () => {
       const answer = await fetch("version").catch(() => null);
@@ -130,7 +130,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => appl
 const metrics = metricNames();
 const page = document.getElementById("page");
 page.replaceChildren(...[
-  head(), ...notices(), report.runs.length === 1 ? verdict(report.runs[0]) : comparison(), differences(),
+  head(), ...notices(), ...(report.runs.length === 1 ? [verdict(report.runs[0])] : comparison()), differences(),
   chartSection("curves", "Curves", metrics.filter((metric) => !SYSTEM.includes(metric))),
   chartSection("system", "Optimization and speed", SYSTEM.filter((metric) => metrics.includes(metric))),
   imageSection(), ...tabbed(),
@@ -138,6 +138,7 @@ page.replaceChildren(...[
 ].filter(Boolean));
 for (const chart of charts) seen.observe(chart.root);
 addEventListener("resize", drawCharts);
-addEventListener("pagehide", keep);
 scrollTo(0, chosen.scroll);
+chosen.scroll = 0;
+keep();
 reloadWhileRunning();

@@ -55,16 +55,17 @@ function facts(run) {
 
 function judgements(run) {
   return run.expect.map(({ metric, expected, reached, is_met }) => {
-    const value = reached === null || reached === undefined ? "not measured" : `${run.state === "running" ? "now at" : "ended at"} ${number(reached)}`;
-    const [kind, word] = is_met === true ? ["good", "reached"] : is_met === false && run.state !== "running" ? ["bad", "not reached"] : ["", "expected"];
-    return element("span", { class: `badge ${kind}` }, `${metric} ${number(expected)} ${word === "expected" ? "expected" : `expected: ${word}`}, ${value}`);
+    const value = reached === null || reached === undefined ? "not measured yet" : number(reached);
+    const isMissed = is_met === false && run.state !== "running";
+    const [kind, mark] = is_met ? ["good", "reached:"] : isMissed ? ["bad", "not reached:"] : ["", "so far:"];
+    return element("span", { class: `badge ${kind}` }, `${is_met ? "✓ " : isMissed ? "✗ " : ""}Expected ${metric} ${number(expected)} ${mark} ${value}`);
   });
 }
 
-function verdict(run) {
+function verdict(run, label) {
   const { metric, is_higher_better: isHigher } = run.main;
   const words = run.best
-    ? [element("p", { class: "label" }, `Best ${metric} on ${run.best.split}`), element("p", { class: "number" }, number(run.best.value)),
+    ? [element("p", { class: "label" }, label || `Best ${metric} on ${run.best.split}`), element("p", { class: "number" }, number(run.best.value)),
        element("p", { class: "soft" }, `at step ${number(run.best.step)}, epoch ${+run.best.epoch.toFixed(2)}; ${isHigher ? "higher" : "lower"} is better`)]
     : [element("p", { class: "label" }, "Verdict"), element("p", { class: "number" }, "–"),
        element("p", { class: "soft" }, run.series.length ? "nothing was evaluated yet" : "this run has logged nothing yet")];
@@ -89,12 +90,14 @@ function comparison() {
     return first === second ? 0 : first - second;
   });
   const rows = ordered.map(({ run, index }, place) => ({ cells: [
-    element("span", {}, dot(runColor(index)), run.label), element("td", { class: place === 0 && run.best ? "top" : null }, run.best ? number(run.best.value) : "–"),
+    element("span", {}, dot(runColor(index)), run.label), element("td", { class: place === 0 && run.best ? "first" : null }, run.best ? number(run.best.value) : "–"),
     run.best ? number(run.best.step) : "–", run.best ? String(+run.best.epoch.toFixed(2)) : "–",
     run.expect.length ? element("span", {}, judgementWord(run)) : "–",
     duration(elapsed(run)), median(run, "samples_per_second") === null ? "–" : number(median(run, "samples_per_second")), stateBadge(run)] }));
   const header = ["run", `best ${metric}`, "step", "epoch", "expectation", "wall time", "samples/s", "state"];
-  return element("section", { id: "verdict", style: { marginTop: "28px" } }, dataTable(header, rows));
+  const { run: first, index } = ordered[0];
+  const label = element("span", {}, dot(runColor(index)), ` ${first.label} has the best ${metric} on ${first.main.split}`);
+  return [first.best && verdict(first, label), element("section", { id: "comparison", style: { marginTop: "16px" } }, dataTable(header, rows))];
 }
 
 function judgementWord(run) {
@@ -119,7 +122,7 @@ function linesOf(metric) {
       label: isOne ? each.split : own.length > 1 ? `${run.label} · ${each.split}` : run.label,
       color: isOne ? SPLIT_COLORS[each.split] || runColor(2 + place) : runColor(index),
       dash: !isOne && each.split === "train" && own.length > 1 ? "2 4" : null,
-      isDense: each.split === "train" && metric !== "lr",
+      isDense: each.split === "train" && metric !== "lr" && metric !== "memory_mb",
       y: each.y,
       places: (axis) => placesOn(axis, run, each.x),
     }));
