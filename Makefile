@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: train test lint format types table docs bench chaos clean
+.PHONY: train test lint format types table docs browser bench chaos clean
 
 train: $(VENV)/.installed
 	$(BIN)/paceline train quickstart --procs 2
@@ -32,6 +32,12 @@ table: $(VENV)/.installed-dev
 # The documentation as pages in build/site; needs no network once the environment is there.
 docs: $(VENV)/.installed
 	$(BIN)/python scripts/docs_site.py
+
+# The report is tested in Chromium. Without it, or without the right to install it, that test is skipped.
+browser:
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || \
+	{ test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; } || \
+	echo "no Chromium, and it cannot be installed here: the browser test will be skipped"
 
 bench: .venv-bench/.installed
 	.venv-bench/bin/python -m benchmarks
