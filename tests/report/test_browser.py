@@ -37,7 +37,8 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def page(browser: Page, compared: Path, tmp_path: Path) -> Iterator[Page]:
     """The report of both runs, without what an earlier test chose; in the end it made no request and no complaint."""
-    address = shutil.copy(compared, tmp_path / "report.html").as_uri()
+    address = (tmp_path / "report.html").as_uri()
+    shutil.copy(compared, tmp_path / "report.html")
     browser.requests.clear()
     browser.problems.clear()
     browser.open(address)
