@@ -43,7 +43,6 @@ RUN = {
     "docs/predict.md": "tests/test_run_docs.py",
     "docs/export.md": "tests/test_run_docs.py",
     "docs/report.md": "tests/report/test_report_docs.py",
-    "docs/install.md": "tests/test_sweep_docs.py",
     "docs/sweep.md": "tests/test_sweep_docs.py",
     "docs/install.md": "tests/test_sweep_docs.py",
     "docs/coming-from/pet.md": "tests/recipe/test_foreign_config.py",

@@ -11,7 +11,7 @@ from sample_runs import write_run
 from paceline.cli import main
 
 PAGE = ROOT / "docs" / "report.md"
-WORDS = [words[1:] for block in blocks(PAGE) for words in commands(block)]
+WORDS = [words[1:] for block in blocks(PAGE) if block.language == "console" for words in commands(block)]
 
 
 @pytest.fixture(autouse=True)
