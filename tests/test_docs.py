@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pages
@@ -174,3 +175,9 @@ def test_the_right_column_of_a_migration_table_is_valid(page: Path, tmp_path: Pa
     for code in found:
         if re.match(r"paceline [\w-]+ ", code):
             cli._parse(re.sub(r"\bN\b", "2", code).split()[1:])
+
+
+def test_make_docs_builds_the_site() -> None:
+    dry_run = subprocess.run(["make", "-n", "docs"], cwd=ROOT, capture_output=True, text=True)
+    assert dry_run.returncode == 0
+    assert "scripts/docs_site.py" in dry_run.stdout
