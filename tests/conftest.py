@@ -106,6 +106,7 @@ _LONG = [
     "test_local.py",
     "test_stop_signals.py",
     "test_two_machines.py",
+    "test_sweep.py",
     "test_tasks_precision.py",
     "test_recipes.py",
     "test_tasks_resume.py",
@@ -117,6 +118,7 @@ _LONG = [
     "test_setup_kills.py",
     "test_interrupted_saves.py",
     "test_commands.py",
+    "test_package.py",
     "test_gloo.py",
 ]
 

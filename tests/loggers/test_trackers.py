@@ -15,6 +15,7 @@ import pytest
 
 from paceline.cli import main
 from paceline.loggers.events import Ended, Evaluated, Event, Logged, LoggerGroup, Note, Snapshot, Started, Visualized
+from paceline.loggers.jsonl import record_of
 from paceline.loggers.mlflow import MlflowTracker
 from paceline.loggers.tracker import Tracker, TrackerIds, TrackerLogger
 from paceline.loggers.wandb import WandbTracker
@@ -25,19 +26,20 @@ CONFIG = {"name": "tiny", "optimizer": {"lr": 0.1, "betas": [0.9, 0.99]}, "data"
 
 def events(folder: Path, steps: range, state: str = "finished") -> list[Event]:
     """What a run emits: a record for each step, an evaluation with an image at the last one."""
-    last = steps[-1]
+    last = steps[-1] if steps else 0
     logged = [Logged(step, step / 4, {"loss": 1 / step, "lr": 0.1}, {}, {"time": 1000.0 + step}) for step in steps]
     image = folder / f"val-samples-{last:08d}.png"
     save_png(np.zeros((5, 7, 3), dtype=np.uint8), image)
     evaluated = Evaluated(last, last / 4, "val", {"top1": last / 10, "ap@0.5": math.nan}, 20)
-    opening = Started("tiny", folder, "cpu", 1, 8, 4, steps[0] - 1)
+    opening = Started("tiny", folder, "cpu", 1, 8, 4)
     return [opening, *logged, evaluated, Visualized(last, "val", {"samples": image}), Ended(state, last, last / 4)]
 
 
 def log(tracker: Tracker, folder: Path, steps: range, state: str = "finished") -> list[str]:
-    """Log a run, or a part of it, and return the warnings."""
+    """Log a run, or a part of it that continues an earlier one, and return the warnings."""
     warnings: list[str] = []
-    group = LoggerGroup([TrackerLogger("tracker", tracker, warnings.append)])
+    earlier = [record_of(event) for event in events(folder, range(1, steps[0])) if isinstance(event, Logged)]
+    group = LoggerGroup([TrackerLogger("tracker", tracker, warnings.append, earlier)])
     for event in events(folder, steps, state):
         group.emit(event)
     group.close()
@@ -108,6 +110,27 @@ def test_a_service_that_does_not_answer_is_left_behind(tmp_path: Path, monkeypat
     answer.set()
 
 
+def test_a_resumed_run_passes_on_its_earlier_records_first(tmp_path: Path) -> None:
+    got: list[tuple[int, float | None]] = []
+
+    class Keeping(Broken):
+        def log(self, step: int, scalars: dict[str, float]) -> None:
+            got.append((step, scalars.get("train/loss")))
+
+    assert log(Keeping(""), tmp_path, range(3, 5)) == []
+    assert got == [(1, 1.0), (2, 1 / 2), (3, 1 / 3), (4, 1 / 4), (4, None)]
+
+
+def test_ids_of_trackers_that_start_together_are_all_kept(tmp_path: Path) -> None:
+    names = [str(number) for number in range(8)]
+    threads = [threading.Thread(target=TrackerIds(tmp_path).write, args=(name, f"id-{name}")) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {name: TrackerIds(tmp_path).read(name) for name in names} == {name: f"id-{name}" for name in names}
+
+
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
 def test_a_missing_package_is_an_error_of_the_recipe(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -135,7 +158,8 @@ def test_mlflow_holds_each_step_once_after_a_resume(tmp_path: Path, monkeypatch:
     number = TrackerIds(tmp_path).read("mlflow")
     client = tracking.MlflowClient(uri)
     assert client.get_run(number).info.status == "KILLED"
-    assert log(MlflowTracker(tmp_path, CONFIG, **given), tmp_path, range(3, 8)) == []
+    assert log(MlflowTracker(tmp_path, CONFIG, **given), tmp_path, range(3, 5), "stopped") == []
+    assert log(MlflowTracker(tmp_path, CONFIG, **given), tmp_path, range(6, 8)) == []  # step 5 was lost
     assert TrackerIds(tmp_path).read("mlflow") == number
     run = client.get_run(number)
     assert (run.info.status, run.info.run_name, run.data.tags["team"]) == ("FINISHED", "tiny", "a")
@@ -165,20 +189,19 @@ def log_file_records(content: bytes) -> Iterator[bytes]:
             parts = b""
 
 
-def wandb_records(folder: Path) -> list[dict[str, Any]]:
-    """What the offline files of all parts of a run hold."""
+def wandb_records(path: Path) -> list[dict[str, Any]]:
+    """What the offline file of one part of a run holds."""
     from wandb.proto import wandb_internal_pb2
 
     found = []
-    for path in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
-        for data in log_file_records(path.read_bytes()):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
-            if record.HasField("run"):
-                found.append({"id": record.run.run_id, "project": record.run.project, "name": record.run.display_name})
-            if record.HasField("history"):
-                items = {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
-                found.append({key: json.loads(value) for key, value in items.items()})
+    for data in log_file_records(path.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        if record.HasField("run"):
+            found.append({"id": record.run.run_id, "project": record.run.project, "name": record.run.display_name})
+        if record.HasField("history"):
+            items = {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
+            found.append({key: json.loads(value) for key, value in items.items()})
     return found
 
 
@@ -191,12 +214,13 @@ def test_wandb_offline_files_hold_the_run_and_a_resume_keeps_its_id(
     given: dict[str, Any] = {"project": "tests", "mode": "offline", "tags": ["a"]}
     assert log(WandbTracker(tmp_path, CONFIG, **given), tmp_path, range(1, 5), "stopped") == []
     number = TrackerIds(tmp_path).read("wandb")
-    assert log(WandbTracker(tmp_path, CONFIG, **given), tmp_path, range(5, 8)) == []
-    records = wandb_records(tmp_path)
-    runs = [record for record in records if "id" in record]
+    assert log(WandbTracker(tmp_path, CONFIG, **given), tmp_path, range(6, 8)) == []  # step 5 was lost
+    first, records = [wandb_records(path) for path in sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))]
+    runs = [record for record in (*first, *records) if "id" in record]
     assert {(each["id"], each["project"], each["name"]) for each in runs} == {(number, "tests", "tiny")}
     history = [record for record in records if "train/loss" in record]
     assert [(each["_step"], each["train/loss"]) for each in history] == [(step, 1 / step) for step in range(1, 8)]
     evaluated = [(each["_step"], each["val/top1"]) for each in records if "val/top1" in each]
-    assert evaluated == [(4, 0.4), (7, 0.7)]
+    assert evaluated == [(7, 0.7)]
+    assert [each["_step"] for each in first if "train/loss" in each] == [1, 2, 3, 4]
     assert len(list(tmp_path.glob("wandb/offline-run-*/files/media/images/val/*.png"))) == 2

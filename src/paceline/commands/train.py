@@ -185,6 +185,7 @@ def _open_directory(run: Run, builder: Builder) -> None:
 
 def _trackers(run: Run, logging: Logging) -> Iterator[Logger]:
     from paceline.loggers.events import Note
+    from paceline.loggers.jsonl import read_records
     from paceline.loggers.mlflow import MlflowTracker
     from paceline.loggers.tracker import Tracker, TrackerLogger
     from paceline.loggers.wandb import WandbTracker
@@ -195,7 +196,8 @@ def _trackers(run: Run, logging: Logging) -> Iterator[Logger]:
     if logging.mlflow:
         trackers["mlflow"] = MlflowTracker(run.out, run.state.recipe, **dict(logging.mlflow))
     for name, tracker in trackers.items():
-        yield TrackerLogger(name, tracker, lambda text: run.logger.emit(Note(text, "warning")))
+        records = read_records(run.out / "metrics.jsonl")
+        yield TrackerLogger(name, tracker, lambda text: run.logger.emit(Note(text, "warning")), records)
 
 
 def _images(run: Run) -> list[tuple[int, str, Path]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -39,6 +40,7 @@ class MlflowTracker:
         """Open a run, or continue the one with the id that the run directory has."""
         from mlflow.tracking import MlflowClient
 
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # the terminal belongs to our console
         self._client = MlflowClient(self._uri)
         ids = TrackerIds(self._folder)
         known = ids.read("mlflow")

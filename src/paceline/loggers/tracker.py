@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol
@@ -12,10 +12,13 @@ from typing import Any, Protocol
 from paceline.core.atomic_write import replace_file
 from paceline.core.regular_file import read_json
 from paceline.loggers.events import Ended, Evaluated, Event, Logged, Logger, Snapshot, Started, Visualized
-from paceline.loggers.jsonl import record_of
+from paceline.loggers.jsonl import Record, record_of
 from paceline.loggers.tensorboard import scalars_of
 
 _END_SECONDS = 60.0  # for what is left to be sent when the run is over
+
+
+_ids_lock = threading.Lock()
 
 
 class Tracker(Protocol):
@@ -25,7 +28,7 @@ class Tracker(Protocol):
         """Open the tracker's run, or continue it."""
 
     def log(self, step: int, scalars: dict[str, float]) -> None:
-        """Log metrics by name."""
+        """Log metrics by name; those of a resumed run that the service has already are repeated."""
 
     def log_images(self, step: int, images: dict[str, Path]) -> None:
         """Log PNG files by name."""
@@ -35,10 +38,15 @@ class Tracker(Protocol):
 
 
 class TrackerLogger(Logger):
-    """Passes metrics and images to a tracker; whatever it raises is one warning, and training continues."""
+    """Passes metrics and images to a tracker; whatever it raises is one warning, and training continues.
 
-    def __init__(self, name: str, tracker: Tracker, warn: Callable[[str], None]) -> None:
-        self._name, self._tracker, self._warn = name, tracker, warn
+    A resumed run first passes on its earlier `records`: some were lost with the process that was killed.
+    """
+
+    def __init__(
+        self, name: str, tracker: Tracker, warn: Callable[[str], None], records: Sequence[Record] = ()
+    ) -> None:
+        self._name, self._tracker, self._warn, self._records = name, tracker, warn, records
         self._events: SimpleQueue[Event | None] = SimpleQueue()
         self._problem: str | None = None
         self._is_reported = False
@@ -86,15 +94,21 @@ class TrackerLogger(Logger):
         match event:
             case Started():
                 self._tracker.start(event.name)
+                for record in self._records:
+                    self._log(record)
+                self._records = ()
             case Logged() | Evaluated():
-                epoch = {"train/epoch": event.epoch} if isinstance(event, Logged) else {}
-                self._tracker.log(event.step, dict(scalars_of(record_of(event))) | epoch)
+                self._log(record_of(event))
             case Visualized():
                 self._tracker.log_images(
                     event.step, {f"{event.split}/{name}": path for name, path in event.images.items()}
                 )
             case Ended():
                 self._tracker.end(event.state)
+
+    def _log(self, record: Record) -> None:
+        epoch = {"train/epoch": float(record["epoch"])} if record["split"] == "train" else {}
+        self._tracker.log(record["step"], dict(scalars_of(record)) | epoch)
 
 
 class TrackerIds:
@@ -110,7 +124,8 @@ class TrackerIds:
 
     def write(self, tracker: str, number: str) -> None:
         """Keep the id of this run."""
-        replace_file(self._path, f"{json.dumps(self._all() | {tracker: number})}\n".encode())
+        with _ids_lock:  # each tracker has its own thread
+            replace_file(self._path, f"{json.dumps(self._all() | {tracker: number})}\n".encode())
 
     def _all(self) -> dict[str, Any]:
         found = read_json(self._path)

@@ -47,7 +47,7 @@ class WandbTracker:
         )
 
     def log(self, step: int, scalars: dict[str, float]) -> None:
-        """Log metrics; steps that a resumed run repeats are dropped by the service."""
+        """Log metrics; the service drops steps that it has. Offline, the newest part of a run has all."""
         self._run.log(scalars, step=step)
 
     def log_images(self, step: int, images: dict[str, Path]) -> None:
