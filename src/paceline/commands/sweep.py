@@ -134,7 +134,7 @@ def _exit_code(file: SweepFile, stop: StopRequest) -> int:
     states = [trial.state for trial in file.wanted]
     for trial in file.wanted:
         if trial.state == "failed":
-            print(f"failed   {trial}: {trial.reason}; see {file.log(trial)}", file=sys.stderr)
+            print(f"failed   {trial}: {trial.reason}", file=sys.stderr)
         elif trial.state == "running":
             print(f"in use   {trial}: another process trains it", file=sys.stderr)
     if "failed" in states:

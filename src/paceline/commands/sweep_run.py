@@ -86,7 +86,8 @@ class _Progress:
         self._bar.remove_task(task)
         seconds = duration(time.monotonic() - started)
         if trial.state == "failed":
-            self._print(f"{trial}: failed with exit code {trial.exit_code} after {seconds}: {trial.reason}")
+            log = self._file.log(trial)
+            self._print(f"{trial}: failed with exit code {trial.exit_code} after {seconds}; see {log}")
         else:
             self._print(f"{trial}: {trial.state} after {seconds}{main_metric(self._file, trial)}")
 
