@@ -50,7 +50,7 @@ class Training:
         self.optimizer.zero_grad()
         self.model(self.samples).square().mean().backward()
         copied = perf_counter()
-        self.saver.release()
+        self.saver.finish_copy()
         waited = perf_counter() - copied
         self.optimizer.step()
         return perf_counter() - begin, waited

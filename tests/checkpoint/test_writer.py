@@ -85,7 +85,7 @@ def test_what_changes_after_the_copy_is_saved_as_it_was(
         lasting = [tensors["wide"], tensors["large"]] if is_lasting else []
         saver.start(3, tensors, state, {"top1": 0.5}, lasting)
         assert saver.poll() == []
-        saver.release()
+        saver.finish_copy()
         for name in ("wide", "scalar", "flags", "bytes", "half", "conjugated", "large"):
             tensors[name].zero_()
         state["inner"][1]["rate"] = 9.0
@@ -119,14 +119,14 @@ def test_training_goes_on_while_each_state_is_saved(root: Path) -> None:
     for step in range(12):
         samples = torch.randn(8, 30)
         model(samples).square().mean().backward()
-        saver.release()
+        saver.finish_copy()
         optimizer.step()
         tree = {"optimizer": optimizer_tree(optimizer, model)}
         expected[step] = ({k: v.clone() for k, v in model.state_dict().items()}, deepcopy(flatten(tree)[0]))
         kept = [value for entry in optimizer.state.values() for value in entry.values()]
         saver.start(step, model.state_dict(), tree, {}, [*model.parameters(), *kept])
         results += saver.poll()
-    saver.release()
+    saver.finish_copy()
     results += saver.finish()
     assert [result.step for result in results] == list(range(12))
     assert saver.poll() == saver.finish() == []
@@ -236,7 +236,7 @@ def test_who_does_not_save_takes_note_of_the_step(root: Path) -> None:
     saver = NoSaver(Store(root))
     saver.reserve({}, {})
     saver.start(4, {}, {}, {})
-    saver.release()
+    saver.finish_copy()
     assert (saver.last_step, saver.poll(), saver.finish(), root.exists()) == (4, [], [], False)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from paceline.engine.loss_accumulator import ScaledLoss
+from paceline.engine.loss_accumulator import WeightedLoss
 from paceline.engine.precision.base import Precision
 from paceline.engine.precision.mixed import make_precision
 from paceline.optim.clipping import NoClip
@@ -38,13 +38,13 @@ class Trial:
         """Put the gradient of the mean loss on the optimizer's parameters; the result is its norm."""
         parts = zip(images.chunk(micro_batches), labels.chunk(micro_batches), strict=True)
         for part_images, part_labels in parts:
-            self.precision.backward([ScaledLoss(self.loss(part_images, part_labels), 1 / len(labels))])
+            self.precision.backward([WeightedLoss(self.loss(part_images, part_labels), 1 / len(labels))])
         self.precision.unscale(self.trainable)
         return NoClip()(self.trainable)
 
     def update(self, images: Tensor, labels: Tensor, micro_batches: int = 1) -> bool:
         """One update; whether it was done."""
-        skipped = self.precision.overflowed(self.gradients(images, labels, micro_batches))
+        skipped = self.precision.update_loss_scale(self.gradients(images, labels, micro_batches))
         if not skipped:
             self.optimizer.step()
             self.precision.sync_weights()

@@ -77,7 +77,7 @@ def gradients(run: Run, step_batch: StepBatch) -> tuple[list[Tensor], dict[str, 
     caught: list[Tensor] = []
 
     def catch(*_: object) -> None:
-        caught.extend(parameter.grad.clone() for parameter in run.trainable if parameter.grad is not None)
+        caught.extend(parameter.grad.clone() for parameter in run.optimized if parameter.grad is not None)
 
     run.optimizer.register_step_pre_hook(catch)
     result = train_step(run, step_batch)

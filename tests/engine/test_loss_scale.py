@@ -20,7 +20,7 @@ def course(scale: LossScale, norms: str) -> list[tuple[float, bool]]:
     kinds = {".": FINE, "x": INFINITE, "n": UNDEFINED}
     found = []
     for norm in norms:
-        skipped = bool(scale.overflowed(kinds[norm]))
+        skipped = bool(scale.update(kinds[norm]))
         found.append((scale.value, skipped))
     return found
 

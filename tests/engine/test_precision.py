@@ -12,7 +12,7 @@ from small_runs import one_thread  # noqa: F401
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from paceline.engine.loss_accumulator import ScaledLoss
+from paceline.engine.loss_accumulator import WeightedLoss
 from paceline.engine.precision.base import FullPrecision
 from paceline.engine.precision.mixed import CudaFloat32, make_precision
 
@@ -80,7 +80,7 @@ def test_gradients_too_small_for_float16_survive_by_the_scale(name: str) -> None
         precision.attach(layer)
         with precision.compute():
             output = layer(torch.ones(1, 1))
-        precision.backward([ScaledLoss(output.float().sum(), 1e-9)])
+        precision.backward([WeightedLoss(output.float().sum(), 1e-9)])
         precision.unscale(parameters)
         return gradients_of(parameters)[0].item()
 
@@ -108,9 +108,9 @@ def test_a_float16_loss_that_its_own_scale_drives_out_of_range_is_an_overflow() 
     precision, weight = make_precision("fp16", CPU), nn.Parameter(torch.ones(2))
     taken = []
     for _ in range(2):
-        precision.backward([ScaledLoss(weight.half().sum(), 1.5)])
+        precision.backward([WeightedLoss(weight.half().sum(), 1.5)])
         precision.unscale([weight])
-        taken.append(not precision.overflowed(gradients_of([weight])[0].norm()))
+        taken.append(not precision.update_loss_scale(gradients_of([weight])[0].norm()))
         last, weight.grad = gradients_of([weight])[0], None
     assert taken == [False, True]
     assert last.tolist() == [1.5, 1.5]
@@ -120,7 +120,7 @@ def test_a_float16_loss_that_its_own_scale_drives_out_of_range_is_an_overflow() 
 def test_without_a_scale_the_norm_is_not_even_read(name: str) -> None:
     unreadable = torch.empty((), device="meta")
     precision = make_precision(name, CPU)
-    assert precision.overflowed(unreadable) is None
+    assert precision.update_loss_scale(unreadable) is None
     assert precision.state_dict() == precision.metrics() == {}
 
 
@@ -128,7 +128,7 @@ def test_without_a_scale_the_norm_is_not_even_read(name: str) -> None:
 def test_the_state_survives_being_saved(name: str) -> None:
     first, second = make_precision(name, CPU, "dynamic"), make_precision(name, CPU, "dynamic")
     for norm in (math.inf, math.nan, 1.0, 2.0):
-        first.overflowed(torch.tensor(norm))
+        first.update_loss_scale(torch.tensor(norm))
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert second.state_dict() == first.state_dict()
     assert second.metrics() == {"loss_scale": 2.0**14, "skipped_updates": 2}
@@ -172,7 +172,7 @@ def test_tf32_holds_only_where_it_was_asked_for() -> None:
         with precision.compute():
             assert switches() == expected
         assert switches() == before
-        precision.backward([ScaledLoss(weight * 2, 1.0)])
+        precision.backward([WeightedLoss(weight * 2, 1.0)])
         assert seen.pop() == expected
         assert switches() == before
 

@@ -87,7 +87,7 @@ def test_a_loss_of_the_same_name_stays_a_loss(tmp_path: Path) -> None:
     accumulator = start_losses(run, step_batch)
     for micro in step_batch.micro_batches:
         terms = forward(run, micro)
-        accumulator.scaled(terms, micro)
+        accumulator.to_backward(terms, micro)
         accumulator.add(terms, micro)
     found = read([accumulator], run.world)[0]
     assert found["loss"] == 2 * found["top1"]

@@ -91,7 +91,7 @@ class Saver:
         Tensors in `deferred` are copied after the return: do not change them before calling `release`.
         """
         started = time.perf_counter()
-        self.release()
+        self.finish_copy()
         self._join()
         waited = time.perf_counter() - started
         content = self._gather(step, model, state, metrics)
@@ -104,7 +104,7 @@ class Saver:
         blocked = time.perf_counter() - started - waited
         self._run_in_background(lambda: self._write(content, snapshot, replace(result, blocked=blocked)))
 
-    def release(self) -> None:
+    def finish_copy(self) -> None:
         """Finish copying `deferred` tensors, so that they may change."""
         if self._snapshot is not None:
             self._snapshot.copy_job.finish()
@@ -193,7 +193,7 @@ class NoSaver:
         """Record the step."""
         self._started_step = step
 
-    def release(self) -> None:
+    def finish_copy(self) -> None:
         """Do nothing."""
 
     def poll(self) -> list[SaveResult]:

@@ -32,9 +32,9 @@ def main(options: argparse.Namespace) -> int:
     accumulator, losses = start_losses(run, step_batch), []
     for micro in step_batch.micro_batches:
         terms = forward(run, micro)
-        run.precision.backward(accumulator.scaled(terms, micro))
+        run.precision.backward(accumulator.to_backward(terms, micro))
         losses.append({name: term.numerator.item() / float(term.denominator) for name, term in terms.items()})
-    norm = float(run.clip_gradients(run.strategy.local(run.trainable)))
+    norm = float(run.clip_gradients(run.strategy.local(run.optimized)))
     answer = {
         "step": step_batch.step + 1,
         "losses": losses,

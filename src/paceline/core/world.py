@@ -26,7 +26,7 @@ _PARTING, _PARTING_SECONDS, _LOOK_SECONDS = "paceline/parting", 30.0, 0.005
 
 @dataclass(frozen=True)
 class World:
-    """This process's place among `world` processes, and the collectives they share."""
+    """This process's place among `size` processes, and the collectives they share."""
 
     rank: int
     size: int

@@ -12,7 +12,7 @@ from paceline.data.batch import Batch
 from paceline.data.loader import MicroBatch, StepBatch
 from paceline.data.rng import derive
 from paceline.engine.channels_last import choose_channels_last
-from paceline.engine.loss_accumulator import LossAccumulator, ScaledLoss
+from paceline.engine.loss_accumulator import LossAccumulator, WeightedLoss
 from paceline.engine.run import Run
 from paceline.losses.loss_term import LossTerm
 from paceline.tasks.task import check_terms
@@ -24,11 +24,16 @@ def transformed(run: Run, micro: MicroBatch) -> Batch:
 
 
 def forward(run: Run, micro: MicroBatch) -> dict[str, LossTerm]:
-    """The losses of a micro-batch, with generators seeded from (seed, step, micro-batch)."""
+    """The losses of a micro-batch.
+
+    The model's generators (dropout) are seeded from (seed, step, micro-batch); batch transforms have draws of their
+    own, so transforming a micro-batch again gives the same.
+    """
     run.heartbeat.beat(micro.step, "in a forward pass")
     started = perf_counter()
     run.world.seed(derive(run.seed, micro.step, micro.index))
-    batch, micro.transformed = micro.transformed or transformed(run, micro), None
+    batch = micro.transformed or transformed(run, micro)
+    micro.transformed = None  # its memory is needed
     with run.precision.compute(), own_code("task", run.task):
         terms = check_terms(run.task, run.task.losses(run.strategy.network, batch))
     run.timer.forward_seconds += perf_counter() - started
@@ -74,7 +79,7 @@ def _sum_ratios(run: Run, step_batch: StepBatch, names: list[str]) -> Tensor:
 
 
 def warm_up(run: Run, step_batch: StepBatch) -> None:
-    """Before the first step: choose the memory layout, and run the passes that the strategy needs."""
+    """Before the first step, choose the memory layout; then and after each unfreeze, run the passes that ddp needs."""
 
     def one_pass() -> None:
         discarded_pass(run, step_batch.micro_batches[-1])  # only when asked for: an empty rank has none
@@ -85,6 +90,6 @@ def warm_up(run: Run, step_batch: StepBatch) -> None:
 
 
 def discarded_pass(run: Run, micro: MicroBatch) -> None:
-    """A forward and a backward pass whose gradients are discarded."""
+    """A forward and a backward pass whose gradients are 0; the caller clears them."""
     terms = forward(run, micro)
-    run.precision.backward([ScaledLoss(term.numerator, 0.0) for term in terms.values()])
+    run.precision.backward([WeightedLoss(term.numerator, 0.0) for term in terms.values()])

@@ -26,7 +26,7 @@ from paceline.loggers.events import Note
 def train(run: Run) -> None:
     """Run all remaining steps, and after each what is due: save, evaluate, log and, at the end, test, in this order.
 
-    Raises Stopped, with everything saved, when some process was asked to stop: behind a step, or in an evaluation,
+    Raises Stopped, with everything saved, when some process was asked to stop: after a step, or in an evaluation,
     which is then pending. What was pending when a resumed checkpoint was saved is done first.
     """
     triggers = run.triggers()
@@ -35,13 +35,13 @@ def train(run: Run) -> None:
         do_pending(run)
         for step_batch, waited in timed(run.batches):
             started = time.perf_counter()
-            run.heartbeat.beat(step_batch.step, "agreeing on a step")
+            run.heartbeat.beat(step_batch.step, "summing counts")
             with _explain_oom(partial(_advise_step, run)):
                 result = train_step(run, step_batch)
             seconds = time.perf_counter() - started
             run.timer.add_step(seconds, waited, step_batch.num_samples, run.progress.total_steps)
             add_result(run, step_batch, result)
-            resume_gc()
+            resume_gc()  # which start-up paused
             if step_batch.step == 0:
                 visualize_samples(run)
             if is_due(run) and (advice := compare(run, step_batch)):

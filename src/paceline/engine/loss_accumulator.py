@@ -26,11 +26,11 @@ FirstPass = Callable[[list[str]], Tensor]
 """Sums and counts of these ratio losses over the global batch, [2 · names], from passes without gradient."""
 
 
-class ScaledLoss(NamedTuple):
-    """A scalar to back-propagate, and the factor of its gradient."""
+class WeightedLoss(NamedTuple):
+    """A scalar to back-propagate, and the weight of its gradient."""
 
     value: Tensor
-    factor: float
+    weight: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +44,14 @@ class Normalizer:
     ratio: tuple[Tensor, Tensor] | None = None
     """L and D of the global batch, of a ratio loss."""
 
-    def scale(self, term: LossTerm, weight: float) -> ScaledLoss:
+    def scale(self, term: LossTerm, weight: float) -> WeightedLoss:
         """What to back-propagate; over all micro-batches, the gradients add up to that of the global batch."""
         if self.ratio is None:
-            return ScaledLoss(term.numerator, weight / self.count)
+            return WeightedLoss(term.numerator, weight / self.count)
         loss, count = self.ratio
-        return ScaledLoss((term.numerator - loss * term.denominator) / count, weight)
+        return WeightedLoss((term.numerator - loss * term.denominator) / count, weight)
 
-    def share(self, term: LossTerm) -> Tensor:
+    def undivided(self, term: LossTerm) -> Tensor:
         """The value to log; over all micro-batches, these add up to the loss of the global batch times `count`."""
         numerator = term.numerator.detach()
         return numerator if self.ratio is None else numerator / self.ratio[1]
@@ -93,7 +93,7 @@ class LossAccumulator:
         if any(ratios.values()):  # the first pass of ratio losses comes before all others
             self.wait()
 
-    def scaled(self, terms: Mapping[str, LossTerm], micro: MicroBatch, factor: float = 1.0) -> list[ScaledLoss]:
+    def to_backward(self, terms: Mapping[str, LossTerm], micro: MicroBatch, factor: float = 1.0) -> list[WeightedLoss]:
         """The losses of a micro-batch, ready for the backward pass; a padding micro-batch has gradient 0."""
         self.wait()
         factor = 0.0 if micro.is_padding else factor
@@ -105,7 +105,7 @@ class LossAccumulator:
         """Keep the losses and metrics of a micro-batch for logging."""
         if micro.is_padding:
             return
-        values: list[Tensor | float] = [self.normalizers[name].share(terms[name]) for name in self.weights]
+        values: list[Tensor | float] = [self.normalizers[name].undivided(terms[name]) for name in self.weights]
         for name in self.metrics:
             term = terms.get(name)
             values += (0.0, 0.0) if term is None else (term.numerator.detach(), _number(term.denominator))
@@ -171,8 +171,8 @@ def _table(steps: Sequence[LossAccumulator]) -> Numbers:
     columns = [index for step in steps for index, _ in step.parts]
     values = [value for step in steps for _, values in step.parts for value in values]
     if tensors := [value for value in values if isinstance(value, Tensor)]:
-        read = iter(torch.stack(tensors).cpu().tolist())
-        numbers = [next(read) if isinstance(value, Tensor) else value for value in values]
+        on_host = iter(torch.stack(tensors).cpu().tolist())
+        numbers = [next(on_host) if isinstance(value, Tensor) else value for value in values]
         table[rows, columns] = np.reshape(numbers, (len(rows), -1))
     return table
 

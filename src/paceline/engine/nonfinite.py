@@ -1,4 +1,4 @@
-"""Non-finite gradients never reach the weights, the buffers or a checkpoint; where one came from is traced."""
+"""Non-finite gradients never reach the weights or a checkpoint; where one came from is traced."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class FiniteCheck:
     """Decides on the device, by the gradient norm that all ranks share, whether the optimizer may step.
 
     The host reads norms later, many at once, and then stops the run or warns of what was skipped: at most `limit` steps
-    in a row. Once the run is to stop, no further step changes anything.
+    in a row. Once the run is to stop, no further step changes weights or optimizer state, and nothing is saved.
     """
 
     def __init__(self, policy: OnNonFinite = "stop", limit: int = 10) -> None:
@@ -76,7 +76,7 @@ class FiniteCheck:
 
 
 class NoBackup:
-    """For runs that never skip a step."""
+    """For runs that stop at a non-finite step, after which buffers are not used."""
 
     def keep(self) -> None:
         """Keep nothing."""

@@ -12,7 +12,7 @@ from paceline.core.errors import CheckpointError
 from paceline.data.batch import Batch
 from paceline.data.loader import MicroBatch, StepBatch
 from paceline.engine.forward import forward
-from paceline.engine.loss_accumulator import ScaledLoss
+from paceline.engine.loss_accumulator import WeightedLoss
 from paceline.engine.nonfinite import find_nonfinite
 from paceline.engine.run import Run
 from paceline.losses.loss_term import LossTerm
@@ -25,7 +25,7 @@ def explain_nonfinite(run: Run, step_batch: StepBatch) -> str:
 
     def run_pass(micro: MicroBatch) -> dict[str, LossTerm]:
         terms = forward(run, micro)
-        run.precision.backward([ScaledLoss(terms[name].numerator, 1.0) for name in run.task.weights])
+        run.precision.backward([WeightedLoss(terms[name].numerator, 1.0) for name in run.task.weights])
         return terms
 
     with run.strategy.alone(), run.strategy.unchanged():
@@ -67,7 +67,7 @@ def read_step(folder: Path, rank: int) -> StepBatch:
 
 
 def read_model(folder: Path) -> dict[str, Tensor]:
-    """The weights and buffers before the step."""
+    """The weights before the step, with buffers as they were when its norm was read."""
     return read_tensors(folder / _MODEL)
 
 

@@ -50,12 +50,12 @@ class StepResult(NamedTuple):
 
     @property
     def losses(self) -> dict[str, Tensor]:
-        """The weighted sum as "loss", then each loss by name: this rank's share of them."""
+        """The weighted sum as "loss", then each loss by name: this rank's share of them, read from the device."""
         return self.accumulator.own()
 
     @property
     def skipped(self) -> bool:
-        """Whether weights and optimizer state were left unchanged; reads the gradient norm from the device."""
+        """Whether its gradient was not finite, so that it changed no weights; reads the norm from the device."""
         return not math.isfinite(self.grad_norm.item())
 
 
@@ -88,7 +88,7 @@ class Run:
     world: World
     task: Task
     model: nn.Module
-    """What computes; `state.model` holds the optimizer's weights, and is another where these are rounded for it."""
+    """What computes. With O2 it holds float16 copies of the weights of `state.model`; else both are one object."""
     state: RunState
     scheduler: Scheduler
     train_loader: SplitLoader
@@ -118,7 +118,7 @@ class Run:
         self.strategy.parts = self.state.parts
         self.finite_check.attach(self.optimizer, self.world.device)
         self.saver = self._make_saver()
-        self.trainable = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        self.optimized = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     @property
     def progress(self) -> Progress:
@@ -145,8 +145,10 @@ class Run:
         """The average of the weights."""
         return self.state.averaging
 
-    def check_finite(self, results: Sequence[StepResult]) -> None:
-        """Read the gradient norms of steps, in order: warn of those skipped; TrainingError if the run must stop.
+    def check_finite(self, results: Sequence[StepResult]) -> list[float]:
+        """The gradient norms of steps, in order, read from the device: warns of those skipped.
+
+        Raises TrainingError if the run must stop.
 
         The step is loaded again to name the module and the samples. The weights are those before it, unless training
         went on from a skipped step.
@@ -160,6 +162,7 @@ class Run:
                     explain=lambda step=result.step: self.explain_nonfinite(self, self.batches.load_step(step)),  # type: ignore[misc]
                     warn=lambda text: self.logger.emit(Note(text, "warning")),
                 )
+        return norms
 
     def unfreeze(self, step: int) -> None:
         """Unfreeze the parameters whose training starts with this step."""

@@ -25,7 +25,7 @@ def save(run: Run) -> None:
 def complete_save(run: Run) -> None:
     """Wait for this step's checkpoint on all ranks, before what may take long or fail; tried once."""
     save(run)
-    run.saver.release()
+    run.saver.finish_copy()
     log_saves(run, run.saver.finish())
     run.world.barrier()
 
@@ -68,7 +68,7 @@ def finish_saves(run: Run) -> Iterator[None]:
 def _finish_newest(run: Run) -> None:
     """Wait for the newest checkpoint; a failed save is retried, and in the end it is an error."""
     for attempt in range(_RETRIES + 1):
-        run.saver.release()
+        run.saver.finish_copy()
         log_saves(run, run.saver.finish())
         if not run.world.start_sum([float(run.saver.has_failed)])()[0]:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 
@@ -16,7 +17,7 @@ _MOST_UNREAD = 100  # steps whose losses may wait on the device
 
 
 def add_result(run: Run, step_batch: StepBatch, result: StepResult) -> None:
-    """Record a step without reading any tensor."""
+    """Record a step; tensors are read when there are many."""
     run.unread_results.append(result)
     if len(run.unread_results) >= _MOST_UNREAD:
         read_results(run)
@@ -32,10 +33,11 @@ def add_result(run: Run, step_batch: StepBatch, result: StepResult) -> None:
 def read_results(run: Run) -> None:
     """Read the losses and norms of the last steps from the device, all at once; see `Run.check_finite`."""
     results, run.unread_results = run.unread_results, []
-    run.check_finite(results)
+    norms = run.check_finite(results)
     losses = read([result.accumulator for result in results], run.world)
-    for metrics, result in zip(losses, results, strict=True):
-        run.state.meters.add({**metrics, "grad_norm": result.grad_norm, "lr": result.lr})
+    for metrics, norm, result in zip(losses, norms, results, strict=True):
+        found = {**metrics, "grad_norm": norm, "lr": result.lr}
+        run.state.meters.add({name: value for name, value in found.items() if math.isfinite(value)})  # of skipped steps
 
 
 def log_training(run: Run) -> None:

@@ -13,7 +13,7 @@ class LossTerm(NamedTuple):
     """One loss of one micro-batch as a fraction; numerators and denominators of micro-batches add up."""
 
     numerator: Tensor
-    """A 0-d tensor with the gradient."""
+    """A 0-d tensor: of a loss with its graph, of a metric any scalar."""
     denominator: Tensor | float
     """A plain number where that needs no tensor to be read, otherwise a 0-d tensor."""
 

@@ -72,7 +72,7 @@ def choose_precision(context: BuildContext) -> Precision:
         return make_precision(train.precision, context.world.device, train.loss_scale, train.keep_norms_fp32)
 
 
-def may_skip(context: BuildContext) -> bool:
+def may_continue(context: BuildContext) -> bool:
     """Whether steps may be skipped, so that buffers must be restorable."""
     train = context.recipe.train
     return train.on_nonfinite == "skip" or train.precision in ("fp16", "O1", "O2", "O3")

@@ -18,7 +18,7 @@ from torch import distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.engine.loss_accumulator import ScaledLoss
+from paceline.engine.loss_accumulator import WeightedLoss
 from paceline.engine.precision.mixed import make_precision
 from paceline.optim.clipping import NoClip
 
@@ -38,11 +38,11 @@ def train(name: str, rank: int) -> dict[str, Any]:
         with precision.compute():
             loss = shared(torch.randn(3, 4)).float().square().sum()
         factor = math.inf if SPOILED.get(step) == rank else 1.0
-        precision.backward([ScaledLoss(loss, factor)])
+        precision.backward([WeightedLoss(loss, factor)])
         precision.unscale(trainable)
         norm = NoClip()(trainable)
         finite.append(math.isfinite(norm.item()))
-        skipped = precision.overflowed(norm)
+        skipped = precision.update_loss_scale(norm)
         if not skipped:
             optimizer.step()
             precision.sync_weights()

@@ -163,7 +163,7 @@ def _step(run: Run, step_batch: StepBatch) -> tuple[list[Tensor], float, float]:
     caught: list[Tensor] = []
 
     def catch(*_: object) -> None:
-        gradients = [parameter.grad for parameter in run.trainable]
+        gradients = [parameter.grad for parameter in run.optimized]
         caught.extend(run.strategy.whole(each).clone() for each in gradients if each is not None)
 
     handle = run.optimizer.register_step_pre_hook(catch)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from paceline.engine.loss_accumulator import ScaledLoss
+from paceline.engine.loss_accumulator import WeightedLoss
 
 
 class Precision(Protocol):
@@ -29,7 +29,7 @@ class Precision(Protocol):
     def compute(self) -> AbstractContextManager[None]:
         """A context for forward passes, in training and evaluation."""
 
-    def backward(self, losses: Sequence[ScaledLoss]) -> None:
+    def backward(self, losses: Sequence[WeightedLoss]) -> None:
         """Add the gradients of the losses, times the loss scale, to those of the step."""
 
     def carriers(self, parameters: Sequence[nn.Parameter]) -> Sequence[nn.Parameter]:
@@ -41,8 +41,8 @@ class Precision(Protocol):
         It comes after the last micro-batch and the exchange among processes.
         """
 
-    def overflowed(self, norm: Tensor) -> Tensor | None:
-        """Whether the loss scale was too high, so that the step must be skipped; None without a loss scale.
+    def update_loss_scale(self, norm: Tensor) -> Tensor | None:
+        """Update the loss scale; whether it was too high, so that the step must be skipped. None without a loss scale.
 
         Called once a step, with the norm of the unscaled gradient, which stays on the device.
         """
@@ -79,7 +79,7 @@ class FullPrecision:
         """A context for forward passes."""
         return nullcontext()
 
-    def backward(self, losses: Sequence[ScaledLoss]) -> None:
+    def backward(self, losses: Sequence[WeightedLoss]) -> None:
         """Add the gradients of the losses to those of the step."""
         add_gradients(losses)
 
@@ -90,7 +90,7 @@ class FullPrecision:
     def unscale(self, parameters: Sequence[nn.Parameter]) -> None:
         """Do nothing."""
 
-    def overflowed(self, norm: Tensor) -> Tensor | None:
+    def update_loss_scale(self, norm: Tensor) -> Tensor | None:
         """There is no loss scale."""
         return None
 
@@ -113,12 +113,12 @@ class FullPrecision:
         return "fp32"
 
 
-def add_gradients(losses: Sequence[ScaledLoss], scale: float | Tensor = 1.0) -> None:
+def add_gradients(losses: Sequence[WeightedLoss], scale: float | Tensor = 1.0) -> None:
     """Add the gradients of the losses, times `scale`, to those of the leaves."""
     # The factors enter where the chain rule starts: a multiplication in the graph would cost several times more.
     roots = [loss for loss in losses if loss.value.requires_grad]
     # Beyond the range of a float16 value a factor becomes infinite, and the step an overflow.
-    factors = [_like(loss.value, loss.factor * scale) for loss in roots]
+    factors = [_like(loss.value, loss.weight * scale) for loss in roots]
     torch.autograd.backward([loss.value for loss in roots], factors)
 
 

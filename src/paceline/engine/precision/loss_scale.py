@@ -32,8 +32,8 @@ class LossScale(Protocol):
         """Updates left out so far; reads it from the device."""
         ...
 
-    def overflowed(self, norm: Tensor) -> Tensor:
-        """Whether the step must be skipped, by the norm of its gradient; called once a step."""
+    def update(self, norm: Tensor) -> Tensor:
+        """Update the scale by the norm of the gradient, once a step; whether the scale was too high for it."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class LossScale(Protocol):
 class DynamicScale:
     """As large as gradients allow: halved when they overflow, doubled after a number of clean steps in a row.
 
-    Where they overflow at the least scale already, the scale is not to blame, and the step is not to be left out.
+    Where they overflow at the least scale already, the scale is not to blame: the step counts as non-finite.
     """
 
     def __init__(self, value: float = 2.0**16, growth_steps: int = 2_000, least: float = 1.0) -> None:
@@ -79,8 +79,8 @@ class DynamicScale:
         """Updates left out so far."""
         return int(self._skipped.item())
 
-    def overflowed(self, norm: Tensor) -> Tensor:
-        """Whether the step must be skipped; updates the scale."""
+    def update(self, norm: Tensor) -> Tensor:
+        """Update the scale; whether it was too high for this step."""
         scale, is_finite = self._scale, norm.isfinite()
         overflowed = ~is_finite & (scale > self.least)
         clean = torch.where(overflowed, 0, self._clean_steps + is_finite)
@@ -110,7 +110,7 @@ class DynamicScale:
 
 
 class FixedScale:
-    """A constant scale. After `patience` overflows in a row no step is skipped any more: waiting does not help."""
+    """A constant scale. After `patience` overflows in a row it is no longer to blame: the step counts as non-finite."""
 
     def __init__(self, value: float, patience: int = 50) -> None:
         self.value = value
@@ -128,8 +128,8 @@ class FixedScale:
         """Updates left out so far."""
         return int(self._skipped.item())
 
-    def overflowed(self, norm: Tensor) -> Tensor:
-        """Whether the step must be skipped."""
+    def update(self, norm: Tensor) -> Tensor:
+        """Count the overflow; whether the scale was too high for this step."""
         is_bad = ~norm.isfinite()
         overflowed = is_bad & (self._in_a_row < self.patience)
         self._in_a_row = torch.where(is_bad, self._in_a_row + overflowed, 0)

@@ -57,13 +57,13 @@ def with_masters(model: nn.Module, copies: Copies) -> nn.Module:
 
     It is for parameters, buffers and state dicts, not to be called.
     """
-    master_model = {copy: master for master, copy in copies.items()}
+    master_of = {copy: master for master, copy in copies.items()}
     faces: dict[nn.Module, nn.Module] = {}
 
     def face(module: nn.Module) -> nn.Module:
         if module not in faces:
             made = faces[module] = object.__new__(type(module))
-            parameters = {name: _master(one, master_model) for name, one in module._parameters.items()}
+            parameters = {name: _master(one, master_of) for name, one in module._parameters.items()}
             children = {name: child and face(child) for name, child in module._modules.items()}
             made.__dict__.update(module.__dict__, _parameters=parameters, _modules=children)
         return faces[module]
@@ -71,8 +71,8 @@ def with_masters(model: nn.Module, copies: Copies) -> nn.Module:
     return face(model)
 
 
-def _master(parameter: nn.Parameter | None, master_model: Mapping[nn.Parameter, nn.Parameter]) -> nn.Parameter | None:
-    return None if parameter is None else master_model.get(parameter, parameter)
+def _master(parameter: nn.Parameter | None, master_of: Mapping[nn.Parameter, nn.Parameter]) -> nn.Parameter | None:
+    return None if parameter is None else master_of.get(parameter, parameter)
 
 
 def _halved(model: nn.Module, keep_norms: bool) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from paceline.engine.loss_accumulator import ScaledLoss
+from paceline.engine.loss_accumulator import WeightedLoss
 from paceline.engine.precision.base import FullPrecision, Precision, add_gradients
 from paceline.engine.precision.loss_scale import LossScale, make_loss_scale, unscale
 from paceline.engine.precision.master_weights import (
@@ -81,7 +81,7 @@ class CudaFloat32(FullPrecision):
         """A context for forward passes."""
         return _tf32(self.tf32)
 
-    def backward(self, losses: Sequence[ScaledLoss]) -> None:
+    def backward(self, losses: Sequence[WeightedLoss]) -> None:
         """Add the gradients of the losses to those of the step."""
         with _tf32(self.tf32):
             add_gradients(losses)
@@ -137,7 +137,7 @@ class Scaled(FullPrecision):
             return None
         return "float16 is slow on a CPU, often many times slower than fp32; use it there only to try things out"
 
-    def backward(self, losses: Sequence[ScaledLoss]) -> None:
+    def backward(self, losses: Sequence[WeightedLoss]) -> None:
         """Add the gradients of the losses, times the loss scale, to those of the step."""
         add_gradients(losses, self.scale.factor)
 
@@ -145,9 +145,9 @@ class Scaled(FullPrecision):
         """Divide the gradients by the loss scale."""
         unscale(parameters, self.scale.factor)
 
-    def overflowed(self, norm: Tensor) -> Tensor:
-        """Whether the step must be skipped; updates the scale."""
-        return self.scale.overflowed(norm)
+    def update_loss_scale(self, norm: Tensor) -> Tensor:
+        """Update the scale; whether the step must be skipped."""
+        return self.scale.update(norm)
 
     def state_dict(self) -> dict[str, Any]:
         """That of the loss scale."""
@@ -177,24 +177,24 @@ class Fp16(Scaled):
 class HalfWeights(Scaled):
     """A model that holds and computes float16, norm layers excepted if they are kept.
 
-    With `masters` the optimizer keeps the float32 weights it was made over and the model gets rounded copies, so that
-    changes too small for float16 add up. Without, the optimizer's own weights become float16.
+    With `has_masters` the optimizer keeps the float32 weights it was made over and the model gets rounded copies, so
+    that changes too small for float16 add up. Without, the optimizer's own weights become float16.
     """
 
-    def __init__(self, device: torch.device, scale: LossScale, master_model: bool, keep_norms: bool) -> None:
+    def __init__(self, device: torch.device, scale: LossScale, has_masters: bool, keep_norms: bool) -> None:
         super().__init__(device, scale)
-        self.master_model = master_model
+        self.has_masters = has_masters
         self.keep_norms = keep_norms
         self._copies: Copies = {}
 
     def attach(self, model: nn.Module) -> nn.Module:
         """Make the model's weights float16; the result has the optimizer's weights."""
-        if self.master_model:
+        if self.has_masters:
             self._copies = put_half_copies(model, self.keep_norms)
         else:
             halve_in_place(model, self.keep_norms)
         cast_at_borders(model, self.keep_norms)
-        return with_masters(model, self._copies) if self.master_model else model
+        return with_masters(model, self._copies) if self.has_masters else model
 
     def carriers(self, parameters: Sequence[nn.Parameter]) -> Sequence[nn.Parameter]:
         """The copies of those that have one."""
@@ -217,9 +217,9 @@ class HalfWeights(Scaled):
 
     def describe(self) -> str:
         """Where which format is used, and the loss scale."""
-        master_model = "fp32 master weights" if self.master_model else f"no master weights, eps at least {_LEAST_EPS:g}"
+        masters = "fp32 master weights" if self.has_masters else f"no master weights, eps at least {_LEAST_EPS:g}"
         norms = "fp32" if self.keep_norms else "fp16"
-        return f"fp16 weights, {master_model}, norm layers in {norms}, {self.scale.describe()}"
+        return f"fp16 weights, {masters}, norm layers in {norms}, {self.scale.describe()}"
 
 
 def fit_half_weights(optimizer: torch.optim.Optimizer) -> None:

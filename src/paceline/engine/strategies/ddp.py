@@ -42,7 +42,7 @@ class DDPStrategy(SingleStrategy):
         compression: Compression = "none",
     ) -> None:
         super().__init__(model)
-        self.factor = float(world.size)  # the reducer takes the mean over processes
+        self.grad_divisor = float(world.size)  # the reducer takes the mean over processes
         self._world = world
         self._compression = compression
         self._options: dict[str, Any] = {
@@ -90,7 +90,7 @@ class DDPStrategy(SingleStrategy):
         return self.network.no_sync()
 
     def after_backward(self, step_batch: StepBatch) -> None:
-        """Gradients are all-reduced by now; check that the reducer knew all of them."""
+        """Gradients are all-reduced by now: check that the reducer knew all; share buffers and losses' state."""
         refuse_changed_parameters(parameter_ids(self.model), self._known)
         if self._read_in_training:
             self._broadcast(self._read_in_training)

@@ -62,7 +62,7 @@ class FSDPStrategy(SingleStrategy):
     ) -> None:
         _join_alone(world)
         self.name = "zero" if keeps_parameters else "fsdp"
-        self.factor = float(world.size)  # gradients are averaged over processes
+        self.grad_divisor = float(world.size)  # gradients are averaged over processes
         self._world = world
         self._blocks = len(blocks)
         devices = init_device_mesh(world.device.type, (world.size,))
@@ -87,7 +87,7 @@ class FSDPStrategy(SingleStrategy):
 
     @contextmanager
     def accumulate(self, micro: MicroBatch, is_last: bool) -> Iterator[None]:
-        """A context for the passes of a micro-batch; gradients are all-reduced with the last one."""
+        """A context for the passes of a micro-batch; gradients are reduce-scattered in the last one."""
         assert isinstance(self.model, FSDPModule)
         self.model.set_requires_gradient_sync(is_last)
         self.model.set_is_last_backward(is_last)
@@ -97,7 +97,7 @@ class FSDPStrategy(SingleStrategy):
             yield
 
     def after_backward(self, step_batch: StepBatch) -> None:
-        """Gradients are reduced by now; check that none was missed."""
+        """Gradients are reduced by now: check that none was missed, and share the state of losses."""
         refuse_changed_parameters(_kept_in_parts(self.model), self._known)
         share_state(self.parts, self._world)
 

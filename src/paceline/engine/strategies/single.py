@@ -20,8 +20,8 @@ class SingleStrategy:
 
     name = "single"
     passes: Passes = "own"
-    factor = 1.0
-    """What gradients are multiplied by, where the exchange divides them again."""
+    grad_divisor = 1.0
+    """What the exchange divides gradients by; losses are multiplied by it first."""
     can_probe = True
     """Whether one process could do the whole step alone."""
     norm_across: Callable[[Tensor], Tensor] | None = None
@@ -36,7 +36,7 @@ class SingleStrategy:
         """What forward passes of training go through."""
 
     def accumulate(self, micro: MicroBatch, is_last: bool) -> AbstractContextManager[None]:
-        """A context for the passes of a micro-batch; gradients are all-reduced with the last one."""
+        """A context for the passes of a micro-batch; strategies that exchange gradients do so in the last one."""
         return self.unchanged() if micro.is_padding else nullcontext()
 
     @contextmanager
