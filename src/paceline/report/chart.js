@@ -1,5 +1,6 @@
 // A chart: lines over steps, epochs or time, with values on hover, smoothing, a log scale and zoom by dragging.
 
+const MOST_NAMED = 10; // lines in a legend or a tip: of more, those that are nearest to the pointer
 const AREA = { left: 46, right: 10, top: 12, bottom: 24, height: 210 };
 const charts = [];
 let zoom = null; // the range of x that all charts show; null for all of it
@@ -44,7 +45,8 @@ class Chart {
     this.dots = drawn("g", {});
     this.selection = drawn("rect", { class: "select", y: AREA.top, height: AREA.height - AREA.top - AREA.bottom, width: 0 });
     this.svg.append(this.rule, this.dots, this.selection);
-    this.legend.replaceChildren(...this.shown.map((line) => {
+    const named = this.shown.length > MOST_NAMED ? [] : this.shown; // the runs are named above the charts
+    this.legend.replaceChildren(...named.map((line) => {
       const last = line.y.findLast((value) => value !== null);
       return element("span", {}, dot(line.color), `${line.label} ${last === undefined ? "nan" : formatted(this.metric, last)}`);
     }));
@@ -105,7 +107,7 @@ class Chart {
     const color = { style: { stroke: line.color } }, kind = line.dash ? "line thin" : "line";
     if (line.smooth) this.svg.append(drawn("path", { class: "raw", d: this.path(line.x, line.y), ...color }));
     this.svg.append(drawn("path", { class: kind, "stroke-dasharray": line.dash, d: this.path(line.x, line.smooth || line.y), ...color }));
-    if (line.x.length <= 40 && !line.isDense)
+    if (line.x.length <= 40 && line.hasDots)
       line.y.forEach((y, index) => {
         const place = this.toY(y);
         if (place !== null) this.svg.append(drawn("circle", { cx: this.toX(line.x[index]), cy: place, r: 2.6, style: { fill: line.color } }));
@@ -132,7 +134,7 @@ class Chart {
     let start = null;
     const place = (event) => event.clientX - this.svg.getBoundingClientRect().left;
     this.svg.addEventListener("pointermove", (event) => {
-      this.hover(this.fromX(place(event)));
+      this.hover(this.fromX(place(event)), event.clientY - this.svg.getBoundingClientRect().top);
       if (start === null) return;
       const [from, to] = [start, place(event)].sort((a, b) => a - b);
       this.selection.setAttribute("x", from);
@@ -157,7 +159,7 @@ class Chart {
     this.svg.addEventListener("blur", () => this.leave());
   }
 
-  hover(x) {
+  hover(x, y = 0) {
     if (!this.range || !this.shown.some((line) => line.x.length)) return;
     this.at = x;
     const found = this.shown.filter((line) => line.x.length).map((line) => [line, nearest(line.x, x)]);
@@ -170,7 +172,9 @@ class Chart {
       const y = this.toY((line.smooth || line.y)[index]);
       return y === null ? null : drawn("circle", { cx: this.toX(line.x[index]), cy: y, r: 3.5, style: { fill: line.color } });
     }).filter(Boolean));
-    const rows = found.map(([line, index]) => element("tr", {},
+    const away = ([line, index]) => Math.abs((this.toY((line.smooth || line.y)[index]) ?? Infinity) - y);
+    const near = found.length > MOST_NAMED ? [...found].sort((a, b) => away(a) - away(b)).slice(0, MOST_NAMED) : found;
+    const rows = near.map(([line, index]) => element("tr", {},
       element("td", {}, dot(line.color), line.label),
       element("td", {}, formatted(this.metric, line.y[index])),
       line.smooth && element("td", { class: "soft" }, `≈ ${formatted(this.metric, line.smooth[index])}`)));

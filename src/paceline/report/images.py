@@ -15,7 +15,7 @@ from paceline.core.text import evenly_spaced
 
 _NAME = re.compile(r"(?P<split>.+?)-(?P<name>[^-]+)-(?P<step>\d{8,18})\.png")
 _MAX_STEPS = 6  # of an image that was drawn at every evaluation
-_MAX_SIDE = 1400  # pixels
+_MAX_SIZE = (1100, 3300)  # pixels; grids of many samples are high
 _MAX_PIXELS = 30_000_000  # a larger file is none of ours
 
 
@@ -74,7 +74,7 @@ def _encode(path: Path) -> tuple[int, int, str]:
         if image.width * image.height > _MAX_PIXELS:
             raise ValueError(f"{path}: too large")
         pixels = image.convert("RGB")
-    pixels.thumbnail((_MAX_SIDE, _MAX_SIDE), PIL.Image.Resampling.LANCZOS)
+    pixels.thumbnail(_MAX_SIZE, PIL.Image.Resampling.LANCZOS)
     content = BytesIO()
     pixels.save(content, format="WEBP", quality=80, method=2)
     return *pixels.size, f"data:image/webp;base64,{base64.b64encode(content.getvalue()).decode('ascii')}"

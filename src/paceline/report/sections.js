@@ -68,7 +68,7 @@ function verdict(run, label) {
     ? [element("p", { class: "label" }, label || `Best ${metric} on ${run.best.split}`), element("p", { class: "number" }, number(run.best.value)),
        element("p", { class: "soft" }, `at step ${number(run.best.step)}, epoch ${+run.best.epoch.toFixed(2)}; ${isHigher ? "higher" : "lower"} is better`)]
     : [element("p", { class: "label" }, "Verdict"), element("p", { class: "number" }, "–"),
-       element("p", { class: "soft" }, run.series.length ? "nothing was evaluated yet" : "this run has logged nothing yet")];
+       element("p", { class: "soft" }, run.evaluations.length ? "no metric decides: name one in checkpoint.best" : "nothing was evaluated yet")];
   const share = run.total_steps ? Math.min(1, (run.step || 0) / run.total_steps) : 0;
   return element("section", { class: "card verdict", id: "verdict" },
     element("div", {}, words, run.expect.length > 0 && element("div", { class: "judgement" }, judgements(run))), facts(run),
@@ -123,6 +123,7 @@ function linesOf(metric) {
       color: isOne ? SPLIT_COLORS[each.split] || runColor(2 + place) : runColor(index),
       dash: !isOne && each.split === "train" && own.length > 1 ? "2 4" : null,
       isDense: each.split === "train" && metric !== "lr" && metric !== "memory_mb",
+      hasDots: each.split !== "train",
       y: each.y,
       places: (axis) => placesOn(axis, run, each.x),
     }));
@@ -236,11 +237,11 @@ function imageCard(group) {
   const show = (place) => {
     const image = group[place];
     for (const [name, value] of [["src", image.uri], ["width", image.width], ["height", image.height]]) photo.setAttribute(name, value);
-    caption.textContent = `${image.split}, step ${number(image.step)}`;
+    caption.textContent = `step ${number(image.step)}`;
   };
   const slider = group.length > 1 && element("label", {}, "step", element("input", { type: "range", min: 0, max: group.length - 1, value: group.length - 1,
     "aria-label": "step of the image", oninput: (event) => show(+event.target.value) }));
   show(group.length - 1);
-  const title = [report.runs.length > 1 && dot(runColor(group[0].index)), report.runs.length > 1 ? ` ${group[0].run.label}: ` : "", words[group[0].name] || group[0].name];
-  return element("section", { class: "card block" }, element("header", {}, element("h3", {}, title), slider), element("figure", {}, photo, caption));
+  const title = [report.runs.length > 1 && dot(runColor(group[0].index)), report.runs.length > 1 ? ` ${group[0].run.label}: ` : "", words[group[0].name] || group[0].name, group[0].name !== "samples" && `, ${group[0].split}`];
+  return element("section", { class: "card block" }, element("header", {}, element("h3", {}, title), slider), element("figure", {}, element("div", { class: "frame" }, photo), caption));
 }
