@@ -301,3 +301,20 @@ def test_a_default_tells_the_type_of_an_argument() -> None:
     for key, value in {"gamma": "hello", "kind": 3, "flag": "yes"}.items():
         with pytest.raises(RecipeError, match=re.escape(f"losses.0.{key}: expected ")):
             paceline.build("own.yaml", {"losses": [good | {key: value}]})
+
+
+# Models
+
+
+def test_an_error_while_a_model_is_built_names_its_line() -> None:
+    @register.model("own_model")
+    def own_model(num_classes: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(3, num_classes)(torch.zeros(2, 5)))
+
+    words = ("own.yaml:3", "model", "test_own_mistakes.py:", "RuntimeError")
+    refused(RecipeError, *words, model={"name": "own_model"})
+
+
+def test_a_label_in_a_dict_is_one_of_the_classes() -> None:
+    data = data_of(lambda index: {"label": 7}, ["a", "b"])
+    refused(DataError, "sample", "label 7", "expected 0 to 1", data=data, loss=F.cross_entropy)

@@ -228,8 +228,8 @@ def _class_ids(metric: str, batch: Batch) -> Tensor:
     labels: Tensor = batch["label"]
     if labels.ndim != 1:
         raise DataError(
-            f"{metric} expects one label per sample, got labels of shape {list(labels.shape)}; "
-            "use multi_label or auroc for several labels per sample"
+            f"{metric} expects one label per sample, got labels of shape {list(labels.shape)}: give the number of the"
+            " class (of one-hot labels, their argmax), or set task.multi_label: true for several labels per sample"
         )
     return labels
 

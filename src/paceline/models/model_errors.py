@@ -90,6 +90,11 @@ MAX_MODULES = 50_000
 _ALLOCATION = re.compile(r"tried to allocate (\d+) bytes")
 
 
+def is_allocation_error(error: Exception) -> bool:
+    """Whether torch could not reserve memory."""
+    return isinstance(error, RuntimeError) and _ALLOCATION.search(str(error)) is not None
+
+
 @contextmanager
 def limit_size(max_bytes: int | None = None) -> Iterator[None]:
     """Raise a ValueError as soon as a model built inside has more parameters than free memory, or too many modules.

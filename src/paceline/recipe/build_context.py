@@ -22,6 +22,7 @@ from paceline.core.world import World, is_communication_error
 from paceline.data.fingerprint import DataFingerprint, differences, fingerprint
 from paceline.data.split_loader import SplitLoader
 from paceline.engine.state import check_state
+from paceline.models.model_errors import is_allocation_error
 from paceline.recipe.schema import Part, Recipe
 from paceline.recipe.validate import CheckedRecipe
 
@@ -54,7 +55,7 @@ class BuildContext:
         except (PacelineError, ArgumentError, MemoryError):
             raise
         except Exception as error:
-            if is_communication_error(error) or (kind == "model" and isinstance(error, RuntimeError)):
+            if is_communication_error(error) or (kind == "model" and is_allocation_error(error)):
                 raise  # a model that is too large is explained by its builder
             raise ValueError(f"{described(error)}{_cure(error)}") from error
 

@@ -140,6 +140,8 @@ class TorchDataset:
         names = _OBJECTS if "boxes" in given else {}
         fields = {str(names.get(name, name)): value_array(value) for name, value in given.items() if name != "id"}
         kept = {name: value for name, value in fields.items() if value is not None}
+        if isinstance(label := kept.get("label"), int):
+            self._checked(label)
         return kept if RAGGED.isdisjoint(kept) else _complete_objects(kept)
 
 
