@@ -117,9 +117,7 @@ def build(out: Path) -> list[Path]:
     pages = {path: _parse(markdown, path) for path in sources()}
     files: dict[Path, str] = {}
     problems = [problem for page in pages.values() for problem in _resolve_links(page, pages, files)]
-    listed = {ROOT / path for sections in navigation().values() for paths in sections.values() for path in paths}
-    problems += [f"docs/site/navigation.yaml: {_name(path)} is missing" for path in sorted(pages.keys() - listed)]
-
+    problems += _check_navigation({_name(path) for path in pages})
     if problems:
         raise SiteError("\n".join(problems))
     shutil.rmtree(out, ignore_errors=True)
@@ -131,6 +129,21 @@ def build(out: Path) -> list[Path]:
         _write(out / name, (ROOT / "docs/site" / name).read_text("utf-8") + (_colors() if name == "style.css" else ""))
     _write(out / "headings.js", f"const HEADINGS = {json.dumps(list(_index(pages.values())), ensure_ascii=False)};\n")
     return [out / page.address for page in pages.values()]
+
+
+def _check_navigation(pages: set[str]) -> Iterator[str]:
+    """Yield every page that no language lists, that one lists twice, or that does not exist."""
+    names = {
+        language: [name for paths in sections.values() for name in paths] for language, sections in navigation().items()
+    }
+    listed = {name for each in names.values() for name in each}
+    twice = {name for each in names.values() for name in each if each.count(name) > 1}
+    for problem, found in (
+        ("is missing", pages - listed),
+        ("does not exist", listed - pages),
+        ("is there twice", twice),
+    ):
+        yield from (f"docs/site/navigation.yaml: {name} {problem}" for name in sorted(found))
 
 
 def slug(text: str) -> str:
@@ -206,7 +219,7 @@ def _twin(page: Page, pages: dict[Path, Page], text: str) -> str:
 def _sections(page: Page, pages: dict[Path, Page]) -> Iterator[str]:
     for section, paths in navigation()[page.language].items():
         yield f"<h2>{escape(section)}</h2><ul>"
-        for each in (pages[ROOT / path] for path in paths if ROOT / path in pages):
+        for each in (pages[ROOT / path] for path in paths):
             here = ' aria-current="page"' if each is page else ""
             yield f'<li><a href="{page.root}{quote(each.address)}"{here}>{escape(each.title)}</a></li>'
         yield "</ul>"

@@ -28,6 +28,7 @@ from paceline import cli
 from paceline.core.errors import RecipeError
 from paceline.recipe.load import load
 from paceline.recipe.validate import validate
+from scripts import docs_site
 from scripts.docs_site import build
 
 LANGUAGES = {"console", "bash", "yaml", "json", "python", "text"}
@@ -81,6 +82,38 @@ def test_every_link_of_the_built_site_leads_to_a_file_of_it(site: Path) -> None:
         for target in re.findall(r'(?:href|src)="([^"#]+)', path.read_text(encoding="utf-8")):
             if not target.startswith(("http", "mailto:")):
                 assert (path.parent / target).is_file(), f"{path}: {target}"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "expected"),
+    [
+        ("[gone](b.md)", "docs/a.md: b.md: no such file"),
+        ("[gone](#there)", "docs/a.md: #there: no such heading"),
+        ("[gone](../README.md#there)", "docs/a.md: ../README.md#there: no such heading"),
+        ("![gone](a.png)", "docs/a.md: a.png: no such file"),
+        ("[secret](../../outside.md)", "docs/a.md: ../../outside.md: no such file"),
+    ],
+)
+def test_broken_links_fail_the_build(
+    wrong: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "outside.md").write_text("# Outside\n")
+    root = tmp_path / "repository"
+    (root / "docs/site").mkdir(parents=True)
+    (root / "README.md").write_text("# Here\n\n[a](docs/a.md#a-page)\n")
+    (root / "docs/a.md").write_text(f"# A *page*\n\n{wrong}\n")
+    (root / "docs/new.md").write_text("# New\n")
+    (root / "docs/site/navigation.yaml").write_text("en: {Start: [README.md, docs/a.md, docs/a.md, docs/old.md]}\n")
+    monkeypatch.setattr(docs_site, "ROOT", root)
+    with pytest.raises(docs_site.SiteError) as caught:
+        build(tmp_path / "site")
+    assert str(caught.value).splitlines() == [
+        expected,
+        "docs/site/navigation.yaml: docs/new.md is missing",
+        "docs/site/navigation.yaml: docs/old.md does not exist",
+        "docs/site/navigation.yaml: docs/a.md is there twice",
+    ]
+    assert not (tmp_path / "site").exists()
 
 
 def test_headings_can_be_searched(site: Path) -> None:
