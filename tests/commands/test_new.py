@@ -116,3 +116,21 @@ def test_nothing_is_left_behind_where_writing_fails(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(new, "write_samples", full_disk)
     assert main(["new", str(tmp_path / "project")]) == 2
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("own_names")
+def test_a_project_is_checked_from_elsewhere_and_a_misspelt_file_is_named(
+    projects: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its data is found beside its recipe."""
+    monkeypatch.chdir(projects)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    words = ["saliency/recipe.yaml", "train.threads=1"]
+    assert main(["check", *words, "--use", "saliency/parts.py"]) == 0, capsys.readouterr().err
+    monkeypatch.delitem(sys.modules, "saliency.parts")
+    monkeypatch.chdir(projects / "saliency")
+    assert main(["check", "recipe.yaml", "--use", "part.py"]) == 2
+    assert "did you mean parts.py?" in capsys.readouterr().err
+    assert main(["check", "recipe.yaml", "data.train.root=nowhere", "--use", "parts.py"]) == 3
+    assert "data.train.root: nowhere does not exist" in capsys.readouterr().err
+    monkeypatch.delitem(sys.modules, "parts")

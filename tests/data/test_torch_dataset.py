@@ -142,6 +142,16 @@ def test_keypoints_have_names_and_a_box() -> None:
     assert sample["keypoints"].shape == (1, 3, 3)
     assert sample["boxes"].tolist() == [[1, 1, 3, 2]], "of those that are labeled"
     assert as_dataset("mine", Given(PIXELS)).joints is None  # type: ignore[attr-defined]
+    given.keypoint_names = ["nose"]  # type: ignore[attr-defined]
+    with pytest.raises(DataError, match=r"3 keypoints, but `keypoint_names` has 1"):
+        as_dataset("mine", given).read(0)
+
+
+def test_labels_of_objects_are_classes() -> None:
+    boxes = {"boxes": [[0, 0, 1, 1]], "labels": [2]}
+    assert read((PIXELS, boxes), ["a", "b", "c"])["classes"].tolist() == [2]
+    with pytest.raises(DataError, match="the label 2, expected 0 to 1"):
+        read((PIXELS, boxes), ["a", "b"])
 
 
 WRONG: list[tuple[Any, str]] = [
@@ -152,6 +162,8 @@ WRONG: list[tuple[Any, str]] = [
     (("cat.png", 1), "image of type str"),
     ((np.zeros(3), 1), r"float64 \[3\]"),
     ((PIXELS, {"keypoints": [[1, 2], [3, 4]]}), r"\[2, 2\], expected \[J, 3\]"),
+    ((PIXELS, {"boxes": [[1, 2, 3, 4, 0.5]]}), r"\[1, 5\], expected \[K, 4\]"),
+    ((PIXELS, {"boxes": [[9, 2, 3, 4]], "labels": [0]}), r"the box \[9.0, 2.0, 3.0, 4.0\], expected x1 y1 x2 y2"),
 ]
 
 

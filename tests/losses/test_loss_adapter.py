@@ -144,3 +144,17 @@ def test_mistakes_in_a_loss_name_it_and_its_line() -> None:
         as_loss("mine", None)
     with pytest.raises(RecipeError, match="'median'"):
         as_loss("mine", partial(F.l1_loss, reduction="median"))
+
+
+@pytest.mark.parametrize(
+    ("output", "target", "cure"),
+    [
+        ((torch.zeros(2, 3),), torch.tensor([0, 1]), "output tuple.*one tensor"),
+        (torch.zeros(2, 3, 1, 1), torch.tensor([0, 1]), r"\[N, 3\]: flatten"),
+        (torch.zeros(2, 3), torch.tensor([0, 7]), "from 0 to 7, expected 0 to 2"),
+        (torch.zeros(2, 3, 4, 4), torch.full((2, 4, 4), 9), "from 9 to 9, expected 0 to 2"),
+    ],
+)
+def test_what_is_wrong_with_shapes_is_named(output: Any, target: Tensor, cure: str) -> None:
+    with pytest.raises(TrainingError, match=f"loss mine: .*{cure}"):
+        as_loss("mine", F.cross_entropy)(output, batch_of(2, target=target))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.core.errors import RecipeError
+from paceline.core.errors import RecipeError, TrainingError
 from paceline.core.process import free_memory
 from paceline.data.batch import Batch
 from paceline.models import model_errors
@@ -119,3 +119,24 @@ def test_a_last_step_of_one_sample_is_explained_in_detection_too() -> None:
         Detection(model, ["cell"]).losses(model, batch)
     assert "cannot take 1 image of 8×8 pixels" in str(caught.value)
     assert "data.drop_last" in str(caught.value)
+
+
+def test_mistakes_in_a_model_name_it_and_its_line() -> None:
+    class Mistaken(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return self.layerz(images)  # type: ignore[no-any-return, operator]
+
+    class Forgetful(nn.Module):
+        def forward(self, images: Tensor) -> None: ...
+
+    for model in (Mistaken(), nn.DataParallel(Mistaken())):
+        with pytest.raises(TrainingError, match=r"^model Mistaken: .*test_model_errors.py:\d+: AttributeError.*layerz"):
+            call_model(model, torch.zeros(1, 3, 4, 4))
+    with pytest.raises(TrainingError, match="model Forgetful: forward gave None"):
+        call_model(Forgetful(), torch.zeros(1, 3, 4, 4))
+    with pytest.raises(TypeError):  # a mistake of ours shows where it is
+        call_model(ConvNet(2, 3, [4]), None)  # type: ignore[arg-type]
+
+
+def test_a_wrong_number_of_channels_is_named() -> None:
+    assert "images have 3 channels: build the model with in_channels" in error_of(nn.Conv2d(1, 2, 3), 1, 3, 8, 8)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.core.errors import RecipeError
+from paceline.core.errors import DataError, RecipeError, TrainingError
 from paceline.data.batch import Batch
 from paceline.losses.adapter import Criterion
 from paceline.losses.heatmap import HeatmapMSE
 from paceline.losses.reconstruction import MaskedMSE
 from paceline.metrics.adapter import SummedMetric
 from paceline.models.detector import Detections
-from paceline.tasks.detection import rows_of_boxes
+from paceline.tasks.detection import Detection, rows_of_boxes
 from paceline.tasks.keypoints import heatmaps_and_places
 from paceline.tasks.masked_autoencoder import MaskedAutoencoder, hidden_patches
 
@@ -80,6 +82,39 @@ def test_detections_and_objects_are_rows() -> None:
     metric = SummedMetric("mine", Count())
     metric.pair = rows_of_boxes
     assert metric.compute(metric.update(found, batch)) == {"mine": 1.5}
+
+
+def test_what_a_detector_must_return_is_named() -> None:
+    class Detector(nn.Module):
+        loss_names = ("boxes",)
+
+        def forward(self, images: Tensor, targets: Any = None) -> Any:
+            return self.wrong_losses if targets is not None else self.wrong_detections
+
+    model = Detector()
+    task = Detection(model, ["disc"])
+    fields = {"boxes": torch.zeros(1, 4), "classes": torch.zeros(1).long(), "crowd": torch.zeros(1).bool()}
+    batch = Batch(id=torch.arange(1), image=torch.zeros(1, 3, 8, 8)) | {name: [each] for name, each in fields.items()}
+    for losses, found in (({}, ""), ({"boxes": torch.ones(())}, '"boxes": Tensor'), (torch.ones(()), "Tensor")):
+        model.wrong_losses = losses
+        with pytest.raises(TrainingError, match=rf'"boxes": \(total, count\).*got {found}'):
+            task.losses(model, Batch(batch))
+    for detections, found in ((torch.ones(1), "Tensor"), ([{}], "a list of dict")):
+        model.wrong_detections = detections
+        with pytest.raises(TrainingError, match=f"list of Detections; got {found}"):
+            task.predict(model, Batch(batch))
+    with pytest.raises(DataError, match="no labels"):
+        task.losses(model, Batch({name: each for name, each in batch.items() if name != "classes"}))
+
+
+def test_shapes_that_do_not_fit_name_the_key() -> None:
+    masks = torch.ones(1, 4, dtype=torch.bool)
+    batch = Batch(image=torch.zeros(1, 3, 16, 16), patch_mask=masks, visible_patches=torch.zeros(1, 1).long())
+    with pytest.raises(RecipeError, match=r"\[1, 16, 48\].*num_patches: 4 needs \[1, 4, 192\]"):
+        hidden_patches(torch.zeros(1, 16, 48), batch)
+    people = Batch(id=torch.arange(1), image=torch.zeros(1, 3, 16, 16), keypoints=[torch.ones(1, 5, 3)])
+    with pytest.raises(RecipeError, match=r"\[1, 2, 4, 4\].*num_keypoints"):
+        heatmaps_and_places(torch.zeros(1, 2, 4, 4), people)
 
 
 def test_a_model_without_features_is_no_masked_autoencoder() -> None:

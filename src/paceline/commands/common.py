@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from paceline.core.errors import PacelineError, RecipeError, UsageError
 from paceline.core.text import doubled_loss, format_metric
 from paceline.recipe.load import load, run_recipe, shipped_recipes
+from paceline.recipe.problems import near
 from paceline.recipe.validate import CheckedRecipe, validate
 
 if TYPE_CHECKING:
@@ -74,11 +75,15 @@ def use_modules(names: list[str]) -> None:
             raise
         except Exception as error:
             if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+                meant = near(name, [path.name for path in Path.cwd().glob("*.py")])
                 where = f"searched in {Path.cwd()} and in installed packages"
-                raise UsageError(f"--use {name}: {error}; {where}") from error
+                raise UsageError(
+                    f"--use {name}: {error}; {f'did you mean {meant[0]}? ' * bool(meant)}{where}"
+                ) from error
             from paceline.core.user_code import described
 
-            raise UsageError(f"--use {name}: {described(error)}") from error
+            cure = "; install it with pip" if isinstance(error, ModuleNotFoundError) else ""
+            raise UsageError(f"--use {name}: {described(error)}{cure}") from error
 
 
 def _import(module: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,7 +14,8 @@ from paceline.core.contracts import relative_path
 from paceline.core.errors import PacelineError, TrainingError
 from paceline.core.world import is_communication_error
 
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent), "<frozen")
+_PYTHON = sysconfig.get_path("stdlib")
 
 
 @contextmanager
@@ -48,11 +50,16 @@ def is_ours(written: object) -> bool:
 
 
 def described(error: Exception) -> str:
-    """An error as `file:line: type: message`, by the last line that is neither torch's nor ours if there is one."""
+    """An error as `file:line: type: message`, by the last line that belongs to no library if there is one."""
     first_line = str(error).strip().split("\n")[0]
     message = f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
     if isinstance(error, SyntaxError) and error.filename:
         return f"{relative_path(error.filename)}:{error.lineno}: {type(error).__name__}: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<frozen"))]
+    own = [frame for frame in frames if not _is_library(frame.filename)]
     return f"{relative_path(own[-1].filename)}:{own[-1].lineno}: {message}" if own else message
+
+
+def _is_library(file: str) -> bool:
+    """Whether a file is torch's, Python's or ours; what a user has installed counts as the user's."""
+    return file.startswith(_LIBRARIES) or (file.startswith(_PYTHON) and "site-packages" not in file)

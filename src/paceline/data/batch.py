@@ -60,7 +60,7 @@ class KeypointNames(NamedTuple):
     limbs: list[tuple[int, int]]
 
 
-class MissingFieldError(KeyError):
+class MissingFieldError(DataError, KeyError):
     """A field that a batch does not have; the message names those that it has."""
 
     def __str__(self) -> str:
@@ -90,7 +90,11 @@ class Batch(dict[str, Any]):
         return len(self["id"])
 
     def __missing__(self, name: str) -> Any:
-        raise MissingFieldError(f"the batch has no {name!r}; it has {', '.join(map(repr, self))}")
+        found = ", ".join(
+            f"{own!r} {list(value.shape)}" if isinstance(value, Tensor) else repr(own) for own, value in self.items()
+        )
+        advice = "; a mask is [H, W], of its image's height and width" if name == "mask" else ""
+        raise MissingFieldError(f"the batch has no {name!r}; it has {found}{advice}")
 
     @property
     def has_target(self) -> bool:
@@ -103,7 +107,8 @@ class Batch(dict[str, Any]):
         for name in TARGETS:
             if name in self:
                 return self[name]
-        raise DataError(f"these samples have no field to compare outputs with: expected one of {', '.join(TARGETS)}")
+        expected = f"expected one of {', '.join(TARGETS)}; have the data set return (image, target)"
+        raise DataError(f"these samples have no field to compare outputs with: {expected}")
 
     def to(self, device: torch.device) -> Batch:
         """The same batch with its tensors on `device`."""

@@ -134,6 +134,8 @@ def comparable(target: Any, output: Tensor) -> Any:
 
 def compared(output: Any, target: Any) -> str:
     """What a loss was given, and what is wrong with it as far as shapes and types tell."""
+    if isinstance(output, tuple | list):
+        return f" (output {type(output).__name__}); return one tensor from the model's forward, or write a task"
     if not isinstance(output, Tensor) or not isinstance(target, Tensor):
         return ""
     return f" (output {_form(output)}, target {_form(target)}){_cure(output, target)}"
@@ -144,20 +146,25 @@ def _form(tensor: Tensor) -> str:
 
 
 def _cure(output: Tensor, target: Tensor) -> str:
-    if output.ndim != 2 or not target.numel():
+    if output.ndim < 2 or not target.numel():
         return ""
     width = output.shape[1]
+    if output.ndim > 2 and target.ndim == 1:
+        return f"; for a label a sample, the model must give [N, {width}]: flatten its output"
+    is_class = target.ndim == output.ndim - 1 and not target.is_floating_point() and target.device.type == "cpu"
+    if is_class and not 0 <= int(target.min()) <= int(target.max()) < width:
+        return (
+            f"; labels are from {int(target.min())} to {int(target.max())}, expected 0 to {width - 1}: the model has"
+            f" {width} outputs"
+        )
+    if output.ndim > 2:
+        return ""
     if not target.is_floating_point() and target.ndim == 2 and target.shape[1] == 1:
         return "; a label is one whole number: return int(label) from the data set"
     if target.ndim == 1 and target.is_floating_point() and width > 1:
         return "; for classes, return int(label) from the data set; for a number, set model.num_classes: 1"
     if target.ndim == 2 and target.shape[1] != width:
         return f"; the model gives {width} numbers a sample: set model.num_classes: {target.shape[1]}"
-    if target.ndim == 1 and target.device.type == "cpu" and not 0 <= int(target.min()) <= int(target.max()) < width:
-        return (
-            f"; labels are from {int(target.min())} to {int(target.max())}, expected 0 to {width - 1}: the model has"
-            f" {width} outputs"
-        )
     return ""
 
 

@@ -55,6 +55,8 @@ def patch_size_of(images: Tensor, masks: Tensor) -> int:
 def masks_of(batch: Batch) -> Tensor:
     """Which patches are masked, bool [N, L]."""
     if "patch_mask" not in batch:
-        raise DataError("masked_mse needs masked patches; add {name: random_masking, num_patches: …} to the transforms")
+        raise DataError(
+            "these samples have no masked patches; add {name: random_masking, num_patches: …} to the transforms"
+        )
     masks: Tensor = batch["patch_mask"]
     return masks

@@ -238,7 +238,9 @@ def _check_classes(metric: str, num_classes: int, logits: Tensor, labels: Tensor
     """Raise unless logits [N, C] and labels, [N] or [N, C], have that many classes."""
     classes = pluralize(num_classes, "class")
     if logits.shape[1] != num_classes:
-        raise DataError(f"{metric}: the data have {classes}, the model outputs {logits.shape[1]}")
+        raise DataError(
+            f"{metric}: the data have {classes}, the model outputs {logits.shape[1]}; build it with num_classes"
+        )
     if labels.ndim == 2 and labels.shape[1] != num_classes:
         raise DataError(
             f"{metric}: the data have {classes}, but labels of shape {list(labels.shape)}; several labels per sample"

@@ -17,12 +17,14 @@ from torch.nn.modules.module import (
 )
 from torch.nn.parameter import UninitializedParameter
 
-from paceline.core.errors import RecipeError
+from paceline.core.errors import PacelineError, RecipeError, TrainingError
 from paceline.core.process import free_memory
 from paceline.core.text import pluralize
+from paceline.core.user_code import described, is_ours
 from paceline.core.world import is_communication_error
 
 _SHAPE_ERRORS = (RuntimeError, ValueError, IndexError, AssertionError)
+_MISTAKES = (AttributeError, NameError, TypeError, LookupError, ArithmeticError, ValueError, AssertionError)
 _SHAPE_WORDS = re.compile(r"\b(size|shape|dim|channel|clip|height|width|kernel)", re.IGNORECASE)
 _TORCH = str(Path(torch.__file__).parent)
 
@@ -30,16 +32,28 @@ _TORCH = str(Path(torch.__file__).parent)
 def call_model(model: nn.Module, images: Tensor, *others: Any) -> Any:
     """The model's output for images [N, C, H, W] or clips [N, C, T, H, W], and what else it takes.
 
-    A shape that the model cannot take is a RecipeError. Other errors, such as out of memory or a lost process, are
-    raised unchanged for those who handle them.
+    A shape that the model cannot take is a RecipeError, a mistake in a user's model a TrainingError. Other errors, such
+    as out of memory or a lost process, are raised unchanged for those who handle them.
     """
     try:
-        return model(images, *others)
-    except _SHAPE_ERRORS as error:
-        is_handled_elsewhere = isinstance(error, torch.OutOfMemoryError) or is_communication_error(error)
-        if is_handled_elsewhere or not _SHAPE_WORDS.search(str(error)):
+        output = model(images, *others)
+    except (*_SHAPE_ERRORS, *_MISTAKES) as error:
+        if isinstance(error, torch.OutOfMemoryError | PacelineError) or is_communication_error(error):
             raise
-        raise RecipeError(f"model: cannot take {_describe(images)}: {_explain(error, model, images)}") from error
+        if isinstance(error, _SHAPE_ERRORS) and _SHAPE_WORDS.search(str(error)):
+            raise RecipeError(f"model: cannot take {_describe(images)}: {_explain(error, model, images)}") from error
+        if isinstance(error, _MISTAKES) and not is_ours(_class(model)):
+            raise TrainingError(f"model {_class(model).__name__}: {described(error)}") from error
+        raise
+    if output is None:
+        raise TrainingError(f"model {_class(model).__name__}: forward gave None; return its output")
+    return output
+
+
+def _class(model: nn.Module) -> type[nn.Module]:
+    """The class of a model, or of the one that a strategy wraps."""
+    inner = getattr(model, "module", None)
+    return type(inner if isinstance(inner, nn.Module) else model)
 
 
 def _describe(images: Tensor) -> str:
@@ -62,6 +76,8 @@ def _explain(error: Exception, model: nn.Module, images: Tensor) -> str:
 
 
 def _advice(message: str, model: nn.Module, images: Tensor) -> str:
+    if re.search(r"to have \d+ channels, but got", message):
+        return f"images have {pluralize(images.shape[1], 'channel')}: build the model with in_channels"
     if "more than 1 value per channel" in message:
         return (
             "use larger images, or at least 2 samples at a time (data.batch_size, train.micro_batch_size, and"

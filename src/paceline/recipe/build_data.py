@@ -179,9 +179,9 @@ def make_split_loader(context: BuildContext, split: str, part: DatasetPart) -> S
     arguments = dict(part.model_extra or {})
     key = f"data.{split}"
     root, file = arguments.get("root"), arguments.get("file")
-    if isinstance(root, str):
+    if isinstance(root, str | Path):
         with context.error_context(f"{key}.root"):
-            arguments["root"] = context.path(f"{key}.root", root)
+            arguments["root"] = context.path(f"{key}.root", str(root))
         if isinstance(file, str) and not Path(arguments["root"], file).exists():
             with suppress(DataError):  # it need not lie in the root; the data set says where it was expected
                 arguments["file"] = context.path(f"{key}.file", file)
@@ -191,7 +191,8 @@ def make_split_loader(context: BuildContext, split: str, part: DatasetPart) -> S
     with context.error_context(key):
         dataset: Dataset = as_dataset(part.dataset, context.call("dataset", part.dataset, arguments))
         if not len(dataset):
-            raise DataError(f"the data set {part.dataset} is empty: expected at least one sample, found 0")
+            found = "expected at least one sample, found 0; check where it looks for files"
+            raise DataError(f"the data set {part.dataset} is empty: {found}")
         if context.recipe.data.cache == "memory" and not hasattr(dataset, "gather"):
             dataset = keep_in_memory(dataset, context.world, context.notes.append)
     context.notes += _shortened(split, getattr(dataset, "notes", []))

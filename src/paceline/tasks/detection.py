@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from paceline.core.arguments import Weight
-from paceline.core.errors import ArgumentError, DataError, ExportError, RecipeError
+from paceline.core.errors import ArgumentError, DataError, ExportError, RecipeError, TrainingError
 from paceline.core.registry import register
 from paceline.core.world import to_float64
 from paceline.data.batch import Batch
@@ -76,11 +76,20 @@ class Detection(Task):
     def losses(self, model: nn.Module, batch: Batch) -> dict[str, LossTerm]:
         """Each loss of the model."""
         parts = call_model(model, batch["image"], _targets(batch))
+        if not isinstance(parts, Mapping) or not all(_is_fraction(parts.get(name)) for name in self.weights):
+            names = ", ".join(f'"{name}": (total, count)' for name in self.weights)
+            raise TrainingError(
+                f"model: with targets, a detector returns each loss as a sum and a count: {{{names}}};"
+                f" got {_describe(parts)}"
+            )
         return {name: LossTerm(*parts[name]) for name in self.weights}
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Detections]:
         """What is detected in each image, in pixels of the image as it was read."""
         found: list[Detections] = call_model(model, batch["image"])
+        if not isinstance(found, list) or not all(isinstance(each, Detections) for each in found):
+            kinds = f"a list of {type(found[0]).__name__}" if isinstance(found, list) else type(found).__name__
+            raise TrainingError(f"model: without targets, a detector returns a list of Detections; got {kinds}")
         if self._flip:
             flipped: list[Detections] = call_model(model, batch["image"].flip(-1))
             found = [self._merge(*pair, batch["image"].shape[-1]) for pair in zip(found, flipped, strict=True)]
@@ -162,6 +171,18 @@ def _targets(batch: Batch) -> list[Target]:
     kept = [~crowd for crowd in batch["crowd"]]
     fields = zip(batch["boxes"], batch["classes"], kept, strict=True)
     return [{"boxes": boxes[which], "labels": labels[which]} for boxes, labels, which in fields]
+
+
+def _is_fraction(term: Any) -> bool:
+    return isinstance(term, tuple | list) and len(term) == 2
+
+
+def _describe(parts: Any) -> str:
+    if not isinstance(parts, Mapping):
+        return type(parts).__name__
+    return ", ".join(
+        f'"{name}": {"a pair" if _is_fraction(term) else type(term).__name__}' for name, term in parts.items()
+    )
 
 
 def rows_of_boxes(predictions: Sequence[Detections], batch: Batch) -> tuple[list[Tensor], list[Tensor]]:

@@ -51,7 +51,10 @@ class Keypoints(Task):
         flip: bool = False,
     ) -> None:
         if joints is None:
-            raise DataError("keypoints: the data set has none; use dataset: keypoints, or coco with keypoints: true")
+            raise DataError(
+                "keypoints: the data set has none; use dataset: keypoints, or coco with keypoints: true, or give your"
+                " own data set `keypoint_names`"
+            )
         super().__init__(losses, weights, classes)
         compare_by(heatmaps_and_places, losses.values())
         compare_by(_keypoints_and_truth, extra_metrics)
@@ -151,6 +154,9 @@ class _HeatmapMetric:
 def heatmaps_and_places(heatmaps: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """Heatmaps [N, J, h, w], and keypoints [N, J, 3] as x and y in pixels of the heatmap, and 0 if not labeled."""
     keypoints, images = stack_keypoints(batch), batch["image"]
+    if heatmaps.ndim != 4 or heatmaps.shape[1] != keypoints.shape[1]:
+        expected = f"expected heatmaps [N, {keypoints.shape[1]}, h, w]; build it with num_keypoints"
+        raise RecipeError(f"model: got outputs of shape {list(heatmaps.shape)}, {expected}")
     scale = [heatmaps.shape[-1] / images.shape[-1], heatmaps.shape[-2] / images.shape[-2], 1.0]
     return heatmaps, keypoints * keypoints.new_tensor(scale)
 

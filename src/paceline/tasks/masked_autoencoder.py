@@ -99,6 +99,9 @@ def hidden_patches(patches: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     number = masks.shape[1] - batch["visible_patches"].shape[1]
     hidden = masks.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :number, None]
     truth = patch_targets(batch["image"], masks, normalize=False)
+    if patches.shape != truth.shape:
+        cause = f"random_masking with num_patches: {masks.shape[1]} needs {list(truth.shape)}"
+        raise RecipeError(f"model: predicts patches of shape {list(patches.shape)}, but {cause}; change either")
     found = [each.gather(1, hidden.expand(-1, -1, each.shape[2])) for each in (patches, truth)]
     return found[0], found[1]
 

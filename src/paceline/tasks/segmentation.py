@@ -64,7 +64,7 @@ class Segmentation(Task):
         if len(classes) < 2:
             raise DataError(
                 f"segmentation: the masks have {pluralize(len(classes), 'class')}, expected two or more; list them as"
-                " classes in data, or use task: saliency for binary masks"
+                " `classes` of the data set, or use task: saliency for binary masks"
             )
         super().__init__(losses, weights, classes)
         self.main_metric = "miou"

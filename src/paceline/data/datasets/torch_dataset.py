@@ -142,7 +142,15 @@ class TorchDataset:
         kept = {name: value for name, value in fields.items() if value is not None}
         if isinstance(label := kept.get("label"), int):
             self._checked(label)
-        return kept if RAGGED.isdisjoint(kept) else _complete_objects(kept)
+        if RAGGED.isdisjoint(kept):
+            return kept
+        objects = _complete_objects(kept)
+        if self.joints and "keypoints" in objects and objects["keypoints"].shape[1] != len(self.joints.names):
+            number = objects["keypoints"].shape[1]
+            raise ValueError(f"gave {number} keypoints, but `keypoint_names` has {len(self.joints.names)} names")
+        for label in objects.get("classes", ()):
+            self._checked(int(label))
+        return objects
 
 
 def _complete_objects(fields: Sample) -> Sample:
@@ -161,8 +169,16 @@ def _complete_objects(fields: Sample) -> Sample:
     if "classes" in found:
         found["classes"] = np.asarray(found["classes"], np.int64).reshape(-1)
     if "boxes" in found:
-        boxes = np.asarray(found["boxes"], np.float32).reshape(-1, 4)
+        boxes = np.asarray(found["boxes"], np.float32)
+        if boxes.size and (boxes.ndim != 2 or boxes.shape[1] != 4):
+            raise ValueError(f"gave boxes of shape {list(boxes.shape)}, expected [K, 4] as x1 y1 x2 y2")
+        boxes = boxes.reshape(-1, 4)
         found["boxes"] = boxes
+        if (wrong := np.flatnonzero((boxes[:, 2:] < boxes[:, :2]).any(1))).size:
+            box = boxes[wrong[0]].tolist()
+            raise ValueError(
+                f"gave the box {box}, expected x1 y1 x2 y2, with x2 ≥ x1 and y2 ≥ y1; not width and height"
+            )
         found["crowd"] = np.asarray(found.get("crowd", np.zeros(len(boxes)))).astype(np.bool_).reshape(-1)
         found["area"] = np.asarray(
             found.get("area", (boxes[:, 2:] - boxes[:, :2]).clip(0).prod(1)), np.float32
