@@ -52,10 +52,11 @@ def test_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         words = [*shlex.split(command)[1:], *SHORTER.get(begun, [])]
         assert (_launch(words) if "--procs" in words else main(words)) == 0, command
     assert {command.split()[1] for command in commands()} >= {
-        "train", "eval", "new", "check", "data", "results", "predict", "export",
+        "train", "eval", "new", "check", "data", "results", "report", "predict", "export",
     }  # fmt: skip
     assert open_checkpoint(Path("runs/flowers/checkpoints/step-00000010")).path.exists()
     assert Path("samples.png").exists()
+    assert Path("report.html").exists()
     assert len(Path("predictions/predictions.csv").read_text().splitlines()) == 1 + 48
     assert Path("runs/flowers/export/model.pt2").exists()
     monkeypatch.delitem(sys.modules, "parts", raising=False)

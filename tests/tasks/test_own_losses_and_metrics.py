@@ -87,6 +87,8 @@ def test_detections_and_objects_are_rows() -> None:
 def test_what_a_detector_must_return_is_named() -> None:
     class Detector(nn.Module):
         loss_names = ("boxes",)
+        wrong_losses: Any
+        wrong_detections: Any
 
         def forward(self, images: Tensor, targets: Any = None) -> Any:
             return self.wrong_losses if targets is not None else self.wrong_detections

@@ -86,10 +86,7 @@ class Detection(Task):
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Detections]:
         """What is detected in each image, in pixels of the image as it was read."""
-        found: list[Detections] = call_model(model, batch["image"])
-        if not isinstance(found, list) or not all(isinstance(each, Detections) for each in found):
-            kinds = f"a list of {type(found[0]).__name__}" if isinstance(found, list) else type(found).__name__
-            raise TrainingError(f"model: without targets, a detector returns a list of Detections; got {kinds}")
+        found = _checked_detections(call_model(model, batch["image"]))
         if self._flip:
             flipped: list[Detections] = call_model(model, batch["image"].flip(-1))
             found = [self._merge(*pair, batch["image"].shape[-1]) for pair in zip(found, flipped, strict=True)]
@@ -171,6 +168,13 @@ def _targets(batch: Batch) -> list[Target]:
     kept = [~crowd for crowd in batch["crowd"]]
     fields = zip(batch["boxes"], batch["classes"], kept, strict=True)
     return [{"boxes": boxes[which], "labels": labels[which]} for boxes, labels, which in fields]
+
+
+def _checked_detections(found: Any) -> list[Detections]:
+    if isinstance(found, list) and all(isinstance(each, Detections) for each in found):
+        return found
+    kinds = f"a list of {type(found[0]).__name__}" if isinstance(found, list) else type(found).__name__
+    raise TrainingError(f"model: without targets, a detector returns a list of Detections; got {kinds}")
 
 
 def _is_fraction(term: Any) -> bool:
