@@ -59,6 +59,15 @@ def test_each_job_has_its_share_of_cores_and_devices(tmp_path: Path, monkeypatch
         assert (tmp_path / name).read_text() == expected
 
 
+def test_the_processes_of_a_job_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("paceline.launch.environment.num_cores", lambda: 16)
+    assert JobPool(2, processes=4).variables(0)["OMP_NUM_THREADS"] == "2"
+    assert JobPool(2, processes=16).variables(0)["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # what the user has set stays
+    assert "OMP_NUM_THREADS" not in JobPool(2).variables(0)
+
+
 def test_jobs_are_asked_to_stop_and_killed_if_they_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = "import signal, sys, time; signal.signal(15, {handler}); print('go', flush=True); time.sleep(99)"
     for name, handler, expected in (

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import pty
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import TIMEOUT
 
 from paceline.cli import main
 from paceline.loggers.events import Ended, Evaluated, Event, Logged, LoggerGroup, Note, Snapshot, Started, Visualized
@@ -203,6 +208,32 @@ def wandb_records(path: Path) -> list[dict[str, Any]]:
             items = {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
             found.append({key: json.loads(value) for key, value in items.items()})
     return found
+
+
+_START = """
+import sys
+from pathlib import Path
+from paceline.loggers.wandb import WandbTracker
+assert sys.stdin.isatty() and sys.stderr.isatty()
+try:
+    WandbTracker(Path(), {}, "tests").start("tiny")
+except Exception as error:
+    Path("refused").write_text(type(error).__name__)
+"""
+
+
+def test_wandb_asks_for_no_key_in_a_terminal(tmp_path: Path) -> None:
+    pytest.importorskip("wandb", reason="wandb is not installed: pip install 'paceline[wandb]'")
+    ours, theirs = pty.openpty()
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    variables |= {"HOME": str(tmp_path), "TERM": "xterm"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", _START], cwd=tmp_path, env=variables, stdin=theirs, stdout=theirs, stderr=theirs
+    )
+    assert process.wait(TIMEOUT) == 0
+    assert (tmp_path / "refused").read_text() == "UsageError"
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_wandb_offline_files_hold_the_run_and_a_resume_keeps_its_id(

@@ -103,7 +103,7 @@ def _run(file: SweepFile, recipe: Recipe, words: Callable[[Trial], list[str]], o
         raise UsageError("train.devices is incompatible with --jobs, which divides the devices; remove one of them")
     stop = StopRequest()
     with stop.on_signals(until_exit=options.is_process):
-        run_trials(file, due, words, JobPool(num_jobs, devices), stop)
+        run_trials(file, due, words, JobPool(num_jobs, devices, options.procs or 1), stop)
         _print_results(file, options.json)
     return _exit_code(file, stop)
 
@@ -119,13 +119,12 @@ def _print_results(file: SweepFile, is_json: bool) -> None:
     """Print a table of all runs that have metrics, and write a report over them."""
     runs = [file.folder(trial) for trial in file.trials if (file.folder(trial) / "metrics.jsonl").is_file()]
     groups = read_groups(runs) if runs else []
-    if runs:
-        write_report(runs, file.out / "report.html")
     if is_json:
         print_json({"sweep": str(file.out), "trials": [asdict(trial) for trial in file.trials], **groups_json(groups)})
-        return
-    print_groups(groups)
+    else:
+        print_groups(groups)
     if runs:
+        write_report(runs, file.out / "report.html")
         print(f"report   {file.out / 'report.html'}", file=sys.stderr)
 
 

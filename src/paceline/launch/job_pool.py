@@ -29,13 +29,13 @@ class Job:
 
 
 class JobPool:
-    """Runs up to `size` jobs at once; they end with this process, whatever ends it.
+    """Runs up to `size` jobs at once, each of so many processes; they end with this process, whatever ends it.
 
     Use it from the main thread: on Linux a job ends with the thread that started it.
     """
 
-    def __init__(self, size: int, devices: Sequence[str] = ()) -> None:
-        self.size = size
+    def __init__(self, size: int, devices: Sequence[str] = (), processes: int = 1) -> None:
+        self.size, self._processes = size, processes
         self._devices = devices
         self._cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         self._running: dict[int, tuple[Job, subprocess.Popen[bytes]]] = {}
@@ -78,7 +78,7 @@ class JobPool:
         """What the environment of a job in a place has beyond ours."""
         found = {PARENT: str(os.getpid())}
         if "OMP_NUM_THREADS" not in os.environ:
-            found["OMP_NUM_THREADS"] = str(threads_of_each(self.size))
+            found["OMP_NUM_THREADS"] = str(threads_of_each(self.size * self._processes))
         if self._devices:
             found["CUDA_VISIBLE_DEVICES"] = ",".join(share_of(self._devices, place, self.size))
         return found

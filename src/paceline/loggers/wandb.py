@@ -36,6 +36,8 @@ class WandbTracker:
         if number is None:
             number = secrets.token_hex(4)
             ids.write("wandb", number)
+        # The terminal belongs to our console. Without this, somebody who is not logged in would be asked for a key.
+        wandb.setup(settings=wandb.Settings(silent=True))
         self._run = wandb.init(
             **self._settings,
             id=number,
@@ -43,7 +45,7 @@ class WandbTracker:
             name=name,
             dir=self._folder,
             config=self._config,
-            settings=wandb.Settings(console="off", silent=True),  # the terminal belongs to our console
+            settings=wandb.Settings(console="off", silent=True),
         )
 
     def log(self, step: int, scalars: dict[str, float]) -> None:
