@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -173,6 +174,11 @@ def choose_device(name: str, local_rank: int) -> torch.device:
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise UsageError("mps does not exist on this machine; use auto or cpu")
     return device
+
+
+def constant(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """The values as a tensor on a device. `torch.tensor(values, device=…)` would wait for all that a GPU has to do."""
+    return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
 
 
 def to_float64(tensor: Tensor) -> Tensor:

@@ -48,6 +48,9 @@ TRUTHS = {"mask": "truth"} | {name: f"truth_{name}" for name in ("boxes", "class
 LIST_FIELDS = RAGGED | frozenset(TRUTHS.values())
 """All fields that a batch holds as a list: those of objects, and masks of the sizes in which they were read."""
 
+ON_HOST = ("id", "crowd")
+"""Fields that stay on the host: Python decides by them, and must not wait for a device."""
+
 TARGETS = ("target", "label", "mask")
 """Fields that a loss or a metric of a user's may be given as its target, the first that is there."""
 
@@ -111,15 +114,19 @@ class Batch(dict[str, Any]):
         raise DataError(f"these samples have no field to compare outputs with: {expected}")
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch with its tensors on `device`."""
-        return self._with(lambda tensor: tensor if tensor.device == device else tensor.to(device, non_blocking=True))
+        """The same batch with its tensors on `device`, but for `ON_HOST`."""
+        return self._with(
+            lambda tensor: tensor if tensor.device == device else tensor.to(device, non_blocking=True), ON_HOST
+        )
 
     def pin_memory(self) -> Batch:
         """The same batch where a graphics card can copy it from while the host does something else."""
         return self._with(_pin)
 
-    def _with(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        batch = Batch({name: map_tensors(value, change) for name, value in self.items()})
+    def _with(self, change: Callable[[Tensor], Tensor], unchanged: Sequence[str] = ()) -> Batch:
+        batch = Batch(
+            {name: value if name in unchanged else map_tensors(value, change) for name, value in self.items()}
+        )
         if self.skipped:
             batch.skipped, batch.is_placeholder = self.skipped, self.is_placeholder
         return batch

@@ -116,6 +116,7 @@ class _Loading:
             inputs[name] = [each.numbers[name] for each in planned]
         # All fields but the images are stacked already: without their files, what waits takes little memory.
         fields = collate(request.ids, [{**sample, "image": _PIXEL} for sample in samples])
+        self.source.check(fields)
         return _Read(request, fields, inputs, mine, others)
 
     def _draws(self, request: Request) -> NDArray[np.float64]:

@@ -26,7 +26,7 @@ from paceline.core.errors import DataError, PacelineError
 from paceline.core.process import block_stop_signals, end_with_parent
 from paceline.core.temporary import share_folder
 from paceline.core.text import join_first
-from paceline.data.batch import Batch, map_tensors
+from paceline.data.batch import ON_HOST, Batch, map_tensors
 from paceline.data.split_loader import Request, SplitLoader
 
 T = TypeVar("T")
@@ -253,7 +253,6 @@ def _copy_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batc
         with torch.cuda.stream(stream):
             moved = batch.pin_memory().to(device)
         torch.cuda.current_stream(device).wait_stream(stream)
-        for value in moved.values():  # memory that one stream wrote is not reused until the other has read it
-            map_tensors(value, lambda tensor: tensor.record_stream(torch.cuda.current_stream(device)))
-        moved["id"] = batch["id"]  # what is drawn for samples is computed on the host
+        for name in moved.keys() - ON_HOST:  # memory that one stream wrote is not reused until the other has read it
+            map_tensors(moved[name], lambda tensor: tensor.record_stream(torch.cuda.current_stream(device)))
         yield moved

@@ -86,6 +86,8 @@ class SplitLoader:
         )
         self._num_draws = [0 if _is_per_step(each) else each.draws for each in self.batch_transforms]
         self._no_draws = [torch.empty(0, 0)] * len(self._num_draws)
+        self.checks: Sequence[Callable[[Batch], tuple[int, str] | None]] = ()
+        """Each looks at a batch on the host: the first sample that losses cannot be computed for, and why."""
         self.keeps_counts = all(getattr(each, "keeps_counts", False) for each in self.batch_transforms)
         """Whether losses are divided by as much after the transforms of whole batches as before them."""
         self.choice: Choice | None = None
@@ -97,6 +99,17 @@ class SplitLoader:
 
     def fetch(self, epoch: int, ids: Ids) -> Batch:
         """The samples `ids` as a batch on the host, before the transforms of whole batches."""
+        batch = self._fetch(epoch, ids)
+        self.check(batch)
+        return batch
+
+    def check(self, batch: Batch) -> None:
+        """Raise DataError, which names the file, if losses cannot be computed for a sample of a batch on the host."""
+        for check in self.checks:
+            if (wrong := check(batch)) is not None:
+                raise locate_error(self.dataset, wrong[0], DataError(wrong[1]))
+
+    def _fetch(self, epoch: int, ids: Ids) -> Batch:
         if self.in_memory:
             try:
                 return self._gather(ids)
@@ -147,7 +160,7 @@ class SplitLoader:
         first = len(self.sample_transforms)
         drawn = uniforms_of_streams(self.seed, epoch, batch.ids.numpy(), first, self._num_draws)
         numbers = torch.from_numpy(as_float32(drawn) if device.type == "mps" else drawn)  # mps has no float64
-        return numbers.to(device).split_with_sizes(self._num_draws, 1)
+        return numbers.to(device, non_blocking=True).split_with_sizes(self._num_draws, 1)
 
     def _draw_for_step(self, step: int, number: int) -> Tensor:
         """The random numbers of a transform that does the same to all that is computed in a step, [1, draws]."""

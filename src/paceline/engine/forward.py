@@ -12,7 +12,7 @@ from paceline.data.batch import Batch
 from paceline.data.loader import MicroBatch, StepBatch
 from paceline.data.rng import derive
 from paceline.engine.channels_last import choose_channels_last
-from paceline.engine.loss_accumulator import LossAccumulator, WeightedLoss
+from paceline.engine.loss_accumulator import LossAccumulator, WeightedLoss, sum_rows, zeros_to_sum
 from paceline.engine.run import Run
 from paceline.losses.loss_term import LossTerm
 from paceline.tasks.task import check_terms
@@ -60,9 +60,7 @@ def start_losses(run: Run, step_batch: StepBatch) -> LossAccumulator:
 
 def _sum_ratios(run: Run, step_batch: StepBatch, names: list[str]) -> Tensor:
     """Sums and counts of ratio losses over the global batch: same seeds, same state, which stays unchanged."""
-    # Each micro-batch has its own row, so that the sum does not depend on which rank computed it.
-    dtype = torch.float32 if run.world.device.type == "mps" else torch.float64
-    rows = torch.zeros(step_batch.num_micro_batches, 2 * len(names), dtype=dtype, device=run.world.device)
+    rows = zeros_to_sum(step_batch.num_micro_batches, 2 * len(names), run.world.device)
     with torch.no_grad(), run.strategy.unchanged():
         for micro in step_batch.micro_batches:
             with run.strategy.preview():
@@ -70,12 +68,9 @@ def _sum_ratios(run: Run, step_batch: StepBatch, names: list[str]) -> Tensor:
             if not micro.is_padding:
                 parts = [part for name in names for part in (terms[name].numerator, terms[name].denominator)]
                 rows[micro.index] = torch.stack(
-                    [torch.as_tensor(part, dtype=rows.dtype).to(rows.device) for part in parts]
+                    [part.to(rows) if isinstance(part, Tensor) else rows.new_full((), part) for part in parts]
                 )
-    sums = rows.new_zeros(2 * len(names))
-    for row in run.world.sum(rows):
-        sums += row
-    return sums
+    return sum_rows(rows, run.world)
 
 
 def warm_up(run: Run, step_batch: StepBatch) -> None:

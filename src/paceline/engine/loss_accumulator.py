@@ -17,10 +17,10 @@ from torch import Tensor
 
 from paceline.core.world import World
 from paceline.data.loader import MicroBatch
-from paceline.losses.loss_term import LossTerm
+from paceline.losses.loss_term import Count, LossTerm
 
 Numbers = npt.NDArray[np.float64]
-Counts = Mapping[str, float | None]
+Counts = Mapping[str, Count]
 """The count of each loss in a micro-batch; None where it depends on predictions (a ratio loss)."""
 FirstPass = Callable[[list[str]], Tensor]
 """Sums and counts of these ratio losses over the global batch, [2 · names], from passes without gradient."""
@@ -41,30 +41,34 @@ class Normalizer:
     """
 
     count: float = 1.0
-    ratio: tuple[Tensor, Tensor] | None = None
-    """L and D of the global batch, of a ratio loss."""
+    count_on_device: Tensor | None = None
+    """The count where the host does not know it; `count` is 1 then."""
+    ratio: Tensor | None = None
+    """L of the global batch, of a ratio loss; D is on the device."""
 
     def scale(self, term: LossTerm, weight: float) -> WeightedLoss:
         """What to back-propagate; over all micro-batches, the gradients add up to that of the global batch."""
-        if self.ratio is None:
+        if self.count_on_device is None:
             return WeightedLoss(term.numerator, weight / self.count)
-        loss, count = self.ratio
-        return WeightedLoss((term.numerator - loss * term.denominator) / count, weight)
+        numerator = term.numerator if self.ratio is None else term.numerator - self.ratio * term.denominator
+        return WeightedLoss(numerator / self.count_on_device, weight)
 
     def undivided(self, term: LossTerm) -> Tensor:
         """The value to log; over all micro-batches, these add up to the loss of the global batch times `count`."""
         numerator = term.numerator.detach()
-        return numerator if self.ratio is None else numerator / self.ratio[1]
+        return numerator if self.count_on_device is None else numerator / self.count_on_device
 
 
 class LossAccumulator:
     """The losses of one step, as far as this rank computes them, kept on the device until `read`.
 
-    Counts, and whether a rank was asked to stop, travel in one small all-reduce that overlaps the forward pass.
+    Counts, and whether a rank was asked to stop, travel in one small all-reduce that overlaps the forward pass. Counts
+    that are on a device stay there.
     """
 
     __slots__ = (
-        "_first_pass", "_sums", "metrics", "normalizers", "num_micro_batches", "parts", "should_stop", "weights",
+        "_counts_on_device", "_first_pass", "_sums", "_world", "metrics", "normalizers", "num_micro_batches", "parts",
+        "should_stop", "weights",
     )  # fmt: skip
 
     def __init__(
@@ -80,16 +84,21 @@ class LossAccumulator:
         self.should_stop = False
         # Each micro-batch has its own row, so that the sum does not depend on which rank counted it.
         rows = [dict.fromkeys(weights, 0.0) for _ in range(num_micro_batches)]
-        ratios = dict.fromkeys(weights, 0.0)
+        ratios, on_device = dict.fromkeys(weights, 0.0), dict.fromkeys(weights, 0.0)
+        self._world = world
+        self._counts_on_device: list[tuple[int, str, Tensor]] = []
         for micro, known in counts:
             for name, count in known.items():
                 if count is None:
                     ratios[name] = 1.0
+                elif isinstance(count, Tensor) and not _is_on_host(count):
+                    on_device[name] = 1.0
+                    self._counts_on_device += [] if micro.is_padding else [(micro.index, name, count)]
                 elif not micro.is_padding:
-                    rows[micro.index][name] = count
+                    rows[micro.index][name] = float(count)
         flat = [count for row in rows for count in row.values()]
         self._first_pass: FirstPass | None = first_pass
-        self._sums = world.start_sum([*flat, *ratios.values(), float(stop_requested)])
+        self._sums = world.start_sum([*flat, *ratios.values(), *on_device.values(), float(stop_requested)])
         if any(ratios.values()):  # the first pass of ratio losses comes before all others
             self.wait()
 
@@ -121,17 +130,35 @@ class LossAccumulator:
         names = list(self.weights)
         end = self.num_micro_batches * len(names)
         counts = [sum(sums[place : end : len(names)]) for place in range(len(names))]
-        ratios = [name for name, number in zip(names, sums[end:], strict=True) if number]
+        ratios, on_device = (
+            [name for name, number in zip(names, sums[start:], strict=False) if number]
+            for start in (end, end + len(names))
+        )
         self.normalizers = {
             name: Normalizer(count or 1.0) for name, count in zip(names, counts, strict=True) if name not in ratios
         }
+        if on_device:
+            self.normalizers |= self._sum_on_device(on_device)
         if ratios and self.num_micro_batches > 1:
             self.normalizers |= _ratios(ratios, first_pass(ratios))
+
+    def _sum_on_device(self, names: list[str]) -> dict[str, Normalizer]:
+        """The counts of the global batch where the host does not know them."""
+        rows = zeros_to_sum(self.num_micro_batches, len(names), self._world.device)
+        for index, name, count in self._counts_on_device:
+            rows[index, names.index(name)] = count
+        counts = sum_rows(rows, self._world)
+        counts = counts.where(counts != 0, 1.0)
+        return {name: Normalizer(count_on_device=counts[place]) for place, name in enumerate(names)}
 
     def own(self) -> dict[str, Tensor]:
         """The weighted sum as "loss", then each loss by name: this rank's share of them."""
         values = _values(self, _in_order(_table([self]))[0])
         return {name: torch.tensor(values[name], dtype=torch.float64) for name in ("loss", *self.weights)}
+
+
+def _is_on_host(count: Tensor) -> bool:
+    return count.device.type == "cpu"
 
 
 def _number(count: Tensor | float) -> Tensor | float:
@@ -142,13 +169,27 @@ def _ratios(names: list[str], sums: Tensor) -> dict[str, Normalizer]:
     numerators, counts = sums[::2], sums[1::2]
     counts = counts.where(counts != 0, 1.0)  # without a readable sample the loss is 0
     losses = numerators / counts
-    return {name: Normalizer(ratio=(losses[i], counts[i])) for i, name in enumerate(names)}
+    return {name: Normalizer(1.0, counts[i], losses[i]) for i, name in enumerate(names)}
 
 
 def _own_ratio(term: LossTerm) -> Normalizer:
     numerator, count = term.numerator.detach(), torch.as_tensor(term.denominator).detach()
     count = count.where(count != 0, 1.0)  # without anything to count the loss is 0
-    return Normalizer(ratio=(numerator / count, count))
+    return Normalizer(1.0, count, numerator / count)
+
+
+def zeros_to_sum(num_micro_batches: int, columns: int, device: torch.device) -> Tensor:
+    """A row of numbers for each micro-batch, so that sums do not depend on which rank computed it."""
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    return torch.zeros(num_micro_batches, columns, dtype=dtype, device=device)
+
+
+def sum_rows(rows: Tensor, world: World) -> Tensor:
+    """The sum of the rows over all ranks, in the order of micro-batches."""
+    total = rows.new_zeros(rows.shape[1])
+    for row in world.sum(rows):
+        total += row
+    return total
 
 
 def read(steps: Sequence[LossAccumulator], world: World) -> list[dict[str, float]]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from paceline.core.errors import RecipeError
 from paceline.core.text import pluralize
+from paceline.core.world import constant
 
 
 class ClassWeights:
@@ -30,23 +31,31 @@ class ClassWeights:
             raise self._mismatch(f"the model outputs {pluralize(logits.shape[1], 'class')}")
         # Training refuses tensors that an evaluation made in inference mode.
         with torch.inference_mode(False):
-            weights = torch.tensor(self.values, device=logits.device, dtype=logits.dtype)
+            weights = constant(self.values, logits.device, logits.dtype)
         if type(logits) is Tensor:  # the weights of fake logits are fake too
             self._cache[key] = weights
         return weights
 
-    def sum_over_labels(self, labels: Tensor) -> float:
-        """The sum of the weights of class ids [N]."""
+    def sum_over_labels(self, labels: Tensor) -> Tensor | float:
+        """The sum of the weights of class ids [N]; on a device it stays there."""
+        if labels.device.type != "cpu":
+            return self._exact(labels.device)[labels].sum()
         try:
             return math.fsum(map(self.values.__getitem__, labels.tolist()))
         except IndexError:
             raise self._mismatch(f"a sample has class {int(labels.max())}, counted from 0") from None
 
-    def sum_over_counts(self, counts: Tensor) -> float:
-        """The sum of the weights, each times its count in `counts` [C]."""
+    def sum_over_counts(self, counts: Tensor) -> Tensor | float:
+        """The sum of the weights, each times its count in `counts` [C]; on a device it stays there."""
         if len(self.values) != len(counts):
             raise self._mismatch(f"the data have {pluralize(len(counts), 'class')}")
+        if counts.device.type != "cpu":
+            return (counts * self._exact(counts.device)).sum()
         return math.fsum(value * count for value, count in zip(self.values, counts.tolist(), strict=True))
+
+    def _exact(self, device: torch.device) -> Tensor:
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        return constant(self.values, device, dtype)
 
     def _mismatch(self, found: str) -> RecipeError:
         return RecipeError(

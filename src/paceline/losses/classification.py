@@ -11,6 +11,7 @@ from torch import Tensor
 from paceline.core.arguments import NonNegative, PartialShare, Positive
 from paceline.core.errors import DataError
 from paceline.core.registry import register
+from paceline.core.world import to_float64
 from paceline.data.batch import Batch
 from paceline.losses.class_weights import make_class_weights, to_full_precision
 from paceline.losses.loss_term import LossTerm
@@ -30,16 +31,23 @@ class CrossEntropy:
         self.label_smoothing = label_smoothing
         self.weights = make_class_weights("class_weights", class_weights)
 
-    def count(self, batch: Batch) -> float:
-        """The number of samples, or the sum of the weights of their classes."""
+    def check(self, batch: Batch) -> tuple[int, str] | None:
+        """The first sample whose targets [C] do not sum to 1: they are several labels then."""
         labels = _labels("cross_entropy", batch)
         if labels.ndim == 2:
-            _check_soft_targets(labels, batch)
+            return _find_several_labels(labels, batch)
+        if self.weights is not None:
+            self.weights.sum_over_labels(labels)  # refuses a class without a weight
+        return None
+
+    def count(self, batch: Batch) -> Tensor | float:
+        """The number of samples, or the sum of the weights of their classes."""
+        labels = _labels("cross_entropy", batch)
         if self.weights is None:
             return float(len(labels))
         if labels.ndim == 1:
             return self.weights.sum_over_labels(labels)
-        return self.weights.sum_over_counts(labels.cpu().double().sum(0))
+        return self.weights.sum_over_counts(to_float64(labels).sum(0))
 
     def __call__(self, outputs: Tensor, batch: Batch) -> LossTerm:
         """The loss, summed over samples, and its denominator."""
@@ -104,15 +112,16 @@ def _labels(loss: str, batch: Batch) -> Tensor:
     return labels
 
 
-def _check_soft_targets(labels: Tensor, batch: Batch) -> None:
-    """Raise DataError if the targets [N, C] of a sample do not sum to 1: they are several labels then."""
-    totals = labels.cpu().double().sum(1)
+def _find_several_labels(labels: Tensor, batch: Batch) -> tuple[int, str] | None:
+    totals = labels.double().sum(1)
     wrong = ((totals - 1).abs() > _ROUNDING).nonzero().flatten().tolist()
-    if wrong:
-        raise DataError(
-            f"cross_entropy expects one label per sample, and the targets of sample {int(batch.ids[wrong[0]])} sum to"
-            f" {totals[wrong[0]]:g}; for several labels use the loss bce and task.multi_label: true"
-        )
+    if not wrong:
+        return None
+    sample = int(batch.ids[wrong[0]])
+    return sample, (
+        f"cross_entropy expects one label per sample, and the targets of sample {sample} sum to"
+        f" {totals[wrong[0]]:g}; for several labels use the loss bce and task.multi_label: true"
+    )
 
 
 def _dense_targets(loss: str, labels: Tensor, logits: Tensor) -> Tensor:

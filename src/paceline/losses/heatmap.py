@@ -8,6 +8,7 @@ from torch import Tensor
 from paceline.core.arguments import Positive
 from paceline.core.errors import DataError, RecipeError
 from paceline.core.registry import register
+from paceline.core.world import constant
 from paceline.data.batch import Batch
 from paceline.losses.loss_term import LossTerm
 
@@ -22,9 +23,9 @@ class HeatmapMSE:
     def __init__(self, sigma: Positive = 2.0) -> None:
         self.sigma = sigma
 
-    def count(self, batch: Batch) -> float:
+    def count(self, batch: Batch) -> Tensor:
         """The number of labeled keypoints."""
-        return float((stack_keypoints(batch)[..., 2] > 0).sum())
+        return (stack_keypoints(batch)[..., 2] > 0).sum()
 
     def __call__(self, outputs: Tensor, batch: Batch) -> LossTerm:
         """The errors summed over labeled keypoints, and their number."""
@@ -42,7 +43,7 @@ class HeatmapMSE:
 def gaussian_heatmaps(points: Tensor, size: tuple[int, int], map_size: tuple[int, ...], sigma: float) -> Tensor:
     """Maps [N, J, h, w] with a Gaussian at each of the points [N, J, 2], which are pixels of images of that size."""
     (height, width), (rows, columns) = size, map_size
-    x, y = (points * points.new_tensor([columns / width, rows / height])).unbind(-1)  # [N, J]
+    x, y = (points * constant([columns / width, rows / height], points.device, points.dtype)).unbind(-1)  # [N, J]
     across = torch.arange(columns, device=points.device) + 0.5 - x[..., None]  # [N, J, w]
     down = torch.arange(rows, device=points.device) + 0.5 - y[..., None]
     gaussians = [(distances.square() / (-2 * sigma**2)).exp() for distances in (down, across)]

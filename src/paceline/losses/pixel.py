@@ -37,13 +37,17 @@ class PixelCrossEntropy:
         self.label_smoothing = label_smoothing
         self.weights = make_class_weights("class_weights", class_weights)
 
-    def count(self, batch: Batch) -> float:
+    def check(self, batch: Batch) -> tuple[int, str] | None:
+        """The first sample with an id that is no class."""
+        return self.targets.find_unknown_id(batch)
+
+    def count(self, batch: Batch) -> Tensor | float:
         """The labeled fraction of each image, or the mean weight of its pixels, summed over images."""
-        masks = self.targets.check(batch)
+        masks = self.targets.masks(batch)
         if self.weights is not None:
             return self.weights.sum_over_counts(self.targets.class_counts(masks)) / _area(masks)
         is_labeled = self.targets.is_labeled(masks)
-        return float(len(masks)) if is_labeled is None else int(is_labeled.sum()) / _area(masks)
+        return float(len(masks)) if is_labeled is None else to_float64(is_labeled.sum()) / _area(masks)
 
     def __call__(self, outputs: Tensor, batch: Batch) -> LossTerm:
         """The loss summed over pixels, and its denominator, both divided by the pixels of an image."""
@@ -81,10 +85,13 @@ class OhemCrossEntropy:
         self.per_image = per_image
         self.weights = make_class_weights("class_weights", class_weights)
 
+    def check(self, batch: Batch) -> tuple[int, str] | None:
+        """The first sample with an id that is no class."""
+        return self.targets.find_unknown_id(batch)
+
     def count(self, batch: Batch) -> float | None:
         """The number of images if each has its own mean; otherwise the number of hard pixels depends on outputs."""
-        masks = self.targets.check(batch)
-        return float(len(masks)) if self.per_image else None
+        return float(len(self.targets.masks(batch))) if self.per_image else None
 
     def __call__(self, outputs: Tensor, batch: Batch) -> LossTerm:
         """The loss summed over hard pixels and their number; or the means of images and the number of images."""
@@ -144,15 +151,15 @@ class MaskTargets:
         """The masks [N, H, W]."""
         return masks_of(self.loss, batch)
 
-    def check(self, batch: Batch) -> Tensor:
-        """The masks [N, H, W]; DataError if an id is no class. Reads them, so only for masks on the CPU."""
+    def find_unknown_id(self, batch: Batch) -> tuple[int, str] | None:
+        """The first sample of a batch on the host with an id that is no class, and a message."""
         masks = self.masks(batch)
         is_labeled = self.is_labeled(masks)
         known = masks if is_labeled is None else masks.masked_fill(~is_labeled, 0)
         if known.numel() == 0 or int(known.max()) < self.num_classes:
-            return masks
-        sample = batch.ids[int((known.flatten(1).amax(1) >= self.num_classes).nonzero()[0])]
-        raise self._unknown_id(f"the mask of sample {int(sample)} contains the id {int(known.max())}")
+            return None
+        sample = int(batch.ids[int((known.flatten(1).amax(1) >= self.num_classes).nonzero()[0])])
+        return sample, self._unknown_id(f"the mask of sample {sample} contains the id {int(known.max())}")
 
     def logits(self, outputs: Tensor, masks: Tensor) -> Tensor:
         """The outputs in full precision, [N, C, H, W]; DataError if they do not match masks and classes."""
@@ -170,7 +177,10 @@ class MaskTargets:
 
     def class_counts(self, masks: Tensor) -> Tensor:
         """The number of pixels of each class, int64 [C]."""
-        counts = torch.bincount(masks.flatten(), minlength=self.num_classes)[: self.num_classes]
+        if masks.device.type == "cpu":
+            counts = torch.bincount(masks.flatten(), minlength=self.num_classes)[: self.num_classes]
+        else:  # where bincount would wait for the largest id
+            counts = torch.stack([(masks == number).sum() for number in range(self.num_classes)])
         if self.ignore_index is not None and self.ignore_index < self.num_classes:
             counts[self.ignore_index] = 0
         return counts
@@ -191,16 +201,16 @@ class MaskTargets:
                 label_smoothing=label_smoothing,
             )
         except IndexError as error:
-            raise self._unknown_id(f"a mask contains an id that is no class ({error})") from error
+            raise DataError(self._unknown_id(f"a mask contains an id that is no class ({error})")) from error
 
-    def _unknown_id(self, found: str) -> DataError:
+    def _unknown_id(self, found: str) -> str:
         if self.num_classes == 1:
             expected = "expected class ids, and there is only one class; for gray masks use pixel_bce"
         else:
             last, ignored = self.num_classes - 1, self.ignore_index
             hint = "set ignore_index to ignore pixels" if ignored is None else f"or {ignored} (ignore_index)"
             expected = f"expected 0 to {last}, {hint}; a transform's mask_fill is an id too"
-        return DataError(f"{self.loss}: {found}; {expected}")
+        return f"{self.loss}: {found}; {expected}"
 
 
 def masks_of(loss: str, batch: Batch) -> Tensor:

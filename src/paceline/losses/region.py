@@ -47,10 +47,13 @@ class RegionLoss:
         self.targets = MaskTargets(name, num_classes, ignore_index)
         self.weights = make_class_weights("class_weights", class_weights)
 
+    def check(self, batch: Batch) -> tuple[int, str] | None:
+        """The first sample with an id that is no class."""
+        return self.targets.find_unknown_id(batch) if self.num_classes > 1 else None
+
     def count(self, batch: Batch) -> float | None:
         """The number of images if each has its own ratio; otherwise the denominator depends on outputs."""
-        masks = self.targets.check(batch) if self.num_classes > 1 else self.targets.masks(batch)
-        return float(len(masks)) if self.per_image else None
+        return float(len(self.targets.masks(batch))) if self.per_image else None
 
     def __call__(self, outputs: Tensor, batch: Batch) -> LossTerm:
         """The sums of a micro-batch, or the ratios of its images and their number."""

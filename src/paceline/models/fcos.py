@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from paceline.core.arguments import Count, Positive, Share
 from paceline.core.registry import register
-from paceline.core.world import to_float64
+from paceline.core.world import constant, to_float64
 from paceline.models.detector import Detections, LossParts, Target, select_detections
 from paceline.models.encoder_decoder import FPNLevel, build_encoder
 from paceline.models.zoo import BackboneName, LibraryArgs
@@ -112,14 +112,13 @@ class FCOS(nn.Module):
         across, down = corners[..., ::2].clamp(0, width), corners[..., 1::2].clamp(0, height)
         return torch.stack([across, down], -1).flatten(-2), scores
 
-    def count(self, images: Tensor, targets: Sequence[Target]) -> dict[str, float]:
+    def count(self, images: Tensor, targets: Sequence[Target]) -> dict[str, Tensor]:
         """What each loss is divided by; it depends on the targets and the size of the images alone."""
         sizes = [(-(-images.shape[-2] // stride), -(-images.shape[-1] // stride)) for stride in self.strides]
         cells = self._cells(sizes, targets[0]["boxes"].device)
-        assigned = [assign(cells, target, self._center_radius) for target in targets]
-        positive = float(sum(int((each.classes >= 0).sum()) for each in assigned))
-        centerness = sum(float(to_float64(each.centerness[each.classes >= 0]).sum()) for each in assigned)
-        return {"classification": positive, "box_regression": centerness, "centerness": positive}
+        classes, _, centerness = self._assign(cells, targets)
+        count = (classes >= 0).sum()
+        return {"classification": count, "box_regression": to_float64(centerness).sum(), "centerness": count}
 
     def _predict(self, images: Tensor) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
         """Class logits [N, P, C], distances and centerness [N, P, 5], and the height and width of each level."""
@@ -144,27 +143,33 @@ class FCOS(nn.Module):
             least = 0.0 if level == 0 else _LEVEL_SCALE * stride
             most = math.inf if level == len(sizes) - 1 else 2 * _LEVEL_SCALE * stride
             strides.append(torch.full((height * width,), float(stride), device=device))
-            reach.append(torch.tensor([[least, most]], device=device).expand(height * width, 2))
+            reach.append(constant([[least, most]], device).expand(height * width, 2))
         return Cells(torch.cat(centers), torch.cat(strides), torch.cat(reach))
 
     def _losses(self, logits: Tensor, boxes: Tensor, cells: Cells, targets: Sequence[Target]) -> LossParts:
-        assigned = [assign(cells, target, self._center_radius) for target in targets]
-        classes = torch.stack([each.classes for each in assigned])  # [N, P]
+        classes, wanted, centerness = self._assign(cells, targets)
         positive = classes >= 0
         count = positive.sum()
         one_hot = F.one_hot(classes.clamp(min=0), logits.shape[-1]).to(logits) * positive[..., None]
-        wanted, centerness = (
-            torch.stack([each.distances for each in assigned])[positive],
-            torch.stack([each.centerness for each in assigned])[positive],
-        )
-        centers = cells.centers.expand(len(targets), -1, -1)[positive]
-        found = boxes[positive]
-        overlaps = _generalized_iou(_around(centers, found[:, :4]), _around(centers, wanted))
+        # All cells are computed, the background with a weight of 0: a device would have to tell which ones to select.
+        overlaps = _generalized_iou(_around(cells.centers, boxes[..., :4]), _around(cells.centers, wanted))
+        middles = F.binary_cross_entropy_with_logits(boxes[..., 4], centerness, reduction="none")
         return {
             "classification": (_focal_loss(logits, one_hot), count),
             "box_regression": (((1 - overlaps) * centerness).sum(), to_float64(centerness).sum()),
-            "centerness": (F.binary_cross_entropy_with_logits(found[:, 4], centerness, reduction="sum"), count),
+            "centerness": ((middles * positive).sum(), count),
         }
+
+    def _assign(self, cells: Cells, targets: Sequence[Target]) -> Assignment:
+        """What the cells of all images are to predict, [N, P]; of the background, distances 1 and centerness 0."""
+        each = [assign(cells, target, self._center_radius) for target in targets]
+        classes, distances, centerness = map(torch.stack, zip(*each, strict=True))
+        is_background = classes < 0
+        return Assignment(
+            classes,
+            distances.masked_fill(is_background[..., None], 1.0),
+            centerness.masked_fill(is_background, 0.0),
+        )
 
 
 def assign(cells: Cells, target: Target, center_radius: float) -> Assignment:
@@ -215,10 +220,11 @@ def _focal_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def _generalized_iou(first: Tensor, second: Tensor) -> Tensor:
-    """The generalized IoU of boxes [K, 4], pair by pair, from -1 to 1."""
-    areas = [(boxes[:, 2:] - boxes[:, :2]).prod(-1) for boxes in (first, second)]
-    inner = (torch.minimum(first[:, 2:], second[:, 2:]) - torch.maximum(first[:, :2], second[:, :2])).clamp(min=0)
-    outer = torch.maximum(first[:, 2:], second[:, 2:]) - torch.minimum(first[:, :2], second[:, :2])
+    """The generalized IoU of boxes [..., 4], pair by pair, from -1 to 1."""
+    (upper, lower), (other_upper, other_lower) = ((boxes[..., :2], boxes[..., 2:]) for boxes in (first, second))
+    areas = [(lower - upper).prod(-1), (other_lower - other_upper).prod(-1)]
+    inner = (torch.minimum(lower, other_lower) - torch.maximum(upper, other_upper)).clamp(min=0)
+    outer = torch.maximum(lower, other_lower) - torch.minimum(upper, other_upper)
     overlap, hull = inner.prod(-1), outer.prod(-1).clamp(min=1e-7)
     union = (areas[0] + areas[1] - overlap).clamp(min=1e-7)
     return overlap / union - (hull - union) / hull

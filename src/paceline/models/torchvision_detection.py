@@ -20,6 +20,7 @@ from paceline.core.arguments import Count, Positive, Share
 from paceline.core.errors import ArgumentError
 from paceline.core.registry import Library, register
 from paceline.core.torchvision_ops import import_torchvision
+from paceline.core.world import to_float64
 from paceline.models.detector import Detections, LossParts, Target
 from paceline.models.zoo import LibraryArgs, build_torchvision, torchvision_models
 
@@ -65,7 +66,7 @@ class TorchvisionDetector(nn.Module):
         self.selection = selection
         """How the detections of an image are selected."""
         detector.transform = UnchangedImages(detector.transform.size_divisible)
-        self._counts: dict[str, float] = {}
+        self._counts: dict[str, Tensor | float] = {}
         """What the losses of the last forward pass are divided by."""
         self._divisors = _record_counts(detector, self._counts)
         self.loss_names = tuple(self._divisors)
@@ -81,9 +82,11 @@ class TorchvisionDetector(nn.Module):
         losses = self.detector(list(images.unbind()), wanted)
         parts: LossParts = {}
         for name, kind in self._divisors.items():
-            count = self._counts[kind]
+            given = self._counts[kind]
+            on_device = given if isinstance(given, Tensor) else losses[name].new_full((), given)
+            count = to_float64(on_device)
             # torchvision has divided by at least 1; a micro-batch without any must not count as one.
-            parts[name] = (losses[name] * max(count, 1.0), losses[name].new_tensor(count, dtype=torch.float64))
+            parts[name] = (losses[name] * count.clamp(min=1).to(losses[name]), count)
         return parts
 
     def _detections(self, found: dict[str, Tensor]) -> Detections:
@@ -110,7 +113,7 @@ class UnchangedImages(nn.Module):
         return found
 
 
-def _record_counts(detector: Any, counts: dict[str, float]) -> dict[str, str]:
+def _record_counts(detector: Any, counts: dict[str, Tensor | float]) -> dict[str, str]:
     """Have `counts` filled in every forward pass; what each loss is divided by."""
     match type(detector).__name__:
         case "RetinaNet":
@@ -131,25 +134,29 @@ def _record_counts(detector: Any, counts: dict[str, float]) -> dict[str, str]:
 
 
 def _watch(
-    owner: Any, method: str, counts: dict[str, float], name: str, count: Callable[[Any, tuple[Any, ...]], float]
+    owner: Any,
+    method: str,
+    counts: dict[str, Tensor | float],
+    name: str,
+    count: Callable[[Any, tuple[Any, ...]], Tensor | float],
 ) -> None:
     """Have each call of a method leave a count of its result and arguments."""
     original = getattr(owner, method)
 
     def watched(*args: Any) -> Any:
         result = original(*args)
-        counts[name] = float(count(result, args))
+        counts[name] = count(result, args)
         return result
 
     setattr(owner, method, watched)
 
 
-def _num_positive(matched: Sequence[Tensor]) -> float:
-    return sum(int((indices >= 0).sum()) for indices in matched)
+def _num_positive(matched: Sequence[Tensor]) -> Tensor:
+    return torch.stack([(indices >= 0).sum() for indices in matched]).sum()
 
 
-def _num_drawn(drawn: tuple[Sequence[Tensor], Sequence[Tensor]]) -> float:
-    return sum(int(mask.sum()) for masks in drawn for mask in masks)
+def _num_drawn(drawn: tuple[Sequence[Tensor], Sequence[Tensor]]) -> Tensor:
+    return torch.stack([mask.sum() for masks in drawn for mask in masks]).sum()
 
 
 def _anchors(name: str, sizes: _Sizes | None, ratios: _Sizes | None) -> dict[str, Any]:

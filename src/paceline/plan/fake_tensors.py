@@ -24,7 +24,7 @@ def fake_tensors(processes: int = 1) -> Iterator[FakeTensorMode]:
     with ExitStack() as stack:
         if processes > 1:
             stack.enter_context(_fake_process_group(processes))
-        stack.enter_context(patch.object(nn.Module, "_apply", _apply))
+        stack.enter_context(patch.object(nn.Module, "_apply", convert_module))
         stack.enter_context(patch("paceline.engine.strategies.fsdp.init_device_mesh", _make_device_mesh))
         stack.enter_context(patch("paceline.recipe.build.check_data", lambda context, loaders: None))
         stack.enter_context(patch("paceline.engine.strategies.ddp.DistributedDataParallel", _FakeDDP))
@@ -112,7 +112,7 @@ def _make_device_mesh(*args: Any, **kwargs: Any) -> Any:
         return init_device_mesh(*args, **kwargs)
 
 
-def _apply(module: nn.Module, convert: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+def convert_module(module: nn.Module, convert: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
     """What `nn.Module.to` and its like do, without exchanging the memory of tensors, which fake ones cannot."""
     for each in module.modules() if recurse else (module,):
         for name, parameter in each._parameters.items():

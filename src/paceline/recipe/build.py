@@ -34,6 +34,7 @@ from paceline.engine.run import Intervals, Run
 from paceline.engine.state import Choices, RunState
 from paceline.engine.stateful import unchanged_state
 from paceline.losses.adapter import as_loss
+from paceline.losses.loss_term import Loss
 from paceline.metrics.adapter import as_metric
 from paceline.metrics.metric import declared_values, is_higher_better
 from paceline.models.model_errors import limit_size
@@ -102,6 +103,7 @@ class Builder(BuildContext):
         """Whether the run will train; evaluation may use more processes than a step has micro-batches."""
         self.fitted: SurgeryReport | None = None
         """How the weights of the recipe were loaded."""
+        self.losses: dict[str, Loss] = {}
         self.parts: dict[str, Stateful] = {}
         """The losses and the task that have a state."""
         self.checkpointed_blocks: list[str] = []
@@ -122,6 +124,8 @@ class Builder(BuildContext):
         ignored = getattr(loaders["train"].dataset, "ignore_index", None)
         joints = getattr(loaders["train"].dataset, "joints", None)
         task, precision = self.task(classes, model, ignored, joints), choose_precision(self)
+        for loader in loaders.values():
+            loader.checks = [loss.check for loss in self.losses.values() if hasattr(loss, "check")]
         trial = partial(self._try_pass, model, task, precision, loaders, sampler)
         self.checkpointed_blocks = checkpoint_activations(self, model, trial)
         freezing = make_freezing(self, model, progress)
@@ -242,6 +246,7 @@ class Builder(BuildContext):
             task: Task = self.make("task", self.recipe.task.name, self.recipe.task, **brought)
         with self.error_context("task"):
             check_task(task)
+        self.losses = losses
         made = {"task": task, **{f"loss {name}": loss for name, loss in losses.items()}}
         self.parts = {name: part for name, part in made.items() if isinstance(part, Stateful)}
         return task

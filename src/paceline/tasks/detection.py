@@ -15,7 +15,7 @@ from paceline.core.errors import ArgumentError, DataError, ExportError, RecipeEr
 from paceline.core.registry import register
 from paceline.core.world import to_float64
 from paceline.data.batch import Batch
-from paceline.losses.loss_term import LossTerm
+from paceline.losses.loss_term import Count, LossTerm
 from paceline.metrics.detection import CocoAP, DetectionRows, truth_field
 from paceline.metrics.metric import Metric
 from paceline.models.detector import Detections, Detector, Target, batched_nms
@@ -66,11 +66,11 @@ class Detection(Task):
         if flip and self._selection is None:
             raise ArgumentError("flip", f"{type(model).__name__} has no `selection`, the thresholds to merge by")
 
-    def counts(self, batch: Batch) -> dict[str, float | None]:
+    def counts(self, batch: Batch) -> dict[str, Count]:
         """What each loss is divided by, where that depends on the targets alone."""
         if self._count is None:
             return dict.fromkeys(self.weights)
-        counts: dict[str, float | None] = self._count(batch["image"], _targets(batch))
+        counts: dict[str, Count] = self._count(batch["image"], _targets(batch))
         return counts
 
     def losses(self, model: nn.Module, batch: Batch) -> dict[str, LossTerm]:
@@ -165,9 +165,15 @@ def _targets(batch: Batch) -> list[Target]:
         raise DataError("detection: these samples have no boxes; use a data set with boxes, such as voc, coco or yolo")
     if "classes" not in batch:
         raise DataError('detection: these samples have boxes but no labels; give "labels", the class of each box, too')
-    kept = [~crowd for crowd in batch["crowd"]]
-    fields = zip(batch["boxes"], batch["classes"], kept, strict=True)
-    return [{"boxes": boxes[which], "labels": labels[which]} for boxes, labels, which in fields]
+    fields = zip(batch["boxes"], batch["classes"], batch["crowd"], strict=True)
+    return [_without_crowds(*each) for each in fields]
+
+
+def _without_crowds(boxes: Tensor, labels: Tensor, crowd: Tensor) -> Target:
+    if not crowd.any():
+        return {"boxes": boxes, "labels": labels}
+    kept = (~crowd).nonzero().flatten().to(boxes.device, non_blocking=True)
+    return {"boxes": boxes[kept], "labels": labels[kept]}
 
 
 def _checked_detections(found: Any) -> list[Detections]:

@@ -15,7 +15,7 @@ from paceline.core.registry import register
 from paceline.core.text import pluralize
 from paceline.data.argument_types import Size
 from paceline.data.batch import Batch
-from paceline.losses.loss_term import Loss, LossTerm
+from paceline.losses.loss_term import Count, Loss, LossTerm
 from paceline.metrics.metric import Metric
 from paceline.metrics.segmentation import Segmentation as SegmentationMetric
 from paceline.models.model_errors import call_model
@@ -80,7 +80,7 @@ class Segmentation(Task):
             self.weights = self.weights | {f"{_AUX}{name}": weight * aux_weight for name, weight in weights.items()}
         self._tta = TTA(flip, scales, *_window_sizes(window, stride))
 
-    def counts(self, batch: Batch) -> dict[str, float | None]:
+    def counts(self, batch: Batch) -> dict[str, Count]:
         """The denominator of each loss; an auxiliary head has the same."""
         own = super().counts(batch)
         return own | {f"{_AUX}{name}": count for name, count in own.items()} if self._has_aux else own

@@ -12,7 +12,7 @@ from paceline.core.errors import TrainingError
 from paceline.core.user_code import own_code
 from paceline.data.batch import Batch, KeypointNames
 from paceline.losses.adapter import Criterion, Pair
-from paceline.losses.loss_term import Loss, LossTerm
+from paceline.losses.loss_term import Count, Loss, LossTerm
 from paceline.metrics.adapter import MetricAdapter
 from paceline.metrics.metric import LossMetrics, Metric
 from paceline.models.model_errors import call_model
@@ -108,7 +108,7 @@ class Task:
         """Call the model; its output for a batch goes to the losses."""
         return call_model(model, batch["image"])
 
-    def counts(self, batch: Batch) -> dict[str, float | None]:
+    def counts(self, batch: Batch) -> dict[str, Count]:
         """The denominator of each loss, or None where it depends on predictions."""
         return {name: loss.count(batch) for name, loss in self.loss_functions.items()}
 

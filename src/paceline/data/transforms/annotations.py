@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.core.errors import DataError
+from paceline.core.world import constant
 from paceline.data.batch import RAGGED, Sample
 
 AffineMatrix = NDArray[np.float64]
@@ -110,7 +111,7 @@ def select_objects(sample: Sample, chosen: NDArray[np.bool_]) -> Sample:
 
 def flip_boxes(boxes: Array, width: int) -> Array:
     """Boxes [..., 4] of an image of that width, flipped horizontally."""
-    flipped = boxes[..., [2, 1, 0, 3]]
+    flipped = _take(boxes, [2, 1, 0, 3], -1)
     flipped[..., ::2] = width - flipped[..., ::2]
     return flipped
 
@@ -126,9 +127,16 @@ def flip_keypoints(keypoints: Array, width: int, pairs: Pairs) -> Array:
         if max(left, right) >= len(order):
             raise DataError(f"the pair {left}, {right} is beyond the {len(order)} keypoints, which count from 0")
         order[left], order[right] = right, left
-    flipped = keypoints[..., order, :]
+    flipped = _take(keypoints, order, -2)
     flipped[..., 0] = (width - flipped[..., 0]) * (flipped[..., 2] > 0)
     return flipped
+
+
+def _take(values: Array, places: Sequence[int], axis: int) -> Array:
+    """A copy with the values of an axis in this order; a list as an index of a tensor would wait for its device."""
+    if isinstance(values, Tensor):
+        return values.index_select(axis, constant(places, values.device))
+    return values.take(places, axis)
 
 
 def box_area(boxes: Floats) -> Floats:
@@ -235,7 +243,9 @@ def move_batch_annotations(
     visible = torch.ones(len(owners), device=offsets.device)
     if "boxes" in found:
         boxes = found["boxes"] * by.repeat(1, 2) + to.repeat(1, 2)
-        found["boxes"] = boxes.clamp(torch.zeros_like(boxes), boxes.new_tensor([size[1], size[0]] * 2))
+        found["boxes"] = boxes.clamp(
+            torch.zeros_like(boxes), constant([size[1], size[0]] * 2, boxes.device, boxes.dtype)
+        )
         visible = _visible_share_of_batch(boxes, found["boxes"])
     if "masks" in found:
         masks = move_masks(found["masks"], owners)
@@ -250,7 +260,7 @@ def move_batch_annotations(
     if min_visible is not None:
         kept = (visible > 0) & (visible >= min_visible)
         counts = torch.bincount(owners[kept], minlength=len(counts)).tolist()
-        found = {name: value[kept] for name, value in found.items()}
+        found = {name: value[kept.to(value.device)] for name, value in found.items()}
     return result | {name: list(value.split_with_sizes(counts)) for name, value in found.items()}
 
 
@@ -259,7 +269,7 @@ def _owners(batch: Mapping[str, Any], device: torch.device) -> tuple[list[int], 
     name = next(name for name in batch if name in RAGGED)
     counts = [len(each) for each in batch[name]]
     owners = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-    return counts, owners.to(device)
+    return counts, owners.to(device, non_blocking=True)
 
 
 def _update_matrices(matrices: Tensor, scales: Tensor, offsets: Tensor) -> Tensor:

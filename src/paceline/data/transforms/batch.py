@@ -22,6 +22,7 @@ from paceline.core.arguments import Count, Positive, PositiveShare, SameLength, 
 from paceline.core.buffer_pool import recycled
 from paceline.core.errors import DataError
 from paceline.core.registry import register
+from paceline.core.world import constant
 from paceline.data.argument_types import PositiveRange, ShareRange, Size
 from paceline.data.batch import RAGGED
 from paceline.data.transforms.annotations import move_batch_annotations
@@ -122,7 +123,7 @@ def _by_channel(values: list[float], images: Tensor) -> Tensor | float:
     if len(values) == 1:
         return values[0]
     behind = images.ndim - 1 - channel_axis(images)
-    return torch.tensor(values, dtype=torch.float32, device=images.device).view(-1, *[1] * behind)
+    return constant(values, images.device, torch.float32).view(-1, *[1] * behind)
 
 
 @register.transform("multi_scale")
@@ -147,7 +148,7 @@ class MultiScale:
         result = {**batch, "image": _resize(images, size)}
         if "mask" in batch:
             result["mask"] = _resize_masks(batch["mask"], size)
-        scales = torch.tensor([[size[1] / width, size[0] / height]], device=images.device)
+        scales = constant([[size[1] / width, size[0] / height]], images.device)
         return result | move_batch_annotations(
             batch, scales, torch.zeros_like(scales), size, lambda masks, _: _resize_masks(masks, size)
         )
@@ -295,7 +296,8 @@ def _mix(
 def sample_beta(alpha: float, draws: Tensor) -> Tensor:
     """Numbers distributed as Beta(alpha, alpha), from uniform ones [N]."""
     table = _beta_cdf(alpha)
-    below = torch.from_numpy(table if draws.dtype == torch.float64 else table.astype(np.float32)).to(draws.device)
+    on_host = torch.from_numpy(table if draws.dtype == torch.float64 else table.astype(np.float32))
+    below = on_host.to(draws.device, non_blocking=True)
     half = torch.minimum(draws, 1 - draws)
     cells = torch.searchsorted(below, half, right=True).clamp_(1, _CELLS) - 1
     within = (half - below[cells]) / (below[cells + 1] - below[cells])
