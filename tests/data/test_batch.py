@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.errors import DataError
-from paceline.data.batch import RAGGED, Collator, collate
+from paceline.data.batch import RAGGED, Batch, Collator, collate
 
 SIDES = st.integers(1, 5)
 
@@ -48,6 +48,16 @@ def test_objects_stay_apart_and_are_copied() -> None:
     assert {name for name, value in batch.items() if isinstance(value, list)} == {"boxes", "classes"} < RAGGED
     batch["boxes"][0].add_(1)
     assert boxes[0].max() == 0
+
+
+def test_what_python_decides_by_stays_on_the_host() -> None:
+    boxes, crowd = torch.zeros(2, 4), torch.tensor([False, True])
+    moved = Batch(id=torch.arange(1), boxes=[boxes], crowd=[crowd]).to(torch.device("meta"))
+    assert {name: value.device.type for name, value in ((each, moved[each][0]) for each in moved)} == {
+        "id": "cpu",
+        "boxes": "meta",
+        "crowd": "cpu",
+    }
 
 
 def test_room_that_is_not_needed_is_not_in_the_batch() -> None:

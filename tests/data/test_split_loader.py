@@ -97,6 +97,15 @@ def test_images_of_different_sizes_are_refused_naming_the_samples() -> None:
         SplitLoader(ImagesWritten(odd=8), [], seed=0).fetch(0, ids(3, 4, 8))
 
 
+@pytest.mark.parametrize("dataset", [ImagesWritten(), memory()], ids=["read", "in memory"])
+def test_a_sample_that_a_loss_refuses_is_named_where_it_is_loaded(dataset: Any) -> None:
+    loader = SplitLoader(dataset, [], seed=0)
+    loader.checks = [lambda batch: (7, "no label") if 7 in batch.ids else None]
+    assert loader.fetch(0, ids(1, 2)).size == 2
+    with pytest.raises(DataError, match=rf"{type(dataset).__name__}: sample 7: no label"):
+        loader.fetch(0, ids(2, 7))
+
+
 def test_memory_gives_what_reading_one_by_one_gives() -> None:
     source = SplitLoader(memory(), [], seed=0)
     assert source.in_memory

@@ -148,6 +148,26 @@ def test_totals_do_not_depend_on_which_process_counted(tmp_path: Path) -> None:
     assert counted(run, shuffled).normalizers["cross_entropy"] == Normalizer(in_order)
 
 
+@pytest.mark.parametrize("losses", ["class weights", "two, weighted"])
+@pytest.mark.parametrize("cut", CUTS)
+def test_counts_that_stay_on_a_device_give_the_same_step(
+    losses: str, cut: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As tensors that the host does not read; in float32 the gradients have the same bits."""
+    steps = []
+    for is_on_host in (True, False):
+        run = replace(small(tmp_path, losses, CUTS[cut]), dtype=torch.float32).run()
+        step_batch = next(iter(run.batches))
+        steps.append(gradients(run, step_batch))
+        count = CrossEntropy.count
+        monkeypatch.setattr(CrossEntropy, "count", lambda *given, count=count: torch.as_tensor(count(*given)).double())
+        monkeypatch.setattr("paceline.engine.loss_accumulator._is_on_host", lambda count: False)
+        assert (counted(run, step_batch).normalizers["cross_entropy"].count_on_device is None) is not is_on_host
+    (expected, expected_losses), (found, found_losses) = steps
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    torch.testing.assert_close(found_losses, expected_losses, rtol=1e-6, atol=1e-6)
+
+
 def counted(run: Run, step_batch: StepBatch) -> LossAccumulator:
     losses = start_losses(run, step_batch)
     losses.wait()

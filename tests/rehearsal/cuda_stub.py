@@ -36,5 +36,6 @@ def load_stub(library: Path) -> None:
 
 def _torch() -> Path:
     spec = find_spec("torch")
-    assert spec is not None and spec.origin is not None
+    assert spec is not None
+    assert spec.origin is not None
     return Path(spec.origin).parent

@@ -230,6 +230,10 @@ def _stream(*args: Any, **kwargs: Any) -> _Stream:
     return _Stream()
 
 
+def _address(tensor: Tensor) -> int:
+    return id(tensor)
+
+
 def _give_back(network: Any, compression: str) -> None:
     """Have DDP's reducer get its buckets back as they are: a fake process group has no result of an all-reduce."""
 
@@ -254,7 +258,7 @@ _PATCHES: dict[str, Any] = {
     "torch.cuda.is_bf16_supported": lambda *args, **kwargs: True,
     "torch.cuda.get_device_capability": lambda device=None: (9, 0),
     "torch.cuda.is_current_stream_capturing": lambda: False,
-    "torch.cuda.manual_seed": lambda seed: None,
+    "torch.cuda.manual_seed_all": lambda seed: None,
     "torch.cuda.get_rng_state": lambda device="cuda": torch.zeros(16, dtype=torch.uint8),
     "torch.cuda.set_rng_state": lambda state, device="cuda": None,
     "torch.cuda.max_memory_allocated": lambda device=None: 0,
@@ -275,7 +279,7 @@ def fake_cuda(processes: int = 1, known: Sequence[str] = ()) -> Iterator[FakeCud
     with ExitStack() as stack:
         for name, value in _PATCHES.items():
             stack.enter_context(patch(name, value))
-        stack.enter_context(patch.object(FakeTensor, "data_ptr", id))
+        stack.enter_context(patch.object(FakeTensor, "data_ptr", _address))
         stack.enter_context(patch.object(nn.Module, "_apply", convert_module))
         stack.enter_context(patch.object(FakeTensorMode, "avoid_device_init", True))  # it is not there
         if processes > 1:

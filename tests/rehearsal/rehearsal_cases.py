@@ -108,24 +108,24 @@ TRANSFORMS = [
     ),
 ]  # fmt: skip
 
-_PRECISIONS = ("bf16", "fp16", "O2")
+_TRAIN_ONLY = "data.val=null"
 SETTINGS = [
     *(
-        _case(f"{task}, {precision}", f"{task}_sample", f"train.precision={precision}", "train.averaging=ema",
-              "train.clip_grad_norm=1")
-        for task in ("segmentation", "detection")
-        for precision in _PRECISIONS
+        _case(f"segmentation, {precision}", "segmentation_sample", f"train.precision={precision}",
+              "train.averaging=ema", "train.clip_grad_norm=1", *more)
+        for precision, *more in (("bf16", _TRAIN_ONLY), ("fp16", _TRAIN_ONLY), ("O2",))
     ),
+    _case("detection, O2", "detection_sample", "train.precision=O2", _TRAIN_ONLY),
     _case("fixed loss scale", "classification_sample", _SMALL, "train.precision=fp16", "train.loss_scale=128"),
-    _case("tf32", "classification_sample", _SMALL, "train.precision=tf32"),
-    _case("skip", "classification_sample", _SMALL, "train.on_nonfinite=skip", "train.clip_grad_value=1"),
-    _case("adaptive clip", "classification_sample", _SMALL, "train.adaptive_clip=0.01", "optimizer=sgd"),
+    _case("tf32", "classification_sample", _SMALL, "train.precision=tf32", _TRAIN_ONLY),
+    _case("skip", "classification_sample", _SMALL, "train.on_nonfinite=skip", "train.clip_grad_value=1", _TRAIN_ONLY),
+    _case("adaptive clip", "classification_sample", _SMALL, "train.adaptive_clip=0.01", "optimizer=sgd", _TRAIN_ONLY),
     _case("swa", "classification_sample", _SMALL, "train.averaging={name: swa, start: 1, every_steps: 1}"),
-    _case("activation checkpointing", "saliency_sample", "train.activation_checkpointing=blocks"),
+    _case("activation checkpointing", "saliency_sample", "train.activation_checkpointing=blocks", _TRAIN_ONLY),
     _case("activation checkpointing of a ViT", "mae.yaml", "train.activation_checkpointing=blocks",
-          "train.precision=bf16"),
-    _case("world", "classification_sample", _SMALL, "train.reproducible=world"),
-    _case("lamb", "mae.yaml", "optimizer=lamb", "train.precision=bf16"),
+          "train.precision=bf16", _TRAIN_ONLY),
+    _case("world", "classification_sample", _SMALL, "train.reproducible=world", _TRAIN_ONLY),
+    _case("lamb", "mae.yaml", "optimizer=lamb", "train.precision=bf16", _TRAIN_ONLY),
 ]  # fmt: skip
 
 PROCESSES = [
@@ -134,16 +134,16 @@ PROCESSES = [
         for strategy in ("ddp", "fsdp", "zero")
         for number, more in {
             2: ("train.averaging=ema", "train.clip_grad_norm=1"),
-            8: ("train.precision=bf16", "train.activation_checkpointing=blocks"),
+            8: ("train.precision=bf16", "train.activation_checkpointing=blocks", _TRAIN_ONLY),
         }.items()
     ),
     *(
         _case(f"{strategy}, {precision}", "segmentation_sample", f"train.strategy={strategy}",
-              f"train.precision={precision}", processes=2)
+              f"train.precision={precision}", _TRAIN_ONLY, processes=2)
         for strategy, precision in (("ddp", "O2"), ("fsdp", "fp16"), ("zero", "fp16"))
     ),
-    _case("ddp, detection", "detection_sample", "train.strategy=ddp", processes=2),
-    _case("world on 2", "classification_sample", _SMALL, "train.reproducible=world", "train.micro_batch_size=4", processes=2),
+    _case("world on 2", "classification_sample", _SMALL, "train.reproducible=world", "train.micro_batch_size=4",
+          processes=2),
 ]  # fmt: skip
 
 FAULTS = [

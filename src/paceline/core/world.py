@@ -94,7 +94,7 @@ class World:
         """Restart the generators of this process, that of its device included."""
         torch.default_generator.manual_seed(key)
         if self.device.type == "cuda":
-            torch.cuda.manual_seed(key)
+            torch.cuda.manual_seed_all(key)  # strategy dp computes on all of them
         elif self.device.type == "mps":
             torch.mps.manual_seed(key)
 
