@@ -54,10 +54,8 @@ class HostWaitError(AssertionError):
 class FakeCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs operators on host tensors for real, and on `cuda` tensors as fakes."""
 
-    def __init__(self, known: Sequence[str] = ()) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.known = known
-        """Files of the package that may still read."""
         self.is_strict = False
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
 
@@ -141,11 +139,8 @@ class FakeCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self.is_strict:
             return
         frames = [frame for frame in traceback.extract_stack() if "paceline" in Path(frame.filename).parts]
-        place = frames[-1] if frames else None
-        name = "" if place is None else place.filename.rpartition("paceline/")[2]
-        if not name.startswith(tuple(self.known) or ("-",)):
-            where = f"{name}:{place.lineno}: {place.line}" if place else "code that is not the package's"
-            raise HostWaitError(f"{func}: the host waits for the device in {where}")
+        where = [f"{Path(frame.filename).name}:{frame.lineno}: {frame.line}" for frame in frames[-1:]]
+        raise HostWaitError(f"{func}: the host waits for the device, {where[0] if where else 'in other code'}")
 
 
 def _is_nondeterministic(func: Any, args: Any) -> bool:
@@ -273,9 +268,9 @@ _PATCHES: dict[str, Any] = {
 
 
 @contextmanager
-def fake_cuda(processes: int = 1, known: Sequence[str] = ()) -> Iterator[FakeCuda]:
+def fake_cuda(processes: int = 1) -> Iterator[FakeCuda]:
     """Inside, `cuda` is a device; with several processes, this is the first of them."""
-    mode = FakeCuda(known)
+    mode = FakeCuda()
     with ExitStack() as stack:
         for name, value in _PATCHES.items():
             stack.enter_context(patch(name, value))

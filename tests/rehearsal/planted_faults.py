@@ -31,7 +31,7 @@ def planted(fault: str, run: Any) -> Iterator[None]:
     place, _, kind = fault.partition(": ")
     make = KINDS[kind]
     if place == "transform":
-        with patch.object(run.train_loader, "finish", _images(run.train_loader.finish, make)):
+        with patch.object(run.train_loader, "transform_batch", _images(run.train_loader.transform_batch, make)):
             yield
     elif place == "loss":
         with patch.object(run.task, "losses", _losses(run.task.losses, make)):
@@ -43,13 +43,14 @@ def planted(fault: str, run: Any) -> Iterator[None]:
         with patch.object(run.averaging, "update", _weights(run.averaging.update, make)):
             yield
     else:
-        with patch.object(run, "clip", lambda parameters, clip=run.clip: make(clip(parameters))):
+        clip = run.clip_gradients
+        with patch.object(run, "clip_gradients", lambda parameters: make(clip(parameters))):
             yield
 
 
-def _images(finish: Any, make: Any) -> Any:
+def _images(transform: Any, make: Any) -> Any:
     def changed(*args: Any) -> Any:
-        batch = finish(*args)
+        batch = transform(*args)
         batch["image"] = make(batch["image"])
         return batch
 

@@ -123,4 +123,5 @@ def add_gradients(losses: Sequence[WeightedLoss], scale: float | Tensor = 1.0) -
 
 
 def _like(value: Tensor, factor: float | Tensor) -> Tensor:
-    return factor.to(value) if isinstance(factor, Tensor) else value.new_full((), factor)
+    # The scale of the first step is still on the host, and must not wait for the device.
+    return factor.to(value, non_blocking=True) if isinstance(factor, Tensor) else value.new_full((), factor)
