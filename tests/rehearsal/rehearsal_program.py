@@ -57,9 +57,7 @@ def rehearse(case: dict[str, Any], out: Path) -> None:
             with mode.strict() if step_batch.step >= case["first_strict"] else nullcontext():
                 return train_step(run, step_batch)
 
-        checked = validate(
-            load(case["recipe"], [*_EVERY, f"train.steps={case['first_strict'] + 2}", *case["overrides"]])
-        )
+        checked = validate(load(case["recipe"], [*_EVERY, f"train.steps={case['steps']}", *case["overrides"]]))
         run = Builder(checked, fake_world(processes)).run(out)
         for fault in case["faults"]:
             stack.enter_context(planted(fault, run))
