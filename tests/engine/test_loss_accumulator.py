@@ -142,7 +142,7 @@ def test_totals_do_not_depend_on_which_process_counted(tmp_path: Path) -> None:
     step_batch = next(iter(run.batches))
     in_order = 0.0
     for micro in step_batch.micro_batches:
-        in_order += CrossEntropy(class_weights=WEIGHTS).count(micro.batch)
+        in_order += float(CrossEntropy(class_weights=WEIGHTS).count(micro.batch))
     assert counted(run, step_batch).normalizers["cross_entropy"] == Normalizer(in_order)
     shuffled = step_batch._replace(micro_batches=[*step_batch.micro_batches[1::2], *step_batch.micro_batches[::2]])
     assert counted(run, shuffled).normalizers["cross_entropy"] == Normalizer(in_order)

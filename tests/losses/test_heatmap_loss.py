@@ -55,7 +55,7 @@ def test_a_batch_without_people_has_no_loss() -> None:
     outputs, batch = random_batch()
     batch["keypoints"] = [people[:0] for people in batch["keypoints"]]
     term = HeatmapMSE()(outputs, batch)
-    assert (float(term.numerator), float(term.denominator), HeatmapMSE().count(batch)) == (0, 0, 0)
+    assert (float(term.numerator), float(term.denominator), float(HeatmapMSE().count(batch))) == (0, 0, 0)
 
 
 def test_what_does_not_fit_is_refused() -> None:
