@@ -57,6 +57,7 @@ class FakeCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.is_strict = False
+        self.is_all_fake = False
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
 
     @contextmanager
@@ -68,6 +69,15 @@ class FakeCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self.is_strict = False
 
+    @contextmanager
+    def all_fake(self) -> Iterator[None]:
+        """Inside, host tensors are fake too: a large model takes no memory."""
+        self.is_all_fake = True
+        try:
+            yield
+        finally:
+            self.is_all_fake = False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operator."""
         kwargs = kwargs or {}
@@ -76,7 +86,11 @@ class FakeCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(type(each) not in (Tensor, nn.Parameter, FakeTensor) for each in tensors):
             return NotImplemented  # a sharded tensor: its own parts come back here
         is_host = not any(isinstance(each, FakeTensor) for each in tensors)
-        if is_host and not any(isinstance(each, torch.device) and each.type == "cuda" for each in leaves):
+        if (
+            is_host
+            and not self.is_all_fake
+            and not any(isinstance(each, torch.device) and each.type == "cuda" for each in leaves)
+        ):
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
         if (

@@ -7,6 +7,8 @@ from typing import Any
 
 from planted_faults import KINDS, PLACES
 
+from paceline.recipe.load import shipped_recipes
+
 Case = dict[str, Any]
 """A "name", a "recipe" with "overrides", the number of "processes", "faults" that are planted, how many "steps", and
 the first of them that must not wait for the device."""
@@ -154,3 +156,5 @@ FAULTS = [
     for place in PLACES
     for kind in KINDS
 ]
+
+SHIPPED = [{"name": f"recipe {name}", "recipe": name, "steps": 1} for name in sorted(shipped_recipes())]

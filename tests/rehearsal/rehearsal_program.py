@@ -41,6 +41,7 @@ def rehearse(case: dict[str, Any], out: Path) -> None:
     """Train, evaluate and save as the recipe says, for two steps, as the first of the case's processes."""
     from fake_cuda import fake_cuda, fake_world
     from planted_faults import planted
+    from shipped_recipes import first_step
 
     from paceline.engine.loop import train
     from paceline.engine.run import Run
@@ -49,6 +50,10 @@ def rehearse(case: dict[str, Any], out: Path) -> None:
     from paceline.recipe.load import load
     from paceline.recipe.validate import validate
 
+    if case["steps"] == 1:
+        with fake_cuda() as mode:
+            first_step(case["recipe"], mode, out)
+        return
     processes = case["processes"]
     with fake_cuda(processes) as mode, ExitStack() as stack:
 
