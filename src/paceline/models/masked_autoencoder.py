@@ -57,15 +57,8 @@ class MaskedAutoencoder(nn.Module):
         self.register_buffer("decoder_pos_embed", positions, persistent=False)
         self._initialize(vit)
 
-    def forward(self, images: Tensor, visible: Tensor | None = None) -> Tensor:
-        """The predicted pixels of all patches, [N, L, p·p·C], of images whose visible patches are numbered [N, V].
-
-        Without `visible`, the features of whole images, [N, D]: the mean of their encoded patches.
-        """
-        if visible is None:  # here, since sharded weights are gathered for forward passes alone
-            count = self.grid_size[0] * self.grid_size[1]
-            every = torch.arange(count, device=images.device).expand(images.shape[0], -1)
-            return self._encode(images, every)[:, 1:].mean(1)
+    def forward(self, images: Tensor, visible: Tensor) -> Tensor:
+        """The predicted pixels of all patches, [N, L, p·p·C], of images whose visible patches are numbered [N, V]."""
         encoded = self.decoder_embed(self._encode(images, visible))  # [N, 1 + V, D]
         hidden = self.mask_token.to(encoded.dtype).expand(len(images), self.grid_size[0] * self.grid_size[1], -1)
         patches = hidden.scatter(1, visible[..., None].expand(-1, -1, hidden.shape[2]), encoded[:, 1:])
@@ -74,6 +67,11 @@ class MaskedAutoencoder(nn.Module):
             tokens = block(tokens)
         predicted: Tensor = self.decoder_pred(self.decoder_norm(tokens))[:, 1:]
         return predicted
+
+    def features(self, images: Tensor) -> Tensor:
+        """The mean of the encoded patches of whole images, [N, D]."""
+        every = torch.arange(self.grid_size[0] * self.grid_size[1], device=images.device).expand(images.shape[0], -1)
+        return self._encode(images, every)[:, 1:].mean(1)
 
     def _encode(self, images: Tensor, visible: Tensor) -> Tensor:
         """The class token and the visible patches [N, V], encoded: [N, 1 + V, D]."""

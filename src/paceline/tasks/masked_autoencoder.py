@@ -67,12 +67,12 @@ class MaskedAutoencoder(Task):
 
     def predict(self, model: nn.Module, batch: Batch) -> Reconstruction:
         """The reconstruction, and the features of the whole images."""
-        features: Tensor = call_model(model, batch["image"])
+        features: Tensor = model.features(batch["image"])  # type: ignore[operator]
         return Reconstruction(self.forward(model, batch), features.float())
 
     def export_outputs(self, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
         """The features of the whole images, [N, D]; the decoder is not needed."""
-        return {"features": model(images)}
+        return {"features": model.features(images)}  # type: ignore[operator]
 
     def draw(self, batch: Batch, predictions: Reconstruction | None, index: int) -> list[Panel]:
         """Draw the masked image, the reconstruction and the original."""

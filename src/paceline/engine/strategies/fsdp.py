@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.modules.batchnorm import _NormBase
@@ -82,6 +83,8 @@ class FSDPStrategy(SingleStrategy):
             rest = [module for module in block if module not in norms]
             fully_shard(rest, mesh=devices, mp_policy=inner, reshard_after_forward=not keeps_parameters)
         fully_shard(model, mesh=devices, mp_policy=outer, reshard_after_forward=False)
+        if inspect.ismethod(getattr(model, "features", None)):  # a task calls it too, and needs whole parameters
+            register_fsdp_forward_method(model, "features")
         super().__init__(model)
         self._known = _kept_in_parts(model)
 
