@@ -161,7 +161,7 @@ def test_pages_with_python_are_run_for_real() -> None:
 
 @pytest.mark.parametrize("name", sorted(TRANSLATIONS))
 def test_translations_keep_step(name: str) -> None:
-    """The same headings by number and level, and the same blocks but for comments."""
+    """The same headings by number and level, the same results, and the same blocks but for comments."""
     theirs, ours = ROOT / name, ROOT / TRANSLATED[name]
     assert _levels(theirs) == _levels(ours)
     assert len(blocks(theirs)) == len(blocks(ours))
@@ -170,6 +170,8 @@ def test_translations_keep_step(name: str) -> None:
         assert translated.file == block.file, translated
         if block.language != "text":
             assert without_comments(translated.text) == without_comments(block.text), translated
+    results = [sorted(re.findall(r"\b\d\.\d{2,}", page.read_text(encoding="utf-8"))) for page in (theirs, ours)]
+    assert results[0] == results[1]
     tables = [len(re.findall(r"^\|", page.read_text(encoding="utf-8"), flags=re.MULTILINE)) for page in (theirs, ours)]
     assert tables[0] == tables[1]
 
@@ -214,3 +216,13 @@ def test_make_docs_builds_the_site() -> None:
     dry_run = subprocess.run(["make", "-n", "docs"], cwd=ROOT, capture_output=True, text=True)
     assert dry_run.returncode == 0
     assert "scripts/docs_site.py" in dry_run.stdout
+
+
+@pytest.mark.parametrize("name", ["docs/guarantees.md", "docs/reliability.md"])
+def test_every_promise_has_its_test(name: str) -> None:
+    promises = re.findall(
+        r"^\| [^|]+ \| (`tests/[^|]*) \|$", (ROOT / name).read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
+    assert len(promises) >= 20
+    for path in (path for row in promises for path in re.findall(r"`([^`]+)`", row)):
+        assert (ROOT / path).exists(), path
