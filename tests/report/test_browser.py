@@ -145,6 +145,26 @@ def test_light_dark_and_phone(page: Page) -> None:
     page.call("Emulation.clearDeviceMetricsOverride")
 
 
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_runs_that_came_to_little_are_shown(browser: Page, tmp_path: Path, is_empty: bool) -> None:
+    """A run without metrics, and one whose files hold what no run wrote."""
+    folder = write_run(tmp_path / "run", num_steps=0 if is_empty else 40, ends=False)
+    reason = "out of memory <b>"
+    if not is_empty:
+        (folder / "status.json").write_text(json.dumps({"state": "failed", "step": 7, "reason": reason}))
+        (folder / "logs" / "starts.jsonl").write_text('{"time": 1e300, "step": 1, "state": [], "device": {}}\n')
+        line = {"step": 50, "split": "val", "constructor": 1, "__proto__": 2, "<i>": None, "loss": 1e300, "epoch": "x"}
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write(f"{json.dumps(line)}\n")
+    browser.problems.clear()
+    write_report([folder], tmp_path / "report.html")
+    browser.open((tmp_path / "report.html").as_uri())
+    assert browser.problems == []
+    assert count(browser, "footer") == 1
+    assert (reason in text(browser, ".notice")) != is_empty
+    assert ("no metrics yet" in text(browser, "main")) == is_empty
+
+
 def test_the_policy_stops_what_a_page_could_load(page: Page) -> None:
     """Otherwise that nothing complained would mean nothing."""
     page.evaluate("fetch('https://example.invalid/').catch(() => 0)")

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sample_runs import write_images, write_run
+from sample_runs import write_images, write_recipe, write_run
 
 from paceline.core.errors import DataError, UsageError
 from paceline.core.file_lock import lock_file
 from paceline.loggers.jsonl import truncate_after
-from paceline.report.page import different_keys
+from paceline.report.page import different_keys, write_report
 from paceline.report.run_reader import RunReader
 
 BYTES = 1_000_000
@@ -136,14 +136,21 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 
 def test_hostile_files_do_no_harm(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
-    (folder / "status.json").write_text('{"state": 3, "step": "x", "reason": [], "epoch": NaN}')
+    write_recipe(folder, {"expect": {"top1": float("inf")}})
+    (folder / "recipe.yaml").write_text((folder / "recipe.yaml").read_text().replace("Infinity", ".inf"))
+    (folder / "status.json").write_text(
+        '{"state": 3, "step": "x", "reason": [], "epoch": NaN, "total_steps": 1' + "0" * 400 + "}"
+    )
     (folder / "tables" / "val-confusion.json").write_text('{"step": 1, "classes": ["a"], "counts": [[1, 2]]}')
-    (folder / "logs" / "starts.jsonl").write_text('{"time": 1, "step": NaN}\n[]\n{"time": "now"}\n{')
+    (folder / "logs" / "starts.jsonl").write_text('{"time": 1, "step": 3, "x": NaN}\n[]\n{"time": 1}\n{')
     (folder / "images" / "val-predictions-00000050.png").write_bytes(b"no image")
     run = read(folder)
     assert (run["state"], run["step"], run["reason"], run["epoch"]) == ("unknown", None, None, None)
     assert run["confusion"] == {}
-    assert run["starts"] == [{"time": 1, "step": None}]
+    assert run["starts"] == [{"time": 1, "step": 3, "x": None}]
+    assert run["expect"][0]["expected"] is None
+    assert run["total_steps"] is None
+    write_report([folder], tmp_path / "report.html")
     assert max(each["step"] for each in run["images"]) == 40
 
 

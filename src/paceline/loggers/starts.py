@@ -91,7 +91,8 @@ def read_starts(path: Path) -> list[dict[str, Any]]:
 
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
-        found = json.loads(line, parse_constant=lambda name: None)  # JSON has no NaN
+        found = json.loads(line, parse_constant=lambda name: None)  # NaN is no JSON
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and isinstance(found.get("time"), int | float) else None
+    is_line = isinstance(found, dict) and isinstance(found.get("time"), int | float) and type(found.get("step")) is int
+    return found if is_line else None

@@ -25,7 +25,7 @@ function dot(color) {
 }
 
 function number(value) {
-  if (value === null || value === undefined) return "nan";
+  if (typeof value !== "number") return "nan";
   if (Number.isInteger(value)) return value.toLocaleString("en-US");
   const size = Math.abs(value);
   if (size >= 1e6 || (size > 0 && size < 1e-4)) return value.toExponential(2).replace("e+", "e");
@@ -53,14 +53,17 @@ function duration(seconds) {
 }
 
 function moment(seconds) {
-  return new Date(seconds * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
+  const date = new Date(seconds * 1000);
+  return isNaN(date) ? "–" : date.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
 }
 
 const FORMATS = {
+  __proto__: null,
   data_wait: (value) => (value === null ? "nan" : `${(100 * value).toFixed(1)} %`),
   memory_mb: (value) => (value === null ? "nan" : value >= 10240 ? `${(value / 1024).toFixed(1)} GB` : `${Math.round(value)} MB`),
 };
 const TITLES = {
+  __proto__: null,
   lr: "Learning rate", grad_norm: "Gradient norm", samples_per_second: "Throughput, samples per second",
   data_wait: "Time spent waiting for data", memory_mb: "Peak memory",
 };

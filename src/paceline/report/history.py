@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
@@ -12,6 +13,7 @@ from paceline.report.series import Series
 
 _CLOCK = ("samples_per_second", "data_wait", "memory_mb")
 _MAX_EVALUATIONS = 200  # of a split, in the table
+_LARGEST = sys.float_info.max
 _MAX_SERIES = 400  # a run of a thousand classes has more metrics than anybody looks at
 
 
@@ -95,5 +97,6 @@ def thinned(evaluations: list[Evaluation], kept_steps: set[int]) -> list[Evaluat
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether a value is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether a value is a finite number, as other programs read it."""
+    is_any = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_any and -_LARGEST <= value <= _LARGEST

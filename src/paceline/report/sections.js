@@ -182,7 +182,7 @@ function evaluations(run) {
       const isBest = run.best && each.split === run.best.split && each.step === run.best.step;
       const skipped = each.num_skipped ? ` (${number(each.num_skipped)} skipped)` : "";
       return { class: isBest ? "best" : null, cells: [`${number(each.step)}${isBest ? " · best" : ""}`, String(+each.epoch.toFixed(2)),
-        ...names.map((name) => (name in each.metrics ? number(each.metrics[name]) : "")), number(each.num_samples) + skipped, duration(each.seconds)] };
+        ...names.map((name) => (Object.hasOwn(each.metrics, name) ? number(each.metrics[name]) : "")), number(each.num_samples) + skipped, duration(each.seconds)] };
     });
     return element("div", { style: { marginBottom: "20px" } }, element("h3", { style: { margin: "0 0 10px" } }, split),
       dataTable(["step", "epoch", ...names, "samples", "time"], rows));

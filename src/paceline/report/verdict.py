@@ -45,5 +45,6 @@ def expectations(history: History, expect: Any, higher: Any, main: Json) -> list
         is_met = None
         if is_number(value) and is_number(now) and isinstance(is_higher, bool):
             is_met = now >= value if is_higher else now <= value
-        found.append({"metric": str(metric), "expected": value, "reached": now, "is_met": is_met})
+        expected = value if is_number(value) else None
+        found.append({"metric": str(metric), "expected": expected, "reached": now, "is_met": is_met})
     return found
