@@ -110,7 +110,8 @@ class Chart {
     if (line.x.length <= 40 && line.hasDots)
       line.y.forEach((y, index) => {
         const place = this.toY(y);
-        if (place !== null) this.svg.append(drawn("circle", { cx: this.toX(line.x[index]), cy: place, r: 2.6, style: { fill: line.color } }));
+        const at = { cx: this.toX(line.x[index]), cy: place, r: 2.6 };
+        if (place !== null) this.svg.append(drawn("circle", { ...at, style: { fill: line.color } }));
       });
     const base = AREA.height - AREA.bottom;
     line.y.forEach((y, index) => {

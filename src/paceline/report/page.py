@@ -20,7 +20,7 @@ from paceline.report.run_reader import Json, RunReader
 
 _MAX_IMAGE_BYTES = 4_000_000  # of the images of all runs together
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
-_SCRIPTS = ("elements.js", "chart.js", "sections.js", "page.js")
+_SCRIPTS = ("elements.js", "chart.js", "curves.js", "tables.js", "images.js", "verdict.js", "page.js")
 
 
 class Report:
