@@ -18,6 +18,7 @@ NAMES = (
     "validation",
     "optimizers",
     "memory",
+    "plan",
     "saving",
     "sharing",
     "busy",

@@ -25,7 +25,8 @@ _COMMANDS = {
     "data": "inspect every sample: unreadable files, class counts, speed, contact sheet; or write a pack",
     "sample": "write a small synthetic data set and print a recipe for it",
     "show": "print the resolved recipe, the model, parameter groups, batch and learning rate",
-    "plan": "say how much memory a run needs, with which settings it fits, and the largest micro-batch",
+    "plan": "say how much memory and time a run needs, with which settings it fits, and the largest micro-batch",
+    "find-batch": "find the largest micro-batch that fits: planned first, then tried",
     "find-lr": "run a learning rate range test and suggest a learning rate",
     "sweep": "train a recipe with several values of its keys, and compare the runs",
     "replay": "repeat a step that was not finite, from the bundle that the run saved",
@@ -97,12 +98,24 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--local-rank", "--local_rank", type=int, help=argparse.SUPPRESS)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     made = {name: commands.add_parser(name, help=text, description=text) for name, text in _COMMANDS.items()}
-    for name in ("train", "eval", "check", "data", "show", "plan", "find-lr", "sweep", "slurm"):
+    for name in ("train", "eval", "check", "data", "show", "plan", "find-batch", "find-lr", "sweep", "slurm"):
         _add_recipe(made[name], "RECIPE or RUN", is_required=name != "data")
     made["replay"].add_argument("bundle", type=Path, metavar="BUNDLE", help="a folder runs/NAME/replay/step-…")
     made["replay"].add_argument("--rank", type=int, default=0, help="the rank to repeat (default: 0)")
     made["replay"].add_argument("--use", action="append", default=[], metavar="MODULE", help="import a module first")
-    for name in ("eval", "export", "check", "data", "show", "plan", "find-lr", "sweep", "recipes", "replay"):
+    for name in (
+        "eval",
+        "export",
+        "check",
+        "data",
+        "show",
+        "plan",
+        "find-batch",
+        "find-lr",
+        "sweep",
+        "recipes",
+        "replay",
+    ):
         made[name].add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     made["schema"].add_argument("--markdown", action="store_true", help="print a page for readers instead")
     made["recipes"].add_argument("name", nargs="?", metavar="NAME", help="print this recipe (default: list all)")
@@ -140,12 +153,12 @@ def _parser() -> argparse.ArgumentParser:
     made["find-lr"].add_argument("--low", type=float, default=1e-6, help="lowest learning rate (default: 1e-6)")
     made["find-lr"].add_argument("--high", type=float, default=10.0, help="highest learning rate (default: 10)")
     made["find-lr"].add_argument("--steps", type=int, default=100, metavar="N", help="number of steps (default: 100)")
-    made["plan"].add_argument("--memory", metavar="SIZE", help="of a device: 24GiB, or a GPU such as rtx4090")
-    made["plan"].add_argument("--procs", default="1", metavar="N,…", help="numbers of processes (default: 1)")
-    made["plan"].add_argument("--image", default="640x480", metavar="WxH", help="without the data: the size of images")
-    made["plan"].add_argument(
-        "--classes", type=int, default=100, metavar="N", help="without the data: number of classes"
+    _add_plan(made["plan"])
+    made["find-batch"].add_argument(
+        "--procs", type=int, default=1, metavar="N", help="processes, each with a device of its own (default: 1)"
     )
+    for name in ("plan", "find-batch"):
+        _add_device(made[name])
     return parser
 
 
@@ -154,6 +167,20 @@ def _add_recipe(parser: argparse.ArgumentParser, what: str, is_required: bool = 
     parser.add_argument("recipe", metavar=what, nargs=None if is_required else "?", help=help_text)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="override values, such as optimizer.lr=0.01")
     parser.add_argument("--use", action="append", default=[], metavar="MODULE", help="import your own module first")
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--procs", "--devices", default="1", metavar="N,…", help="numbers of processes, one per device (default: 1)"
+    )
+    parser.add_argument("--measure", action="store_true", help="take real steps here; print predicted beside measured")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="save an image of the memory by its parts")
+
+
+def _add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--memory", metavar="SIZE", help="of a device: 24GiB, or a GPU such as rtx4090")
+    parser.add_argument("--image", default="640x480", metavar="WxH", help="without the data: the size of images")
+    parser.add_argument("--classes", type=int, default=100, metavar="N", help="without the data: number of classes")
 
 
 def _add_predict(parser: argparse.ArgumentParser) -> None:

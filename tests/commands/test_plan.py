@@ -6,7 +6,7 @@ import pytest
 
 from paceline.cli import main
 from paceline.core.errors import UsageError
-from paceline.plan.devices import CUDA_CONTEXT, GIB, parse_memory
+from paceline.plan.devices import CUDA_CONTEXT, GIB, parse_device
 
 SMALL = ["model.widths=[4]", "data.batch_size=8"]
 
@@ -45,12 +45,12 @@ def test_what_does_not_fit_is_marked_and_what_would_is_named(capsys: pytest.Capt
     ],
 )  # fmt: skip
 def test_memory_is_a_size_or_a_gpu(written: str, expected: int) -> None:
-    assert parse_memory(written) == expected
+    assert parse_device(written).memory == expected
 
 
 def test_an_unknown_gpu_is_named_with_those_that_are_known() -> None:
     with pytest.raises(UsageError, match=r"(?s)rtx9999.*rtx4090"):
-        parse_memory("rtx9999")
+        parse_device("rtx9999")
 
 
 @pytest.mark.parametrize(

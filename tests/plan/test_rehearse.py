@@ -12,10 +12,8 @@ from paceline.core.errors import DataError
 from paceline.core.world import World
 from paceline.data.loader import MicroBatch, StepBatch
 from paceline.engine.step import train_step
-from paceline.plan.grid import Refused, Row, largest_micro_batch, plan_row, split_choices
 from paceline.plan.memory import Memory, MemoryTracker
 from paceline.plan.rehearse import rehearse
-from paceline.plan.surrogate import Shape
 from paceline.recipe.build import Builder
 from paceline.recipe.build_data import make_split_loaders
 from paceline.recipe.load import load
@@ -97,7 +95,7 @@ def test_more_processes_than_are_rehearsed_divide_what_is_cut_into_parts() -> No
     eight, many = shares("fsdp", 8), shares("fsdp", 64)
     assert many.parts["optimizer"] == pytest.approx(eight.parts["optimizer"] / 8, rel=0.1)
     assert many.parts["activations"] == eight.parts["activations"]
-    with patch("paceline.plan.rehearse._MOST_PROCESSES", 64):
+    with patch("paceline.plan.rehearse.MOST_REHEARSED", 64):
         rehearsed = shares("fsdp", 64)
     assert many.total == pytest.approx(rehearsed.total, rel=0.05)
 
@@ -109,36 +107,6 @@ def test_nothing_is_left_of_a_rehearsal() -> None:
     assert nn.Module._apply is apply
     assert type(torch.zeros(1)) is torch.Tensor
     assert not torch.distributed.is_initialized()
-
-
-def test_the_largest_micro_batch_is_the_last_that_fits() -> None:
-    with rehearse(recipe()) as rehearsal:
-        known = rehearsal.step(rehearsal.micro_batch_size)
-        for limit in (known.total // 3, 3 * known.total + 12_345):
-            found = largest_micro_batch(rehearsal, known, limit)
-            assert rehearsal.step(found).total <= limit < rehearsal.step(found + 1).total
-        assert largest_micro_batch(rehearsal, known, 1_000) == 0
-
-
-def test_data_that_is_not_here_is_assumed() -> None:
-    """MINet on ResNet-50: its parameters as published, and the images of the recipe's own size."""
-    row = plan_row("minet_resnet50", [], {"procs": "1"}, None, Shape())
-    assert isinstance(row, Row)
-    assert "DUTS" in row.missing
-    assert row.micro_batch_size == 4
-    assert row.memory.parts["parameters"] >= 160 * 10**6 * 4
-
-
-def test_a_combination_that_cannot_be_is_refused_with_its_reason() -> None:
-    row = plan_row("quickstart", SMALL, {"procs": "2", "train.strategy": "single"}, None, Shape())
-    assert isinstance(row, Refused)
-    assert "train.strategy" in row.reason
-
-
-def test_values_with_commas_are_choices() -> None:
-    fixed, choices = split_choices(["train.precision=fp32,bf16", "model.widths=[8,16]", "optimizer.lr=0.1"])
-    assert fixed == ["model.widths=[8,16]", "optimizer.lr=0.1"]
-    assert choices == {"train.precision": ["fp32", "bf16"]}
 
 
 def test_a_task_without_a_surrogate_asks_for_its_data() -> None:

@@ -178,7 +178,7 @@ def resume_gc() -> None:
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names that mallopt has for them
-_KEPT = 1 << 28
+_KEPT, _RETURNED = 1 << 28, 1 << 17
 _LIMIT, _USED = (Path(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
 
 
@@ -190,6 +190,15 @@ def keep_freed_memory() -> bool:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and all(mallopt(name, _KEPT) for name in (_MMAP_THRESHOLD, _TRIM_THRESHOLD))
+
+
+def return_freed_memory() -> None:
+    """Have the C library return freed memory to the system at once, as it does by default: undoes the above."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt") and hasattr(library, "malloc_trim"):
+        for name in (_MMAP_THRESHOLD, _TRIM_THRESHOLD):
+            library.mallopt(name, _RETURNED)
+        library.malloc_trim(0)
 
 
 def free_memory() -> int:

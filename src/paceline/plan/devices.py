@@ -1,45 +1,127 @@
-"""What devices have: memory, as their makers state it."""
+"""What devices have, as their makers state it: memory, its bandwidth, and operations a second by precision."""
 
 from __future__ import annotations
 
-import os
 import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
 from paceline.core.errors import UsageError
+from paceline.core.process import free_memory
 from paceline.core.text import join_first
 
 GIB = 2**30
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": GIB, "ti": 2**40}
 
-GPUS = {
-    "t4": 16, "v100-16gb": 16, "v100-32gb": 32, "p100": 16, "a10": 24, "a10g": 24, "l4": 24, "l40s": 48, "a30": 24,
-    "a40": 48, "a100-40gb": 40, "a100-80gb": 80, "h100": 80, "h200": 141, "b200": 180, "a6000": 48,
-    "gtx1080ti": 11, "rtx2080ti": 11, "rtx3060": 12, "rtx3070": 8, "rtx3080": 10, "rtx3090": 24, "rtx4060": 8,
-    "rtx4070": 12, "rtx4080": 16, "rtx4090": 24, "rtx5080": 16, "rtx5090": 32,
-}  # fmt: skip
-"""GiB of common GPUs by name."""
+# GiB, GB/s, and dense TFLOP/s in fp32, tf32 and fp16 (with fp32 accumulation); before Ampere, 0 in tf32: there is no
+# bf16 either, and both are computed as fp32.
+_GPUS: dict[str, tuple[float, float, float, float, float]] = {
+    "p100": (16, 732, 10.6, 0, 21.2),
+    "gtx1080ti": (11, 484, 11.3, 0, 11.3),
+    "v100-16gb": (16, 900, 15.7, 0, 125),
+    "v100-32gb": (32, 900, 15.7, 0, 125),
+    "t4": (16, 320, 8.1, 0, 65),
+    "rtx2080ti": (11, 616, 13.4, 0, 53.8),
+    "a10": (24, 600, 31.2, 62.5, 125),
+    "a10g": (24, 600, 35, 35, 70),
+    "a30": (24, 933, 10.3, 82, 165),
+    "a40": (48, 696, 37.4, 74.8, 149.7),
+    "a6000": (48, 768, 38.7, 77.4, 154.8),
+    "a100-40gb": (40, 1555, 19.5, 156, 312),
+    "a100-80gb": (80, 2039, 19.5, 156, 312),
+    "rtx3060": (12, 360, 12.7, 12.7, 25.5),
+    "rtx3070": (8, 448, 20.3, 20.3, 40.6),
+    "rtx3080": (10, 760, 29.8, 29.8, 59.5),
+    "rtx3090": (24, 936, 35.6, 35.6, 71),
+    "l4": (24, 300, 30.3, 60, 121),
+    "l40s": (48, 864, 91.6, 183, 362),
+    "rtx4060": (8, 272, 15.1, 15.1, 30.2),
+    "rtx4070": (12, 504, 29.1, 29.1, 58.3),
+    "rtx4080": (16, 717, 48.7, 48.7, 97.5),
+    "rtx4090": (24, 1008, 82.6, 82.6, 165.2),
+    "h100": (80, 3350, 67, 495, 989),
+    "h200": (141, 4800, 67, 495, 989),
+    "b200": (180, 7700, 75, 1100, 2250),
+    "rtx5080": (16, 960, 56.3, 56.3, 112.6),
+    "rtx5090": (32, 1792, 104.8, 104.8, 209.5),
+}
 CUDA_CONTEXT = GIB // 2
 """What CUDA itself keeps on a device, about: kernels and the libraries' workspaces."""
 
 
-def parse_memory(text: str) -> int:
-    """The bytes that `24GiB`, `512 MB` or the name of a GPU means."""
+@dataclass(frozen=True)
+class Speed:
+    """How fast a device can be at most: bytes and, by precision, floating-point operations in a second."""
+
+    bandwidth: float
+    flops: dict[str, float]
+    source: str
+    """Where the numbers are from, for readers."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device to plan for."""
+
+    name: str
+    memory: int
+    """Bytes that a run may use."""
+    speed: Speed | None = None
+    """None if only the memory is known."""
+
+
+def parse_device(text: str) -> Device:
+    """The device that the name of a GPU means, or one of which no more is known than its memory, as in `24GiB`."""
     name = re.sub(r"[\s_]", "", text.lower())
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]i?|)b?", name)
     if found:
-        return round(float(found[1]) * _UNITS[found[2]])
-    plain = name.removeprefix("nvidia").replace("-", "")
-    for gpu, gib in GPUS.items():
-        if plain in (gpu.replace("-", ""), gpu.partition("-")[0]):
-            return gib * GIB - CUDA_CONTEXT
-    known = join_first(sorted(GPUS), len(GPUS))
-    raise UsageError(f"--memory {text}: expected a size such as 24GiB, or one of {known}")
+        return Device(text, round(float(found[1]) * _UNITS[found[2]]))
+    gpu = _find_gpu(name)
+    if gpu is None:
+        known = join_first(sorted(_GPUS), len(_GPUS))
+        raise UsageError(f"--memory {text}: expected a size such as 24GiB, or one of {known}")
+    return Device(gpu, round(_GPUS[gpu][0] * GIB) - CUDA_CONTEXT, _speed(gpu))
 
 
-def memory_at_hand() -> tuple[str, int]:
-    """The device that a run would use here, and its bytes; of a GPU, those that are free."""
+def device_at_hand(processes: int = 1) -> Device:
+    """The device that each of some processes would use here, with the memory that is free; of several, the least."""
     if torch.cuda.is_available():
-        return torch.cuda.get_device_name(0), torch.cuda.mem_get_info(0)[0]
-    return "this machine", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        name = torch.cuda.get_device_name(0)
+        gpu = _find_gpu(re.sub(r"[\s_]", "", name.lower()))
+        used = range(min(processes, torch.cuda.device_count()))
+        memory = min(torch.cuda.mem_get_info(index)[0] for index in used)
+        return Device(name, memory, _speed(gpu) if gpu else None)
+    return Device("this machine", free_memory() // processes, _measure_cpu())
+
+
+def _find_gpu(name: str) -> str | None:
+    plain = name.removeprefix("nvidia").removeprefix("geforce").replace("-", "")
+    return next((gpu for gpu in _GPUS if plain in (gpu.replace("-", ""), gpu.partition("-")[0])), None)
+
+
+def _speed(gpu: str) -> Speed:
+    _, bandwidth, fp32, tf32, fp16 = _GPUS[gpu]
+    tera = {"fp32": fp32, "tf32": tf32 or fp32, "fp16": fp16, "bf16": fp16 if tf32 else fp32}
+    flops = {precision: number * 1e12 for precision, number in tera.items()}
+    return Speed(bandwidth * 1e9, flops, "as its maker states it")
+
+
+def _measure_cpu() -> Speed:
+    """What a matrix product and a copy reach; half precision, for which most processors have no units, as fp32."""
+    side = 512
+    matrix, other = torch.ones(side, side), torch.empty(2**23)
+    flops = 2 * side**3 / _fastest(lambda: matrix @ matrix)
+    bandwidth = 2 * other.nbytes / _fastest(other.clone)
+    return Speed(bandwidth, dict.fromkeys(("fp32", "tf32", "bf16", "fp16"), flops), "measured now")
+
+
+def _fastest(work: Callable[[], object], times: int = 5) -> float:
+    seconds = []
+    for _ in range(times):
+        begin = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)

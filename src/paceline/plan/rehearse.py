@@ -20,14 +20,13 @@ from paceline.data.split_loader import SplitLoader
 from paceline.engine.run import Run
 from paceline.engine.step import train_step
 from paceline.plan.fake_tensors import FakeWorld, fake_tensors
-from paceline.plan.memory import Category, Memory, MemoryTracker
-from paceline.plan.surrogate import Shape, SurrogateBuilder
+from paceline.plan.memory import Memory, MemoryTracker
+from paceline.plan.shards import MOST_REHEARSED, divide
+from paceline.plan.surrogate import Shape, SurrogateBuilder, largest_draw
 from paceline.recipe.build_data import make_split_loaders
 from paceline.recipe.validate import CheckedRecipe
 
 _CPU = torch.device("cpu")
-_MOST_PROCESSES = 8  # that are rehearsed: what more of them change is arithmetic
-_IN_PARTS: tuple[Category, ...] = ("parameters", "gradients", "optimizer")
 _FIRST = 2  # samples of the step that makes the optimizer's state; BatchNorm needs two
 
 
@@ -68,27 +67,13 @@ class Rehearsal:
         for micro in held:
             self._tracker.add(micro.batch.values(), "activations")
         train_step(self.run, StepBatch(0, number * micro_batch_size, number, held))
-        return self._among_all(self._tracker.peak)
-
-    def _among_all(self, memory: Memory) -> Memory:
-        """What is left for one process of what so many cut into parts, where fewer are rehearsed."""
-        if self._processes == self.run.world.size or self.run.strategy.passes != "equal":
-            return memory
-        now, then = (_largest_part(self.run, number) for number in (self.run.world.size, self._processes))
-        shares = {part: round(memory.parts[part] * then / now) for part in _IN_PARTS}
-        return Memory({**memory.parts, **shares})
-
-
-def _largest_part(run: Run, processes: int) -> int:
-    """The elements of parameters that the first of so many processes keeps: rows are divided, rounded up."""
-    shapes = (parameter.shape for parameter in run.model.parameters())
-    return sum(-(-shape[0] // processes) * shape[1:].numel() if shape else 1 for shape in shapes)
+        return divide(self._tracker.peak, self.run, self._processes)
 
 
 @contextmanager
 def rehearse(checked: CheckedRecipe, processes: int = 1, shape: Shape = Shape()) -> Iterator[Rehearsal]:  # noqa: B008
     """A recipe's run on fake tensors. Its data is read for the shape of a sample, or is assumed to have `shape`."""
-    rehearsed = min(processes, _MOST_PROCESSES)
+    rehearsed = min(processes, MOST_REHEARSED)
     world = FakeWorld(0, rehearsed, 0, _CPU, rehearsed) if processes > 1 else World(0, 1, 0, _CPU)
     builder = SurrogateBuilder(checked, world, shape)
     loaders = make_split_loaders(builder)
@@ -118,16 +103,7 @@ def _faked(loader: SplitLoader, example: Batch, mode: FakeTensorMode) -> SplitLo
 
 
 def _largest_draw(loader: SplitLoader, example: Batch, mode: FakeTensorMode, step: int, number: int) -> Tensor:
-    """What a transform that does the same to all of a step has to draw to make images as large as it can."""
-    transform = loader.batch_transforms[number]
-
-    def pixels(draw: Tensor) -> int:
-        images: Tensor = transform(_fake_batch(example, 1, mode), draw)["image"]
-        return images.numel()
-
-    with unset_fake_temporarily():
-        draws = [torch.full((1, transform.draws), share, dtype=torch.float64) for share in np.linspace(0, 1, 65)[:-1]]
-    return max(draws, key=pixels)
+    return largest_draw(loader, number, lambda: _fake_batch(example, 1, mode))
 
 
 def _fake_batch(example: Batch, size: int, mode: FakeTensorMode) -> Batch:

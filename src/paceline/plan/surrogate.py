@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from paceline.core.errors import DataError
 from paceline.core.world import World
-from paceline.data.batch import Sample
+from paceline.data.batch import Batch, Sample
+from paceline.data.split_loader import SplitLoader
 from paceline.recipe.build import Builder
 from paceline.recipe.validate import CheckedRecipe
 
@@ -67,6 +71,22 @@ class SurrogateBuilder(Builder):
         if kind == "dataset" and self.missing:
             return SurrogateDataset(self.recipe.task.name, self._shape)
         return super().call(kind, name, arguments, **supplied)
+
+
+def largest_draw(loader: SplitLoader, number: int, one: Callable[[], Batch]) -> Tensor:
+    """What batch transform `number`, which does the same to all of a step, has to draw to make the largest images.
+
+    `one` makes a batch of one sample to try it on.
+    """
+    transform = loader.batch_transforms[number]
+
+    def pixels(draw: Tensor) -> int:
+        images: Tensor = transform(one(), draw)["image"]
+        return images.numel()
+
+    with unset_fake_temporarily():
+        draws = [torch.full((1, transform.draws), share, dtype=torch.float64) for share in np.linspace(0, 1, 65)[:-1]]
+    return max(draws, key=pixels)
 
 
 def _boxes(shape: Shape) -> Sample:

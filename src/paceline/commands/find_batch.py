@@ -1,0 +1,113 @@
+"""`paceline find-batch`: the largest micro-batch that fits, planned first and tried second."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paceline.commands.common import print_json, recipe_file, use_modules
+from paceline.commands.measure_row import OutOfMemoryError, Trial, measure_row
+from paceline.commands.plan import read_shape
+from paceline.core.errors import RecipeError, UsageError
+from paceline.core.process import free_memory
+from paceline.core.text import pluralize
+
+if TYPE_CHECKING:
+    from paceline.plan.devices import Device
+    from paceline.plan.grid import Grid, Row
+
+_SAFE = 0.8  # of a machine's free memory: other programs need some, and a process is more than its tensors
+_MOST_TRIALS = 6
+_LESS = 0.75  # of the samples of a trial that got no memory
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A micro-batch that was tried."""
+
+    micro_batch_size: int
+    tensor_bytes: int | None
+    """None if there was not enough memory."""
+    fits: bool
+
+
+def main(options: argparse.Namespace) -> int:
+    """Print the largest micro-batch; 0 also if there is none."""
+    use_modules(options.use)
+    if options.procs < 1:
+        raise UsageError(f"--procs {options.procs}: expected 1 or more")
+    shape, reference = read_shape(options), recipe_file(options.recipe)
+    from paceline.plan.grid import Grid, Refused, plan_rows
+
+    device = _device(options.memory, options.procs)
+    grid = Grid(reference, options.overrides, device.memory, shape)
+    (row,) = plan_rows(grid, [{"procs": str(options.procs)}])
+    if isinstance(row, Refused):
+        raise RecipeError(row.reason)
+    planned = row.largest_micro_batch or 0
+    reason = _why_not_tried(device.memory * options.procs, planned)
+    trials = [] if reason else try_sizes(grid, row, planned, options.use)
+    largest = planned if reason else max((each.micro_batch_size for each in trials if each.fits), default=0)
+    if options.json:
+        answer: dict[str, Any] = {"largest_micro_batch": largest, "planned": planned, "not_tried": reason or None}
+        answer |= {"device": device.name, "memory": device.memory, "processes": options.procs}
+        print_json({**answer, "trials": [vars(each) for each in trials]})
+        return 0
+    _print(device, row, planned, trials, reason, largest)
+    return 0
+
+
+def _device(asked: str | None, processes: int) -> Device:
+    import torch
+
+    from paceline.plan.devices import Device, device_at_hand, parse_device
+
+    if asked:
+        return parse_device(asked)
+    device = device_at_hand(processes)
+    return device if torch.cuda.is_available() else Device(device.name, round(_SAFE * device.memory))
+
+
+def _why_not_tried(needed: int, planned: int) -> str:
+    """Why the plan cannot be tried here; empty if it can."""
+    import torch
+
+    if not planned:
+        return "not even one sample fits"
+    if not torch.cuda.is_available() and needed > free_memory():
+        return f"this machine has {free_memory() / 2**20:,.0f} MiB of free memory"
+    return ""
+
+
+def try_sizes(grid: Grid, row: Row, planned: int, modules: list[str]) -> list[Tried]:
+    """Real steps of the planned size, in fresh processes; of smaller ones until all processes have enough memory."""
+    limit, trials, size = grid.limit or sys.maxsize, list[Tried](), planned
+    while size and len(trials) < _MOST_TRIALS and not (trials and trials[-1].fits):
+        try:
+            taken = measure_row(Trial.of(grid, row, modules, size)).tensor_bytes
+        except OutOfMemoryError:
+            trials.append(Tried(size, None, fits=False))
+            size = int(_LESS * size)
+        else:
+            trials.append(Tried(size, taken, taken <= limit))
+            size = min(size - 1, int(size * limit / taken))
+    return trials
+
+
+def _print(device: Device, row: Row, planned: int, trials: list[Tried], reason: str, largest: int) -> None:
+    print(f"{device.name}: {device.memory / 2**20:,.0f} MiB for each of {pluralize(row.processes, 'process')}")
+    print(f"planned: a micro-batch of {pluralize(planned, 'sample')}")
+    for each in trials:
+        taken = "not enough memory" if each.tensor_bytes is None else f"{each.tensor_bytes / 2**20:,.1f} MiB of tensors"
+        print(f"tried: {pluralize(each.micro_batch_size, 'sample')}: {taken}")
+    if reason:
+        print(f"not tried: {reason}")
+    share = row.micro_batch_size * row.num_micro_batches
+    if not largest:
+        print("nothing fits; `paceline plan` compares other settings")
+    elif largest >= share:
+        print(f"the {pluralize(share, 'sample')} of a process's step fit at once; up to {largest:,} would")
+    else:
+        print(f"use train.micro_batch_size={largest}")

@@ -1,0 +1,97 @@
+"""A warning before a run starts that will not fit its device, with settings that would."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from paceline.commands.measure_row import LAUNCHED
+from paceline.core.process import free_memory
+from paceline.core.temporary import temporary_folder
+from paceline.data.skip_list import UNREADABLE
+
+if TYPE_CHECKING:
+    from paceline.engine.run import Run
+
+_COPIES = 4  # of the weights: themselves, gradients, and two moments of an optimizer
+_PER_VALUE = 1000  # bytes of activations for each byte of the input: above what networks of the field take
+_SECONDS = 120.0  # a plan that takes longer is given up
+_FLOAT = 4
+
+
+def memory_warning(run: Run, modules: Sequence[str]) -> list[str]:
+    """What to tell the user if the plan says that a step needs more memory than the device has; else nothing.
+
+    A run that obviously fits is not planned, so that it starts as fast as ever.
+    """
+    memory = _memory(run)
+    needed = _bound(run)
+    if needed is None or needed <= memory:
+        return []
+    rows = _plan(run, modules, memory)
+    if not rows or rows[0].get("fits", True):
+        return []
+    own, mebi = rows[0], 2**20
+    text = (
+        f"memory: a step needs {own['total_bytes'] / mebi:,.0f} MiB of each device by the plan, which has"
+        f" {memory / mebi:,.0f} MiB: it will probably run out of memory; {_fitting(rows)}"
+    )
+    return [text]
+
+
+def _memory(run: Run) -> int:
+    """The bytes that this run may use on its device, with what its model has already."""
+    device = run.world.device
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    held = sum(parameter.nbytes for parameter in run.model.parameters())
+    return free_memory() // run.world.local_size + held
+
+
+def _bound(run: Run) -> int | None:
+    """More bytes than nearly any step of this run needs; None if no sample can be read."""
+    weights = sum(parameter.nbytes for parameter in run.model.parameters())
+    with suppress(*UNREADABLE):
+        values: int = run.train_loader.fetch(0, np.arange(1))["image"].numel()
+        sampler = run.batches.sampler
+        samples = min(sampler.micro_batch_size, -(-sampler.batch // run.world.size))
+        return _COPIES * weights + _PER_VALUE * _FLOAT * values * samples
+    return None
+
+
+def _plan(run: Run, modules: Sequence[str], memory: int) -> list[dict[str, Any]]:
+    """The rows of the plan, that of the recipe itself first; none if there is no plan."""
+    with temporary_folder() as folder, suppress(subprocess.SubprocessError, OSError, ValueError):
+        recipe = folder / "recipe.json"
+        recipe.write_text(json.dumps(run.state.recipe), encoding="utf-8")
+        options = ["--procs", str(run.world.size), "--memory", str(memory), "--json"]
+        options += [word for name in modules for word in ("--use", name)]
+        command = [sys.executable, "-P", "-m", "paceline", "plan", str(recipe), *options]
+        variables = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True, env=variables)
+        rows: list[dict[str, Any]] = json.loads(done.stdout)["rows"]
+        return rows
+    return []
+
+
+def _fitting(rows: list[dict[str, Any]]) -> str:
+    """The first row that fits, else the largest micro-batch that does."""
+    planned = [row for row in rows if "fits" in row]
+    own = planned[0]
+    for row in planned:
+        changed = [f"{key}={value}" for key, value in row["settings"].items() if value != own["settings"][key]]
+        if row["fits"]:
+            return f"this fits: {' '.join(changed)}"
+    best = max(planned, key=lambda row: int(row["largest_micro_batch"]))
+    if not best["largest_micro_batch"]:
+        return "no settings that were tried fit; `paceline plan` compares others"
+    changed = [f"{key}={value}" for key, value in best["settings"].items() if value != own["settings"][key]]
+    return f"this fits: {' '.join([*changed, 'train.micro_batch_size=' + str(best['largest_micro_batch'])])}"

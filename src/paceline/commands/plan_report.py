@@ -1,0 +1,198 @@
+"""The answer of `paceline plan`: tables, JSON and an image."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.commands.common import print_table
+from paceline.core.errors import RecipeError
+from paceline.plan.cost import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY
+from paceline.plan.devices import Device, Speed
+from paceline.plan.estimate import Estimate, estimate
+from paceline.plan.grid import Refused, Row
+from paceline.plan.measure import Measured
+from paceline.plan.memory import CATEGORIES
+from paceline.visualize.bars import draw_stacked_bars
+from paceline.visualize.image import save_png
+
+_UNIT = 2**20
+_SHORT = {"train.precision": "precision", "train.activation_checkpointing": "checkpointing"}
+
+
+@dataclass
+class Report:
+    """The rows of a plan, and what they are compared with."""
+
+    recipe: str
+    device: Device
+    results: Sequence[Row | Refused]
+    samples_per_second: float | None = None
+    """How fast this machine loads samples; None if the data is not here."""
+    measured: dict[int, Measured | str] = field(default_factory=dict)
+    """What real steps took, by the row's place; why there were none, if there were none."""
+
+    @property
+    def rows(self) -> list[Row]:
+        """The combinations that are possible."""
+        return [each for each in self.results if isinstance(each, Row)]
+
+    @property
+    def refused(self) -> list[Refused]:
+        """Those that are not."""
+        return [each for each in self.results if isinstance(each, Refused)]
+
+    def print(self) -> None:
+        """Print the tables, then what was refused and what to change first."""
+        if not self.rows:
+            raise RecipeError(self.refused[0].reason)
+        self._print_memory()
+        if self.device.speed:
+            self._print_time(self.device.speed)
+        if self.measured:
+            self._print_measured()
+        for refused in self.refused:
+            settings = ", ".join(f"{key} {value}" for key, value in refused.settings.items())
+            print(f"not possible: {settings}: {refused.reason}", file=sys.stderr)
+        for line in advice(self.rows, self.device.memory):
+            print(line)
+
+    def as_json(self) -> dict[str, Any]:
+        """The answer of --json: bytes and seconds."""
+        speed = self.device.speed
+        assumed = {"compute_efficiency": COMPUTE_EFFICIENCY, "bandwidth_efficiency": BANDWIDTH_EFFICIENCY}
+        return {
+            "device": self.device.name,
+            "memory": self.device.memory,
+            "speed": None if speed is None else {"bandwidth": speed.bandwidth, "flops": speed.flops, **assumed},
+            "loader_samples_per_second": self.samples_per_second,
+            "rows": [self._row_as_json(place, each) for place, each in enumerate(self.results)],
+        }
+
+    def save_image(self, path: Path) -> None:
+        """Draw the memory of each row by its parts, with the limit of the device."""
+        labels = [", ".join(map(str, self._cells(row))) for row in self.rows]
+        scale, unit = (2**30, "GiB") if max(row.memory.total for row in self.rows) >= 2**30 else (_UNIT, "MiB")
+        parts = {part: [row.memory.parts[part] / scale for row in self.rows] for part in CATEGORIES}
+        title = f"{self.recipe}: memory of each device; {self.device.name} has {self.device.memory / scale:,.4g} {unit}"
+        axis = f"{unit} of tensors, by {', '.join(self._header())}"
+        save_png(draw_stacked_bars(labels, parts, title, axis, self.device.memory / scale), path)
+
+    def _header(self) -> list[str]:
+        return [*(_SHORT.get(key, key.rpartition(".")[2]) for key in self.rows[0].settings), "micro-batch"]
+
+    def _cells(self, row: Row) -> list[str]:
+        return [*row.settings.values(), str(row.micro_batch_size)]
+
+    def _print_memory(self) -> None:
+        limit = self.device.memory
+        print(f"memory of each device, MiB of tensors; {self.device.name}: {_size(limit)} MiB")
+        print_table(
+            [*self._header(), "memory", "fits", "largest", *CATEGORIES],
+            [
+                [
+                    *self._cells(row),
+                    *(_size(row.memory.total), "yes" if row.fits(limit) else "no", str(row.largest_micro_batch)),
+                    *(_size(row.memory.parts[part]) for part in CATEGORIES),
+                ]
+                for row in self.rows
+            ],
+        )
+
+    def _print_time(self, speed: Speed) -> None:
+        shares = f"{COMPUTE_EFFICIENCY:.0%} of its operations and {BANDWIDTH_EFFICIENCY:.0%} of its bandwidth"
+        print(f"\nestimated time on {self.device.name}, {speed.source}: {shares} are assumed to be reached")
+        rows = []
+        for row in self.rows:
+            found = estimate(row, speed, self.samples_per_second)
+            samples = row.micro_batch_size * row.num_micro_batches / found.step
+            work = [f"{row.cost.flops / 1e9:,.4g}", f"{row.cost.bytes / 1e9:,.3g}"]
+            run = "–" if found.run is None else _duration(found.run)
+            rows.append([*self._cells(row), *work, f"{1000 * found.step:,.3g}", f"{samples:,.3g}", run, found.bound])
+        header = ["GFLOP/step", "GB/step", "ms/step", "samples/s", "run", "bound by"]
+        print_table([*self._header(), *header], rows)
+        if self.samples_per_second is None:
+            print("the loader was not measured, since the data is not here")
+        else:
+            print(f"this machine loads {self.samples_per_second:,.0f} samples/s; up to 8 processes share its cores")
+
+    def _print_measured(self) -> None:
+        print("\npredicted beside measured, each row in fresh processes on the device at hand; MiB and ms")
+        rows = []
+        for place, row in enumerate(self.results):
+            if isinstance(row, Refused):
+                continue
+            found = self.measured[place]
+            if isinstance(found, str):
+                rows.append([*self._cells(row), _size(row.memory.total), found, *[""] * 5])
+                continue
+            predicted = row.memory.total
+            times = self._estimate(row)
+            rows.append(
+                [
+                    *self._cells(row),
+                    *(_size(predicted), _size(found.tensor_bytes), _error(predicted, found.tensor_bytes)),
+                    *(_size(found.resident_bytes), _error(predicted, found.resident_bytes)),
+                    *("–" if times is None else f"{1000 * times.step:,.3g}", f"{1000 * found.step_seconds:,.3g}"),
+                ]
+            )
+        header = ["predicted", "tensors", "error", "resident", "error", "step, estimated", "step"]
+        print_table([*self._header(), *header], rows)
+
+    def _estimate(self, row: Row) -> Estimate | None:
+        speed = self.device.speed
+        return None if speed is None else estimate(row, speed, self.samples_per_second)
+
+    def _row_as_json(self, place: int, row: Row | Refused) -> dict[str, Any]:
+        if isinstance(row, Refused):
+            return {"settings": dict(row.settings), "reason": row.reason}
+        times, measured = self._estimate(row), self.measured.get(place)
+        return {
+            "settings": dict(row.settings),
+            "micro_batch_size": row.micro_batch_size,
+            "num_micro_batches": row.num_micro_batches,
+            "bytes": dict(row.memory.parts),
+            "total_bytes": row.memory.total,
+            "fits": row.fits(self.device.memory),
+            "largest_micro_batch": row.largest_micro_batch,
+            "flops": row.cost.flops,
+            "moved_bytes": row.cost.bytes,
+            "estimated": None
+            if times is None
+            else {"step_seconds": times.step, "run_seconds": times.run, "bound": times.bound},
+            "measured": measured._asdict() if isinstance(measured, tuple) else measured,
+        }
+
+
+def advice(rows: Sequence[Row], limit: int) -> list[str]:
+    """What to change first when nothing fits; nothing if something does."""
+    if any(row.fits(limit) for row in rows):
+        return []
+    best = max(rows, key=lambda row: (row.largest_micro_batch or 0, -row.memory.total))
+    if best.largest_micro_batch:
+        words = " ".join([*best.overrides, f"train.micro_batch_size={best.largest_micro_batch}"])
+        return [f"nothing fits as it is; this does: {words}"]
+    least = min(rows, key=lambda row: row.memory.total)
+    part = max(least.memory.parts, key=lambda each: least.memory.parts[each])
+    hint = {
+        "activations": "use smaller images", "temporaries": "use smaller images",
+    }.get(part, "use train.strategy=fsdp with more processes, or a smaller model")  # fmt: skip
+    return [f"nothing fits, not even a micro-batch of one sample; {part} are the most: {hint}"]
+
+
+def _size(number: int) -> str:
+    return f"{number / _UNIT:,.0f}" if number >= 10 * _UNIT else f"{number / _UNIT:,.1f}"
+
+
+def _error(predicted: int, measured: int) -> str:
+    return f"{predicted / measured - 1:+.1%}" if measured > 0 else "–"
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.3g} {unit}"
+    return f"{seconds:,.3g} s"

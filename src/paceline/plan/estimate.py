@@ -1,0 +1,59 @@
+"""The time of steps and of a run, estimated, beside the speed at which this machine loads samples."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+
+from paceline.core.errors import DataError
+from paceline.core.process import num_cores
+from paceline.core.text import evenly_spaced
+from paceline.core.world import World
+from paceline.data.loader_profile import profile_loader
+from paceline.plan.devices import Speed
+from paceline.plan.grid import Row
+from paceline.recipe.build import Builder
+from paceline.recipe.build_data import make_split_loader
+from paceline.recipe.validate import CheckedRecipe
+
+PROCESSES_OF_A_MACHINE = 8
+"""The most processes that are taken to share the cores of one machine like this one."""
+_SAMPLES = 32  # that are loaded to measure the loader
+
+
+class Estimate(NamedTuple):
+    """Seconds, if the device reaches the efficiency that is assumed, and evaluations and saves take no time."""
+
+    step: float
+    """To compute a step."""
+    loading: float | None
+    """To load the samples of a step, side by side with computing; None if the loader was not measured."""
+    run: float | None
+    """All steps of the run; None if their number is not known."""
+
+    @property
+    def bound(self) -> Literal["compute", "data", "unknown"]:
+        """What a step waits for."""
+        if self.loading is None:
+            return "unknown"
+        return "data" if self.loading > self.step else "compute"
+
+
+def estimate(row: Row, speed: Speed, samples_per_second: float | None) -> Estimate:
+    """The time of a row on a device of this speed, whose machine loads so many samples a second."""
+    step = row.cost.seconds(speed, is_tf32=row.precision == "tf32")
+    samples = row.micro_batch_size * row.num_micro_batches * min(row.processes, PROCESSES_OF_A_MACHINE)
+    loading = None if samples_per_second is None else samples / samples_per_second
+    return Estimate(step, loading, None if row.num_steps is None else row.num_steps * max(step, loading or 0.0))
+
+
+def measure_loader(checked: CheckedRecipe) -> float | None:
+    """The samples of the training data that all cores of this machine load in a second; None without the data."""
+    builder = Builder(checked, World(0, 1, 0, torch.device("cpu")), trains=False)
+    try:
+        loader = make_split_loader(builder, "train", checked.recipe.data.train)
+        ids = evenly_spaced(len(loader.dataset), min(_SAMPLES, len(loader.dataset)))
+        return profile_loader(loader, ids, num_cores()).samples_per_second
+    except DataError:
+        return None

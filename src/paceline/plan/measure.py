@@ -1,0 +1,135 @@
+"""A few real steps of a recipe, to compare a plan with: bytes of tensors, growth of the process, seconds."""
+
+from __future__ import annotations
+
+import re
+import resource
+import statistics
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from paceline.core.process import keep_freed_memory, return_freed_memory
+from paceline.core.world import World
+from paceline.data.batch import Batch
+from paceline.data.loader import MicroBatch, StepBatch
+from paceline.data.split_loader import SplitLoader
+from paceline.engine.run import Run
+from paceline.engine.step import train_step
+from paceline.plan.memory import MemoryTracker
+from paceline.plan.surrogate import Shape, SurrogateBuilder, largest_draw
+from paceline.recipe.build_data import make_split_loaders
+from paceline.recipe.validate import CheckedRecipe
+
+_DIFFERENT = 8  # samples that are read; a larger batch repeats them
+_ROOM, _LIBRARIES = 1.5, 2**30  # times the limit, and bytes beside it, that a process may take
+
+
+class Measured(NamedTuple):
+    """What real steps took, on this process's device."""
+
+    tensor_bytes: int
+    """Of all tensors at the moment when they are most, within a step."""
+    resident_bytes: int
+    """The most that the process grew by since before the model was built; of a GPU, what torch reserved there."""
+    step_seconds: float
+    """The median of the steps, without loading data."""
+
+
+def measure_steps(
+    checked: CheckedRecipe, world: World, shape: Shape, micro_batch_size: int, micro_batches: int, steps: int = 3
+) -> Measured:
+    """Take real steps on batches of this size, and measure them.
+
+    The first one makes what stays from step to step. The second one is counted, the others are timed.
+    """
+    builder = SurrogateBuilder(checked, world, shape)
+    loaders = make_split_loaders(builder)
+    loader = loaders["train"]
+    example = loader.fetch(0, np.arange(min(_DIFFERENT, micro_batch_size, len(loader.dataset))))
+    _use_largest_sizes(loader, example)
+    batch = _repeat(example, micro_batch_size)
+    before = _begin_growth(world.device)
+    tracker = MemoryTracker()
+    with tracker:
+        run = builder.run(Path("runs"), loaders)
+        return_freed_memory()  # a run keeps some: what is counted is what it needs
+        run.state.choices.channels_last = run.state.choices.channels_last or False
+        run.freezing.train_mode(run.model)
+        with tracker.watch(run.model, run.optimizer):
+            for step in range(2):
+                tracker.reset_peak()
+                _take_step(run, batch, step, micro_batches, tracker)
+    grown = _growth(world.device, before)
+    keep_freed_memory()
+    seconds = [_take_step(run, batch, step, micro_batches) for step in range(2, 2 + steps)]
+    return Measured(tracker.peak.total, grown, statistics.median(seconds))
+
+
+def _take_step(run: Run, batch: Batch, step: int, number: int, tracker: MemoryTracker | None = None) -> float:
+    """The seconds of a step."""
+    first, world = run.world.rank * number, run.world.size
+    held = [MicroBatch(step, first + index, 0, Batch(batch)) for index in range(number)]
+    if tracker:
+        tracker.add(batch.values(), "activations")
+    _wait(run.world.device)
+    begin = time.perf_counter()
+    train_step(run, StepBatch(step, number * world * batch.size, number * world, held))
+    _wait(run.world.device)
+    return time.perf_counter() - begin
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _use_largest_sizes(loader: SplitLoader, example: Batch) -> None:
+    """Let transforms that draw a size for each step draw the largest one, as the plan does."""
+    one = _repeat(example, 1)
+    loader._draw_for_step = lambda step, number: largest_draw(loader, number, lambda: Batch(one))  # type: ignore[method-assign]
+
+
+def _repeat(example: Batch, size: int) -> Batch:
+    """The samples again and again until there are as many as wanted."""
+    places = [index % example.size for index in range(size)]
+
+    def repeat(value: Any) -> Any:
+        return value[places] if isinstance(value, Tensor) else [value[place] for place in places]
+
+    return Batch({name: repeat(value) for name, value in example.items()})
+
+
+def limit_memory(limit: int) -> None:
+    """Have this process fail, rather than the machine, if it takes far more than `limit` bytes beyond what it has."""
+    ceiling = _status("VmData") + round(_ROOM * limit) + _LIBRARIES
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (ceiling if hard == resource.RLIM_INFINITY else min(ceiling, hard), hard))
+
+
+def _begin_growth(device: torch.device) -> int:
+    """What the process has now, when libraries have taken what they need."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return 0
+    images = torch.ones(2, 8, 16, 16, requires_grad=True)
+    F.conv2d(images, torch.ones(8, 8, 3, 3)).sum().backward()  # type: ignore[no-untyped-call]
+    del images
+    return_freed_memory()
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forget the peak so far
+    return _status("VmRSS")
+
+
+def _growth(device: torch.device, before: int) -> int:
+    return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else _status("VmHWM") - before
+
+
+def _status(name: str) -> int:
+    """A number of bytes that the system keeps of this process."""
+    found = re.search(rf"{name}:\s*(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
+    return int(found[1]) * 1024 if found else 0

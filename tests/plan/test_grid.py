@@ -1,0 +1,106 @@
+"""Rows of a plan: settings, the largest micro-batch, rehearsals that rows share, rows side by side."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from paceline.plan import grid as grid_module
+from paceline.plan.grid import Grid, Refused, Row, combinations, largest_micro_batch, plan_rows, split_choices
+from paceline.plan.rehearse import rehearse
+from paceline.recipe.load import load
+from paceline.recipe.validate import validate
+
+SMALL = ["model.widths=[8,16]", "data.batch_size=32", "train.channels_last=false"]
+
+
+@pytest.fixture
+def rehearsals(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The number of processes of each rehearsal, in one process."""
+    made: list[int] = []
+
+    def counted(checked: Any, processes: int, *rest: Any) -> Any:
+        made.append(processes)
+        return rehearse(checked, processes, *rest)
+
+    monkeypatch.setattr(grid_module, "rehearse", counted)
+    monkeypatch.setattr(grid_module, "num_cores", lambda: 1)
+    return made
+
+
+def planned(*settings: dict[str, str], fixed: list[str] = SMALL, limit: int | None = None) -> list[Row]:
+    rows = plan_rows(Grid("quickstart", fixed, limit), settings)
+    assert all(isinstance(row, Row) for row in rows)
+    return [row for row in rows if isinstance(row, Row)]
+
+
+def test_the_largest_micro_batch_is_the_last_that_fits() -> None:
+    with rehearse(validate(load("quickstart", SMALL))) as rehearsal:
+
+        def total(size: int) -> int:
+            return rehearsal.step(size).total
+
+        known = total(32)
+        for limit in (known // 3, 3 * known + 12_345):
+            found = largest_micro_batch(total, 32, limit)
+            assert total(found) <= limit < total(found + 1)
+        assert largest_micro_batch(total, 32, 1_000) == 0
+        assert largest_micro_batch(total, 32, 100 * known, most=50) == 50
+
+
+def test_rows_that_divide_a_step_differently_share_one_rehearsal(rehearsals: list[int]) -> None:
+    choices = {"procs": ["1", "2", "4", "16"], "train.micro_batch_size": ["4", "1"]}
+    rows = planned(*combinations(choices))
+    assert rehearsals == [1, 2]  # alone, and with ddp, where every process holds everything
+    assert [row.micro_batch_size for row in rows] == [4, 1, 4, 1, 4, 1, 2, 1]
+    assert [row.num_micro_batches for row in rows] == [8, 32, 4, 16, 2, 8, 1, 2]
+
+
+def test_shared_rehearsals_give_what_single_ones_give() -> None:
+    settings = [{"procs": procs, "train.micro_batch_size": "4"} for procs in ("2", "4")]
+    together = planned(*settings)
+    for row, each in zip(together, settings, strict=True):
+        with rehearse(validate(load("quickstart", [*SMALL, "train.micro_batch_size=4"])), int(each["procs"])) as alone:
+            assert row.memory == alone.step(alone.micro_batch_size, alone.num_micro_batches)
+
+
+def test_thousands_of_processes_are_arithmetic(rehearsals: list[int]) -> None:
+    settings = [{"procs": procs, "train.strategy": "fsdp"} for procs in ("8", "64", "4096")]
+    eight, many, most = planned(*settings, fixed=[*SMALL, "model.widths=[64,128]", "data.batch_size=8192"])
+    assert rehearsals == [8]
+    assert eight.memory.parts["optimizer"] > many.memory.parts["optimizer"] > most.memory.parts["optimizer"]
+
+
+def test_rows_side_by_side_are_those_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = list(combinations({"procs": ["1"], "train.precision": ["fp32", "bf16", "fp8"]}))
+    done: list[int] = []
+    monkeypatch.setattr(grid_module, "num_cores", lambda: 2)
+    apart = plan_rows(Grid("quickstart", SMALL, 2**20), settings, done.append)
+    monkeypatch.setattr(grid_module, "num_cores", lambda: 1)
+    assert apart == plan_rows(Grid("quickstart", SMALL, 2**20), settings)
+    assert sum(done) == 2
+    refused = apart[2]
+    assert isinstance(refused, Refused)
+    assert "train.precision" in refused.reason
+
+
+def test_data_that_is_not_here_is_assumed() -> None:
+    """MINet on ResNet-50: its parameters as published, and the images of the recipe's own size."""
+    (row,) = plan_rows(Grid("minet_resnet50"), [{"procs": "1"}])
+    assert isinstance(row, Row)
+    assert "DUTS" in row.missing
+    assert row.micro_batch_size == 4
+    assert row.num_steps is None
+    assert row.memory.parts["parameters"] >= 160 * 10**6 * 4
+
+
+def test_a_combination_that_cannot_be_is_refused_with_its_reason() -> None:
+    (row,) = plan_rows(Grid("quickstart", SMALL), [{"procs": "2", "train.strategy": "single"}])
+    assert isinstance(row, Refused)
+    assert "train.strategy" in row.reason
+
+
+def test_values_with_commas_are_choices() -> None:
+    fixed, choices = split_choices(["train.precision=fp32,bf16", "model.widths=[8,16]", "optimizer.lr=0.1"])
+    assert fixed == ["model.widths=[8,16]", "optimizer.lr=0.1"]
+    assert choices == {"train.precision": ["fp32", "bf16"]}
