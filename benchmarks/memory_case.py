@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.live_bytes import LiveBytes, own_training_state
 from paceline.core.world import World, join
 from paceline.engine.activation_checkpointing.policies import (
     Blocks,
@@ -27,6 +26,7 @@ from paceline.engine.strategies.ddp import ddp
 from paceline.launch.environment import take_place
 from paceline.launch.launcher import Launch, launch
 from paceline.models.minet import MINet, minet_light, minet_resnet50
+from paceline.plan.memory import MemoryTracker
 
 _BATCH, _SIZE = 4, 320
 _MODELS: dict[str, Callable[[], MINet]] = {"light": minet_light, "resnet50": minet_resnet50}
@@ -98,16 +98,18 @@ def measured(trainee: Trainee) -> dict[str, int]:
     before = _resident("VmRSS")
     trainee.step()  # makes the optimizer's state; replicas arrange what they exchange after it
     trainee.backward()
-    live = LiveBytes()
+    tracker = MemoryTracker()
     # Replicas keep the memory of their gradients when the gradients are let go.
-    live.own(each.grad for each in trainee.model.parameters() if each.grad is not None)
-    own_training_state(live, trainee.model, trainee.optimizer)
-    state = live.owned
-    trainee.update()
-    grown = _resident("VmHWM") - before
-    with live:
-        trainee.step()
-    return {"activations": live.peak_other, "total": live.peak_total, "state": state, "resident": grown}
+    tracker.add((each.grad for each in trainee.model.parameters()), "gradients")
+    with tracker.watch(trainee.model, trainee.optimizer):
+        state = tracker.live
+        trainee.update()
+        grown = _resident("VmHWM") - before
+        with tracker:
+            trainee.step()
+    return {
+        "activations": tracker.peak_passing, "total": tracker.peak.total, "state": state, "resident": grown,
+    }  # fmt: skip
 
 
 def _resident(which: str) -> int:

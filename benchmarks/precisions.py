@@ -12,11 +12,11 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import paceline
-from benchmarks.live_bytes import LiveBytes, own_training_state
 from benchmarks.report import Goal, Section
 from paceline.core.errors import TrainingError
 from paceline.data import synthetic
 from paceline.data.stick_people import write_keypoints
+from paceline.plan.memory import MemoryTracker
 
 _PLAIN = "fp32"
 _WITHIN = "within noise"
@@ -169,12 +169,10 @@ def _activations(task: Task, changes: dict[str, Any]) -> int:
     batches = iter(run.batches)
     for _ in range(2):
         paceline.train_step(run, next(batches))
-    live, batch = LiveBytes(), next(batches)
-    own_training_state(live, run.model, run.optimizer)
-    live.own(each for group in run.optimizer.param_groups for each in group["params"])  # master weights too
-    with live:
+    tracker, batch = MemoryTracker(), next(batches)
+    with tracker, tracker.watch(run.model, run.optimizer):
         paceline.train_step(run, batch)
-    return live.peak_other
+    return tracker.peak_passing
 
 
 def _verdict(values: Sequence[float], plain: Sequence[float]) -> str:

@@ -1,8 +1,10 @@
 """`paceline plan`: the table, JSON, sizes and mistakes."""
 
 import json
+from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from paceline.cli import main
 from paceline.core.errors import UsageError
@@ -34,6 +36,28 @@ def test_what_does_not_fit_is_marked_and_what_would_is_named(capsys: pytest.Capt
     assert "train.micro_batch_size=" in printed
     assert main([*command, "--memory", "1KiB"]) == 0
     assert "not even" in capsys.readouterr().out
+
+
+def test_real_steps_stand_beside_the_plan_and_an_image_shows_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = tmp_path / "plan.png"
+    words = ["train.precision=fp32", "train.activation_checkpointing=none", "--measure", "--png", str(image)]
+    assert (
+        main(["plan", "quickstart", *SMALL, "train.steps=100", "train.epochs=null", "schedule={}", *words, "--json"])
+        == 0
+    )
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["speed"]["compute_efficiency"] <= 1
+    assert planned["loader_samples_per_second"] > 0
+    (row,) = planned["rows"]
+    assert row["estimated"]["run_seconds"] >= 100 * row["estimated"]["step_seconds"] > 0
+    assert row["estimated"]["bound"] in ("compute", "data")
+    assert row["flops"] > 10**6
+    assert row["measured"]["tensor_bytes"] == pytest.approx(row["total_bytes"], rel=0.02)
+    assert row["measured"]["resident_bytes"] > 0
+    assert row["measured"]["step_seconds"] > 0
+    assert min(Image.open(image).size) > 200
 
 
 @pytest.mark.parametrize(

@@ -9,21 +9,23 @@ import torch
 from checkpointed_nets import NETS, UNet
 from torch import Tensor, nn
 
-from benchmarks.live_bytes import LiveBytes
 from paceline.engine.activation_checkpointing.blocks import find_blocks
 from paceline.engine.activation_checkpointing.memory import SavedBytes, cheapest_choice, measure_saved
 from paceline.engine.activation_checkpointing.policies import Blocks, Budget, apply_activation_checkpointing
+from paceline.plan.memory import MemoryTracker
 
 IMAGES = torch.rand(2, 3, 32, 32)
 
 
 def held_by_graph(net: nn.Module, images: Tensor) -> int:
     """Bytes alive behind the output after a forward pass, without the output itself: an independent count."""
-    with LiveBytes() as live:
-        live.own([*net.parameters(), *net.buffers(), images])
+    tracker = MemoryTracker()
+    with tracker:
+        tracker.add([*net.parameters(), *net.buffers(), images], "parameters")
+        tracker.phase = "activations"
         output = net.train()(images)
-        live.own([output])
-        held = int(live.other)
+        tracker.add([output], "parameters")
+        held = tracker.passing
     del output
     return held
 

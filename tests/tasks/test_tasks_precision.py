@@ -12,9 +12,9 @@ import torch
 from sample_recipes import TASKS, settings_kept, write_sample
 from torch import Tensor
 
-from benchmarks.live_bytes import LiveBytes, own_training_state
 from paceline.engine.evaluate import evaluate
 from paceline.engine.step import train_step
+from paceline.plan.memory import MemoryTracker
 from paceline.recipe.build import Builder
 from paceline.recipe.load import load
 from paceline.recipe.validate import validate
@@ -126,11 +126,10 @@ def activation_bytes(recipe: Path, out: Path, precision: str) -> int:
     run = Builder(validate(load(str(recipe), changes))).run(out)
     batches = iter(run.batches)
     train_step(run, next(batches))
-    live, batch = LiveBytes(), next(batches)
-    own_training_state(live, run.model, run.optimizer)
-    with live:
+    tracker, batch = MemoryTracker(), next(batches)
+    with tracker, tracker.watch(run.model, run.optimizer):
         train_step(run, batch)
-    return live.peak_other
+    return tracker.peak_passing
 
 
 @pytest.mark.parametrize("how", CHECKPOINTING)

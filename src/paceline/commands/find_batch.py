@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from paceline.core.text import pluralize
 
 if TYPE_CHECKING:
     from paceline.plan.devices import Device
-    from paceline.plan.grid import Grid, Row
+    from paceline.plan.grid import Row
 
 _SAFE = 0.8  # of a machine's free memory: other programs need some, and a process is more than its tensors
 _MOST_TRIALS = 6
@@ -48,7 +48,11 @@ def main(options: argparse.Namespace) -> int:
         raise RecipeError(row.reason)
     planned = row.largest_micro_batch or 0
     reason = _why_not_tried(device.memory * options.procs, planned)
-    trials = [] if reason else try_sizes(grid, row, planned, options.use)
+
+    def take(size: int) -> int:
+        return measure_row(Trial.of(grid, row, options.use, size)).tensor_bytes
+
+    trials = [] if reason else try_sizes(planned, device.memory, take)
     largest = planned if reason else max((each.micro_batch_size for each in trials if each.fits), default=0)
     if options.json:
         answer: dict[str, Any] = {"largest_micro_batch": largest, "planned": planned, "not_tried": reason or None}
@@ -81,12 +85,16 @@ def _why_not_tried(needed: int, planned: int) -> str:
     return ""
 
 
-def try_sizes(grid: Grid, row: Row, planned: int, modules: list[str]) -> list[Tried]:
-    """Real steps of the planned size, in fresh processes; of smaller ones until all processes have enough memory."""
-    limit, trials, size = grid.limit or sys.maxsize, list[Tried](), planned
+def try_sizes(planned: int, limit: int, take: Callable[[int], int]) -> list[Tried]:
+    """What was tried: the planned size, and smaller ones until one fits.
+
+    `take` gives the bytes that a step of so many samples takes, the most of all processes; it raises OutOfMemoryError
+    if one of them does not get them.
+    """
+    trials, size = list[Tried](), planned
     while size and len(trials) < _MOST_TRIALS and not (trials and trials[-1].fits):
         try:
-            taken = measure_row(Trial.of(grid, row, modules, size)).tensor_bytes
+            taken = take(size)
         except OutOfMemoryError:
             trials.append(Tried(size, None, fits=False))
             size = int(_LESS * size)

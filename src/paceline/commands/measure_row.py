@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -71,7 +72,7 @@ def measure_row(trial: Trial) -> Measured:
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
         found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("rank-*.json"))]
         failed = [each["error"] for each in found if "error" in each]
-        if failed or (len(found) < trial.processes and "-9" in done.stderr) or done.returncode == -9:
+        if failed or done.returncode == -signal.SIGKILL:
             raise OutOfMemoryError(failed[0] if failed else "the system ended the process")
         if done.returncode or len(found) < trial.processes:
             last = (done.stderr.strip() or f"the trial ended with exit code {done.returncode}").splitlines()[-1]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from paceline.commands.common import print_json, progress_bar, recipe_file, use_modules
-from paceline.core.errors import PacelineError, UsageError
+from paceline.core.errors import PacelineError, RecipeError, UsageError
 from paceline.recipe.load import load
 from paceline.recipe.validate import CheckedRecipe, validate
 
@@ -37,6 +37,8 @@ def main(options: argparse.Namespace) -> int:
         task = bar.add_task("plan", total=len(settings))
         results = plan_rows(grid, settings, lambda number: bar.advance(task, number))
     report = Report(checked.recipe.name, device, results, speed)
+    if not report.rows:
+        raise RecipeError(report.refused[0].reason)
     if options.measure:
         _measure(report, grid, options.use)
     if options.png:

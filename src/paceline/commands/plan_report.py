@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline.commands.common import print_table
-from paceline.core.errors import RecipeError
 from paceline.plan.cost import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY
 from paceline.plan.devices import Device, Speed
 from paceline.plan.estimate import Estimate, estimate
@@ -47,8 +46,6 @@ class Report:
 
     def print(self) -> None:
         """Print the tables, then what was refused and what to change first."""
-        if not self.rows:
-            raise RecipeError(self.refused[0].reason)
         self._print_memory()
         if self.device.speed:
             self._print_time(self.device.speed)

@@ -84,6 +84,10 @@ def train_in_directory(run: Run, builder: Builder, options: argparse.Namespace, 
     if run.progress.step and run.progress.is_done and decide(run.world, lambda: _was_finished(run.out)):
         _print_finished(run, options.use)
         return
+    if run.world.is_main and run.progress.step == 0 and restart_count() == 0:
+        from paceline.commands.memory_warning import memory_warning
+
+        notes += memory_warning(run, options.use)
     _open_directory(run, builder)
     _list_skipped(run)
     watch_over(run, builder.recipe.train.hang_seconds)

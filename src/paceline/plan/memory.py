@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_iter
 
 Category = Literal["parameters", "gradients", "optimizer", "activations", "temporaries", "communication"]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
+_KEPT: tuple[Category, ...] = ("parameters", "gradients", "optimizer")
 _COMMUNICATION = frozenset({"c10d", "fsdp", "_c10d_functional"})  # namespaces of operators that exchange tensors
 
 
@@ -45,6 +46,8 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._total = 0
         self._peak_total = 0
         self._peak = dict(self._live)
+        self.peak_passing = 0
+        """The most bytes of activations, temporaries and communication that were alive, since `reset_peak`."""
         self.phase: Category = "parameters"
         """What storages are for that a forward pass, or the code around it, makes from now on."""
 
@@ -58,9 +61,14 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The bytes that are alive now."""
         return self._total
 
+    @property
+    def passing(self) -> int:
+        """The bytes that are alive now of what does not stay from step to step."""
+        return self._total - sum(self._live[part] for part in _KEPT)
+
     def reset_peak(self) -> None:
         """Forget what was alive before."""
-        self._peak_total, self._peak = self._total, dict(self._live)
+        self._peak_total, self._peak, self.peak_passing = self._total, dict(self._live), self.passing
 
     def add(self, tensors: Iterable[Any], category: Category) -> None:
         """Count these tensors, or count them as something else than before."""
@@ -74,6 +82,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Surrounds steps of training: gradients and optimizer state are recognized."""
         self.add([*model.parameters(), *model.buffers()], "parameters")
         self.add(_parameters(optimizer), "parameters")
+        self._add_state(optimizer)
         handles: list[Any] = [
             parameter.register_post_accumulate_grad_hook(self._add_gradient)  # type: ignore[no-untyped-call]
             for parameter in model.parameters()
@@ -111,16 +120,18 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _is_kept(self, value: Any) -> bool:
         """Whether a tensor stays from pass to pass, so that what is exchanged is a copy of it."""
         storages = _storages(value) if isinstance(value, Tensor) else ()
-        kept = ("parameters", "gradients", "optimizer")
-        return any(self._storages.get(each._cdata, (0, "temporaries"))[1] in kept for each in storages)
+        return any(self._storages.get(each._cdata, (0, "temporaries"))[1] in _KEPT for each in storages)
 
     def _begin_step(self, optimizer: Optimizer) -> None:
         self.add((each.grad for each in _parameters(optimizer)), "gradients")
         self.phase = "temporaries"
 
     def _end_step(self, optimizer: Optimizer) -> None:
-        self.add((value for state in optimizer.state.values() for value in tree_iter(state)), "optimizer")
+        self._add_state(optimizer)
         self.phase = "activations"
+
+    def _add_state(self, optimizer: Optimizer) -> None:
+        self.add((value for state in optimizer.state.values() for value in tree_iter(state)), "optimizer")
 
     def _count(self, storage: torch.UntypedStorage, category: Category, move: bool = False) -> None:
         key = storage._cdata
@@ -138,6 +149,8 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live[category] += size
         if self._total > self._peak_total:
             self._peak_total, self._peak = self._total, dict(self._live)
+        if category not in _KEPT:
+            self.peak_passing = max(self.peak_passing, self.passing)
 
     def _free(self, key: int) -> None:
         size, category = self._storages.pop(key)

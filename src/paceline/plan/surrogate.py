@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from paceline.core.errors import DataError
 from paceline.core.world import World
@@ -84,9 +82,10 @@ def largest_draw(loader: SplitLoader, number: int, one: Callable[[], Batch]) -> 
         images: Tensor = transform(one(), draw)["image"]
         return images.numel()
 
-    with unset_fake_temporarily():
-        draws = [torch.full((1, transform.draws), share, dtype=torch.float64) for share in np.linspace(0, 1, 65)[:-1]]
-    return max(draws, key=pixels)
+    # Arrays, of which transforms read numbers: those of tensors cannot be read where tensors are fake.
+    draws: Any = [np.full((1, transform.draws), share) for share in np.linspace(0, 1, 65)[:-1]]
+    largest: Tensor = max(draws, key=pixels)
+    return largest
 
 
 def _boxes(shape: Shape) -> Sample:

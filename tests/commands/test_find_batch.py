@@ -1,0 +1,52 @@
+"""`paceline find-batch`: planned first, tried second, in as many processes as train."""
+
+import json
+
+import pytest
+
+from paceline.cli import main
+from paceline.commands.find_batch import Tried, try_sizes
+from paceline.commands.measure_row import OutOfMemoryError
+
+SMALL = ["model.widths=[4]", "train.channels_last=false"]
+
+
+def test_two_processes_try_the_planned_micro_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    limit = 2 * 2**20
+    assert main(["find-batch", "quickstart", *SMALL, "--procs", "2", "--memory", str(limit), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["largest_micro_batch"] == found["planned"] > 8
+    (trial,) = found["trials"]
+    assert trial["fits"]
+    assert 0.9 * limit < trial["tensor_bytes"] <= limit
+
+
+def test_what_gets_no_memory_is_tried_smaller() -> None:
+    def take(size: int) -> int:
+        if size > 60:
+            raise OutOfMemoryError("no more memory")
+        return 10 * size
+
+    assert try_sizes(100, 500, take) == [
+        Tried(100, None, fits=False),
+        Tried(75, None, fits=False),
+        Tried(56, 560, fits=False),
+        Tried(50, 500, fits=True),
+    ]
+
+
+def test_what_cannot_be_is_not_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["find-batch", "quickstart", *SMALL, "--memory", "1KiB"]) == 0
+    printed = capsys.readouterr().out
+    assert "nothing fits" in printed
+    assert main(["find-batch", "quickstart", *SMALL, "--memory", "100TiB"]) == 0
+    assert "not tried" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [(["--procs", "0"], "--procs"), (["optimizer.lr=x"], "optimizer.lr"), (["--image", "9"], "--image")],
+)
+def test_mistakes_are_named(options: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["find-batch", "quickstart", *options]) == 2
+    assert named in capsys.readouterr().err

@@ -1,0 +1,40 @@
+"""Before a run starts that will not fit, settings that would are named; what obviously fits is not planned."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.commands import memory_warning as module
+from paceline.commands.memory_warning import memory_warning
+from paceline.engine.run import Run
+from paceline.recipe.build import build
+
+SMALL = {"model.widths": [4], "data.batch_size": 64, "train.channels_last": False, "train.threads": 1}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return build("quickstart", SMALL, tmp_path_factory.mktemp("run"))
+
+
+def test_what_obviously_fits_is_not_planned(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("nothing is to be planned")
+
+    monkeypatch.setattr(subprocess, "run", refuse)
+    assert memory_warning(run, []) == []
+
+
+def test_settings_that_fit_are_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_memory", lambda run: 2**20)
+    (text,) = memory_warning(run, [])
+    assert "1 MiB" in text
+    assert "train.micro_batch_size=" in text or "train.precision=" in text or "activation_checkpointing" in text
+
+
+def test_without_a_plan_nothing_is_said(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(module, "_memory", lambda run: 2**20)
+    monkeypatch.setattr(module.sys, "executable", str(tmp_path / "no-python"))
+    assert memory_warning(run, []) == []

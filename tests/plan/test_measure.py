@@ -1,0 +1,63 @@
+"""Predicted memory beside that of real steps: a few of the combinations that `python -m benchmarks plan` measures."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.core.world import World
+from paceline.data import synthetic
+from paceline.plan.grid import Grid, Row, plan_rows
+from paceline.plan.measure import measure_steps
+from paceline.plan.surrogate import Shape
+from paceline.recipe.load import load
+from paceline.recipe.validate import validate
+
+ALONE = World(0, 1, 0, torch.device("cpu"))
+SHAPE = Shape(64, 64, 10)
+CASES = {
+    "minet_multiscale": [
+        "data.train.transforms.0.size=[64,64]",
+        "data.train.transforms.4.sizes=[32,64]",
+        "data.batch_size=2",
+    ],
+    "mae_vit_base": [
+        "model.encoder_args={img_size: 32, patch_size: 8, embed_dim: 96, depth: 2, num_heads: 3}",
+        "model.decoder_depth=1",
+        "model.decoder_dim=48",
+        "model.decoder_heads=3",
+        "data.train.transforms.0.size=32",
+        "data.train.transforms.3.num_patches=16",
+        "data.val.transforms.3.num_patches=16",
+        "data.batch_size=16",
+        "train.micro_batch_size=8",
+        "train.precision=fp32",
+    ],
+    "fcn_resnet50": [
+        "model={name: torchvision/segmentation/lraspp_mobilenet_v3_large}",
+        "task.aux_weight=0",
+        "data.train.transforms.2.size=64",
+        "data.batch_size=2",
+        "train.sync_bn=false",
+        "optimizer.param_groups=[]",
+    ],
+    "video_sample": ["train.precision=bf16", "data.batch_size=2"],
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_plan_is_within_8_percent_of_a_real_step(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "video_sample":
+        monkeypatch.chdir(tmp_path)
+        Path("video_sample").mkdir()
+        synthetic.write_video(Path("video_sample"), 4, 0)
+    fixed = [*CASES[name], "train.threads=1", "model.weights=null"]
+    (row,) = plan_rows(Grid(name, fixed, shape=SHAPE), [{"procs": "1"}])
+    assert isinstance(row, Row)
+    found = measure_steps(
+        validate(load(name, fixed)), ALONE, SHAPE, row.micro_batch_size, row.num_micro_batches, steps=1
+    )
+    assert row.memory.total == pytest.approx(found.tensor_bytes, rel=0.08)
+    assert found.step_seconds > 0
