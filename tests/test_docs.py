@@ -47,6 +47,7 @@ RUN = {
     "docs/report.md": "tests/report/test_report_docs.py",
     "docs/sweep.md": "tests/test_sweep_docs.py",
     "docs/install.md": "tests/test_sweep_docs.py",
+    "docs/plan.md": "tests/test_plan_docs.py",
     "docs/coming-from/pet.md": "tests/recipe/test_foreign_config.py",
     "docs/coming-from/dali-json.md": "tests/recipe/test_foreign_config.py",
 }

@@ -26,7 +26,6 @@ def fake_tensors(processes: int = 1) -> Iterator[FakeTensorMode]:
             stack.enter_context(_fake_process_group(processes))
         stack.enter_context(patch.object(nn.Module, "_apply", convert_module))
         stack.enter_context(patch("paceline.engine.strategies.fsdp.init_device_mesh", _make_device_mesh))
-        stack.enter_context(patch("paceline.recipe.build.check_data", lambda context, loaders: None))
         stack.enter_context(patch("paceline.engine.strategies.ddp.DistributedDataParallel", _FakeDDP))
         stack.enter_context(mode)
         stack.enter_context(_AssumedValues())  # type: ignore[no-untyped-call]

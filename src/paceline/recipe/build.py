@@ -113,7 +113,7 @@ class Builder(BuildContext):
         """The whole run; with `loaders`, on these instead of the recipe's data."""
         threads = configure_torch(self)
         loaders = loaders or make_split_loaders(self)
-        check_data(self, loaders)
+        self.check_data(loaders)
         classes = find_classes(self, loaders)
         sampler = make_sampler(self, len(loaders["train"].dataset))
         if self.trains:
@@ -174,6 +174,10 @@ class Builder(BuildContext):
             save_predictions=self.recipe.evaluate.save_predictions,
             builder=self,
         )
+
+    def check_data(self, loaders: Mapping[str, SplitLoader]) -> None:
+        """Raise if ranks found different samples."""
+        check_data(self, loaders)
 
     def model(self, loader: SplitLoader, classes: list[str]) -> nn.Module:
         """The model on its device, initialized from the seed, with the recipe's weights loaded."""
