@@ -1,6 +1,7 @@
 """Before a run starts that will not fit, settings that would are named; what obviously fits is not planned."""
 
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,5 +37,5 @@ def test_settings_that_fit_are_named(run: Run, monkeypatch: pytest.MonkeyPatch) 
 
 def test_without_a_plan_nothing_is_said(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(module, "_memory", lambda run: 2**20)
-    monkeypatch.setattr(module.sys, "executable", str(tmp_path / "no-python"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     assert memory_warning(run, []) == []

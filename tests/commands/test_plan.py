@@ -44,7 +44,18 @@ def test_real_steps_stand_beside_the_plan_and_an_image_shows_it(
     image = tmp_path / "plan.png"
     words = ["train.precision=fp32", "train.activation_checkpointing=none", "--measure", "--png", str(image)]
     assert (
-        main(["plan", "quickstart", *SMALL, "train.steps=100", "train.epochs=null", "schedule={}", *words, "--json"])
+        main(
+            [
+                "plan",
+                "quickstart",
+                *SMALL,
+                "train.steps=100",
+                "train.epochs=null",
+                "schedule.warmup_epochs=0.05",
+                *words,
+                "--json",
+            ]
+        )
         == 0
     )
     planned = json.loads(capsys.readouterr().out)

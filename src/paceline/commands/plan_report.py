@@ -73,7 +73,9 @@ class Report:
         """Draw the memory of each row by its parts, with the limit of the device."""
         labels = [", ".join(map(str, self._cells(row))) for row in self.rows]
         scale, unit = (2**30, "GiB") if max(row.memory.total for row in self.rows) >= 2**30 else (_UNIT, "MiB")
-        parts = {part: [row.memory.parts[part] / scale for row in self.rows] for part in CATEGORIES}
+        parts: dict[str, list[float]] = {
+            part: [row.memory.parts[part] / scale for row in self.rows] for part in CATEGORIES
+        }
         title = f"{self.recipe}: memory of each device; {self.device.name} has {self.device.memory / scale:,.4g} {unit}"
         axis = f"{unit} of tensors, by {', '.join(self._header())}"
         save_png(draw_stacked_bars(labels, parts, title, axis, self.device.memory / scale), path)

@@ -26,7 +26,7 @@ def draw_stacked_bars(
     height = _MARGINS + _BAR * len(labels)
     fig = Figure(figsize=(_WIDTH / _DPI, height / _DPI), dpi=_DPI, layout="constrained")
     axes = fig.subplots()
-    places, start = np.arange(len(labels)), np.zeros(len(labels))
+    places, start = np.arange(len(labels), dtype=np.float64), np.zeros(len(labels))
     for (name, values), color in zip(parts.items(), _COLORS, strict=False):
         axes.barh(places, values, left=start, height=0.7, label=name, color=color)
         start += np.asarray(values)

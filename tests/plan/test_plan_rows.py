@@ -1,6 +1,5 @@
 """Rows of a plan: settings, the largest micro-batch, rehearsals that rows share, rows side by side."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ SMALL = ["model.widths=[8,16]", "data.batch_size=32", "train.channels_last=false
 
 
 @pytest.fixture
-def rehearsals(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def rehearsals(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of processes of each rehearsal, in one process."""
     made: list[int] = []
 
