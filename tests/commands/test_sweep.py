@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ from shared_launch import SCRIPTS, environment
 from waiting import TIMEOUT, is_alive, wait_until
 
 from paceline.cli import main
+from paceline.commands.sweep_file import Command, SweepFile
+from paceline.commands.sweep_run import run_trials
+from paceline.core.process import StopRequest
+from paceline.launch.job_pool import JobPool
 
 RECIPE = {
     "name": "tiny",
@@ -131,6 +136,7 @@ def test_a_stopped_sweep_continues_and_failed_runs_wait_for_a_retry(
     sweep = Sweep(tmp_path, *words, holds=True)
     sweep.wait_for("running")
     sweep.process.send_signal(signal.SIGINT)
+    wait_until(lambda: "SIGINT" in sweep.printed(), "the run is asked to stop")
     (tmp_path / "go").touch()
     sweep.end(75)
     assert [trial["state"] for trial in sweep.trials()] == ["stopped", "waiting"]
@@ -154,6 +160,21 @@ def test_a_stopped_sweep_continues_and_failed_runs_wait_for_a_retry(
     assert not (again.out / "array.sh").exists()
     assert main([*command, "--slurm", "--retry"]) == 0
     assert "#SBATCH --array=1\n" in (again.out / "array.sh").read_text()
+
+
+@pytest.mark.parametrize(("is_asked", "state"), [(True, "stopped"), (False, "failed")])
+def test_a_run_that_a_request_ends_before_it_can_answer_has_not_failed(
+    is_asked: bool, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "import os, time; time.sleep(99)" if is_asked else "import os; os.kill(os.getpid(), 15)"
+    monkeypatch.setattr("paceline.commands.sweep_run.worker_command", lambda _: [sys.executable, "-c", code])
+    file, stop = SweepFile(tmp_path, Command("recipe.json", [], []), [("train.seed=0",)]), StopRequest()
+    file.write()
+    if is_asked:
+        threading.Timer(0.3, lambda: setattr(stop, "requested", True)).start()
+    run_trials(file, file.wanted, lambda _: [], JobPool(1), stop)
+    (trial,) = json.loads((tmp_path / "sweep.json").read_text())["trials"]
+    assert (trial["state"], trial["exit_code"]) == (state, -signal.SIGTERM)
 
 
 @pytest.fixture

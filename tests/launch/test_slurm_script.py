@@ -13,7 +13,7 @@ from launching import environment
 from waiting import TIMEOUT, wait_until
 
 from paceline.cli import main
-from paceline.launch.slurm import Job, job_script
+from paceline.launch.slurm import Job, array_script, job_script
 
 # Passes signals on, as srun does, and ends as its command does.
 _SRUN = """#!{python}
@@ -83,6 +83,18 @@ def test_only_a_run_that_can_go_on_is_queued_again(cluster: Path, code: int, req
     job.communicate(timeout=TIMEOUT)
     assert job.returncode == (0 if requeued else code)
     assert (cluster / "scontrol.log").exists() == requeued
+
+
+def test_a_task_of_an_array_runs_its_own_command(cluster: Path) -> None:
+    tasks = {0: ["train", "a"], 3: ["train", "it's", "x=$HOME [1, 2]"]}
+    script = array_script(Job("a"), tasks, 2)
+    assert "#SBATCH --array=0,3%2\n" in script
+    assert "#SBATCH --array=0,3\n" in array_script(Job("a"), tasks)
+    job = submit(cluster, script, code="75", SLURM_ARRAY_TASK_ID="3")
+    job.communicate(timeout=TIMEOUT)
+    assert job.returncode == 0
+    assert (cluster / "words.log").read_text().splitlines() == tasks[3]
+    assert (cluster / "scontrol.log").read_text() == "requeue 42\n"  # of an array, this is the id of the task
 
 
 def test_what_slurm_is_asked_for() -> None:

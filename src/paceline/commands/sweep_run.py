@@ -12,7 +12,7 @@ from paceline.commands.sweep_file import SweepFile, Trial, failure_reason
 from paceline.core.errors import Stopped
 from paceline.core.process import StopRequest
 from paceline.core.regular_file import read_json
-from paceline.core.text import format_metric
+from paceline.core.text import format_metric, pluralize
 from paceline.launch.job_pool import Job, JobPool
 from paceline.launch.launcher import worker_command
 from paceline.loggers.messages import duration
@@ -39,19 +39,20 @@ def run_trials(
                 trial.state, trial.exit_code, trial.reason = "running", None, None
                 file.write()
                 pool.start(Job(trial.run, worker_command(words(trial)), file.log(trial)))
-            if stop.requested:
+            if stop.requested and not pool.is_stopping:
                 pool.stop()
+                progress.stop(stop)
             time.sleep(_POLL_SECONDS)
             for job, code in pool.poll():
                 trial = next(each for each in due if each.run == job.name)
-                _note_end(file, trial, code)
+                _note_end(file, trial, code, pool.is_stopping)
                 progress.end(trial)
             progress.update()
 
 
-def _note_end(file: SweepFile, trial: Trial, code: int) -> None:
-    states = {0: "finished", Stopped.exit_code: "stopped"}
-    trial.exit_code, trial.state = code, states.get(code, "failed")
+def _note_end(file: SweepFile, trial: Trial, code: int, is_stopping: bool) -> None:
+    is_stopped = code == Stopped.exit_code or (is_stopping and code < 0)  # a request ends a process that just starts
+    trial.exit_code, trial.state = code, "stopped" if is_stopped else "failed" if code else "finished"
     if trial.state == "failed":
         killed = f"killed by {signal.Signals(-code).name}" if code < 0 else None
         trial.reason = killed or failure_reason(file.folder(trial), file.log(trial))
@@ -71,6 +72,10 @@ class _Progress:
         is_new = trial.state == "waiting"
         self._print(f"{trial}: {'started' if is_new else 'resumed'}")
         self._running[trial.run] = trial, self._bar.add_task(str(trial), total=None), time.monotonic()
+
+    def stop(self, request: StopRequest) -> None:
+        """All trials were asked to stop."""
+        self._print(f"stop     {pluralize(len(self._running), 'run')} {request}: waiting for them to save")
 
     def update(self) -> None:
         """Show how far the trials are that run."""

@@ -57,6 +57,11 @@ class JobPool:
         """Whether another job may start."""
         return len(self._running) < self.size
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the jobs were asked to stop."""
+        return self._deadline is not None
+
     def start(self, job: Job) -> None:
         """Start a job in the first free place."""
         place = next(place for place in range(self.size) if place not in self._running)
@@ -92,10 +97,9 @@ class JobPool:
 
     def stop(self) -> None:
         """Ask all jobs to save and exit; those that have not after a minute are killed."""
-        if self._deadline is None:
-            self._deadline = time.monotonic() + _STOP_SECONDS
-            for _, process in self._running.values():
-                process.terminate()
+        self._deadline = time.monotonic() + _STOP_SECONDS
+        for _, process in self._running.values():
+            process.terminate()
 
     def _kill(self) -> None:
         for _, process in self._running.values():
