@@ -84,4 +84,11 @@ def test_it_trains_without_the_clone(installed: Path, tmp_path: Path) -> None:
     short = ("train.epochs=null", "train.steps=2", "schedule.warmup_epochs=0.01", "logging.images=false")
     printed = run(tmp_path, installed / "python", "-c", _TRAIN, ROOT / "src", "train", "quickstart", *short)
     assert printed.splitlines()[-1] == "0 True []"
-    assert (tmp_path / "runs" / "quickstart" / "checkpoints" / "step-00000002" / "model.safetensors").is_file()
+    out = tmp_path / "runs" / "quickstart"
+    assert (out / "checkpoints" / "step-00000002" / "model.safetensors").is_file()
+    assert (out / "report.html").is_file()
+
+
+def test_it_makes_a_project_without_the_clone(installed: Path, tmp_path: Path) -> None:
+    run(tmp_path, installed / "paceline", "new", "mine")
+    assert {"README.md", "recipe.yaml"} <= {path.name for path in (tmp_path / "mine").iterdir()}
