@@ -130,3 +130,14 @@ def test_arguments() -> None:
         arguments_of("transform", "clip")(num_frames=8, speed=[2.0, 1.0])
     with pytest.raises(ArgumentError, match=r"speed: .* where stride is whole"):
         Clip(8, stride="whole", speed=[1.0, 2.0])
+
+
+def test_frames_that_are_decoded_already_are_chosen_alike(video: tuple[Path, Pixels]) -> None:
+    """As a data set of a user's gives them."""
+    path, frames = video
+    for clip, draws in ((Clip(num_frames=4, stride=3), [0.0, 0.5]), (MultiClip(num_clips=2, num_frames=4), [])):
+        read, given = ({"image": image} for image in (EncodedVideo(path), frames))
+        chosen = [clip(sample, np.array(draws))["image"] for sample in (read, given)]
+        assert np.array_equal(*chosen)
+    with pytest.raises(DataError, match=r"pixels \[4, 4, 3\]"):
+        Clip(num_frames=1)({"image": np.zeros((4, 4, 3), np.uint8)}, np.zeros(2))

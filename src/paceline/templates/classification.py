@@ -25,9 +25,12 @@ class MyModel(nn.Module):  # ← your model
             nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
             nn.BatchNorm2d(2 * width),
             nn.ReLU(),
+            nn.Conv2d(2 * width, 4 * width, 3, stride=2, padding=1),
+            nn.BatchNorm2d(4 * width),
+            nn.ReLU(),
             nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),
-            nn.Linear(2 * width, num_classes),
+            nn.Linear(4 * width, num_classes),
         )
 
     def forward(self, images: Tensor) -> Tensor:

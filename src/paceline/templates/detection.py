@@ -42,6 +42,26 @@ class MyModel(nn.Module):  # ← your model
 
     def forward(self, images: Tensor, targets: Sequence[Target] | None = None) -> LossParts | list[Detections]:
         """With targets, each loss as a sum and what to divide it by; without, what is detected in each image."""
+        if targets is None:
+            found = zip(*self.candidates(images), strict=True)
+            return [
+                select_detections(*each, score_thresh=0.05, nms_thresh=0.5, detections_per_img=20) for each in found
+            ]
+        centers, boxes, logits = self.cells(images)
+        labels, wanted = assign(centers, targets, self.num_classes)
+        is_object = labels < self.num_classes  # [N, P]
+        one_hot = F.one_hot(labels, self.num_classes + 1)[..., :-1].to(logits)
+        count = is_object.sum().clamp(min=1)
+        box_sum = (box_loss(boxes, wanted) * is_object).sum()
+        return {"class_loss": (class_loss(logits, one_hot), count), "box_loss": (box_sum, count)}
+
+    def candidates(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """All boxes [N, P, 4] and their scores [N, P, num_classes], which exported graphs give."""
+        _, boxes, logits = self.cells(images)
+        return boxes, logits.sigmoid()
+
+    def cells(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The centers of the cells [P, 2], and of each cell its box [N, P, 4] and logits [N, P, num_classes]."""
         maps = self.layers(images)
         height, width = maps.shape[-2:]
         rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
@@ -49,17 +69,7 @@ class MyModel(nn.Module):  # ← your model
         cells = maps.flatten(2).transpose(1, 2)  # [N, P, num_classes + 4]
         logits, sides = cells[..., : self.num_classes], F.softplus(cells[..., self.num_classes :]) * self.stride
         boxes = torch.cat([centers - sides[..., :2], centers + sides[..., 2:]], -1)  # [N, P, 4] as x1 y1 x2 y2
-        if targets is None:
-            found = zip(boxes, logits.sigmoid(), strict=True)
-            return [
-                select_detections(*each, score_thresh=0.05, nms_thresh=0.5, detections_per_img=20) for each in found
-            ]
-        labels, wanted = assign(centers, targets, self.num_classes)
-        is_object = labels < self.num_classes  # [N, P]
-        one_hot = F.one_hot(labels, self.num_classes + 1)[..., :-1].to(logits)
-        count = is_object.sum().clamp(min=1)
-        box_sum = (box_loss(boxes, wanted) * is_object).sum()
-        return {"class_loss": (class_loss(logits, one_hot), count), "box_loss": (box_sum, count)}
+        return centers, boxes, logits
 
 
 def class_loss(output: Tensor, target: Tensor) -> Tensor:  # ← your loss of classes

@@ -40,10 +40,9 @@ class MyModel(nn.Module):  # ← your model
 
 @register.dataset("my_dataset")
 class MyDataset(Dataset[tuple[Tensor, int]]):  # ← your data set
-    """Clips of the videos root/videos/CLASS/*, each with the number of its class; every fourth is for val."""
+    """The videos root/videos/CLASS/*, each with the number of its class; every fourth is for val."""
 
-    def __init__(self, root: Path, split: str, num_frames: int = 8) -> None:
-        self.num_frames = num_frames
+    def __init__(self, root: Path, split: str) -> None:
         self.classes = sorted(folder.name for folder in (root / "videos").iterdir() if folder.is_dir())
         files = sorted((root / "videos").glob("*/*.mp4"))
         self.files = [file for index, file in enumerate(files) if (index % 4 == 3) == (split == "val")]
@@ -52,12 +51,11 @@ class MyDataset(Dataset[tuple[Tensor, int]]):  # ← your data set
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """Evenly spaced frames, uint8 [T, C, H, W], and the class."""
+        """All frames, uint8 [T, C, H, W], of which `clip` in the recipe chooses some, and the class."""
         file = self.files[index]
         with av.open(str(file)) as container:
             frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
-        chosen = [frames[place] for place in np.linspace(0, len(frames) - 1, self.num_frames).round().astype(int)]
-        return torch.from_numpy(np.stack(chosen)).permute(0, 3, 1, 2), self.classes.index(file.parent.name)
+        return torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2), self.classes.index(file.parent.name)
 
 
 @register.loss("my_loss")

@@ -165,7 +165,9 @@ def require_clips(dataset: object, transforms: Sequence[object]) -> None:
         )
 
 
-def _check_length(video: EncodedVideo, num_frames: int, stride: Stride, short: Short, speed: float = 1.0) -> None:
+def _check_length(
+    video: EncodedVideo | DecodedVideo, num_frames: int, stride: Stride, short: Short, speed: float = 1.0
+) -> None:
     needed = num_frames if stride == "whole" else 1 + int((num_frames - 1) * (stride * speed))
     if short == "refuse" and video.num_frames < needed:
         raise DataError(
@@ -174,14 +176,33 @@ def _check_length(video: EncodedVideo, num_frames: int, stride: Stride, short: S
         )
 
 
-def _video(sample: Sample, name: str) -> EncodedVideo:
+@dataclass(frozen=True)
+class DecodedVideo:
+    """All frames of a video, [T, H, W, C], as a data set of a user's gives them."""
+
+    pixels: NDArray[Any]
+    path: str = "the video"
+
+    @property
+    def num_frames(self) -> int:
+        """How many frames there are."""
+        return len(self.pixels)
+
+    def frames(self, numbers: Sequence[int] | NDArray[np.int64]) -> NDArray[Any]:
+        """These frames, in this order."""
+        return np.asarray(self.pixels[np.asarray(numbers, np.int64)])
+
+
+def _video(sample: Sample, name: str) -> EncodedVideo | DecodedVideo:
     video: Any = sample["image"]
-    if not isinstance(video, EncodedVideo):
-        raise DataError(
-            f"{name} chooses frames of a video that is not decoded yet, and found {_kind(video)}; it has to be the"
-            " first transform of a data set of videos"
-        )
-    return video
+    if isinstance(video, EncodedVideo):
+        return video
+    if isinstance(video, np.ndarray) and video.ndim == 4 and len(video):
+        return DecodedVideo(video)
+    raise DataError(
+        f"{name} chooses frames of a video, and found {_kind(video)}; it has to be the first transform of a data set of"
+        " videos"
+    )
 
 
 def _kind(image: Any) -> str:
