@@ -88,7 +88,7 @@ class Saver:
     ) -> None:
         """Copy everything, then write it in the background. Waits for an earlier save to finish.
 
-        Tensors in `deferred` are copied after the return: do not change them before calling `release`.
+        Tensors in `deferred` are copied after the return: do not change them before calling `finish_copy`.
         """
         started = time.perf_counter()
         self.finish_copy()

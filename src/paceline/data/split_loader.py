@@ -62,7 +62,8 @@ class Dataset(Protocol):
 
 
 class SplitLoader:
-    """A data set with its transforms. What is random about a sample depends on (seed, epoch, sample) alone.
+    """A data set with its transforms. What is random about a sample depends on (seed, epoch, sample) alone; what all
+    samples of a step share, such as their size, on (seed, step).
 
     With `skips`, samples that cannot be read are left out and listed there; without, the first one is a DataError.
     Floats that a data set gathers as whole tensors become `float_type`; float64 is for models in double precision.

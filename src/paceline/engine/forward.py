@@ -26,8 +26,8 @@ def transformed(run: Run, micro: MicroBatch) -> Batch:
 def forward(run: Run, micro: MicroBatch) -> dict[str, LossTerm]:
     """The losses of a micro-batch.
 
-    The model's generators (dropout) are seeded from (seed, step, micro-batch); batch transforms have draws of their
-    own, so transforming a micro-batch again gives the same.
+    The model's generators (dropout) are seeded from (seed, step, micro-batch). Batch transforms draw from (seed, epoch,
+    sample), or from (seed, step) where all samples share a draw, so transforming a micro-batch again gives the same.
     """
     run.heartbeat.beat(micro.step, "in a forward pass")
     started = perf_counter()

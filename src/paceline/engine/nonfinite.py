@@ -76,7 +76,7 @@ class FiniteCheck:
 
 
 class NoBackup:
-    """For runs that stop at a non-finite step, after which buffers are not used."""
+    """For runs without a loss scale that stop at a non-finite step: their buffers are not used afterwards."""
 
     def keep(self) -> None:
         """Keep nothing."""

@@ -37,7 +37,11 @@ from paceline.tasks.task import Task
 
 
 class StepResult(NamedTuple):
-    """What a step did. Losses and the gradient norm stay on the device until they are logged."""
+    """What a step did.
+
+    Losses and the gradient norm stay on the device until `read_results`: at a log, a save or an evaluation, or when 100
+    steps are unread.
+    """
 
     step: int
     accumulator: LossAccumulator
@@ -46,7 +50,8 @@ class StepResult(NamedTuple):
     should_stop: bool
     """Whether any rank was asked to stop; all ranks agree."""
     overflowed: Tensor | None = None
-    """Whether the loss scale was too high; None without one."""
+    """Whether a non-finite norm is blamed on the loss scale: any is, until the scale is at its least (a fixed scale: 50 in
+    a row). None without a loss scale."""
 
     @property
     def losses(self) -> dict[str, Tensor]:

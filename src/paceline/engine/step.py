@@ -18,24 +18,26 @@ def train_step(run: Run, step_batch: StepBatch) -> StepResult:
     for micro in step_batch.micro_batches:
         with run.strategy.accumulate(micro, is_last=micro is step_batch.micro_batches[-1]):
             terms = forward(run, micro)
-            # In the last backward pass, ddp and fsdp average gradients over ranks; times grad_divisor that is a sum.
+            # Times the loss scale. In the last backward pass, ddp and fsdp average over ranks: a sum with grad_divisor.
             run.precision.backward(losses.to_backward(terms, micro, run.strategy.grad_divisor))
         losses.add(terms, micro)
     losses.wait()  # a rank without micro-batches has not yet
 
-    run.strategy.after_backward(step_batch)  # buffers and states of losses are shared; deterministic sums gradients
+    # `deterministic` sums gradients now. Ranks share buffers, but for BatchNorm's, which follow rank 0 at saves.
+    run.strategy.after_backward(step_batch)
     run.precision.unscale(run.optimized)
+    # The norm over all ranks before clipping; a gradient that is not finite is not clipped.
     grad_norm = run.clip_gradients(run.strategy.local(run.optimized))
-    lr = run.scheduler.apply(step_batch.step)
+    lr = run.scheduler.apply(step_batch.step)  # a function of the step alone
     overflowed = run.precision.update_loss_scale(grad_norm)
     # On the device: if the norm is not finite, the optimizer skips this step and, where the run is to stop, all later
     # ones. The host learns of it when it reads losses (training_log.read_results).
     run.finite_check.decide(grad_norm, overflowed)
-    run.saver.finish_copy()  # of a checkpoint that still copies the weights which change now
+    run.saver.finish_copy()  # a checkpoint may still be copying weights and optimizer state, which change now
     run.optimizer.step()
     run.precision.sync_weights()
     run.buffer_backup.restore(run.finite_check.found_inf)
-    run.averaging.update(run.state.model)  # after a skipped step too
+    run.averaging.update(run.state.model)  # parameters only; after a skipped step too, with the same weights
     for parameter in run.optimized:  # what optimizer.zero_grad does, without its profiler range
         parameter.grad = None
     run.progress.step = step_batch.step + 1

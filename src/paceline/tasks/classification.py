@@ -31,7 +31,8 @@ _NUM_VISUALIZED, _IMAGE_SIDE = 24, 96
 class Classification(Task):
     """Image classification, single-label or multi-label.
 
-    `Task.losses` runs the model and the losses of losses/classification.py. Predictions are logits [N, classes].
+    `Task.losses` runs the model and the losses of losses/classification.py, which are divided by the number of samples,
+    or by the sum of their class weights. Predictions are logits [N, classes].
     Metrics are losses, accuracy, precision, recall, F1 and AUROC.
     """
 
