@@ -50,8 +50,8 @@ class StepResult(NamedTuple):
     should_stop: bool
     """Whether any rank was asked to stop; all ranks agree."""
     overflowed: Tensor | None = None
-    """Whether a non-finite norm is blamed on the loss scale: any is, until the scale is at its least (a fixed scale: after
-    50 in a row). None without a loss scale."""
+    """Whether a non-finite norm is blamed on the loss scale: any is, until the scale is at its least (a fixed scale:
+    after 50 in a row). None without a loss scale."""
 
     @property
     def losses(self) -> dict[str, Tensor]:
