@@ -12,6 +12,7 @@ from paceline.core.errors import DataError
 from paceline.core.world import World
 from paceline.data.loader import MicroBatch, StepBatch
 from paceline.engine.step import train_step
+from paceline.plan.fake_tensors import fake_tensors
 from paceline.plan.memory import Memory, MemoryTracker
 from paceline.plan.rehearse import rehearse
 from paceline.recipe.build import Builder
@@ -107,6 +108,11 @@ def test_nothing_is_left_of_a_rehearsal() -> None:
     assert nn.Module._apply is apply
     assert type(torch.zeros(1)) is torch.Tensor
     assert not torch.distributed.is_initialized()
+
+
+def test_weights_that_are_sampled_until_they_fit_are_left_as_they_are() -> None:
+    with fake_tensors():
+        assert nn.init.trunc_normal_(torch.empty(3, 4), std=0.02).shape == (3, 4)
 
 
 def test_a_task_without_a_surrogate_asks_for_its_data() -> None:

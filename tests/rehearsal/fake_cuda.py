@@ -6,7 +6,7 @@ Whatever leaves the device is made up: zeros. Within a strict region nothing may
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from paceline.core.world import World
-from paceline.plan.fake_tensors import convert_module
+from paceline.plan.fake_tensors import convert_module, keep_unsampled
 
 _aten = torch.ops.aten
 NUM_DEVICES = 8
@@ -74,18 +74,20 @@ class FakeCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Inside, host tensors are fake too: a large model takes no memory."""
         self.is_all_fake = True
         try:
-            yield
+            with patch("torch.nn.init._no_grad_trunc_normal_", keep_unsampled):
+                yield
         finally:
             self.is_all_fake = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operator."""
         kwargs = kwargs or {}
-        leaves = list(tree_iter((args, kwargs)))
+        leaves = list(_leaves((*args, *kwargs.values())))
         tensors = [each for each in leaves if isinstance(each, Tensor)]
         if any(type(each) not in (Tensor, nn.Parameter, FakeTensor) for each in tensors):
             return NotImplemented  # a sharded tensor: its own parts come back here
-        is_host = not any(isinstance(each, FakeTensor) for each in tensors)
+        num_fake = sum(isinstance(each, FakeTensor) for each in tensors)
+        is_host = num_fake == 0
         if (
             is_host
             and not self.is_all_fake
@@ -106,7 +108,8 @@ class FakeCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.overloadpacket is _aten._fused_sgd_:  # torch has no fake form of it
             assert {each.device for each in tensors} == {DEVICE}
             return None
-        args, kwargs = tree_map_only(Tensor, self._as_fake, (args, kwargs))
+        if num_fake < len(tensors):
+            args, kwargs = tree_map_only(Tensor, self._as_fake, (args, kwargs))
         return func(*args, **kwargs)
 
     def _as_fake(self, tensor: Tensor) -> Tensor:
@@ -155,6 +158,14 @@ class FakeCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         frames = [frame for frame in traceback.extract_stack() if "paceline" in Path(frame.filename).parts]
         where = [f"{Path(frame.filename).name}:{frame.lineno}: {frame.line}" for frame in frames[-1:]]
         raise HostWaitError(f"{func}: the host waits for the device, {where[0] if where else 'in other code'}")
+
+
+def _leaves(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _leaves(value)
+        else:
+            yield value
 
 
 def _is_nondeterministic(func: Any, args: Any) -> bool:

@@ -52,7 +52,7 @@ def rehearse(case: dict[str, Any], out: Path) -> None:
 
     if case["steps"] == 1:
         with fake_cuda() as mode:
-            first_step(case["recipe"], mode, out, is_strict=case["first_strict"] == 0)
+            first_step(case["recipe"], mode, out)
         return
     processes = case["processes"]
     with fake_cuda(processes) as mode, ExitStack() as stack:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from cuda_stub import compile_stub, compiler
-from rehearsal_cases import FAULTS, PROCESSES, SETTINGS, TASKS, TRANSFORMS, write_data
+from rehearsal_cases import FAULTS, PROCESSES, SETTINGS, SHIPPED, TASKS, TRANSFORMS, write_data
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="the CUDA device of the rehearsal needs g++ to be built")
 
-RUNS = [*TASKS, *TRANSFORMS, *SETTINGS, *PROCESSES]
+RUNS = [*TASKS, *TRANSFORMS, *SETTINGS, *PROCESSES, *SHIPPED]
 _PROGRAM = Path(__file__).with_name("rehearsal_program.py")
 _CAUGHT = {"mismatch": "FakeTensorDeviceMismatchError", "read": "HostWaitError"}
 

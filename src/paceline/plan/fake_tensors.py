@@ -25,6 +25,7 @@ def fake_tensors(processes: int = 1) -> Iterator[FakeTensorMode]:
         if processes > 1:
             stack.enter_context(_fake_process_group(processes))
         stack.enter_context(patch.object(nn.Module, "_apply", convert_module))
+        stack.enter_context(patch("torch.nn.init._no_grad_trunc_normal_", keep_unsampled))
         stack.enter_context(patch("paceline.engine.strategies.fsdp.init_device_mesh", _make_device_mesh))
         stack.enter_context(patch("paceline.engine.strategies.ddp.DistributedDataParallel", _FakeDDP))
         stack.enter_context(mode)
@@ -109,6 +110,11 @@ def _make_device_mesh(*args: Any, **kwargs: Any) -> Any:
     """A mesh of real numbers: its own rank is looked up in it."""
     with unset_fake_temporarily():
         return init_device_mesh(*args, **kwargs)
+
+
+def keep_unsampled(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """What stands for sampling until all values are within bounds, which fake ones never are."""
+    return tensor
 
 
 def convert_module(module: nn.Module, convert: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
