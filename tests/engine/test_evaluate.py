@@ -16,7 +16,7 @@ from small_runs import ALONE, NUM_CLASSES, NormedNet, Small, images, threads
 from torch import Tensor
 from waiting import wait_until
 
-from paceline.core.errors import DataError
+from paceline.core.errors import DataError, TrainingError
 from paceline.data.batch import Batch, Ids
 from paceline.data.split_loader import SplitLoader
 from paceline.engine.evaluate import Evaluation, check_ledger, evaluate
@@ -197,7 +197,7 @@ def test_mode_and_threads_come_back_after_an_error(tmp_path: Path) -> None:
     run = small(tmp_path, net=Failing).run()
     assert isinstance(run.model, Failing)
     with threads(2):
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(TrainingError, match="ZeroDivisionError"):
             evaluate(run, "val")
         assert run.model.seen == (False, 1)
         assert (run.model.training, torch.get_num_threads()) == (True, 2)
