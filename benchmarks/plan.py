@@ -60,7 +60,7 @@ CASES = [
     _images("MobileNetV2, bf16, checkpointing", "torchvision/mobilenet_v2", 160, 24, _BF16, _CHECKPOINTING),
     _images("ResNet-18, 2 micro-batches", "torchvision/resnet18", 128, 32, "train.micro_batch_size=16"),
     _images("ViT-S/16, AdamW", "timm/vit_small_patch16_224", 224, 4, "optimizer={name: adamw, lr: 0.001}"),
-    _images("ViT-S/16, checkpointing", "timm/vit_small_patch16_224", 224, 4, _CHECKPOINTING),
+    _images("ViT-S/16, checkpointing", "timm/vit_small_patch16_224", 224, 12, _CHECKPOINTING),
     _images("ViT-S/16, bf16", "timm/vit_small_patch16_224", 224, 4, _BF16),
     _minet("MINet-R50", "minet_resnet50", 128),
     _minet("MINet-R50, checkpointing", "minet_resnet50", 128, _CHECKPOINTING),
@@ -82,7 +82,7 @@ CASES = [
         "train.micro_batch_size=32", _CHECKPOINTING,
     ]),
     Case("detection: SSD300", "ssd300_pet", ["data.batch_size=2"]),
-    Case("detection: FCOS", "detection_sample", [
+    Case("detection: FCOS", "ssd300_pet", [
         "model={name: fcos, backbone: timm/resnet18}", "data.batch_size=4",
     ]),
     _segmentation("FCN", "fcn_resnet50", 3),

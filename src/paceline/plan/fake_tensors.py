@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
@@ -57,18 +57,51 @@ class FakeWorld(World):
 
 
 class _AssumedValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Gives an answer where the host reads a value: a number is 1, and every element that may be selected is."""
+    """Gives an answer where the host reads a value.
+
+    A number is 1, every element that may be selected is, and what is asked of any element holds for none: such
+    questions look for mistakes.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = args[0] if args else None
-        if isinstance(given, FakeTensor):
+        if func in _INDEXING:
+            args = (given, _without_masks(args[1]), *args[2:])
+        elif isinstance(given, FakeTensor):
+            if func.overloadpacket is torch.ops.aten.any:
+                asked = func(*args, **(kwargs or {}))
+                asked.is_any = True
+                return asked
             if func is torch.ops.aten._local_scalar_dense.default:
+                if getattr(given, "is_any", False):
+                    return False
                 return 1.0 if given.is_floating_point() else given.dtype == torch.bool or 1
             if func is torch.ops.aten.nonzero.default:
                 return given.new_empty((given.numel(), given.ndim), dtype=torch.int64)
             if func is torch.ops.aten.masked_select.default:
                 return given.new_empty(given.numel())
         return func(*args, **(kwargs or {}))
+
+
+_INDEXING = frozenset(
+    {
+        torch.ops.aten.index.Tensor,
+        torch.ops.aten.index_put.default,
+        torch.ops.aten.index_put_.default,
+        torch.ops.aten._index_put_impl_.default,
+    }
+)
+
+
+def _without_masks(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Indices with each mask in place of the numbers of all of its elements."""
+    found: list[Tensor | None] = []
+    for index in indices:
+        if index is not None and index.dtype in (torch.bool, torch.uint8):
+            found += [index.new_empty(index.numel(), dtype=torch.int64) for _ in range(index.ndim)]
+        else:
+            found.append(index)
+    return found
 
 
 class _FakeDDP(nn.Module):

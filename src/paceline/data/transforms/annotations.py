@@ -268,7 +268,7 @@ def _owners(batch: Mapping[str, Any], device: torch.device) -> tuple[list[int], 
     """How many objects each sample has, and each object's sample: [K of all]."""
     name = next(name for name in batch if name in RAGGED)
     counts = [len(each) for each in batch[name]]
-    owners = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    owners = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts), output_size=sum(counts))
     return counts, owners.to(device, non_blocking=True)
 
 
