@@ -41,6 +41,11 @@ CASES = {
         "train.sync_bn=false",
         "optimizer.param_groups=[]",
     ],
+    "ssd300_pet": [
+        "model={name: fcos, backbone: timm/resnet10t, width: 32}",
+        "data.train.transforms.3.size=[64,64]",
+        "data.batch_size=2",
+    ],
     "video_sample": ["train.precision=bf16", "data.batch_size=2"],
 }
 

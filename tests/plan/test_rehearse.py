@@ -118,3 +118,13 @@ def test_weights_that_are_sampled_until_they_fit_are_left_as_they_are() -> None:
 def test_a_task_without_a_surrogate_asks_for_its_data() -> None:
     with pytest.raises(DataError), rehearse(recipe("data.train.root=nowhere", name="video_sample")):
         pass
+
+
+def test_masks_select_all_and_questions_for_mistakes_find_none() -> None:
+    with fake_tensors():
+        boxes, mask = torch.zeros(6, 4), torch.zeros(6, dtype=torch.bool)
+        assert boxes[mask].shape == (6, 4)
+        assert boxes[mask.nonzero().flatten()].shape == (6, 4)
+        boxes[mask] = 1.0
+        assert not (boxes < 0).any()
+        assert (boxes >= 0).all()
