@@ -16,7 +16,6 @@ import torch
 from paceline.commands.measure_row import LAUNCHED
 from paceline.core.process import free_memory
 from paceline.core.temporary import temporary_folder
-from paceline.data.skip_list import UNREADABLE
 
 if TYPE_CHECKING:
     from paceline.engine.run import Run
@@ -59,7 +58,7 @@ def _memory(run: Run) -> int:
 def _bound(run: Run) -> int | None:
     """More bytes than nearly any step of this run needs; None if no sample can be read."""
     weights = sum(parameter.nbytes for parameter in run.model.parameters())
-    with suppress(*UNREADABLE):
+    with suppress(Exception):  # what is wrong with a sample is explained where it is trained on
         values: int = run.train_loader.fetch(0, np.arange(1))["image"].numel()
         sampler = run.batches.sampler
         samples = min(sampler.micro_batch_size, -(-sampler.batch // run.world.size))
