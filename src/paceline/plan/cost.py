@@ -17,8 +17,8 @@ from torch.utils.flop_counter import flop_registry
 
 from paceline.plan.devices import Speed
 
-# Chosen from a grid to fit the training speeds of ResNet-50 that NVIDIA publishes for A100 and V100 (938 images a second
-# in TF32, 367 in FP32, 2470 and 1200 in mixed precision), which they meet within 25 %; compared with nothing else.
+# Chosen from a grid to fit the training speeds of ResNet-50 that NVIDIA publishes for A100 and V100 (938 images a
+# second in TF32, 367 in FP32, 2470 and 1200 in mixed precision), which they meet within 25 %.
 COMPUTE_EFFICIENCY = 0.7
 """The share of its stated operations a second that a device is assumed to reach in convolutions and matrix products."""
 BANDWIDTH_EFFICIENCY = 0.5
