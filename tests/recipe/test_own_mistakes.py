@@ -167,7 +167,7 @@ def test_a_field_that_a_batch_does_not_have_is_named_with_those_that_it_has() ->
         def forward(self, model: nn.Module, batch: Batch) -> Any:
             return model(batch["images"])
 
-    refused(TrainingError, "task Misspelt: ", f"{Path(__file__).name}:", "'images'", "'id', 'image'", task=Misspelt)
+    refused(TrainingError, "task Misspelt: ", f"{Path(__file__).name}:", "'images'", "'id'", "'image'", task=Misspelt)
     assert Batch(id=torch.zeros(1)).get("label") is None
     assert not Batch(id=torch.zeros(1)).has_target
     with pytest.raises(KeyError):
@@ -318,3 +318,28 @@ def test_an_error_while_a_model_is_built_names_its_line() -> None:
 def test_a_label_in_a_dict_is_one_of_the_classes() -> None:
     data = data_of(lambda index: {"label": 7}, ["a", "b"])
     refused(DataError, "sample", "label 7", "expected 0 to 1", data=data, loss=F.cross_entropy)
+
+
+def test_an_output_that_is_not_pooled_is_named_by_its_shape() -> None:
+    @register.model("own_model")
+    def own_model(num_classes: int, in_channels: int) -> nn.Module:
+        return nn.Conv2d(in_channels, num_classes, 3)
+
+    data = data_of(lambda index: index % 2, ["a", "b"])
+    words = ("model", "[4, 2, 6, 6]", "expected [4, 2]")
+    refused(
+        RecipeError, *words, data=data, loss=F.cross_entropy, model={"name": "own_model"}, task__name="classification"
+    )
+
+
+def test_an_argument_under_another_name_than_the_one_it_is_given_by() -> None:
+    @register.model("own_model")
+    def own_model(n_classes: int) -> nn.Module:
+        return nn.Linear(3, n_classes)
+
+    refused(RecipeError, "model.n_classes", "num_classes", model={"name": "own_model"})
+
+
+def test_a_module_that_is_not_there_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "own.yaml", "--use", "nosuch"]) == 2
+    assert "--use nosuch" in capsys.readouterr().err

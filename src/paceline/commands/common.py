@@ -77,9 +77,8 @@ def use_modules(names: list[str]) -> None:
             if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
                 meant = near(name, [path.name for path in Path.cwd().glob("*.py")])
                 where = f"searched in {Path.cwd()} and in installed packages"
-                raise UsageError(
-                    f"--use {name}: {error}; {f'did you mean {meant[0]}? ' * bool(meant)}{where}"
-                ) from error
+                hint = f"did you mean {meant[0]}? " if meant else ""
+                raise UsageError(f"--use {name}: {error}; {hint}{where}") from error
             from paceline.core.user_code import described
 
             cure = "; install it with pip" if isinstance(error, ModuleNotFoundError) else ""

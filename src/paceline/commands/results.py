@@ -61,6 +61,8 @@ def main(options: argparse.Namespace) -> int:
         print_json(groups_json(groups))
     else:
         print_groups(groups)
+        if not options.best:
+            print("by the last evaluation of each run; --best: by its best checkpoint", file=sys.stderr)
     if options.out:
         write_results(options.out, [row.result for row in rows])
         if not options.json:

@@ -31,7 +31,7 @@ Row = dict[str, Any]
 TABLE = Path(__file__).parent.parent / "registry.json"
 
 # What the builder gives to a component, not the recipe: left out of the arguments read off a signature.
-_SUPPLIED = {
+SUPPLIED = {
     "model": {"num_classes", "in_channels", "num_keypoints"},
     "loss": {"num_classes", "ignore_index"},
     "metric": {"num_classes", "classes", "ignore_index", "joints"},
@@ -180,7 +180,7 @@ class Definition:
 
     def arguments(self) -> type[Arguments]:
         """What the signature takes from a recipe."""
-        supplied = _SUPPLIED.get(self.kind, set()) | ({"name"} if self.library else set())
+        supplied = SUPPLIED.get(self.kind, set()) | ({"name"} if self.library else set())
         if self.kind == "loss" and not self.is_ours:
             supplied = supplied_to_loss(self.target, supplied)
         return arguments_of(self.target, supplied, self.checks, self.kind)

@@ -31,10 +31,10 @@ def user_code(
     """
     try:
         yield
-    except (PacelineError, torch.OutOfMemoryError, MemoryError):
-        raise
     except Exception as error:
-        if is_communication_error(error):
+        # A field that a batch does not have, a KeyError, is the mistake of whoever asks for it.
+        is_explained = isinstance(error, PacelineError) and not isinstance(error, KeyError)
+        if is_explained or isinstance(error, torch.OutOfMemoryError | MemoryError) or is_communication_error(error):
             raise
         raise error_type(f"{part}: {described(error)}{note()}") from error
 

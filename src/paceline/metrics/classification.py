@@ -239,7 +239,7 @@ def _check_classes(metric: str, num_classes: int, logits: Tensor, labels: Tensor
     classes = pluralize(num_classes, "class")
     if logits.shape[1] != num_classes:
         raise DataError(
-            f"{metric}: the data have {classes}, the model outputs {logits.shape[1]}; build it with num_classes"
+            f"model: the data have {classes}, the model outputs {logits.shape[1]} values; build it with num_classes"
         )
     if labels.ndim == 2 and labels.shape[1] != num_classes:
         raise DataError(

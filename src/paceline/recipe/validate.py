@@ -7,13 +7,14 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
 
 from paceline.core.arguments import Arguments
 from paceline.core.errors import RecipeError
-from paceline.core.registry import KINDS, Entry, register
+from paceline.core.registry import KINDS, SUPPLIED, Entry, register
 from paceline.recipe.document import COMMAND_LINE, Document, Origin, children, lookup, places
 from paceline.recipe.incompatible import cross_checks
 from paceline.recipe.parts import PARTS, SEVERAL, PartSpec
@@ -98,9 +99,15 @@ def _check_part(
         checked = _validated(entry.arguments, given)
     except ValidationError as error:
         found = problems_of(error, entry.arguments, given, also_known=part.section.model_fields)
-        return [Problem((*path, *each.path), each.message, each.about) for each in found]
+        return [Problem((*path, *each.path), each.message + _supplied(part.kind, each), each.about) for each in found]
     arguments[path] = checked
     return []
+
+
+def _supplied(kind: str, problem: Problem) -> str:
+    """The hint for a missing argument that the builder gives under another name, such as n_classes."""
+    meant = get_close_matches(str(problem.path[-1]), SUPPLIED.get(kind, ()), 1) if problem.about == "absence" else []
+    return f"; did you mean the argument {meant[0]}, which every {kind} may ask for?" if meant else ""
 
 
 def _entry(part: PartSpec, path: KeyPath, tree: dict[str, Any]) -> Entry | Problem:

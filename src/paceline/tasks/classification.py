@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from paceline.core.arguments import Count
+from paceline.core.errors import RecipeError
 from paceline.core.registry import register
 from paceline.core.world import to_float64
 from paceline.data.batch import Batch
@@ -56,6 +57,16 @@ class Classification(Task):
         self._top_k = [k for k in sorted({1, *top_k}) if k <= len(self.classes)]
         self.training_metrics = ["accuracy"] if multi_label else [f"top{k}" for k in self._top_k]
         self._metrics += [*self._own_metrics(top_k), *extra_metrics]
+
+    def forward(self, model: nn.Module, batch: Batch) -> Any:
+        """Logits [N, classes]."""
+        logits = super().forward(model, batch)
+        if isinstance(logits, Tensor) and logits.ndim != 2:
+            raise RecipeError(
+                f"model: gave an output of shape {list(logits.shape)}, expected [{len(batch['image'])},"
+                f" {len(self.classes)}], a number for each class: end it with pooling, Flatten and a Linear layer"
+            )
+        return logits
 
     def predict(self, model: nn.Module, batch: Batch) -> Tensor:
         """Logits [N, classes]."""
