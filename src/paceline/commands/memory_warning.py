@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from paceline.engine.run import Run
 
 _COPIES = 4  # of the weights: themselves, gradients, and two moments of an optimizer
-_PER_VALUE = 1000  # bytes of activations for each byte of the input: above what networks of the field take
+_PER_VALUE = 400  # bytes of activations for each byte of the input: above what most networks take
 _SECONDS = 120.0  # a plan that takes longer is given up
 _FLOAT = 4
 
@@ -59,8 +59,9 @@ def _bound(run: Run) -> int | None:
     """More bytes than nearly any step of this run needs; None if no sample can be read."""
     weights = sum(parameter.nbytes for parameter in run.model.parameters())
     with suppress(Exception):  # what is wrong with a sample is explained where it is trained on
-        values: int = run.train_loader.fetch(0, np.arange(1))["image"].numel()
-        sampler = run.batches.sampler
+        loader = run.train_loader
+        image = loader.dataset.read(0)["image"] if loader.in_memory else loader.fetch(0, np.arange(1))["image"]
+        values, sampler = int(np.prod(image.shape)), run.batches.sampler
         samples = min(sampler.micro_batch_size, -(-sampler.batch // run.world.size))
         return _COPIES * weights + _PER_VALUE * _FLOAT * values * samples
     return None
