@@ -75,7 +75,7 @@ def test_the_banner_counts_what_learns(printed: tuple[Path, list[str], list[str]
 def test_a_milestone_is_reported_with_both_learning_rates(printed: tuple[Path, list[str], list[str]]) -> None:
     _, first, second = printed
     assert [line for line in first + second if line.startswith("learning rate")] == [
-        "learning rate 0.003 → 0.0003 at step 3"
+        "learning rate 0.003 → 0.0003 after step 3"
     ]
 
 

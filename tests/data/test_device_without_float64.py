@@ -71,7 +71,7 @@ def test_draws_for_mps_are_float32(device: str, dtype: torch.dtype, monkeypatch:
     images = MemoryImages(torch.zeros(3, 1, 4, 4, dtype=torch.uint8), {}, [])
     loader, moved = SplitLoader(images, [RandomHorizontalFlip()], seed=0), []
 
-    def move(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    def move(tensor: torch.Tensor, device: torch.device, non_blocking: bool = False) -> torch.Tensor:
         moved.append((tensor.dtype, device.type))
         return tensor
 

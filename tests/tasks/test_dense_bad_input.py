@@ -263,18 +263,18 @@ def test_masks_of_classes_are_no_binary_masks(make: Callable[[str], Spoiled]) ->
 
 
 @pytest.mark.parametrize(
-    ("change", "code", "message"),
+    ("change", "code", "message", "is_made"),
     [
-        ({"losses": ["cross_entropy"]}, 3, "cross_entropy needs labels"),
-        ({"model": {"name": "timm/test_resnet"}}, 2, "model: got outputs of shape [4, 4], expected"),
+        ({"losses": ["cross_entropy"]}, 3, "cross_entropy needs labels", False),
+        ({"model": {"name": "timm/test_resnet"}}, 2, "model: got outputs of shape [4, 4], expected", True),
     ],
 )
 def test_parts_of_other_tasks_are_named(
-    make: Callable[[str], Spoiled], change: dict[str, Any], code: int, message: str
+    make: Callable[[str], Spoiled], change: dict[str, Any], code: int, message: str, is_made: bool
 ) -> None:
     spoiled = make("segmentation")
     spoiled.recipe |= change
-    assert spoiled.refused(message, is_made=True) == code
+    assert spoiled.refused(message, is_made=is_made) == code
 
 
 def test_an_ignored_class_is_named_and_in_no_metric(make: Callable[[str], Spoiled]) -> None:

@@ -22,20 +22,21 @@ if TYPE_CHECKING:
 
 _COPIES = 4  # of the weights: themselves, gradients, and two moments of an optimizer
 _PER_VALUE = 400  # bytes of activations for each byte of the input: above what most networks take
-_SECONDS = 120.0  # a plan that takes longer is given up
+_SECONDS = 120.0
 _FLOAT = 4
 
 
-def memory_warning(run: Run, modules: Sequence[str]) -> list[str]:
+def memory_warning(run: Run, modules: Sequence[str], seconds: float = _SECONDS) -> list[str]:
     """What to tell the user if the plan says that a step needs more memory than the device has; else nothing.
 
-    A run that obviously fits is not planned, so that it starts as fast as ever.
+    A run that obviously fits is not planned, so that it starts as fast as ever. Other processes wait meanwhile: a plan
+    that takes more `seconds` is given up.
     """
     memory = _memory(run)
     needed = _bound(run)
     if needed is None or needed <= memory:
         return []
-    rows = _plan(run, modules, memory)
+    rows = _plan(run, modules, memory, min(seconds, _SECONDS))
     if not rows or rows[0].get("fits", True):
         return []
     own, mebi = rows[0], 2**20
@@ -67,7 +68,7 @@ def _bound(run: Run) -> int | None:
     return None
 
 
-def _plan(run: Run, modules: Sequence[str], memory: int) -> list[dict[str, Any]]:
+def _plan(run: Run, modules: Sequence[str], memory: int, seconds: float) -> list[dict[str, Any]]:
     """The rows of the plan, that of the recipe itself first; none if there is no plan."""
     with temporary_folder() as folder, suppress(subprocess.SubprocessError, OSError, ValueError):
         recipe = folder / "recipe.json"
@@ -76,7 +77,7 @@ def _plan(run: Run, modules: Sequence[str], memory: int) -> list[dict[str, Any]]
         options += [word for name in modules for word in ("--use", name)]
         command = [sys.executable, "-P", "-m", "paceline", "plan", str(recipe), *options]
         variables = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True, env=variables)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=True, env=variables)
         rows: list[dict[str, Any]] = json.loads(done.stdout)["rows"]
         return rows
     return []

@@ -84,10 +84,6 @@ def train_in_directory(run: Run, builder: Builder, options: argparse.Namespace, 
     if run.progress.step and run.progress.is_done and decide(run.world, lambda: _was_finished(run.out)):
         _print_finished(run, options.use)
         return
-    if run.world.is_main and run.progress.step == 0 and restart_count() == 0:
-        from paceline.commands.memory_warning import memory_warning
-
-        notes += memory_warning(run, options.use)
     _open_directory(run, builder)
     _list_skipped(run)
     watch_over(run, builder.recipe.train.hang_seconds)
@@ -224,6 +220,7 @@ def _images(run: Run) -> list[tuple[int, str, Path]]:
 
 
 def _train(run: Run, builder: Builder, notes: list[str], modules: list[str]) -> None:
+    from paceline.commands.memory_warning import memory_warning
     from paceline.commands.summary import closing_lines, opening_lines
     from paceline.engine.loop import train
     from paceline.loggers.events import Ended, Note, Started
@@ -246,6 +243,9 @@ def _train(run: Run, builder: Builder, notes: list[str], modules: list[str]) -> 
         )
     )
     try:
+        if run.world.is_main and progress.step == 0 and restart_count() == 0:
+            for text in memory_warning(run, modules, builder.recipe.train.hang_seconds / 2):
+                logger.emit(Note(text, "warning"))
         train(run)
         lines = closing_lines(run, builder.recipe.expect, time.monotonic() - started, modules)
         logger.emit(Ended("finished", progress.step, progress.epoch, lines))

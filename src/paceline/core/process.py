@@ -231,6 +231,9 @@ def limit_spinning() -> None:
 
 def num_cores() -> int:
     """How many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(own_cores()) or os.cpu_count() or 1
+
+
+def own_cores() -> list[int]:
+    """The numbers of the cores that this process may use; none where the system does not tell (macOS)."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []

@@ -24,7 +24,7 @@ def add_result(run: Run, step_batch: StepBatch, result: StepResult) -> None:
     if change := run.lr_changes(result.lr):
         logged, lr = change
         before = run.lr_changes.jumped_from  # what changes at every step is on every line
-        change_text = f"learning rate {logged if before is None else before:g} → {lr:g} at step {step_batch.step + 1}"
+        change_text = f"learning rate {logged if before is None else before:g} → {lr:g} after step {step_batch.step}"
         run.logger.emit(Note(change_text, "detail" if before is None else "info"))
     progress = run.progress
     run.logger.tick(Snapshot(progress.step, progress.total_steps, progress.epoch, run.timer.data_share))

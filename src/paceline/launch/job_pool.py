@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeVar
 
+from paceline.core.process import own_cores
 from paceline.launch.environment import PARENT, threads_of_each
 
 _STOP_SECONDS = 60.0  # for a job to save and exit after a request to stop
@@ -37,7 +38,7 @@ class JobPool:
     def __init__(self, size: int, devices: Sequence[str] = (), processes: int = 1) -> None:
         self.size, self._processes = size, processes
         self._devices = devices
-        self._cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        self._cores = own_cores()
         self._running: dict[int, tuple[Job, subprocess.Popen[bytes]]] = {}
         self._deadline: float | None = None
 

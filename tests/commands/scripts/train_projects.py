@@ -29,3 +29,6 @@ def main(root: Path, tasks: list[str]) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), sys.argv[2:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # threads of gloo may still let go of tensors while the interpreter is taken down
