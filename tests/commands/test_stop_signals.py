@@ -138,6 +138,7 @@ def test_a_request_before_training_begins_is_answered_alike(tmp_path: Path) -> N
     command.wait_for("runs/asked/.lock")
     command.process.terminate()
     command.end(75)
+    assert command.process.returncode == 75
 
 
 @pytest.mark.parametrize("procs", [1, 2])

@@ -56,7 +56,8 @@ def test_batch_transforms_compute_in_float32(transform: Any) -> None:
     fields = batch("image", "label") if transform in MIXED else batch()
     draws = torch.rand(1 if isinstance(transform, MultiScale) else 3, transform.draws)
     with NoFloat64():  # type: ignore[no-untyped-call]
-        transform(fields, draws)
+        changed = transform(fields, draws)
+    assert changed["image"].dtype != torch.float64
 
 
 def test_float32_draws_stay_below_one() -> None:

@@ -89,9 +89,11 @@ def test_modules_beyond_number_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_parameters_without_memory_are_not_counted() -> None:
     with limit_size(0):
-        nn.LazyLinear(5)
-        nn.Linear(10**6, 10**6, device="meta")
-        nn.Linear(2, 2, bias=False, device="meta").register_parameter("bias", None)
+        lazy = nn.LazyLinear(5)
+        large = nn.Linear(10**6, 10**6, device="meta")
+        large.register_parameter("other", None)
+    assert lazy.has_uninitialized_params()
+    assert large.weight.is_meta
 
 
 def test_the_free_memory_is_a_sensible_number() -> None:

@@ -80,12 +80,13 @@ def step(task: Any = Own, loss: Any = F.mse_loss, data: Any = Points, **keys: An
     return run
 
 
-def refused(kind: type[PacelineError], *words: str, **parts: Any) -> None:
-    """The step is refused by a message with these words."""
+def refused(kind: type[PacelineError], *words: str, **parts: Any) -> bool:
+    """Whether the step is refused by a message with these words."""
     with pytest.raises(kind) as caught:
         step(**parts)
     missing = [word for word in words if word not in str(caught.value)]
     assert not missing, str(caught.value)
+    return True
 
 
 def data_of(target: Callable[[int], Any], classes: list[str] | None = None) -> type[Points]:
@@ -115,9 +116,9 @@ def test_losses_of_the_wrong_form_name_the_form() -> None:
             return {"own_loss": F.mse_loss(self.forward(model, batch), batch.target)}
 
     expected = '{"own_loss": LossTerm(total, count)}'
-    refused(TrainingError, "task Scalar: losses gave Tensor", expected, task=Scalar)
-    refused(TrainingError, "task Misnamed: losses gave 'mse', but no 'own_loss'", expected, task=Misnamed)
-    refused(TrainingError, "task Bare: losses gave Tensor as 'own_loss'", expected, task=Bare)
+    assert refused(TrainingError, "task Scalar: losses gave Tensor", expected, task=Scalar)
+    assert refused(TrainingError, "task Misnamed: losses gave 'mse', but no 'own_loss'", expected, task=Misnamed)
+    assert refused(TrainingError, "task Bare: losses gave Tensor as 'own_loss'", expected, task=Bare)
 
 
 def test_losses_may_be_computed_by_the_task() -> None:
@@ -142,8 +143,8 @@ def test_a_constructor_that_leaves_the_parts_out_is_refused() -> None:
         def __init__(self, k: float = 1.0, **parts: Any) -> None:
             self.k = k
 
-    refused(RecipeError, "own.yaml:9:9: losses: ", "super().__init__(**parts)", task=NoParts)
-    refused(RecipeError, "own.yaml:2:7: task: NoSuper", "super().__init__(**parts)", task=NoSuper)
+    assert refused(RecipeError, "own.yaml:9:9: losses: ", "super().__init__(**parts)", task=NoParts)
+    assert refused(RecipeError, "own.yaml:2:7: task: NoSuper", "super().__init__(**parts)", task=NoSuper)
 
 
 def test_methods_with_other_parameters_are_refused_when_they_are_registered() -> None:
@@ -151,7 +152,9 @@ def test_methods_with_other_parameters_are_refused_when_they_are_registered() ->
         def forward(self, batch: Batch) -> Any:  # type: ignore[override]
             return batch["image"]
 
-    refused(PacelineError, f"{Path(__file__).name}:", "Narrow.forward", "forward(self, model, batch)", task=Narrow)
+    assert refused(
+        PacelineError, f"{Path(__file__).name}:", "Narrow.forward", "forward(self, model, batch)", task=Narrow
+    )
 
 
 def test_a_forward_that_returns_nothing_is_blamed_itself() -> None:
@@ -159,7 +162,7 @@ def test_a_forward_that_returns_nothing_is_blamed_itself() -> None:
         def forward(self, model: nn.Module, batch: Batch) -> None:
             model(batch["image"])
 
-    refused(TrainingError, "task Silent: forward gave None", task=Silent)
+    assert refused(TrainingError, "task Silent: forward gave None", task=Silent)
 
 
 def test_a_field_that_a_batch_does_not_have_is_named_with_those_that_it_has() -> None:
@@ -167,7 +170,9 @@ def test_a_field_that_a_batch_does_not_have_is_named_with_those_that_it_has() ->
         def forward(self, model: nn.Module, batch: Batch) -> Any:
             return model(batch["images"])
 
-    refused(TrainingError, "task Misspelt: ", f"{Path(__file__).name}:", "'images'", "'id'", "'image'", task=Misspelt)
+    assert refused(
+        TrainingError, "task Misspelt: ", f"{Path(__file__).name}:", "'images'", "'id'", "'image'", task=Misspelt
+    )
     assert Batch(id=torch.zeros(1)).get("label") is None
     assert not Batch(id=torch.zeros(1)).has_target
     with pytest.raises(KeyError):
@@ -189,8 +194,8 @@ def test_metrics_that_are_no_list_of_metrics_are_refused() -> None:
         def metrics(self) -> Any:
             return [*super().metrics(), Plain()]
 
-    refused(RecipeError, "own.yaml:2:7: task: AsDict.metrics gave dict", "list", task=AsDict)
-    refused(RecipeError, "own.yaml:2:7: task: Bare.metrics gave Plain", "evaluate.metrics", task=Bare)
+    assert refused(RecipeError, "own.yaml:2:7: task: AsDict.metrics gave dict", "list", task=AsDict)
+    assert refused(RecipeError, "own.yaml:2:7: task: Bare.metrics gave Plain", "evaluate.metrics", task=Bare)
 
 
 # Losses
@@ -206,11 +211,13 @@ def test_what_a_constructor_raises_has_its_line() -> None:
 
     line = Path(__file__).read_text().splitlines().index("            self.inner = nn.MSELoss()") + 1
     place = f"{Path(__file__).name}:{line}: AttributeError"
-    refused(RecipeError, "own.yaml:9:10: losses.0: ", place, "super().__init__()", loss=Unready)
+    assert refused(RecipeError, "own.yaml:9:10: losses.0: ", place, "super().__init__()", loss=Unready)
 
 
 def test_a_number_in_place_of_a_tensor_is_distinguished_from_other_mistakes() -> None:
-    refused(TrainingError, "gave float", ".item()", loss=lambda output, target: F.mse_loss(output, target).item())
+    assert refused(
+        TrainingError, "gave float", ".item()", loss=lambda output, target: F.mse_loss(output, target).item()
+    )
 
 
 @pytest.mark.parametrize(
@@ -227,7 +234,7 @@ def test_targets_that_do_not_fit_are_printed_beside_the_output(
     target: Any, classes: list[str] | None, words: list[str]
 ) -> None:
     loss = F.mse_loss if "model.num_classes: 3" in words else F.cross_entropy
-    refused(TrainingError, "loss own_loss: ", *words, data=data_of(target, classes), loss=loss)
+    assert refused(TrainingError, "loss own_loss: ", *words, data=data_of(target, classes), loss=loss)
 
 
 def test_check_refuses_a_loss_without_a_gradient(capsys: pytest.CaptureFixture[str]) -> None:
@@ -267,8 +274,8 @@ def test_check_suggests_the_main_metric_that_was_meant(capsys: pytest.CaptureFix
 def test_labels_without_classes_are_refused() -> None:
     words = "data set own_data has labels but no `classes`", "model.num_classes"
     Path("own.yaml").write_text(RECIPE.replace(", num_classes: 2", ""))
-    refused(RecipeError, "own.yaml:3:", *words, data=data_of(lambda index: 1))
-    refused(RecipeError, "own.yaml:3:", "model.num_classes", "number of outputs")
+    assert refused(RecipeError, "own.yaml:3:", *words, data=data_of(lambda index: 1))
+    assert refused(RecipeError, "own.yaml:3:", "model.num_classes", "number of outputs")
     step(data=data_of(lambda index: 1, ["a", "b"]), loss=F.cross_entropy)
 
 
@@ -276,7 +283,7 @@ def test_labels_without_classes_are_refused() -> None:
 def test_a_label_outside_the_classes_names_the_sample_and_the_range(label: int) -> None:
     data = data_of(lambda index: label if index == 3 else 0, ["a", "b"])
     words = "data set own_data: sample 3: ", f"label {label}", "0 to 1"
-    refused(DataError, *words, data=data, loss=F.cross_entropy, data__batch_size=8)
+    assert refused(DataError, *words, data=data, loss=F.cross_entropy, data__batch_size=8)
     step(data=data_of(lambda index: -100 if index else 1, ["a", "b"]), loss=F.cross_entropy)
 
 
@@ -312,12 +319,12 @@ def test_an_error_while_a_model_is_built_names_its_line() -> None:
         return nn.Sequential(nn.Linear(3, num_classes)(torch.zeros(2, 5)))
 
     words = ("own.yaml:3", "model", "test_own_mistakes.py:", "RuntimeError")
-    refused(RecipeError, *words, model={"name": "own_model"})
+    assert refused(RecipeError, *words, model={"name": "own_model"})
 
 
 def test_a_label_in_a_dict_is_one_of_the_classes() -> None:
     data = data_of(lambda index: {"label": 7}, ["a", "b"])
-    refused(DataError, "sample", "label 7", "expected 0 to 1", data=data, loss=F.cross_entropy)
+    assert refused(DataError, "sample", "label 7", "expected 0 to 1", data=data, loss=F.cross_entropy)
 
 
 def test_an_output_that_is_not_pooled_is_named_by_its_shape() -> None:
@@ -327,7 +334,7 @@ def test_an_output_that_is_not_pooled_is_named_by_its_shape() -> None:
 
     data = data_of(lambda index: index % 2, ["a", "b"])
     words = ("model", "[4, 2, 6, 6]", "expected [4, 2]")
-    refused(
+    assert refused(
         RecipeError, *words, data=data, loss=F.cross_entropy, model={"name": "own_model"}, task__name="classification"
     )
 
@@ -337,7 +344,7 @@ def test_an_argument_under_another_name_than_the_one_it_is_given_by() -> None:
     def own_model(n_classes: int) -> nn.Module:
         return nn.Linear(3, n_classes)
 
-    refused(RecipeError, "model.n_classes", "num_classes", model={"name": "own_model"})
+    assert refused(RecipeError, "model.n_classes", "num_classes", model={"name": "own_model"})
 
 
 def test_a_module_that_is_not_there_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
