@@ -13,9 +13,10 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -47,20 +48,20 @@ PAGE = """<!doctype html>
 <body>
 <header><a class="home" href="{root}{home}">Paceline</a>
 <input id="search" type="search" placeholder="{search}" aria-label="{search}">{twin}</header>
-<ol id="found" hidden></ol>
+<ol id="found" data-none="{none}" hidden></ol>
 <div class="columns">
 <nav><details open><summary>{menu}</summary>{navigation}</details></nav>
 <main>{content}</main>
 </div>
 <script>const ROOT = "{root}";</script>
-<script src="{root}headings.js"></script>
+<script src="{root}sections.js"></script>
 <script src="{root}search.js"></script>
 </body>
 </html>
 """
 WORDS = {
-    "en": {"search": "Search headings", "menu": "All pages", "twin": "中文", "home": "index.html"},
-    "zh": {"search": "搜索标题", "menu": "所有页面", "twin": "English", "home": "zh/index.html"},
+    "en": {"search": "Search", "none": "Nothing found", "menu": "All pages", "twin": "中文", "home": "index.html"},
+    "zh": {"search": "搜索", "none": "没有找到", "menu": "所有页面", "twin": "English", "home": "zh/index.html"},
 }
 
 
@@ -127,7 +128,8 @@ def build(out: Path) -> list[Path]:
         _write(out / address, path.read_bytes())
     for name in ("style.css", "search.js"):
         _write(out / name, (ROOT / "docs/site" / name).read_text("utf-8") + (_colors() if name == "style.css" else ""))
-    _write(out / "headings.js", f"const HEADINGS = {json.dumps(list(_index(pages.values())), ensure_ascii=False)};\n")
+    sections = json.dumps(list(_index(pages)), ensure_ascii=False, separators=(",", ":"))
+    _write(out / "sections.js", f"const SECTIONS = {sections};\n")
     return [out / page.address for page in pages.values()]
 
 
@@ -206,7 +208,7 @@ def _render(markdown: MarkdownIt, page: Page, pages: dict[Path, Page]) -> str:
         twin=_twin(page, pages, words["twin"]),
         navigation="".join(_sections(page, pages)),
         content=content,
-        **{key: words[key] for key in ("search", "menu", "home")},
+        **{key: words[key] for key in ("search", "none", "menu", "home")},
     )
 
 
@@ -225,11 +227,29 @@ def _sections(page: Page, pages: dict[Path, Page]) -> Iterator[str]:
         yield "</ul>"
 
 
-def _index(pages: Iterable[Page]) -> Iterator[list[str]]:
-    """Language, address, page and text of every heading, for the search."""
-    for page in pages:
-        for _, text, anchor in page.headings:
-            yield [page.language, f"{page.address}#{anchor}", page.title, text]
+def _index(pages: dict[Path, Page]) -> Iterator[dict[str, str]]:
+    """Address, page, heading and text of every section; a page in one language alone is found from any."""
+    for page in pages.values():
+        texts = [""]
+        for before, token in pairwise(page.tokens):
+            if before.type == "heading_open":
+                texts.append("")
+            elif token.type in ("inline", "fence", "code_block"):
+                texts[-1] += f" {_plain_text(token)}"
+        for (_, heading, anchor), text in zip(page.headings, texts[1:], strict=True):
+            yield {
+                "language": page.language if _twin(page, pages, "") else "any",
+                "address": f"{page.address}#{anchor}",
+                "page": page.title,
+                "heading": heading,
+                "text": " ".join(text.split()),
+            }
+
+
+def _plain_text(token: Token) -> str:
+    """What a reader sees: without the addresses of links and the marks of Markdown."""
+    parts = {"softbreak": " ", "hardbreak": " ", "html_inline": " "}
+    return "".join(parts.get(each.type, each.content) for each in token.children or ()) or token.content
 
 
 def _highlight(code: str, language: str, _attributes: str) -> str:

@@ -10,11 +10,11 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 import paceline
-from paceline.cli import _parse
-from paceline.core.errors import Stopped
+from paceline.cli import _parse, main
 
 ROOT = Path(__file__).resolve().parent.parent
 DEPLOY = ROOT / "deploy"
@@ -50,16 +50,16 @@ def test_the_docker_file_builds_on_what_is_there_and_runs_the_command() -> None:
     assert names.index("USER") > max(place for place, name in enumerate(names) if name == "RUN")  # not as root
 
 
-def test_the_slurm_script_is_well_formed_and_requeues_what_can_resume() -> None:
-    script = DEPLOY / "slurm.sh"
-    text = script.read_text(encoding="utf-8")
-    assert subprocess.run(["bash", "-n", str(script)]).returncode == 0
-    options = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)$", text, re.MULTILINE))
-    assert {"nodes", "ntasks-per-node", "gpus-per-node", "time", "signal"} <= options.keys()
-    assert options["ntasks-per-node"] == options["gpus-per-node"]
-    assert f'"$code" -eq {Stopped.exit_code}' in text
-    last = max(place for place, line in enumerate(text.splitlines()) if line.startswith("#SBATCH"))
-    assert all(not line or line.startswith("#") for line in text.splitlines()[: last + 1])  # else Slurm ignores them
+def test_the_slurm_command_writes_a_script_that_is_well_formed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (command,) = re.findall(r"^\$ paceline (slurm .*)$", INSTALL, re.MULTILINE)
+    assert main(shlex.split(command)) == 0
+    lines = (tmp_path / "job.sh").read_text(encoding="utf-8").splitlines()
+    assert subprocess.run(["bash", "-n", "job.sh"], cwd=tmp_path).returncode == 0
+    options = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)$", "\n".join(lines), re.MULTILINE))
+    assert {"nodes": "2", "ntasks-per-node": "4", "gpus-per-node": "4", "time": "24:00:00"}.items() <= options.items()
+    last = max(place for place, line in enumerate(lines) if line.startswith("#SBATCH"))
+    assert all(not line or line.startswith("#") for line in lines[: last + 1])  # else Slurm ignores them
 
 
 def test_the_kubernetes_job_has_what_the_operator_asks_for() -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pages
 import pytest
+from chromium import open_page
 from pages import PAGES, ROOT, Block, blocks, check_command, check_recipe, commands, name_of, without_comments
 
 from paceline import cli
@@ -117,11 +118,46 @@ def test_broken_links_fail_the_build(
     assert not (tmp_path / "site").exists()
 
 
-def test_headings_can_be_searched(site: Path) -> None:
-    script = (site / "headings.js").read_text(encoding="utf-8")
-    found = json.loads(script.removeprefix("const HEADINGS = ").removesuffix(";\n"))
-    assert ["en", "glossary.html#glossary", "Glossary", "Glossary"] in found
-    assert {language for language, *_ in found} == {"en", "zh"}
+def test_every_word_of_every_section_is_in_the_index(site: Path) -> None:
+    script = (site / "sections.js").read_text(encoding="utf-8")
+    found = json.loads(script.removeprefix("const SECTIONS = ").removesuffix(";\n"))
+    assert {each["language"] for each in found} == {"en", "zh", "any"}
+    by_address = {each["address"]: each for each in found}
+    glossary = by_address["glossary.html#glossary"]
+    assert (glossary["page"], glossary["heading"], glossary["language"]) == ("Glossary", "Glossary", "any")
+    section = by_address["zh/tutorial.html#两个进程"]
+    assert section["language"] == "zh"
+    assert "data.batch_size 是全局 batch size" in section["text"]  # a sentence without its marks
+    assert "paceline eval runs/two --use parts.py --procs 2" in section["text"]  # a block
+    assert "断点续训" not in section["text"]  # the next heading
+
+
+def test_a_reader_finds_a_word_in_chromium(site: Path, tmp_path: Path) -> None:
+    """Searched by typing in both languages; a result leads to its section; no error, and nothing from outside."""
+    with open_page(tmp_path / "profile") as page:
+        for start, typed, expected in (
+            ("index.html", "safetensors sha", "reliability.html"),
+            ("zh/index.html", "逐比特", "zh/"),
+        ):
+            page.open((site / start).as_uri())
+            page.click("#search")
+            page.call("Input.insertText", text=typed)
+            page.wait_for("document.querySelectorAll('#found a').length > 1")
+            hits = page.evaluate("[...document.querySelectorAll('#found a')].map((each) => each.href)")
+            assert any(expected in hit for hit in hits), hits
+            shown = page.evaluate("document.querySelector('#found p').innerText.toLowerCase()")
+            assert typed.split()[0] in shown
+            page.click("#found a")
+            page.wait_for(f"location.href === {json.dumps(hits[0])}")
+            page.wait_for("document.readyState === 'complete' && document.getElementById('found').hidden")
+            anchor = page.evaluate("decodeURIComponent(location.hash.slice(1))")
+            assert page.evaluate(f"document.getElementById({json.dumps(anchor)}) !== null")
+        page.click("#search")
+        page.call("Input.insertText", text="xyzzy")
+        page.wait_for("document.querySelector('#found a') === null && !document.getElementById('found').hidden")
+        assert page.problems == []
+        assert {each for each in page.requests if not each.startswith(site.as_uri())} == set()
+        assert len(page.requests) > 4
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

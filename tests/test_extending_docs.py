@@ -29,7 +29,7 @@ SECTIONS = sorted({Path(name).stem for name in FILES})
 
 
 def test_every_kind_has_an_example_that_is_whole() -> None:
-    assert SECTIONS == ["my_dataset", "my_loss", "my_metric", "my_task", "my_transform"]
+    assert SECTIONS == ["my_dataset", "my_loss", "my_metric", "my_model", "my_task", "my_transform"]
     assert set(FILES) == {f"{stem}{suffix}" for stem in SECTIONS for suffix in (".py", ".yaml")}
 
 

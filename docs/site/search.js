@@ -1,30 +1,53 @@
-// Finds headings that hold all words; on a small screen, the list of pages starts closed.
+// Finds sections that hold all words, headings first; on a small screen, the list of pages starts closed.
 const field = document.getElementById("search");
 const found = document.getElementById("found");
 const here = document.documentElement.lang.startsWith("zh") ? "zh" : "en";
+const LIMIT = 30;
+
+function rank({ page, heading, text }, words) {
+  const title = `${page} ${heading}`.toLowerCase();
+  const body = text.toLowerCase();
+  if (!words.every((word) => title.includes(word) || body.includes(word))) return 0;
+  return 1 + words.filter((word) => title.includes(word)).length + words.filter((word) => heading.toLowerCase().includes(word)).length;
+}
+
+function excerpt(text, words) {
+  const places = words.map((word) => text.toLowerCase().indexOf(word)).filter((place) => place >= 0);
+  if (!places.length) return text.slice(0, 120);
+  const start = Math.max(0, Math.min(...places) - 40);
+  return (start ? "…" : "") + text.slice(start, start + 120);
+}
+
+function element(tag, text, ...children) {
+  const made = document.createElement(tag);
+  made.textContent = text;
+  made.append(...children);
+  return made;
+}
 
 function search() {
   const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
   const hits = words.length
-    ? HEADINGS.filter(([language, , page, text]) => language === here && words.every((word) => `${page} ${text}`.toLowerCase().includes(word)))
+    ? SECTIONS.filter((section) => section.language === here || section.language === "any")
+        .map((section) => ({ section, rank: rank(section, words) }))
+        .filter((hit) => hit.rank)
+        .sort((one, other) => other.rank - one.rank)
     : [];
   found.replaceChildren(
-    ...hits.slice(0, 30).map(([, address, page, text]) => {
-      const link = document.createElement("a");
-      const small = document.createElement("small");
+    ...hits.slice(0, LIMIT).map(({ section: { address, page, heading, text } }) => {
+      const link = element("a", heading, element("small", page === heading ? "" : ` ${page}`), element("p", excerpt(text, words)));
       link.href = ROOT + address;
-      link.textContent = text;
-      small.textContent = page === text ? "" : ` ${page}`;
-      link.append(small);
-      const item = document.createElement("li");
-      item.append(link);
-      return item;
+      return element("li", "", link);
     }),
   );
-  found.hidden = hits.length === 0;
+  if (words.length && !hits.length) found.append(element("li", found.dataset.none));
+  found.hidden = words.length === 0;
 }
 
 field.addEventListener("input", search);
+field.addEventListener("keydown", (event) => {
+  if (event.key === "Enter") found.querySelector("a")?.click();
+});
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") found.hidden = true;
   if (event.key === "/" && document.activeElement !== field) {
@@ -32,5 +55,5 @@ document.addEventListener("keydown", (event) => {
     field.focus();
   }
 });
-found.addEventListener("click", () => { found.hidden = true; });
+found.addEventListener("click", (event) => { found.hidden = event.target.closest("a") !== null; });
 if (window.innerWidth <= 860) document.querySelector("nav details").open = false;

@@ -1,6 +1,7 @@
 """Names, what they stand for, and the arguments that are known before anything is imported."""
 
 import runpy
+import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib import metadata
@@ -201,6 +202,21 @@ def test_only_what_a_recipe_gives_must_be_defined_when_a_name_is_registered() ->
     def make(width: int, num_classes: "Later") -> "Later": ...  # type: ignore[name-defined] # noqa: F821
 
     assert set(arguments_of(make, {"num_classes"}).model_fields) == {"width"}
+
+
+def test_names_that_only_a_type_checker_imports_may_annotate_what_is_supplied() -> None:
+    """Python 3.14 evaluates annotations when they are read; before it, they have to be text for that."""
+    opening = "" if sys.version_info >= (3, 14) else "from __future__ import annotations\n"
+    names: dict[str, Any] = {"__name__": "user"}
+    text = "def focal(output: Tensor, target: Tensor, gamma: float = 2.0) -> Tensor: ...\n"
+    text += "class Net:\n    def __init__(self, num_classes: Count, width: int = 3): ...\n"
+    text += "    def forward(self, images: Tensor): ...\n"
+    exec(compile(opening + text, "user.py", "exec", dont_inherit=True), names)
+    register = Register()
+    register.loss("focal")(names["focal"])
+    register.model("net")(names["Net"])
+    found = [register.kind(kind).find(name) for kind, name in (("loss", "focal"), ("model", "net"))]
+    assert [entry and dict(entry.arguments()) for entry in found] == [{"gamma": 2.0}, {"width": 3}]
 
 
 @pytest.mark.parametrize("given", ['{"width": "wide"}', '{"width": 4, "depth": 2}', "{}"])

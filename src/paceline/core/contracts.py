@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from paceline.core.errors import PacelineError, UsageError
+from paceline.core.signatures import signature_of
 
 # Methods of torch's base classes that do nothing by themselves.
 _UNIMPLEMENTED = {"_forward_unimplemented", "Module._wrapped_call_impl", "Dataset.__getitem__"}
@@ -53,7 +54,7 @@ def is_criterion(target: Callable[..., Any]) -> bool:
     """
     if inspect.isclass(target):
         return False
-    first = next(iter(inspect.signature(target).parameters.values()), None)
+    first = next(iter(signature_of(target).parameters.values()), None)
     is_required = first is not None and first.default is first.empty and first.kind is not first.KEYWORD_ONLY
     return is_required and first is not None and (first.annotation is first.empty or "Tensor" in str(first.annotation))
 
@@ -63,7 +64,7 @@ def supplied_to_loss(target: Callable[..., Any], known: set[str]) -> set[str]:
 
     One with a default, such as `ignore_index` of torch's losses, is left to the recipe.
     """
-    parameters = inspect.signature(target).parameters
+    parameters = signature_of(target).parameters
     compared = set(list(parameters)[:2]) if is_criterion(target) else set()
     return compared | {name for name in known & set(parameters) if parameters[name].default is inspect.Parameter.empty}
 
@@ -136,7 +137,7 @@ def _check_task(target: type) -> None:
         method = _method(target, name)
         if not inspect.isfunction(method):
             continue
-        signature = inspect.signature(method)
+        signature = signature_of(method)
         try:
             signature.bind(*call.split(", "))
         except TypeError:
@@ -170,7 +171,7 @@ def _method(target: type, name: str) -> Callable[..., Any] | None:
 def _required(function: Callable[..., Any]) -> list[str]:
     """The names of what must be given by position; what takes any number of values takes two more."""
     names: list[str] = []
-    for name, parameter in inspect.signature(function).parameters.items():
+    for name, parameter in signature_of(function).parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL:
             names += [f"*{name}"] * 2
         elif parameter.kind is not parameter.KEYWORD_ONLY and parameter.default is parameter.empty:

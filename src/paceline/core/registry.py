@@ -22,7 +22,7 @@ from pydantic import ConfigDict
 
 from paceline.core.arguments import ArgumentCheck, Arguments, ArgumentsCheck
 from paceline.core.contracts import check_contract, registration_place, supplied_to_loss
-from paceline.core.signatures import arguments_of, from_json, to_json
+from paceline.core.signatures import arguments_of, from_json, signature_of, to_json
 
 T = TypeVar("T", bound=Callable[..., Any])
 Row = dict[str, Any]
@@ -175,7 +175,7 @@ class Definition:
         """Whether it is a task that is given the recipe's losses."""
         if self.kind != "task":
             return False
-        parameters = inspect.signature(self.target).parameters
+        parameters = signature_of(self.target).parameters
         return "losses" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
     def arguments(self) -> type[Arguments]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import operator
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -14,6 +15,15 @@ from pydantic.fields import FieldInfo
 
 from paceline.core.argument_docs import describe_argument
 from paceline.core.arguments import Arguments, ArgumentsCheck, Row, check_of
+
+# From Python 3.14 on, reading an annotation evaluates it, and fails for a name that only a type checker imports.
+if sys.version_info >= (3, 14):
+    from annotationlib import Format
+
+    signature_of = partial(inspect.signature, annotation_format=Format.FORWARDREF)
+    _annotations_of = partial(inspect.get_annotations, format=Format.FORWARDREF)
+else:
+    signature_of, _annotations_of = inspect.signature, inspect.get_annotations
 
 Node = dict[str, Any]
 """The JSON Schema of one argument; those without a "default" are required."""
@@ -36,7 +46,7 @@ def arguments_of(
     """The arguments of a class or function but those `supplied` by the builder; a default may tell the type."""
     parameters = {
         name: parameter
-        for name, parameter in inspect.signature(target).parameters.items()
+        for name, parameter in signature_of(target).parameters.items()
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) and name not in supplied
     }
     hints = _hints(target, parameters)
@@ -79,7 +89,7 @@ def from_json(title: str, nodes: Mapping[str, Node], checks: Sequence[Row] = ())
 def _hints(target: Callable[..., Any], names: Collection[str]) -> dict[str, Any]:
     """The annotations of these parameters; others may name what is not defined yet."""
     function = inspect.unwrap(target.__init__ if inspect.isclass(target) else target)
-    annotations = {name: hint for name, hint in getattr(function, "__annotations__", {}).items() if name in names}
+    annotations = {name: hint for name, hint in _annotations_of(function).items() if name in names}
     holder = SimpleNamespace(__annotations__=annotations)
     return get_type_hints(holder, getattr(function, "__globals__", {}), include_extras=True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from paceline.core.errors import RecipeError, TrainingError
+from paceline.core.signatures import signature_of
 from paceline.core.user_code import user_code
 from paceline.data.batch import Batch
 from paceline.losses.class_weights import to_full_precision
@@ -187,5 +187,5 @@ def _reduction(function: Callable[..., Any]) -> str:
         return str(found)
     if isinstance(function, partial):
         return _reduction(function.func)
-    parameter = None if isinstance(function, nn.Module) else inspect.signature(function).parameters.get("reduction")
+    parameter = None if isinstance(function, nn.Module) else signature_of(function).parameters.get("reduction")
     return "mean" if parameter is None or parameter.default is parameter.empty else str(parameter.default)

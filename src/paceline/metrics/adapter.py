@@ -7,7 +7,6 @@ what torch computes there uses one thread.
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import RecipeError, TrainingError
+from paceline.core.signatures import signature_of
 from paceline.core.user_code import user_code
 from paceline.data.batch import Batch
 from paceline.losses.adapter import Pair, output_and_target, same_shape
@@ -40,7 +40,7 @@ def as_metric(name: str, made: Any) -> Metric:
         if not callable(getattr(made, method, None)):
             found = "nothing" if made is None else f"{type(made).__name__}, which has no method {method}"
             raise RecipeError(f"metric {name}: its function gave {found}; expected update(preds, target) and compute()")
-    if "state" in inspect.signature(made.compute).parameters:
+    if "state" in signature_of(made.compute).parameters:
         metric: Metric = made
         return metric
     return SummedMetric(name, made) if getattr(made, "sums", ()) else GatheredMetric(name, made)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from paceline.core.agreement import check_same, read_together
 from paceline.core.contracts import is_criterion
 from paceline.core.errors import ArgumentError, CheckpointError, DataError, PacelineError, RecipeError, UsageError
 from paceline.core.registry import register
+from paceline.core.signatures import signature_of
 from paceline.core.user_code import described, is_ours
 from paceline.core.world import World, is_communication_error
 from paceline.data.fingerprint import DataFingerprint, differences, fingerprint
@@ -111,7 +111,7 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
 
 
 def _accepted(target: Callable[..., Any], supplied: dict[str, Any]) -> dict[str, Any]:
-    parameters = inspect.signature(target).parameters
+    parameters = signature_of(target).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return {name: value for name, value in supplied.items() if takes_any or name in parameters}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,6 +11,7 @@ import numpy as np
 
 from paceline.core.errors import DataError, RecipeError, UsageError
 from paceline.core.intervals import Progress
+from paceline.core.signatures import signature_of
 from paceline.core.text import pluralize
 from paceline.data.cache import keep_in_memory
 from paceline.data.datasets.torch_dataset import as_dataset
@@ -56,7 +56,7 @@ def find_classes(context: BuildContext, loaders: Mapping[str, SplitLoader]) -> l
 
 def _check_outputs(context: BuildContext, loader: SplitLoader) -> None:
     """Raise RecipeError if nothing says how many outputs the model has, although it takes the number."""
-    takes_number = "num_classes" in inspect.signature(resolve("model", context.recipe.model.name)).parameters
+    takes_number = "num_classes" in signature_of(resolve("model", context.recipe.model.name)).parameters
     if not takes_number or not getattr(loader.dataset, "has_labels", True):
         return
     with suppress(*UNREADABLE):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from paceline.checkpoint.reader import Checkpoint
 from paceline.core.errors import CheckpointError, DataError, UsageError
+from paceline.core.signatures import signature_of
 from paceline.data.datasets.image_folder import Placeholder, UnlabeledArrays, UnlabeledFiles, find_files
 from paceline.data.fingerprint import DataFingerprint
 from paceline.data.skip_list import SkipList
@@ -57,7 +57,7 @@ def check_run(run_directory: Path, flips: bool = False, overrides: Sequence[str]
     recipe, always = str(run_recipe(run_directory)), [*_ALWAYS, *overrides]
     name = validate(load_recipe(recipe, always)).recipe.task.name
     task = resolve("task", name)
-    if flips and "flip" not in inspect.signature(task).parameters:
+    if flips and "flip" not in signature_of(task).parameters:
         raise UsageError(f"--tta: task {name} cannot average over mirror images; leave it out")
     is_original = hasattr(task, "maps") or hasattr(task, "keypoint_metric")
     further = {"task.flip=true": flips, "evaluate.original_size=true": is_original}

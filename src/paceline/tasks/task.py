@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from paceline.core.errors import TrainingError
+from paceline.core.signatures import signature_of
 from paceline.core.user_code import own_code
 from paceline.data.batch import Batch, KeypointNames
 from paceline.losses.adapter import Criterion, Pair
@@ -61,7 +61,7 @@ def check_task(task: Any) -> None:
         raise TypeError(f"{name}.metrics gave {found}, expected a list: `return [*super().metrics(), Mine()]`")
     for metric in metrics:
         compute = getattr(metric, "compute", None)
-        if compute is None or "state" not in inspect.signature(compute).parameters:
+        if compute is None or "state" not in signature_of(compute).parameters:
             found = type(metric).__name__
             raise ValueError(
                 f"{name}.metrics gave {found}, which has no compute(state); register a metric with"
