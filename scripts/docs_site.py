@@ -229,7 +229,8 @@ def _sections(page: Page, pages: dict[Path, Page]) -> Iterator[str]:
 
 def _index(pages: dict[Path, Page]) -> Iterator[dict[str, str]]:
     """Address, page, heading and text of every section; a page in one language alone is found from any."""
-    for page in pages.values():
+    listed = (name for sections in navigation().values() for names in sections.values() for name in names)
+    for page in (pages[ROOT / name] for name in dict.fromkeys(listed)):
         texts = [""]
         for before, token in pairwise(page.tokens):
             if before.type == "heading_open":

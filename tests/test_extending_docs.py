@@ -42,8 +42,11 @@ def test_examples_pass_the_check(
     monkeypatch.setattr(sys, "path", list(sys.path))
     for suffix in (".py", ".yaml"):
         (tmp_path / f"{section}{suffix}").write_text(FILES[f"{section}{suffix}"], encoding="utf-8")
+    # What the page appends for a model: keys that name its parts.
+    appended = [word for word in PAGE.split() if word.startswith(("model.freeze=[p", "train.activation"))]
+    assert len(appended) == 2
     words = ["check", f"{section}.yaml", "--use", f"{section}.py", "train.threads=1", "--json"]
-    assert main(words) == 0, capsys.readouterr().err
+    assert main([*words, *(appended if section == "my_model" else ())]) == 0, capsys.readouterr().err
     report = json.loads(capsys.readouterr().out)
     assert report["step"]["loss"] > 0
     if section == "my_metric":

@@ -4,17 +4,17 @@ const found = document.getElementById("found");
 const here = document.documentElement.lang.startsWith("zh") ? "zh" : "en";
 const LIMIT = 30;
 
-function rank({ page, heading, text }, words) {
-  const title = `${page} ${heading}`.toLowerCase();
-  const body = text.toLowerCase();
+function rank({ language, page, heading, text }, words) {
+  const [title, body] = [`${page} ${heading}`.toLowerCase(), text.toLowerCase()];
   if (!words.every((word) => title.includes(word) || body.includes(word))) return 0;
-  return 1 + words.filter((word) => title.includes(word)).length + words.filter((word) => heading.toLowerCase().includes(word)).length;
+  const points = words.map((word) => (heading.toLowerCase().includes(word) ? 4 : 0) + (body.includes(word) ? 2 : 0));
+  return points.reduce((sum, each) => sum + each, language === here ? 2 : 1);
 }
 
 function excerpt(text, words) {
-  const places = words.map((word) => text.toLowerCase().indexOf(word)).filter((place) => place >= 0);
-  if (!places.length) return text.slice(0, 120);
-  const start = Math.max(0, Math.min(...places) - 40);
+  // Around the longest word, which says most.
+  const places = [...words].sort((one, other) => other.length - one.length).map((word) => text.toLowerCase().indexOf(word));
+  const start = Math.max(0, (places.find((place) => place >= 0) ?? 0) - 40);
   return (start ? "…" : "") + text.slice(start, start + 120);
 }
 
