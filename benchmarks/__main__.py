@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import signal
+import subprocess
+import sys
+import time
 
-from benchmarks.report import PAGE, machine, show, write_page
+from benchmarks.page import installed, save
+from benchmarks.report import show
 
 NAMES = (
     "step",
@@ -22,12 +28,15 @@ NAMES = (
     "saving",
     "sharing",
     "busy",
+    "eta",
     "precisions",
     "pixel_precisions",
     "task_precisions",
     "saliency",
     "predict",
 )
+MOST_MINUTES = 15.0
+"""After so long a benchmark that is one of several is ended, so that a hang does not cost the others their turn."""
 
 
 def main() -> None:
@@ -39,15 +48,56 @@ def main() -> None:
     unknown = sorted(set(options.names) - set(NAMES))
     if unknown:
         parser.error(f"no benchmark is called {unknown[0]}; there are {', '.join(NAMES)}")
-    machine()  # what is not installed is better known now than after hours
-    for name in options.names or NAMES:
-        print(f"\n{name}")
-        section = importlib.import_module(f"benchmarks.{name}").measure(options.quick)
-        show(section)
-        if not options.quick:
-            write_page([section])  # at once, since a run takes long and may be cut short
-    if options.quick:
-        print(f"\n{PAGE} is left as it is by a quick run")
+    missing = [name for name, version in installed().items() if version is None]
+    if missing:  # better known now than after an hour
+        parser.error(f"not installed: {', '.join(missing)}. `make bench` makes an environment that has everything")
+    if len(options.names) == 1:
+        run(options.names[0], options.quick)
+    else:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the benchmark of the moment ends too
+        sys.exit(run_all(options.names or NAMES, options.quick))
+
+
+def run(name: str, is_quick: bool) -> None:
+    """Run one benchmark in this process."""
+    begin = time.monotonic()
+    section = importlib.import_module(f"benchmarks.{name}").measure(is_quick)
+    show(section)
+    if not is_quick:  # a quick run leaves the page as it is
+        save(name, section, time.monotonic() - begin, NAMES)
+
+
+def run_all(names: list[str] | tuple[str, ...], is_quick: bool) -> int:
+    """Run each in a process of its own, so that none finds another's threads or settings; 1 if any failed."""
+    begin, failed = time.monotonic(), []
+    for number, name in enumerate(names, start=1):
+        start = time.monotonic()
+        print(f"\n[{number} of {len(names)}] {name}, {_clock(start - begin)} since the start", flush=True)
+        problem = _run_apart(name, is_quick)
+        took = _clock(time.monotonic() - start)
+        print(f"[{number} of {len(names)}] {name}: {problem or 'done'} after {took}", flush=True)
+        if problem:
+            failed.append(f"{name} {problem}")
+    print(f"\nAll of it took {_clock(time.monotonic() - begin)}; failed: {', '.join(failed) or 'none'}")
+    return 1 if failed else 0
+
+
+def _run_apart(name: str, is_quick: bool) -> str:
+    """Run a benchmark in a new process; what went wrong, or nothing."""
+    command = [sys.executable, "-m", "benchmarks", name, *["--quick"] * is_quick]
+    with subprocess.Popen(command, start_new_session=True) as process:
+        try:
+            code = process.wait(MOST_MINUTES * 60)
+        except subprocess.TimeoutExpired:
+            return f"was ended after {MOST_MINUTES:g} minutes"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # and the processes that it started
+    return f"ended with {code}" if code else ""
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
 if __name__ == "__main__":

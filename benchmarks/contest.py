@@ -9,16 +9,20 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset
 
-from benchmarks.nets import Mlp, SmallConvNet
+from benchmarks.nets import Mlp, SmallConvNet, SmallMlp
 from paceline.data.datasets.idx import fashion_small
 
 MEAN, STD = 0.286, 0.353
 LR, WEIGHT_DECAY = 1e-3, 0.01
 Pair = tuple[Tensor, Tensor]
 
-_MODELS: dict[str, Callable[[int, int], nn.Module]] = {"benchmark_mlp": Mlp, "benchmark_convnet": SmallConvNet}
+_MODELS: dict[str, Callable[[int, int], nn.Module]] = {
+    "benchmark_small_mlp": SmallMlp,
+    "benchmark_mlp": Mlp,
+    "benchmark_convnet": SmallConvNet,
+}
 
 
 @dataclass(frozen=True)
@@ -50,28 +54,46 @@ def normalize(images: Tensor) -> Tensor:
     return images.float().mul_(1 / (255 * STD)).add_(-MEAN / STD)
 
 
-class Batches(IterableDataset[Pair]):
-    """Whole batches, shuffled again in each epoch and indexed out of one tensor; the last, smaller one is left out."""
+class Batches(BatchSampler):
+    """Sample numbers of whole batches, shuffled again in each epoch; the last, smaller one is left out."""
 
-    def __init__(self, contest: Contest) -> None:
-        data = fashion_small("train")
-        self.images, self.labels = data.images, data.fields["label"]
-        self.contest = contest
+    def __init__(self, contest: Contest, size: int) -> None:
+        self.contest, self.size = contest, size
 
     def __len__(self) -> int:
         return self.contest.steps
 
-    def __iter__(self) -> Iterator[Pair]:
+    def __iter__(self) -> Iterator[Tensor]:  # type: ignore[override]
         batch, left = self.contest.batch, self.contest.steps
-        per_epoch = len(self.images) // batch
+        per_epoch = self.size // batch
         while left:
-            order = torch.randperm(len(self.images))
+            order = torch.randperm(self.size)
             for start in range(0, min(per_epoch, left) * batch, batch):
-                ids = order[start : start + batch]
-                yield self.images.index_select(0, ids), self.labels.index_select(0, ids)
+                yield order[start : start + batch]
             left -= min(per_epoch, left)
+
+
+class Samples(Dataset[Pair]):
+    """The data set, indexed by whole batches out of one tensor."""
+
+    def __init__(self) -> None:
+        data = fashion_small("train")
+        self.images, self.labels = data.images, data.fields["label"]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, ids: Tensor) -> Pair:
+        return self.images.index_select(0, ids), self.labels.index_select(0, ids)
+
+
+def make_batches(contest: Contest) -> Iterator[Pair]:
+    """All batches, without a loader."""
+    samples = Samples()
+    return map(samples.__getitem__, Batches(contest, len(samples)))
 
 
 def make_loader(contest: Contest) -> DataLoader[Pair]:
     """The same batches through torch's loader, which the frameworks expect."""
-    return DataLoader(Batches(contest), batch_size=None)
+    samples = Samples()
+    return DataLoader(samples, batch_size=None, sampler=Batches(contest, len(samples)))

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from benchmarks.measuring import Measured, Turn, interleave, spread
 from benchmarks.photos import MEAN, SIZE, STD, Photos, pillow_loader
-from benchmarks.report import Goal, Section
+from benchmarks.report import Goal, Section, at_least
 from paceline.core.process import keep_freed_memory
 from paceline.core.torchvision_ops import import_torchvision
 from paceline.data.datasets.image_folder import ImageFolder
@@ -177,7 +177,7 @@ def _row(each: Measured, contestant: Contestant, measured: dict[str, Measured]) 
 def _goal(measured: dict[str, Measured]) -> Goal:
     net = CASES[0].name
     factor = statistics.median(measured[f"{net}: {_PILLOW}"].ratios(measured[f"{net}: {_OURS}"]))
-    return Goal(f"{net}: at least {LEAST} × the same with {_PILLOW}", f"{factor:.2f} ×", factor >= LEAST)
+    return at_least(f"{net}: faster than the same with {_PILLOW}", factor, LEAST)
 
 
 def main(name: str, number: str, root: str) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks import images_dali, images_packed
 from benchmarks.measuring import Measured, Turn, interleave, spread
 from benchmarks.photos import MEAN, SIZE, STD, Photos, pillow_loader
-from benchmarks.report import Goal, Section
+from benchmarks.report import Goal, Section, at_least
 from paceline.core.process import keep_freed_memory
 from paceline.data import dali
 from paceline.data.datasets.image_folder import ImageFolder
@@ -122,4 +122,4 @@ def _row(each: Measured, reference: Measured) -> list[str]:
 
 def _goal(aim: Aim, measured: Mapping[str, Measured]) -> Goal:
     factor = statistics.median(measured[aim.slow].ratios(measured[aim.fast]))
-    return Goal(f"{aim.fast}: at least {aim.least} × {aim.slow}", f"{factor:.2f} ×", factor >= aim.least)
+    return at_least(f"{aim.fast}: faster than {aim.slow}", factor, aim.least)

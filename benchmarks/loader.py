@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.contest import MEAN, STD, Pair
 from benchmarks.measuring import Measured, Turn, interleave, spread
-from benchmarks.report import Goal, Section
+from benchmarks.report import Goal, Section, at_least
 from paceline.core.torchvision_ops import import_torchvision
 from paceline.data.datasets.idx import fashion_small
 from paceline.data.sampler import Permutation
@@ -101,7 +101,7 @@ def _goal(name: str, measured: Mapping[str, Measured], ours: Measured) -> Goal:
     """How much faster than the better DataLoader, with or without workers, with the transforms written so."""
     best = min((each for each in measured.values() if each.name.endswith(name)), key=lambda each: each.median)
     factor = statistics.median(best.ratios(ours))
-    return Goal(f"at least {LEAST} × the better DataLoader with {name}", f"{factor:.1f} ×", factor >= LEAST)
+    return at_least(f"faster than the better DataLoader with {name}", factor, LEAST, "{:.1f} ×")
 
 
 def in_memory() -> Turn:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.measuring import Turn, interleave, spread
 from benchmarks.memory_case import Trainee
-from benchmarks.report import Goal, Section
+from benchmarks.report import Goal, Section, at_most
 from paceline.core.world import join
 
 _PLAIN, _AGAIN, _BF16, _BOTH = "plain", "checkpointing", "bf16", "bf16 + checkpointing"
@@ -105,12 +105,12 @@ def _ratio(case: Case, metric: str, metrics: _Peaks) -> float:
 def _goals(metrics: _Peaks, slower: float) -> list[Goal]:
     again, both = Case(_LIGHT, 1, _AGAIN), Case(_LIGHT, 1, _BOTH)
     aims = (
-        ("activations with checkpointing at most 0.40 of plain", _ratio(again, "activations", metrics), 0.40),
-        ("activations with bf16 and checkpointing at most 0.25 of plain", _ratio(both, "activations", metrics), 0.25),
-        ("total with bf16 and checkpointing at most 0.376 of plain", _ratio(both, "total", metrics), 0.376),
-        ("checkpointing at most 1.40 × the time of plain", slower, 1.40),
+        ("activations with checkpointing, of plain", _ratio(again, "activations", metrics), 0.40),
+        ("activations with bf16 and checkpointing, of plain", _ratio(both, "activations", metrics), 0.25),
+        ("total with bf16 and checkpointing, of plain", _ratio(both, "total", metrics), 0.376),
+        ("time of a step with checkpointing, of plain", slower, 1.40),
     )
-    return [Goal(text, f"{value:.3f}", value <= limit) for text, value, limit in aims]
+    return [at_most(text, value, limit, "{:.3f}") for text, value, limit in aims]
 
 
 def _step(checkpointing: str) -> Turn:

@@ -30,6 +30,22 @@ class Mlp(nn.Module):
         return logits
 
 
+@register.model("benchmark_small_mlp")
+class SmallMlp(nn.Module):
+    """64-64-10, of every third pixel of the middle: nearly all of a step is the loop around it."""
+
+    def __init__(self, num_classes: int, in_channels: int) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(in_channels * 8 * 8, 64)
+        self.head = nn.Linear(64, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits [N, num_classes]."""
+        moments.append(perf_counter())
+        logits: Tensor = self.head(self.hidden(images[..., 2:26:3, 2:26:3].flatten(1)).relu())
+        return logits
+
+
 @register.model("benchmark_convnet")
 class SmallConvNet(ConvNet):
     """The quickstart's network, narrower."""

@@ -7,7 +7,7 @@ import statistics
 import tracemalloc
 from time import perf_counter
 
-from benchmarks.report import Goal, Section
+from benchmarks.report import Section, at_most
 from paceline.data.sampler import Permutation
 
 SIZE, BATCH = 10**9, 128
@@ -32,8 +32,8 @@ def measure(is_quick: bool) -> Section:
             ["samples/s in order", f"{speed:,.0f}"],
         ],
         [
-            Goal(f"less than {MEGABYTES:g} MB", f"{memory:.2f} MB", memory < MEGABYTES),
-            Goal(f"resume anywhere in less than {MILLISECONDS:g} ms", f"{median:.2f} ms", median < MILLISECONDS),
+            at_most("memory of a permutation", memory, MEGABYTES, "{:.2f} MB", is_ratio=False),
+            at_most("resume anywhere", median, MILLISECONDS, "{:.2f} ms", is_ratio=False),
         ],
     )
 

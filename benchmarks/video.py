@@ -15,7 +15,7 @@ from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 
 from benchmarks.measuring import Measured, Turn, interleave, spread
-from benchmarks.report import Goal, Section
+from benchmarks.report import Goal, Section, at_least
 from paceline.data.io.video import EncodedVideo
 from paceline.data.transforms.video import Clip
 
@@ -108,7 +108,7 @@ def _row(kind: str, each: Measured, ours: Measured) -> list[str]:
 
 def _goal(kind: str, naive: Measured, ours: Measured) -> Goal:
     factor = statistics.median(naive.ratios(ours))
-    return Goal(f"{kind}: at least {LEAST:g} × {naive.name}", f"{factor:.1f} ×", factor >= LEAST)
+    return at_least(f"{kind}: faster than {naive.name}", factor, LEAST, "{:.1f} ×")
 
 
 def _short_videos(folder: Path, number: int) -> tuple[list[Path], str]:
