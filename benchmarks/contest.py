@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +59,7 @@ class Batches(BatchSampler):
     """Sample numbers of whole batches, shuffled again in each epoch; the last, smaller one is left out."""
 
     def __init__(self, contest: Contest, size: int) -> None:
+        super().__init__(range(size), contest.batch, drop_last=True)
         self.contest, self.size = contest, size
 
     def __len__(self) -> int:
@@ -74,7 +76,7 @@ class Batches(BatchSampler):
 
 
 class Samples(Dataset[Pair]):
-    """The data set, indexed by whole batches out of one tensor."""
+    """The data set, from which torch's loader takes whole batches at once."""
 
     def __init__(self) -> None:
         data = fashion_small("train")
@@ -83,17 +85,17 @@ class Samples(Dataset[Pair]):
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, ids: Tensor) -> Pair:
+    def __getitems__(self, ids: Tensor) -> Pair:
         return self.images.index_select(0, ids), self.labels.index_select(0, ids)
 
 
 def make_batches(contest: Contest) -> Iterator[Pair]:
     """All batches, without a loader."""
     samples = Samples()
-    return map(samples.__getitem__, Batches(contest, len(samples)))
+    return map(samples.__getitems__, Batches(contest, len(samples)))
 
 
-def make_loader(contest: Contest) -> DataLoader[Pair]:
+def make_loader(contest: Contest, collate: Callable[[Pair], Any] = lambda pair: pair) -> DataLoader[Any]:
     """The same batches through torch's loader, which the frameworks expect."""
     samples = Samples()
-    return DataLoader(samples, batch_size=None, sampler=Batches(contest, len(samples)))
+    return DataLoader(samples, batch_sampler=Batches(contest, len(samples)), collate_fn=collate)

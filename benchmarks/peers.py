@@ -13,7 +13,6 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
-from torch.utils.data import DataLoader
 
 from benchmarks.contest import Contest, Pair, Samples, make_loader, make_optimizer, normalize
 from benchmarks.terminal import on_terminal
@@ -123,9 +122,7 @@ def hf_trainer(contest: Contest) -> None:
 
     class OwnLoader(Trainer):  # type: ignore[misc]
         def get_train_dataloader(self) -> Any:
-            loader = make_loader(contest)
-            named = DataLoader(loader.dataset, batch_size=None, sampler=loader.sampler, collate_fn=_named)
-            return self.accelerator.prepare(named)
+            return self.accelerator.prepare(make_loader(contest, _named))
 
     with _unseen():
         model = Model()

@@ -108,7 +108,7 @@ def _row(kind: str, each: Measured, ours: Measured) -> list[str]:
 
 def _goal(kind: str, naive: Measured, ours: Measured) -> Goal:
     factor = statistics.median(naive.ratios(ours))
-    return at_least(f"{kind}: faster than {naive.name}", factor, LEAST, "{:.1f} ×")
+    return at_least(f"clips of videos ({kind}): faster than {naive.name}", factor, LEAST, "{:.1f} ×")
 
 
 def _short_videos(folder: Path, number: int) -> tuple[list[Path], str]:
