@@ -95,7 +95,7 @@ def make_batches(contest: Contest) -> Iterator[Pair]:
     return map(samples.__getitems__, Batches(contest, len(samples)))
 
 
-def make_loader(contest: Contest, collate: Callable[[Pair], Any] = lambda pair: pair) -> DataLoader[Any]:
+def make_loader(contest: Contest, collate: Callable[[Any], Any] = lambda pair: pair) -> DataLoader[Any]:
     """The same batches through torch's loader, which the frameworks expect."""
     samples = Samples()
     return DataLoader(samples, batch_sampler=Batches(contest, len(samples)), collate_fn=collate)

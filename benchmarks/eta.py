@@ -36,12 +36,13 @@ def measure(is_quick: bool) -> Section:
     lines = _lines(records)
     tenths = [next(line for line in lines if line.done >= tenth / 10 - 1e-9) for tenth in range(1, 10)]
     worst = max(abs(line.error) for line in lines)
-    evaluations = [record["clock"]["seconds"] for record in records if record["split"] == "val"]
+    evaluations = [record for record in records if record["split"] == "val"]
+    evaluated = sum(record["clock"]["seconds"] for record in evaluations)
     seconds = lines[-1].elapsed + lines[-1].left
     return Section(
         "Time left",
         f"saliency_sample with one thread: {records[-1]['step']} steps, {len(evaluations)} evaluations of"
-        f" {records[-1]['num_samples']} images, {_SAVES} saves. Evaluations took {sum(evaluations) / seconds:.0%} of"
+        f" {evaluations[0]['num_samples']} images, {_SAVES} saves. Evaluations took {evaluated / seconds:.0%} of"
         f" {seconds:.0f} s. `eta_seconds` of `metrics.jsonl`, beside what was left in truth. The goal is that of all"
         f" {len(lines)} lines from the first tenth on; before the first evaluation, its duration is a guess.",
         ["steps done", "seconds since the start", "left, logged", "left, in truth", "error"],
@@ -63,12 +64,12 @@ def _train(folder: Path, steps: int) -> list[Record]:
     (folder / "data").mkdir()
     write_saliency(folder / "data", _IMAGES, 0)
     changes = {
-        "data.train.root": folder / "data",
-        "data.val.root": folder / "data",
+        "data.train.root": str(folder / "data"),
+        "data.val.root": str(folder / "data"),
         "data.val.list_file": "train.txt",  # the larger one
-        "train": {"steps": steps, "threads": 1},
-        "evaluate": {"every_steps": steps // _EVALUATIONS, "batch_size": 8},
-        "checkpoint": {"every_steps": steps // _SAVES},
+        "train": {"epochs": None, "steps": steps, "threads": 1},
+        "evaluate": {"every_epochs": None, "every_steps": steps // _EVALUATIONS, "batch_size": 8},
+        "checkpoint": {"every_epochs": None, "every_steps": steps // _SAVES},
         "logging": {"every_steps": max(1, steps // 50), "images": False},
     }
     paceline.train(paceline.build("saliency_sample", changes, out=folder / "run"))

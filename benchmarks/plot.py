@@ -57,7 +57,8 @@ def _draw_step(axes: Axes, contestants: Mapping[str, Mapping[str, float]]) -> No
     ticks = [1, 1.2, 1.5, 2, 3, 5]
     axes.set_xticks(ticks, [f"{tick:g} ×" for tick in ticks])
     axes.minorticks_off()
-    axes.legend(fontsize=8.5, frameon=True)
+    if networks:
+        axes.legend(fontsize=8.5, frameon=True)
     _finish(axes, len(contestants))
 
 
