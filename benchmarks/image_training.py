@@ -140,7 +140,7 @@ def started(name: str, number: int, root: Path) -> Iterator[Contestant]:
 
 def measure(is_quick: bool) -> Section:
     """Images a second with either loader, and the share of the time that went by waiting for data."""
-    rounds = 3 if is_quick else 9
+    rounds = 3 if is_quick else 7
     photos = Photos()
     with ExitStack() as stack:
         contestants = {

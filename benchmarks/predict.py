@@ -33,7 +33,7 @@ _BARE, _DRAWN, _PLAIN = "bare inference", "predict", "predict --no-images"
 
 def measure(is_quick: bool) -> Section:
     """Photos per second of the command's work, its start left out, over those of a plain loop."""
-    rounds = 1 if is_quick else 4
+    rounds = 1 if is_quick else 3
     photos = Photos()
     folder = _add_broken(photos.root)
     with TemporaryDirectory(prefix="paceline-predict-") as name, contextlib.redirect_stderr(io.StringIO()):
