@@ -6,6 +6,7 @@ decided while Python or torch is loaded is the same in all of them.
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import random
@@ -14,16 +15,16 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from waiting import TIMEOUT
 
 Done = subprocess.CompletedProcess[str]
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
+CONTEXT = multiprocessing.get_context("forkserver")
+# One server forks for all tests of a process, and keeps what it has imported at its start.
+CONTEXT.set_forkserver_preload(
     [
         *("paceline.cli", "paceline.recipe.build", "paceline.commands.train", "paceline.engine.strategies.fsdp"),
         *("paceline.loggers.tensorboard", "tensorboard.compat.proto.event_pb2", "paceline.launch.agent"),
@@ -54,24 +55,48 @@ def script_ranks(procs: int, path: Path, *words: str | Path, **variables: str) -
     return _run([path.parent] * procs, [str(path), *map(str, words)], {**os.environ, **variables})
 
 
+class Running:
+    """A command that was started in a process of its own, which leads a session if `session`."""
+
+    def __init__(
+        self, folder: Path, words: Sequence[str | Path], variables: Mapping[str, str], session: bool = False
+    ) -> None:
+        self._files = [tempfile.NamedTemporaryFile() for _ in range(2)]  # noqa: SIM115 - gone with this object
+        self._words = list(map(str, words))
+        names = [Path(file.name) for file in self._files]
+        arguments = (folder, self._words, dict(variables), names, session)
+        self._process = CONTEXT.Process(target=_main, args=arguments)
+        self._process.start()
+        atexit.register(self._process.kill)  # of a test that failed, say
+        assert self._process.pid
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        """The exit code, once it has ended."""
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the process alone."""
+        os.kill(self.pid, number)
+
+    def printed(self) -> list[str]:
+        """What it has written to standard output and to standard error so far."""
+        return [Path(file.name).read_text(encoding="utf-8") for file in self._files]
+
+    def end(self) -> Done:
+        """Wait for its end; the exit code, and what it has printed."""
+        self._process.join(TIMEOUT)
+        self._process.kill()
+        self._process.join()
+        return Done(self._words, self._process.exitcode or 0, *self.printed())
+
+
 def _run(folders: list[Path], words: list[str], variables: Mapping[str, str]) -> list[Done]:
     """The command in a process for each folder."""
     procs, port = len(folders), _free_port()
-    with ExitStack() as stack:
-        started = []
-        for rank, folder in enumerate(folders):
-            files = [Path(stack.enter_context(tempfile.NamedTemporaryFile()).name) for _ in range(2)]
-            place = {} if procs == 1 else _place(rank, procs, port)
-            process = _CONTEXT.Process(target=_main, args=(folder, words, {**variables, **place}, files))
-            process.start()
-            started.append((process, files))
-        done = []
-        for process, files in started:
-            process.join(TIMEOUT)
-            process.kill()
-            process.join()
-            done.append(Done(words, process.exitcode or 0, *(file.read_text(encoding="utf-8") for file in files)))
-    return done
+    places = [{} if procs == 1 else _place(rank, procs, port) for rank in range(procs)]
+    started = [Running(folder, words, {**variables, **place}) for folder, place in zip(folders, places, strict=True)]
+    return [each.end() for each in started]
 
 
 def _place(rank: int, procs: int, port: int) -> dict[str, str]:
@@ -87,7 +112,9 @@ def _free_port() -> int:
                 return port
 
 
-def _main(folder: Path, words: list[str], variables: Mapping[str, str], files: list[Path]) -> None:
+def _main(folder: Path, words: list[str], variables: Mapping[str, str], files: list[Path], session: bool) -> None:
+    if session:
+        os.setsid()
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import runpy
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from forkserver import paceline_ranks, script_ranks
 from PIL import Image
 
 from paceline.checkpoint.reader import open_checkpoint
@@ -68,28 +67,17 @@ def depth(tmp_path: Path) -> Path:
     """A folder with the example and its scenes."""
     for name in ("depth.py", "depth.yaml"):
         shutil.copy(DOCS / "examples" / name, tmp_path)
-    run(tmp_path, "depth.py", "scenes")
+    (done,) = script_ranks(1, tmp_path / "depth.py", "scenes")
+    assert done.returncode == 0, done.stderr
     return tmp_path
 
 
-def run(folder: Path, *words: str) -> str:
-    """What a process of Python prints on standard output."""
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "cannot draw" not in done.stderr
-    return done.stdout
-
-
-def paceline(folder: Path, *words: str) -> str:
-    """What the real command prints."""
-    return run(folder, "-m", "paceline", *words, "--use", "depth.py")
+def run(processes: int, folder: Path, *words: str) -> str:
+    """What the command prints, in processes that share a run."""
+    done = paceline_ranks(processes, folder, *words, "--use", "depth.py", OMP_NUM_THREADS="1")
+    assert [each.returncode for each in done] == [0] * processes, done[0].stderr
+    assert "cannot draw" not in done[0].stderr
+    return done[0].stdout
 
 
 def test_the_example_is_short() -> None:
@@ -108,7 +96,7 @@ def test_depth_trains_on_two_processes_resumes_and_is_measured_alike_on_any_numb
 ) -> None:
     # In two parts on two processes; by `world`, the weights are those of one process that was never stopped.
     for steps in (4, 8):
-        paceline(depth, "train", "depth.yaml", *SHORT, f"train.steps={steps}", "--procs", "2")
+        run(2, depth, "train", "depth.yaml", *SHORT, f"train.steps={steps}")
     monkeypatch.chdir(depth)
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert main(["train", "depth.yaml", *SHORT, "train.steps=8", "--out", "whole", "--use", "depth.py"]) == 0
@@ -118,8 +106,8 @@ def test_depth_trains_on_two_processes_resumes_and_is_measured_alike_on_any_numb
     capsys.readouterr()
     assert main(["eval", "runs/depth", "--use", "depth.py", "--json"]) == 0
     alone = json.loads(capsys.readouterr().out)
-    for processes in ("2", "3"):
-        assert json.loads(paceline(depth, "eval", "runs/depth", "--procs", processes, "--json")) == alone
+    for processes in (2, 3):
+        assert json.loads(run(processes, depth, "eval", "runs/depth", "--json")) == alone
     assert alone["num_samples"] == 25
     assert alone["metrics"].keys() == {"silog", "l1", "loss", "abs_rel", "delta1"}
     assert 0 < alone["metrics"]["abs_rel"] < 1

@@ -11,6 +11,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from forkserver import paceline, script_ranks
 
 from paceline.recipe.load import load
 from paceline.recipe.validate import validate
@@ -49,6 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
+    """The command as it is installed."""
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     return subprocess.run(command.split(), cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
 
@@ -56,7 +58,9 @@ def run(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
 def test_commands_run_in_order(folder: Path) -> None:
     assert len(commands()) >= 10
     for command in commands():
-        done = run(folder, command)
+        program, *words = command.split()
+        assert program == "paceline"
+        done = paceline(folder, *words)
         assert done.returncode == 0, f"{command}\n{done.stderr}"
         assert "NOT reached" not in done.stdout + done.stderr, command
 
@@ -68,7 +72,8 @@ def test_what_can_be_appended_to_a_command_works(folder: Path) -> None:
     (shared,) = [row for row in runnable if "--procs" in row]
     short = "model.widths=[4] train.epochs=null train.steps=2 schedule.warmup_epochs=0.01 evaluate.batch_size=1000"
     for number, row in enumerate((shared, " ".join(row for row in runnable if row != shared))):
-        done = run(folder, f"paceline train quickstart {short} --out runs/appended-{number} {row}")
+        words = f"train quickstart {short} --out runs/appended-{number} {row}".split()
+        done = paceline(folder, *words)
         assert done.returncode == 0, f"{row}\n{done.stderr}"
 
 
@@ -78,7 +83,7 @@ def test_the_whole_recipe_is_valid(folder: Path) -> None:
 
 
 def test_the_loop_of_ones_own_runs(folder: Path) -> None:
-    done = run(folder, f"{sys.executable} loop.py")
+    (done,) = script_ranks(1, folder / "loop.py")
     assert done.returncode == 0, done.stderr
     assert 0.1 < float(done.stdout) <= 1
 

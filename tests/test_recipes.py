@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forkserver import paceline
 
 from paceline.core.torchvision_ops import import_torchvision
 from paceline.models.surgery import Surgery, apply
@@ -33,8 +34,7 @@ def test_every_file_under_recipes_ships() -> None:
 
 def test_quickstart_is_on_its_way_to_what_it_expects(tmp_path: Path) -> None:
     """A third of it, with a narrower net; `make train` does all of it."""
-    command = [sys.executable, "-m", "paceline", "train", "quickstart", "train.epochs=3", "model.widths=[16, 32, 64]"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = paceline(tmp_path, "train", "quickstart", "train.epochs=3", "model.widths=[16, 32, 64]")
     assert done.returncode == 0, done.stderr
     status = json.loads((tmp_path / "runs/quickstart/status.json").read_text())
     assert status["state"] == "finished"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from forkserver import paceline
 from PIL import Image
 
 from paceline.cli import main
@@ -80,14 +81,7 @@ def test_commands_run_in_order(task: str, tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_what_sample_prints_last_trains_on_what_it_wrote(tmp_path: Path) -> None:
     """Also where the shipped recipe does not look for the set."""
-    written = subprocess.run(
-        [sys.executable, "-m", "paceline", "sample", "saliency", "a: strange #name", "--number", "4"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-    ).stdout
+    written = paceline(tmp_path, "sample", "saliency", "a: strange #name", "--number", "4").stdout
     assert yaml.safe_load(written)["task"] == "saliency"
     command = written.splitlines()[-1].removeprefix("#").strip().replace("paceline train", "paceline check", 1)
     done = subprocess.run(

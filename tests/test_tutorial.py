@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from forkserver import paceline
 
 from paceline.checkpoint.reader import open_checkpoint
 from paceline.cli import main
@@ -29,11 +29,6 @@ def commands() -> list[str]:
     return [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
 
 
-def _launch(words: list[str]) -> int:
-    """The exit code of a process of its own: the launcher sets signals for good."""
-    return subprocess.run([sys.executable, "-m", "paceline", *words], timeout=300).returncode
-
-
 @pytest.mark.usefixtures("own_names")
 def test_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -50,7 +45,9 @@ def test_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.delitem(sys.modules, "parts", raising=False)
         begun = max((each for each in SHORTER if command.startswith(each)), key=len, default="")
         words = [*shlex.split(command)[1:], *SHORTER.get(begun, [])]
-        assert (_launch(words) if "--procs" in words else main(words)) == 0, command
+        # In a process of its own, the launcher sets signals for good.
+        code = paceline(Path.cwd(), *words).returncode if "--procs" in words else main(words)
+        assert code == 0, command
     assert {command.split()[1] for command in commands()} >= {
         "train", "eval", "new", "check", "data", "results", "report", "predict", "export",
     }  # fmt: skip

@@ -40,7 +40,7 @@ def content(value: int, rank: int = 0, world: int = 1) -> tuple[Any, Any]:
 def save(root: Path, way: str, step: int, value: int, top1: float) -> bool:
     """Whether it was saved; one that ends the process does not say."""
     world = 2 if way == "shared" else 1
-    stores = [Store(root, keep_last=1, best="top1", timeout=1.0) for _ in range(world)]
+    stores = [Store(root, keep_last=1, best="top1", timeout=0.1) for _ in range(world)]
     try:
         if way == "plain":
             stores[0].save(step, *content(value), {"top1": top1})

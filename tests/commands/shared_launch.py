@@ -6,20 +6,14 @@ import atexit
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from forkserver import script_ranks
+
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
-_SECONDS = 600  # far more than all runs take together on a busy machine
-_LAUNCH = """
-import sys
-from paceline.launch.launcher import Launch, launch
-sys.exit(launch([sys.executable, *sys.argv[1:]], Launch(2, restarts=0)))
-"""
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -42,14 +36,5 @@ def _run_once() -> tuple[Path, str]:
     """The folder of the runs and what went wrong, if anything: every test that needs them hears it at once."""
     out = Path(tempfile.mkdtemp(prefix="shared-runs-"))
     atexit.register(shutil.rmtree, out, ignore_errors=True)
-    command = [sys.executable, "-c", _LAUNCH, str(SCRIPTS / "shared_runs.py"), str(out)]
-    try:
-        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=_SECONDS)
-    except subprocess.TimeoutExpired as error:
-        return out, f"the runs have not ended within {_SECONDS} s: {error.stderr!r}"
-    return out, f"exit code {done.returncode}: {done.stderr}" if done.returncode else ""
-
-
-def paceline(*words: str | Path) -> list[str]:
-    """The command line of the real command, with the user's module of the tests."""
-    return [sys.executable, "-m", "paceline", *map(str, words), "--use", "shared_parts"]
+    done = script_ranks(2, SCRIPTS / "shared_runs.py", out, OMP_NUM_THREADS="1")
+    return out, "\n".join(f"exit code {each.returncode}: {each.stderr}" for each in done if each.returncode)

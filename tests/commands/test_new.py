@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from shared_launch import SCRIPTS, environment
+from forkserver import script_ranks
+from shared_launch import SCRIPTS
 
 from paceline.cli import main
 from paceline.commands import new
 from paceline.loggers.jsonl import read_records
 
 TASKS = ["classification", "detection", "keypoints", "masked_autoencoder", "saliency", "segmentation", "video"]
-LAUNCH = """
-import sys
-from paceline.launch.launcher import Launch, launch
-sys.exit(launch([sys.executable, *sys.argv[1:]], Launch(2, restarts=0)))
-"""
 TEST = """
 import os, sys, time
 import pytest
@@ -45,16 +40,9 @@ def projects(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("projects")
     for task in TASKS:
         assert main(["new", str(root / task), "--task", task]) == 0
-    _run("-c", LAUNCH, SCRIPTS / "train_projects.py", root, *TASKS)
+    done = script_ranks(2, SCRIPTS / "train_projects.py", root, *TASKS, OMP_NUM_THREADS="1")
+    assert [each.returncode for each in done] == [0, 0], done[0].stderr
     return root
-
-
-def _run(*words: str | Path) -> str:
-    done = subprocess.run(
-        [sys.executable, *map(str, words)], env=environment(), capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -68,9 +56,11 @@ def test_each_project_trains_on_two_processes(projects: Path, task: str) -> None
     assert len(list((run / "images").glob("val-*.png"))) >= 1
 
 
-def test_the_tests_of_each_project_pass(projects: Path) -> None:
-    printed = _run("-c", TEST, *(projects / task for task in TASKS))
-    assert printed.count("3 passed") == len(TASKS)
+def test_the_tests_of_each_project_pass(projects: Path, tmp_path: Path) -> None:
+    (tmp_path / "test_all.py").write_text(TEST)
+    (done,) = script_ranks(1, tmp_path / "test_all.py", *(projects / task for task in TASKS))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("3 passed") == len(TASKS)
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -4,14 +4,13 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from forkserver import Done, Running, paceline, paceline_ranks
 from safetensors.torch import load_file
-from waiting import TIMEOUT, wait_until
+from waiting import wait_until
 
 NETS = """
 import os
@@ -76,12 +75,8 @@ def brightness() -> torch.Tensor:
     return images[order].flatten(1).sum(1)
 
 
-def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "paceline", *words, "--use", "nets"]
-
-
-def run(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*words), cwd=project, capture_output=True, text=True, timeout=TIMEOUT)
+def run(project: Path, *words: str) -> Done:
+    return paceline(project, *words, "--use", "nets")
 
 
 def first_above(brightness: torch.Tensor, since: int) -> tuple[float, int]:
@@ -132,21 +127,18 @@ def test_a_step_that_kills_three_times_ends_the_run_and_names_its_batch(
 
 
 def test_a_rank_that_stands_still_is_named_and_the_run_goes_on(project: Path) -> None:
-    words = ("train", "recipe.json", "train.steps=120", "train.hang_seconds=10", "checkpoint.every_steps=20")
-    whole = run(project, *words, "--out", "whole", "--procs", "2")
-    assert whole.returncode == 0, whole.stderr
+    words = ["train", "recipe.json", "train.steps=120", "train.threads=1", "checkpoint.every_steps=20", "--use", "nets"]
+    whole = paceline_ranks(2, project, *words, "--out", "whole")
+    assert [each.returncode for each in whole] == [0, 0], whole[0].stderr
     # It does not come to its end before it is stopped.
-    waiting = command(*words, "model.what=wait", "--out", "hangs", "--procs", "2")
-    going = subprocess.Popen(waiting, cwd=project, stderr=subprocess.PIPE, text=True)
-    try:
-        stopped = _stop_one_after_a_checkpoint(project / "hangs", going.pid)
-        (project / "go").touch()
-        _, errors = going.communicate(timeout=TIMEOUT)
-    finally:
-        going.kill()
-    assert going.returncode == 0, errors
-    assert "rank 1 is missing" in errors
-    assert re.search(r"last known collective: number [1-9]\d*", errors)
+    hangs = ["train.hang_seconds=5", "model.what=wait", "--out", "hangs", "--procs", "2"]
+    going = Running(project, ["paceline", *words, *hangs], os.environ)
+    stopped = _stop_one_after_a_checkpoint(project / "hangs", going.pid)
+    (project / "go").touch()
+    done = going.end()
+    assert done.returncode == 0, done.stderr
+    assert "rank 1 is missing" in done.stderr
+    assert re.search(r"last known collective: number [1-9]\d*", done.stderr)
     assert not Path(f"/proc/{stopped}").exists()
     assert newest(project / "hangs").read_bytes() == newest(project / "whole").read_bytes()
 

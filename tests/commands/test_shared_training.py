@@ -6,14 +6,13 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import forkserver
 import pytest
-from shared_launch import environment, paceline, shared_runs
-from waiting import TIMEOUT, is_alive, wait_until
+from shared_launch import environment, shared_runs
+from waiting import is_alive, wait_until
 
 RECIPE = {
     "name": "shared",
@@ -172,36 +171,31 @@ class Project:
         self.folder = folder
         (folder / "recipe.json").write_text(json.dumps(RECIPE))
 
-    def start(self, *options: str, pause_at: int = 0) -> subprocess.Popen[str]:
+    def start(self, *options: str, pause_at: int = 0) -> forkserver.Running:
         """Begin; each process waits at its read of that number until it is let go or gets a signal."""
         self.forget()
-        return subprocess.Popen(
-            paceline("train", "recipe.json", "--out", "run", "--procs", "2", *options),
-            cwd=self.folder,
-            env=environment(PAUSE_AT=str(pause_at)),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command = ["paceline", "train", "recipe.json", "--out", "run", "--procs", "2", "--use", "shared_parts"]
+        return forkserver.Running(self.folder, [*command, *options], environment(PAUSE_AT=str(pause_at)))
 
     def forget(self) -> None:
         for name in ("go", "paused-0", "paused-1"):
             (self.folder / name).unlink(missing_ok=True)
 
-    def paused(self, launcher: subprocess.Popen[str]) -> list[int]:
+    def paused(self, launcher: forkserver.Running) -> list[int]:
         """Wait until both processes wait; their ids."""
         files = [self.folder / f"paused-{rank}" for rank in (0, 1)]
         wait_until(lambda: launcher.poll() is not None or all(file.exists() for file in files), "both pause")
-        assert launcher.poll() is None, launcher.communicate()[1]
+        assert launcher.poll() is None, launcher.printed()
         return [int(file.read_text()) for file in files]
 
     def go(self) -> None:
         (self.folder / "go").touch()
 
-    def end(self, launcher: subprocess.Popen[str], code: int) -> list[str]:
+    def end(self, launcher: forkserver.Running, code: int) -> list[str]:
         """Wait for the end; the lines that were printed."""
-        _, printed = launcher.communicate(timeout=TIMEOUT)
-        assert launcher.returncode == code, printed
-        return printed.splitlines()
+        done = launcher.end()
+        assert done.returncode == code, done.stderr
+        return done.stderr.splitlines()
 
     def status(self) -> dict[str, Any]:
         status: dict[str, Any] = json.loads((self.folder / "run" / "status.json").read_text())
@@ -267,8 +261,8 @@ def test_killed_processes_a_request_to_stop_and_a_killed_launcher_change_nothing
     # The launcher is killed in step 11: nobody trains on.
     launcher = project.start(pause_at=3)
     processes = project.paused(launcher)
-    launcher.kill()
-    launcher.communicate()
+    launcher.send_signal(signal.SIGKILL)
+    launcher.end()
     wait_until(lambda: not any(map(is_alive, processes)), "no process outlives the launcher")
 
     project.end(project.start(), 0)

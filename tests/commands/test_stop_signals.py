@@ -13,12 +13,13 @@ import sys
 import termios
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forkserver import Running
 from shared_launch import environment
 from waiting import TIMEOUT, wait_until
 
@@ -43,30 +44,33 @@ RECIPE = {
 
 
 class Command:
-    """`paceline train` in a folder; what it prints goes to a file."""
+    """`paceline train` in a folder; `streams` are given to a process that Python is started in."""
 
-    def __init__(self, folder: Path, *words: str, wait_in: str = "", fail_rank: str = "", **more: Any) -> None:
+    def __init__(self, folder: Path, *words: str, wait_in: str = "", fail_rank: str = "", **streams: Any) -> None:
         self.folder, self.out = folder, folder / "runs" / "asked"
         (folder / "recipe.json").write_text(json.dumps(RECIPE))
         (folder / "go").unlink(missing_ok=True)
-        with (folder / "printed").open("w") as printed:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "paceline", "train", "recipe.json", "--use", "slow_splits", *words],
-                cwd=folder,
-                env=environment(WAIT_IN=wait_in, FAIL_RANK=fail_rank),
-                **{"stdout": printed, "stderr": printed, "start_new_session": True, **more},
-            )
+        command = ["paceline", "train", "recipe.json", "--use", "slow_splits", *words]
+        variables = environment(WAIT_IN=wait_in, FAIL_RANK=fail_rank)
+        self.process: Running | subprocess.Popen[bytes]
+        if streams:
+            python = [sys.executable, "-m", *command]
+            self.process = subprocess.Popen(python, cwd=folder, env=variables, start_new_session=True, **streams)
+        else:
+            self.process = Running(folder, command, variables, session=True)
 
     def wait_for(self, path: str) -> None:
         wait_until(lambda: (self.folder / path).exists() or self.process.poll() is not None, f"there is {path}")
         assert (self.folder / path).exists(), self.printed()
 
     def printed(self) -> str:
-        return (self.folder / "printed").read_text()
+        return "".join(self.process.printed()) if isinstance(self.process, Running) else ""
 
     def end(self, code: int) -> None:
         (self.folder / "go").touch()
-        assert self.process.wait(TIMEOUT) == code, self.printed()
+        process = self.process
+        found = process.end().returncode if isinstance(process, Running) else process.wait(TIMEOUT)
+        assert found == code, self.printed()
 
     def status(self) -> dict[str, Any]:
         status: dict[str, Any] = json.loads((self.out / "status.json").read_text())
@@ -83,7 +87,8 @@ class Command:
 
         def request_stop() -> None:
             while not ended.wait(0.003):
-                os.killpg(self.process.pid, signal.SIGTERM)
+                with suppress(ProcessLookupError):
+                    os.killpg(self.process.pid, signal.SIGTERM)
 
         requests = threading.Thread(target=request_stop)
         requests.start()
@@ -134,11 +139,11 @@ def test_a_metric_that_raises_in_one_process_costs_no_training(records: list[dic
 
 
 def test_a_request_before_training_begins_is_answered_alike(tmp_path: Path) -> None:
-    command = Command(tmp_path)
+    command = Command(tmp_path, stdout=subprocess.DEVNULL)
     command.wait_for("runs/asked/.lock")
-    command.process.terminate()
+    command.process.send_signal(signal.SIGTERM)
     command.end(75)
-    assert command.process.returncode == 75
+    assert command.process.poll() == 75
 
 
 @pytest.mark.parametrize("procs", [1, 2])

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forkserver import paceline
+from forkserver import Running, paceline
 from shared_launch import SCRIPTS, environment
-from waiting import TIMEOUT, is_alive, wait_until
+from waiting import is_alive, wait_until
 
 from paceline.cli import main
 from paceline.commands.sweep_file import Command, SweepFile
@@ -46,22 +46,16 @@ class Sweep:
     def __init__(self, folder: Path, *words: str, holds: bool = False) -> None:
         self.folder, self.out = folder, folder / "runs" / "tiny-sweep"
         (folder / "recipe.json").write_text(json.dumps(RECIPE))
-        with (folder / "answer").open("w") as answer, (folder / "printed").open("w") as printed:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "paceline", "sweep", "recipe.json", "--use", "slow_splits", *words],
-                cwd=folder,
-                env=environment(WAIT_IN="val" if holds else ""),
-                stdout=answer,
-                stderr=printed,
-            )
+        command = ["paceline", "sweep", "recipe.json", "--use", "slow_splits", *words]
+        self.process = Running(folder, command, environment(WAIT_IN="val" if holds else ""))
 
     def printed(self) -> str:
-        return (self.folder / "printed").read_text()
+        return self.process.printed()[1]
 
     def end(self, code: int) -> dict[str, Any]:
-        assert self.process.wait(TIMEOUT) == code, self.printed()
-        answer = (self.folder / "answer").read_text()
-        return dict(json.loads(answer)) if answer.startswith("{") else {}
+        done = self.process.end()
+        assert done.returncode == code, done.stderr
+        return dict(json.loads(done.stdout)) if done.stdout.startswith("{") else {}
 
     def trials(self) -> list[dict[str, Any]]:
         return list(json.loads((self.out / "sweep.json").read_text())["trials"])
@@ -93,8 +87,8 @@ def test_a_killed_sweep_takes_its_runs_with_it_and_continues_to_the_same_result(
     statuses = [json.loads(path.read_text()) for path in sweep.out.glob("0?/status.json")]
     running = [status["pid"] for status in statuses if status["state"] == "running"]
     assert running
-    sweep.process.kill()
-    sweep.process.wait()
+    sweep.process.send_signal(signal.SIGKILL)
+    sweep.process.end()
     wait_until(lambda: not any(map(is_alive, running)), "no run outlives the sweep")
     kept = {trial["run"]: trial["state"] for trial in sweep.trials()}
     finished = [run for run, state in kept.items() if state == "finished"]

@@ -1,13 +1,11 @@
 """A user's own loss that remembers something: of every micro-batch once, and after a kill where it was."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from forkserver import paceline
 from small_runs import PlainNet, Remembering, Small, one_thread  # noqa: F401
 from torch import Tensor
 
@@ -67,15 +65,7 @@ logging: {images: false}
 
 
 def train(folder: Path, out: str, die_at: str) -> int:
-    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [sys.executable, "-m", "paceline", "train", "recipe.yaml", "--use", "drifting", "--out", out],
-        cwd=folder,
-        env={**os.environ, "DIE_AT": die_at, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = paceline(folder, "train", "recipe.yaml", "--use", "drifting", "--out", out, DIE_AT=die_at)
     print(done.stderr)
     return done.returncode
 

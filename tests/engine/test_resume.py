@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,8 +11,9 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from forkserver import Running
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from waiting import TIMEOUT, wait_until
+from waiting import wait_until
 
 import paceline.recipe.schema  # noqa: F401 - the names that ship, before the registry is copied
 from paceline import cli
@@ -57,36 +56,29 @@ class Command:
     def __init__(self, folder: Path, *overrides: str) -> None:
         self.folder = folder
         self.run = folder / "runs" / "quickstart"
-        self.arguments = [sys.executable, "-m", "paceline", "train", "quickstart", "--use", "pausing", *overrides]
+        self.arguments = ["paceline", "train", "quickstart", "--use", "pausing", *overrides]
 
-    def start(self, pause_at: int = 0) -> subprocess.Popen[str]:
+    def start(self, pause_at: int = 0) -> Running:
         for name in ("paused", "go"):
             (self.folder / name).unlink(missing_ok=True)
         path = os.pathsep.join([str(SCRIPTS), *filter(None, [os.environ.get("PYTHONPATH")])])
-        return subprocess.Popen(
-            self.arguments,
-            cwd=self.folder,
-            env={**os.environ, "PAUSE_AT": str(pause_at), "PYTHONPATH": path},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        variables = {**os.environ, "PAUSE_AT": str(pause_at), "PYTHONPATH": path}
+        return Running(self.folder, self.arguments, variables, session=True)
 
-    def wait_for(self, is_there: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    def wait_for(self, is_there: Callable[[], bool], process: Running) -> None:
         wait_until(lambda: is_there() or process.poll() is not None, "what the run is to do")
-        assert is_there(), process.communicate()[1]
+        assert is_there(), process.printed()
 
-    def until_paused(self, pause_at: int) -> subprocess.Popen[str]:
+    def until_paused(self, pause_at: int) -> Running:
         process = self.start(pause_at)
         self.wait_for((self.folder / "paused").exists, process)
         return process
 
-    def end(self, process: subprocess.Popen[str]) -> Outcome:
+    def end(self, process: Running) -> Outcome:
         (self.folder / "go").touch()
-        _, error = process.communicate(timeout=TIMEOUT)
+        done = process.end()
         steps = sorted(int(path.name[5:]) for path in (self.run / "checkpoints").glob("step-*"))
-        return Outcome(process.returncode, error, json.loads((self.run / "status.json").read_text()), steps)
+        return Outcome(done.returncode, done.stderr, json.loads((self.run / "status.json").read_text()), steps)
 
 
 @pytest.fixture(scope="module")
@@ -106,12 +98,12 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Command, dict[str,
 
     # Killed within step 13, behind its first micro-batch and in the middle of an epoch.
     process = command.until_paused(reads(0, 13))
-    process.kill()
+    process.send_signal(signal.SIGKILL)
     outcomes["killed"] = command.end(process)
 
     # Goes on from step 11, which was evaluated; asked to stop within step 17, which is still done.
     process = command.until_paused(reads(11, 17))
-    process.terminate()
+    process.send_signal(signal.SIGTERM)
     outcomes["terminated"] = command.end(process)
 
     outcomes["finished"] = command.end(command.start())

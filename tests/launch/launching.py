@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import socket
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from forkserver import CONTEXT
 from waiting import TIMEOUT
 
 from paceline.core.errors import PacelineError
@@ -79,9 +79,7 @@ class Going:
 
     def __init__(self, folder: Path, plan: Launch, variables: dict[str, str]) -> None:
         self._folder = folder
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["paceline.launch.agent", "paceline.launch.rendezvous", "launching"])
-        self._process = context.Process(target=_launch, args=(folder, plan, variables))
+        self._process = CONTEXT.Process(target=_launch, args=(folder, plan, variables))
         self._process.start()
 
     def __enter__(self) -> Self:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from forkserver import Running
 from launching import environment
 from torch import distributed as dist
-from waiting import TIMEOUT
 
 from paceline.core.errors import RecipeError
 from paceline.core.world import World
@@ -68,14 +66,7 @@ def test_a_rank_that_is_killed_in_set_up_comes_back_with_all_others(tmp_path: Pa
     (tmp_path / "fragile.py").write_text(_FRAGILE)
     (tmp_path / "recipe.json").write_text(json.dumps(_RECIPE))
     words = ["train", "recipe.json", "--use", "fragile", "--procs", "2", "--out", "run", "--restarts", "2"]
-    done = subprocess.run(
-        [sys.executable, "-m", "paceline", *words],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-    )
+    done = Running(tmp_path, ["paceline", *words], environment()).end()
     assert done.returncode == 0, done.stderr
     again = [line for line in done.stderr.splitlines() if "; restarting" in line]
     assert [line[: line.index(";")] for line in again] == [f"process {rank} was killed by SIGKILL" for rank in (1, 0)]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forkserver import paceline, paceline_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -261,41 +259,20 @@ RECIPE: dict[str, Any] = {
 }
 
 
-# Both in one process, which saves a start.
-TRAIN_AND_EVALUATE = """
-import sys
-from contextlib import redirect_stdout
-from paceline.cli import main
-with redirect_stdout(sys.stderr):
-    code = main(["train", "recipe.json", "--out", "run", "--use", "exact_net"])
-sys.exit(code or main(sys.argv[1:]))
-"""
-
-
 def measured(project: Path, procs: int) -> dict[str, Any]:
-    """What `paceline eval` finds with each clip a sample of its own; the net is trained before the first time."""
-    start = ["-m", "paceline"] if (project / "run").exists() else ["-c", TRAIN_AND_EVALUATE]
-    words = [
-        "eval",
-        "run",
-        "data.val.transforms.0.as_samples=true",
-        "--use",
-        "exact_net",
-        "--json",
-        "--procs",
-        str(procs),
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *start, *words]
-    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=180)
-    assert done.returncode == 0, done.stderr
-    answer: dict[str, Any] = json.loads(done.stdout)
+    """What `paceline eval` finds with each clip a sample of its own."""
+    words = ["eval", "run", "data.val.transforms.0.as_samples=true", "--use", "exact_net", "--json"]
+    done = paceline_ranks(procs, project, *words, OMP_NUM_THREADS="1")
+    assert [each.returncode for each in done] == [0] * procs, done[0].stderr
+    answer: dict[str, Any] = json.loads(done[0].stdout)
     assert answer["num_samples"] == VIDEOS * CLIPS
     metrics: dict[str, Any] = answer["metrics"]
     return metrics
 
 
 def test_metrics_are_bit_identical_apart_and_together_on_any_number_of_processes(project: Path) -> None:
+    trained = paceline(project, "train", "recipe.json", "--out", "run", "--use", "exact_net", OMP_NUM_THREADS="1")
+    assert trained.returncode == 0, trained.stderr
     found = [measured(project, procs) for procs in (1, 2, 3)]
     lines = [json.loads(line) for line in (project / "run/metrics.jsonl").read_text().splitlines()]
     whole = next(line for line in lines if line["split"] == "val")
