@@ -6,7 +6,8 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 
@@ -52,11 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if LAUNCHER in os.environ:
             from paceline.launch.worker import run_as_worker
 
-            return run_as_worker(lambda: _run(words, is_process))
+            return run_as_worker(lambda: _run(words, is_process), lambda error: _text(error, words))
         return _run(words, is_process)
     except PacelineError as error:
         flush_streams()
-        print_error(error)
+        print_error(_text(error, words))
         return error.exit_code
     except KeyboardInterrupt:
         print_error("interrupted")
@@ -67,13 +68,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         flush_streams()
 
 
+def _text(error: PacelineError, words: list[str]) -> str:
+    """The message, or the whole traceback, which ends with it."""
+    return "".join(traceback.format_exception(error)).rstrip() if "--traceback" in words else str(error)
+
+
 def _run(words: list[str], is_process: bool) -> int:
     options = _parse(words)
     options.arguments, options.is_process = words, is_process
     with pause_gc(), naming_full_disks():
         command = importlib.import_module(f"paceline.commands.{options.command.replace('-', '_')}")
-        code: int = command.main(options)
+        code: int = _named(command.main, options)
     return code
+
+
+def _named(body: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+    """The body's exit code; what lines of a user's raise in it is a PacelineError that names them."""
+    try:
+        return body(options)
+    except Exception as error:
+        if isinstance(error, PacelineError) or "torch" not in sys.modules:  # which whatever calls parts has loaded
+            raise
+        from paceline.core.user_code import named_errors
+
+        with named_errors():
+            raise
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
@@ -98,6 +117,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--local-rank", "--local_rank", type=int, help=argparse.SUPPRESS)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     made = {name: commands.add_parser(name, help=text, description=text) for name, text in _COMMANDS.items()}
+    for each in made.values():
+        each.add_argument("--traceback", action="store_true", help="with an error, print every line that led to it")
     for name in ("train", "eval", "check", "data", "show", "plan", "find-batch", "find-lr", "sweep", "slurm"):
         _add_recipe(made[name], "RECIPE or RUN", is_required=name != "data")
     made["replay"].add_argument("bundle", type=Path, metavar="BUNDLE", help="a folder runs/NAME/replay/step-…")
@@ -131,7 +152,8 @@ def _parser() -> argparse.ArgumentParser:
         "--checkpoint",
         type=Path,
         metavar="PATH",
-        help="a checkpoint or a weights file (default: the run's best checkpoint, else its newest, else model.weights)",
+        help="a checkpoint or a weights file (default: model.weights=… of this command, else the run's best checkpoint,"
+        " else its newest, else the recipe's model.weights)",
     )
     made["eval"].add_argument(
         "--split", metavar="SPLIT", help="val, test, or test.NAME (default: test if the recipe has it, else val)"

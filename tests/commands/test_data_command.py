@@ -133,6 +133,14 @@ def test_every_bad_photo_is_named(tmp_path: Path, run: Any) -> None:
     assert all(str(folder / name) in printed.out for name in answer.bad)
 
 
+def test_splits_that_cannot_be_opened_are_no_files(tmp_path: Path, run: Any) -> None:
+    answer = run(write_recipe(tmp_path, {"dataset": "image_folder", "root": "absent"}))
+    assert answer.code == 3
+    assert "cannot be opened: 1 split" in answer.out
+    assert "data.train.root: absent does not exist" in answer.out
+    assert "unreadable" not in answer.out
+
+
 def test_masks_that_do_not_fit_are_named(tmp_path: Path, run: Any) -> None:
     for kind in ("images", "masks"):
         (tmp_path / kind).mkdir()

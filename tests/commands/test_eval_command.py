@@ -156,6 +156,20 @@ def test_all_test_sets_are_measured_at_the_end_and_by_one_command(project: Path,
     assert "test.hard-ones-confusion-00000002.png" in images
 
 
+def test_weights_on_the_command_line_are_measured_although_there_is_a_run(
+    net: nn.Module, project: Path, answer: Answer, tmp_path: Path
+) -> None:
+    answer("train", "own.json", "--fresh")
+    torch.save(net.state_dict(), tmp_path / "other.pth")
+    words = ("eval", "own.json", "--json")
+    named = answer(*words, "--checkpoint", str(tmp_path / "other.pth"))
+    for reference in ("own.json", "runs/own"):
+        found = answer("eval", reference, "--json", f"model.weights={tmp_path / 'other.pth'}")
+        assert found == named
+    assert answer(*words)["metrics"] != named["metrics"]
+    assert answer(*words, "model.weights=null")["metrics"] == answer(*words)["metrics"]
+
+
 def test_several_test_sets_have_their_rows_in_results(project: Path, answer: Answer) -> None:
     answer("train", "own.json")
     rows = answer("results", "--json")["runs"]

@@ -149,11 +149,32 @@ def test_broken_files_are_named_and_skipped(runs: Path, tmp_path: Path, capfd: p
     assert cli.main(["predict", run, str(folder), "--out", str(tmp_path / "out")]) == 0
     printed = capfd.readouterr()
     assert "broken.png" in printed.err
+    assert f"inputs: skipped sample 0 ({folder / 'broken.png'}): " in printed.err
     assert "12 inputs predicted, 1 skipped" in printed.out
     assert cli.main(["predict", run, str(folder / "broken.png"), "--out", str(tmp_path / "none")]) == 3
     assert cli.main(["predict", run, str(tmp_path / "absent.png"), "--out", str(tmp_path / "none")]) == 2
     assert cli.main(["predict", run, str(tmp_path / "out" / "predictions.csv"), "--out", str(tmp_path / "none")]) == 3
     assert cli.main(["predict", str(folder), str(folder), "--out", str(tmp_path / "none")]) == 2
+
+
+def test_a_second_prediction_replaces_the_first_and_nothing_else(
+    runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run, files, out = str(runs / "runs" / "saliency"), val_files(runs, "saliency"), tmp_path / "out"
+    assert cli.main(["predict", run, str(files[0]), str(files[1]), "--out", str(out)]) == 0
+    (out / "notes.txt").write_text("mine")
+    assert cli.main(["predict", run, str(files[1]), "--out", str(out)]) == 0
+    stem = files[1].stem
+    left = {path.relative_to(out).as_posix() for path in out.rglob("*.*")}
+    assert left == {"notes.txt", "predict.json", f"masks/{stem}.png", f"images/{stem}.jpg"}
+    assert json.loads((out / "predict.json").read_text())["run"] == run
+    assert cli.main(["predict", run, str(files[1]), "--out", str(out), "--no-images"]) == 0
+    assert not (out / "images").exists()
+    (tmp_path / "data" / "masks").mkdir(parents=True)
+    (tmp_path / "data" / "masks" / "truth.png").write_bytes(b"")
+    assert cli.main(["predict", run, str(files[1]), "--out", str(tmp_path / "data")]) == 2
+    assert "it holds masks" in capfd.readouterr().err
+    assert [path.name for path in (tmp_path / "data").rglob("*.*")] == ["truth.png"]
 
 
 def test_lists_averages_and_flipped_images(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,6 +103,20 @@ def test_best_takes_the_metrics_of_the_best_checkpoint(folder: Path, capsys: pyt
     assert (only["run"], only["split"], only["step"], only["metrics"]) == ("fold-1", "val", 8, {"top1": 1.0})
 
 
+def test_the_best_of_the_main_metric_stands_beside_the_last(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "runs/fold-2/best").symlink_to(Path("checkpoints", "step-00000004"))
+    lines = answer(capsys, "runs/fold-1", "runs/fold-2", "--split", "val").splitlines()
+    assert [line.split() for line in lines[1:4]] == [
+        ["run", "epoch", "top1", "best", "top1"],
+        ["fold-2", "2", "0.8000", "0.6000"],
+        ["fold-1", "3", "0.7000", "1.0000"],
+    ]
+    assert lines[4].split()[-6:] == ["0.7500", "±", "0.0707", "0.8000", "±", "0.2828"]
+    found = json.loads(answer(capsys, "runs/fold-1", "--split", "val", "--json"))["runs"][0]
+    assert (found["metrics"], found["best"]) == ({"top1": 0.7}, {"step": 8, "epoch": 2, "metrics": {"top1": 1.0}})
+    assert "best top1" not in answer(capsys, "runs/fold-1", "--best")
+
+
 def test_named_runs_of_one_recipe_are_distinguished(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(folder / "other/fold-1", {"top1": 0.5})
     lines = answer(capsys, "runs/fold-1", "runs/fold-1/", "other", "runs/fold-1~1", "--split", "test").splitlines()

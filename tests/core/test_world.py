@@ -86,7 +86,7 @@ def test_cpu_is_a_device_everywhere() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA devices")
 def test_auto_without_cuda_is_the_cpu_and_cuda_is_refused() -> None:
     assert choose_device("auto", local_rank=0) == torch.device("cpu")
-    with pytest.raises(UsageError, match=r"cuda:2 does not exist.*use auto or cpu"):
+    with pytest.raises(UsageError, match=r"^train\.device: cuda:2 does not exist: .*no CUDA device.*use auto or cpu"):
         choose_device("cuda", local_rank=2)
 
 

@@ -166,7 +166,7 @@ def test_what_counts_as_unreadable(error: Exception) -> None:
 
     source = SplitLoader(Images(frozenset({1}), fail), [Resize([8, 8])], 0, SkipList("val", 3))
     if isinstance(error, KeyError):  # a mistake in a program, not in a file
-        with pytest.raises(KeyError):
+        with pytest.raises(DataError, match=r"test_skip_list\.py:\d+: KeyError: 'x'"):
             source.fetch(0, np.arange(3))
         return
     batch = source.fetch(0, np.arange(3))
@@ -223,7 +223,7 @@ def test_each_is_recorded_and_reported_once(tmp_path: Path) -> None:
     assert [json.loads(line) for line in path.read_text().splitlines()] == [
         {"split": "train", "sample": sample, "path": f"{sample}.jpg", "reason": "cut short"} for sample in (4, 7, 2)
     ]
-    assert heard == [f"left out of data.train: sample {n} ({n}.jpg): cut short" for n in (4, 7, 2)]
+    assert heard == [f"train: skipped sample {n} ({n}.jpg): cut short" for n in (4, 7, 2)]
     assert len(skips) == 3
 
 
@@ -238,8 +238,8 @@ def test_processes_and_restarts_share_the_list(tmp_path: Path) -> None:
     assert (len(first), len(second), len(other)) == (2, 3, 1)
     first.refresh()
     first.refresh()
-    assert heard_first == [f"left out of data.train: {each}" for each in bad(1, 2, 3)]
-    assert heard_second == [f"left out of data.train: {each}" for each in bad(2, 3)]
+    assert heard_first == [f"train: skipped {each}" for each in bad(1, 2, 3)]
+    assert heard_second == [f"train: skipped {each}" for each in bad(2, 3)]
     again, heard = opened(path, limit=3)
     again.add(bad(1, 2, 3))
     assert heard == []

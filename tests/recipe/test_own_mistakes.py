@@ -347,6 +347,101 @@ def test_an_argument_under_another_name_than_the_one_it_is_given_by() -> None:
     assert refused(RecipeError, "model.n_classes", "num_classes", model={"name": "own_model"})
 
 
+# Errors of any kind
+
+
+def fail(*_: Any) -> Any:
+    """What a part runs into, far from what Paceline calls."""
+    raise RuntimeError("no luck")
+
+
+class Net(nn.Module):
+    """A model."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return fail(self.inner(images.mean((2, 3))))  # type: ignore[no-any-return]
+
+
+class Counted:
+    """A loss that says what it is divided by."""
+
+    def count(self, batch: Batch) -> float:
+        return 1.0
+
+    def __call__(self, outputs: Tensor, batch: Batch) -> LossTerm:
+        return fail(outputs, batch)  # type: ignore[no-any-return]
+
+
+class Stateless:
+    """A metric whose state Paceline keeps."""
+
+    def update(self, predictions: Any, batch: Batch) -> dict[str, Tensor]:
+        return fail(predictions, batch)  # type: ignore[no-any-return]
+
+    def compute(self, state: dict[str, Tensor]) -> dict[str, float]:
+        return {}
+
+
+class Samples:
+    """A data set with `read`."""
+
+    classes = ("a", "b")
+    channels = 3
+
+    def __len__(self) -> int:
+        return 8
+
+    def read(self, index: int) -> Any:
+        return fail(index)
+
+
+class Shift:
+    """A transform of samples."""
+
+    draws = 0
+
+    def __call__(self, sample: Any, draws: Any) -> Any:
+        return fail(sample, draws)
+
+
+PARTS = {"model": Net, "loss": Counted, "metric": Stateless, "dataset": Samples, "transform": Shift}
+
+
+@pytest.mark.parametrize(
+    ("keys", "code", "called"),
+    [
+        (["model.name=unlucky"], 1, "Net.forward"),
+        (["losses=[unlucky]"], 1, "Counted.__call__"),
+        (["evaluate.metrics=[unlucky]"], 1, "Stateless.update"),
+        (["data.train.dataset=unlucky", "data.loader=process", "data.num_workers=1"], 3, "Samples.read"),
+        (["data.train.transforms=[unlucky]"], 3, "Shift.__call__"),
+    ],
+    ids=list(PARTS),
+)
+def test_any_error_of_a_part_names_its_line_and_none_of_ours(
+    keys: list[str], code: int, called: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step(data=data_of(lambda index: index % 2, ["a", "b"]), loss=F.cross_entropy)
+    keys = [*keys, "task.name=classification"]
+    for kind, part in PARTS.items():
+        getattr(register, kind)("unlucky")(part)
+    assert main(["train", "own.yaml", *keys]) == code
+    line = Path(__file__).read_text().splitlines().index('    raise RuntimeError("no luck")') + 1
+    printed = capsys.readouterr().err
+    assert f"{Path(__file__).name}:{line}: RuntimeError: no luck" in printed
+    assert called in printed
+    assert "Traceback" not in printed
+    assert "src/paceline" not in printed
+    assert main(["train", "own.yaml", *keys, "--fresh", "--traceback"]) == code
+    traced = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in traced
+    assert f'{Path(__file__).name}", line {line}, in fail' in traced
+
+
 def test_a_module_that_is_not_there_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "own.yaml", "--use", "nosuch"]) == 2
     assert "--use nosuch" in capsys.readouterr().err

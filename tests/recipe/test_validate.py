@@ -141,6 +141,13 @@ def test_a_new_name_drops_the_arguments_of_the_old(check: Check) -> None:
     assert extra(by_file.recipe.optimizer) == {"betas": [0.9, 0.999], "eps": 0.1, "amsgrad": False}
 
 
+def test_arguments_that_the_command_line_drops_are_listed(check: Check) -> None:
+    assert check(RECIPE, "optimizer.name=adamw").notes == [
+        "r.yaml:10:33: optimizer.momentum: dropped, since optimizer.name=adamw takes no such key"
+    ]
+    assert not check("extends: base.yaml\noptimizer: {name: adam}\n", base=RECIPE).notes
+
+
 def test_an_argument_given_along_with_the_new_name_is_not_dropped(check: Check) -> None:
     common = "name, lr, weight_decay, base_batch_size, lr_scaling, param_groups, layer_decay, layer_map, trust_ratio"
     known = f"known here: {common}, betas, eps, amsgrad"

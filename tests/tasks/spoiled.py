@@ -86,7 +86,7 @@ class Spoiled:
         self.recipe["data"] |= {"on_error": "skip", "max_skipped": 1}
         answer = self.tell("train")
         assert answer.code == 0, answer.err
-        assert f"left out of data.{split}: sample {sample} (" in answer.err
+        assert f"{split}: skipped sample {sample} (" in answer.err
         skipped = [json.loads(line) for line in (self.out / "skipped.jsonl").read_text().splitlines()]
         assert [(each["split"], each["sample"]) for each in skipped] == [(split, sample)]
         assert [part for part in parts if part not in f"{skipped[0]['path']}: {skipped[0]['reason']}"] == []

@@ -149,6 +149,8 @@ def _unknown_best(run: Run, names: list[str]) -> str | None:
     if best is None or not run.evaluations or best.removeprefix("averaged_") in names:
         return None
     found = f"the first samples have no metric {best!r}, so no checkpoint may be kept as the best"
+    if not names:
+        return f"{found}; they have no metric at all: have they labels, or objects?"
     if best != getattr(run.task, "main_metric", None):
         return found
     meant = near(best, names)

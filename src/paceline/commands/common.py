@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from paceline.core.errors import PacelineError, RecipeError, UsageError
 from paceline.core.text import doubled_loss, format_metric
+from paceline.launch.environment import find_place
 from paceline.recipe.load import load, run_recipe, shipped_recipes
 from paceline.recipe.problems import near
 from paceline.recipe.validate import CheckedRecipe, validate
@@ -29,7 +30,16 @@ if TYPE_CHECKING:
 def read_recipe(options: argparse.Namespace) -> CheckedRecipe:
     """The checked recipe of a command line, or of the run that it names, after importing what `--use` names."""
     use_modules(options.use)
-    return validate(load(recipe_file(options.recipe), options.overrides))
+    checked = validate(load(recipe_file(options.recipe), options.overrides))
+    print_notes(checked)
+    return checked
+
+
+def print_notes(checked: CheckedRecipe) -> None:
+    """Print what the command line changed beyond what it says, once for all processes."""
+    if find_place(os.environ) is None:
+        for note in checked.notes:
+            print(f"note: {note}", file=sys.stderr)
 
 
 def check_trackers(checked: CheckedRecipe) -> None:

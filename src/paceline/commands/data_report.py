@@ -157,14 +157,21 @@ def lines(name: str, reports: Sequence[SplitReport], sheet: Path | None, interru
         yield f"\ncontact sheet  {sheet}"
     if interrupted:
         yield "\ninterrupted: results so far"
-    bad = [(report.split, each) for report in reports for each in report.findings.bad]
-    unopened = [report for report in reports if report.error is not None]
-    if not bad and not unopened:
+    if any(report.has_bad for report in reports):
+        yield from _problem_lines(reports)
+    else:
         yield f"\nno unreadable files{' so far' if interrupted else ''}"
-        return
-    yield f"\nunreadable: {pluralize(len(bad) + len(unopened), 'file')}"
-    for report in unopened:
-        yield f"  {report.split}: {in_one_line(report.error or '')}"
+
+
+def _problem_lines(reports: Sequence[SplitReport]) -> Iterator[str]:
+    """The splits that cannot be opened, and the files that cannot be read, each with its reason."""
+    unopened = [report for report in reports if report.error is not None]
+    bad = [(report.split, each) for report in reports for each in report.findings.bad]
+    if unopened:
+        yield f"\ncannot be opened: {pluralize(len(unopened), 'split')}"
+        yield from (f"  {report.split}: {in_one_line(report.error or '')}" for report in unopened)
+    if bad:
+        yield f"\nunreadable: {pluralize(len(bad), 'file')}"
     for split, group in group_problems(bad):
         names = [in_one_line(each.path) if each.path else f"sample {each.sample}" for each in group]
         number = f"{len(group):,} files, " if len(group) > 1 else ""

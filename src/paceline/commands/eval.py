@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.checkpoint.best import find_checkpoint, read_pointer
-from paceline.commands.common import metrics_table, print_json, print_table, recipe_file, run_directory, use_modules
+from paceline.commands.common import (
+    metrics_table,
+    print_json,
+    print_notes,
+    print_table,
+    recipe_file,
+    run_directory,
+    use_modules,
+)
 from paceline.core.errors import CheckpointError, PacelineError, UsageError
 from paceline.core.text import format_metric, join_first, pluralize
 from paceline.launch.launcher import launch_if_needed
@@ -34,8 +43,10 @@ def main(options: argparse.Namespace) -> int:
     weights = _named_weights(options.checkpoint)
     overrides = ["model.weights=null", *options.overrides, *weights] if weights else options.overrides
     checked = validate(load(reference, overrides))
+    print_notes(checked)
     run_folder = run_directory(options.recipe) or Path("runs") / checked.recipe.name
-    if not weights and options.checkpoint is None and not (run_folder / "checkpoints").is_dir():
+    has_run = (run_folder / "checkpoints").is_dir() and not _names_weights(options.overrides)
+    if not weights and options.checkpoint is None and not has_run:
         weights = _own_weights(checked)
         checked = validate(load(reference, [*overrides, *weights]))
     if not weights:
@@ -77,6 +88,11 @@ def _named_weights(named: Path | None) -> list[str]:
     if named is None or not named.is_file() or read_pointer(named) is not None:
         return []
     return [f"model.weights={json.dumps({'file': str(named.absolute()), 'head': 'keep'})}"]
+
+
+def _names_weights(overrides: list[str]) -> bool:
+    """Whether the command line names weights by `model.weights`: these are evaluated then, whatever the run has."""
+    return any(re.match(r"model\.weights(\.file)?=(?!null$)", each) for each in overrides)
 
 
 def _own_weights(checked: CheckedRecipe) -> list[str]:

@@ -18,7 +18,7 @@ from paceline.commands.common import print_json, print_table
 from paceline.commands.run_lock import check_free
 from paceline.core.errors import DataError, PacelineError, UsageError
 from paceline.core.text import doubled_loss, format_metric, join_first, pluralize
-from paceline.loggers.results import Result, read_main_metric, read_results, write_results
+from paceline.loggers.results import Result, read_last_and_best, read_main_metric, write_results
 from paceline.loggers.results_table import check_suffix
 from paceline.report.run_folders import find_runs, read_recipe, settings_of
 
@@ -39,6 +39,8 @@ class Row:
     result: Result
     settings: dict[str, Any]
     data: str
+    best: Result | None = None
+    """The metrics of the best checkpoint, beside the last ones in `result`."""
 
     @property
     def recipe(self) -> str:
@@ -62,7 +64,7 @@ def main(options: argparse.Namespace) -> int:
     else:
         print_groups(groups)
         if not options.best:
-            print("by the last evaluation of each run; --best: by its best checkpoint", file=sys.stderr)
+            print("metrics of the last evaluation; --best: of the best checkpoint", file=sys.stderr)
     if options.out:
         write_results(options.out, [row.result for row in rows])
         if not options.json:
@@ -93,18 +95,24 @@ def _read_all(runs: Sequence[Path], split: str | None, best: bool) -> list[Row]:
     for folder, is_named in find_runs(runs):
         try:
             about, tree = read_recipe(folder)
-            own = read_results(folder, about, best)
+            last, bests = read_last_and_best(folder, about)
         except PacelineError as error:
             if is_named:
                 raise
             print(f"skipped: {error}", file=sys.stderr)
             continue
-        own = [_as_it_is(each) for each in own if split in (None, each.split, each.split.partition(".")[0])]
+        own = [_as_it_is(each) for each in (bests if best else last) if split in (None, *_names(each.split))]
         if not own:
             print(f"skipped: {folder}: it has no such metrics", file=sys.stderr)
         settings = {key: value for key, value in settings_of(tree) if not _NO_SETTINGS.fullmatch(key)}
-        found += [Row(each, settings, _data_of(tree, each.split)) for each in own]
+        beside = {} if best else {each.split: each for each in bests}
+        found += [Row(each, settings, _data_of(tree, each.split), beside.get(each.split)) for each in own]
     return found
+
+
+def _names(split: str) -> tuple[str, str]:
+    """What `--split` may call a split: `test.NAME` is also `test`."""
+    return split, split.partition(".")[0]
 
 
 def _as_it_is(result: Result) -> Result:
@@ -150,6 +158,14 @@ class Group:
         self.metrics.sort(key=lambda name: name != main)
         self.rows = sorted(rows, key=lambda row: self._rank(row, is_higher))
         self.keys = self._different_keys()
+        self.main = main
+        has_best = main in self.metrics and all(row.best and main in row.best.metrics for row in rows)
+        self._best_column = [f"best {main}"] if has_best else []
+
+    def _value(self, row: Row, column: str) -> float | None:
+        """The last value of a metric, or the best one of the main metric."""
+        best = row.best if column in self._best_column else None
+        return best.metrics[self.main] if best else row.result.metrics[column]
 
     def _rank(self, row: Row, is_higher: bool) -> float:
         value = row.result.metrics[self.metrics[0]] if self.metrics else None
@@ -173,12 +189,14 @@ class Group:
     def as_json(self, row: Row) -> dict[str, Any]:
         """A run with the keys in which it differs from others of the group."""
         differs = {key: row.settings[key] for key in self.keys}
-        return row.result.labels(Path()) | {"data": self.data, "differs": differs, "metrics": row.result.metrics}
+        found = row.result.labels(Path()) | {"data": self.data, "differs": differs, "metrics": row.result.metrics}
+        best = row.best and {"step": row.best.step, "epoch": row.best.epoch, "metrics": row.best.metrics}
+        return found | ({"best": best} if best else {})
 
     def summaries(self) -> Iterator[dict[str, Any]]:
         """Mean and standard deviation over the repetitions of each recipe."""
         for members in self.repeated():
-            pairs = {name: _mean_and_deviation(members, name) for name in self.metrics}
+            pairs = {name: _mean_and_deviation([row.result.metrics[name] for row in members]) for name in self.metrics}
             yield {
                 "task": self.task,
                 "split": self.split,
@@ -196,6 +214,7 @@ class Group:
         """The table, as wide as the terminal."""
         hidden = {doubled_loss({n: row.result.metrics[n] or math.nan for n in self.metrics}) for row in self.rows}
         metrics = [name for name in self.metrics if hidden != {name}]
+        metrics[1:1] = self._best_column
         keys = self.keys[:_MAX_KEYS]
         labels = ["epoch"] if len({row.result.state for row in self.rows}) == 1 else ["state", "epoch"]
         is_ambiguous = len({row.result.about.name for row in self.rows}) < len(self.rows)
@@ -204,12 +223,13 @@ class Group:
             name = str(row.result.folder) if is_ambiguous else row.result.about.name
             about = {"state": row.result.state, "epoch": f"{row.result.epoch:.4g}"}
             cells = [name, *(_cell(row.settings[key]) for key in keys), *(about[label] for label in labels)]
-            rows.append([*cells, *(_number(row.result.metrics[metric]) for metric in metrics)])
+            rows.append([*cells, *(_number(self._value(row, metric)) for metric in metrics)])
         for members in self.repeated():
             own = self._own_keys(members)
             shared = [_cell(members[0].settings[key]) if key in own else "" for key in keys]
             cells = [f"mean ± sd of {len(members)}", *shared, *[""] * len(labels)]
-            rows.append([*cells, *(_plus_minus(*_mean_and_deviation(members, metric)) for metric in metrics)])
+            values = ([self._value(row, metric) for row in members] for metric in metrics)
+            rows.append([*cells, *(_plus_minus(*_mean_and_deviation(each)) for each in values)])
         print_table(["run", *_short(keys), *labels, *metrics], rows, num_words=1 + len(keys) + len(labels) - 1)
         if len(self.keys) > _MAX_KEYS:
             print(f"they differ in {join_first(self.keys[_MAX_KEYS:], 8)} too")
@@ -228,9 +248,8 @@ def _cell(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _mean_and_deviation(members: Sequence[Row], name: str) -> tuple[float | None, float | None]:
+def _mean_and_deviation(values: Sequence[float | None]) -> tuple[float | None, float | None]:
     """Mean and sample standard deviation over runs; None if a value is not finite."""
-    values = [row.result.metrics[name] for row in members]
     known = [value for value in values if value is not None and math.isfinite(value)]
     if len(known) < len(values):
         return None, None

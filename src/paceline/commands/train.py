@@ -222,6 +222,7 @@ def _images(run: Run) -> list[tuple[int, str, Path]]:
 def _train(run: Run, builder: Builder, notes: list[str], modules: list[str]) -> None:
     from paceline.commands.memory_warning import memory_warning
     from paceline.commands.summary import closing_lines, opening_lines
+    from paceline.core.user_code import named_errors
     from paceline.engine.loop import train
     from paceline.loggers.events import Ended, Note, Started
 
@@ -246,7 +247,8 @@ def _train(run: Run, builder: Builder, notes: list[str], modules: list[str]) -> 
         if run.world.is_main and progress.step == 0 and restart_count() == 0:
             for text in memory_warning(run, modules, builder.recipe.train.hang_seconds / 2):
                 logger.emit(Note(text, "warning"))
-        train(run)
+        with named_errors():
+            train(run)
         lines = closing_lines(run, builder.recipe.expect, time.monotonic() - started, modules)
         logger.emit(Ended("finished", progress.step, progress.epoch, lines))
     except BaseException as error:

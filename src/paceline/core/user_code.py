@@ -7,11 +7,13 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from types import FrameType
 
 import torch
 
 from paceline.core.contracts import relative_path
 from paceline.core.errors import PacelineError, TrainingError
+from paceline.core.registry import register
 from paceline.core.world import is_communication_error
 
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent), "<frozen")
@@ -32,11 +34,46 @@ def user_code(
     try:
         yield
     except Exception as error:
-        # A field that a batch does not have, a KeyError, is the mistake of whoever asks for it.
-        is_explained = isinstance(error, PacelineError) and not isinstance(error, KeyError)
-        if is_explained or isinstance(error, torch.OutOfMemoryError | MemoryError) or is_communication_error(error):
+        if _is_handled(error):
             raise
         raise error_type(f"{part}: {described(error)}{note()}") from error
+
+
+@contextmanager
+def named_errors(error_type: type[PacelineError] = TrainingError) -> Iterator[None]:
+    """Surrounds whatever may call a user's parts: an error that passed through a line of the user's names that line.
+
+    It also names what was called there, as in `parts.py:12: RuntimeError: no rows; in Net.forward`. Other errors keep
+    their traceback: they are ours.
+    """
+    try:
+        yield
+    except Exception as error:
+        own = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if _is_own(frame)]
+        if not own or _is_handled(error):
+            raise
+        called = own[0].f_code.co_qualname.replace("<locals>.", "")
+        hint = f"Paceline was calling {called} (--traceback prints every line)"
+        raise error_type(f"{described(error)}; {hint}") from error
+
+
+def _is_handled(error: Exception) -> bool:
+    """Whether an error is explained already, or one of the machine or of another process."""
+    # A field that a batch does not have, a KeyError, is the mistake of whoever asks for it.
+    is_explained = isinstance(error, PacelineError) and not isinstance(error, KeyError)
+    of_machine = isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError | MemoryError)
+    return is_explained or of_machine or is_communication_error(error)
+
+
+def _is_own(frame: FrameType) -> bool:
+    """Whether a frame runs a user's code: a file that is not installed, or a package that registered a part."""
+    file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))
+    if file.startswith("<") or _is_library(file):
+        return False
+    if "site-packages" not in file and "dist-packages" not in file:
+        return True
+    parts = [part.target for kind in register.kinds.values() for part in kind if callable(part.target)]
+    return module.partition(".")[0] in {part.__module__.partition(".")[0] for part in parts}
 
 
 def own_code(part: str, written: object) -> AbstractContextManager[None]:

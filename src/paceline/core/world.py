@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from paceline.core.errors import UsageError
 from paceline.core.place import Place, read_place
+from paceline.core.text import pluralize
 
 _TIMEOUT = timedelta(minutes=10)
 _PARTING, _PARTING_SECONDS, _LOOK_SECONDS = "paceline/parting", 30.0, 0.005
@@ -136,12 +137,12 @@ class World:
         return [part.to(tensor.device) for part in parts]
 
 
-def join(device: str = "auto") -> World:
-    """Join the processes that a launcher started, or be a world of one."""
+def join(device: str = "auto", key: str = "train.device") -> World:
+    """Join the processes that a launcher started, or be a world of one; messages name the `key` of the device."""
     place = read_place(os.environ) or Place()
-    chosen = choose_device(device, place.local_rank)
+    chosen = choose_device(device, place.local_rank, key)
     if chosen.type == "mps" and place.world > 1:
-        raise UsageError(f"mps is one device, but {place.world} processes were started; use --procs 1")
+        raise UsageError(f"{key}: mps is one device, but {place.world} processes were started; use --procs 1")
     world = World(place.rank, place.world, place.local_rank, chosen, place.local_world)
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
@@ -159,7 +160,7 @@ def is_communication_error(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "/gloo/" in str(error))
 
 
-def choose_device(name: str, local_rank: int) -> torch.device:
+def choose_device(name: str, local_rank: int, key: str = "train.device") -> torch.device:
     """The device that a recipe's `auto`, `cpu`, `cuda`, `cuda:1` or `mps` means on this machine."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -170,9 +171,11 @@ def choose_device(name: str, local_rank: int) -> torch.device:
         own = 0 if found == 1 else local_rank  # a launcher may show each process its own device only
         device = torch.device("cuda", own if index is None else index)
         if device.index >= found:
-            raise UsageError(f"{device} does not exist: this machine has {found} CUDA devices; use auto or cpu")
+            last = f"{pluralize(found, 'CUDA device')}, the last is cuda:{found - 1}"
+            there = last if found else "no CUDA device that torch can use"
+            raise UsageError(f"{key}: {device} does not exist: this machine has {there}; use auto or cpu")
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise UsageError("mps does not exist on this machine; use auto or cpu")
+        raise UsageError(f"{key}: mps does not exist on this machine; use auto or cpu")
     return device
 
 

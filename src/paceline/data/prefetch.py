@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -77,10 +78,11 @@ def _fetch(source: SplitLoader, request: Request) -> Batch:
 
 
 class _Failure(NamedTuple):
-    """An error of the user's data on its way out of a worker, without the worker's traceback."""
+    """An error of the user's data on its way out of a worker, and the worker's traceback as text."""
 
     error: type[PacelineError]
     message: str
+    lines: str
 
 
 class _RequestDataset(TorchDataset[Batch | _Failure]):
@@ -96,7 +98,7 @@ class _RequestDataset(TorchDataset[Batch | _Failure]):
             with self.worker_status.working_on(number):
                 return self.source.fetch(request.epoch, request.ids)
         except PacelineError as error:
-            return _Failure(type(error), str(error))
+            return _Failure(type(error), str(error), traceback.format_exc())
 
 
 def load_by_processes(source: SplitLoader, requests: Iterable[Request], workers: int) -> Iterator[Batch]:
@@ -123,7 +125,7 @@ def load_by_processes(source: SplitLoader, requests: Iterable[Request], workers:
             for number, answer in enumerate(answers):
                 worker_status.pending.pop(number)
                 if isinstance(answer, _Failure):
-                    raise answer.error(answer.message)
+                    raise answer.error(answer.message) from RuntimeError(f"in a loader worker:\n{answer.lines}")
                 yield answer
         except (EOFError, OSError) as error:  # memory of a worker that died could not be received
             dead = _wait_for_dead(answers._workers)  # type: ignore[attr-defined]

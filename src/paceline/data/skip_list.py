@@ -109,7 +109,7 @@ class SkipList:
 
     def _warn(self, samples: set[int]) -> None:
         for sample in sorted(samples - self._reported):
-            self._log(f"left out of data.{self.split}: {self._known[sample]}")
+            self._log(f"{self.split}: skipped {self._known[sample]}")
             self._reported.add(sample)
 
     def _check(self) -> None:

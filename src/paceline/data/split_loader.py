@@ -15,6 +15,7 @@ from torch import Tensor
 
 from paceline.core.errors import DamagedFileError, DataError
 from paceline.core.text import pluralize
+from paceline.core.user_code import named_errors
 from paceline.data.batch import Batch, Collator, Ids, Sample, as_arrays, as_images, collate
 from paceline.data.rng import as_float32, uniforms, uniforms_of_streams
 from paceline.data.skip_list import UNREADABLE, SkipList, Skipped, as_skipped, locate_error
@@ -100,8 +101,9 @@ class SplitLoader:
 
     def fetch(self, epoch: int, ids: Ids) -> Batch:
         """The samples `ids` as a batch on the host, before the transforms of whole batches."""
-        batch = self._fetch(epoch, ids)
-        self.check(batch)
+        with named_errors(DataError):
+            batch = self._fetch(epoch, ids)
+            self.check(batch)
         return batch
 
     def check(self, batch: Batch) -> None:

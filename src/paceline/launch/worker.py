@@ -18,8 +18,8 @@ from paceline.launch.environment import LAUNCHER, RECORDS
 from paceline.launch.failure import ExitRecord, mark_done
 
 
-def run_as_worker(body: Callable[[], int]) -> int:
-    """Run the body and return its exit code; errors go to the launcher, which prints them once for all."""
+def run_as_worker(body: Callable[[], int], text: Callable[[PacelineError], str] = str) -> int:
+    """Run the body and return its exit code; errors go to the launcher, which prints their text once for all."""
     launcher = Numbers(os.environ).get(LAUNCHER, 0, low=1)
     del os.environ[LAUNCHER]
     end_with_parent(launcher)
@@ -27,7 +27,7 @@ def run_as_worker(body: Callable[[], int]) -> int:
     try:
         return _run(body)
     except PacelineError as error:
-        report_exit(error.exit_code, str(error), explained=True)
+        report_exit(error.exit_code, text(error), explained=True)
         return error.exit_code
     except KeyboardInterrupt:
         return 130

@@ -72,16 +72,25 @@ def write_results(table: Path, results: Sequence[Result]) -> None:
 
 
 def read_results(folder: Path, about: About, best: bool = False) -> list[Result]:
-    """The last evaluation of each split of a run, or that of its best checkpoint."""
-    state = read_state(folder)
-    wanted = best_step(folder) if best else None
-    if best and wanted is None:
-        return []
+    """The last evaluation of each split of a run, or those of its best checkpoint."""
+    return read_last_and_best(folder, about)[best]
+
+
+def read_last_and_best(folder: Path, about: About) -> tuple[list[Result], list[Result]]:
+    """The last evaluation of each split of a run, and those of its best checkpoint."""
+    state, wanted = read_state(folder), best_step(folder)
     last: dict[str, Record] = {}
+    best: dict[str, Record] = {}
     for record in _records(folder):
-        if record["split"] != "train" and (wanted is None or record["step"] == wanted):
+        if record["split"] != "train":
             last[record["split"]] = record
-    return [_result(folder, about, state, last[split]) for split in sorted(last, key=lambda name: name != "val")]
+            if record["step"] == wanted:
+                best[record["split"]] = record
+
+    def results(found: dict[str, Record]) -> list[Result]:
+        return [_result(folder, about, state, found[split]) for split in sorted(found, key=lambda name: name != "val")]
+
+    return results(last), results(best)
 
 
 def read_state(folder: Path) -> str:

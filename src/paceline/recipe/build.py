@@ -97,7 +97,7 @@ class Builder(BuildContext):
     """Builds a run from a checked recipe; errors name the recipe's file, line and key."""
 
     def __init__(self, checked: CheckedRecipe, world: World | None = None, trains: bool = True) -> None:
-        super().__init__(checked, world or join(checked.recipe.train.device))
+        super().__init__(checked, world or join(checked.recipe.train.device, checked.locate("train.device")))
         check_recipe(self)
         self.trains = trains
         """Whether the run will train; evaluation may use more processes than a step has micro-batches."""

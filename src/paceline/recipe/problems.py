@@ -223,15 +223,21 @@ def unknown_key(key: str, known: Sequence[str], elsewhere: Sequence[str] = ()) -
     return f"unknown key; known here: {_join(known)}" if known else "unknown key"
 
 
-def unknown_name(kind: str, name: str, known: Sequence[str]) -> str:
-    """The message for an unregistered name."""
-    message = f"unknown {kind} {show(name)}"
-    if meant := near(name, known):
-        return f"{message}; did you mean {join_or([show(each) for each in meant])}?"
-    return f"{message}; expected {expected_names(known)}" if known else message
+_CLOSE = 0.8  # a library has so many names that any word resembles some of them
 
 
-OWN_PARTS = " (--use MODULE, or in Python `import MODULE`, brings parts of your own)"
+def unknown_name(kind: str, name: str, known: Sequence[str], own: str = "") -> str:
+    """The message for an unregistered name; `own` is what to say about parts of the user's.
+
+    It comes first unless the name resembles another; those without a library, ours and the user's, are tried first.
+    """
+    message, ours = f"unknown {kind} {show(name)}", [each for each in known if "/" not in each]
+    if meant := near(name, known, _CLOSE) or near(name, ours):
+        return f"{message}; did you mean {join_or([show(each) for each in meant])}?{own}"
+    return f"{message}{own}; expected {expected_names(known)}" if known else f"{message}{own}"
+
+
+OWN_PARTS = " (--use FILE brings parts of your own; in Python, import it)"
 
 
 def own_parts(kind: str, own: Mapping[str, Sequence[str]]) -> str:
@@ -244,10 +250,13 @@ def own_parts(kind: str, own: Mapping[str, Sequence[str]]) -> str:
 
 
 def expected_names(known: Sequence[str]) -> str:
-    """The valid names, or the first of them."""
+    """The valid names, or the first of them; those of a library as `timm/NAME`."""
+    ours = [name for name in known if "/" not in name]
+    known = [*ours[:MAX_NAMES], *dict.fromkeys(f"{name.partition('/')[0]}/NAME" for name in known if "/" in name)]
+    more = ", …" if len(ours) > MAX_NAMES else ""
     if len(known) == 1:
         return known[0]
-    return f"one of {_join(known)}" if known else "a name"
+    return f"one of {', '.join(known)}{more}" if known else "a name"
 
 
 def _join(names: Sequence[str]) -> str:

@@ -31,6 +31,8 @@ class CheckedRecipe:
 
     recipe: Recipe
     document: Document
+    notes: Sequence[str] = ()
+    """What the command line changed beyond what it says, for the user."""
 
     def _path(self, key: str) -> KeyPath:
         return _path_of(key, self.document.tree)
@@ -52,11 +54,12 @@ class CheckedRecipe:
 def validate(document: Document) -> CheckedRecipe:
     """Check everything that needs no building; raise all mistakes at once."""
     document = Document(copy.deepcopy(document.tree), dict(document.keys), dict(document.values))
+    notes: list[str] = []
     problems = _not_finite(document)
     arguments: dict[KeyPath, dict[str, Any]] = {}
     for part in PARTS:
         for path in part.places(document.tree):
-            problems += _check_part(part, path, document, arguments)
+            problems += _check_part(part, path, document, arguments, notes)
     try:
         recipe = Recipe.model_validate_json(_text(document.tree))
     except ValidationError as error:
@@ -68,7 +71,7 @@ def validate(document: Document) -> CheckedRecipe:
     problems = [Problem(_path_of(keys[0], document.tree), message) for keys, message in cross_checks(recipe)]
     if problems:
         raise _error(problems, document)
-    return CheckedRecipe(recipe, document)
+    return CheckedRecipe(recipe, document, notes)
 
 
 def _not_finite(document: Document) -> list[Problem]:
@@ -81,7 +84,7 @@ def _not_finite(document: Document) -> list[Problem]:
 
 
 def _check_part(
-    part: PartSpec, path: KeyPath, document: Document, arguments: dict[KeyPath, dict[str, Any]]
+    part: PartSpec, path: KeyPath, document: Document, arguments: dict[KeyPath, dict[str, Any]], notes: list[str]
 ) -> list[Problem]:
     """The problems of a part's name and arguments; valid arguments are added to `arguments`."""
     tree = lookup(document.tree, path)
@@ -93,6 +96,7 @@ def _check_part(
     given = {key: value for key, value in tree.items() if key not in part.section.model_fields}
     for key in [key for key in given if key not in entry.arguments.model_fields]:
         if _is_left_over(part, path, key, document):
+            notes += _left_over_notes(part, path, key, document)
             document.forget((*path, key))
             del tree[key], given[key]
     try:
@@ -122,7 +126,7 @@ def _entry(part: PartSpec, path: KeyPath, tree: dict[str, Any]) -> Entry | Probl
     if found := registry.find(name):
         return found
     own = {kind: register.kind(kind).own_names() for kind in KINDS}
-    return Problem(inner, unknown_name(part.kind, name, registry.names()) + own_parts(part.kind, own))
+    return Problem(inner, unknown_name(part.kind, name, registry.names(), own_parts(part.kind, own)))
 
 
 def _is_left_over(part: PartSpec, path: KeyPath, key: str, document: Document) -> bool:
@@ -131,6 +135,16 @@ def _is_left_over(part: PartSpec, path: KeyPath, key: str, document: Document) -
     inside = list(places(lookup(document.tree, (*path, key)), (*path, key)))
     origins = [table[place] for table in (document.keys, document.values) for place in inside if place in table]
     return name is not None and name.layer > max(origin.layer for origin in origins)
+
+
+def _left_over_notes(part: PartSpec, path: KeyPath, key: str, document: Document) -> list[str]:
+    """The note on an argument that is dropped because the command line names another part; none for recipes."""
+    name = (*path, part.name_key)
+    if document.values[name].source != COMMAND_LINE:
+        return []
+    place, chosen = (*path, key), lookup(document.tree, name)
+    origin = document.keys.get(place) or _nearest_origin(document, place)
+    return [f"{origin}: {dotted(place)}: dropped, since {dotted(name)}={chosen} takes no such key"]
 
 
 def _drop_outdated_expectations(recipe: Recipe, document: Document) -> None:

@@ -254,4 +254,6 @@ def _syntax_problem(error: yaml.MarkedYAMLError, text: str) -> tuple[Place, str]
     lines = text.split("\n")
     if mark.line < len(lines) and lines[mark.line][mark.column : mark.column + 1] == "\t":
         message += "; indent with spaces, not tabs"
+    if error.problem == "found unknown escape character":
+        message += "; write a Windows path in single quotes, or with /"
     return (mark.line + 1, mark.column + 1), message

@@ -42,7 +42,9 @@ function chartSection(id, title, metrics) {
   if (!metrics.length) return null;
   const expected = new Map(report.runs.flatMap((run) => run.expect.map((each) => [each.metric, each.expected])));
   const made = metrics.map((metric) => new Chart(metric, linesOf(metric), expected.get(metric) ?? null));
+  const note = "Train values are those of single steps; the console prints the median of the last 20 steps.";
   return element("section", { id }, element("h2", {}, title), id === "curves" && toolbar(),
+    id === "curves" && element("p", { class: "soft" }, note),
     element("div", { class: "charts" }, made.map((chart) => chart.root)));
 }
 

@@ -114,7 +114,9 @@ class TorchDataset:
             return {"image": image, **self._fields(target)}
         value = value_array(target)
         if value is None:
-            raise ValueError(f"gave a target of type {type(target).__name__}, expected a number, an array or a dict")
+            cure = f"; for a class, give its number: self.classes.index({target!r})" if isinstance(target, str) else ""
+            found = type(target).__name__
+            raise ValueError(f"gave a target of type {found}, expected a number, an array or a dict{cure}")
         return {"image": image, **self._named(value, image)}
 
     def _named(self, value: int | NDArray[Any], image: NDArray[Any]) -> Sample:
