@@ -183,7 +183,7 @@ def test_a_mistake_in_a_program_is_not_hidden() -> None:
         raise KeyError("label")
 
     source = SplitLoader(Numbers(frozenset({3}), fail), [], 0, SkipList("train", 5))
-    with pytest.raises(KeyError, match="label"):
+    with pytest.raises(DataError, match=r"test_transform_base\.py:\d+: KeyError: .label."):
         list(load(source, requests(), 2, "thread"))
 
 
