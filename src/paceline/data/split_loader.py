@@ -87,7 +87,7 @@ class SplitLoader:
             dataset, self.sample_transforms, seed, None if skips is None else skips.limit
         )
         self._num_draws = [0 if _is_per_step(each) else each.draws for each in self.batch_transforms]
-        self._no_draws = [torch.empty(0, 0)] * len(self._num_draws)
+        self._no_draws = None if any(self._num_draws) else [torch.empty(0, 0)] * len(self._num_draws)
         self.checks: Sequence[Callable[[Batch], tuple[int, str] | None]] = ()
         """Each looks at a batch on the host: the first sample that losses cannot be computed for, and why."""
         self.keeps_counts = all(getattr(each, "keeps_counts", False) for each in self.batch_transforms)
@@ -148,14 +148,15 @@ class SplitLoader:
         if batch.skipped and self.skips is not None:
             self.skips.add(batch.skipped)
         fields: dict[str, Any] = batch.to(device)
-        drawn = self._draw(batch, epoch, device) if any(self._num_draws) else self._no_draws
+        drawn = self._draw(batch, epoch, device) if self._no_draws is None else self._no_draws
         for number, (transform, draws) in enumerate(zip(self.batch_transforms, drawn, strict=True)):
             fields = transform(fields, self._draw_for_step(step, number) if _is_per_step(transform) else draws)
         images = fields["image"]
         if images.dtype == torch.uint8:  # nothing normalized it: models take numbers from 0 to 1
             images = images.float().div_(255)
         ready = Batch(fields, image=images)
-        ready.skipped, ready.is_placeholder = batch.skipped, batch.is_placeholder
+        if batch.skipped:
+            ready.skipped, ready.is_placeholder = batch.skipped, batch.is_placeholder
         return ready
 
     def _draw(self, batch: Batch, epoch: int, device: torch.device) -> Sequence[Tensor]:

@@ -1,14 +1,14 @@
 """The losses and training metrics of one step, over its micro-batches, divided by the counts of the global batch.
 
-A loss is a sum and a count (`LossTerm`). Dividing by the count of the whole global batch makes the step independent of
+A loss is a sum and a count (`losses.loss_term`). Dividing by the count of the whole global batch makes the step independent of
 the number of processes and of accumulation, in the last, smaller batch of an epoch too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, cast
+from itertools import chain
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +17,13 @@ from torch import Tensor
 
 from paceline.core.world import World
 from paceline.data.loader import MicroBatch
-from paceline.losses.loss_term import Count, LossTerm
+from paceline.losses.loss_term import Count, DeferredTerm, Term
 
 Numbers = npt.NDArray[np.float64]
 Counts = Mapping[str, Count]
 """The count of each loss in a micro-batch; None where it depends on predictions (a ratio loss)."""
+Value = Tensor | float | DeferredTerm
+"""A loss or a metric of a micro-batch that waits to be read."""
 FirstPass = Callable[[list[str]], Tensor]
 """Sums and counts of these ratio losses over the global batch, [2 · names], from passes without gradient."""
 
@@ -33,8 +35,7 @@ class WeightedLoss(NamedTuple):
     weight: float
 
 
-@dataclass(frozen=True, slots=True)
-class Normalizer:
+class Normalizer(NamedTuple):
     """Turns one loss of a micro-batch into its share of the loss of the global batch.
 
     The count D of a ratio loss contains predictions, so it has a gradient: d(N/D) = (dN − L·dD)/D with L = N/D.
@@ -46,14 +47,14 @@ class Normalizer:
     ratio: Tensor | None = None
     """L of the global batch, of a ratio loss; D is on the device."""
 
-    def scale(self, term: LossTerm, weight: float) -> WeightedLoss:
+    def scale(self, term: Term, weight: float) -> WeightedLoss:
         """What to back-propagate; over all micro-batches, the gradients add up to that of the global batch."""
         if self.count_on_device is None:
             return WeightedLoss(term.numerator, weight / self.count)
         numerator = term.numerator if self.ratio is None else term.numerator - self.ratio * term.denominator
         return WeightedLoss(numerator / self.count_on_device, weight)
 
-    def undivided(self, term: LossTerm) -> Tensor:
+    def undivided(self, term: Term) -> Tensor:
         """The value to log; over all micro-batches, these add up to the loss of the global batch times `count`."""
         numerator = term.numerator.detach()
         return numerator if self.count_on_device is None else numerator / self.count_on_device
@@ -79,7 +80,7 @@ class LossAccumulator:
         self.metrics = metrics
         """Names of terms that are logged and not minimized."""
         self.num_micro_batches = num_micro_batches
-        self.parts: list[tuple[int, list[Tensor | float]]] = []
+        self.parts: list[tuple[int, list[Value]]] = []
         self.normalizers: dict[str, Normalizer] = {}
         self.should_stop = False
         # Each micro-batch has its own row, so that the sum does not depend on which rank counted it.
@@ -102,7 +103,7 @@ class LossAccumulator:
         if any(ratios.values()):  # the first pass of ratio losses comes before all others
             self.wait()
 
-    def to_backward(self, terms: Mapping[str, LossTerm], micro: MicroBatch, factor: float = 1.0) -> list[WeightedLoss]:
+    def to_backward(self, terms: Mapping[str, Term], micro: MicroBatch, factor: float = 1.0) -> list[WeightedLoss]:
         """The losses of a micro-batch, ready for the backward pass; a padding micro-batch has gradient 0."""
         self.wait()
         factor = 0.0 if micro.is_padding else factor
@@ -110,14 +111,17 @@ class LossAccumulator:
             self.normalizers[name] = _own_ratio(terms[name])
         return [self.normalizers[name].scale(terms[name], weight * factor) for name, weight in self.weights.items()]
 
-    def add(self, terms: Mapping[str, LossTerm], micro: MicroBatch) -> None:
+    def add(self, terms: Mapping[str, Term], micro: MicroBatch) -> None:
         """Keep the losses and metrics of a micro-batch for logging."""
         if micro.is_padding:
             return
-        values: list[Tensor | float] = [self.normalizers[name].undivided(terms[name]) for name in self.weights]
+        values: list[Value] = [self.normalizers[name].undivided(terms[name]) for name in self.weights]
         for name in self.metrics:
             term = terms.get(name)
-            values += (0.0, 0.0) if term is None else (term.numerator.detach(), _number(term.denominator))
+            if isinstance(term, DeferredTerm):
+                values += (term, term.denominator)
+            else:
+                values += (0.0, 0.0) if term is None else (term.numerator.detach(), _number(term.denominator))
         self.parts.append((micro.index, values))
 
     def wait(self) -> None:
@@ -127,16 +131,18 @@ class LossAccumulator:
         *sums, stop = self._sums()
         first_pass, self._first_pass = self._first_pass, None
         self.should_stop = stop > 0
-        names = list(self.weights)
-        end = self.num_micro_batches * len(names)
-        counts = [sum(sums[place : end : len(names)]) for place in range(len(names))]
+        width = len(self.weights)
+        end = self.num_micro_batches * width
+        for place, name in enumerate(self.weights):
+            self.normalizers[name] = Normalizer(sum(sums[place:end:width]) or 1.0)
+        if not any(sums[end:]):
+            return
         ratios, on_device = (
-            [name for name, number in zip(names, sums[start:], strict=False) if number]
-            for start in (end, end + len(names))
+            [name for name, number in zip(self.weights, sums[start:], strict=False) if number]
+            for start in (end, end + width)
         )
-        self.normalizers = {
-            name: Normalizer(count or 1.0) for name, count in zip(names, counts, strict=True) if name not in ratios
-        }
+        for name in ratios:  # in a step of one micro-batch, known once its forward pass is done
+            del self.normalizers[name]
         if on_device:
             self.normalizers |= self._sum_on_device(on_device)
         if ratios and self.num_micro_batches > 1:
@@ -172,7 +178,7 @@ def _ratios(names: list[str], sums: Tensor) -> dict[str, Normalizer]:
     return {name: Normalizer(1.0, counts[i], losses[i]) for i, name in enumerate(names)}
 
 
-def _own_ratio(term: LossTerm) -> Normalizer:
+def _own_ratio(term: Term) -> Normalizer:
     numerator, count = term.numerator.detach(), torch.as_tensor(term.denominator).detach()
     count = count.where(count != 0, 1.0)  # without anything to count the loss is 0
     return Normalizer(1.0, count, numerator / count)
@@ -211,11 +217,34 @@ def _table(steps: Sequence[LossAccumulator]) -> Numbers:
     rows = [row for row, step in enumerate(steps) for _ in step.parts]
     columns = [index for step in steps for index, _ in step.parts]
     values = [value for step in steps for _, values in step.parts for value in values]
-    if tensors := [value for value in values if isinstance(value, Tensor)]:
-        on_host = iter(torch.stack(tensors).cpu().tolist())
-        numbers = [next(on_host) if isinstance(value, Tensor) else value for value in values]
-        table[rows, columns] = np.reshape(numbers, (len(rows), -1))
+    if values:
+        table[rows, columns] = np.reshape(_numbers(values), (len(rows), -1))
     return table
+
+
+def _numbers(values: Sequence[Value]) -> list[float]:
+    """The values, read from the device at once; deferred terms of one kind and shape are computed together."""
+    groups: dict[Any, list[int]] = {}
+    for place, value in enumerate(values):
+        if isinstance(value, DeferredTerm):
+            groups.setdefault((value.compute, *(each.shape for each in value.inputs)), []).append(place)
+        elif isinstance(value, Tensor):
+            groups.setdefault(None, []).append(place)
+    numbers: list[Any] = list(values)
+    vectors = [_vector([numbers[place] for place in places]) for places in groups.values()]
+    on_host = torch.cat(vectors).tolist() if vectors else []
+    for place, number in zip(chain(*groups.values()), on_host, strict=True):
+        numbers[place] = number
+    return numbers
+
+
+def _vector(values: list[Any]) -> Tensor:
+    """One number for each of these values of one kind, on their device."""
+    if isinstance(values[0], Tensor):
+        return torch.stack(values)
+    inputs = zip(*(term.inputs for term in values), strict=True)
+    vector: Tensor = values[0].compute(*map(torch.stack, inputs))
+    return vector
 
 
 def _in_order(table: Numbers) -> list[list[float]]:

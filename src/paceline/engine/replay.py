@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -15,7 +16,7 @@ from paceline.engine.forward import forward
 from paceline.engine.loss_accumulator import WeightedLoss
 from paceline.engine.nonfinite import find_nonfinite
 from paceline.engine.run import Run
-from paceline.losses.loss_term import LossTerm
+from paceline.losses.loss_term import Term
 
 _MODEL, _RECIPE = "model.safetensors", "recipe.json"
 
@@ -23,7 +24,7 @@ _MODEL, _RECIPE = "model.safetensors", "recipe.json"
 def explain_nonfinite(run: Run, step_batch: StepBatch) -> str:
     """What is not finite in this rank's part of a step, in one sentence."""
 
-    def run_pass(micro: MicroBatch) -> dict[str, LossTerm]:
+    def run_pass(micro: MicroBatch) -> Mapping[str, Term]:
         terms = forward(run, micro)
         run.precision.backward([WeightedLoss(terms[name].numerator, 1.0) for name in run.task.weights])
         return terms

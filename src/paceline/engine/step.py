@@ -5,6 +5,7 @@ from __future__ import annotations
 from paceline.data.loader import StepBatch
 from paceline.engine.forward import forward, start_losses, warm_up
 from paceline.engine.run import Run, StepResult
+from paceline.optim.optimizer_step import step_optimizer
 
 
 def train_step(run: Run, step_batch: StepBatch) -> StepResult:
@@ -34,7 +35,7 @@ def train_step(run: Run, step_batch: StepBatch) -> StepResult:
     # ones. The host learns of it when it reads losses (training_log.read_results).
     run.finite_check.decide(grad_norm, overflowed)
     run.saver.finish_copy()  # a checkpoint may still be copying weights and optimizer state, which change now
-    run.optimizer.step()
+    step_optimizer(run.optimizer)
     run.precision.sync_weights()
     run.buffer_backup.restore(run.finite_check.found_inf)
     run.averaging.update(run.state.model)  # parameters only; after a skipped step too, with the same weights

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -17,6 +18,26 @@ class LossTerm(NamedTuple):
     denominator: Tensor | float
     """A plain number where that needs no tensor to be read, otherwise a 0-d tensor."""
 
+
+class DeferredTerm(NamedTuple):
+    """A training metric of one micro-batch whose numerator is computed when it is read, with those of many steps.
+
+    Its inputs are kept until then, so they must be small.
+    """
+
+    compute: Callable[..., Tensor]
+    """Takes inputs that are stacked, [S, ...], and gives S numerators; the same object in every step."""
+    inputs: tuple[Tensor, ...]
+    denominator: float
+
+    @property
+    def numerator(self) -> Tensor:
+        """A 0-d tensor."""
+        return self.compute(*(each.unsqueeze(0) for each in self.inputs))[0]
+
+
+Term = LossTerm | DeferredTerm
+"""A loss or a training metric of one micro-batch."""
 
 Count = Tensor | float | None
 """What a loss is divided by: a number, or a 0-d tensor that stays on its device; None if outputs decide."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -15,7 +16,7 @@ from paceline.core.errors import RecipeError
 from paceline.core.registry import register
 from paceline.core.world import to_float64
 from paceline.data.batch import Batch
-from paceline.losses.loss_term import Loss, LossTerm
+from paceline.losses.loss_term import DeferredTerm, Loss, LossTerm, Term
 from paceline.metrics.classification import Auroc, ConfusionMatrix, MeanAveragePrecision, MultiLabel, TopK
 from paceline.metrics.metric import Metric
 from paceline.metrics.sample_predictions import SamplePredictions
@@ -25,6 +26,7 @@ from paceline.visualize.grid import Panel
 from paceline.visualize.image import Image, fit, to_image
 
 _MAX_RANKED = 100  # classes; with more, the scores of a whole evaluation take too much memory
+_MAX_KEPT = 2**15  # logits of a micro-batch that may wait for a log: 128 KiB, in at most 100 steps
 _NUM_VISUALIZED, _IMAGE_SIDE = 24, 96
 
 
@@ -55,7 +57,8 @@ class Classification(Task):
         self._multi_label = multi_label
         self._flip = flip
         self._top_k = [k for k in sorted({1, *top_k}) if k <= len(self.classes)]
-        self.training_metrics = ["accuracy"] if multi_label else [f"top{k}" for k in self._top_k]
+        self._count_correct = {f"top{k}": partial(_count_top, k) for k in self._top_k}
+        self.training_metrics = ["accuracy"] if multi_label else list(self._count_correct)
         self._metrics += [*self._own_metrics(top_k), *extra_metrics]
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:
@@ -76,18 +79,17 @@ class Classification(Task):
         flipped: Tensor = self.forward(model, Batch(batch, image=batch["image"].flip(-1)))
         return average_logits(torch.stack([logits, flipped], 1).float(), self._multi_label)
 
-    def training_terms(self, outputs: Tensor, batch: Batch) -> dict[str, LossTerm]:
+    def training_terms(self, outputs: Tensor, batch: Batch) -> Mapping[str, Term]:
         """Top-k accuracy, of mixed samples for their main label; of several labels, the share that is right."""
         logits, labels = outputs.detach(), batch["label"]
         if self._multi_label:
             correct = (logits > 0) == (labels > 0.5)
             return {"accuracy": LossTerm(correct.sum().float(), float(correct.numel()))}
-        if labels.ndim == 2:
-            labels = labels.argmax(1)
-        behind = (logits <= logits.gather(1, labels.unsqueeze(1))).sum(1)  # its own included; NaN never is
-        limits = {f"top{k}": logits.shape[1] - k for k in self._top_k}
-        count = float(len(labels))
-        return {name: LossTerm((behind > limit).count_nonzero(), count) for name, limit in limits.items()}
+        inputs, count = (logits, labels), float(len(labels))
+        terms = {name: DeferredTerm(compute, inputs, count) for name, compute in self._count_correct.items()}
+        if logits.numel() <= _MAX_KEPT:
+            return terms
+        return {name: LossTerm(term.numerator, count) for name, term in terms.items()}
 
     def draw(self, batch: Batch, predictions: Tensor | None, index: int) -> list[Panel]:
         """Draw the image with its label, framed in green or red by whether the prediction is correct."""
@@ -139,6 +141,14 @@ class Classification(Task):
         else:
             counted, ranked = [TopK(sorted({1, *top_k})), ConfusionMatrix(num_classes)], [Auroc(num_classes)]
         return counted + (ranked if num_classes <= _MAX_RANKED else [])
+
+
+def _count_top(k: int, logits: Tensor, labels: Tensor) -> Tensor:
+    """How many samples of each of S batches, [S, N, classes], have their label, or main label, among the first k."""
+    if labels.ndim == logits.ndim:
+        labels = labels.argmax(-1)
+    behind = (logits <= logits.gather(-1, labels.unsqueeze(-1))).sum(-1, dtype=torch.int32)  # its own included; NaN never is
+    return (behind > logits.shape[-1] - k).sum(-1)
 
 
 def average_logits(logits: Tensor, multi_label: bool) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.data.batch import Batch
-from paceline.losses.loss_term import LossTerm
+from paceline.losses.loss_term import Term
 from paceline.metrics.metric import Metric
 from paceline.metrics.sample_predictions import SamplePredictions
 from paceline.metrics.video import PerVideo
@@ -30,11 +30,11 @@ class VideoClassification(Classification):
     views of one video too, whichever ranks they are on.
     """
 
-    def losses(self, model: nn.Module, batch: Batch) -> dict[str, LossTerm]:
+    def losses(self, model: nn.Module, batch: Batch) -> Mapping[str, Term]:
         """Each loss of the prediction for each sample."""
         logits = self._average_views(self.predict(model, batch))
         terms = {name: loss(logits, batch) for name, loss in self.loss_functions.items()}
-        return self.training_terms(logits, batch) | terms
+        return {**self.training_terms(logits, batch), **terms}
 
     def predict(self, model: nn.Module, batch: Batch) -> Tensor:
         """Logits [N, classes], or with several views [N, V, classes]."""
