@@ -17,7 +17,7 @@ from paceline.engine.forward import forward, start_losses
 from paceline.engine.loss_accumulator import read
 from paceline.engine.step import train_step
 from paceline.losses.classification import BinaryCrossEntropy, CrossEntropy
-from paceline.losses.loss_term import LossTerm
+from paceline.losses.loss_term import AnyTerm, LazyTerm, LossTerm
 from paceline.losses.pixel import PixelBinaryCrossEntropy, PixelCrossEntropy
 from paceline.tasks.classification import Classification
 from paceline.tasks.saliency import Saliency
@@ -94,7 +94,7 @@ def test_a_loss_of_the_same_name_stays_a_loss(tmp_path: Path) -> None:
     assert found["top1"] > 1  # a share is not
 
 
-def share(term: LossTerm) -> float:
+def share(term: AnyTerm) -> float:
     return float(term.numerator) / float(term.denominator)
 
 
@@ -149,3 +149,29 @@ def test_a_metric_that_has_a_gradient_keeps_no_graph(tmp_path: Path) -> None:
     assert kept
     assert not any(value.requires_grad for value in kept)
     assert read([result.accumulator], run.world)[0]["top1"] > 0
+
+
+def test_small_outputs_wait_for_the_log_and_large_ones_do_not(tmp_path: Path) -> None:
+    task = classification(top_k=(1, 2))
+    run = Small(tmp_path, micro_batch_size=24).run(task=task)
+    accumulators, expected, shapes = [], [], set()
+    for step_batch in run.batches:
+        losses = start_losses(run, step_batch)
+        correct = {1: 0.0, 2: 0.0}
+        for micro in step_batch.micro_batches:
+            terms = forward(run, micro)
+            assert isinstance(terms["top1"], LazyTerm)
+            losses.to_backward(terms, micro)
+            losses.add(terms, micro)
+            logits, labels = terms["top1"].inputs
+            shapes.add(logits.shape)
+            for k in correct:
+                correct[k] += sum(label in row.topk(k).indices for row, label in zip(logits, labels, strict=True))
+        accumulators.append(losses)
+        expected.append([correct[k] / step_batch.num_samples for k in correct])
+    found = [[step["top1"], step["top2"]] for step in read(accumulators, run.world)]
+    assert len(shapes) > 1, "micro-batches of one step differ in size"
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected))
+
+    many = task.training_terms(torch.rand(8, 5000), Batch(label=torch.arange(8)))
+    assert isinstance(many["top1"], LossTerm)

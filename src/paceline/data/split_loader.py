@@ -147,7 +147,7 @@ class SplitLoader:
         """
         if batch.skipped and self.skips is not None:
             self.skips.add(batch.skipped)
-        fields: dict[str, Any] = batch.to(device)
+        fields: dict[str, Any] = Batch(batch) if device.type == "cpu" else batch.to(device)
         drawn = self._draw(batch, epoch, device) if self._no_draws is None else self._no_draws
         for number, (transform, draws) in enumerate(zip(self.batch_transforms, drawn, strict=True)):
             fields = transform(fields, self._draw_for_step(step, number) if _is_per_step(transform) else draws)

@@ -15,7 +15,7 @@ from paceline.data.rng import derive
 from paceline.engine.channels_last import choose_channels_last
 from paceline.engine.loss_accumulator import LossAccumulator, WeightedLoss, sum_rows, zeros_to_sum
 from paceline.engine.run import Run
-from paceline.losses.loss_term import Term
+from paceline.losses.loss_term import AnyTerm
 from paceline.tasks.task import check_terms
 
 
@@ -24,7 +24,7 @@ def transformed(run: Run, micro: MicroBatch) -> Batch:
     return run.train_loader.transform_batch(micro.batch, micro.epoch, run.world.device, micro.step)
 
 
-def forward(run: Run, micro: MicroBatch) -> Mapping[str, Term]:
+def forward(run: Run, micro: MicroBatch) -> Mapping[str, AnyTerm]:
     """The losses of a micro-batch.
 
     The model's generators (dropout) are seeded from (seed, step, micro-batch). Batch transforms draw from (seed, epoch,

@@ -1,12 +1,13 @@
 """The losses and training metrics of one step, over its micro-batches, divided by the counts of the global batch.
 
-A loss is a sum and a count (`losses.loss_term`). Dividing by the count of the whole global batch makes the step independent of
+A loss is a sum and a count (`LossTerm`). Dividing by the count of the whole global batch makes the step independent of
 the number of processes and of accumulation, in the last, smaller batch of an epoch too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple, cast
 
@@ -17,12 +18,12 @@ from torch import Tensor
 
 from paceline.core.world import World
 from paceline.data.loader import MicroBatch
-from paceline.losses.loss_term import Count, DeferredTerm, Term
+from paceline.losses.loss_term import AnyTerm, Count, LazyTerm
 
 Numbers = npt.NDArray[np.float64]
 Counts = Mapping[str, Count]
 """The count of each loss in a micro-batch; None where it depends on predictions (a ratio loss)."""
-Value = Tensor | float | DeferredTerm
+Value = Tensor | float | LazyTerm
 """A loss or a metric of a micro-batch that waits to be read."""
 FirstPass = Callable[[list[str]], Tensor]
 """Sums and counts of these ratio losses over the global batch, [2 · names], from passes without gradient."""
@@ -35,7 +36,8 @@ class WeightedLoss(NamedTuple):
     weight: float
 
 
-class Normalizer(NamedTuple):
+@dataclass(slots=True)
+class Normalizer:
     """Turns one loss of a micro-batch into its share of the loss of the global batch.
 
     The count D of a ratio loss contains predictions, so it has a gradient: d(N/D) = (dN − L·dD)/D with L = N/D.
@@ -47,14 +49,14 @@ class Normalizer(NamedTuple):
     ratio: Tensor | None = None
     """L of the global batch, of a ratio loss; D is on the device."""
 
-    def scale(self, term: Term, weight: float) -> WeightedLoss:
+    def scale(self, term: AnyTerm, weight: float) -> WeightedLoss:
         """What to back-propagate; over all micro-batches, the gradients add up to that of the global batch."""
         if self.count_on_device is None:
             return WeightedLoss(term.numerator, weight / self.count)
         numerator = term.numerator if self.ratio is None else term.numerator - self.ratio * term.denominator
         return WeightedLoss(numerator / self.count_on_device, weight)
 
-    def undivided(self, term: Term) -> Tensor:
+    def undivided(self, term: AnyTerm) -> Tensor:
         """The value to log; over all micro-batches, these add up to the loss of the global batch times `count`."""
         numerator = term.numerator.detach()
         return numerator if self.count_on_device is None else numerator / self.count_on_device
@@ -103,7 +105,7 @@ class LossAccumulator:
         if any(ratios.values()):  # the first pass of ratio losses comes before all others
             self.wait()
 
-    def to_backward(self, terms: Mapping[str, Term], micro: MicroBatch, factor: float = 1.0) -> list[WeightedLoss]:
+    def to_backward(self, terms: Mapping[str, AnyTerm], micro: MicroBatch, factor: float = 1.0) -> list[WeightedLoss]:
         """The losses of a micro-batch, ready for the backward pass; a padding micro-batch has gradient 0."""
         self.wait()
         factor = 0.0 if micro.is_padding else factor
@@ -111,14 +113,14 @@ class LossAccumulator:
             self.normalizers[name] = _own_ratio(terms[name])
         return [self.normalizers[name].scale(terms[name], weight * factor) for name, weight in self.weights.items()]
 
-    def add(self, terms: Mapping[str, Term], micro: MicroBatch) -> None:
+    def add(self, terms: Mapping[str, AnyTerm], micro: MicroBatch) -> None:
         """Keep the losses and metrics of a micro-batch for logging."""
         if micro.is_padding:
             return
         values: list[Value] = [self.normalizers[name].undivided(terms[name]) for name in self.weights]
         for name in self.metrics:
             term = terms.get(name)
-            if isinstance(term, DeferredTerm):
+            if isinstance(term, LazyTerm):
                 values += (term, term.denominator)
             else:
                 values += (0.0, 0.0) if term is None else (term.numerator.detach(), _number(term.denominator))
@@ -178,7 +180,7 @@ def _ratios(names: list[str], sums: Tensor) -> dict[str, Normalizer]:
     return {name: Normalizer(1.0, counts[i], losses[i]) for i, name in enumerate(names)}
 
 
-def _own_ratio(term: Term) -> Normalizer:
+def _own_ratio(term: AnyTerm) -> Normalizer:
     numerator, count = term.numerator.detach(), torch.as_tensor(term.denominator).detach()
     count = count.where(count != 0, 1.0)  # without anything to count the loss is 0
     return Normalizer(1.0, count, numerator / count)
@@ -223,10 +225,10 @@ def _table(steps: Sequence[LossAccumulator]) -> Numbers:
 
 
 def _numbers(values: Sequence[Value]) -> list[float]:
-    """The values, read from the device at once; deferred terms of one kind and shape are computed together."""
+    """The values, read from the device at once; lazy terms of one kind and shape are computed together."""
     groups: dict[Any, list[int]] = {}
     for place, value in enumerate(values):
-        if isinstance(value, DeferredTerm):
+        if isinstance(value, LazyTerm):
             groups.setdefault((value.compute, *(each.shape for each in value.inputs)), []).append(place)
         elif isinstance(value, Tensor):
             groups.setdefault(None, []).append(place)

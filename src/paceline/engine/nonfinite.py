@@ -17,7 +17,7 @@ from paceline.core.errors import TrainingError
 from paceline.core.text import join_first
 from paceline.data.loader import MicroBatch
 from paceline.engine.stateful import Parts, copy_state, load_state
-from paceline.losses.loss_term import Term
+from paceline.losses.loss_term import AnyTerm
 from paceline.optim.found_inf import skip_on_inf
 
 OnNonFinite = Literal["stop", "skip"]
@@ -112,7 +112,7 @@ class BufferBackup:
             load_state(self._parts, self._state)
 
 
-Pass = Callable[[MicroBatch], Mapping[str, Term]]
+Pass = Callable[[MicroBatch], Mapping[str, AnyTerm]]
 """A forward and a backward pass of a micro-batch; gives its losses."""
 _MAX_IDS = 8
 

@@ -19,7 +19,7 @@ class LossTerm(NamedTuple):
     """A plain number where that needs no tensor to be read, otherwise a 0-d tensor."""
 
 
-class DeferredTerm(NamedTuple):
+class LazyTerm(NamedTuple):
     """A training metric of one micro-batch whose numerator is computed when it is read, with those of many steps.
 
     Its inputs are kept until then, so they must be small.
@@ -36,7 +36,7 @@ class DeferredTerm(NamedTuple):
         return self.compute(*(each.unsqueeze(0) for each in self.inputs))[0]
 
 
-Term = LossTerm | DeferredTerm
+AnyTerm = LossTerm | LazyTerm
 """A loss or a training metric of one micro-batch."""
 
 Count = Tensor | float | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
+from typing import Any
 
 from torch.autograd import profiler
 from torch.optim import Optimizer
@@ -16,9 +17,10 @@ def step_optimizer(optimizer: Optimizer) -> None:
     if profiler._is_profiler_enabled or not getattr(wrapper, "hooked", False):
         optimizer.step()
         return
-    args, kwargs = (optimizer,), {}
+    args: Any = (optimizer,)
+    kwargs: Any = {}
     for before in chain(_global_optimizer_pre_hooks.values(), optimizer._optimizer_step_pre_hooks.values()):
         args, kwargs = before(optimizer, args, kwargs) or (args, kwargs)
-    wrapper.__wrapped__(*args, **kwargs)
+    wrapper.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]
     for after in chain(optimizer._optimizer_step_post_hooks.values(), _global_optimizer_post_hooks.values()):
         after(optimizer, args, kwargs)

@@ -16,7 +16,7 @@ from paceline.core.errors import RecipeError
 from paceline.core.registry import register
 from paceline.core.world import to_float64
 from paceline.data.batch import Batch
-from paceline.losses.loss_term import DeferredTerm, Loss, LossTerm, Term
+from paceline.losses.loss_term import AnyTerm, LazyTerm, Loss, LossTerm
 from paceline.metrics.classification import Auroc, ConfusionMatrix, MeanAveragePrecision, MultiLabel, TopK
 from paceline.metrics.metric import Metric
 from paceline.metrics.sample_predictions import SamplePredictions
@@ -79,14 +79,14 @@ class Classification(Task):
         flipped: Tensor = self.forward(model, Batch(batch, image=batch["image"].flip(-1)))
         return average_logits(torch.stack([logits, flipped], 1).float(), self._multi_label)
 
-    def training_terms(self, outputs: Tensor, batch: Batch) -> Mapping[str, Term]:
+    def training_terms(self, outputs: Tensor, batch: Batch) -> Mapping[str, AnyTerm]:
         """Top-k accuracy, of mixed samples for their main label; of several labels, the share that is right."""
         logits, labels = outputs.detach(), batch["label"]
         if self._multi_label:
             correct = (logits > 0) == (labels > 0.5)
             return {"accuracy": LossTerm(correct.sum().float(), float(correct.numel()))}
         inputs, count = (logits, labels), float(len(labels))
-        terms = {name: DeferredTerm(compute, inputs, count) for name, compute in self._count_correct.items()}
+        terms = {name: LazyTerm(compute, inputs, count) for name, compute in self._count_correct.items()}
         if logits.numel() <= _MAX_KEPT:
             return terms
         return {name: LossTerm(term.numerator, count) for name, term in terms.items()}
@@ -147,7 +147,9 @@ def _count_top(k: int, logits: Tensor, labels: Tensor) -> Tensor:
     """How many samples of each of S batches, [S, N, classes], have their label, or main label, among the first k."""
     if labels.ndim == logits.ndim:
         labels = labels.argmax(-1)
-    behind = (logits <= logits.gather(-1, labels.unsqueeze(-1))).sum(-1, dtype=torch.int32)  # its own included; NaN never is
+    behind = (logits <= logits.gather(-1, labels.unsqueeze(-1))).sum(
+        -1, dtype=torch.int32
+    )  # its own included; NaN never is
     return (behind > logits.shape[-1] - k).sum(-1)
 
 

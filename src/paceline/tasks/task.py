@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -12,7 +12,7 @@ from paceline.core.signatures import signature_of
 from paceline.core.user_code import own_code
 from paceline.data.batch import Batch, KeypointNames
 from paceline.losses.adapter import Criterion, Pair
-from paceline.losses.loss_term import Count, DeferredTerm, Loss, LossTerm, Term
+from paceline.losses.loss_term import AnyTerm, Count, LazyTerm, Loss, LossTerm
 from paceline.metrics.adapter import MetricAdapter
 from paceline.metrics.metric import LossMetrics, Metric
 from paceline.models.model_errors import call_model
@@ -20,10 +20,10 @@ from paceline.visualize.grid import Panel
 from paceline.visualize.image import Image, fit, to_image
 
 _IMAGE_SIDE = 160
-_TERMS = (LossTerm, DeferredTerm)
+_TERMS = (LossTerm, LazyTerm)
 
 
-def check_terms(task: Task, terms: Any) -> Mapping[str, Term]:
+def check_terms(task: Task, terms: Any) -> Mapping[str, AnyTerm]:
     """What a task's `losses` gave; raises TrainingError unless it has a `LossTerm` for each weight."""
     found: str | None = None
     if not isinstance(terms, Mapping):
@@ -33,7 +33,7 @@ def check_terms(task: Task, terms: Any) -> Mapping[str, Term]:
     elif wrong := [name for name, term in terms.items() if not isinstance(term, _TERMS)]:
         found = f"gave {type(terms[wrong[0]]).__name__} as {wrong[0]!r}"
     if found is None:
-        return terms
+        return cast("Mapping[str, AnyTerm]", terms)
     names = ", ".join(f'"{name}": LossTerm(total, count)' for name in task.weights)
     raise TrainingError(
         f"task {type(task).__name__}: losses {found}; expected a dict with a LossTerm for each loss of the recipe:"
@@ -113,13 +113,13 @@ class Task:
         """The denominator of each loss, or None where it depends on predictions."""
         return {name: loss.count(batch) for name, loss in self.loss_functions.items()}
 
-    def losses(self, model: nn.Module, batch: Batch) -> Mapping[str, Term]:
+    def losses(self, model: nn.Module, batch: Batch) -> Mapping[str, AnyTerm]:
         """Each loss of a micro-batch as a numerator and a denominator."""
         outputs = self._forward(model, batch)
         terms = {name: loss(outputs, batch) for name, loss in self.loss_functions.items()}
         return {**self.training_terms(outputs, batch), **terms}
 
-    def training_terms(self, outputs: Any, batch: Batch) -> Mapping[str, Term]:
+    def training_terms(self, outputs: Any, batch: Batch) -> Mapping[str, AnyTerm]:
         """Each training metric of a micro-batch as a sum and a count, without reading a value from the device."""
         return {}
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.data.batch import Batch
-from paceline.losses.loss_term import Term
+from paceline.losses.loss_term import AnyTerm
 from paceline.metrics.metric import Metric
 from paceline.metrics.sample_predictions import SamplePredictions
 from paceline.metrics.video import PerVideo
@@ -30,7 +30,7 @@ class VideoClassification(Classification):
     views of one video too, whichever ranks they are on.
     """
 
-    def losses(self, model: nn.Module, batch: Batch) -> Mapping[str, Term]:
+    def losses(self, model: nn.Module, batch: Batch) -> Mapping[str, AnyTerm]:
         """Each loss of the prediction for each sample."""
         logits = self._average_views(self.predict(model, batch))
         terms = {name: loss(logits, batch) for name, loss in self.loss_functions.items()}
