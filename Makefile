@@ -69,6 +69,5 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 # An environment of its own within the other, since PySODMetrics needs an older numpy.
 .venv-bench/pysodmetrics/.installed: .venv-bench/.installed
 	.venv-bench/bin/python -m venv .venv-bench/pysodmetrics
-	.venv-bench/pysodmetrics/bin/pip install --quiet --disable-pip-version-check \
-		pysodmetrics==1.6.2 opencv-python-headless==5.0.0.93
+	.venv-bench/pysodmetrics/bin/pip install --quiet --disable-pip-version-check pysodmetrics==1.6.2
 	touch $@

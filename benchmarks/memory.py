@@ -55,10 +55,10 @@ _Peaks = dict[Case, dict[str, int]]
 
 def measure(is_quick: bool) -> Section:
     """Bytes of tensors at their peak, growth of the process, and seconds a step, for each case."""
-    models = (_LIGHT,) if is_quick else (_LIGHT, _RESNET)
-    cases = [Case(model, processes, way) for model in models for processes in (1, 2) for way in _OPTIONS]
+    shapes = [(_LIGHT, 1)] if is_quick else [(_LIGHT, 1), (_LIGHT, 2), (_RESNET, 1)]
+    cases = [Case(model, processes, way) for model, processes in shapes for way in _OPTIONS]
     metrics = {case: _in_fresh_processes(case) for case in cases}
-    rounds = 3 if is_quick else 7
+    rounds = 2 if is_quick else 5
     seconds = interleave({_PLAIN: _step("none"), _AGAIN: _step("blocks")}, rounds)
     slower = seconds[_AGAIN].ratios(seconds[_PLAIN])
     method = (

@@ -40,8 +40,8 @@ def measure(is_quick: bool) -> Section:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         recipe = _write_recipe(folder, _TURN)
-        start = interleave(_starts(recipe), 2 if is_quick else 9)
-        speed = _take_turns(folder, 4 if is_quick else 40)
+        start = interleave(_starts(recipe), 2 if is_quick else 7)
+        speed = _take_turns(folder, 4 if is_quick else 30)
         held = {strategy: _weigh(recipe, strategy) for strategy in ("ddp", "fsdp", "zero")}
     return Section(
         "Two processes",
