@@ -29,12 +29,13 @@ NAMES = (
     "sharing",
     "busy",
     "eta",
+    "saliency",
+    "predict",
     "precisions",
     "pixel_precisions",
     "task_precisions",
-    "saliency",
-    "predict",
 )
+"""In the order of the page; the long trainings come last, where a run that is cut short loses them alone."""
 MOST_MINUTES = 15.0
 """After so long a benchmark that is one of several is ended, so that a hang does not cost the others their turn."""
 

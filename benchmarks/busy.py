@@ -30,7 +30,7 @@ _CONTESTANTS = {
 
 def measure(is_quick: bool, names: Sequence[str] = tuple(_CONTESTANTS)) -> Section:
     """Samples per second of each, alone and beside as many busy processes as there are cores."""
-    rounds, busy_rounds, seconds = (2, 1, 2.0) if is_quick else (7, 2, 3.0)
+    rounds, busy_rounds, seconds = (2, 1, 2.0) if is_quick else (6, 2, 3.0)
     cores = num_cores()
     turns = {name: lambda name=name: 1 / _rate(name, seconds) for name in names}
     idle = interleave(turns, rounds)
