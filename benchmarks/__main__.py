@@ -25,6 +25,7 @@ NAMES = (
     "optimizers",
     "memory",
     "plan",
+    "plan_minet",
     "saving",
     "sharing",
     "busy",

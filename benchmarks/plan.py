@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +16,13 @@ from typing import NamedTuple
 
 from benchmarks.report import Goal, Section
 from paceline.commands.measure_row import Trial, measure_row
+from paceline.core.process import num_cores
 from paceline.data import synthetic
 from paceline.plan.grid import Grid, Refused, plan_rows
 from paceline.plan.measure import Measured
 
 _MEBI = 2**20
+_SIDE_BY_SIDE = 4  # cases, at most: each takes some GiB
 _CHECKPOINTING, _BF16 = "train.activation_checkpointing=blocks", "train.precision=bf16"
 
 
@@ -96,10 +100,15 @@ QUICK = (0, 8)  # the places of those that a quick run takes
 
 def measure(is_quick: bool) -> Section:
     """The errors of all cases."""
-    rows, of_tensors, of_resident = [], [], []
+    cases = [CASES[place] for place in QUICK] if is_quick else CASES
     with _data():
-        for case in [CASES[place] for place in QUICK] if is_quick else CASES:
-            predicted, found = predict_and_measure(case)
+        return _measure_errors(cases)
+
+
+def _measure_errors(cases: Sequence[Case]) -> Section:
+    rows, of_tensors, of_resident = [], [], []
+    with ProcessPoolExecutor(min(_SIDE_BY_SIDE, num_cores()), multiprocessing.get_context("fork")) as pool:
+        for case, (predicted, found) in zip(cases, pool.map(predict_and_measure, cases), strict=True):
             of_tensors.append(predicted / found.tensor_bytes - 1)
             of_resident.append(predicted / found.resident_bytes - 1)
             numbers = [f"{size / _MEBI:,.0f}" for size in (predicted, found.tensor_bytes, found.resident_bytes)]

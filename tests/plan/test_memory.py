@@ -7,6 +7,9 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from paceline.core.world import World
+from paceline.engine.strategies.fsdp import FSDPStrategy
+from paceline.plan.fake_tensors import fake_process_group
 from paceline.plan.memory import MemoryTracker
 
 FLOAT = 4
@@ -90,3 +93,25 @@ def test_the_peak_is_that_of_torchs_profiler(rows: int) -> None:
         before = tracker.live
         step(model, optimizer, inputs)
     assert tracker.peak.total - before == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize("keeps_parameters", [False, True], ids=["fsdp", "zero"])
+def test_what_is_gathered_is_counted_while_it_is_there(keeps_parameters: bool) -> None:
+    """FSDP empties the storages of gathered parameters, and fills them again."""
+    width, processes = 256, 4
+    blocks = [nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(6)]
+    model, inputs = nn.Sequential(*blocks), torch.rand(16, width)
+    with fake_process_group(processes):
+        world = World(0, processes, 0, torch.device("cpu"), processes)
+        FSDPStrategy(model, world, [[block] for block in blocks], keeps_parameters=keeps_parameters)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        step(model, optimizer, inputs)
+        expected = profiled_peak(lambda: step(model, optimizer, inputs))
+        tracker = MemoryTracker()
+        with tracker, tracker.watch(model, optimizer):
+            step(model, optimizer, inputs)
+            tracker.reset_peak()
+            before = tracker.live
+            step(model, optimizer, inputs)
+        assert tracker.peak.total - before == pytest.approx(expected, rel=0.1)
+        assert tracker.peak.parts["parameters"] == sum(each.nbytes for each in model.parameters()) // processes

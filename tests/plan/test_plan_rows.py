@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from paceline.plan import grid as grid_module
-from paceline.plan.grid import Grid, Refused, Row, combinations, largest_micro_batch, plan_rows, split_choices
+from paceline.plan.grid import Grid, Refused, Row, combinations, plan_rows, split_choices
+from paceline.plan.growth import Growth, largest_micro_batch
 from paceline.plan.rehearse import rehearse
 from paceline.recipe.load import load
 from paceline.recipe.validate import validate
@@ -45,6 +46,44 @@ def test_the_largest_micro_batch_is_the_last_that_fits() -> None:
             assert total(found) <= limit < total(found + 1)
         assert largest_micro_batch(total, 32, 1_000) == 0
         assert largest_micro_batch(total, 32, 100 * known, most=50) == 50
+
+
+@pytest.mark.parametrize(
+    ("overrides", "processes"),
+    [
+        (["train.precision=bf16", "train.activation_checkpointing=blocks", "optimizer=sgd"], 1),
+        (["train.strategy=fsdp"], 8),
+        (["train.strategy=zero", "train.averaging=ema"], 2),
+    ],
+)
+def test_memory_of_any_size_is_that_of_a_step(overrides: list[str], processes: int) -> None:
+    """By two steps, also where another moment of the step becomes its peak."""
+    with rehearse(validate(load("quickstart", [*SMALL, "model.widths=[64,128]", *overrides])), processes) as rehearsal:
+        for number in (1, 2):
+            rehearsal.step(2, number)
+            two = rehearsal.timeline
+            rehearsal.step(5, number)
+            growth = Growth(2, two, 5, rehearsal.timeline)
+            sizes = (3, 64, 1_000)
+            expected = [rehearsal.step(size, number) for size in sizes]
+            assert [growth.memory(size).total for size in sizes] == [each.total for each in expected]
+            assert growth.memory(64) == expected[1]
+
+
+def test_the_largest_micro_batch_is_found_where_memory_grows_faster_in_large_ones() -> None:
+    found = largest_micro_batch(lambda size: 700 + max(33 * size, 68 * size - 900), 2, 40_000)
+    assert found == (40_000 - 700 + 900) // 68
+
+
+def test_the_largest_micro_batch_of_a_row_is_the_last_that_fits() -> None:
+    (one,) = planned({"procs": "1"})
+    limit = 5 * one.memory.total + 321
+    (row,) = planned({"procs": "1"}, limit=limit)
+    with rehearse(validate(load("quickstart", SMALL))) as rehearsal:
+        assert row.largest_micro_batch is not None
+        assert (
+            rehearsal.step(row.largest_micro_batch).total <= limit < rehearsal.step(row.largest_micro_batch + 1).total
+        )
 
 
 def test_rows_that_divide_a_step_differently_share_one_rehearsal(rehearsals: list[int]) -> None:

@@ -12,6 +12,7 @@ from paceline.core.errors import DataError
 from paceline.core.world import World
 from paceline.data.loader import MicroBatch, StepBatch
 from paceline.engine.step import train_step
+from paceline.engine.strategies import ddp
 from paceline.plan.fake_tensors import fake_tensors
 from paceline.plan.memory import Memory, MemoryTracker
 from paceline.plan.rehearse import rehearse
@@ -102,10 +103,11 @@ def test_more_processes_than_are_rehearsed_divide_what_is_cut_into_parts() -> No
 
 
 def test_nothing_is_left_of_a_rehearsal() -> None:
-    apply = nn.Module._apply
+    apply, parallel = nn.Module._apply, vars(ddp)["DistributedDataParallel"]
     with rehearse(recipe()):
         pass
     assert nn.Module._apply is apply
+    assert vars(ddp)["DistributedDataParallel"] is parallel
     assert type(torch.zeros(1)) is torch.Tensor
     assert not torch.distributed.is_initialized()
 

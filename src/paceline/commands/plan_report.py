@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from paceline.commands.common import print_table
+from paceline.plan.communication import DEVICES_OF_A_MACHINE, LINK_EFFICIENCY, NETWORK
 from paceline.plan.cost import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY
 from paceline.plan.devices import Device, Speed
 from paceline.plan.estimate import Estimate, estimate
@@ -60,11 +61,16 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """The answer of --json: bytes and seconds."""
         speed = self.device.speed
-        assumed = {"compute_efficiency": COMPUTE_EFFICIENCY, "bandwidth_efficiency": BANDWIDTH_EFFICIENCY}
+        assumed = {
+            "compute_efficiency": COMPUTE_EFFICIENCY,
+            "bandwidth_efficiency": BANDWIDTH_EFFICIENCY,
+            "link_efficiency": LINK_EFFICIENCY,
+            "network": NETWORK,
+        }
         return {
             "device": self.device.name,
             "memory": self.device.memory,
-            "speed": None if speed is None else {"bandwidth": speed.bandwidth, "flops": speed.flops, **assumed},
+            "speed": None if speed is None else {**asdict(speed), **assumed},
             "loader_samples_per_second": self.samples_per_second,
             "rows": [self._row_as_json(place, each) for place, each in enumerate(self.results)],
         }
@@ -76,7 +82,8 @@ class Report:
         parts: dict[str, list[float]] = {
             part: [row.memory.parts[part] / scale for row in self.rows] for part in CATEGORIES
         }
-        title = f"{self.recipe}: memory of each device; {self.device.name} has {self.device.memory / scale:,.4g} {unit}"
+        name = self.device.name if self.device.speed else "limit"  # a size is its own name
+        title = f"{self.recipe}: memory of each device; {name}: {self.device.memory / scale:,.4g} {unit}"
         axis = f"{unit} of tensors, by {', '.join(self._header())}"
         save_png(draw_stacked_bars(labels, parts, title, axis, self.device.memory / scale), path)
 
@@ -107,16 +114,21 @@ class Report:
         rows = []
         for row in self.rows:
             found = estimate(row, speed, self.samples_per_second)
-            samples = row.micro_batch_size * row.num_micro_batches / found.step
+            samples = row.micro_batch_size * row.num_micro_batches / max(found.step, found.communication or 0.0)
             work = [f"{row.cost.flops / 1e9:,.4g}", f"{row.cost.bytes / 1e9:,.3g}"]
+            times = [f"{1000 * found.step:,.3g}", _milliseconds(found.communication)]
             run = "–" if found.run is None else _duration(found.run)
-            rows.append([*self._cells(row), *work, f"{1000 * found.step:,.3g}", f"{samples:,.3g}", run, found.bound])
-        header = ["GFLOP/step", "GB/step", "ms/step", "samples/s", "run", "bound by"]
+            rows.append([*self._cells(row), *work, *times, f"{samples:,.3g}", run, found.bound])
+        header = ["GFLOP/step", "GB/step", "ms/step", "ms/exchange", "samples/s", "run", "bound by"]
         print_table([*self._header(), *header], rows)
         if self.samples_per_second is None:
             print("the loader was not measured, since the data is not here")
         else:
-            print(f"this machine loads {self.samples_per_second:,.0f} samples/s; up to 8 processes share its cores")
+            most = f"up to {DEVICES_OF_A_MACHINE} processes share its cores"
+            print(f"this machine loads {self.samples_per_second:,.0f} samples/s; {most}")
+        if speed.link and any(row.processes > 1 for row in self.rows):
+            links = f"{speed.link / 1e9:,.0f} GB/s, {NETWORK / 1e9:,.0f} GB/s beyond {DEVICES_OF_A_MACHINE} processes"
+            print(f"exchange, beside computing: {LINK_EFFICIENCY:.0%} of {links}")
 
     def _print_measured(self) -> None:
         print("\npredicted beside measured, each row in fresh processes on the device at hand; MiB and ms")
@@ -135,7 +147,7 @@ class Report:
                     *self._cells(row),
                     *(_size(predicted), _size(found.tensor_bytes), _error(predicted, found.tensor_bytes)),
                     *(_size(found.resident_bytes), _error(predicted, found.resident_bytes)),
-                    *("–" if times is None else f"{1000 * times.step:,.3g}", f"{1000 * found.step_seconds:,.3g}"),
+                    *(_milliseconds(times and times.step), _milliseconds(found.step_seconds)),
                 ]
             )
         header = ["predicted", "tensors", "error", "resident", "error", "step, estimated", "step"]
@@ -159,9 +171,15 @@ class Report:
             "largest_micro_batch": row.largest_micro_batch,
             "flops": row.cost.flops,
             "moved_bytes": row.cost.bytes,
+            "sent_bytes": row.sent_bytes,
             "estimated": None
             if times is None
-            else {"step_seconds": times.step, "run_seconds": times.run, "bound": times.bound},
+            else {
+                "step_seconds": times.step,
+                "communication_seconds": times.communication,
+                "run_seconds": times.run,
+                "bound": times.bound,
+            },
             "measured": measured._asdict() if isinstance(measured, tuple) else measured,
         }
 
@@ -188,6 +206,10 @@ def _size(number: int) -> str:
 
 def _error(predicted: int, measured: int) -> str:
     return f"{predicted / measured - 1:+.1%}" if measured > 0 else "–"
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{1000 * seconds:,.3g}"
 
 
 def _duration(seconds: float) -> str:

@@ -11,14 +11,13 @@ from paceline.core.process import num_cores
 from paceline.core.text import evenly_spaced
 from paceline.core.world import World
 from paceline.data.loader_profile import profile_loader
+from paceline.plan.communication import DEVICES_OF_A_MACHINE, communication_seconds
 from paceline.plan.devices import Speed
 from paceline.plan.grid import Row
 from paceline.recipe.build import Builder
 from paceline.recipe.build_data import make_split_loader
 from paceline.recipe.validate import CheckedRecipe
 
-PROCESSES_OF_A_MACHINE = 8
-"""The most processes that are taken to share the cores of one machine like this one."""
 _SAMPLES = 32  # that are loaded to measure the loader
 
 
@@ -27,25 +26,31 @@ class Estimate(NamedTuple):
 
     step: float
     """To compute a step."""
+    communication: float | None
+    """To send what a step sends, side by side with computing; None if no link or no strategy is known."""
     loading: float | None
     """To load the samples of a step, side by side with computing; None if the loader was not measured."""
     run: float | None
     """All steps of the run; None if their number is not known."""
 
     @property
-    def bound(self) -> Literal["compute", "data", "unknown"]:
+    def bound(self) -> Literal["compute", "communication", "data", "unknown"]:
         """What a step waits for."""
         if self.loading is None:
             return "unknown"
-        return "data" if self.loading > self.step else "compute"
+        if self.loading > max(self.step, self.communication or 0.0):
+            return "data"
+        return "communication" if self.communication and self.communication > self.step else "compute"
 
 
 def estimate(row: Row, speed: Speed, samples_per_second: float | None) -> Estimate:
     """The time of a row on a device of this speed, whose machine loads so many samples a second."""
     step = row.cost.seconds(speed, is_tf32=row.precision == "tf32")
-    samples = row.micro_batch_size * row.num_micro_batches * min(row.processes, PROCESSES_OF_A_MACHINE)
+    samples = row.micro_batch_size * row.num_micro_batches * min(row.processes, DEVICES_OF_A_MACHINE)
     loading = None if samples_per_second is None else samples / samples_per_second
-    return Estimate(step, loading, None if row.num_steps is None else row.num_steps * max(step, loading or 0.0))
+    sending = None if row.sent_bytes is None else communication_seconds(row.sent_bytes, row.processes, speed)
+    slowest = max(step, sending or 0.0, loading or 0.0)
+    return Estimate(step, sending, loading, None if row.num_steps is None else row.num_steps * slowest)
 
 
 def measure_loader(checked: CheckedRecipe) -> float | None:

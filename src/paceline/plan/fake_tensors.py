@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.core.world import World
+from paceline.engine.strategies import ddp, fsdp
 
 
 @contextmanager
@@ -23,14 +23,25 @@ def fake_tensors(processes: int = 1) -> Iterator[FakeTensorMode]:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with ExitStack() as stack:
         if processes > 1:
-            stack.enter_context(_fake_process_group(processes))
-        stack.enter_context(patch.object(nn.Module, "_apply", convert_module))
-        stack.enter_context(patch("torch.nn.init._no_grad_trunc_normal_", keep_unsampled))
-        stack.enter_context(patch("paceline.engine.strategies.fsdp.init_device_mesh", _make_device_mesh))
-        stack.enter_context(patch("paceline.engine.strategies.ddp.DistributedDataParallel", _FakeDDP))
+            stack.enter_context(fake_process_group(processes))
+        stack.enter_context(_replace(nn.Module, "_apply", convert_module))
+        stack.enter_context(_replace(nn.init, "_no_grad_trunc_normal_", keep_unsampled))
+        stack.enter_context(_replace(fsdp, "init_device_mesh", _make_device_mesh))
+        stack.enter_context(_replace(ddp, "DistributedDataParallel", _FakeDDP))
         stack.enter_context(mode)
         stack.enter_context(_AssumedValues())  # type: ignore[no-untyped-call]
         yield mode
+
+
+@contextmanager
+def _replace(owner: Any, name: str, stand_in: object) -> Iterator[None]:
+    """Inside, what a module or a class calls `name` is something else."""
+    original = getattr(owner, name)
+    setattr(owner, name, stand_in)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
 
 
 class FakeWorld(World):
@@ -129,7 +140,8 @@ class _FakeDDP(nn.Module):
 
 
 @contextmanager
-def _fake_process_group(size: int) -> Iterator[None]:
+def fake_process_group(size: int) -> Iterator[None]:
+    """Inside, this is the first of some processes, the others of which take everything and send nothing."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)

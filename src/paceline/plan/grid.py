@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -17,8 +19,10 @@ from paceline.core.intervals import to_steps
 from paceline.core.process import num_cores
 from paceline.core.world import World
 from paceline.data.sampler import BatchSampler
+from paceline.plan.communication import sent_bytes
 from paceline.plan.cost import CostCounter, StepCost
-from paceline.plan.memory import Memory
+from paceline.plan.growth import MOST_SAMPLES, Growth, largest_micro_batch
+from paceline.plan.memory import Memory, Timeline
 from paceline.plan.rehearse import Rehearsal, rehearse
 from paceline.plan.shards import divide, rehearsed_processes
 from paceline.plan.surrogate import Shape
@@ -30,8 +34,7 @@ from paceline.recipe.validate import CheckedRecipe, validate
 Settings = Mapping[str, str]
 """The recipe keys in which rows differ, and "procs"."""
 
-_LEVER = 8  # times the first micro-batch is the second that is tried: a line through far points leads further
-_MOST = 2**20  # samples of a micro-batch: beyond, nobody asks
+_FEWEST = 2  # samples of the steps between which memory grows evenly
 _DIVIDE_ALONE = frozenset({"procs", "train.micro_batch_size", "data.batch_size"})  # a step, but not what it computes
 
 
@@ -46,6 +49,8 @@ class Row:
     memory: Memory
     cost: StepCost
     precision: str
+    sent_bytes: int | None
+    """What a process sends to others in a step; None if the strategy's ways are not known."""
     num_steps: int | None
     """Steps of the run; None if they depend on data that is not here."""
     largest_micro_batch: int | None = None
@@ -117,7 +122,7 @@ def plan_rows(
 ) -> list[Row | Refused]:
     """The rows of these settings, in their order; `advance` gets how many are done each time some are."""
     found: dict[int, Row | Refused] = {}
-    groups: dict[tuple[object, ...], list[int]] = {}
+    groups: dict[tuple[object, ...], _Group] = {}
     for index, each in enumerate(settings):
         try:
             train = grid.check(each).recipe.train
@@ -126,37 +131,57 @@ def plan_rows(
             continue
         processes = rehearsed_processes(train.strategy.name, train.reproducible, int(each["procs"]))
         shared = tuple(item for item in each.items() if item[0] not in _DIVIDE_ALONE)
-        groups.setdefault((processes, *shared), []).append(index)
-    work = [(int(str(key[0])), indices) for key, indices in groups.items()]
+        groups.setdefault((processes, *shared), _Group(processes, {})).rows[index] = each
 
-    def collect(indices: list[int], rows: Sequence[Row | Refused]) -> None:
-        found.update(zip(indices, rows, strict=True))
-        advance(len(indices))
+    def collect(rows: Mapping[int, Row | Refused]) -> None:
+        found.update(rows)
+        advance(len(rows))
 
-    workers = min(num_cores(), len(work))
-    if workers < 2:
-        for processes, indices in work:
-            collect(indices, _plan_group(grid, processes, [settings[index] for index in indices]))
+    tasks = _share(list(groups.values()), num_cores())
+    if len(tasks) < 2:
+        for task in tasks:
+            collect(_plan_groups(grid, task))
     else:
         FakeTensorMode()  # loads what each process would load again
-        with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
-            futures: list[tuple[list[int], Future[list[Row | Refused]]]] = [
-                (indices, pool.submit(_plan_group, grid, processes, [settings[index] for index in indices]))
-                for processes, indices in work
-            ]
-            for indices, future in futures:
-                collect(indices, future.result())
+        # Frozen: objects that are there already are not searched for garbage again and again.
+        workers = min(num_cores(), len(tasks))
+        with ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), gc.freeze) as pool:
+            for future in [pool.submit(_plan_groups, grid, task) for task in tasks]:
+                collect(future.result())
     return [found[index] for index in range(len(settings))]
 
 
-def _plan_group(grid: Grid, processes: int, group: Sequence[Settings]) -> list[Row | Refused]:
+class _Group(NamedTuple):
     """Rows that one rehearsal serves, since they only divide a step in other ways."""
+
+    processes: int
+    rows: dict[int, Settings]
+    """By their places."""
+
+
+def _share(groups: Sequence[_Group], workers: int) -> list[list[_Group]]:
+    """Groups that differ in their strategy alone together, since one learns from another what operators make."""
+    if workers < 2:
+        return [list(groups)]
+    tasks: dict[tuple[object, ...], list[_Group]] = {}
+    for group in groups:
+        settings = next(iter(group.rows.values()))
+        alike = tuple(item for item in settings.items() if item[0] not in {*_DIVIDE_ALONE, "train.strategy"})
+        tasks.setdefault(alike, []).append(group)
+    return list(tasks.values()) if len(tasks) >= workers else [[group] for group in groups]
+
+
+def _plan_groups(grid: Grid, groups: Sequence[_Group]) -> dict[int, Row | Refused]:
+    return {place: row for group in groups for place, row in _plan_group(grid, group).items()}
+
+
+def _plan_group(grid: Grid, group: _Group) -> dict[int, Row | Refused]:
     try:
-        with rehearse(grid.check(group[0]), processes, grid.shape) as rehearsal:
+        with rehearse(grid.check(next(iter(group.rows.values()))), group.processes, grid.shape) as rehearsal:
             steps = _Steps(rehearsal)
-            return [_plan_row(grid, steps, settings) for settings in group]
+            return {place: _plan_row(grid, steps, settings) for place, settings in group.rows.items()}
     except PacelineError as error:
-        return [Refused(settings, str(error)) for settings in group]
+        return {place: Refused(settings, str(error)) for place, settings in group.rows.items()}
 
 
 def _plan_row(grid: Grid, steps: _Steps, settings: Settings) -> Row | Refused:
@@ -178,8 +203,9 @@ def _plan_row(grid: Grid, steps: _Steps, settings: Settings) -> Row | Refused:
         divide(memory, steps.rehearsal.run, processes),
         cost,
         train.precision,
+        sent_bytes(train, steps.rehearsal.run.model, processes, number),
         round(to_steps(train.epochs, train.steps, sampler.steps_per_epoch, 0)) if known else None,
-        None if grid.limit is None else steps.largest(size, number, processes, grid.limit),
+        None if grid.limit is None else steps.largest(number, processes, grid.limit),
         missing,
     )
 
@@ -190,13 +216,14 @@ def _sampler(checked: CheckedRecipe, processes: int, num_samples: int) -> BatchS
 
 
 class _Steps:
-    """The steps of a rehearsal, each taken once."""
+    """The steps of a rehearsal, each taken once; those of other sizes follow from how memory grows between them."""
 
     def __init__(self, rehearsal: Rehearsal) -> None:
         self.rehearsal = rehearsal
         self._taken: dict[tuple[int, int], Memory] = {}
+        self._timelines: dict[tuple[int, int], Timeline] = {}
         self._costs: dict[tuple[int, int], StepCost] = {}
-        self._largest: dict[tuple[int, int, int], int] = {}
+        self._growth: dict[int, Growth | None] = {}
 
     @cached_property
     def num_samples(self) -> int:
@@ -208,58 +235,39 @@ class _Steps:
         key = size, min(2, number)
         if key not in self._taken:
             self._taken[key] = self.rehearsal.step(*key)
+            self._timelines[key] = self.rehearsal.timeline
         return self._taken[key]
 
     def take_counted(self, size: int, number: int) -> tuple[Memory, StepCost]:
         """What a step needs, and what its operators compute and move."""
         key = size, min(2, number)
         if key not in self._costs:
+            self._taken.pop(key, None)
             with CostCounter().count(self.rehearsal.run.optimizer) as cost:
-                self._taken[key] = self.rehearsal.step(*key)
+                self.take(*key)
             self._costs[key] = cost
         return self._taken[key], self._costs[key].repeated(number / key[1])
 
-    def largest(self, size: int, number: int, processes: int, limit: int) -> int:
+    def grown(self, size: int, number: int) -> Memory:
+        """What a step needs by the growth between two others; a single sample is taken, since it may be special."""
+        growth = self._grow(min(2, number)) if size >= _FEWEST else None
+        return growth.memory(size) if growth else self.take(size, number)
+
+    def largest(self, number: int, processes: int, limit: int) -> int:
         """The most samples of a micro-batch that fit."""
-        key = min(2, number), processes, limit
-        if key not in self._largest:
-            known = [each for each, passes in self._taken if passes == key[0]]
-            most = min(_MOST, self.num_samples)
-            # Where one number of passes ends, another is not far.
-            start = next((each for each in self._largest.values() if each), size)
 
-            def total(size: int) -> int:
-                return divide(self.take(size, number), self.rehearsal.run, processes).total
+        def total(size: int) -> int:
+            return divide(self.grown(size, number), self.rehearsal.run, processes).total
 
-            tried = {each: total(each) for each in known}
-            self._largest[key] = largest_micro_batch(total, start, limit, most, tried)
-        return self._largest[key]
+        return largest_micro_batch(total, _FEWEST, limit, min(MOST_SAMPLES, self.num_samples))
 
-
-def largest_micro_batch(
-    total: Callable[[int], int], start: int, limit: int, most: int = _MOST, known: Mapping[int, int] | None = None
-) -> int:
-    """The most samples, up to `most`, of a micro-batch whose step takes at most `limit` bytes; 0 if one takes more.
-
-    `total` gives the bytes that a step of so many samples takes, and `known` those that were taken already. Memory
-    grows about evenly with samples, so each guess is made by the line through the nearest two steps, and tried.
-    """
-    tried, size = dict(known or {}), min(start, most)
-    for _ in range(most.bit_length() + 1):
-        tried[size] = total(size)
-        fitting = max((each for each in tried if tried[each] <= limit), default=0)
-        failing = min((each for each in tried if tried[each] > limit), default=most + 1)
-        if failing - fitting <= 1:
-            break
-        size = min(max(_guess(tried, limit), fitting + 1), failing - 1)
-    return fitting
-
-
-def _guess(tried: Mapping[int, int], limit: int) -> int:
-    """Where the line through the two steps nearest to the limit reaches it."""
-    if len(tried) == 1:
-        ((size, _),) = tried.items()
-        return _LEVER * size
-    (one, low), (other, high) = sorted(tried.items(), key=lambda item: abs(item[1] - limit))[:2]
-    slope = (high - low) / (other - one)
-    return int(one + (limit - low) / slope) if slope > 0 else 2 * max(tried)
+    def _grow(self, number: int) -> Growth | None:
+        """How steps of so many micro-batches grow; None if two that were taken differ in what they do."""
+        if number not in self._growth:
+            sizes = {_FEWEST, *(size for size, passes in self._taken if passes == number and size > _FEWEST)}
+            first, second = sorted(sizes if len(sizes) > 1 else (_FEWEST, 2 * _FEWEST))[:2]
+            for size in (first, second):
+                self.take(size, number)
+            one, other = (self._timelines[size, number] for size in (first, second))
+            self._growth[number] = Growth(first, one, second, other) if one.shape == other.shape else None
+        return self._growth[number]

@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,6 +19,8 @@ from torch.utils._pytree import tree_iter
 Category = Literal["parameters", "gradients", "optimizer", "activations", "temporaries", "communication"]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 _KEPT: tuple[Category, ...] = ("parameters", "gradients", "optimizer")
+Timeline = NDArray[np.int64]
+"""Bytes by moment and category."""
 _COMMUNICATION = frozenset({"c10d", "fsdp", "_c10d_functional"})  # namespaces of operators that exchange tensors
 
 
@@ -42,10 +46,10 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._storages: dict[int, tuple[int, Category]] = {}
+        self._exchanged: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._live = dict.fromkeys(CATEGORIES, 0)
         self._total = 0
-        self._peak_total = 0
-        self._peak = dict(self._live)
+        self._timeline = [tuple(self._live.values())]
         self.peak_passing = 0
         """The most bytes of activations, temporaries and communication that were alive, since `reset_peak`."""
         self.phase: Category = "parameters"
@@ -54,7 +58,12 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @property
     def peak(self) -> Memory:
         """What was alive when it was most, since `reset_peak`."""
-        return Memory(dict(self._peak))
+        return Memory(dict(zip(CATEGORIES, max(self._timeline, key=sum), strict=True)))
+
+    @property
+    def timeline(self) -> Timeline:
+        """What was alive, by category, each time that it became more or changed its category, since `reset_peak`."""
+        return np.array(self._timeline, np.int64)
 
     @property
     def live(self) -> int:
@@ -68,7 +77,8 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def reset_peak(self) -> None:
         """Forget what was alive before."""
-        self._peak_total, self._peak, self.peak_passing = self._total, dict(self._live), self.passing
+        self._follow_sizes()
+        self._timeline, self.peak_passing = [tuple(self._live.values())], self.passing
 
     def add(self, tensors: Iterable[Any], category: Category) -> None:
         """Count these tensors, or count them as something else than before."""
@@ -104,8 +114,11 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = func(*args, **(kwargs or {}))
         is_backward = torch._C._current_graph_task_id() != -1
         category: Category = "temporaries" if is_backward and self.phase == "activations" else self.phase
-        if func.namespace in _COMMUNICATION and self.phase != "parameters":
-            passing = (each for each in tree_iter((args, made)) if not self._is_kept(each))
+        is_exchange = func.namespace in _COMMUNICATION
+        if is_exchange or func is torch.ops.aten.empty.memory_format:  # FSDP frees before it allocates
+            self._follow_sizes()
+        if is_exchange and self.phase != "parameters":
+            passing = (each for each in tree_iter((args, kwargs, made)) if not self._is_kept(each))
             self.add(passing, "communication")
             return made
         for tensor in (made,) if isinstance(made, Tensor) else tree_iter(made):
@@ -146,14 +159,26 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             return
         self._storages[key] = (size, category)
+        if category == "communication":
+            self._exchanged[key] = weakref.ref(storage)
         self._live[category] += size
-        if self._total > self._peak_total:
-            self._peak_total, self._peak = self._total, dict(self._live)
+        self._timeline.append(tuple(self._live.values()))
         if category not in _KEPT:
             self.peak_passing = max(self.peak_passing, self.passing)
 
+    def _follow_sizes(self) -> None:
+        """Count what is exchanged by the size that it has now: FSDP empties storages, and fills them again."""
+        for key, reference in self._exchanged.items():
+            storage, (size, category) = reference(), self._storages[key]
+            more = storage.nbytes() - size if storage is not None else 0
+            if more:
+                self._storages[key] = (size + more, category)
+                self._live[category] += more
+                self._total += more
+
     def _free(self, key: int) -> None:
         size, category = self._storages.pop(key)
+        self._exchanged.pop(key, None)
         self._live[category] -= size
         self._total -= size
 

@@ -20,7 +20,7 @@ from paceline.data.split_loader import SplitLoader
 from paceline.engine.run import Run
 from paceline.engine.step import train_step
 from paceline.plan.fake_tensors import FakeWorld, fake_tensors
-from paceline.plan.memory import Memory, MemoryTracker
+from paceline.plan.memory import Memory, MemoryTracker, Timeline
 from paceline.plan.shards import MOST_REHEARSED, divide
 from paceline.plan.surrogate import Shape, SurrogateBuilder, largest_draw
 from paceline.recipe.build_data import make_split_loaders
@@ -68,6 +68,11 @@ class Rehearsal:
             self._tracker.add(micro.batch.values(), "activations")
         train_step(self.run, StepBatch(0, number * micro_batch_size, number, held))
         return divide(self._tracker.peak, self.run, self._processes)
+
+    @property
+    def timeline(self) -> Timeline:
+        """What the last step had alive, moment by moment."""
+        return self._tracker.timeline
 
 
 @contextmanager

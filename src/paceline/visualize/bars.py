@@ -33,7 +33,11 @@ def draw_stacked_bars(
     most = max(float(start.max(initial=0.0)), limit if limit is not None and limit < 2.5 * start.max() else 0.0)
     for place, total in zip(places, start, strict=True):
         color = "#cc3311" if limit is not None and total > limit else "#333333"
-        axes.text(total + 0.008 * most, place, f"{total:,.4g}", va="center", fontsize=8, color=color)
+        # Above the line of the limit, which may run through it.
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
+        axes.text(
+            total + 0.008 * most, place, f"{total:,.4g}", va="center", fontsize=8, color=color, bbox=box, zorder=4
+        )
     if limit is not None and limit <= most:
         axes.axvline(limit, color="#cc3311", linestyle="--", linewidth=1.4, label=f"limit: {limit:,.4g}")
     axes.set_yticks(places, labels, fontsize=8)
