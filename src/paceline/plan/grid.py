@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
 from paceline.core.errors import PacelineError
 from paceline.core.intervals import to_steps
@@ -182,6 +182,9 @@ def _plan_group(grid: Grid, group: _Group) -> dict[int, Row | Refused]:
             return {place: _plan_row(grid, steps, settings) for place, settings in group.rows.items()}
     except PacelineError as error:
         return {place: Refused(settings, str(error)) for place, settings in group.rows.items()}
+    except DynamicOutputShapeException as error:
+        reason = f"the model selects by value ({error.func}), which fake tensors cannot follow"
+        return {place: Refused(settings, reason) for place, settings in group.rows.items()}
 
 
 def _plan_row(grid: Grid, steps: _Steps, settings: Settings) -> Row | Refused:

@@ -114,10 +114,10 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = func(*args, **(kwargs or {}))
         is_backward = torch._C._current_graph_task_id() != -1
         category: Category = "temporaries" if is_backward and self.phase == "activations" else self.phase
-        is_exchange = func.namespace in _COMMUNICATION
-        if is_exchange or func is torch.ops.aten.empty.memory_format:  # FSDP frees before it allocates
+        is_collective = func.namespace in _COMMUNICATION
+        if is_collective or func is torch.ops.aten.empty.memory_format:  # FSDP frees before it allocates
             self._follow_sizes()
-        if is_exchange and self.phase != "parameters":
+        if is_collective and self.phase != "parameters":
             passing = (each for each in tree_iter((args, kwargs, made)) if not self._is_kept(each))
             self.add(passing, "communication")
             return made
