@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.core.errors import ArgumentError
+from paceline.core.signatures import signature_of
 from paceline.optim.durations import Span, either, snap
 
 if TYPE_CHECKING:  # a recipe's schedule is checked and drawn without torch
@@ -188,7 +188,7 @@ class _Function:
     """A decay function, called with the arguments that it takes."""
 
     def __init__(self, function: Callable[..., float], arguments: Mapping[str, Any], span: Span) -> None:
-        self._taken = [name for name in SUPPLIED if name in inspect.signature(function).parameters]
+        self._taken = [name for name in SUPPLIED if name in signature_of(function).parameters]
         if not self._taken:
             name = getattr(function, "__name__", str(function))
             raise ArgumentError("decay", f"{name} takes none of span, {', '.join(SUPPLIED)}")
@@ -206,7 +206,7 @@ class _Function:
 
 
 def _make(decay: Callable[..., Any], arguments: Mapping[str, Any], span: Span) -> Callable[[float], float]:
-    if "span" in inspect.signature(decay).parameters:
+    if "span" in signature_of(decay).parameters:
         made: Callable[[float], float] = decay(span, **arguments)
         return made
     return _Function(decay, arguments, span)

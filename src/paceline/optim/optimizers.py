@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.core.errors import TrainingError
+from paceline.core.signatures import signature_of
 from paceline.models.memory_format import has_strides_of
 
 OptimizerFactory = Callable[..., Optimizer]
@@ -137,7 +137,7 @@ def _as_groups(parameters: Iterable[nn.Parameter] | Iterable[Group]) -> list[Gro
 
 
 def _accepts(optimizer: OptimizerFactory, name: str) -> bool:
-    parameters = inspect.signature(optimizer).parameters
+    parameters = signature_of(optimizer).parameters
     return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
