@@ -79,6 +79,16 @@ def own_names() -> Iterator[None]:
         register.kind(kind)._entries = entries
 
 
+@pytest.fixture
+def shipped_names(own_names: None) -> None:
+    """Nothing is registered but what is shipped, whatever tests in this process have imported."""
+    from paceline.core.registry import KINDS, _shipped, register
+
+    for kind in KINDS:
+        entries, shipped = register.kind(kind)._entries, _shipped().get(kind, {})
+        register.kind(kind)._entries = {name: entry for name, entry in entries.items() if name in shipped}
+
+
 @pytest.fixture(autouse=True)
 def _no_signal_stays_ignored() -> Iterator[None]:
     """All processes that later tests start would ignore it too."""

@@ -76,7 +76,9 @@ def test_what_cannot_be_stacked_is_drawn_one_by_one() -> None:
 
 def test_one_that_cannot_be_read_is_left_out() -> None:
     sheet = ContactSheet()
-    assert sheet.add(SplitLoader(Uneven(), [], 0), "val", [1, 2]) == "broken"
+    problem = sheet.add(SplitLoader(Uneven(), [], 0), "val", [1, 2])
+    assert problem is not None
+    assert "ValueError: broken" in problem
     assert len(sheet.panels) == 1
 
 

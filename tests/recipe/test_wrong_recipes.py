@@ -326,6 +326,7 @@ def test_the_recipe_itself_is_right(tmp_path: Path) -> None:
     assert validate(load(str(tmp_path / "recipe.yaml"))).recipe.optimizer.lr == 0.1
 
 
+@pytest.mark.usefixtures("shipped_names")
 @pytest.mark.parametrize("case", WRONG)
 def test_the_lines_printed(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
