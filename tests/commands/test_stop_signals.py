@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -92,6 +93,7 @@ class Command:
 
         requests = threading.Thread(target=request_stop)
         requests.start()
+        time.sleep(1.0)  # until a launcher has looked for requests, and passed them on
         try:
             yield
         finally:
