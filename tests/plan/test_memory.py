@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from paceline.core.world import World
@@ -79,6 +79,17 @@ def profiled_peak(work: Callable[[], object]) -> int:
     return most
 
 
+def track_second_step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor) -> tuple[MemoryTracker, int]:
+    """A tracker with the peak of a second step, and the bytes that were live before it."""
+    tracker = MemoryTracker()
+    with tracker, tracker.watch(model, optimizer):
+        step(model, optimizer, inputs)
+        tracker.reset_peak()
+        before = tracker.live
+        step(model, optimizer, inputs)
+    return tracker, before
+
+
 @pytest.mark.parametrize("rows", [16, 512])
 def test_the_peak_is_that_of_torchs_profiler(rows: int) -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, 10))
@@ -86,12 +97,7 @@ def test_the_peak_is_that_of_torchs_profiler(rows: int) -> None:
     inputs = torch.rand(rows, 3, 16, 16)
     step(model, optimizer, inputs)
     expected = profiled_peak(lambda: step(model, optimizer, inputs))
-    tracker = MemoryTracker()
-    with tracker, tracker.watch(model, optimizer):
-        step(model, optimizer, inputs)
-        tracker.reset_peak()
-        before = tracker.live
-        step(model, optimizer, inputs)
+    tracker, before = track_second_step(model, optimizer, inputs)
     assert tracker.peak.total - before == pytest.approx(expected, rel=0.05)
 
 
@@ -107,11 +113,6 @@ def test_what_is_gathered_is_counted_while_it_is_there(keeps_parameters: bool) -
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         step(model, optimizer, inputs)
         expected = profiled_peak(lambda: step(model, optimizer, inputs))
-        tracker = MemoryTracker()
-        with tracker, tracker.watch(model, optimizer):
-            step(model, optimizer, inputs)
-            tracker.reset_peak()
-            before = tracker.live
-            step(model, optimizer, inputs)
+        tracker, before = track_second_step(model, optimizer, inputs)
         assert tracker.peak.total - before == pytest.approx(expected, rel=0.1)
         assert tracker.peak.parts["parameters"] == sum(each.nbytes for each in model.parameters()) // processes

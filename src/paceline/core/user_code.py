@@ -43,8 +43,8 @@ def user_code(
 def named_errors(error_type: type[PacelineError] = TrainingError) -> Iterator[None]:
     """Surrounds whatever may call a user's parts: an error that passed through a line of the user's names that line.
 
-    It also names what was called there, as in `parts.py:12: RuntimeError: no rows; in Net.forward`. Other errors keep
-    their traceback: they are ours.
+    It also names what was called, as in `parts.py:12: RuntimeError: no rows; Paceline was calling Net.forward`. Other
+    errors keep their traceback: they are ours.
     """
     try:
         yield
