@@ -91,7 +91,7 @@ def _try_step(run: Run) -> dict[str, Any]:
     seconds = time.perf_counter() - started
     _refuse_detached(run)
     losses = {name: round(value.item(), 6) for name, value in result.losses.items()}
-    return {"seconds": round(seconds, 3), "grad_norm": round(result.grad_norm.item(), 6), **losses}
+    return {"seconds": round(seconds, 3), "grad_norm": round(float(result.grad_norm), 6), **losses}
 
 
 def _refuse_detached(run: Run) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,7 +53,10 @@ class Triggers:
 
     def due(self, step: int) -> list[str]:
         """What is to be done after `step` steps."""
-        return [action for period, action in self._items if self._is_due(period, step)]
+        if step >= self.total_steps:
+            return [action for _, action in self._items]
+        before = step - 1
+        return [name for period, name in self._items if _whole(step / period) > _whole(before / period)]
 
     def left(self, step: int, pending: Sequence[str] = ()) -> dict[str, int]:
         """How often each action is still to be done after `step` steps, those `pending` of that step included."""
@@ -63,11 +65,12 @@ class Triggers:
             for period, action in self._items
         }
 
-    def _is_due(self, period: float, step: int) -> bool:
-        return self._num_due(period, step) > self._num_due(period, step - 1)
-
     def _num_due(self, period: float, step: int) -> int:
-        # Counting whole periods keeps fractions from drifting; the tolerance forgives their rounding.
         if step < self.total_steps:
-            return math.floor(step / period + 1e-9)
+            return _whole(step / period)
         return self._num_due(period, self.total_steps - 1) + 1
+
+
+def _whole(periods: float) -> int:
+    """Counting whole periods keeps fractions from drifting; the tolerance forgives their rounding."""
+    return int(periods + 1e-9)

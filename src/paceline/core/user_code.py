@@ -49,12 +49,19 @@ def named_errors(error_type: type[PacelineError] = TrainingError) -> Iterator[No
     try:
         yield
     except Exception as error:
-        own = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if _is_own(frame)]
-        if not own or _is_handled(error):
-            raise
-        called = own[0].f_code.co_qualname.replace("<locals>.", "")
-        hint = f"Paceline was calling {called} (--traceback prints every line)"
-        raise error_type(f"{described(error)}; {hint}") from error
+        if named := named_error(error, error_type):
+            raise named from error
+        raise
+
+
+def named_error(error: Exception, error_type: type[PacelineError] = TrainingError) -> PacelineError | None:
+    """The error that names a user's line, if another error passed through one."""
+    own = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if _is_own(frame)]
+    if not own or _is_handled(error):
+        return None
+    called = own[0].f_code.co_qualname.replace("<locals>.", "")
+    hint = f"Paceline was calling {called} (--traceback prints every line)"
+    return error_type(f"{described(error)}; {hint}")
 
 
 def _is_handled(error: Exception) -> bool:

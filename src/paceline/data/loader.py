@@ -123,7 +123,8 @@ class TrainBatches:
                 epoch, slices, own, padding = self._plan(step)
                 held = [MicroBatch(step, cut.index, epoch, next(batches)) for cut in (*own, *padding)]
                 for place, each in enumerate(held):  # without a single readable sample, its own counts nothing either
-                    each.is_padding = place >= len(own) or each.batch.is_placeholder
+                    if place >= len(own) or each.batch.is_placeholder:
+                        each.is_padding = True
                 yield StepBatch(step, slices[-1].stop - slices[0].start, len(slices), held)
 
     def load_step(self, step: int) -> StepBatch:
@@ -149,8 +150,11 @@ class TrainBatches:
         if plan is None or number != step:
             slices = self.sampler.slices(step)
             own = rank_slices(slices, self.world.rank, self.world.size)
-            wanted = {"own": 0, "at_least_one": 1, "equal": -(-len(slices) // self.world.size)}[self.passes]
-            plan = _Planned(self.sampler.epoch(step), slices, own, slices[-1:] * (wanted - len(own)))
+            missing = 0
+            if self.passes != "own":
+                wanted = 1 if self.passes == "at_least_one" else -(-len(slices) // self.world.size)
+                missing = wanted - len(own)
+            plan = _Planned(self.sampler.epoch(step), slices, own, slices[-1:] * missing)
             self._last = (step, plan)
         return plan
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paceline.core.errors import DamagedFileError, DataError
 from paceline.core.text import pluralize
-from paceline.core.user_code import named_errors
+from paceline.core.user_code import named_error
 from paceline.data.batch import Batch, Collator, Ids, Sample, as_arrays, as_images, collate
 from paceline.data.rng import as_float32, uniforms, uniforms_of_streams
 from paceline.data.skip_list import UNREADABLE, SkipList, Skipped, as_skipped, locate_error
@@ -86,7 +86,9 @@ class SplitLoader:
         self._pipeline = TransformPipeline(
             dataset, self.sample_transforms, seed, None if skips is None else skips.limit
         )
-        self._num_draws = [0 if _is_per_step(each) else each.draws for each in self.batch_transforms]
+        self._is_per_step = [getattr(each, "per_step", False) for each in self.batch_transforms]
+        of_samples = zip(self.batch_transforms, self._is_per_step, strict=True)
+        self._num_draws = [0 if is_per_step else each.draws for each, is_per_step in of_samples]
         self._no_draws = None if any(self._num_draws) else [torch.empty(0, 0)] * len(self._num_draws)
         self.checks: Sequence[Callable[[Batch], tuple[int, str] | None]] = ()
         """Each looks at a batch on the host: the first sample that losses cannot be computed for, and why."""
@@ -101,9 +103,13 @@ class SplitLoader:
 
     def fetch(self, epoch: int, ids: Ids) -> Batch:
         """The samples `ids` as a batch on the host, before the transforms of whole batches."""
-        with named_errors(DataError):
+        try:
             batch = self._fetch(epoch, ids)
             self.check(batch)
+        except Exception as error:
+            if named := named_error(error, DataError):
+                raise named from error
+            raise
         return batch
 
     def check(self, batch: Batch) -> None:
@@ -149,12 +155,12 @@ class SplitLoader:
             self.skips.add(batch.skipped)
         fields: dict[str, Any] = Batch(batch) if device.type == "cpu" else batch.to(device)
         drawn = self._draw(batch, epoch, device) if self._no_draws is None else self._no_draws
-        for number, (transform, draws) in enumerate(zip(self.batch_transforms, drawn, strict=True)):
-            fields = transform(fields, self._draw_for_step(step, number) if _is_per_step(transform) else draws)
-        images = fields["image"]
-        if images.dtype == torch.uint8:  # nothing normalized it: models take numbers from 0 to 1
-            images = images.float().div_(255)
-        ready = Batch(fields, image=images)
+        for number, transform in enumerate(self.batch_transforms):
+            draws = self._draw_for_step(step, number) if self._is_per_step[number] else drawn[number]
+            fields = transform(fields, draws)
+        ready = Batch(fields)
+        if ready["image"].dtype == torch.uint8:  # nothing normalized it: models take numbers from 0 to 1
+            ready["image"] = ready["image"].float().div_(255)
         if batch.skipped:
             ready.skipped, ready.is_placeholder = batch.skipped, batch.is_placeholder
         return ready
@@ -200,10 +206,6 @@ class SplitLoader:
             f"more than {pluralize(limit, 'sample')} in a row cannot be read, which is what data.max_skipped allows in"
             f" all; {last}"
         )
-
-
-def _is_per_step(transform: BatchTransform) -> bool:
-    return getattr(transform, "per_step", False)
 
 
 Draws = NDArray[np.float64]

@@ -55,7 +55,7 @@ def start_losses(run: Run, step_batch: StepBatch) -> LossAccumulator:
         run.world,
         run.stop.requested,
         first_pass=lambda names: _sum_ratios(run, step_batch, names),
-        metrics=[name for name in getattr(run.task, "training_metrics", ()) if name not in run.task.weights],
+        metrics=run.training_metrics,
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
-from functools import partial
+from contextlib import closing
+from typing import NoReturn
 
 import torch
 
@@ -36,8 +36,10 @@ def train(run: Run) -> None:
         for step_batch, waited in timed(run.batches):
             started = time.perf_counter()
             run.heartbeat.beat(step_batch.step, "summing counts")
-            with _explain_oom(partial(_advise_step, run)):
+            try:
                 result = train_step(run, step_batch)
+            except _OOM_ERRORS as error:
+                _explain_oom(error, _advise_step(run))
             seconds = time.perf_counter() - started
             run.timer.add_step(seconds, waited, step_batch.num_samples, run.progress.total_steps)
             add_result(run, step_batch, result)
@@ -48,7 +50,8 @@ def train(run: Run) -> None:
                 run.logger.emit(Note(advice, "warning"))
             run.state.pending = triggers.due(run.progress.step)
             do_pending(run)
-            log_saves(run, run.saver.poll())
+            if saves := run.saver.poll():
+                log_saves(run, saves)
             run.heartbeat.beat(run.progress.step, "waiting for data")
             if result.should_stop and not run.progress.is_done:
                 save_all(run)
@@ -66,8 +69,11 @@ def do_pending(run: Run) -> None:
     }
     while run.state.pending:
         name = run.state.pending[0]
-        with run.timer.action(name), _explain_oom(partial(_advise_evaluation, run)):
-            actions[name](run)
+        with run.timer.action(name):
+            try:
+                actions[name](run)
+            except _OOM_ERRORS as error:
+                _explain_oom(error, _advise_evaluation(run))
         del run.state.pending[0]
 
 
@@ -109,18 +115,16 @@ def measure_tests(run: Run) -> None:
         measure(run, split)
 
 
-@contextmanager
-def _explain_oom(advise: Callable[[], str]) -> Iterator[None]:
-    """Re-raise out-of-memory errors with advice."""
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        text = str(error)
-        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "allocate memory" not in text:
-            raise
-        raise TrainingError(
-            f"out of memory {advise()} ({text.splitlines()[0] if text else 'nothing more is known'})"
-        ) from error
+_OOM_ERRORS = (torch.OutOfMemoryError, MemoryError, RuntimeError)
+
+
+def _explain_oom(error: Exception, advice: str) -> NoReturn:
+    """Raise an error again, with advice if memory ran out."""
+    text = str(error)
+    if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "allocate memory" not in text:
+        raise error
+    first = text.splitlines()[0] if text else "nothing more is known"
+    raise TrainingError(f"out of memory {advice} ({first})") from error
 
 
 def _advise_step(run: Run) -> str:

@@ -85,32 +85,37 @@ class LossAccumulator:
         self.parts: list[tuple[int, list[Value]]] = []
         self.normalizers: dict[str, Normalizer] = {}
         self.should_stop = False
-        # Each micro-batch has its own row, so that the sum does not depend on which rank counted it.
-        rows = [dict.fromkeys(weights, 0.0) for _ in range(num_micro_batches)]
-        ratios, on_device = dict.fromkeys(weights, 0.0), dict.fromkeys(weights, 0.0)
         self._world = world
         self._counts_on_device: list[tuple[int, str, Tensor]] = []
+        # A row for each micro-batch, so that the sum does not depend on which rank counted it; then 1 for each ratio
+        # loss, for each count on a device, and for a request to stop.
+        width = len(weights)
+        ratios = num_micro_batches * width
+        on_device = ratios + width
+        numbers = [0.0] * (on_device + width + 1)
+        numbers[-1] = float(stop_requested)
         for micro, known in counts:
-            for name, count in known.items():
+            for place, name in enumerate(weights):
+                count = known.get(name, 0.0)
                 if count is None:
-                    ratios[name] = 1.0
+                    numbers[ratios + place] = 1.0
                 elif isinstance(count, Tensor) and not _is_on_host(count):
-                    on_device[name] = 1.0
+                    numbers[on_device + place] = 1.0
                     self._counts_on_device += [] if micro.is_padding else [(micro.index, name, count)]
                 elif not micro.is_padding:
-                    rows[micro.index][name] = float(count)
-        flat = [count for row in rows for count in row.values()]
+                    numbers[micro.index * width + place] = float(count)
         self._first_pass: FirstPass | None = first_pass
-        self._sums = world.start_sum([*flat, *ratios.values(), *on_device.values(), float(stop_requested)])
-        if any(ratios.values()):  # the first pass of ratio losses comes before all others
+        self._sums = world.start_sum(numbers)
+        if any(numbers[ratios:on_device]):  # the first pass of ratio losses comes before all others
             self.wait()
 
     def to_backward(self, terms: Mapping[str, AnyTerm], micro: MicroBatch, factor: float = 1.0) -> list[WeightedLoss]:
         """The losses of a micro-batch, ready for the backward pass; a padding micro-batch has gradient 0."""
         self.wait()
         factor = 0.0 if micro.is_padding else factor
-        for name in self.weights.keys() - self.normalizers:  # a ratio loss in a step of one micro-batch
-            self.normalizers[name] = _own_ratio(terms[name])
+        if len(self.normalizers) < len(self.weights):  # a ratio loss in a step of one micro-batch
+            for name in self.weights.keys() - self.normalizers:
+                self.normalizers[name] = _own_ratio(terms[name])
         return [self.normalizers[name].scale(terms[name], weight * factor) for name, weight in self.weights.items()]
 
     def add(self, terms: Mapping[str, AnyTerm], micro: MicroBatch) -> None:
@@ -166,7 +171,7 @@ class LossAccumulator:
 
 
 def _is_on_host(count: Tensor) -> bool:
-    return count.device.type == "cpu"
+    return count.is_cpu
 
 
 def _number(count: Tensor | float) -> Tensor | float:
@@ -220,11 +225,11 @@ def _table(steps: Sequence[LossAccumulator]) -> Numbers:
     columns = [index for step in steps for index, _ in step.parts]
     values = [value for step in steps for _, values in step.parts for value in values]
     if values:
-        table[rows, columns] = np.reshape(_numbers(values), (len(rows), -1))
+        table[rows, columns] = np.reshape(read_numbers(values), (len(rows), -1))
     return table
 
 
-def _numbers(values: Sequence[Value]) -> list[float]:
+def read_numbers(values: Sequence[Value]) -> list[float]:
     """The values, read from the device at once; lazy terms of one kind and shape are computed together."""
     groups: dict[Any, list[int]] = {}
     for place, value in enumerate(values):

@@ -18,6 +18,7 @@ from paceline.core.text import join_first
 from paceline.data.loader import MicroBatch
 from paceline.engine.stateful import Parts, copy_state, load_state
 from paceline.losses.loss_term import AnyTerm
+from paceline.optim.clipping import Norm
 from paceline.optim.found_inf import skip_on_inf
 
 OnNonFinite = Literal["stop", "skip"]
@@ -43,17 +44,22 @@ class FiniteCheck:
         self._in_a_row = torch.zeros((), dtype=torch.int32, device=device)
         skip_on_inf(optimizer, self.found_inf)
 
-    def decide(self, norm: Tensor, overflowed: Tensor | None) -> None:
-        """Set `found_inf` to 1 where the optimizer must skip this step; `overflowed` if the loss scale is to blame."""
+    def decide(self, norm: Norm, overflowed: Tensor | None) -> bool:
+        """Set `found_inf` to 1 where the optimizer must skip this step; `overflowed` if the loss scale is to blame.
+
+        Whether the host is to call the optimizer: always, since the optimizer looks at `found_inf` itself.
+        """
+        norm = torch.as_tensor(norm)
         if overflowed is None and self.policy == "stop":
             self._tainted.add_(norm, alpha=0)  # stays 0, and is NaN from the first norm on that is not finite
             torch.nan_to_num(self._tainted, nan=1.0, out=self.found_inf)
-            return
+            return True
         is_bad = ~norm.isfinite()
         is_counted = is_bad if overflowed is None else is_bad & ~overflowed
         has_ended = self._in_a_row > self.limit
         self._in_a_row = torch.where(is_bad | has_ended, self._in_a_row + is_counted, 0)
         self.found_inf.copy_(is_bad | (self._in_a_row > self.limit))
+        return True
 
     def report(self, norm: float, step: int, explain: Callable[[], str], warn: Callable[[str], None]) -> None:
         """Act on a norm that was read and, if it is not finite, not due to the loss scale; the host calls it in order.
@@ -73,6 +79,29 @@ class FiniteCheck:
         if step == 0:
             cure = "No update was made yet, so the cause is in the data, the model or the loss"
         raise TrainingError(f"{what}{row}; the weights before it are kept. {cure}")
+
+
+class HostFiniteCheck(FiniteCheck):
+    """The same decisions where reading a number waits for nothing, on a CPU: the host does not call the optimizer."""
+
+    def attach(self, optimizer: Optimizer, device: torch.device) -> None:
+        """Start with nothing skipped; no optimizer has to know."""
+        self.found_inf = torch.zeros((), device=device)
+        self._is_skipped = False
+        self._num_skipped = 0
+
+    def decide(self, norm: Norm, overflowed: Tensor | None) -> bool:
+        """Whether the optimizer may step; `overflowed` if the loss scale is to blame."""
+        is_bad = not math.isfinite(norm)
+        if not is_bad and not self._is_skipped:
+            return True
+        if is_bad:
+            self._num_skipped += not overflowed
+        elif self._num_skipped <= self.limit:
+            self._num_skipped = 0
+        self._is_skipped = is_bad or self._num_skipped > self.limit
+        self.found_inf.fill_(self._is_skipped)
+        return not self._is_skipped
 
 
 class NoBackup:

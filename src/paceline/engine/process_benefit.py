@@ -18,8 +18,9 @@ _MARGIN = 0.9
 
 def is_due(run: Run) -> bool:
     """Whether to compare now: once in a run, and only if one process could run the step alone."""
-    enough = run.progress.total_steps >= _LEAST_STEPS
-    return run.world.size > 1 and run.progress.step == AT_STEP and enough and run.strategy.can_probe
+    if run.world.size == 1 or run.progress.step != AT_STEP:
+        return False
+    return run.progress.total_steps >= _LEAST_STEPS and run.strategy.can_probe
 
 
 def compare(run: Run, step_batch: StepBatch) -> str | None:

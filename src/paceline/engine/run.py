@@ -21,7 +21,7 @@ from paceline.core.process import StopRequest
 from paceline.core.world import World
 from paceline.data.loader import StepBatch, TrainBatches
 from paceline.data.split_loader import SplitLoader
-from paceline.engine.loss_accumulator import LossAccumulator
+from paceline.engine.loss_accumulator import LossAccumulator, read_numbers
 from paceline.engine.nonfinite import BufferBackup, FiniteCheck, NoBackup
 from paceline.engine.precision.base import Precision
 from paceline.engine.state import RunState
@@ -31,7 +31,7 @@ from paceline.engine.watchdog import Heartbeat, NoHeartbeat
 from paceline.loggers.events import LoggerGroup, Note
 from paceline.models.freezing import Freezing
 from paceline.optim.averaging import Averaging
-from paceline.optim.clipping import NoClip
+from paceline.optim.clipping import Clip, NoClip, Norm
 from paceline.optim.lr_scheduler import LRChangeLog, Scheduler
 from paceline.tasks.task import Task
 
@@ -45,7 +45,7 @@ class StepResult(NamedTuple):
 
     step: int
     accumulator: LossAccumulator
-    grad_norm: Tensor
+    grad_norm: Norm
     lr: float
     should_stop: bool
     """Whether any rank was asked to stop; all ranks agree."""
@@ -61,7 +61,7 @@ class StepResult(NamedTuple):
     @property
     def skipped(self) -> bool:
         """Whether its gradient was not finite, so that it changed no weights; reads the norm from the device."""
-        return not math.isfinite(self.grad_norm.item())
+        return not math.isfinite(self.grad_norm)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Run:
     evaluations: dict[str, EvaluationSet]
     intervals: Intervals
     store: Store
-    clip_gradients: Callable[[Sequence[nn.Parameter]], Tensor] = field(default_factory=NoClip)
+    clip_gradients: Clip = field(default_factory=NoClip)
     freezing: Freezing = field(default_factory=lambda: Freezing(nn.Identity()))
     finite_check: FiniteCheck = field(default_factory=FiniteCheck)
     explain_nonfinite: Callable[[Run, StepBatch], str] = lambda run, step_batch: "cause unknown"
@@ -124,6 +124,8 @@ class Run:
         self.finite_check.attach(self.optimizer, self.world.device)
         self.saver = self._make_saver()
         self.optimized = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        own = getattr(self.task, "training_metrics", ())
+        self.training_metrics = [name for name in own if name not in self.task.weights]
 
     @property
     def progress(self) -> Progress:
@@ -158,7 +160,7 @@ class Run:
         The step is loaded again to name the module and the samples. The weights are those before it, unless training
         went on from a skipped step.
         """
-        norms = torch.stack([result.grad_norm for result in results]).tolist() if results else []
+        norms = read_numbers([result.grad_norm for result in results])
         for result, norm in zip(results, norms, strict=True):
             if math.isfinite(norm) or result.overflowed is None or not result.overflowed:
                 self.finite_check.report(

@@ -139,6 +139,7 @@ class LoggerGroup:
 
     def __init__(self, sinks: Iterable[Logger] = ()) -> None:
         self._sinks = list(sinks)
+        self._tick_sinks = [sink for sink in self._sinks if type(sink).tick is not Logger.tick]
         self._failed: list[Logger] = []
         self._waiting: list[Event] = []
         self._next_flush = 0.0
@@ -159,10 +160,10 @@ class LoggerGroup:
                 self._call(sink, sink.handle, event)
 
     def tick(self, snapshot: Snapshot) -> None:
-        """Forward the progress to every sink."""
+        """Forward the progress to every sink that wants it."""
         if self._waiting and monotonic() >= self._next_flush:
             self.flush()
-        for sink in self._sinks:
+        for sink in self._tick_sinks:
             self._call(sink, sink.tick, snapshot)
 
     def close(self) -> None:

@@ -5,13 +5,16 @@ A gradient that is not finite is left unchanged: clipping would not repair it, a
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-Clip = Callable[[Sequence[nn.Parameter]], Tensor]
+Norm = Tensor | float
+"""The norm of a gradient: a 0-d tensor, or on a CPU also a number."""
+Clip = Callable[[Sequence[nn.Parameter]], Norm]
 """Clips the gradients of parameters; returns their 2-norm from before, all of them as one vector."""
 
 
@@ -30,8 +33,18 @@ class NoClip:
         return norm if self.across is None else self.across(norm)
 
 
+class NoClipOnHost(NoClip):
+    """The same for gradients on a CPU, in less time: Python adds a few numbers before a kernel has started."""
+
+    def __call__(self, parameters: Sequence[nn.Parameter]) -> float:  # type: ignore[override]
+        """The 2-norm of all gradients as one vector."""
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        norms = [norm.item() for norm in torch._foreach_norm(gradients)] if gradients else []
+        return math.sqrt(sum(norm * norm for norm in norms))
+
+
 class _Clip(ABC):
-    def __init__(self, measure: Clip | None) -> None:
+    def __init__(self, measure: NoClip | None) -> None:
         self._measure = measure or NoClip()
 
     @torch.no_grad()
@@ -49,7 +62,7 @@ class _Clip(ABC):
 class ClipGradNorm(_Clip):
     """Scales all gradients down so that their norm is at most `max_norm`."""
 
-    def __init__(self, max_norm: float, measure: Clip | None = None) -> None:
+    def __init__(self, max_norm: float, measure: NoClip | None = None) -> None:
         super().__init__(measure)
         self.max_norm = max_norm
 
@@ -61,7 +74,7 @@ class ClipGradNorm(_Clip):
 class ClipGradValue(_Clip):
     """Clamps each element of the gradients to [-max_value, max_value]."""
 
-    def __init__(self, max_value: float, measure: Clip | None = None) -> None:
+    def __init__(self, max_value: float, measure: NoClip | None = None) -> None:
         super().__init__(measure)
         self.max_value = max_value
 

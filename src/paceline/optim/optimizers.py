@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from paceline.core.errors import TrainingError
 from paceline.core.signatures import signature_of
 from paceline.models.memory_format import has_strides_of
+from paceline.optim.fused_adam import FusedAdam, FusedAdamW
 
 OptimizerFactory = Callable[..., Optimizer]
 Group = dict[str, Any]
@@ -22,6 +23,10 @@ Group = dict[str, Any]
 _FUSED = {
     "cpu": {torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad},
     "cuda": {torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW},
+}
+_WITHOUT_OVERHEAD: dict[OptimizerFactory, OptimizerFactory] = {
+    torch.optim.Adam: FusedAdam,
+    torch.optim.AdamW: FusedAdamW,
 }
 _FUSED_SHARDED = {torch.optim.Adam, torch.optim.AdamW}
 # On a CPU, torch 2.13's fused SGD leaves half-precision weights unchanged and corrupts their momentum; Adagrad creates
@@ -55,15 +60,18 @@ def construct(optimizer: OptimizerFactory, groups: Sequence[Group], **options: A
     """The optimizer over these groups, fused where that is faster and right."""
     parameters = [parameter for group in groups for parameter in group["params"]]
     devices = {parameter.device.type for parameter in parameters}
+    device = devices.pop()
     can_fuse = (
-        len(devices) == 1
-        and optimizer in _FUSED.get(devices.pop(), ())
+        not devices
+        and optimizer in _FUSED.get(device, ())
         and (optimizer in _FUSED_SHARDED or not any(hasattr(parameter, "placements") for parameter in parameters))
         and all(parameter.is_floating_point() for parameter in parameters)
         and not options.get("dampening")  # see _init_momentum
     )
     if not can_fuse:
         return optimizer(groups, **options)
+    if device == "cpu":
+        optimizer = _WITHOUT_OVERHEAD.get(optimizer, optimizer)
     fused = optimizer(groups, fused=True, **options)
     if isinstance(fused, torch.optim.SGD):
         fused.register_step_pre_hook(_init_momentum)
@@ -94,9 +102,12 @@ class _StrideCheck:
         state = optimizer.state
         is_new = self._state is not state or self._size != len(state)
         for parameter in (each for group in optimizer.param_groups if group["fused"] for each in group["params"]):
-            if parameter.grad is not None and not has_strides_of(parameter.grad, parameter):
-                raise _stride_error(optimizer, parameter, "gradient", parameter.grad)
-            for key, value in state.get(parameter, {}).items() if is_new else ():
+            gradient = parameter.grad
+            if gradient is not None and not has_strides_of(gradient, parameter):
+                raise _stride_error(optimizer, parameter, "gradient", gradient)
+            if not is_new:
+                continue
+            for key, value in state.get(parameter, {}).items():
                 has_shape = isinstance(value, Tensor) and value.shape == parameter.shape
                 if has_shape and not has_strides_of(value, parameter):
                     raise _stride_error(optimizer, parameter, key, value)

@@ -26,7 +26,7 @@ from paceline.data.batch import KeypointNames
 from paceline.data.rng import derive
 from paceline.data.sampler import BatchSampler
 from paceline.data.split_loader import SplitLoader
-from paceline.engine.nonfinite import BufferBackup, FiniteCheck, NoBackup
+from paceline.engine.nonfinite import BufferBackup, FiniteCheck, HostFiniteCheck, NoBackup
 from paceline.engine.precision.base import Precision
 from paceline.engine.precision.mixed import fit_half_weights
 from paceline.engine.replay import explain_and_keep
@@ -150,6 +150,7 @@ class Builder(BuildContext):
             parts=self.parts,
             recipe=self.resolved(),
         )
+        check_class = HostFiniteCheck if self.world.device.type == "cpu" else FiniteCheck
         return Run(
             name=self.recipe.name,
             out=out,
@@ -168,7 +169,7 @@ class Builder(BuildContext):
             freezing=freezing,
             lr_changes=LRChangeLog(self.recipe.logging.lr_change_ratio),
             buffer_backup=BufferBackup(model, self.parts) if may_continue(self) else NoBackup(),
-            finite_check=FiniteCheck(self.recipe.train.on_nonfinite),
+            finite_check=check_class(self.recipe.train.on_nonfinite),
             explain_nonfinite=explain_and_keep,
             visualize=self.recipe.logging.images,
             save_predictions=self.recipe.evaluate.save_predictions,

@@ -14,7 +14,7 @@ from paceline.engine.strategies.single import SingleStrategy
 from paceline.models.freezing import Freezing
 from paceline.models.surgery import find_heads
 from paceline.optim.averaging import Averaging
-from paceline.optim.clipping import AdaptiveClip, Clip, ClipGradNorm, ClipGradValue, NoClip
+from paceline.optim.clipping import AdaptiveClip, Clip, ClipGradNorm, ClipGradValue, NoClip, NoClipOnHost
 from paceline.optim.group_presets import PRESETS, Preset, Rule, Settings, combine
 from paceline.optim.layer_decay import find_layers
 from paceline.optim.lr_scheduler import Schedule, Scheduler, Transition
@@ -109,7 +109,8 @@ def make_clip(context: BuildContext, model: nn.Module, strategy: SingleStrategy)
     if train.adaptive_clip is not None:
         heads = [parameter for name in find_heads(model) for parameter in model.get_submodule(name).parameters()]
         return AdaptiveClip(train.adaptive_clip, skip=heads)
-    return measure
+    is_whole_on_host = context.world.device.type == "cpu" and strategy.norm_across is None
+    return NoClipOnHost() if is_whole_on_host else measure
 
 
 def make_averaging(context: BuildContext, progress: Progress) -> Averaging:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -98,32 +98,41 @@ class Normalize:
 
     def __call__(self, batch: dict[str, Any], draws: Tensor) -> dict[str, Any]:
         images = batch["image"]
-        channels = images.shape[channel_axis(images)]
-        if len(self.mean) not in (1, channels):
+        factors = self._float_factors if images.is_floating_point() else self._pixel_factors
+        scaled = _floats(images).mul_(self._by_channel(factors, images))
+        return {**batch, "image": scaled.add_(self._by_channel(self._offsets, images))}
+
+    @cached_property
+    def _float_factors(self) -> list[float]:
+        return [1 / std for std in self.std]
+
+    @cached_property
+    def _pixel_factors(self) -> list[float]:
+        return [1 / (255 * std) for std in self.std]
+
+    @cached_property
+    def _offsets(self) -> list[float]:
+        return [-mean / std for mean, std in zip(self.mean, self.std, strict=True)]
+
+    def _by_channel(self, values: list[float], images: Tensor) -> Tensor | float:
+        if len(values) == 1:
+            return values[0]
+        axis = channel_axis(images)
+        if len(values) != images.shape[axis]:
             raise DataError(
-                f"normalize has {len(self.mean)} means but the images have {channels} channels: "
+                f"normalize has {len(values)} means but the images have {images.shape[axis]} channels: "
                 "give one mean and one std for each channel"
             )
-        largest = 1 if images.is_floating_point() else 255
-        factors = _by_channel([1 / (largest * std) for std in self.std], images)
-        offsets = _by_channel([-mean / std for mean, std in zip(self.mean, self.std, strict=True)], images)
-        return {**batch, "image": _floats(images).mul_(factors).add_(offsets)}
+        # Made for each batch, which costs little: kept tensors would tie the transform to a device or a mode.
+        return constant(values, images.device, torch.float32).view(-1, *[1] * (images.ndim - 1 - axis))
 
 
 def _floats(images: Tensor) -> Tensor:
     """The images as float32, copied."""
-    is_plain = images.device.type == "cpu" and type(images) is Tensor
-    if is_plain and images.numel() >= _LARGE:  # fresh memory would take longer than the arithmetic
+    is_large = images.numel() >= _LARGE  # fresh memory would take longer than the arithmetic
+    if is_large and images.is_cpu and type(images) is Tensor:
         return torch.from_numpy(recycled(tuple(images.shape), np.float32)).copy_(images)
-    return images.to(torch.float32, copy=True)
-
-
-def _by_channel(values: list[float], images: Tensor) -> Tensor | float:
-    # Made for each batch, which costs little: kept tensors would tie the transform to a device or a mode.
-    if len(values) == 1:
-        return values[0]
-    behind = images.ndim - 1 - channel_axis(images)
-    return constant(values, images.device, torch.float32).view(-1, *[1] * behind)
+    return images.to(torch.float32, copy=True) if images.is_floating_point() else images.float()
 
 
 @register.transform("multi_scale")

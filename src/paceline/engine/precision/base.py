@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.engine.loss_accumulator import WeightedLoss
+from paceline.optim.clipping import Norm
 
 
 class Precision(Protocol):
@@ -41,7 +42,7 @@ class Precision(Protocol):
         It comes after the last micro-batch and the exchange among processes.
         """
 
-    def update_loss_scale(self, norm: Tensor) -> Tensor | None:
+    def update_loss_scale(self, norm: Norm) -> Tensor | None:
         """Update the loss scale; whether it was too high, so that the step must be skipped. None without a loss scale.
 
         Called once a step, with the norm of the unscaled gradient, which stays on the device.
@@ -90,7 +91,7 @@ class FullPrecision:
     def unscale(self, parameters: Sequence[nn.Parameter]) -> None:
         """Do nothing."""
 
-    def update_loss_scale(self, norm: Tensor) -> Tensor | None:
+    def update_loss_scale(self, norm: Norm) -> Tensor | None:
         """There is no loss scale."""
         return None
 

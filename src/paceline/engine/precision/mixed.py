@@ -19,6 +19,7 @@ from paceline.engine.precision.master_weights import (
     put_half_copies,
     with_masters,
 )
+from paceline.optim.clipping import Norm
 from paceline.optim.optimizers import unfuse_half
 
 Name = Literal["fp32", "tf32", "bf16", "fp16", "O0", "O1", "O2", "O3"]
@@ -145,9 +146,9 @@ class Scaled(FullPrecision):
         """Divide the gradients by the loss scale."""
         unscale(parameters, self.scale.factor)
 
-    def update_loss_scale(self, norm: Tensor) -> Tensor:
+    def update_loss_scale(self, norm: Norm) -> Tensor:
         """Update the scale; whether the step must be skipped."""
-        return self.scale.update(norm)
+        return self.scale.update(torch.as_tensor(norm))
 
     def state_dict(self) -> dict[str, Any]:
         """That of the loss scale."""

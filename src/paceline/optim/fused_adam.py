@@ -1,0 +1,59 @@
+"""Adam and AdamW on a CPU: torch's fused kernels, called without what torch does around them.
+
+That takes as long as the update of a small model: it sorts tensors by device and type, and looks for what a recipe
+cannot ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class FusedAdam(torch.optim.Adam):
+    """torch's Adam with the same state and, to the bit, the same updates."""
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update all parameters that have a gradient."""
+        loss = None if closure is None else closure()
+        with torch.no_grad():
+            for group in self.param_groups:
+                if parameters := [each for each in group["params"] if each.grad is not None]:
+                    self._update(group, parameters)
+        return loss
+
+    def _update(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        states = [self.state[each] for each in parameters]
+        if not all(states):
+            self._init_group(group, *([] for _ in range(6)))  # type: ignore[no-untyped-call]
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
+        steps = [state["step"] for state in states]
+        torch._foreach_add_(steps, 1)
+        beta1, beta2 = group["betas"]
+        kernel = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
+        kernel(
+            parameters,
+            [each.grad for each in parameters],  # type: ignore[misc]
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [state["max_exp_avg_sq"] for state in states] if group["amsgrad"] else [],
+            steps,
+            lr=group["lr"],
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=group["amsgrad"],
+            maximize=group["maximize"],
+            grad_scale=None,
+            found_inf=found_inf,
+        )
+        if found_inf is not None:
+            torch._foreach_sub_(steps, [found_inf] * len(steps))
+
+
+class FusedAdamW(FusedAdam, torch.optim.AdamW):
+    """The same for AdamW."""
