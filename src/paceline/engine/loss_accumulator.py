@@ -6,9 +6,9 @@ the number of processes and of accumulation, in the last, smaller batch of an ep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import islice
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -231,27 +231,36 @@ def _table(steps: Sequence[LossAccumulator]) -> Numbers:
 
 def read_numbers(values: Sequence[Value]) -> list[float]:
     """The values, read from the device at once; lazy terms of one kind and shape are computed together."""
-    groups: dict[Any, list[int]] = {}
-    for place, value in enumerate(values):
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    groups: dict[Any, dict[Any, LazyTerm]] = {}
+    for term in values:
+        if isinstance(term, LazyTerm):
+            kind = (term.compute, *[each.shape for each in term.inputs])
+            groups.setdefault(kind, {})[term.key] = term
+    tables = [_compute(list(terms.values())) for terms in groups.values()]
+    parts = [*([torch.stack(tensors)] if tensors else []), *(table.flatten() for table in tables)]
+    numbers = iter(torch.cat(parts).tolist() if parts else [])
+    of_tensors = list(islice(numbers, len(tensors)))
+    rows = {
+        key: list(islice(numbers, table.shape[1]))
+        for terms, table in zip(groups.values(), tables, strict=True)
+        for key in terms
+    }
+    return list(_merge(values, iter(of_tensors), rows))
+
+
+def _compute(terms: list[LazyTerm]) -> Tensor:
+    """The numerators of these terms of one kind, [term, column], on their device."""
+    inputs = zip(*(term.inputs for term in terms), strict=True)
+    return terms[0].compute(*map(torch.stack, inputs))
+
+
+def _merge(values: Sequence[Value], of_tensors: Iterator[float], rows: Mapping[Any, list[float]]) -> Iterator[float]:
+    for value in values:
         if isinstance(value, LazyTerm):
-            groups.setdefault((value.compute, *(each.shape for each in value.inputs)), []).append(place)
-        elif isinstance(value, Tensor):
-            groups.setdefault(None, []).append(place)
-    numbers: list[Any] = list(values)
-    vectors = [_vector([numbers[place] for place in places]) for places in groups.values()]
-    on_host = torch.cat(vectors).tolist() if vectors else []
-    for place, number in zip(chain(*groups.values()), on_host, strict=True):
-        numbers[place] = number
-    return numbers
-
-
-def _vector(values: list[Any]) -> Tensor:
-    """One number for each of these values of one kind, on their device."""
-    if isinstance(values[0], Tensor):
-        return torch.stack(values)
-    inputs = zip(*(term.inputs for term in values), strict=True)
-    vector: Tensor = values[0].compute(*map(torch.stack, inputs))
-    return vector
+            yield rows[value.key][value.column]
+        else:
+            yield next(of_tensors) if isinstance(value, Tensor) else value
 
 
 def _in_order(table: Numbers) -> list[list[float]]:

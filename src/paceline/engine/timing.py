@@ -36,6 +36,7 @@ class StepTimer:
         self.data_share = 0.0
         """The share of the last step that was spent waiting for its data."""
         self._meters = Meters()
+        self._times: list[tuple[float, ...]] = []  # of steps that are not in the meters yet
         self._num_steps = 0
         self._average = 0.0  # seconds of a step, over the last part of the run
         self._sample_seconds = 0.0
@@ -48,7 +49,7 @@ class StepTimer:
         self.data_share = waited / (waited + seconds)
         own, self.forward_seconds = self.forward_seconds + waited, 0.0
         step_time = seconds + waited
-        self._meters.add({"step_time": step_time, "data_time": waited, "own_time": own, "samples": num_samples})
+        self._times.append((step_time, waited, own, num_samples))
         self._num_steps += 1
         known = self._num_steps - _FIRST_STEPS
         weight = 1.0 if known < 1 else max(1 / known, 1 / max(_LEAST_REMEMBERED, _SHARE_REMEMBERED * total_steps))
@@ -69,7 +70,13 @@ class StepTimer:
     @property
     def step_time(self) -> float:
         """The median of the last steps, in seconds."""
-        return self._meters.summaries()["step_time"]["median"]
+        return self._summaries()["step_time"]["median"]
+
+    def _summaries(self) -> dict[str, dict[str, float]]:
+        times, self._times = self._times, []
+        columns = zip(*times, strict=True)
+        self._meters.extend(dict(zip(("step_time", "data_time", "own_time", "samples"), columns, strict=False)))
+        return self._meters.summaries()
 
     def seconds_left(self, steps_left: int, actions_left: Mapping[str, int], num_samples: Mapping[str, int]) -> float:
         """The time left: for the steps and everything between them, at the speed of this run so far.
@@ -92,13 +99,15 @@ class StepTimer:
 
         The slowest process is the one that needs longest for its data and its forward passes, which wait for no other.
         """
-        summaries = self._meters.summaries()
+        summaries = self._summaries()
         if not summaries:  # a resumed run that logs what was pending
             return {"time": time.time()}
         step_time, data_time, own_time = (summaries[name] for name in ("step_time", "data_time", "own_time"))
         own = [data_time["mean"] / step_time["mean"], peak_memory(world.device) / 2**20, own_time["mean"]]
-        ranks = torch.stack(world.gather(torch.tensor(own, dtype=torch.float64)))
-        data_wait, memory, busy = ranks.max(0).values.tolist()
+        ranks = [own]
+        if world.size > 1:
+            ranks = [rank.tolist() for rank in world.gather(torch.tensor(own, dtype=torch.float64))]
+        data_wait, memory, busy = map(max, zip(*ranks, strict=True))
         metrics = {
             "time": time.time(),
             "step_time": step_time,
@@ -109,15 +118,16 @@ class StepTimer:
             "eta_seconds": seconds_left,
         }
         if world.size > 1:
-            metrics |= {"slowest_rank": int(ranks[:, 2].argmax()), "slowest_by": busy / ranks[:, 2].mean().item()}
+            own_times = [rank[2] for rank in ranks]
+            metrics |= {"slowest_rank": own_times.index(busy), "slowest_by": busy / statistics.fmean(own_times)}
         return metrics
 
     def contention(self, load: float | None = None, cores: int | None = None) -> str | None:
         """A warning, once, when processes compete for the cores: by the load, or by steps that became slow."""
-        load = os.getloadavg()[0] if load is None else load
-        cores = cores or num_cores()
         if self._has_warned or self._num_steps < _LEAST_STEPS:
             return None
+        load = os.getloadavg()[0] if load is None else load
+        cores = cores or num_cores()
         now = self.step_time
         self._fastest = min(self._fastest, now)
         is_slow = now > _MUCH_SLOWER * self._fastest and load > cores

@@ -35,9 +35,12 @@ def read_results(run: Run) -> None:
     results, run.unread_results = run.unread_results, []
     norms = run.check_finite(results)
     losses = read([result.accumulator for result in results], run.world)
+    columns: dict[str, list[float]] = {}
     for metrics, norm, result in zip(losses, norms, results, strict=True):
-        found = {**metrics, "grad_norm": norm, "lr": result.lr}
-        run.state.meters.add({name: value for name, value in found.items() if math.isfinite(value)})  # of skipped steps
+        for name, value in (*metrics.items(), ("grad_norm", norm), ("lr", result.lr)):
+            if math.isfinite(value):  # those of skipped steps may not be
+                columns.setdefault(name, []).append(value)
+    run.state.meters.extend(columns)
 
 
 def log_training(run: Run) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,19 +34,26 @@ class Meter:
         if len(self._pending) > PENDING_LIMIT:
             self._take(_read(self._drain()))
 
+    def extend(self, values: Iterable[float]) -> None:
+        """Add numbers."""
+        self._pending.extend(values)
+        if len(self._pending) > PENDING_LIMIT:
+            self._take(_read(self._drain()))
+
     def summary(self) -> dict[str, float]:
         """Median, mean, max and latest of the window, and the mean of all values; empty without values.
 
         The median of an even number of values is the lower middle one, as in `torch.median`. NaN propagates.
         """
-        self._take(_read(self._drain()))
+        if self._pending:
+            self._take(_read(self._drain()))
         if not self._window:
             return {}
-        ordered = sorted(self._window)
-        unordered = any(math.isnan(value) for value in ordered)
+        ordered, total = sorted(self._window), sum(self._window)
+        unordered = math.isnan(total) and any(map(math.isnan, ordered))
         return {
             "median": math.nan if unordered else ordered[(len(ordered) - 1) // 2],
-            "mean": sum(self._window) / len(self._window),
+            "mean": total / len(self._window),
             "global_mean": self._sum / self._count,
             "max": math.nan if unordered else ordered[-1],
             "latest": self._window[-1],
@@ -95,6 +102,11 @@ class Meters:
             if meter is None:
                 meter = meters[name] = Meter(self._window)
             meter.add(value)
+
+    def extend(self, columns: Mapping[str, Iterable[float]]) -> None:
+        """Add several numbers for each name, in order."""
+        for name, values in columns.items():
+            self._meters.setdefault(name, Meter(self._window)).extend(values)
 
     def summaries(self) -> dict[str, dict[str, float]]:
         """The summary of each meter, see `Meter.summary`."""

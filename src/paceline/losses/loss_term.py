@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -26,14 +26,21 @@ class LazyTerm(NamedTuple):
     """
 
     compute: Callable[..., Tensor]
-    """Takes inputs that are stacked, [S, ...], and gives S numerators; the same object in every step."""
+    """Takes inputs that are stacked, [S, ...], and gives numerators [S, columns]; the same object in every step."""
     inputs: tuple[Tensor, ...]
     denominator: float
+    column: int = 0
+    """Its place among the numerators: several metrics may share what is computed."""
 
     @property
     def numerator(self) -> Tensor:
         """A 0-d tensor."""
-        return self.compute(*(each.unsqueeze(0) for each in self.inputs))[0]
+        return self.compute(*(each.unsqueeze(0) for each in self.inputs))[0, self.column]
+
+    @property
+    def key(self) -> tuple[Any, int]:
+        """The same for those that share what is computed."""
+        return self.compute, id(self.inputs)
 
 
 AnyTerm = LossTerm | LazyTerm

@@ -57,8 +57,8 @@ class Classification(Task):
         self._multi_label = multi_label
         self._flip = flip
         self._top_k = [k for k in sorted({1, *top_k}) if k <= len(self.classes)]
-        self._count_correct = {f"top{k}": partial(_count_top, k) for k in self._top_k}
-        self.training_metrics = ["accuracy"] if multi_label else list(self._count_correct)
+        self._count_correct = partial(_count_top, self._top_k)
+        self.training_metrics = ["accuracy"] if multi_label else [f"top{k}" for k in self._top_k]
         self._metrics += [*self._own_metrics(top_k), *extra_metrics]
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:
@@ -86,10 +86,11 @@ class Classification(Task):
             correct = (logits > 0) == (labels > 0.5)
             return {"accuracy": LossTerm(correct.sum().float(), float(correct.numel()))}
         inputs, count = (logits, labels), float(len(labels))
-        terms = {name: LazyTerm(compute, inputs, count) for name, compute in self._count_correct.items()}
         if logits.numel() <= _MAX_KEPT:
-            return terms
-        return {name: LossTerm(term.numerator, count) for name, term in terms.items()}
+            compute = self._count_correct
+            return {name: LazyTerm(compute, inputs, count, k) for k, name in enumerate(self.training_metrics)}
+        correct = self._count_correct(*(each.unsqueeze(0) for each in inputs))[0]
+        return {name: LossTerm(total, count) for name, total in zip(self.training_metrics, correct, strict=True)}
 
     def draw(self, batch: Batch, predictions: Tensor | None, index: int) -> list[Panel]:
         """Draw the image with its label, framed in green or red by whether the prediction is correct."""
@@ -143,14 +144,14 @@ class Classification(Task):
         return counted + (ranked if num_classes <= _MAX_RANKED else [])
 
 
-def _count_top(k: int, logits: Tensor, labels: Tensor) -> Tensor:
-    """How many samples of each of S batches, [S, N, classes], have their label, or main label, among the first k."""
+def _count_top(first: Sequence[int], logits: Tensor, labels: Tensor) -> Tensor:
+    """How many samples of each of S batches, [S, N, classes], have their (main) label among the first k: [S, k]."""
     if labels.ndim == logits.ndim:
         labels = labels.argmax(-1)
     behind = (logits <= logits.gather(-1, labels.unsqueeze(-1))).sum(
         -1, dtype=torch.int32
     )  # its own included; NaN never is
-    return (behind > logits.shape[-1] - k).sum(-1)
+    return torch.stack([(behind > logits.shape[-1] - k).sum(-1) for k in first], -1)
 
 
 def average_logits(logits: Tensor, multi_label: bool) -> Tensor:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward
 
 from paceline.engine.loss_accumulator import WeightedLoss
 from paceline.optim.clipping import Norm
@@ -120,7 +120,16 @@ def add_gradients(losses: Sequence[WeightedLoss], scale: float | Tensor = 1.0) -
     roots = [loss for loss in losses if loss.value.requires_grad]
     # Beyond the range of a float16 value a factor becomes infinite, and the step an overflow.
     factors = [_like(loss.value, loss.weight * scale) for loss in roots]
-    torch.autograd.backward([loss.value for loss in roots], factors)
+    # What torch.autograd.backward calls after checks that take as long as the backward pass of a small layer.
+    _engine_run_backward(
+        tuple(loss.value for loss in roots),
+        tuple(factors),
+        False,
+        False,
+        (),
+        allow_unreachable=True,
+        accumulate_grad=True,
+    )
 
 
 def _like(value: Tensor, factor: float | Tensor) -> Tensor:
