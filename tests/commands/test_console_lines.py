@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
-from paceline.loggers.jsonl import Record, read_records
+from paceline.loggers.events import Record
+from paceline.loggers.jsonl import read_records
 
 SMALL = [
     "model.widths=[4]",

@@ -20,7 +20,6 @@ from waiting import TIMEOUT
 
 from paceline.cli import main
 from paceline.loggers.events import Ended, Evaluated, Event, Logged, LoggerGroup, Note, Snapshot, Started, Visualized
-from paceline.loggers.jsonl import record_of
 from paceline.loggers.mlflow import MlflowTracker
 from paceline.loggers.tracker import Tracker, TrackerIds, TrackerLogger
 from paceline.loggers.wandb import WandbTracker
@@ -43,7 +42,7 @@ def events(folder: Path, steps: range, state: str = "finished") -> list[Event]:
 def log(tracker: Tracker, folder: Path, steps: range, state: str = "finished") -> list[str]:
     """Log a run, or a part of it that continues an earlier one, and return the warnings."""
     warnings: list[str] = []
-    earlier = [record_of(event) for event in events(folder, range(1, steps[0])) if isinstance(event, Logged)]
+    earlier = [event.record for event in events(folder, range(1, steps[0])) if isinstance(event, Logged)]
     group = LoggerGroup([TrackerLogger("tracker", tracker, warnings.append, earlier)])
     for event in events(folder, steps, state):
         group.emit(event)

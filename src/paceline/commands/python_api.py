@@ -16,8 +16,8 @@ from paceline.commands.train import train_in_directory
 from paceline.core.agreement import decide
 from paceline.core.errors import UsageError
 from paceline.engine.run import Run
-from paceline.loggers.events import LoggerGroup
-from paceline.loggers.jsonl import Record, read_records
+from paceline.loggers.events import LoggerGroup, Record
+from paceline.loggers.jsonl import read_records
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -225,26 +225,25 @@ def _table(steps: Sequence[LossAccumulator]) -> Numbers:
     columns = [index for step in steps for index, _ in step.parts]
     values = [value for step in steps for _, values in step.parts for value in values]
     if values:
-        table[rows, columns] = np.reshape(read_numbers(values), (len(rows), -1))
+        table[rows, columns] = np.array(read_numbers(values)).reshape(len(rows), -1)
     return table
 
 
 def read_numbers(values: Sequence[Value]) -> list[float]:
     """The values, read from the device at once; lazy terms of one kind and shape are computed together."""
     tensors = [value for value in values if isinstance(value, Tensor)]
-    groups: dict[Any, dict[Any, LazyTerm]] = {}
-    for term in values:
-        if isinstance(term, LazyTerm):
-            kind = (term.compute, *[each.shape for each in term.inputs])
-            groups.setdefault(kind, {})[term.key] = term
-    tables = [_compute(list(terms.values())) for terms in groups.values()]
+    lazy = {id(value.inputs): value for value in values if isinstance(value, LazyTerm)}
+    groups: dict[Any, list[LazyTerm]] = {}
+    for term in lazy.values():
+        groups.setdefault((term.compute, *[each.shape for each in term.inputs]), []).append(term)
+    tables = [_compute(terms) for terms in groups.values()]
     parts = [*([torch.stack(tensors)] if tensors else []), *(table.flatten() for table in tables)]
     numbers = iter(torch.cat(parts).tolist() if parts else [])
     of_tensors = list(islice(numbers, len(tensors)))
     rows = {
-        key: list(islice(numbers, table.shape[1]))
+        id(term.inputs): list(islice(numbers, table.shape[1]))
         for terms, table in zip(groups.values(), tables, strict=True)
-        for key in terms
+        for term in terms
     }
     return list(_merge(values, iter(of_tensors), rows))
 
@@ -255,10 +254,10 @@ def _compute(terms: list[LazyTerm]) -> Tensor:
     return terms[0].compute(*map(torch.stack, inputs))
 
 
-def _merge(values: Sequence[Value], of_tensors: Iterator[float], rows: Mapping[Any, list[float]]) -> Iterator[float]:
+def _merge(values: Sequence[Value], of_tensors: Iterator[float], rows: Mapping[int, list[float]]) -> Iterator[float]:
     for value in values:
         if isinstance(value, LazyTerm):
-            yield rows[value.key][value.column]
+            yield rows[id(value.inputs)][value.column]
         else:
             yield next(of_tensors) if isinstance(value, Tensor) else value
 
@@ -271,9 +270,13 @@ def _in_order(table: Numbers) -> list[list[float]]:
 
 
 def _values(step: LossAccumulator, sums: Sequence[float]) -> dict[str, float]:
-    counts = {name: each.count for name, each in step.normalizers.items()}
-    values = {name: value / counts.get(name, 1.0) for name, value in zip(step.weights, sums, strict=False)}
-    found = {"loss": sum(step.weights[name] * value for name, value in values.items()), **values}
+    values, loss = {}, 0.0
+    for (name, weight), value in zip(step.weights.items(), sums, strict=False):
+        values[name] = value / step.normalizers[name].count if name in step.normalizers else value
+        loss += weight * values[name]
+    found = {"loss": loss, **values}
     rest = sums[len(values) :]
-    shares = zip(step.metrics, rest[::2], rest[1::2], strict=True)
-    return found | {name: total / count for name, total, count in shares if count}
+    for name, total, count in zip(step.metrics, rest[::2], rest[1::2], strict=True):
+        if count:
+            found[name] = total / count
+    return found

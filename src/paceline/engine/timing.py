@@ -70,13 +70,13 @@ class StepTimer:
     @property
     def step_time(self) -> float:
         """The median of the last steps, in seconds."""
-        return self._summaries()["step_time"]["median"]
+        self._read_times()
+        return self._meters.median("step_time")
 
-    def _summaries(self) -> dict[str, dict[str, float]]:
+    def _read_times(self) -> None:
         times, self._times = self._times, []
         columns = zip(*times, strict=True)
         self._meters.extend(dict(zip(("step_time", "data_time", "own_time", "samples"), columns, strict=False)))
-        return self._meters.summaries()
 
     def seconds_left(self, steps_left: int, actions_left: Mapping[str, int], num_samples: Mapping[str, int]) -> float:
         """The time left: for the steps and everything between them, at the speed of this run so far.
@@ -99,7 +99,8 @@ class StepTimer:
 
         The slowest process is the one that needs longest for its data and its forward passes, which wait for no other.
         """
-        summaries = self._summaries()
+        self._read_times()
+        summaries = self._meters.summaries()
         if not summaries:  # a resumed run that logs what was pending
             return {"time": time.time()}
         step_time, data_time, own_time = (summaries[name] for name in ("step_time", "data_time", "own_time"))

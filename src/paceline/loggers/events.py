@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, NamedTuple
@@ -26,6 +28,10 @@ class Started:
     direction: Literal["max", "min"] = "max"
 
 
+Record = dict[str, Any]
+"""A line of metrics.jsonl: "step", "epoch", "split", metrics by name, and wall-clock metrics under "clock"."""
+
+
 @dataclass(frozen=True)
 class Logged:
     """Metrics of training at a step: latest values, windows in `smoothed`, wall-clock metrics in `clock`."""
@@ -35,6 +41,11 @@ class Logged:
     metrics: dict[str, float]
     smoothed: dict[str, dict[str, float]] = field(default_factory=dict)
     clock: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def record(self) -> Record:
+        """The event as JSON, for all loggers that write it."""
+        return _record(self, "train", smoothed=self.smoothed)
 
 
 @dataclass(frozen=True)
@@ -49,6 +60,30 @@ class Evaluated:
     num_skipped: int = 0
     clock: dict[str, Any] = field(default_factory=dict)
     confusion: list[list[int]] | None = None
+
+    @cached_property
+    def record(self) -> Record:
+        """The event as JSON, for all loggers that write it."""
+        return _record(self, self.split, num_samples=self.num_samples, num_skipped=self.num_skipped)
+
+
+def _record(event: Logged | Evaluated, split: str, **own: Any) -> Record:
+    """The record of an event; its own keys win over metrics."""
+    first = {"step": event.step, "epoch": event.epoch, "split": split}
+    metrics = {name: value for name, value in event.metrics.items() if name not in first}
+    record: Record = _finite({**first, **metrics, **own, "clock": event.clock})
+    return record
+
+
+def _finite(value: Any) -> Any:
+    """Replace values that are not finite, which JSON cannot express, by None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return value
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,26 +10,8 @@ from typing import Any
 from paceline.core.atomic_write import replace_file
 from paceline.core.errors import DataError
 from paceline.core.regular_file import open_regular
-from paceline.loggers.events import Evaluated, Event, Logged, Logger
+from paceline.loggers.events import Evaluated, Event, Logged, Logger, Record
 from paceline.loggers.files import AppendFile
-
-Record = dict[str, Any]
-"""One line of the file: "step", "epoch", "split", metrics by name, and wall-clock metrics under "clock"."""
-
-
-def record_of(event: Logged | Evaluated) -> Record:
-    """The record of an event; values that are not finite become None, and its own keys win over metrics."""
-    own: Record
-    if isinstance(event, Logged):
-        own = {"smoothed": event.smoothed, "clock": event.clock}
-        split = "train"
-    else:
-        own = {"num_samples": event.num_samples, "num_skipped": event.num_skipped, "clock": event.clock}
-        split = event.split
-    first: Record = {"step": event.step, "epoch": event.epoch, "split": split}
-    metrics = {name: value for name, value in event.metrics.items() if name not in first}
-    record: Record = _finite({**first, **metrics, **own})
-    return record
 
 
 class JsonlLogger(Logger):
@@ -42,7 +23,7 @@ class JsonlLogger(Logger):
     def handle(self, event: Event) -> None:
         """Write a line if the event has metrics."""
         if isinstance(event, Logged | Evaluated):
-            line = json.dumps(record_of(event), ensure_ascii=False, allow_nan=False)
+            line = json.dumps(event.record, ensure_ascii=False, allow_nan=False)
             self._file.append(line.encode(errors="backslashreplace") + b"\n")  # as JSON escapes them
 
     def close(self) -> None:
@@ -175,14 +156,3 @@ def _is_record(value: Any) -> bool:
         return False
     step, groups = value.get("step"), [value.get(name, {}) for name in ("smoothed", "clock")]
     return type(step) is int and step >= 0 and all(isinstance(group, dict) for group in groups)
-
-
-def _finite(value: Any) -> Any:
-    """Replace values that are not finite, which JSON cannot express, by None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return value

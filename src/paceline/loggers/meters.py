@@ -108,6 +108,10 @@ class Meters:
         for name, values in columns.items():
             self._meters.setdefault(name, Meter(self._window)).extend(values)
 
+    def median(self, name: str) -> float:
+        """The median of one meter, see `Meter.summary`."""
+        return self._meters[name].summary()["median"]
+
     def summaries(self) -> dict[str, dict[str, float]]:
         """The summary of each meter, see `Meter.summary`."""
         self._read_together()

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from paceline.checkpoint.best import best_step
 from paceline.core.errors import DataError, PacelineError
 from paceline.core.regular_file import read_json
-from paceline.loggers.events import Ended, Event, Logger
-from paceline.loggers.jsonl import Record, metrics_of, read_records
+from paceline.loggers.events import Ended, Event, Logger, Record
+from paceline.loggers.jsonl import metrics_of, read_records
 from paceline.loggers.results_table import Value, update_rows
 
 KEY, SETTINGS = ("directory", "split"), "settings"

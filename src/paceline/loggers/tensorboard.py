@@ -21,9 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.regular_file import open_regular
-from paceline.loggers.events import Evaluated, Event, Logged, Logger, Visualized
+from paceline.loggers.events import Evaluated, Event, Logged, Logger, Record, Visualized
 from paceline.loggers.files import AppendFile
-from paceline.loggers.jsonl import Record, record_of
 
 _OURS = "events.out.tfevents.*.paceline"
 _NOT_METRICS = {"step", "epoch", "split", "smoothed", "clock", "num_samples", "num_skipped"}
@@ -46,7 +45,7 @@ class TensorBoardLogger(Logger):
     def handle(self, event: Event) -> None:
         """Write the metrics and images of the event, if any."""
         if isinstance(event, Logged | Evaluated):
-            self._append(_scalars_frame(record_of(event)))
+            self._append(_scalars_frame(event.record))
         elif isinstance(event, Visualized):
             for name, path in event.images.items():
                 self._append(_image_frame(event.step, f"{event.split}/{name}", path, path.stat().st_mtime))

@@ -11,8 +11,7 @@ from typing import Any, Protocol
 
 from paceline.core.atomic_write import replace_file
 from paceline.core.regular_file import read_json
-from paceline.loggers.events import Ended, Evaluated, Event, Logged, Logger, Snapshot, Started, Visualized
-from paceline.loggers.jsonl import Record, record_of
+from paceline.loggers.events import Ended, Evaluated, Event, Logged, Logger, Record, Snapshot, Started, Visualized
 from paceline.loggers.tensorboard import scalars_of
 
 _END_SECONDS = 60.0  # for what is left to be sent when the run is over
@@ -98,7 +97,7 @@ class TrackerLogger(Logger):
                     self._log(record)
                 self._records = ()
             case Logged() | Evaluated():
-                self._log(record_of(event))
+                self._log(event.record)
             case Visualized():
                 self._tracker.log_images(
                     event.step, {f"{event.split}/{name}": path for name, path in event.images.items()}

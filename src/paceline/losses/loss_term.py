@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -28,19 +28,15 @@ class LazyTerm(NamedTuple):
     compute: Callable[..., Tensor]
     """Takes inputs that are stacked, [S, ...], and gives numerators [S, columns]; the same object in every step."""
     inputs: tuple[Tensor, ...]
+    """One tuple for all metrics of a micro-batch that share what is computed."""
     denominator: float
     column: int = 0
-    """Its place among the numerators: several metrics may share what is computed."""
+    """Its place among the numerators."""
 
     @property
     def numerator(self) -> Tensor:
         """A 0-d tensor."""
         return self.compute(*(each.unsqueeze(0) for each in self.inputs))[0, self.column]
-
-    @property
-    def key(self) -> tuple[Any, int]:
-        """The same for those that share what is computed."""
-        return self.compute, id(self.inputs)
 
 
 AnyTerm = LossTerm | LazyTerm

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 from paceline.core.text import doubled_loss, evenly_spaced
-from paceline.loggers.jsonl import Record, metrics_of
+from paceline.loggers.events import Record
+from paceline.loggers.jsonl import metrics_of
 from paceline.report.series import Series
 
 _CLOCK = ("samples_per_second", "data_wait", "memory_mb")
