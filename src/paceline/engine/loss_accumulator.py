@@ -6,7 +6,7 @@ the number of processes and of accumulation, in the last, smaller batch of an ep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple, cast
@@ -220,46 +220,48 @@ def read(steps: Sequence[LossAccumulator], world: World) -> list[dict[str, float
 def _table(steps: Sequence[LossAccumulator]) -> Numbers:
     """This rank's numbers, [step, micro-batch, loss]."""
     depth = max(step.num_micro_batches for step in steps)
-    table = np.zeros((len(steps), depth, len(steps[0].weights) + 2 * len(steps[0].metrics)))
-    rows = [row for row, step in enumerate(steps) for _ in step.parts]
-    columns = [index for step in steps for index, _ in step.parts]
+    places = [(row, index) for row, step in enumerate(steps) for index, _ in step.parts]
     values = [value for step in steps for _, values in step.parts for value in values]
-    if values:
-        table[rows, columns] = np.array(read_numbers(values)).reshape(len(rows), -1)
+    numbers = np.array(read_numbers(values)).reshape(len(places), -1)
+    if depth == 1 and len(places) == len(steps):
+        return numbers[:, np.newaxis]
+    table = np.zeros((len(steps), depth, len(steps[0].weights) + 2 * len(steps[0].metrics)))
+    if places:
+        table[tuple(zip(*places, strict=True))] = numbers
     return table
 
 
 def read_numbers(values: Sequence[Value]) -> list[float]:
     """The values, read from the device at once; lazy terms of one kind and shape are computed together."""
-    tensors = [value for value in values if isinstance(value, Tensor)]
-    lazy = {id(value.inputs): value for value in values if isinstance(value, LazyTerm)}
-    groups: dict[Any, list[LazyTerm]] = {}
-    for term in lazy.values():
-        groups.setdefault((term.compute, *[each.shape for each in term.inputs]), []).append(term)
-    tables = [_compute(terms) for terms in groups.values()]
-    parts = [*([torch.stack(tensors)] if tensors else []), *(table.flatten() for table in tables)]
-    numbers = iter(torch.cat(parts).tolist() if parts else [])
-    of_tensors = list(islice(numbers, len(tensors)))
-    rows = {
-        id(term.inputs): list(islice(numbers, table.shape[1]))
-        for terms, table in zip(groups.values(), tables, strict=True)
-        for term in terms
-    }
-    return list(_merge(values, iter(of_tensors), rows))
+    of_tensors: list[int] = []
+    of_inputs: dict[int, list[int]] = {}
+    for place, value in enumerate(values):
+        if isinstance(value, Tensor):
+            of_tensors.append(place)
+        elif isinstance(value, LazyTerm):
+            of_inputs.setdefault(id(value.inputs), []).append(place)
+    numbers: list[Any] = list(values)
+    groups: dict[Any, list[list[int]]] = {}
+    for places in of_inputs.values():
+        term = numbers[places[0]]
+        groups.setdefault((term.compute, *[each.shape for each in term.inputs]), []).append(places)
+    tables = [_compute([numbers[places[0]] for places in group]) for group in groups.values()]
+    parts = [torch.stack([numbers[place] for place in of_tensors])] if of_tensors else []
+    found = iter(torch.cat([*parts, *(table.flatten() for table in tables)]).tolist() if parts or tables else [])
+    for place in of_tensors:
+        numbers[place] = next(found)
+    for group, table in zip(groups.values(), tables, strict=True):
+        for places in group:
+            row = list(islice(found, table.shape[1]))
+            for place in places:
+                numbers[place] = row[numbers[place].column]
+    return numbers
 
 
 def _compute(terms: list[LazyTerm]) -> Tensor:
     """The numerators of these terms of one kind, [term, column], on their device."""
     inputs = zip(*(term.inputs for term in terms), strict=True)
     return terms[0].compute(*map(torch.stack, inputs))
-
-
-def _merge(values: Sequence[Value], of_tensors: Iterator[float], rows: Mapping[int, list[float]]) -> Iterator[float]:
-    for value in values:
-        if isinstance(value, LazyTerm):
-            yield rows[id(value.inputs)][value.column]
-        else:
-            yield next(of_tensors) if isinstance(value, Tensor) else value
 
 
 def _in_order(table: Numbers) -> list[list[float]]:

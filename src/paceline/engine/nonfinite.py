@@ -35,7 +35,7 @@ class FiniteCheck:
         self.policy = policy
         self.limit = limit if policy == "skip" else 0
         self.in_a_row = 0
-        """Skipped steps that the host has read of."""
+        """Skipped steps that the host has read of since the last finite norm."""
 
     def attach(self, optimizer: Optimizer, device: torch.device) -> None:
         """Have the optimizer follow the decisions."""
@@ -62,13 +62,10 @@ class FiniteCheck:
         return True
 
     def report(self, norm: float, step: int, explain: Callable[[], str], warn: Callable[[str], None]) -> None:
-        """Act on a norm that was read and, if it is not finite, not due to the loss scale; the host calls it in order.
+        """Act on a norm that is not finite, and not due to the loss scale; the host calls it in order.
 
         Raises TrainingError if the run must stop.
         """
-        if math.isfinite(norm):
-            self.in_a_row = 0
-            return
         self.in_a_row += 1
         what = f"the gradient of step {step + 1} is not finite (norm {norm:g}): {explain()}"
         if self.in_a_row <= self.limit:

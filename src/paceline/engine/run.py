@@ -162,7 +162,9 @@ class Run:
         """
         norms = read_numbers([result.grad_norm for result in results])
         for result, norm in zip(results, norms, strict=True):
-            if math.isfinite(norm) or result.overflowed is None or not result.overflowed:
+            if math.isfinite(norm):
+                self.finite_check.in_a_row = 0
+            elif result.overflowed is None or not result.overflowed:
                 self.finite_check.report(
                     norm,
                     result.step,
