@@ -18,7 +18,7 @@ from paceline.engine.process_benefit import compare, is_due
 from paceline.engine.run import Run
 from paceline.engine.saving import complete_save, finish_saves, log_saves, record_val_metrics, save
 from paceline.engine.step import train_step
-from paceline.engine.training_log import add_result, log_evaluation, log_training, read_results
+from paceline.engine.training_log import add_result, log_all, log_evaluation, log_training, read_results
 from paceline.engine.visualizer import visualize_samples
 from paceline.loggers.events import Note
 
@@ -31,7 +31,7 @@ def train(run: Run) -> None:
     """
     triggers = run.triggers()
     run.freezing.train_mode(run.model)
-    with run.stop.on_signals(), run.heartbeat.watched(), finish_saves(run), explain_dead_workers():
+    with run.stop.on_signals(), run.heartbeat.watched(), finish_saves(run), explain_dead_workers(), log_all(run):
         do_pending(run)
         for step_batch, waited in timed(run.batches):
             started = time.perf_counter()
@@ -56,7 +56,6 @@ def train(run: Run) -> None:
             if result.should_stop and not run.progress.is_done:
                 save_all(run)
                 raise Stopped(f"stopped after step {run.progress.step} {run.stop}; state is saved")
-        run.logger.flush()
 
 
 def do_pending(run: Run) -> None:

@@ -220,14 +220,15 @@ def read(steps: Sequence[LossAccumulator], world: World) -> list[dict[str, float
 def _table(steps: Sequence[LossAccumulator]) -> Numbers:
     """This rank's numbers, [step, micro-batch, loss]."""
     depth = max(step.num_micro_batches for step in steps)
-    places = [(row, index) for row, step in enumerate(steps) for index, _ in step.parts]
+    width = len(steps[0].weights) + 2 * len(steps[0].metrics)
+    rows = [row for row, step in enumerate(steps) for _ in step.parts]
+    columns = [index for step in steps for index, _ in step.parts]
     values = [value for step in steps for _, values in step.parts for value in values]
-    numbers = np.array(read_numbers(values)).reshape(len(places), -1)
-    if depth == 1 and len(places) == len(steps):
+    numbers = np.array(read_numbers(values)).reshape(len(rows), width)
+    if depth == 1 and len(rows) == len(steps):
         return numbers[:, np.newaxis]
-    table = np.zeros((len(steps), depth, len(steps[0].weights) + 2 * len(steps[0].metrics)))
-    if places:
-        table[tuple(zip(*places, strict=True))] = numbers
+    table = np.zeros((len(steps), depth, width))
+    table[rows, columns] = numbers
     return table
 
 

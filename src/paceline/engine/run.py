@@ -28,7 +28,7 @@ from paceline.engine.state import RunState
 from paceline.engine.strategies.single import SingleStrategy
 from paceline.engine.timing import StepTimer
 from paceline.engine.watchdog import Heartbeat, NoHeartbeat
-from paceline.loggers.events import LoggerGroup, Note
+from paceline.loggers.events import Logged, LoggerGroup, Note
 from paceline.models.freezing import Freezing
 from paceline.optim.averaging import Averaging
 from paceline.optim.clipping import Clip, NoClip, Norm
@@ -39,8 +39,8 @@ from paceline.tasks.task import Task
 class StepResult(NamedTuple):
     """What a step did.
 
-    Losses and the gradient norm stay on the device until `read_results`: at a log, a save or an evaluation, or when 100
-    steps are unread.
+    Losses and the gradient norm stay on the device until `read_results`: at a line of the log, unless the last was a
+    moment ago, at a save or an evaluation, or when 100 steps are unread.
     """
 
     step: int
@@ -118,6 +118,10 @@ class Run:
     """What built it from a recipe, if anything did."""
     unread_results: list[StepResult] = field(default_factory=list)
     """Steps whose losses are still on the device."""
+    unwritten_lines: list[Logged] = field(default_factory=list)
+    """Lines of the log that wait for these losses."""
+    next_read: float = 0.0
+    """The moment before which a line of the log may wait."""
 
     def __post_init__(self) -> None:
         self.strategy.parts = self.state.parts
@@ -162,16 +166,20 @@ class Run:
         """
         norms = read_numbers([result.grad_norm for result in results])
         for result, norm in zip(results, norms, strict=True):
-            if math.isfinite(norm):
-                self.finite_check.in_a_row = 0
-            elif result.overflowed is None or not result.overflowed:
-                self.finite_check.report(
-                    norm,
-                    result.step,
-                    explain=lambda step=result.step: self.explain_nonfinite(self, self.batches.load_step(step)),  # type: ignore[misc]
-                    warn=lambda text: self.logger.emit(Note(text, "warning")),
-                )
+            self.check_norm(result, norm)
         return norms
+
+    def check_norm(self, result: StepResult, norm: float) -> None:
+        """The same for one step whose norm was read."""
+        if math.isfinite(norm):
+            self.finite_check.in_a_row = 0
+        elif result.overflowed is None or not result.overflowed:
+            self.finite_check.report(
+                norm,
+                result.step,
+                explain=lambda: self.explain_nonfinite(self, self.batches.load_step(result.step)),
+                warn=lambda text: self.logger.emit(Note(text, "warning")),
+            )
 
     def unfreeze(self, step: int) -> None:
         """Unfreeze the parameters whose training starts with this step."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 from paceline.data.loader import StepBatch
 from paceline.engine.evaluate import Evaluation
-from paceline.engine.loss_accumulator import read
+from paceline.engine.loss_accumulator import read, read_numbers
 from paceline.engine.run import Run, StepResult
 from paceline.engine.visualizer import visualize_evaluation
-from paceline.loggers.events import Evaluated, Logged, Note, Snapshot
+from paceline.loggers.events import SECONDS_BETWEEN_FLUSHES, Evaluated, Logged, Note, Snapshot
 
 _MOST_UNREAD = 100  # steps whose losses may wait on the device
 
@@ -31,30 +34,65 @@ def add_result(run: Run, step_batch: StepBatch, result: StepResult) -> None:
 
 
 def read_results(run: Run) -> None:
-    """Read the losses and norms of the last steps from the device, all at once; see `Run.check_finite`."""
+    """Read the losses and norms of the last steps from the device, all at once, and write the lines that wait for them.
+
+    See `Run.check_finite` for norms that are not finite.
+    """
     results, run.unread_results = run.unread_results, []
-    norms = run.check_finite(results)
+    lines, run.unwritten_lines = deque(run.unwritten_lines), []
+    run.next_read = time.monotonic() + SECONDS_BETWEEN_FLUSHES
+    norms = read_numbers([result.grad_norm for result in results])
     losses = read([result.accumulator for result in results], run.world)
-    columns: dict[str, list[float]] = {}
+    columns: dict[str, list[float]] = defaultdict(list)
     for metrics, norm, result in zip(losses, norms, results, strict=True):
+        while lines and lines[0].step <= result.step:
+            _write_line(run, lines.popleft(), columns)
+        run.check_norm(result, norm)
         for name, value in (*metrics.items(), ("grad_norm", norm), ("lr", result.lr)):
             if math.isfinite(value):  # those of skipped steps may not be
-                columns.setdefault(name, []).append(value)
+                columns[name].append(value)
+    for line in lines:
+        _write_line(run, line, columns)
     run.state.meters.extend(columns)
 
 
+def _write_line(run: Run, line: Logged, columns: dict[str, list[float]]) -> None:
+    """Log a line with the metrics of all steps before it; `columns` has those since the last."""
+    run.state.meters.extend(columns)
+    columns.clear()
+    smoothed = run.state.meters.summaries()
+    metrics = {name: summary["latest"] for name, summary in smoothed.items()}
+    run.logger.emit(replace(line, metrics=metrics | line.metrics, smoothed=smoothed))
+
+
 def log_training(run: Run) -> None:
-    """Log the metrics of training."""
+    """Log the metrics of training, at once or, where lines follow each other quickly, with some that come next.
+
+    Processes read together, so they cannot go by their clocks.
+    """
     for loader in (run.train_loader, *(each.loader for each in run.evaluations.values())):
         if loader.skips is not None:
             loader.skips.refresh()
-    read_results(run)
-    smoothed = run.state.meters.summaries()
-    metrics = {name: summary["latest"] for name, summary in smoothed.items()} | run.precision.metrics()
     clock = run.timer.metrics(run.world, run.progress, _seconds_left(run))
-    run.logger.emit(Logged(run.progress.step, run.progress.epoch, metrics, smoothed, clock))
+    run.unwritten_lines.append(Logged(run.progress.step, run.progress.epoch, run.precision.metrics(), clock=clock))
+    if run.world.size > 1 or time.monotonic() >= run.next_read:
+        read_results(run)
     if run.world.device.type == "cpu" and (sentence := run.timer.contention()):
         run.logger.emit(Note(sentence, "warning"))
+
+
+@contextmanager
+def log_all(run: Run) -> Iterator[None]:
+    """A context for training: no line of the log still waits at its end, whatever the end is."""
+    try:
+        yield
+    except Exception:
+        if run.unwritten_lines:
+            with suppress(Exception):  # the device may be what failed
+                read_results(run)
+        raise
+    read_results(run)
+    run.logger.flush()
 
 
 def _seconds_left(run: Run) -> float:
