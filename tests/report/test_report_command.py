@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -113,3 +116,18 @@ def test_a_port_that_is_taken_is_a_usage_error(tmp_path: Path, capsys: pytest.Ca
     with ReportServer([folder], 0) as server:
         assert main(["report", str(folder), "--serve", "--port", str(server.server_port)]) == 2
     assert str(server.server_port) in capsys.readouterr().err
+
+
+def test_a_browser_that_leaves_before_it_has_the_page_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ReportServer([write_run(tmp_path / "run")], 0) as server:
+        monkeypatch.setattr(server, "page", lambda: bytes(1 << 26))  # more than a connection holds
+        with socket.create_connection((HERE, server.server_port)) as browser:
+            browser.sendall(f"GET / HTTP/1.0\r\nHost: {HERE}:1\r\n\r\n".encode())
+            browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            server.handle_request()
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and "process_request_thread" in thread.name:
+                thread.join()
+    assert capsys.readouterr().err == ""
