@@ -34,9 +34,16 @@ def user_code(
     try:
         yield
     except Exception as error:
-        if _is_handled(error):
-            raise
-        raise error_type(f"{part}: {described(error)}{note()}") from error
+        if named := user_error(part, error, error_type, note):
+            raise named from error
+        raise
+
+
+def user_error(
+    part: str, error: Exception, error_type: type[PacelineError] = TrainingError, note: Callable[[], str] = str
+) -> PacelineError | None:
+    """What `user_code` raises for an error; None if the error stays as it is."""
+    return None if _is_handled(error) else error_type(f"{part}: {described(error)}{note()}")
 
 
 @contextmanager
@@ -86,6 +93,11 @@ def _is_own(frame: FrameType) -> bool:
 def own_code(part: str, written: object) -> AbstractContextManager[None]:
     """`user_code` around a call of what a user wrote; nothing around ours, whose errors show where they come from."""
     return nullcontext() if is_ours(type(written)) else user_code(f"{part} {type(written).__name__}")
+
+
+def own_error(part: str, written: object, error: Exception) -> PacelineError | None:
+    """What `own_code` raises for an error; None if the error stays as it is. Cheaper where calls are frequent."""
+    return None if is_ours(type(written)) else user_error(f"{part} {type(written).__name__}", error)
 
 
 def is_ours(written: object) -> bool:

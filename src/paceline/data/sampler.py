@@ -128,6 +128,8 @@ class BatchSampler:
         samples = min(self.batch, self.size - start)
         number = -(-samples // self.micro_batch_size)
         number += -number % self.multiple
+        if number == 1:
+            return [BatchSlice(0, start, start + samples)]
         edges = [start + samples * k // number for k in range(number + 1)]
         return [BatchSlice(k, edges[k], edges[k + 1]) for k in range(number)]
 

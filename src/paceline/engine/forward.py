@@ -8,7 +8,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from paceline.core.user_code import own_code
+from paceline.core.user_code import own_error
 from paceline.data.batch import Batch
 from paceline.data.loader import MicroBatch, StepBatch
 from paceline.data.rng import derive
@@ -35,8 +35,13 @@ def forward(run: Run, micro: MicroBatch) -> Mapping[str, AnyTerm]:
     run.world.seed(derive(run.seed, micro.step, micro.index))
     batch = micro.transformed or transformed(run, micro)
     micro.transformed = None  # its memory is needed
-    with run.precision.compute(), own_code("task", run.task):
-        terms = check_terms(run.task, run.task.losses(run.strategy.network, batch))
+    try:
+        with run.precision.compute():
+            terms = check_terms(run.task, run.task.losses(run.strategy.network, batch))
+    except Exception as error:
+        if named := own_error("task", run.task, error):
+            raise named from error
+        raise
     run.timer.forward_seconds += perf_counter() - started
     run.heartbeat.beat(micro.step, "in a backward pass or exchanging gradients")
     return terms
