@@ -1,7 +1,7 @@
 """Adam and AdamW on a CPU: torch's fused kernels, called without what torch does around them.
 
 That takes as long as the update of a small model: it sorts tensors by device and type, and looks for what a recipe
-cannot ask for.
+cannot ask for. The classes have the names of torch's, which checkpoints hold: state moves between a CPU and a GPU.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 
-class FusedAdam(torch.optim.Adam):
+class Adam(torch.optim.Adam):
     """torch's Adam with the same state and, to the bit, the same updates."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -55,5 +55,5 @@ class FusedAdam(torch.optim.Adam):
             torch._foreach_sub_(steps, [found_inf] * len(steps))
 
 
-class FusedAdamW(FusedAdam, torch.optim.AdamW):
+class AdamW(Adam, torch.optim.AdamW):
     """The same for AdamW."""

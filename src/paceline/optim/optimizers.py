@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from paceline.core.errors import TrainingError
 from paceline.core.signatures import signature_of
 from paceline.models.memory_format import has_strides_of
-from paceline.optim.fused_adam import FusedAdam, FusedAdamW
+from paceline.optim import fused_adam
 
 OptimizerFactory = Callable[..., Optimizer]
 Group = dict[str, Any]
@@ -25,8 +25,8 @@ _FUSED = {
     "cuda": {torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW},
 }
 _WITHOUT_OVERHEAD: dict[OptimizerFactory, OptimizerFactory] = {
-    torch.optim.Adam: FusedAdam,
-    torch.optim.AdamW: FusedAdamW,
+    torch.optim.Adam: fused_adam.Adam,
+    torch.optim.AdamW: fused_adam.AdamW,
 }
 _FUSED_SHARDED = {torch.optim.Adam, torch.optim.AdamW}
 # On a CPU, torch 2.13's fused SGD leaves half-precision weights unchanged and corrupts their momentum; Adagrad creates
