@@ -71,6 +71,6 @@ class Triggers:
         return self._num_due(period, self.total_steps - 1) + 1
 
 
-def _whole(periods: float) -> int:
+def _whole(number: float) -> int:
     """Counting whole periods keeps fractions from drifting; the tolerance forgives their rounding."""
-    return int(periods + 1e-9)
+    return int(number + 1e-9)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Adam(torch.optim.Adam):
-    """torch's Adam with the same state and, to the bit, the same updates."""
+    """torch's Adam with the same state and bit-identical updates."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters that have a gradient."""
