@@ -1,6 +1,7 @@
 """`paceline plan`: the table, JSON, sizes and mistakes."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,7 +75,7 @@ def test_real_steps_stand_beside_the_plan_and_an_image_shows_it(
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        ("24GiB", 24 * GIB), ("24 gb", 24 * 10**9), ("512MiB", 2**29), ("1.5g", 15 * 10**8), ("1000", 1000),
+        ("24GiB", 24 * GIB), ("24 gb", 24 * 10**9), ("512MiB", 2**29), ("1.5g", 15 * 10**8), ("1048576", 2**20),
         ("rtx4090", 24 * GIB - CUDA_CONTEXT), ("A100-80GB", 80 * GIB - CUDA_CONTEXT),
         ("NVIDIA RTX 3090", 24 * GIB - CUDA_CONTEXT),
     ],
@@ -86,6 +87,12 @@ def test_memory_is_a_size_or_a_gpu(written: str, expected: int) -> None:
 def test_an_unknown_gpu_is_named_with_those_that_are_known() -> None:
     with pytest.raises(UsageError, match=r"(?s)rtx9999.*rtx4090"):
         parse_device("rtx9999")
+
+
+@pytest.mark.parametrize("written", ["24", "24564", "0", "0GiB"])
+def test_a_size_without_its_unit_is_refused(written: str) -> None:
+    with pytest.raises(UsageError, match=f"--memory {written}: "):
+        parse_device(written)
 
 
 @pytest.mark.parametrize(
@@ -101,3 +108,60 @@ def test_mistakes_are_named(options: list[str], named: str, capsys: pytest.Captu
     printed = capsys.readouterr()
     assert named in printed.err
     assert code == (0 if named == "train.precision" else 2)  # the row that is possible is planned
+
+
+def _network(forward: str) -> str:
+    return f"""
+import torch
+from torch import nn
+from paceline import register
+
+
+@register.model("own_network")
+class OwnNetwork(nn.Module):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.LazyLinear(16), nn.ReLU(), nn.Linear(16, num_classes))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        {forward}
+"""
+
+
+def test_lazy_layers_are_planned_and_what_a_model_prints_is_not_in_the_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, own_names: None
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    module = tmp_path / "own_network_that_prints.py"
+    module.write_text(_network("print(images.shape); return self.layers(images)"), encoding="utf-8")
+    words = ["plan", "quickstart", "model.name=own_network", "train.precision=fp32", "--memory", "1GiB", "--json"]
+    assert main([*words, "train.activation_checkpointing=none", "--use", str(module)]) == 0
+    printed = capsys.readouterr()
+    (row,) = json.loads(printed.out)["rows"]
+    weights = 4 * (28 * 28 * 16 + 16 + 16 * 10 + 10)
+    assert weights <= row["bytes"]["parameters"] < weights + 64  # scalars, such as those of the loss
+    assert row["bytes"]["optimizer"] >= 2 * weights
+    assert "torch.Size" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("forward", "named"),
+    [("return self.layers(images) * float(images.numpy().mean())", "numpy"), ("return self.layers[3](images)", "dim")],
+)
+def test_what_fake_tensors_cannot_follow_names_the_line_of_the_model(
+    forward: str,
+    named: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    own_names: None,
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    module = tmp_path / f"own_network_{named}.py"
+    module.write_text(_network(forward).replace("Lazy", "").replace("(16)", "(784, 16)"), encoding="utf-8")
+    words = ["train.precision=fp32", "train.activation_checkpointing=none", "--memory", "1GiB", "--use", str(module)]
+    assert main(["plan", "quickstart", "model.name=own_network", *words]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert named in line
+    assert module.name in line
+    assert "14" in line

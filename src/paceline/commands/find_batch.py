@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.commands.common import print_json, recipe_file, use_modules
@@ -43,14 +45,18 @@ def main(options: argparse.Namespace) -> int:
 
     device = _device(options.memory, options.procs)
     grid = Grid(reference, options.overrides, device.memory, shape)
-    (row,) = plan_rows(grid, [{"procs": str(options.procs)}])
+    with redirect_stdout(sys.stderr):  # what a model prints is no part of the answer
+        (row,) = plan_rows(grid, [{"procs": str(options.procs)}])
     if isinstance(row, Refused):
         raise RecipeError(row.reason)
     planned = row.largest_micro_batch or 0
     reason = _why_not_tried(device.memory * options.procs, planned)
+    if not options.json:
+        _print_plan(device, row, planned)
 
     def take(size: int) -> int:
-        return measure_row(Trial.of(grid, row, options.use, size)).tensor_bytes
+        print(f"trying {pluralize(size, 'sample')} …", file=sys.stderr, flush=True)
+        return measure_row(replace(Trial.of(grid, row, options.use, size), steps=1)).tensor_bytes
 
     trials = [] if reason else try_sizes(planned, device.memory, take)
     largest = planned if reason else max((each.micro_batch_size for each in trials if each.fits), default=0)
@@ -59,7 +65,7 @@ def main(options: argparse.Namespace) -> int:
         answer |= {"device": device.name, "memory": device.memory, "processes": options.procs}
         print_json({**answer, "trials": [vars(each) for each in trials]})
         return 0
-    _print(device, row, planned, trials, reason, largest)
+    _print_result(row, trials, reason, largest)
     return 0
 
 
@@ -104,9 +110,12 @@ def try_sizes(planned: int, limit: int, take: Callable[[int], int]) -> list[Trie
     return trials
 
 
-def _print(device: Device, row: Row, planned: int, trials: list[Tried], reason: str, largest: int) -> None:
+def _print_plan(device: Device, row: Row, planned: int) -> None:
     print(f"{device.name}: {device.memory / 2**20:,.0f} MiB for each of {pluralize(row.processes, 'process')}")
-    print(f"planned: a micro-batch of {pluralize(planned, 'sample')}")
+    print(f"planned: a micro-batch of {pluralize(planned, 'sample')}", flush=True)
+
+
+def _print_result(row: Row, trials: list[Tried], reason: str, largest: int) -> None:
     for each in trials:
         taken = "not enough memory" if each.tensor_bytes is None else f"{each.tensor_bytes / 2**20:,.1f} MiB of tensors"
         print(f"tried: {pluralize(each.micro_batch_size, 'sample')}: {taken}")

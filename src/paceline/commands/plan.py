@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
 
 from paceline.commands.common import print_json, progress_bar, recipe_file, use_modules
@@ -33,7 +35,8 @@ def main(options: argparse.Namespace) -> int:
     settings = list(combinations({"procs": processes, **(choices or default_choices(checked, fixed))}))
     grid = Grid(reference, fixed, device.memory, shape)
     speed = measure_loader(checked) if device.speed else None
-    with progress_bar() as bar:
+    # What a model prints must not end up between the lines of the answer.
+    with redirect_stdout(sys.stderr), progress_bar() as bar:
         task = bar.add_task("plan", total=len(settings))
         results = plan_rows(grid, settings, lambda number: bar.advance(task, number))
     report = Report(checked.recipe.name, device, results, speed)
@@ -47,10 +50,11 @@ def main(options: argparse.Namespace) -> int:
         print_json(report.as_json())
         return 0
     report.print()
-    if any(isinstance(row, Row) and row.missing for row in results):
+    missing = next((row.missing for row in results if isinstance(row, Row) and row.missing), "")
+    if missing:
         print(
             f"the data is not here: images are taken to be {options.image} (--image), and classes, unless the recipe"
-            f" has model.num_classes, to be {options.classes} (--classes)"
+            f" has model.num_classes, to be {options.classes} (--classes); {missing}"
         )
     return 0
 
@@ -69,7 +73,7 @@ def read_shape(options: argparse.Namespace) -> Shape:
 
 def _processes(written: str) -> list[str]:
     if not all(each.isdecimal() and int(each) > 0 for each in written.split(",")):
-        raise UsageError(f"--procs {written}: expected numbers of processes, such as 8 or 1,2,8")
+        raise UsageError(f"--procs (or --devices) {written}: expected numbers of processes, such as 8 or 1,2,8")
     return written.split(",")
 
 
@@ -78,7 +82,7 @@ def default_choices(checked: CheckedRecipe, fixed: Sequence[str] = ()) -> dict[s
     given = {override.partition("=")[0] for override in fixed}
     train = checked.recipe.train
     choices = {
-        "train.precision": [train.precision, *({"fp32", "bf16"} - {train.precision})],
+        "train.precision": list(dict.fromkeys([train.precision, "fp32", "bf16"])),
         "train.activation_checkpointing": list(dict.fromkeys([train.activation_checkpointing.name, "none", "blocks"])),
     }
     return {key: values for key, values in choices.items() if key not in given}

@@ -83,9 +83,10 @@ class Report:
             part: [row.memory.parts[part] / scale for row in self.rows] for part in CATEGORIES
         }
         name = self.device.name if self.device.speed else "limit"  # a size is its own name
-        title = f"{self.recipe}: memory of each device; {name}: {self.device.memory / scale:,.4g} {unit}"
+        limit = self.device.memory / scale
+        title = f"{self.recipe}: memory of each device; {name}: {_number(limit)} {unit}"
         axis = f"{unit} of tensors, by {', '.join(self._header())}"
-        save_png(draw_stacked_bars(labels, parts, title, axis, self.device.memory / scale), path)
+        save_png(draw_stacked_bars(labels, parts, title, axis, limit), path)
 
     def _header(self) -> list[str]:
         return [*(_SHORT.get(key, key.rpartition(".")[2]) for key in self.rows[0].settings), "micro-batch"]
@@ -115,11 +116,11 @@ class Report:
         for row in self.rows:
             found = estimate(row, speed, self.samples_per_second)
             samples = row.micro_batch_size * row.num_micro_batches / max(found.step, found.communication or 0.0)
-            work = [f"{row.cost.flops / 1e9:,.4g}", f"{row.cost.bytes / 1e9:,.3g}"]
-            times = [f"{1000 * found.step:,.3g}", _milliseconds(found.communication)]
+            work = [_number(row.cost.flops / 1e9), _number(row.cost.bytes / 1e9)]
+            times = [_milliseconds(found.step), _milliseconds(found.communication)]
             run = "–" if found.run is None else _duration(found.run)
-            rows.append([*self._cells(row), *work, *times, f"{samples:,.3g}", run, found.bound])
-        header = ["GFLOP/step", "GB/step", "ms/step", "ms/exchange", "samples/s", "run", "bound by"]
+            rows.append([*self._cells(row), *work, *times, _number(samples), run, found.bound])
+        header = ["GFLOP/step", "GB/step", "ms/step", "ms/exchange", "samples/s each", "run", "bound by"]
         print_table([*self._header(), *header], rows)
         if self.samples_per_second is None:
             print("the loader was not measured, since the data is not here")
@@ -209,11 +210,16 @@ def _error(predicted: int, measured: int) -> str:
 
 
 def _milliseconds(seconds: float | None) -> str:
-    return "–" if seconds is None else f"{1000 * seconds:,.3g}"
+    return "–" if seconds is None else _number(1000 * seconds)
+
+
+def _number(value: float) -> str:
+    """Three digits at least, and never an exponent of ten."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _duration(seconds: float) -> str:
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
-            return f"{seconds / length:,.3g} {unit}"
-    return f"{seconds:,.3g} s"
+            return f"{_number(seconds / length)} {unit}"
+    return f"{_number(seconds)} s"

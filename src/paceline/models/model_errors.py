@@ -70,7 +70,8 @@ def _explain(error: Exception, model: nn.Module, images: Tensor) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, ValueError) and not frames[-1].filename.startswith(_TORCH):
         return message  # the model's own
-    place = [frame for frame in frames if not frame.filename.startswith(_TORCH)][-1]
+    inside = (frame for frame in frames if not frame.filename.startswith(_TORCH))
+    *_, place = (frame for frame in inside if frame.name != "__torch_dispatch__")  # of a plan, not of the model
     where = "" if place.filename == __file__ else f" ({Path(place.filename).name}, line {place.lineno})"
     return f"{message}{where}; {_advice(message, model, images)}"
 

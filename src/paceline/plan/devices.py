@@ -15,6 +15,7 @@ from paceline.core.text import join_first
 
 GIB = 2**30
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": GIB, "ti": 2**40}
+_FEWEST_BYTES = 2**20  # that a number without a unit may mean: fewer are GiB, or MiB, of which the unit was forgotten
 
 # GiB, GB/s, and dense TFLOP/s in fp32, tf32 and fp16 (with fp32 accumulation); before Ampere, 0 in tf32: there is no
 # bf16 either, and both are computed as fp32. Last, the GB/s in each direction between the GPUs of a machine: NVLink
@@ -79,9 +80,13 @@ class Device:
 def parse_device(text: str) -> Device:
     """The device that the name of a GPU means, or one of which no more is known than its memory, as in `24GiB`."""
     name = re.sub(r"[\s_]", "", text.lower())
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]i?|)b?", name)
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(([kmgt]i?|)b?)", name)
     if found:
-        return Device(text, round(float(found[1]) * _UNITS[found[2]]))
+        memory = round(float(found[1]) * _UNITS[found[3]])
+        if memory < (1 if found[2] else _FEWEST_BYTES):
+            unit = "expected more than none" if found[2] else f"these are bytes; give a unit, as in {found[1]}GiB"
+            raise UsageError(f"--memory {text}: {unit}")
+        return Device(text, memory)
     gpu = _find_gpu(name)
     if gpu is None:
         known = join_first(sorted(_GPUS), len(_GPUS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -24,6 +25,7 @@ def fake_tensors(processes: int = 1) -> Iterator[FakeTensorMode]:
     with ExitStack() as stack:
         if processes > 1:
             stack.enter_context(fake_process_group(processes))
+        stack.enter_context(_replace(logging.getLogger(FakeTensorMode.__module__), "disabled", True))
         stack.enter_context(_replace(nn.Module, "_apply", convert_module))
         stack.enter_context(_replace(nn.init, "_no_grad_trunc_normal_", keep_unsampled))
         stack.enter_context(_replace(fsdp, "init_device_mesh", _make_device_mesh))

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 from paceline.core.errors import PacelineError
 from paceline.core.intervals import to_steps
 from paceline.core.process import num_cores
+from paceline.core.user_code import described
 from paceline.core.world import World
 from paceline.data.sampler import BatchSampler
 from paceline.plan.communication import sent_bytes
@@ -184,6 +185,9 @@ def _plan_group(grid: Grid, group: _Group) -> dict[int, Row | Refused]:
         return {place: Refused(settings, str(error)) for place, settings in group.rows.items()}
     except DynamicOutputShapeException as error:
         reason = f"the model selects by value ({error.func}), which fake tensors cannot follow"
+        return {place: Refused(settings, reason) for place, settings in group.rows.items()}
+    except Exception as error:  # noqa: BLE001 - a user's code may do anything with a tensor
+        reason = f"fake tensors, of which a plan is made, cannot follow this step: {described(error)}"
         return {place: Refused(settings, reason) for place, settings in group.rows.items()}
 
 

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.nn.parameter import UninitializedParameter
 
-from paceline.core.errors import DataError
+from paceline.core.errors import DataError, PacelineError
 from paceline.core.world import World
 from paceline.data.batch import Batch, Sample
 from paceline.data.split_loader import SplitLoader
@@ -63,6 +66,17 @@ class SurrogateBuilder(Builder):
                 raise
             self.missing = self.missing or str(error)
             return Path(written)
+
+    def model(self, loader: SplitLoader, classes: list[str]) -> nn.Module:
+        """The model; lazy layers, which cannot be made of fake tensors, get their shapes as real ones."""
+        try:
+            return super().model(loader, classes)
+        except PacelineError as error:
+            if UninitializedParameter.__name__ not in str(error):
+                raise
+        with unset_fake_temporarily():
+            model = super().model(loader, classes)
+        return model._apply(torch.empty_like)
 
     def check_data(self, loaders: Mapping[str, SplitLoader]) -> None:
         """Nothing: other ranks are not there, or assume the same samples."""
