@@ -81,7 +81,7 @@ def default_choices(checked: CheckedRecipe, fixed: Sequence[str] = ()) -> dict[s
     """The settings to compare by default: precisions, and activation checkpointing off and on."""
     given = {override.partition("=")[0] for override in fixed}
     train = checked.recipe.train
-    choices = {
+    choices: dict[str, list[str]] = {
         "train.precision": list(dict.fromkeys([train.precision, "fp32", "bf16"])),
         "train.activation_checkpointing": list(dict.fromkeys([train.activation_checkpointing.name, "none", "blocks"])),
     }
