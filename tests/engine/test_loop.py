@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -124,6 +125,41 @@ def test_records_tell_the_step_its_epoch_and_its_metrics(tmp_path: Path) -> None
     evaluated = [event for event in diary.events if isinstance(event, Evaluated)]
     assert [(event.split, event.num_samples) for event in evaluated] == [("val", 30)] * 3
     assert run.state.metrics["val"] == evaluated[-1].metrics
+
+
+class FailsAt(PlainNet):
+    """Fails, or gives what is not finite, in one of its forward passes."""
+
+    at, gives = 0, 0.0
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.at -= 1
+        if self.at == 0 and self.gives == 0:
+            raise ValueError("no more")
+        return super().forward(images) * (self.gives if self.at == 0 else 1)
+
+
+@pytest.mark.parametrize(("gives", "written"), [(1.0, 6), (0.0, 4), (math.nan, 4)], ids=["ends", "fails", "NaN"])
+def test_lines_that_wait_for_each_other_are_those_that_do_not(
+    gives: float, written: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lines(seconds: float) -> list[Any]:
+        monkeypatch.setattr("paceline.engine.training_log.SECONDS_BETWEEN_FLUSHES", seconds)
+        diary, out = Diary(), tmp_path / str(seconds)
+        run = small(out, net=FailsAt, size=48, micro_batch_size=24, every=(100, 1, 100)).run(
+            logger=LoggerGroup([diary])
+        )
+        run.model.at, run.model.gives = 5, gives
+        with nullcontext() if gives == 1 else pytest.raises((ValueError, TrainingError)):
+            train(run)
+        run.logger.flush()
+        logged = [event for event in diary.events if isinstance(event, Logged)]
+        assert all(event.clock["time"] > 0 for event in logged)
+        return [(event.step, event.epoch, event.metrics, event.smoothed) for event in logged]
+
+    at_once = lines(0.0)
+    assert [step for step, *_ in at_once] == list(range(1, written + 1))
+    assert lines(math.inf) == at_once
 
 
 def test_the_test_split_is_left_for_the_end(tmp_path: Path) -> None:

@@ -77,8 +77,8 @@ def log_training(run: Run) -> None:
     run.unwritten_lines.append(Logged(run.progress.step, run.progress.epoch, run.precision.metrics(), clock=clock))
     if run.world.size > 1 or time.monotonic() >= run.next_read:
         read_results(run)
-    if run.world.device.type == "cpu" and (sentence := run.timer.contention()):
-        run.logger.emit(Note(sentence, "warning"))
+        if run.world.device.type == "cpu" and (sentence := run.timer.contention()):
+            run.logger.emit(Note(sentence, "warning"))
 
 
 @contextmanager

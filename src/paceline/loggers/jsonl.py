@@ -14,6 +14,9 @@ from paceline.loggers.events import Evaluated, Event, Logged, Logger, Record
 from paceline.loggers.files import AppendFile
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+
+
 class JsonlLogger(Logger):
     """Appends a record for every logged and evaluated event, atomically."""
 
@@ -23,7 +26,7 @@ class JsonlLogger(Logger):
     def handle(self, event: Event) -> None:
         """Write a line if the event has metrics."""
         if isinstance(event, Logged | Evaluated):
-            line = json.dumps(event.record, ensure_ascii=False, allow_nan=False)
+            line = _encode(event.record)
             self._file.append(line.encode(errors="backslashreplace") + b"\n")  # as JSON escapes them
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from paceline.loggers.events import Ended, Evaluated, Event, Logged, Logger, Sna
 from paceline.report.page import Report
 
 _SECONDS_AFTER_EVENT = 0.3  # the images of an evaluation come a moment behind its metrics
+_SECONDS_TO_FIRST_LOG = 5.0  # many runs are over by then, or were evaluated
 _SECONDS_BETWEEN_LOGS = 30.0
 _MOST_TIME = 0.01  # the share of the run that writing reports may take
 
@@ -37,6 +38,7 @@ class ReportFile(Logger):
         if isinstance(event, Started | Ended):
             self.close()
             self._write()
+            self._next_log = monotonic() + _SECONDS_TO_FIRST_LOG
         elif isinstance(event, Evaluated | Visualized) or (isinstance(event, Logged) and monotonic() > self._next_log):
             self._next_log = monotonic() + _SECONDS_BETWEEN_LOGS
             self._is_due.set()
