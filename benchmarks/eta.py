@@ -9,7 +9,8 @@ from typing import NamedTuple
 import paceline
 from benchmarks.report import Section, at_most
 from paceline.data.synthetic import write_saliency
-from paceline.loggers.jsonl import Record, read_records
+from paceline.loggers.events import Record
+from paceline.loggers.jsonl import read_records
 
 MOST = 0.15
 _IMAGES, _STEPS, _EVALUATIONS, _SAVES = 200, 200, 20, 10

@@ -130,7 +130,9 @@ def test_records_tell_the_step_its_epoch_and_its_metrics(tmp_path: Path) -> None
 class FailsAt(PlainNet):
     """Fails, or gives what is not finite, in one of its forward passes."""
 
-    at, gives = 0, 0.0
+    def __init__(self, at: int = 0, gives: float = 0.0) -> None:
+        super().__init__()
+        self.at, self.gives = at, gives
 
     def forward(self, images: Tensor) -> Tensor:
         self.at -= 1
@@ -146,10 +148,13 @@ def test_lines_that_wait_for_each_other_are_those_that_do_not(
     def lines(seconds: float) -> list[Any]:
         monkeypatch.setattr("paceline.engine.training_log.SECONDS_BETWEEN_FLUSHES", seconds)
         diary, out = Diary(), tmp_path / str(seconds)
-        run = small(out, net=FailsAt, size=48, micro_batch_size=24, every=(100, 1, 100)).run(
-            logger=LoggerGroup([diary])
-        )
-        run.model.at, run.model.gives = 5, gives
+        run = small(
+            out,
+            net=partial(FailsAt, 5, gives),
+            size=48,
+            micro_batch_size=24,
+            every=(100, 1, 100),
+        ).run(logger=LoggerGroup([diary]))
         with nullcontext() if gives == 1 else pytest.raises((ValueError, TrainingError)):
             train(run)
         run.logger.flush()
