@@ -1,5 +1,6 @@
 """Units: inside everything counts steps; what is due comes at the right step and always after the last."""
 
+import itertools
 import math
 from fractions import Fraction
 
@@ -53,6 +54,15 @@ def test_durations_come_out_in_steps(epochs: float | None, steps: int | None, ex
 )
 def test_due_every_so_many_steps_and_after_the_last(period: float, total: int, expected: list[int]) -> None:
     assert due_steps(period, total) == expected
+
+
+def test_due_is_where_the_number_of_whole_periods_grows() -> None:
+    """By counting them at both ends of each step, the last of which always counts."""
+    for total, period in itertools.product(range(1, 31), [0.25, 1, 1.1, 4 / 3, 2, 2.5, 3, 7 / 3, 10, 30, 31, math.inf]):
+        every = max(1.0, period)
+        whole = [math.floor(step / every + 1e-9) for step in range(total)]
+        whole.append(whole[-1] + 1)
+        assert due_steps(period, total) == [step for step in range(1, total + 1) if whole[step] > whole[step - 1]]
 
 
 @given(st.integers(1, 400), st.integers(1, 12), st.integers(1, 12), st.integers(1, 300))

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.data.batch import Batch
 from paceline.engine.forward import forward, start_losses
-from paceline.engine.loss_accumulator import read
+from paceline.engine.loss_accumulator import Value, read, read_numbers
 from paceline.engine.step import train_step
 from paceline.losses.classification import BinaryCrossEntropy, CrossEntropy
 from paceline.losses.loss_term import AnyTerm, LazyTerm, LossTerm
@@ -59,8 +59,9 @@ class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def test_no_step_reads_them(tmp_path: Path) -> None:
     numbers = []
     for names in ((), ("top1", "top2")):
-        run = Small(tmp_path).run(task=classification(top_k=(1, 2)))
-        run.task.training_metrics = names
+        task = classification(top_k=(1, 2))
+        task.training_metrics = names
+        run = Small(tmp_path).run(task=task)
         step_batch = next(iter(run.batches))
         with HostReads() as reads:
             train_step(run, step_batch)
@@ -141,6 +142,23 @@ class WithGradient(Classification):
         return {"top1": LossTerm(outputs.square().sum(), float(len(outputs)))}
 
 
+class Extended(Classification):
+    """A task with a metric beside those it inherits."""
+
+    def training_terms(self, outputs: Tensor, batch: Batch) -> dict[str, AnyTerm]:
+        return {"mine": LossTerm(outputs.detach().sum(), 2.0), **super().training_terms(outputs, batch)}
+
+
+@pytest.mark.parametrize("num_classes", [NUM_CLASSES, 5000])
+def test_a_task_may_have_further_metrics(num_classes: int) -> None:
+    task = Extended({"cross_entropy": CrossEntropy()}, {"cross_entropy": 1.0}, ["a"] * num_classes, top_k=(1, 2))
+    task.training_metrics = ["mine", *task.training_metrics]
+    outputs = torch.zeros(2, num_classes)
+    outputs[:, :2] = torch.tensor([[1, 2], [2, 1]])
+    found = task.training_terms(outputs, Batch(label=torch.tensor([1, 1])))
+    assert {name: share(term) for name, term in found.items()} == {"mine": 3.0, "top1": 0.5, "top2": 1.0}
+
+
 def test_a_metric_that_has_a_gradient_keeps_no_graph(tmp_path: Path) -> None:
     task = WithGradient({"cross_entropy": CrossEntropy()}, {"cross_entropy": 1.0}, CLASSES, top_k=(1,))
     run = Small(tmp_path).run(task=task)
@@ -175,3 +193,43 @@ def test_small_outputs_wait_for_the_log_and_large_ones_do_not(tmp_path: Path) ->
 
     many = task.training_terms(torch.rand(8, 5000), Batch(label=torch.arange(8)))
     assert isinstance(many["top1"], LossTerm)
+
+
+def _sums(logits: Tensor) -> Tensor:
+    return torch.stack([logits.sum(-1), logits.amax(-1)], -1)
+
+
+def _products(logits: Tensor, factors: Tensor) -> Tensor:
+    return (logits * factors).sum(-1, keepdim=True)
+
+
+def test_numbers_of_every_kind_are_read_in_their_places() -> None:
+    """Floats, tensors, and lazy terms of other shapes, columns and functions, some of the same inputs."""
+    first, second, third = (torch.tensor([1.0, 5.0]),), (torch.tensor([2.0, 4.0]),), (torch.tensor([7.0, 8.0, 9.0]),)
+    pair = (torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))
+    values: dict[int, tuple[Value, float]] = {
+        0: (0.1, 0.1),
+        1: (LazyTerm(_sums, first, 1.0, 1), 5.0),
+        2: (torch.tensor(0.5, dtype=torch.float64), 0.5),
+        3: (LazyTerm(_sums, second, 1.0, 0), 6.0),
+        4: (LazyTerm(_sums, third, 1.0, 0), 24.0),
+        5: (LazyTerm(_products, pair, 1.0), 11.0),
+        6: (torch.tensor(3), 3.0),
+        7: (LazyTerm(_sums, first, 1.0, 0), 6.0),
+        8: (LazyTerm(lambda logits: -_sums(logits), first, 1.0, 0), -6.0),
+        9: (LazyTerm(_sums, third, 1.0, 1), 9.0),
+    }
+    for places in (list(values), list(values)[::-1], [1, 3, 1], [2, 6], [0], [8, 1], []):
+        assert read_numbers([values[place][0] for place in places]) == [values[place][1] for place in places]
+    terms = [term for term, _ in values.values() if isinstance(term, LazyTerm)]
+    assert read_numbers(terms) == [term.numerator.item() for term in terms]
+
+
+def test_a_rank_without_a_micro_batch_adds_nothing(tmp_path: Path) -> None:
+    run = Small(tmp_path).run()
+    step_batch = next(iter(run.batches))
+    for micro in step_batch.micro_batches:
+        micro.is_padding = True
+    accumulator = train_step(run, step_batch).accumulator
+    assert accumulator.parts == []
+    assert read([accumulator, accumulator], run.world) == [{"loss": 0.0, "cross_entropy": 0.0}] * 2

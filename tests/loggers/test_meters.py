@@ -28,6 +28,26 @@ def test_summary_of_a_short_history_by_hand() -> None:
     assert summary == {"median": 3.0, "mean": 14 / 3, "global_mean": 4.5, "max": 10.0, "latest": 10.0}
 
 
+@given(st.lists(st.lists(st.floats(), max_size=30), max_size=4), st.integers(1, 25))
+def test_many_values_at_once_are_as_one_by_one(columns: list[list[float]], window: int) -> None:
+    at_once, one_by_one = Meters(window), Meters(window)
+    for values in columns:
+        at_once.extend({"loss": values, "lr": values[:2]})
+        for place, value in enumerate(values):
+            one_by_one.add({"loss": value, "lr": value} if place < 2 else {"loss": value})
+    kept = one_by_one.state_dict()
+    assert {name: state for name, state in at_once.state_dict().items() if state["count"]} == kept
+    for name in kept:
+        assert repr(at_once.median(name)) == repr(one_by_one.summaries()[name]["median"])
+
+
+def test_more_than_may_wait_are_taken() -> None:
+    meter = Meter()
+    meter.extend(float(number) for number in range(3 * PENDING_LIMIT))
+    assert not meter._pending
+    assert meter.summary()["global_mean"] == (3 * PENDING_LIMIT - 1) / 2
+
+
 def test_median_of_an_even_window_is_the_lower_middle() -> None:
     assert meter_of([4.0, 1.0, 2.0, 3.0]).summary()["median"] == 2.0
 

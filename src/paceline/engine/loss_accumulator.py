@@ -235,12 +235,12 @@ def _table(steps: Sequence[LossAccumulator]) -> Numbers:
 def read_numbers(values: Sequence[Value]) -> list[float]:
     """The values, read from the device at once; lazy terms of one kind and shape are computed together."""
     of_tensors: list[int] = []
-    of_inputs: dict[int, list[int]] = {}
+    of_inputs: dict[Any, list[int]] = {}
     for place, value in enumerate(values):
         if isinstance(value, Tensor):
             of_tensors.append(place)
         elif isinstance(value, LazyTerm):
-            of_inputs.setdefault(id(value.inputs), []).append(place)
+            of_inputs.setdefault((value.compute, id(value.inputs)), []).append(place)
     numbers: list[Any] = list(values)
     groups: dict[Any, list[list[int]]] = {}
     for places in of_inputs.values():

@@ -16,7 +16,7 @@ import torch
 from paceline.core.intervals import Progress
 from paceline.core.process import num_cores
 from paceline.core.world import World
-from paceline.loggers.meters import Meters
+from paceline.loggers.meters import PENDING_LIMIT, Meters
 
 _FIRST_STEPS = 3  # that are slower than the others: memory is taken, kernels are chosen
 _SHARE_REMEMBERED = 0.1  # of a run's steps, in the average that the time left is estimated from
@@ -50,6 +50,8 @@ class StepTimer:
         own, self.forward_seconds = self.forward_seconds + waited, 0.0
         step_time = seconds + waited
         self._times.append((step_time, waited, own, num_samples))
+        if len(self._times) > PENDING_LIMIT:
+            self._read_times()
         self._num_steps += 1
         known = self._num_steps - _FIRST_STEPS
         weight = 1.0 if known < 1 else max(1 / known, 1 / max(_LEAST_REMEMBERED, _SHARE_REMEMBERED * total_steps))

@@ -18,7 +18,10 @@ class Adam(torch.optim.Adam):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters that have a gradient."""
-        loss = None if closure is None else closure()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         with torch.no_grad():
             for group in self.param_groups:
                 if parameters := [each for each in group["params"] if each.grad is not None]:
@@ -48,7 +51,7 @@ class Adam(torch.optim.Adam):
             eps=group["eps"],
             amsgrad=group["amsgrad"],
             maximize=group["maximize"],
-            grad_scale=None,
+            grad_scale=getattr(self, "grad_scale", None),
             found_inf=found_inf,
         )
         if found_inf is not None:

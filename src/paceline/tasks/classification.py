@@ -58,7 +58,8 @@ class Classification(Task):
         self._flip = flip
         self._top_k = [k for k in sorted({1, *top_k}) if k <= len(self.classes)]
         self._count_correct = partial(_count_top, self._top_k)
-        self.training_metrics = ["accuracy"] if multi_label else [f"top{k}" for k in self._top_k]
+        self._top_names = [f"top{k}" for k in self._top_k]
+        self.training_metrics = ["accuracy"] if multi_label else list(self._top_names)
         self._metrics += [*self._own_metrics(top_k), *extra_metrics]
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:
@@ -88,9 +89,9 @@ class Classification(Task):
         inputs, count = (logits, labels), float(len(labels))
         if logits.numel() <= _MAX_KEPT:
             compute = self._count_correct
-            return {name: LazyTerm(compute, inputs, count, k) for k, name in enumerate(self.training_metrics)}
+            return {name: LazyTerm(compute, inputs, count, k) for k, name in enumerate(self._top_names)}
         correct = self._count_correct(*(each.unsqueeze(0) for each in inputs))[0]
-        return {name: LossTerm(total, count) for name, total in zip(self.training_metrics, correct, strict=True)}
+        return {name: LossTerm(total, count) for name, total in zip(self._top_names, correct, strict=True)}
 
     def draw(self, batch: Batch, predictions: Tensor | None, index: int) -> list[Panel]:
         """Draw the image with its label, framed in green or red by whether the prediction is correct."""
