@@ -67,7 +67,7 @@ def assert_same(ours: Optimizer, theirs: Optimizer) -> None:
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize(("own", "torchs"), PAIRS)
-def test_the_same_bits(own: type[Optimizer], torchs: type[Optimizer], options: dict[str, Any]) -> None:
+def test_the_same_bits(own: type[torch.optim.Adam], torchs: type[torch.optim.Adam], options: dict[str, Any]) -> None:
     ours, theirs = (kind(groups(weights()), fused=True, **options) for kind in (own, torchs))
     learn(ours, range(5))
     learn(theirs, range(5), lambda optimizer: optimizer.step())
@@ -75,7 +75,9 @@ def test_the_same_bits(own: type[Optimizer], torchs: type[Optimizer], options: d
 
 
 @pytest.mark.parametrize(("own", "torchs"), PAIRS)
-def test_found_inf_and_grad_scale_of_whoever_sets_them(own: type[Optimizer], torchs: type[Optimizer]) -> None:
+def test_found_inf_and_grad_scale_of_whoever_sets_them(
+    own: type[torch.optim.Adam], torchs: type[torch.optim.Adam]
+) -> None:
     pair = [kind(groups(weights()), fused=True, amsgrad=True) for kind in (own, torchs)]
     for optimizer in pair:
         optimizer.found_inf = found_inf = torch.zeros(())  # type: ignore[attr-defined]
@@ -88,7 +90,7 @@ def test_found_inf_and_grad_scale_of_whoever_sets_them(own: type[Optimizer], tor
 
 
 @pytest.mark.parametrize(("own", "torchs"), PAIRS)
-def test_state_moves_to_torchs_and_back(own: type[Optimizer], torchs: type[Optimizer]) -> None:
+def test_state_moves_to_torchs_and_back(own: type[torch.optim.Adam], torchs: type[torch.optim.Adam]) -> None:
     whole = own(groups(weights()), fused=True)
     learn(whole, range(6))
     parameters = weights()
@@ -139,7 +141,7 @@ def test_parameters_of_a_later_group_join() -> None:
 
 @pytest.mark.parametrize("step", [step_optimizer, lambda optimizer: optimizer.step()])
 @pytest.mark.parametrize("kind", [fused_adam.AdamW, fused_adam.Adam])
-def test_hooks_are_called_once(kind: type[Optimizer], step: Callable[[Optimizer], Any]) -> None:
+def test_hooks_are_called_once(kind: type[torch.optim.Adam], step: Callable[[Optimizer], Any]) -> None:
     called = []
     optimizer = kind(weights(), fused=True)
     optimizer.register_step_pre_hook(lambda *_: called.append("before"))

@@ -60,16 +60,16 @@ def construct(optimizer: OptimizerFactory, groups: Sequence[Group], **options: A
     """The optimizer over these groups, fused where that is faster and right."""
     parameters = [parameter for group in groups for parameter in group["params"]]
     devices = {parameter.device.type for parameter in parameters}
+    device = devices.pop() if len(devices) == 1 else ""
     can_fuse = (
-        len(devices) == 1
-        and optimizer in _FUSED.get(*devices, ())
+        optimizer in _FUSED.get(device, ())
         and (optimizer in _FUSED_SHARDED or not any(hasattr(parameter, "placements") for parameter in parameters))
         and all(parameter.is_floating_point() for parameter in parameters)
         and not options.get("dampening")  # see _init_momentum
     )
     if not can_fuse:
         return optimizer(groups, **options)
-    if devices == {"cpu"}:
+    if device == "cpu":
         optimizer = _WITHOUT_OVERHEAD.get(optimizer, optimizer)
     fused = optimizer(groups, fused=True, **options)
     if isinstance(fused, torch.optim.SGD):
