@@ -13,7 +13,6 @@ from paceline.core.regular_file import open_regular
 from paceline.loggers.events import Evaluated, Event, Logged, Logger, Record
 from paceline.loggers.files import AppendFile
 
-
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
