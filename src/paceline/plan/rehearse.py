@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from paceline.core.world import World
-from paceline.data.batch import Batch
+from paceline.data.batch import Batch, Sample
 from paceline.data.loader import MicroBatch, StepBatch
 from paceline.data.split_loader import SplitLoader
 from paceline.engine.run import Run
@@ -94,13 +94,18 @@ def rehearse(checked: CheckedRecipe, processes: int = 1, shape: Shape = Shape())
 
 
 def _faked(loader: SplitLoader, example: Batch, mode: FakeTensorMode) -> SplitLoader:
-    """The loader, whose batches are the example's samples again and again; random numbers are real."""
-    draw = loader._draw
+    """The loader, whose batches are the example's samples again and again; random numbers and a sample are real."""
+    draw, read = loader._draw, loader.dataset.read
+
+    def read_real(index: int) -> Sample:
+        with unset_fake_temporarily():
+            return read(index)
 
     def draw_real(batch: Batch, epoch: int, device: torch.device) -> Sequence[Tensor]:
         with unset_fake_temporarily():
             return draw(batch, epoch, device)
 
+    loader.dataset.read = read_real  # type: ignore[method-assign]
     loader.fetch = lambda epoch, ids: _fake_batch(example, len(ids), mode)  # type: ignore[method-assign]
     loader._draw = draw_real  # type: ignore[method-assign]
     loader._draw_for_step = partial(_largest_draw, loader, example, mode)  # type: ignore[method-assign]

@@ -16,6 +16,7 @@ from paceline.core.errors import DataError, PacelineError
 from paceline.core.world import World
 from paceline.data.batch import Batch, Sample
 from paceline.data.split_loader import SplitLoader
+from paceline.plan.fake_tensors import convert_module
 from paceline.recipe.build import Builder
 from paceline.recipe.validate import CheckedRecipe
 
@@ -76,7 +77,7 @@ class SurrogateBuilder(Builder):
                 raise
         with unset_fake_temporarily():
             model = super().model(loader, classes)
-        return model._apply(torch.empty_like)
+        return convert_module(model, torch.empty_like)
 
     def check_data(self, loaders: Mapping[str, SplitLoader]) -> None:
         """Nothing: other ranks are not there, or assume the same samples."""
