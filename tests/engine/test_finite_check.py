@@ -80,6 +80,13 @@ def test_the_norm_of_the_host_is_that_of_the_device(bad: float | None) -> None:
     assert NoClipOnHost()(parameters) == pytest.approx(NoClip()(parameters).item(), rel=1e-6, nan_ok=True)
 
 
+def test_a_norm_beyond_float16_is_finite_where_the_gradients_are() -> None:
+    parameters = [nn.Parameter(torch.zeros(1, dtype=torch.float16)) for _ in range(2)]
+    for each in parameters:
+        each.grad = torch.full_like(each, 60000)
+    assert NoClipOnHost()(parameters) == pytest.approx(NoClip()(parameters).item()) == pytest.approx(60000 * 2**0.5)
+
+
 class Spoiled(nn.Module):
     """A small net that gives NaN for images that are too bright."""
 

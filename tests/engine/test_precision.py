@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from paceline.engine.loss_accumulator import WeightedLoss
-from paceline.engine.precision.base import FullPrecision
+from paceline.engine.precision.base import FullPrecision, add_gradients
 from paceline.engine.precision.mixed import CudaFloat32, make_precision
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -209,3 +209,23 @@ def test_names_and_choices_that_do_not_exist_are_refused() -> None:
         make_precision("O1", CPU, keep_norms=True)
     with pytest.raises(ValueError, match="a number > 0"):
         make_precision("fp16", CPU, loss_scale=0)
+
+
+def test_gradients_are_those_of_torchs_backward() -> None:
+    """Of several losses, one of which has no gradient, and added to what is there."""
+    found = []
+    for is_own in (True, False):
+        model, (images, labels) = small_net(), samples(8)
+        logits = model(images)
+        losses = [nn.functional.cross_entropy(logits, labels), torch.ones(()), logits.double().square().sum()]
+        weights = [0.3, 1.0, 7e-3]
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        if is_own:
+            add_gradients([WeightedLoss(loss, weight) for loss, weight in zip(losses, weights, strict=True)], 2.0)
+        else:
+            factors = [loss.new_tensor(2 * weight) for loss, weight in zip(losses, weights, strict=True)]
+            torch.autograd.backward(losses[::2], factors[::2])
+        found.append([parameter.grad for parameter in model.parameters()])
+    assert all(one is not None and torch.equal(one, other) for one, other in zip(*found, strict=True))
+    add_gradients([])

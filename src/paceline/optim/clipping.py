@@ -29,7 +29,9 @@ class NoClip:
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norm = torch.zeros(())
         if gradients:
-            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+            norms = torch.stack(torch._foreach_norm(gradients))
+            # Norms of float16 gradients may fit their type where the norm of all does not.
+            norm = torch.linalg.vector_norm(norms, dtype=torch.promote_types(norms.dtype, torch.float32))
         return norm if self.across is None else self.across(norm)
 
 
