@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from paceline.core.world import World
 from paceline.engine.strategies.fsdp import FSDPStrategy
-from paceline.plan.fake_tensors import fake_process_group
+from paceline.plan.fake_tensors import fake_process_group, fake_tensors
 from paceline.plan.memory import MemoryTracker
 
 FLOAT = 4
@@ -99,6 +99,16 @@ def test_the_peak_is_that_of_torchs_profiler(rows: int) -> None:
     expected = profiled_peak(lambda: step(model, optimizer, inputs))
     tracker, before = track_second_step(model, optimizer, inputs)
     assert tracker.peak.total - before == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, torch.optim.AdamW])
+def test_fake_tensors_take_no_memory(optimizer_class: type[torch.optim.SGD]) -> None:
+    """Also in the step of a fused optimizer, for which torch has no kernel on fake tensors."""
+    with fake_tensors():
+        model = network(4_096)
+        optimizer = optimizer_class(model.parameters(), 0.1, fused=True)
+        size = sum(parameter.nbytes for parameter in model.parameters())
+        assert profiled_peak(lambda: step(model, optimizer, torch.zeros(2, 32))) < size / 10
 
 
 @pytest.mark.parametrize("keeps_parameters", [False, True], ids=["fsdp", "zero"])
