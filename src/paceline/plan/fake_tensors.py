@@ -75,8 +75,8 @@ class _AssumedValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     A number is 1, every element that may be selected is, and what is asked of any element holds for none: such
     questions look for mistakes.
 
-    An operator that returns nothing only writes into what it is given, so it is left out. Those of fused optimizers have
-    no kernel for fake tensors: torch would make real ones of all parameters, gradients and state, and run it on them.
+    An operator that returns nothing only writes into what it is given, so it is left out. Some of fused optimizers have
+    no kernel for fake tensors: torch would make real ones of all parameters, gradients and state, and run on them.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -162,12 +162,11 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if category == "communication":
             self._exchanged[key] = weakref.ref(storage)
         self._live[category] += size
-        self._timeline.append(tuple(self._live.values()))
-        if category not in _KEPT:
-            self.peak_passing = max(self.peak_passing, self.passing)
+        self._note()
 
     def _follow_sizes(self) -> None:
         """Count what is exchanged by the size that it has now: FSDP empties storages, and fills them again."""
+        before = self._total
         for key, reference in self._exchanged.items():
             storage, (size, category) = reference(), self._storages[key]
             more = storage.nbytes() - size if storage is not None else 0
@@ -175,6 +174,13 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._storages[key] = (size + more, category)
                 self._live[category] += more
                 self._total += more
+        if self._total > before:
+            self._note()
+
+    def _note(self) -> None:
+        """Remember what is alive now."""
+        self._timeline.append(tuple(self._live.values()))
+        self.peak_passing = max(self.peak_passing, self.passing)
 
     def _free(self, key: int) -> None:
         size, category = self._storages.pop(key)
