@@ -138,6 +138,21 @@ def test_a_combination_that_cannot_be_is_refused_with_its_reason() -> None:
     assert "train.strategy" in row.reason
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("fasterrcnn_mobilenet_v3_large_320_fpn", ["aten._unique2", "paceline train"]),
+        ("maskrcnn_resnet50_fpn", ["model.name"]),
+        ("keypointrcnn_resnet50_fpn", ["model.name"]),
+    ],
+)
+def test_detectors_that_cannot_be_planned_are_refused(name: str, expected: list[str]) -> None:
+    changes = [f"model={{name: torchvision/detection/{name}}}", "data.batch_size=2"]
+    (row,) = plan_rows(Grid("ssd300_pet", changes), [{"procs": "1"}])
+    assert isinstance(row, Refused)
+    assert all(text in row.reason for text in expected)
+
+
 def test_values_with_commas_are_choices() -> None:
     fixed, choices = split_choices(["train.precision=fp32,bf16", "model.widths=[8,16]", "optimizer.lr=0.1"])
     assert fixed == ["model.widths=[8,16]", "optimizer.lr=0.1"]

@@ -35,6 +35,7 @@ from paceline.recipe.validate import CheckedRecipe, validate
 Settings = Mapping[str, str]
 """The recipe keys in which rows differ, and "procs"."""
 
+_TRY = "take real steps instead: paceline train RECIPE train.steps=3"
 _FEWEST = 2  # samples of the steps between which memory grows evenly
 _DIVIDE_ALONE = frozenset({"procs", "train.micro_batch_size", "data.batch_size"})  # a step, but not what it computes
 
@@ -184,7 +185,7 @@ def _plan_group(grid: Grid, group: _Group) -> dict[int, Row | Refused]:
     except PacelineError as error:
         return {place: Refused(settings, str(error)) for place, settings in group.rows.items()}
     except DynamicOutputShapeException as error:
-        reason = f"the model selects by value ({error.func}), which fake tensors cannot follow"
+        reason = f"the model selects by value ({error.func}), which fake tensors cannot follow; {_TRY}"
         return {place: Refused(settings, reason) for place, settings in group.rows.items()}
     except Exception as error:  # noqa: BLE001 - a user's code may do anything with a tensor
         reason = f"fake tensors, of which a plan is made, cannot follow this step: {described(error)}"
