@@ -13,6 +13,7 @@ from pathlib import Path
 
 from chaos.row import Row
 from chaos.training import Command, difference, records, saved_step, send, undisturbed
+from paceline.loggers.starts import read_starts
 
 _EX_TEMPFAIL = 75
 _STEPS = (4, 8, 12)
@@ -87,7 +88,8 @@ class _Trial:
                 return steps, f"the status is {_status(command)}, expected stopped at step {step}"
             command = self._start(out)
         code = command.wait()
-        lost = [step for step in steps if f"continues after step {step}\n" not in command.output()]
+        starts = [each["step"] for each in read_starts(command.out / "logs" / "starts.jsonl") if "state" not in each]
+        lost = [step for step in steps if step not in starts]
         if code or lost:
             return steps, f"ended with {code}, did not go on after steps {lost}"
         return steps, difference(self.whole, command)
