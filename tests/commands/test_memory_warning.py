@@ -28,6 +28,15 @@ def test_what_obviously_fits_is_not_planned(run: Run, monkeypatch: pytest.Monkey
     assert memory_warning(run, []) == []
 
 
+def test_wide_networks_on_small_images_are_not_taken_to_fit(tmp_path: Path) -> None:
+    """Of such a network the first layers alone, of which each keeps its output, take more than 400 times the input."""
+    wide = build("quickstart", {**SMALL, "model.widths": [256, 256, 256]}, tmp_path)
+    outputs = 4 * 64 * 28 * 28 * 256  # bytes of the output of a layer, before images are halved
+    bound = module._bound(wide)
+    assert bound is not None
+    assert bound > 16 * outputs > 400 * 4 * 64 * 28 * 28
+
+
 def test_settings_that_fit_are_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_memory", lambda run: 2**20)
     (text,) = memory_warning(run, [])

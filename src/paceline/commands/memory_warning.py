@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from paceline.commands.measure_row import LAUNCHED
 from paceline.core.process import free_memory
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 _COPIES = 4  # of the weights: themselves, gradients, and two moments of an optimizer
 _PER_VALUE = 400  # bytes of activations for each byte of the input: above what most networks take
+_PER_OUTPUT = 32  # and for each byte that the first convolution makes of it, in wide networks
 _SECONDS = 120.0
 _FLOAT = 4
 
@@ -64,8 +67,17 @@ def _bound(run: Run) -> int | None:
         image = loader.dataset.read(0)["image"] if loader.in_memory else loader.fetch(0, np.arange(1))["image"]
         values, sampler = int(np.prod(image.shape)), run.batches.sampler
         samples = min(sampler.micro_batch_size, -(-sampler.batch // run.world.size))
-        return _COPIES * weights + _PER_VALUE * _FLOAT * values * samples
+        per_value = max(_PER_VALUE, round(_PER_OUTPUT * _widening(run.model)))
+        return _COPIES * weights + per_value * _FLOAT * values * samples
     return None
+
+
+def _widening(model: nn.Module) -> float:
+    """How many values the first convolution makes of one; 0 without convolutions."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            return module.out_channels / module.in_channels / math.prod(module.stride)
+    return 0.0
 
 
 def _plan(run: Run, modules: Sequence[str], memory: int, seconds: float) -> list[dict[str, Any]]:

@@ -188,7 +188,8 @@ def _plan_group(grid: Grid, group: _Group) -> dict[int, Row | Refused]:
         reason = f"the model selects by value ({error.func}), which fake tensors cannot follow; {_TRY}"
         return {place: Refused(settings, reason) for place, settings in group.rows.items()}
     except Exception as error:  # noqa: BLE001 - a user's code may do anything with a tensor
-        reason = f"fake tensors, of which a plan is made, cannot follow this step: {described(error)}"
+        sentence = described(error).partition(". ")[0]  # torch goes on to list its backends
+        reason = f"fake tensors, of which a plan is made, cannot follow this step: {sentence}"
         return {place: Refused(settings, reason) for place, settings in group.rows.items()}
 
 
