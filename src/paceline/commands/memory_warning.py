@@ -39,6 +39,7 @@ def memory_warning(run: Run, modules: Sequence[str], seconds: float = _SECONDS) 
     needed = _bound(run)
     if needed is None or needed <= memory:
         return []
+    print("planning memory, since this run may not fit …", file=sys.stderr, flush=True)  # it takes some seconds
     rows = _plan(run, modules, memory, min(seconds, _SECONDS))
     if not rows or rows[0].get("fits", True):
         return []
