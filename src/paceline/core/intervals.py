@@ -53,7 +53,7 @@ class Triggers:
 
     def due(self, step: int) -> list[str]:
         """What is to be done after `step` steps."""
-        if step >= self.total_steps:
+        if step == self.total_steps:
             return [action for _, action in self._items]
         before = step - 1
         return [name for period, name in self._items if _whole(step / period) > _whole(before / period)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from functools import partial
 from typing import NoReturn
 
 import torch
@@ -39,7 +40,7 @@ def train(run: Run) -> None:
             try:
                 result = train_step(run, step_batch)
             except _OOM_ERRORS as error:
-                _explain_oom(error, _advise_step(run))
+                _explain_oom(error, partial(_advise_step, run))
             seconds = time.perf_counter() - started
             run.timer.add_step(seconds, waited, step_batch.num_samples, run.progress.total_steps)
             add_result(run, step_batch, result)
@@ -72,7 +73,7 @@ def do_pending(run: Run) -> None:
             try:
                 actions[name](run)
             except _OOM_ERRORS as error:
-                _explain_oom(error, _advise_evaluation(run))
+                _explain_oom(error, partial(_advise_evaluation, run))
         del run.state.pending[0]
 
 
@@ -117,13 +118,13 @@ def measure_tests(run: Run) -> None:
 _OOM_ERRORS = (torch.OutOfMemoryError, MemoryError, RuntimeError)
 
 
-def _explain_oom(error: Exception, advice: str) -> NoReturn:
+def _explain_oom(error: Exception, advise: Callable[[], str]) -> NoReturn:
     """Raise an error again, with advice if memory ran out."""
     text = str(error)
     if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "allocate memory" not in text:
         raise error
     first = text.splitlines()[0] if text else "nothing more is known"
-    raise TrainingError(f"out of memory {advice} ({first})") from error
+    raise TrainingError(f"out of memory {advise()} ({first})") from error
 
 
 def _advise_step(run: Run) -> str:
