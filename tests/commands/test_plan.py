@@ -89,6 +89,31 @@ def test_an_unknown_gpu_is_named_with_those_that_are_known() -> None:
         parse_device("rtx9999")
 
 
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA A100-PCIE-40GB", "a100-40gb"),
+        ("Tesla V100-SXM2-32GB", "v100-32gb"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA GeForce RTX 3090", "rtx3090"),
+        ("NVIDIA RTX A6000", "a6000"),
+        ("Tesla T4", "t4"),
+        ("Tesla P100-PCIE-16GB", "p100"),
+    ],
+)
+def test_a_gpu_as_its_driver_calls_it(written: str, expected: str) -> None:
+    assert parse_device(written).name == expected
+
+
+@pytest.mark.parametrize(
+    "written", ["NVIDIA GeForce RTX 4070 Ti", "NVIDIA GeForce RTX 3080 Laptop GPU", "NVIDIA H100 NVL"]
+)
+def test_a_gpu_that_is_like_another_is_not_taken_for_it(written: str) -> None:
+    with pytest.raises(UsageError, match="expected a size"):
+        parse_device(written)
+
+
 @pytest.mark.parametrize("written", ["24", "24564", "0", "0GiB"])
 def test_a_size_without_its_unit_is_refused(written: str) -> None:
     with pytest.raises(UsageError, match=f"--memory {written}: "):

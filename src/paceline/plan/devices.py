@@ -106,8 +106,13 @@ def device_at_hand(processes: int = 1) -> Device:
 
 
 def _find_gpu(name: str) -> str | None:
-    plain = name.removeprefix("nvidia").removeprefix("geforce").replace("-", "")
-    return next((gpu for gpu in _GPUS if plain in (gpu.replace("-", ""), gpu.partition("-")[0])), None)
+    """The GPU that a user or its driver calls so, as in `a100-80gb`, `NVIDIA A100-SXM4-80GB` or `Tesla T4`."""
+    plain = re.sub(r"nvidia|geforce|tesla|rtx(?=a)|sxm\d?|pcie|hbm\w*|-", "", name)
+    for gpu, (memory, *_) in _GPUS.items():
+        model = gpu.partition("-")[0]
+        if plain in (gpu.replace("-", ""), model, f"{model}{memory}gb"):
+            return gpu
+    return None
 
 
 def _speed(gpu: str) -> Speed:
