@@ -77,6 +77,26 @@ def test_accumulated_gradients_stay_through_later_micro_batches(tmp_path: Path) 
     assert two.total == pytest.approx(measured(checked, 4, tmp_path, 2).total, rel=0.02)
 
 
+def test_an_average_is_among_the_parameters_from_its_start() -> None:
+    parts = []
+    for name in ("none", "ema", "swa"):
+        with rehearse(recipe(f"train.averaging={name}")) as rehearsal:
+            parts.append(rehearsal.step(32).parts)
+            size = sum(each.nbytes for each in rehearsal.run.model.parameters())
+    assert parts[1]["parameters"] == parts[2]["parameters"] == parts[0]["parameters"] + size
+    assert parts[1]["activations"] == parts[2]["activations"] == parts[0]["activations"]
+
+
+def test_a_gpu_keeps_copies_during_the_step_of_an_optimizer_that_is_not_fused() -> None:
+    for name, copies in (("adamw", 0), ("lion", 2)):  # of the weights and of one moment
+        totals = []
+        for is_cpu in (True, False):
+            with rehearse(recipe(f"optimizer={name}", "model.widths=[256,256]"), is_cpu=is_cpu) as rehearsal:
+                totals.append(rehearsal.step(1).total)
+                size = sum(each.nbytes for each in rehearsal.run.model.parameters())
+        assert totals[1] - totals[0] == pytest.approx(copies * size, rel=0.1, abs=64)
+
+
 def shares(strategy: str, processes: int) -> Memory:
     with rehearse(recipe("model.widths=[64,128]", f"train.strategy={strategy}"), processes) as rehearsal:
         return rehearsal.step(2)

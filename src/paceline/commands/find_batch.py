@@ -44,7 +44,7 @@ def main(options: argparse.Namespace) -> int:
     from paceline.plan.grid import Grid, Refused, plan_rows
 
     device = _device(options.memory, options.procs)
-    grid = Grid(reference, options.overrides, device.memory, shape)
+    grid = Grid(reference, options.overrides, device.memory, shape, device.is_cpu)
     with redirect_stdout(sys.stderr):  # what a model prints is no part of the answer
         (row,) = plan_rows(grid, [{"procs": str(options.procs)}])
     if isinstance(row, Refused):
@@ -70,14 +70,12 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _device(asked: str | None, processes: int) -> Device:
-    import torch
-
-    from paceline.plan.devices import Device, device_at_hand, parse_device
+    from paceline.plan.devices import device_at_hand, parse_device
 
     if asked:
         return parse_device(asked)
     device = device_at_hand(processes)
-    return device if torch.cuda.is_available() else Device(device.name, round(_SAFE * device.memory))
+    return replace(device, memory=round(_SAFE * device.memory)) if device.is_cpu else device
 
 
 def _why_not_tried(needed: int, planned: int) -> str:

@@ -88,6 +88,7 @@ def _plan(run: Run, modules: Sequence[str], memory: int, seconds: float) -> list
         recipe.write_text(json.dumps(run.state.recipe), encoding="utf-8")
         options = ["--procs", str(run.world.size), "--memory", str(memory), "--json"]
         options += [word for name in modules for word in ("--use", name)]
+        options += ["train.device=cpu"] if run.world.device.type == "cpu" else []
         command = [sys.executable, "-P", "-m", "paceline", "plan", str(recipe), *options]
         variables = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=True, env=variables)

@@ -33,7 +33,8 @@ def main(options: argparse.Namespace) -> int:
     checked = validate(load(reference, fixed))
     device = parse_device(options.memory) if options.memory else device_at_hand()
     settings = list(combinations({"procs": processes, **(choices or default_choices(checked, fixed))}))
-    grid = Grid(reference, fixed, device.memory, shape)
+    is_cpu = device.is_cpu or checked.recipe.train.device == "cpu"
+    grid = Grid(reference, fixed, device.memory, shape, is_cpu)
     speed = measure_loader(checked) if device.speed else None
     # What a model prints must not end up between the lines of the answer.
     with redirect_stdout(sys.stderr), progress_bar() as bar:

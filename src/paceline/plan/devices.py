@@ -75,6 +75,8 @@ class Device:
     """Bytes that a run may use."""
     speed: Speed | None = None
     """None if only the memory is known."""
+    is_cpu: bool = False
+    """Whether it is this machine's CPU; one of which only the memory is known counts as a GPU."""
 
 
 def parse_device(text: str) -> Device:
@@ -102,7 +104,7 @@ def device_at_hand(processes: int = 1) -> Device:
         used = range(min(processes, torch.cuda.device_count()))
         memory = min(torch.cuda.mem_get_info(index)[0] for index in used)
         return Device(name, memory, _speed(gpu) if gpu else None)
-    return Device("this machine", free_memory() // processes, _measure_cpu())
+    return Device("this machine", free_memory() // processes, _measure_cpu(), is_cpu=True)
 
 
 def _find_gpu(name: str) -> str | None:

@@ -92,6 +92,8 @@ class Grid:
     limit: int | None = None
     """Bytes of a device; if given, each row has the largest micro-batch within it."""
     shape: Shape = field(default_factory=Shape)
+    is_cpu: bool = True
+    """Whether it is a CPU's."""
 
     def check(self, settings: Settings) -> CheckedRecipe:
         """The recipe of a row; where the row's own values are at fault, the message has their place."""
@@ -179,7 +181,9 @@ def _plan_groups(grid: Grid, groups: Sequence[_Group]) -> dict[int, Row | Refuse
 
 def _plan_group(grid: Grid, group: _Group) -> dict[int, Row | Refused]:
     try:
-        with rehearse(grid.check(next(iter(group.rows.values()))), group.processes, grid.shape) as rehearsal:
+        with rehearse(
+            grid.check(next(iter(group.rows.values()))), group.processes, grid.shape, grid.is_cpu
+        ) as rehearsal:
             steps = _Steps(rehearsal)
             return {place: _plan_row(grid, steps, settings) for place, settings in group.rows.items()}
     except PacelineError as error:

@@ -19,6 +19,7 @@ from paceline.data.loader import MicroBatch, StepBatch
 from paceline.data.split_loader import SplitLoader
 from paceline.engine.run import Run
 from paceline.engine.step import train_step
+from paceline.optim.averaging import WeightAverage
 from paceline.plan.fake_tensors import FakeWorld, fake_tensors
 from paceline.plan.memory import Memory, MemoryTracker, Timeline
 from paceline.plan.shards import MOST_REHEARSED, divide
@@ -43,7 +44,10 @@ class Rehearsal:
         self._example = example
         self._mode = mode
         self._tracker = tracker
+        if isinstance(run.averaging, WeightAverage):
+            run.averaging.start_step, run.averaging.every_steps = 0, 1
         self.step(_FIRST)
+        tracker.add(run.averaging.state_dict().get("average", {}).values(), "parameters")
 
     @property
     def micro_batch_size(self) -> int:
@@ -76,11 +80,20 @@ class Rehearsal:
 
 
 @contextmanager
-def rehearse(checked: CheckedRecipe, processes: int = 1, shape: Shape = Shape()) -> Iterator[Rehearsal]:  # noqa: B008
-    """A recipe's run on fake tensors. Its data is read for the shape of a sample, or is assumed to have `shape`."""
+def rehearse(
+    checked: CheckedRecipe,
+    processes: int = 1,
+    shape: Shape = Shape(),  # noqa: B008
+    is_cpu: bool = True,
+) -> Iterator[Rehearsal]:
+    """A recipe's run on fake tensors. Its data is read for the shape of a sample, or is assumed to have `shape`.
+
+    Unless `is_cpu`, steps are skipped as on a GPU: of optimizers that are not fused, that keeps copies.
+    """
     rehearsed = min(processes, MOST_REHEARSED)
     world = FakeWorld(0, rehearsed, 0, _CPU, rehearsed) if processes > 1 else World(0, 1, 0, _CPU)
     builder = SurrogateBuilder(checked, world, shape)
+    builder.decides_on_host = is_cpu
     loaders = make_split_loaders(builder)
     example = loaders["train"].fetch(0, np.arange(min(_FIRST, len(loaders["train"].dataset))))
     with fake_tensors(rehearsed) as mode:

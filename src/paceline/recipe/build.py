@@ -101,6 +101,8 @@ class Builder(BuildContext):
         check_recipe(self)
         self.trains = trains
         """Whether the run will train; evaluation may use more processes than a step has micro-batches."""
+        self.decides_on_host = self.world.device.type == "cpu"
+        """Whether the host, for which reading a norm costs nothing there, decides what steps are skipped."""
         self.fitted: SurgeryReport | None = None
         """How the weights of the recipe were loaded."""
         self.losses: dict[str, Loss] = {}
@@ -150,7 +152,7 @@ class Builder(BuildContext):
             parts=self.parts,
             recipe=self.resolved(),
         )
-        check_class = HostFiniteCheck if self.world.device.type == "cpu" else FiniteCheck
+        check_class = HostFiniteCheck if self.decides_on_host else FiniteCheck
         return Run(
             name=self.recipe.name,
             out=out,
