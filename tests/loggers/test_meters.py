@@ -38,7 +38,8 @@ def test_many_values_at_once_are_as_one_by_one(columns: list[list[float]], windo
     kept = one_by_one.state_dict()
     assert {name: state for name, state in at_once.state_dict().items() if state["count"]} == kept
     for name in kept:
-        assert repr(at_once.median(name)) == repr(one_by_one.summaries()[name]["median"])
+        assert repr(at_once.summary(name)) == repr(one_by_one.summaries()[name])
+        assert repr(at_once.mean(name)) == repr(at_once.summary(name)["mean"])
 
 
 def test_more_than_may_wait_are_taken() -> None:

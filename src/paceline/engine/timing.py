@@ -73,7 +73,7 @@ class StepTimer:
     def step_time(self) -> float:
         """The median of the last steps, in seconds."""
         self._read_times()
-        return self._meters.median("step_time")
+        return self._meters.summary("step_time")["median"]
 
     def _read_times(self) -> None:
         times, self._times = self._times, []
@@ -102,11 +102,11 @@ class StepTimer:
         The slowest process is the one that needs longest for its data and its forward passes, which wait for no other.
         """
         self._read_times()
-        summaries = self._meters.summaries()
-        if not summaries:  # a resumed run that logs what was pending
+        step_time, data_time = self._meters.summary("step_time"), self._meters.summary("data_time")
+        if not step_time:  # a resumed run that logs what was pending
             return {"time": time.time()}
-        step_time, data_time, own_time = (summaries[name] for name in ("step_time", "data_time", "own_time"))
-        own = [data_time["mean"] / step_time["mean"], peak_memory(world.device) / 2**20, own_time["mean"]]
+        data_wait = data_time["mean"] / step_time["mean"]
+        own = [data_wait, peak_memory(world.device) / 2**20, self._meters.mean("own_time")]
         ranks = [own]
         if world.size > 1:
             ranks = [rank.tolist() for rank in world.gather(torch.tensor(own, dtype=torch.float64))]
@@ -115,7 +115,7 @@ class StepTimer:
             "time": time.time(),
             "step_time": step_time,
             "data_time": data_time,
-            "samples_per_second": summaries["samples"]["mean"] / step_time["mean"],
+            "samples_per_second": self._meters.mean("samples") / step_time["mean"],
             "data_wait": data_wait,
             "memory_mb": memory,
             "eta_seconds": seconds_left,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-SECONDS_BETWEEN_DRAWS = 0.25  # a draw takes up to 2 ms: four a second stay below one percent of a core
+SECONDS_BETWEEN_DRAWS = 0.5  # as often as there are new metrics; a draw takes up to 2 ms
 SECONDS_BETWEEN_LINES = 1.0
 LINE_WIDTH = 80
 _BAR_WIDTHS = (40, 30, 20, 10)  # few, so that the bar does not jump whenever a metric grows by a digit

@@ -59,6 +59,13 @@ class Meter:
             "latest": self._window[-1],
         }
 
+    @property
+    def mean(self) -> float:
+        """The mean of the window."""
+        if self._pending:
+            self._take(_read(self._drain()))
+        return sum(self._window) / len(self._window)
+
     def state_dict(self) -> dict[str, Any]:
         """The state as JSON values; loading it gives bit-identical summaries."""
         self._take(_read(self._drain()))
@@ -108,9 +115,13 @@ class Meters:
         for name, values in columns.items():
             self._meters.setdefault(name, Meter(self._window)).extend(values)
 
-    def median(self, name: str) -> float:
-        """The median of one meter, see `Meter.summary`."""
-        return self._meters[name].summary()["median"]
+    def summary(self, name: str) -> dict[str, float]:
+        """The summary of one meter, see `Meter.summary`; empty if there is none of that name."""
+        return self._meters[name].summary() if name in self._meters else {}
+
+    def mean(self, name: str) -> float:
+        """The mean of one meter's window."""
+        return self._meters[name].mean
 
     def summaries(self) -> dict[str, dict[str, float]]:
         """The summary of each meter, see `Meter.summary`."""
