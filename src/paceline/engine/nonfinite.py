@@ -79,7 +79,7 @@ class FiniteCheck:
 
 
 class HostFiniteCheck(FiniteCheck):
-    """The same decisions where reading a number waits for nothing, on a CPU: the host does not call the optimizer."""
+    """The same decisions on a CPU, where reading a number waits for nothing: a skipped step calls no optimizer."""
 
     def attach(self, optimizer: Optimizer, device: torch.device) -> None:
         """Start with nothing skipped; no optimizer has to know."""

@@ -45,8 +45,7 @@ class Meter:
 
         The median of an even number of values is the lower middle one, as in `torch.median`. NaN propagates.
         """
-        if self._pending:
-            self._take(_read(self._drain()))
+        self._take_pending()
         if not self._window:
             return {}
         ordered, total = sorted(self._window), sum(self._window)
@@ -62,13 +61,12 @@ class Meter:
     @property
     def mean(self) -> float:
         """The mean of the window."""
-        if self._pending:
-            self._take(_read(self._drain()))
+        self._take_pending()
         return sum(self._window) / len(self._window)
 
     def state_dict(self) -> dict[str, Any]:
         """The state as JSON values; loading it gives bit-identical summaries."""
-        self._take(_read(self._drain()))
+        self._take_pending()
         return {
             "window": [_to_json(value) for value in self._window],
             "sum": _to_json(self._sum),
@@ -82,6 +80,10 @@ class Meter:
         self._window.extend(float(value) for value in state["window"])
         self._sum = float(state["sum"])
         self._count = int(state["count"])
+
+    def _take_pending(self) -> None:
+        if self._pending:
+            self._take(_read(self._drain()))
 
     def _drain(self) -> list[float | Tensor]:
         waiting, self._pending = self._pending, []

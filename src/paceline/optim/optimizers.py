@@ -24,7 +24,7 @@ _FUSED = {
     "cpu": {torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad},
     "cuda": {torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW},
 }
-_WITHOUT_OVERHEAD: dict[OptimizerFactory, OptimizerFactory] = {
+_FUSED_ON_CPU: dict[OptimizerFactory, OptimizerFactory] = {
     torch.optim.Adam: fused_adam.Adam,
     torch.optim.AdamW: fused_adam.AdamW,
 }
@@ -70,7 +70,7 @@ def construct(optimizer: OptimizerFactory, groups: Sequence[Group], **options: A
     if not can_fuse:
         return optimizer(groups, **options)
     if device == "cpu":
-        optimizer = _WITHOUT_OVERHEAD.get(optimizer, optimizer)
+        optimizer = _FUSED_ON_CPU.get(optimizer, optimizer)
     fused = optimizer(groups, fused=True, **options)
     if isinstance(fused, torch.optim.SGD):
         fused.register_step_pre_hook(_init_momentum)

@@ -93,7 +93,7 @@ class Grid:
     """Bytes of a device; if given, each row has the largest micro-batch within it."""
     shape: Shape = field(default_factory=Shape)
     is_cpu: bool = True
-    """Whether it is a CPU's."""
+    """Whether the device is a CPU, where a skipped step needs no copies."""
 
     def check(self, settings: Settings) -> CheckedRecipe:
         """The recipe of a row; where the row's own values are at fault, the message has their place."""

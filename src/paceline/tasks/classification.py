@@ -145,14 +145,14 @@ class Classification(Task):
         return counted + (ranked if num_classes <= _MAX_RANKED else [])
 
 
-def _count_top(first: Sequence[int], logits: Tensor, labels: Tensor) -> Tensor:
-    """How many samples of each of S batches, [S, N, classes], have their (main) label among the first k: [S, k]."""
+def _count_top(ks: Sequence[int], logits: Tensor, labels: Tensor) -> Tensor:
+    """How many samples of each of S batches, [S, N, classes], have their (main) label among the first k: [S, ks]."""
     if labels.ndim == logits.ndim:
         labels = labels.argmax(-1)
     behind = (logits <= logits.gather(-1, labels.unsqueeze(-1))).sum(
         -1, dtype=torch.int32
     )  # its own included; NaN never is
-    return torch.stack([(behind > logits.shape[-1] - k).sum(-1) for k in first], -1)
+    return torch.stack([(behind > logits.shape[-1] - k).sum(-1) for k in ks], -1)
 
 
 def average_logits(logits: Tensor, multi_label: bool) -> Tensor:
