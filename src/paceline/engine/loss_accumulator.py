@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +20,8 @@ from paceline.data.loader import MicroBatch
 from paceline.losses.loss_term import AnyTerm, Count, LazyTerm
 
 Numbers = npt.NDArray[np.float64]
+Columns = dict[str, list[float]]
+"""Losses and metrics of steps: by name, a number for each step."""
 Counts = Mapping[str, Count]
 """The count of each loss in a micro-batch; None where it depends on predictions (a ratio loss)."""
 Value = Tensor | float | LazyTerm
@@ -70,7 +71,7 @@ class LossAccumulator:
     """
 
     __slots__ = (
-        "_counts_on_device", "_first_pass", "_sums", "_world", "metrics", "normalizers", "num_micro_batches", "parts",
+        "_counts_on_device", "_unfinished", "_world", "metrics", "normalizers", "num_micro_batches", "parts",
         "should_stop", "weights",
     )  # fmt: skip
 
@@ -104,8 +105,7 @@ class LossAccumulator:
                     self._counts_on_device += [] if micro.is_padding else [(micro.index, name, count)]
                 elif not micro.is_padding:
                     numbers[micro.index * width + place] = float(count)
-        self._first_pass: FirstPass | None = first_pass
-        self._sums = world.start_sum(numbers)
+        self._unfinished: tuple[Callable[[], list[float]], FirstPass] | None = world.start_sum(numbers), first_pass
         if any(numbers[ratios:on_device]):  # the first pass of ratio losses comes before all others
             self.wait()
 
@@ -133,10 +133,10 @@ class LossAccumulator:
 
     def wait(self) -> None:
         """Wait for the all-reduce, once; with ratio losses, take the first pass."""
-        if self._first_pass is None:
+        if self._unfinished is None:
             return
-        *sums, stop = self._sums()
-        first_pass, self._first_pass = self._first_pass, None
+        (finish, first_pass), self._unfinished = self._unfinished, None
+        *sums, stop = finish()
         self.should_stop = stop > 0
         width = len(self.weights)
         end = self.num_micro_batches * width
@@ -166,8 +166,8 @@ class LossAccumulator:
 
     def own(self) -> dict[str, Tensor]:
         """The weighted sum as "loss", then each loss by name: this rank's share of them."""
-        values = _values(self, _in_order(_table([self]))[0])
-        return {name: torch.tensor(values[name], dtype=torch.float64) for name in ("loss", *self.weights)}
+        columns = _columns([self], _table([self]))
+        return {name: torch.tensor(columns[name][0], dtype=torch.float64) for name in ("loss", *self.weights)}
 
 
 def _is_on_host(count: Tensor) -> bool:
@@ -205,81 +205,77 @@ def sum_rows(rows: Tensor, world: World) -> Tensor:
     return total
 
 
-def read(steps: Sequence[LossAccumulator], world: World) -> list[dict[str, float]]:
+def read(steps: Sequence[LossAccumulator], world: World) -> Columns:
     """The losses and metrics of whole steps, read from the device at once: "loss", then each by name.
 
     Every micro-batch has its own place in one table to which each rank adds zeros or its own numbers, so the sum over
     ranks is exact; micro-batches are then added in order: bit-identical on any number of processes.
     """
     if not steps:
-        return []
+        return {}
     table = world.sum(torch.from_numpy(_table(steps))).numpy()  # on the host: some devices have no float64
-    return [_values(step, row) for step, row in zip(steps, _in_order(table), strict=True)]
+    return _columns(steps, table)
 
 
 def _table(steps: Sequence[LossAccumulator]) -> Numbers:
     """This rank's numbers, [step, micro-batch, loss]."""
     depth = max(step.num_micro_batches for step in steps)
     width = len(steps[0].weights) + 2 * len(steps[0].metrics)
-    rows = [row for row, step in enumerate(steps) for _ in step.parts]
-    columns = [index for step in steps for index, _ in step.parts]
-    values = [value for step in steps for _, values in step.parts for value in values]
-    numbers = np.array(read_numbers(values)).reshape(len(rows), width)
-    if depth == 1 and len(rows) == len(steps):
+    parts = [values for step in steps for _, values in step.parts]
+    numbers = np.array(read_columns(list(zip(*parts, strict=True)))).T.copy()
+    if depth == 1 and len(parts) == len(steps):
         return numbers[:, np.newaxis]
     table = np.zeros((len(steps), depth, width))
-    table[rows, columns] = numbers
+    if parts:
+        rows = [row for row, step in enumerate(steps) for _ in step.parts]
+        table[rows, [index for step in steps for index, _ in step.parts]] = numbers
     return table
 
 
-def read_numbers(values: Sequence[Value]) -> list[float]:
-    """The values, read from the device at once; lazy terms of one kind and shape are computed together."""
-    of_tensors: list[int] = []
-    of_inputs: dict[Any, list[int]] = {}
-    for place, value in enumerate(values):
-        if isinstance(value, Tensor):
-            of_tensors.append(place)
-        elif isinstance(value, LazyTerm):
-            of_inputs.setdefault((value.compute, id(value.inputs)), []).append(place)
-    numbers: list[Any] = list(values)
-    groups: dict[Any, list[list[int]]] = {}
-    for places in of_inputs.values():
-        term = numbers[places[0]]
-        groups.setdefault((term.compute, *[each.shape for each in term.inputs]), []).append(places)
-    tables = [_compute([numbers[places[0]] for places in group]) for group in groups.values()]
-    parts = [torch.stack([numbers[place] for place in of_tensors])] if of_tensors else []
-    found = iter(torch.cat([*parts, *(table.flatten() for table in tables)]).tolist() if parts or tables else [])
-    for place in of_tensors:
-        numbers[place] = next(found)
-    for group, table in zip(groups.values(), tables, strict=True):
-        for places in group:
-            row = list(islice(found, table.shape[1]))
-            for place in places:
-                numbers[place] = row[numbers[place].column]
-    return numbers
-
-
-def _compute(terms: list[LazyTerm]) -> Tensor:
-    """The numerators of these terms of one kind, [term, column], on their device."""
-    inputs = zip(*(term.inputs for term in terms), strict=True)
-    return terms[0].compute(*map(torch.stack, inputs))
-
-
-def _in_order(table: Numbers) -> list[list[float]]:
+def _columns(steps: Sequence[LossAccumulator], table: Numbers) -> Columns:
+    """Losses and metrics by name, of a table of sums and counts; a metric that counts nothing is NaN."""
     sums = table[:, 0].copy()
     for index in range(1, table.shape[1]):
         sums += table[:, index]
-    return cast("list[list[float]]", sums.tolist())
-
-
-def _values(step: LossAccumulator, sums: Sequence[float]) -> dict[str, float]:
-    values, loss = {}, 0.0
-    for (name, weight), value in zip(step.weights.items(), sums, strict=False):
-        values[name] = value / step.normalizers[name].count if name in step.normalizers else value
+    loss, values = np.zeros(len(steps)), {}
+    totals = iter(sums.T)
+    for (name, weight), total in zip(steps[0].weights.items(), totals, strict=False):
+        values[name] = total / [step.normalizers[name].count if name in step.normalizers else 1.0 for step in steps]
         loss += weight * values[name]
     found = {"loss": loss, **values}
-    rest = sums[len(values) :]
-    for name, total, count in zip(step.metrics, rest[::2], rest[1::2], strict=True):
-        if count:
-            found[name] = total / count
+    for name, total, count in zip(steps[0].metrics, totals, totals, strict=True):
+        found[name] = np.divide(total, count, out=np.full(len(steps), np.nan), where=count != 0)
+    return {name: column.tolist() for name, column in found.items()}
+
+
+def read_columns(columns: Sequence[Sequence[Value]]) -> list[list[float]]:
+    """The values, read from the device at once; lazy terms of one kind and shape are computed together."""
+    found: list[list[Any]] = [list(column) for column in columns]
+    unread: list[tuple[Tensor, list[Any], list[int]]] = []  # numbers, and the places of a column that they are for
+    tables: dict[Any, Tensor] = {}  # of lazy terms whose inputs are the same
+    for column in found:
+        groups: dict[Any, list[int]] = {}
+        for place, value in enumerate(column):
+            if isinstance(value, Tensor):
+                groups.setdefault(None, []).append(place)
+            elif isinstance(value, LazyTerm):
+                key = (value.compute, value.column, *[each.shape for each in value.inputs])
+                groups.setdefault(key, []).append(place)
+        for kind, places in groups.items():
+            values = [column[place] for place in places]
+            numbers = torch.stack(values) if kind is None else _compute(values, tables)
+            unread.append((numbers, column, places))
+    read = iter(torch.cat([numbers for numbers, _, _ in unread]).tolist() if unread else [])
+    for _, column, places in unread:
+        for place in places:
+            column[place] = next(read)
     return found
+
+
+def _compute(terms: list[LazyTerm], tables: dict[Any, Tensor]) -> Tensor:
+    """The numerators of terms of one kind, on their device; `tables` keeps those of all columns."""
+    inputs = [term.inputs for term in terms]
+    key = (terms[0].compute, *map(id, inputs))
+    if key not in tables:
+        tables[key] = terms[0].compute(*map(torch.stack, zip(*inputs, strict=True)))
+    return tables[key][:, terms[0].column]

@@ -21,7 +21,7 @@ from paceline.core.process import StopRequest
 from paceline.core.world import World
 from paceline.data.loader import StepBatch, TrainBatches
 from paceline.data.split_loader import SplitLoader
-from paceline.engine.loss_accumulator import LossAccumulator, read_numbers
+from paceline.engine.loss_accumulator import LossAccumulator, read_columns
 from paceline.engine.nonfinite import BufferBackup, FiniteCheck, NoBackup
 from paceline.engine.precision.base import Precision
 from paceline.engine.state import RunState
@@ -164,7 +164,7 @@ class Run:
         The step is loaded again to name the module and the samples. The weights are those before it, unless training
         went on from a skipped step.
         """
-        norms = read_numbers([result.grad_norm for result in results])
+        [norms] = read_columns([[result.grad_norm for result in results]])
         for result, norm in zip(results, norms, strict=True):
             self.check_norm(result, norm)
         return norms

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from operator import attrgetter
 
 from paceline.data.loader import StepBatch
 from paceline.engine.evaluate import Evaluation
-from paceline.engine.loss_accumulator import read, read_numbers
+from paceline.engine.loss_accumulator import Columns, read, read_columns
 from paceline.engine.run import Run, StepResult
 from paceline.engine.visualizer import visualize_evaluation
 from paceline.loggers.events import SECONDS_BETWEEN_FLUSHES, Evaluated, Logged, Note, Snapshot
@@ -39,30 +40,28 @@ def read_results(run: Run) -> None:
     See `Run.check_finite` for norms that are not finite.
     """
     results, run.unread_results = run.unread_results, []
-    lines, run.unwritten_lines = deque(run.unwritten_lines), []
+    lines, run.unwritten_lines = run.unwritten_lines, []
     run.next_read = time.monotonic() + SECONDS_BETWEEN_FLUSHES
-    norms = read_numbers([result.grad_norm for result in results])
-    losses = read([result.accumulator for result in results], run.world)
-    columns: dict[str, list[float]] = defaultdict(list)
-    for metrics, norm, result in zip(losses, norms, results, strict=True):
-        while lines and lines[0].step <= result.step:
-            _write_line(run, lines.popleft(), columns)
-        run.check_norm(result, norm)
-        for name, value in (*metrics.items(), ("grad_norm", norm), ("lr", result.lr)):
-            if math.isfinite(value):  # those of skipped steps may not be
-                columns[name].append(value)
+    [norms] = read_columns([[result.grad_norm for result in results]])
+    columns = read([result.accumulator for result in results], run.world)
+    columns |= {"grad_norm": norms, "lr": [result.lr for result in results]}
+    first = 0
     for line in lines:
-        _write_line(run, line, columns)
-    run.state.meters.extend(columns)
+        last = bisect_left(results, line.step, first, key=attrgetter("step"))
+        _add_steps(run, results[first:last], {name: column[first:last] for name, column in columns.items()})
+        first = last
+        smoothed = run.state.meters.summaries()
+        metrics = {name: summary["latest"] for name, summary in smoothed.items()}
+        run.logger.emit(replace(line, metrics=metrics | line.metrics, smoothed=smoothed))
+    _add_steps(run, results[first:], {name: column[first:] for name, column in columns.items()})
 
 
-def _write_line(run: Run, line: Logged, columns: dict[str, list[float]]) -> None:
-    """Log a line with the metrics of all steps before it; `columns` has those since the last."""
-    run.state.meters.extend(columns)
-    columns.clear()
-    smoothed = run.state.meters.summaries()
-    metrics = {name: summary["latest"] for name, summary in smoothed.items()}
-    run.logger.emit(replace(line, metrics=metrics | line.metrics, smoothed=smoothed))
+def _add_steps(run: Run, results: Sequence[StepResult], columns: Columns) -> None:
+    """Add the losses, metrics and norms of steps to the meters, but for those that are not finite."""
+    for result, norm in zip(results, columns["grad_norm"], strict=True):
+        run.check_norm(result, norm)
+    finite = {name: list(filter(math.isfinite, column)) for name, column in columns.items()}
+    run.state.meters.extend({name: column for name, column in finite.items() if column})
 
 
 def log_training(run: Run) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,7 +28,10 @@ class Started:
 
 
 Record = dict[str, Any]
-"""A line of metrics.jsonl: "step", "epoch", "split", metrics by name, and wall-clock metrics under "clock"."""
+"""A line of metrics.jsonl: "step", "epoch", "split", metrics by name, and wall-clock metrics under "clock".
+
+The file has null for values that are not finite.
+"""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Logged:
 
     @cached_property
     def record(self) -> Record:
-        """The event as JSON, for all loggers that write it."""
+        """The event as a record, for all loggers that write it."""
         return _record(self, "train", smoothed=self.smoothed)
 
 
@@ -63,7 +65,7 @@ class Evaluated:
 
     @cached_property
     def record(self) -> Record:
-        """The event as JSON, for all loggers that write it."""
+        """The event as a record, for all loggers that write it."""
         return _record(self, self.split, num_samples=self.num_samples, num_skipped=self.num_skipped)
 
 
@@ -71,19 +73,7 @@ def _record(event: Logged | Evaluated, split: str, **own: Any) -> Record:
     """The record of an event; its own keys win over metrics."""
     first = {"step": event.step, "epoch": event.epoch, "split": split}
     metrics = {name: value for name, value in event.metrics.items() if name not in first}
-    record: Record = _finite({**first, **metrics, **own, "clock": event.clock})
-    return record
-
-
-def _finite(value: Any) -> Any:
-    """Replace values that are not finite, which JSON cannot express, by None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return value
+    return {**first, **metrics, **own, "clock": event.clock}
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,26 @@ class JsonlLogger(Logger):
     def handle(self, event: Event) -> None:
         """Write a line if the event has metrics."""
         if isinstance(event, Logged | Evaluated):
-            line = _encode(event.record)
+            try:
+                line = _encode(event.record)
+            except ValueError:
+                line = _encode(_finite(event.record))
             self._file.append(line.encode(errors="backslashreplace") + b"\n")  # as JSON escapes them
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _finite(value: Any) -> Any:
+    """Replace values that are not finite, which JSON cannot express, by None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return value
 
 
 def read_records(path: Path) -> list[Record]:

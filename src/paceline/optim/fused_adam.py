@@ -33,8 +33,7 @@ class Adam(torch.optim.Adam):
         if not all(states):
             self._init_group(group, *([] for _ in range(6)))  # type: ignore[no-untyped-call]
         found_inf: Tensor | None = getattr(self, "found_inf", None)
-        steps = [state["step"] for state in states]
-        torch._foreach_add_(steps, 1)
+        steps = _count_step(states)
         beta1, beta2 = group["betas"]
         kernel = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
         kernel(
@@ -56,6 +55,19 @@ class Adam(torch.optim.Adam):
         )
         if found_inf is not None:
             torch._foreach_sub_(steps, [found_inf] * len(steps))
+
+
+def _count_step(states: list[dict[str, Any]]) -> list[Tensor]:
+    """The step counts of parameters, one higher: views of one tensor, since torch adds to them one by one."""
+    steps = [state["step"] for state in states]
+    together = steps[0]._base
+    if together is None or len(together) != len(steps) or any(step._base is not together for step in steps):
+        together = torch.stack(steps)
+        steps = [together[place] for place in range(len(steps))]
+        for state, step in zip(states, steps, strict=True):
+            state["step"] = step
+    together += 1
+    return steps
 
 
 class AdamW(Adam, torch.optim.AdamW):

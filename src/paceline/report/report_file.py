@@ -8,7 +8,7 @@ from pathlib import Path
 from time import monotonic
 
 from paceline.core.atomic_write import replace_file
-from paceline.loggers.events import Ended, Evaluated, Event, Logged, Logger, Snapshot, Started, Visualized
+from paceline.loggers.events import Ended, Evaluated, Event, Logged, Logger, Started, Visualized
 from paceline.report.page import Report
 
 _SECONDS_AFTER_EVENT = 0.3  # the images of an evaluation come a moment behind its metrics
@@ -39,7 +39,7 @@ class ReportFile(Logger):
             self.close()
             self._write()
             self._next_log = monotonic() + _SECONDS_TO_FIRST_LOG
-        elif isinstance(event, Evaluated | Visualized) or (isinstance(event, Logged) and monotonic() > self._next_log):
+        elif isinstance(event, Logged | Evaluated | Visualized) and self._is_report_due(event):
             self._next_log = monotonic() + _SECONDS_BETWEEN_LOGS
             self._is_due.set()
             if self._thread is None:
@@ -48,9 +48,10 @@ class ReportFile(Logger):
                 self._thread.start()
         self._report_problem()
 
-    def tick(self, snapshot: Snapshot) -> None:
-        """Warn of what went wrong in the thread."""
-        self._report_problem()
+    def _is_report_due(self, event: Logged | Evaluated | Visualized) -> bool:
+        """Evaluations and their images have a report at once; training and its samples wait for the next."""
+        is_training = isinstance(event, Logged) or event.split == "train"
+        return not is_training or monotonic() > self._next_log
 
     def close(self) -> None:
         """End the thread."""

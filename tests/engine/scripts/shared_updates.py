@@ -169,7 +169,7 @@ def _step(run: Run, step_batch: StepBatch) -> tuple[list[Tensor], float, float]:
     handle = run.optimizer.register_step_pre_hook(catch)
     result = train_step(run, step_batch)
     handle.remove()
-    return caught, float(result.grad_norm), read([result.accumulator], run.world)[0]["loss"]
+    return caught, float(result.grad_norm), read([result.accumulator], run.world)["loss"][0]
 
 
 def _whole(run: Run, step_batch: StepBatch, losses: str) -> tuple[list[Tensor], float]:
