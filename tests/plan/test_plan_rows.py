@@ -1,5 +1,6 @@
 """Rows of a plan: settings, the largest micro-batch, rehearsals that rows share, rows side by side."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -84,6 +85,20 @@ def test_the_largest_micro_batch_of_a_row_is_the_last_that_fits() -> None:
         assert (
             rehearsal.step(row.largest_micro_batch).total <= limit < rehearsal.step(row.largest_micro_batch + 1).total
         )
+
+
+def test_the_largest_micro_batch_of_a_model_that_goes_through_its_images_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its steps have other moments for every size, so its memory grows by the peaks of two of them."""
+    small = ["data.batch_size=2", "model.width=16", "data.train.transforms.1.size=[64,64]"]
+    grid, settings = Grid("bccd", small), {"procs": "1"}
+    with rehearse(grid.check(settings), 1, grid.shape) as rehearsal:
+        limit = rehearsal.step(20).total
+    monkeypatch.setattr(grid_module, "_MANY", 6)
+    (row,) = plan_rows(replace(grid, limit=limit), [settings])
+    assert isinstance(row, Row)
+    assert row.largest_micro_batch == 20
 
 
 def test_rows_that_divide_a_step_differently_share_one_rehearsal(rehearsals: list[int]) -> None:

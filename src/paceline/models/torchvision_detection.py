@@ -22,6 +22,7 @@ from paceline.core.registry import Library, register
 from paceline.core.torchvision_ops import import_torchvision
 from paceline.core.world import to_float64
 from paceline.models.detector import Detections, LossParts, Target
+from paceline.models.ssd_losses import ssd_forward
 from paceline.models.zoo import LibraryArgs, build_torchvision, torchvision_models
 
 _PREFIXES = ("fasterrcnn_", "fcos_", "retinanet_", "ssd300_", "ssdlite320_")
@@ -119,7 +120,7 @@ def _record_counts(detector: Any, counts: dict[str, Tensor | float]) -> dict[str
         case "RetinaNet":
             return {"classification": "images", "bbox_regression": "images"}
         case "SSD":
-            _watch(detector, "compute_loss", counts, "positives", lambda _, matched: _num_positive(matched[-1]))
+            detector.forward = partial(ssd_forward, detector, counts)
             return {"bbox_regression": "positives", "classification": "positives"}
         case "FCOS":
             _watch(detector.head, "compute_loss", counts, "positives", lambda _, given: _num_positive(given[-1]))

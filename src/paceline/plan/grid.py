@@ -22,7 +22,7 @@ from paceline.core.world import World
 from paceline.data.sampler import BatchSampler
 from paceline.plan.communication import sent_bytes
 from paceline.plan.cost import CostCounter, StepCost
-from paceline.plan.growth import MOST_SAMPLES, Growth, largest_micro_batch
+from paceline.plan.growth import MOST_SAMPLES, Growth, largest_micro_batch, peak_of
 from paceline.plan.memory import Memory, Timeline
 from paceline.plan.rehearse import Rehearsal, rehearse
 from paceline.plan.shards import divide, rehearsed_processes
@@ -37,6 +37,7 @@ Settings = Mapping[str, str]
 
 _TRY = "take real steps instead: paceline train RECIPE train.steps=3"
 _FEWEST = 2  # samples of the steps between which memory grows evenly
+_MANY = 32  # samples from which the peak grows evenly, in models that go through the images of a batch one by one
 _DIVIDE_ALONE = frozenset({"procs", "train.micro_batch_size", "data.batch_size"})  # a step, but not what it computes
 
 
@@ -236,7 +237,7 @@ class _Steps:
         self._taken: dict[tuple[int, int], Memory] = {}
         self._timelines: dict[tuple[int, int], Timeline] = {}
         self._costs: dict[tuple[int, int], StepCost] = {}
-        self._growth: dict[int, Growth | None] = {}
+        self._growth: dict[int, Growth] = {}
 
     @cached_property
     def num_samples(self) -> int:
@@ -262,9 +263,9 @@ class _Steps:
         return self._taken[key], self._costs[key].repeated(number / key[1])
 
     def grown(self, size: int, number: int) -> Memory:
-        """What a step needs by the growth between two others; a single sample is taken, since it may be special."""
+        """What a step needs by the growth between two others; few samples are taken, since they may be special."""
         growth = self._grow(min(2, number)) if size >= _FEWEST else None
-        return growth.memory(size) if growth else self.take(size, number)
+        return growth.memory(size) if growth and size >= growth.first_size else self.take(size, number)
 
     def largest(self, number: int, processes: int, limit: int) -> int:
         """The most samples of a micro-batch that fit."""
@@ -274,13 +275,18 @@ class _Steps:
 
         return largest_micro_batch(total, _FEWEST, limit, min(MOST_SAMPLES, self.num_samples))
 
-    def _grow(self, number: int) -> Growth | None:
-        """How steps of so many micro-batches grow; None if two that were taken differ in what they do."""
+    def _grow(self, number: int) -> Growth:
+        """How steps of so many micro-batches grow, at each moment; or at their peak, if moments depend on the size."""
         if number not in self._growth:
             sizes = {_FEWEST, *(size for size, passes in self._taken if passes == number and size > _FEWEST)}
-            first, second = sorted(sizes if len(sizes) > 1 else (_FEWEST, 2 * _FEWEST))[:2]
-            for size in (first, second):
-                self.take(size, number)
-            one, other = (self._timelines[size, number] for size in (first, second))
-            self._growth[number] = Growth(first, one, second, other) if one.shape == other.shape else None
+            pair = sorted(sizes if len(sizes) > 1 else (_FEWEST, 2 * _FEWEST))[:2]
+            one, other = (self._timeline(size, number) for size in pair)
+            if one.shape != other.shape:
+                pair = [_MANY, 2 * _MANY]
+                one, other = (peak_of(self._timeline(size, number)) for size in pair)
+            self._growth[number] = Growth(pair[0], one, pair[1], other)
         return self._growth[number]
+
+    def _timeline(self, size: int, number: int) -> Timeline:
+        self.take(size, number)
+        return self._timelines[size, number]

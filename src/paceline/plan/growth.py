@@ -19,14 +19,21 @@ class Growth:
     """
 
     def __init__(self, size: int, timeline: Timeline, other_size: int, other: Timeline) -> None:
+        self.first_size = size
+        """The fewest samples that it is known for."""
         self._slope = (other - timeline) / (other_size - size)
         self._start = timeline - size * self._slope
 
     def memory(self, size: int) -> Memory:
         """What a step of micro-batches of this size takes at most."""
         timeline = np.rint(self._start + size * self._slope).astype(np.int64)
-        peak = timeline[timeline.sum(axis=1).argmax()]
+        [peak] = peak_of(timeline)
         return Memory({part: int(number) for part, number in zip(CATEGORIES, peak, strict=True)})
+
+
+def peak_of(timeline: Timeline) -> Timeline:
+    """The one moment of a step when most is alive."""
+    return timeline[[timeline.sum(axis=1).argmax()]]
 
 
 def largest_micro_batch(total: Callable[[int], int], start: int, limit: int, most: int = MOST_SAMPLES) -> int:
