@@ -87,7 +87,9 @@ def _named(body: Callable[[argparse.Namespace], int], options: argparse.Namespac
     try:
         return body(options)
     except Exception as error:
-        if isinstance(error, PacelineError) or "torch" not in sys.modules:  # which whatever calls parts has loaded
+        # A field that a batch lacks, a KeyError, is the mistake of a part; what calls parts has loaded torch.
+        is_explained = isinstance(error, PacelineError) and not isinstance(error, KeyError)
+        if is_explained or "torch" not in sys.modules:
             raise
         from paceline.core.user_code import named_errors
 

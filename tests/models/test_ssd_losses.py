@@ -44,3 +44,14 @@ def test_losses_and_gradients_are_those_of_torchvision(numbers: list[int], detec
         ]
         wanted, own = (torch.cat([each.flatten() for each in every]) for every in gradients)
         assert (own - wanted).norm() <= 1e-9 * wanted.norm()
+
+
+def test_boxes_without_area_match_nothing(detector: TorchvisionDetector) -> None:
+    images = torch.rand(2, 3, SIZE, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    targets = random_targets([3, 1], seed=0)
+    expected = detector.detector(list(images), targets)
+    flat = torch.tensor([[10.0, 10, 10, 50], [20, 30, 60, 30]], dtype=torch.float64)
+    targets[0]["boxes"] = torch.cat([targets[0]["boxes"], flat])
+    targets[0]["labels"] = torch.cat([targets[0]["labels"], torch.tensor([1, 2])])
+    found = detector.detector(list(images), targets)
+    assert {name: loss.item() for name, loss in found.items()} == {name: loss.item() for name, loss in expected.items()}

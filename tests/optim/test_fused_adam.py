@@ -89,6 +89,26 @@ def test_found_inf_and_grad_scale_of_whoever_sets_them(
     assert_same(*pair)
 
 
+def test_step_counts_that_are_views_of_other_tensors_are_counted_once() -> None:
+    """A tensor of no dimensions, one that is longer, and two places of the same one."""
+    for counts in (
+        [torch.tensor(3.0)[...]] * 2,
+        list(torch.tensor([3.0, 3.0, 7.0])[:2]),
+        [torch.full((2,), 3.0)[0]] * 2,
+    ):
+        parameters = [nn.Parameter(torch.ones(2)) for _ in counts]
+        optimizer = fused_adam.Adam(parameters, lr=0.1, fused=True)
+        bases = [None if count._base is None else count._base.clone() for count in counts]
+        for parameter, count in zip(parameters, counts, strict=True):
+            state = {"step": count, "exp_avg": torch.zeros(2), "exp_avg_sq": torch.zeros(2)}
+            optimizer.state[parameter] = state
+            parameter.grad = torch.ones(2)
+        optimizer.step()
+        assert [optimizer.state[parameter]["step"].item() for parameter in parameters] == [4.0, 4.0]
+        for count, base in zip(counts, bases, strict=True):
+            assert base is None or torch.equal(count._base, base)
+
+
 @pytest.mark.parametrize(("own", "torchs"), PAIRS)
 def test_state_moves_to_torchs_and_back(own: type[torch.optim.Adam], torchs: type[torch.optim.Adam]) -> None:
     whole = own(groups(weights()), fused=True)

@@ -150,3 +150,12 @@ def test_masks_select_all_and_questions_for_mistakes_find_none() -> None:
         boxes[mask] = 1.0
         assert not (boxes < 0).any()
         assert (boxes >= 0).all()
+
+
+def test_values_that_fake_tensors_do_not_have_are_assumed() -> None:
+    with fake_tensors():
+        ids = torch.zeros(4, dtype=torch.int64)
+        assert torch.bincount(ids, minlength=11).shape == (11,)
+        assert torch.bincount(ids).dtype == torch.int64
+        assert torch.bincount(ids, torch.rand(4, dtype=torch.float64), 3).dtype == torch.float64
+        assert len(ids.nonzero()) == 4

@@ -17,7 +17,7 @@ import paceline
 from paceline import Task, register
 from paceline.cli import main
 from paceline.core.errors import DataError, PacelineError, RecipeError, TrainingError
-from paceline.data.batch import Batch
+from paceline.data.batch import Batch, MissingFieldError
 from paceline.losses.loss_term import LossTerm
 
 pytestmark = pytest.mark.usefixtures("own_names")
@@ -115,10 +115,23 @@ def test_losses_of_the_wrong_form_name_the_form() -> None:
         def losses(self, model: nn.Module, batch: Batch) -> Any:
             return {"own_loss": F.mse_loss(self.forward(model, batch), batch.target)}
 
+    class Nested(Task):
+        def losses(self, model: nn.Module, batch: Batch) -> Any:
+            return {"own_loss": LossTerm(self.loss_functions["own_loss"](self.forward(model, batch), batch), 1.0)}  # type: ignore[arg-type]
+
     expected = '{"own_loss": LossTerm(total, count)}'
+    assert refused(TrainingError, "losses gave LossTerm(LossTerm, …) as 'own_loss'", expected, task=Nested)
     assert refused(TrainingError, "task Scalar: losses gave Tensor", expected, task=Scalar)
     assert refused(TrainingError, "task Misnamed: losses gave 'mse', but no 'own_loss'", expected, task=Misnamed)
     assert refused(TrainingError, "task Bare: losses gave Tensor as 'own_loss'", expected, task=Bare)
+
+
+def test_a_loss_without_gradient_is_refused() -> None:
+    class Detached(nn.Module):  # without an __init__ of its own, too
+        def forward(self, output: Tensor, target: Tensor) -> Tensor:
+            return F.mse_loss(output.detach(), target)
+
+    assert refused(TrainingError, "loss own_loss: has no gradient", loss=Detached)
 
 
 def test_losses_may_be_computed_by_the_task() -> None:
@@ -165,14 +178,18 @@ def test_a_forward_that_returns_nothing_is_blamed_itself() -> None:
     assert refused(TrainingError, "task Silent: forward gave None", task=Silent)
 
 
-def test_a_field_that_a_batch_does_not_have_is_named_with_those_that_it_has() -> None:
+def test_a_field_that_a_batch_does_not_have_is_named_with_those_that_it_has(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     class Misspelt(Task):
         def forward(self, model: nn.Module, batch: Batch) -> Any:
             return model(batch["images"])
 
-    assert refused(
-        TrainingError, "task Misspelt: ", f"{Path(__file__).name}:", "'images'", "'id'", "'image'", task=Misspelt
-    )
+    assert refused(MissingFieldError, "'images'", "'id'", "'image'", task=Misspelt)
+    assert main(["check", "own.yaml"]) == 1
+    printed = capsys.readouterr().err
+    assert f"{Path(__file__).name}:{Misspelt.forward.__code__.co_firstlineno + 1}: " in printed
+    assert "Misspelt.forward" in printed
     assert Batch(id=torch.zeros(1)).get("label") is None
     assert not Batch(id=torch.zeros(1)).has_target
     with pytest.raises(KeyError):

@@ -127,7 +127,6 @@ def _try_metrics(run: Run) -> list[str]:
     """The names of the metrics of each split, from its first samples."""
     import torch
 
-    from paceline.core.user_code import own_code
     from paceline.engine.evaluate import without_gradient
 
     names: dict[str, None] = {}
@@ -135,8 +134,7 @@ def _try_metrics(run: Run) -> list[str]:
     with without_gradient(run), run.precision.compute():
         for examined in run.evaluations.values():
             batch = _first_batch(run, examined.loader, examined.batch_size)
-            with own_code("task", run.task):
-                predictions = run.task.predict(run.model, batch)
+            predictions = run.task.predict(run.model, batch)
             for metric in run.task.metrics():
                 metrics = metric.compute(metric.update(predictions, batch))
                 names |= {name: None for name, value in metrics.items() if not isinstance(value, torch.Tensor)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -24,7 +24,7 @@ _PYTHON = sysconfig.get_path("stdlib")
 def user_code(
     part: str, error_type: type[PacelineError] = TrainingError, note: Callable[[], str] = str
 ) -> Iterator[None]:
-    """Surrounds a call of a user's part: what it raises names the part, and the line of the user's that it came from.
+    """Surrounds a call of a user's part whose name in the recipe is known: what it raises names part, file and line.
 
     `note` gives words to add to the message.
 
@@ -34,16 +34,9 @@ def user_code(
     try:
         yield
     except Exception as error:
-        if named := user_error(part, error, error_type, note):
-            raise named from error
-        raise
-
-
-def user_error(
-    part: str, error: Exception, error_type: type[PacelineError] = TrainingError, note: Callable[[], str] = str
-) -> PacelineError | None:
-    """What `user_code` raises for an error; None if the error stays as it is."""
-    return None if _is_handled(error) else error_type(f"{part}: {described(error)}{note()}")
+        if _is_handled(error):
+            raise
+        raise error_type(f"{part}: {described(error)}{note()}") from error
 
 
 @contextmanager
@@ -88,16 +81,6 @@ def _is_own(frame: FrameType) -> bool:
         return True
     parts = [part.target for kind in register.kinds.values() for part in kind if callable(part.target)]
     return module.partition(".")[0] in {part.__module__.partition(".")[0] for part in parts}
-
-
-def own_code(part: str, written: object) -> AbstractContextManager[None]:
-    """`user_code` around a call of what a user wrote; nothing around ours, whose errors show where they come from."""
-    return nullcontext() if is_ours(type(written)) else user_code(f"{part} {type(written).__name__}")
-
-
-def own_error(part: str, written: object, error: Exception) -> PacelineError | None:
-    """What `own_code` raises for an error; None if the error stays as it is. Cheaper where calls are frequent."""
-    return None if is_ours(type(written)) else user_error(f"{part} {type(written).__name__}", error)
 
 
 def is_ours(written: object) -> bool:

@@ -18,7 +18,6 @@ from torch import Tensor
 from paceline.core.errors import DataError, Stopped, UsageError
 from paceline.core.process import num_cores, resume_gc
 from paceline.core.text import join_first, pluralize
-from paceline.core.user_code import own_code
 from paceline.core.world import World
 from paceline.data.batch import Batch
 from paceline.data.loader import Request, explain_dead_workers, load
@@ -230,8 +229,7 @@ def _measure_batches(
         ids, batch = fetched.ids, split_set.loader.transform_batch(fetched, 0, run.world.device)
         del fetched  # its images, of which the batch has normalized copies
         with without_gradient(run), run.precision.compute():
-            with own_code("task", run.task):
-                predictions = run.task.predict(run.model, batch)
+            predictions = run.task.predict(run.model, batch)
             states = [metric.update(predictions, batch) for metric in metrics]
         if not batch.is_placeholder:
             writer.save(batch, predictions)

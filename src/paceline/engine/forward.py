@@ -8,7 +8,6 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from paceline.core.user_code import own_error
 from paceline.data.batch import Batch
 from paceline.data.loader import MicroBatch, StepBatch
 from paceline.data.rng import derive
@@ -35,13 +34,8 @@ def forward(run: Run, micro: MicroBatch) -> Mapping[str, AnyTerm]:
     run.world.seed(derive(run.seed, micro.step, micro.index))
     batch = micro.transformed or transformed(run, micro)
     micro.transformed = None  # its memory is needed
-    try:
-        with run.precision.compute():
-            terms = check_terms(run.task, run.task.losses(run.strategy.network, batch))
-    except Exception as error:
-        if named := own_error("task", run.task, error):
-            raise named from error
-        raise
+    with run.precision.compute():
+        terms = check_terms(run.task, run.task.losses(run.strategy.network, batch))
     run.timer.forward_seconds += perf_counter() - started
     run.heartbeat.beat(micro.step, "in a backward pass or exchanging gradients")
     return terms

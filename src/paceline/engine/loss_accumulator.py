@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from paceline.core.errors import TrainingError
 from paceline.core.world import World
 from paceline.data.loader import MicroBatch
 from paceline.losses.loss_term import AnyTerm, Count, LazyTerm
@@ -116,6 +117,11 @@ class LossAccumulator:
         if len(self.normalizers) < len(self.weights):  # a ratio loss in a step of one micro-batch
             for name in self.weights.keys() - self.normalizers:
                 self.normalizers[name] = _own_ratio(terms[name])
+        if not any(terms[name].numerator.requires_grad for name in self.weights):
+            raise TrainingError(
+                f"loss {', '.join(self.weights)}: has no gradient, so nothing would be learned; compute it from the"
+                " output, without detach(), .item(), torch.no_grad() or NumPy, and leave some parameters unfrozen"
+            )
         return [self.normalizers[name].scale(terms[name], weight * factor) for name, weight in self.weights.items()]
 
     def add(self, terms: Mapping[str, AnyTerm], micro: MicroBatch) -> None:
@@ -232,6 +238,7 @@ def _table(steps: Sequence[LossAccumulator]) -> Numbers:
     return table
 
 
+@np.errstate(invalid="ignore", over="ignore")
 def _columns(steps: Sequence[LossAccumulator], table: Numbers) -> Columns:
     """Losses and metrics by name, of a table of sums and counts; a metric that counts nothing is NaN."""
     sums = table[:, 0].copy()

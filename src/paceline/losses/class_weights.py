@@ -70,4 +70,8 @@ def make_class_weights(argument: str, values: Sequence[float] | None) -> ClassWe
 
 def to_full_precision(outputs: Tensor) -> Tensor:
     """Half-precision outputs as float32, others unchanged; a sum of half-precision losses keeps two or three digits."""
+    if not isinstance(outputs, Tensor):
+        raise RecipeError(
+            f"model: gave {type(outputs).__name__}, but this loss expects a tensor; return one, or use your own loss"
+        )
     return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs

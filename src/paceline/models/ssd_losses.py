@@ -1,7 +1,8 @@
 """The losses of torchvision's SSD without a value that the host reads, so that a GPU never waits for Python.
 
 torchvision selects matched anchors and hard negatives, and only the device knows how many there are. Here every anchor
-is computed, and those that are not selected count 0. The sums are the same.
+is computed, and those that are not selected count 0. The sums are the same, but for images so crowded that they have
+too few negatives: torchvision then counts positives twice. Boxes without area match nothing.
 """
 
 from __future__ import annotations
@@ -58,14 +59,15 @@ def _match(targets: Sequence[dict[str, Tensor]], anchors: Tensor, threshold: flo
         boxes, labels = target["boxes"].to(own), target["labels"]
         if not len(boxes):
             boxes, labels = own[:1], labels.new_zeros(1)
+        labels = labels.where((boxes[:, 2:] > boxes[:, :2]).all(1), 0)
         overlaps = import_torchvision().ops.box_iou(boxes, own)  # [K, A]
         overlap, index = overlaps.max(0)
         is_matched = overlap >= threshold
         best_anchors = overlaps.argmax(1)
         index[best_anchors] = torch.arange(len(boxes), device=index.device)
         is_matched.index_fill_(0, best_anchors, True)
-        all_boxes.append(boxes[index].where(is_matched[:, None], own))
         all_labels.append(labels[index].where(is_matched, 0))
+        all_boxes.append(boxes[index].where(all_labels[-1][:, None] > 0, own))
     return torch.stack(all_boxes), torch.stack(all_labels)
 
 

@@ -61,13 +61,19 @@ def _count_step(states: list[dict[str, Any]]) -> list[Tensor]:
     """The step counts of parameters, one higher: views of one tensor, since torch adds to them one by one."""
     steps = [state["step"] for state in states]
     together = steps[0]._base
-    if together is None or len(together) != len(steps) or any(step._base is not together for step in steps):
+    if together is None or not _are_all_of(together, steps):
         together = torch.stack(steps)
         steps = [together[place] for place in range(len(steps))]
         for state, step in zip(states, steps, strict=True):
             state["step"] = step
     together += 1
     return steps
+
+
+def _are_all_of(together: Tensor, steps: list[Tensor]) -> bool:
+    return together.shape == (len(steps),) and all(
+        step._base is together and step.storage_offset() == place for place, step in enumerate(steps)
+    )
 
 
 class AdamW(Adam, torch.optim.AdamW):

@@ -35,7 +35,7 @@ from paceline.recipe.validate import CheckedRecipe, validate
 Settings = Mapping[str, str]
 """The recipe keys in which rows differ, and "procs"."""
 
-_TRY = "take real steps instead: paceline train RECIPE train.steps=3"
+_TRY = "take real steps instead: paceline train RECIPE train.epochs=null train.steps=3"
 _FEWEST = 2  # samples of the steps between which memory grows evenly
 _MANY = 32  # samples from which the peak grows evenly, in models that go through the images of a batch one by one
 _DIVIDE_ALONE = frozenset({"procs", "train.micro_batch_size", "data.batch_size"})  # a step, but not what it computes

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from paceline.checkpoint.best import find_checkpoint
 from paceline.checkpoint.reader import Checkpoint, open_checkpoint
 from paceline.checkpoint.weights import FoundWeights, find_weights
@@ -112,7 +114,9 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
 
 def _accepted(target: Callable[..., Any], supplied: dict[str, Any]) -> dict[str, Any]:
     parameters = signature_of(target).parameters
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    # A module without an __init__ of its own has torch's, which takes any arguments and then refuses them.
+    is_inherited = isinstance(target, type) and vars(nn.Module)["__init__"] is getattr(target, "__init__", None)
+    takes_any = not is_inherited and any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     return {name: value for name, value in supplied.items() if takes_any or name in parameters}
 
 

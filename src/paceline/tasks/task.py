@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from paceline.core.errors import TrainingError
 from paceline.core.signatures import signature_of
-from paceline.core.user_code import own_code
 from paceline.data.batch import Batch, KeypointNames
 from paceline.losses.adapter import Criterion, Pair
 from paceline.losses.loss_term import AnyTerm, Count, LazyTerm, Loss, LossTerm
@@ -32,6 +31,8 @@ def check_terms(task: Task, terms: Any) -> Mapping[str, AnyTerm]:
         found = f"gave {', '.join(map(repr, terms)) or 'nothing'}, but no {missing[0]!r}"
     elif wrong := [name for name, term in terms.items() if not isinstance(term, _TERMS)]:
         found = f"gave {type(terms[wrong[0]]).__name__} as {wrong[0]!r}"
+    elif wrong := [name for name in task.weights if not isinstance(terms[name].numerator, Tensor)]:
+        found = f"gave LossTerm({type(terms[wrong[0]].numerator).__name__}, …) as {wrong[0]!r}"
     if found is None:
         return cast("Mapping[str, AnyTerm]", terms)
     names = ", ".join(f'"{name}": LossTerm(total, count)' for name in task.weights)
@@ -55,8 +56,7 @@ def check_task(task: Any) -> None:
         if not hasattr(task, attribute):
             cure = "call super().__init__(**parts)" if isinstance(task, Task) else f"set self.{attribute}"
             raise ValueError(f"{name} has no {attribute}: in its __init__, {cure}")
-    with own_code("task", task):
-        metrics: Any = task.metrics()
+    metrics: Any = task.metrics()
     if not isinstance(metrics, list | tuple):
         found = type(metrics).__name__
         raise TypeError(f"{name}.metrics gave {found}, expected a list: `return [*super().metrics(), Mine()]`")
