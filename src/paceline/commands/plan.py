@@ -15,7 +15,7 @@ from paceline.recipe.validate import CheckedRecipe, validate
 
 if TYPE_CHECKING:
     from paceline.commands.plan_report import Report
-    from paceline.plan.grid import Grid
+    from paceline.plan.grid import Grid, Row
     from paceline.plan.surrogate import Shape
 
 
@@ -27,7 +27,7 @@ def main(options: argparse.Namespace) -> int:
     from paceline.commands.plan_report import Report
     from paceline.plan.devices import device_at_hand, parse_device
     from paceline.plan.estimate import measure_loader
-    from paceline.plan.grid import Grid, Row, combinations, plan_rows, split_choices
+    from paceline.plan.grid import Grid, combinations, plan_rows, split_choices
 
     fixed, choices = split_choices(options.overrides)
     checked = validate(load(reference, fixed))
@@ -51,13 +51,23 @@ def main(options: argparse.Namespace) -> int:
         print_json(report.as_json())
         return 0
     report.print()
-    missing = next((row.missing for row in results if isinstance(row, Row) and row.missing), "")
-    if missing:
+    _print_notes(options, checked.recipe.data.batch_size, report.rows)
+    return 0
+
+
+def _print_notes(options: argparse.Namespace, batch_size: int, rows: Sequence[Row]) -> None:
+    """Print what the table does not show: the image, processes without samples, and assumptions about missing data."""
+    if options.png:
+        print(f"image: {options.png}")
+    samples = {int(row.settings["procs"]): int(row.settings.get("data.batch_size", batch_size)) for row in rows}
+    if idle := [f"{processes:,}" for processes, number in samples.items() if processes > number]:
+        many = " and ".join(idle)
+        print(f"data.batch_size: {many} processes need at least as many samples; some would have nothing to do")
+    if missing := next((row.missing for row in rows if row.missing), ""):
         print(
             f"the data is not here: images are taken to be {options.image} (--image), and classes, unless the recipe"
             f" has model.num_classes, to be {options.classes} (--classes); {missing}"
         )
-    return 0
 
 
 def read_shape(options: argparse.Namespace) -> Shape:

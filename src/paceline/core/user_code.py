@@ -59,9 +59,9 @@ def named_error(error: Exception, error_type: type[PacelineError] = TrainingErro
     own = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if _is_own(frame)]
     if not own or _is_handled(error):
         return None
-    called = own[0].f_code.co_qualname.replace("<locals>.", "")
-    hint = f"Paceline was calling {called} (--traceback prints every line)"
-    return error_type(f"{described(error)}; {hint}")
+    called, failed = (frame.f_code.co_qualname.replace("<locals>.", "") for frame in (own[0], own[-1]))
+    where = f"Paceline was calling {called}" + f", the error is in {failed}" * (failed != called)
+    return error_type(f"{described(error)}; {where} (--traceback prints every line)")
 
 
 def _is_handled(error: Exception) -> bool:
