@@ -32,6 +32,9 @@ def find_chromium() -> str:
     pytest.skip("no Chromium: `make browser` installs it, as root on Debian or Ubuntu")
 
 
+_NAVIGATED = "Inspected target navigated or closed"
+
+
 class Page:
     """A tab: what it requested, what it complained of, and what a user does in it."""
 
@@ -55,6 +58,8 @@ class Page:
         while True:
             answer = self._read()
             if answer.get("id") == self._number:
+                if method == "Runtime.evaluate" and _NAVIGATED in str(answer.get("error")):
+                    return self.call(method, **arguments)  # another page came meanwhile
                 assert "error" not in answer, answer
                 return dict(answer["result"])
 

@@ -94,11 +94,11 @@ def test_the_largest_micro_batch_of_a_model_that_goes_through_its_images_one_by_
     small = ["data.batch_size=2", "model.width=16", "data.train.transforms.1.size=[64,64]"]
     grid, settings = Grid("bccd", small), {"procs": "1"}
     with rehearse(grid.check(settings), 1, grid.shape) as rehearsal:
-        limit = rehearsal.step(20).total
-    monkeypatch.setattr(grid_module, "_MANY", 6)
+        limit = rehearsal.step(9).total
+    monkeypatch.setattr(grid_module, "_MANY", 3)
     (row,) = plan_rows(replace(grid, limit=limit), [settings])
     assert isinstance(row, Row)
-    assert row.largest_micro_batch == 20
+    assert row.largest_micro_batch == 9
 
 
 def test_rows_that_divide_a_step_differently_share_one_rehearsal(rehearsals: list[int]) -> None:
