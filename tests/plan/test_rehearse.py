@@ -157,5 +157,6 @@ def test_values_that_fake_tensors_do_not_have_are_assumed() -> None:
         ids = torch.zeros(4, dtype=torch.int64)
         assert torch.bincount(ids, minlength=11).shape == (11,)
         assert torch.bincount(ids).dtype == torch.int64
+        assert torch.bincount(ids, torch.rand(4)).dtype == torch.float32
         assert torch.bincount(ids, torch.rand(4, dtype=torch.float64), 3).dtype == torch.float64
         assert len(ids.nonzero()) == 4

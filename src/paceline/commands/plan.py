@@ -59,9 +59,9 @@ def _print_notes(options: argparse.Namespace, batch_size: int, rows: Sequence[Ro
     """Print what the table does not show: the image, processes without samples, and assumptions about missing data."""
     if options.png:
         print(f"image: {options.png}")
-    samples = {int(row.settings["procs"]): int(row.settings.get("data.batch_size", batch_size)) for row in rows}
-    if idle := [f"{processes:,}" for processes, number in samples.items() if processes > number]:
-        many = " and ".join(idle)
+    needed = ((int(row.settings["procs"]), int(row.settings.get("data.batch_size", batch_size))) for row in rows)
+    if too_many := sorted({processes for processes, samples in needed if processes > samples}):
+        many = " and ".join(f"{processes:,}" for processes in too_many)
         print(f"data.batch_size: {many} processes need at least as many samples; some would have nothing to do")
     if missing := next((row.missing for row in rows if row.missing), ""):
         print(

@@ -272,10 +272,10 @@ def read_columns(columns: Sequence[Sequence[Value]]) -> list[list[float]]:
             values = [column[place] for place in places]
             numbers = torch.stack(values) if kind is None else _compute(values, tables)
             unread.append((numbers, column, places))
-    read = iter(torch.cat([numbers for numbers, _, _ in unread]).tolist() if unread else [])
+    numbers_read = iter(torch.cat([numbers for numbers, _, _ in unread]).tolist() if unread else [])
     for _, column, places in unread:
         for place in places:
-            column[place] = next(read)
+            column[place] = next(numbers_read)
     return found
 
 
