@@ -97,7 +97,8 @@ class _AssumedValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if func is torch.ops.aten.nonzero.default:
                 return given.new_empty((given.numel(), given.ndim), dtype=torch.int64)
             if func is torch.ops.aten.bincount.default:
-                weights, least = (*args[1:], *(None, 0)[len(args) - 1 :])
+                weights = args[1] if len(args) > 1 else None
+                least = args[2] if len(args) > 2 else 0
                 return given.new_empty(max(1, least), dtype=torch.int64 if weights is None else weights.dtype)
             if func is torch.ops.aten.masked_select.default:
                 return given.new_empty(given.numel())
