@@ -40,6 +40,9 @@ def to_steps(epochs: float | None, steps: int | None, steps_per_epoch: int, defa
     return default if epochs is None else epochs * steps_per_epoch
 
 
+_SLACK = 1e-9  # counting whole periods keeps fractions from drifting; this forgives their rounding
+
+
 class Triggers:
     """Actions that are due every so many steps, in the order they were added, and always after the last step."""
 
@@ -55,8 +58,8 @@ class Triggers:
         """What is to be done after `step` steps."""
         if step == self.total_steps:
             return [action for _, action in self._items]
-        before = step - 1
-        return [name for period, name in self._items if _whole(step / period) > _whole(before / period)]
+        before = step - 1  # written out: this is asked at every step
+        return [name for period, name in self._items if int(step / period + _SLACK) > int(before / period + _SLACK)]
 
     def left(self, step: int, pending: Sequence[str] = ()) -> dict[str, int]:
         """How often each action is still to be done after `step` steps, those `pending` of that step included."""
@@ -72,5 +75,4 @@ class Triggers:
 
 
 def _whole(number: float) -> int:
-    """Counting whole periods keeps fractions from drifting; the tolerance forgives their rounding."""
-    return int(number + 1e-9)
+    return int(number + _SLACK)

@@ -61,17 +61,11 @@ def train(run: Run) -> None:
 
 def do_pending(run: Run) -> None:
     """Do what is due at the current step. It is saved before it is evaluated, so that no failure costs training."""
-    actions: dict[str, Callable[[Run], None]] = {
-        "save": save_all,
-        "evaluate": evaluate_val,
-        "log": log_training,
-        "test": measure_tests,
-    }
     while run.state.pending:
         name = run.state.pending[0]
         with run.timer.action(name):
             try:
-                actions[name](run)
+                _ACTIONS[name](run)
             except _OOM_ERRORS as error:
                 _explain_oom(error, partial(_advise_evaluation, run))
         del run.state.pending[0]
@@ -115,6 +109,12 @@ def measure_tests(run: Run) -> None:
         measure(run, split)
 
 
+_ACTIONS: dict[str, Callable[[Run], None]] = {
+    "save": save_all,
+    "evaluate": evaluate_val,
+    "log": log_training,
+    "test": measure_tests,
+}
 _OOM_ERRORS = (torch.OutOfMemoryError, MemoryError, RuntimeError)
 
 

@@ -16,13 +16,14 @@ import torch
 from paceline.core.intervals import Progress
 from paceline.core.process import num_cores
 from paceline.core.world import World
-from paceline.loggers.meters import PENDING_LIMIT, Meters
+from paceline.loggers.meters import Meters
 
 _FIRST_STEPS = 3  # that are slower than the others: memory is taken, kernels are chosen
 _SHARE_REMEMBERED = 0.1  # of a run's steps, in the average that the time left is estimated from
 _LEAST_REMEMBERED = 50
 _ACTIONS_REMEMBERED = 5  # of a kind; their median leaves out one that a busy moment made long
 _FORWARD_SHARE = 0.4  # of a training step: what evaluating its samples takes, until that was measured
+_MAX_UNREAD = 1000  # steps that may wait for the meters
 _MUCH_SLOWER = 2.0
 _LEAST_STEPS = 50  # before anything is said of the machine; shorter runs are over by then
 
@@ -50,7 +51,7 @@ class StepTimer:
         own, self.forward_seconds = self.forward_seconds + waited, 0.0
         step_time = seconds + waited
         self._times.append((step_time, waited, own, num_samples))
-        if len(self._times) > PENDING_LIMIT:
+        if len(self._times) > _MAX_UNREAD:
             self._read_times()
         self._num_steps += 1
         known = self._num_steps - _FIRST_STEPS

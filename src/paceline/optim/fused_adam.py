@@ -23,17 +23,21 @@ class Adam(torch.optim.Adam):
             with torch.enable_grad():
                 loss = closure()
         with torch.no_grad():
-            for group in self.param_groups:
+            for number, group in enumerate(self.param_groups):
                 if parameters := [each for each in group["params"] if each.grad is not None]:
-                    self._update(group, parameters)
+                    self._update(number, group, parameters)
         return loss
 
-    def _update(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+    def _update(self, number: int, group: dict[str, Any], parameters: list[Tensor]) -> None:
         states = [self.state[each] for each in parameters]
         if not all(states):
             self._init_group(group, *([] for _ in range(6)))  # type: ignore[no-untyped-call]
         found_inf: Tensor | None = getattr(self, "found_inf", None)
-        steps = _count_step(states)
+        counters: dict[int, _StepCounter] = self.__dict__.setdefault("_counters", {})  # copies start without
+        counter = counters.get(number)
+        if counter is None or not counter.counts(states):
+            counter = counters[number] = _StepCounter(states)
+        steps = counter.count_step()
         beta1, beta2 = group["betas"]
         kernel = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
         kernel(
@@ -57,23 +61,25 @@ class Adam(torch.optim.Adam):
             torch._foreach_sub_(steps, [found_inf] * len(steps))
 
 
-def _count_step(states: list[dict[str, Any]]) -> list[Tensor]:
-    """The step counts of parameters, one higher: views of one tensor, since torch adds to them one by one."""
-    steps = [state["step"] for state in states]
-    together = steps[0]._base
-    if together is None or not _are_all_of(together, steps):
-        together = torch.stack(steps)
-        steps = [together[place] for place in range(len(steps))]
-        for state, step in zip(states, steps, strict=True):
+class _StepCounter:
+    """The step counts of parameters, as views of one tensor: torch adds to them one by one."""
+
+    def __init__(self, states: list[dict[str, Any]]) -> None:
+        self._together = torch.stack([state["step"] for state in states])
+        self._steps = list(self._together.unbind())
+        for state, step in zip(states, self._steps, strict=True):
             state["step"] = step
-    together += 1
-    return steps
 
+    def counts(self, states: list[dict[str, Any]]) -> bool:
+        """Whether these states have its views as their step counts, and no others have."""
+        return len(states) == len(self._steps) and all(
+            state["step"] is step for state, step in zip(states, self._steps, strict=True)
+        )
 
-def _are_all_of(together: Tensor, steps: list[Tensor]) -> bool:
-    return together.shape == (len(steps),) and all(
-        step._base is together and step.storage_offset() == place for place, step in enumerate(steps)
-    )
+    def count_step(self) -> list[Tensor]:
+        """The step counts, one higher."""
+        self._together += 1
+        return self._steps
 
 
 class AdamW(Adam, torch.optim.AdamW):
