@@ -24,8 +24,11 @@ class Measured:
         return statistics.median(self.costs)
 
     def ratios(self, reference: Measured) -> list[float]:
-        """Each cost over that of the reference in the same round, so that a slow moment slows both."""
-        return [cost / other for cost, other in zip(self.costs, reference.costs, strict=True)]
+        """Each cost over that of the reference in the same round, so that a slow moment slows both.
+
+        The reference may have had further rounds.
+        """
+        return [cost / other for cost, other in zip(self.costs, reference.costs, strict=False)]
 
 
 def interleave(turns: Mapping[str, Turn], rounds: int) -> dict[str, Measured]:

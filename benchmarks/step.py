@@ -15,10 +15,14 @@ from benchmarks.contest import Contest
 from benchmarks.measuring import Measured, Turn, interleave, spread
 from benchmarks.report import Section, at_most
 
-_BY_HAND, _OURS = "hand-written loop", "paceline train"
+_BY_HAND, _CHECKED, _OURS = "hand-written loop", "hand-written, gradient checked", "paceline train"
+_ROUNDS, _ROUNDS_OF_GOALS = (
+    11,
+    20,
+)  # those of the goals need more, since the machine's noise is larger than what is left
 _CONTESTANTS: dict[str, Callable[[Contest], None]] = {
     _BY_HAND: contestants.hand_written,
-    "hand-written, gradient checked": contestants.hand_written_checked,
+    _CHECKED: contestants.hand_written_checked,
     _OURS: contestants.paceline_command,
     "own loop, paceline.train_step": contestants.paceline_own_loop,
     "own loop, Lightning Fabric": peers.lightning_fabric,
@@ -53,10 +57,10 @@ def measure(is_quick: bool) -> Section:
     """The cost of a step in each contestant, for three small networks."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    rounds = 1 if is_quick else 11
+    rounds, further = (1, 0) if is_quick else (_ROUNDS, _ROUNDS_OF_GOALS)
     rows, goals = [], []
     for case in _CASES:
-        measured = _measure(case, rounds)
+        measured = _measure(case, rounds, further)
         by_hand = measured[_BY_HAND]
         rows += [_row(case.name, each, by_hand) for each in measured.values()]
         ratio = statistics.median(measured[_OURS].ratios(by_hand))
@@ -64,7 +68,8 @@ def measure(is_quick: bool) -> Section:
     return Section(
         "A training step",
         "Each contestant does the same steps: batches indexed from one tensor in memory, normalized, fused AdamW, a"
-        f" cosine schedule, deterministic algorithms, one thread; {rounds} rounds after a warm-up."
+        f" cosine schedule, deterministic algorithms, one thread; {rounds} rounds after a warm-up, then {further}"
+        " of the hand-written loops and `paceline train` alone."
         f" `paceline train` logs every {contestants.LOG_EVERY_STEPS} steps to a terminal with its progress bar,"
         " to `metrics.jsonl` and to TensorBoard, and checks every gradient. The other frameworks are set up as their"
         " documentation shows, with their defaults: MMEngine logs every 10 steps to a terminal and a file, the Trainers"
@@ -76,11 +81,13 @@ def measure(is_quick: bool) -> Section:
     )
 
 
-def _measure(case: _Case, rounds: int) -> dict[str, Measured]:
+def _measure(case: _Case, rounds: int, further: int) -> dict[str, Measured]:
     with tempfile.TemporaryDirectory() as folder:
         contest = Contest(case.model, case.batch, case.warm_up + case.steps + 1, Path(folder))
         turns = {name: _turn(contestant, contest, case) for name, contestant in _CONTESTANTS.items()}
-        return interleave(turns, rounds)
+        measured = interleave(turns, rounds)
+        again = interleave({name: turns[name] for name in (_BY_HAND, _CHECKED, _OURS)}, further)
+        return measured | {name: Measured(name, measured[name].costs + each.costs) for name, each in again.items()}
 
 
 def _turn(contestant: Callable[[Contest], None], contest: Contest, case: _Case) -> Turn:
@@ -95,7 +102,7 @@ def _turn(contestant: Callable[[Contest], None], contest: Contest, case: _Case) 
 
 def _row(network: str, measured: Measured, by_hand: Measured) -> list[str]:
     ratios = measured.ratios(by_hand)
-    more = statistics.median(a - b for a, b in zip(measured.costs, by_hand.costs, strict=True))
+    more = statistics.median(a - b for a, b in zip(measured.costs, by_hand.costs, strict=False))
     return [
         measured.name,
         network,
