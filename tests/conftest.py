@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +38,23 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 ROOT = Path(__file__).resolve().parent.parent
+
+_NO_BYTECODE = sys.dont_write_bytecode
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile once what every process would compile again where the environment asks for no bytecode.
+
+    That is the package, in each process that a test starts, and the tests themselves, in each worker.
+    """
+    if not hasattr(config, "workerinput"):
+        compileall.compile_dir(ROOT / "src", quiet=2)
+    sys.dont_write_bytecode = False
+
+
+def pytest_collection_finish() -> None:
+    """What tests write and import in this process is not kept, if that is asked for."""
+    sys.dont_write_bytecode = _NO_BYTECODE
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,8 @@ import math
 from typing import Any
 
 import numpy as np
+import oracle
 import pytest
-import sklearn.metrics as oracle
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
