@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -70,12 +68,6 @@ def test_published_weights_have_the_names_that_a_recipe_says(name: str) -> None:
 @pytest.mark.real_data
 @pytest.mark.parametrize("name", ["fashion", "hymenoptera", "ecssd", "camvid", "fights"])
 def test_recipes_for_real_data_pass_their_check(name: str, real_data: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "paceline", "check", name],
-        cwd=tmp_path,
-        env={"PACELINE_DATA": str(real_data), "PATH": ""},
-        capture_output=True,
-        text=True,
-    )
+    done = paceline(tmp_path, "check", name, PACELINE_DATA=str(real_data))
     assert done.returncode == 0, done.stderr
     assert "all good" in done.stdout
