@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from forkserver import script_ranks
 
 from paceline.core.errors import DataError
 from paceline.core.world import World
@@ -271,8 +270,7 @@ def test_commands_train_alike_on_floats_and_refuse_what_they_must(tmp_path: Path
     """In one process, which saves starts."""
     for name, text in {"mine.py": PLUGIN, "recipe.yaml": RECIPE, "commands.py": COMMANDS}.items():
         (tmp_path / name).write_text(text)
-    words = [sys.executable, "commands.py"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    (done,) = script_ranks(1, tmp_path / "commands.py")
     lines = [line for line in done.stdout.splitlines() if line in ("True", "False") or line.isdecimal()]
     assert lines == ["True", "0", "0", "3"], done.stdout + done.stderr
     (refusal,) = [line for line in done.stderr.splitlines() if "int16" in line]
