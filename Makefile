@@ -5,12 +5,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: train test lint format types table docs browser bench chaos clean
+.PHONY: train test pytest lint format types table docs browser bench chaos clean
 
 train: $(VENV)/.installed
 	$(BIN)/paceline train quickstart --procs 2
 
-test: lint types $(VENV)/.installed-dev
+# Types are checked beside the tests, which leave a core idle at times.
+test: lint
+	$(MAKE) --no-print-directory -j2 types pytest
+
+pytest: $(VENV)/.installed-dev
 	$(BIN)/pytest
 
 lint: $(VENV)/.installed-dev
