@@ -304,6 +304,23 @@ def test_a_label_outside_the_classes_names_the_sample_and_the_range(label: int) 
     step(data=data_of(lambda index: -100 if index else 1, ["a", "b"]), loss=F.cross_entropy)
 
 
+@pytest.mark.parametrize(
+    ("target", "found"),
+    [
+        (lambda index: 1.0, "'target' float32 ["),
+        (lambda index: torch.tensor([1]), "'target' int64 ["),
+        (lambda index: {"label": torch.tensor(1.0)}, "labels float32 ["),
+    ],
+    ids=["float", "vector", "field"],
+)
+def test_labels_that_are_no_whole_numbers_are_named_by_dtype_and_shape(target: Any, found: str) -> None:
+    parts = {"data": data_of(target, ["a", "b"]), "task__name": "classification"}
+    for loss in ("cross_entropy", "bce"):
+        assert refused(DataError, f"{loss} ", found, "int(label)", losses=[loss], **parts)
+    own = lambda output, target: F.mse_loss(output.mean(1), target.flatten().float())  # noqa: E731
+    assert refused(DataError, "classification ", found, "int(label)", loss=own, **parts)
+
+
 # Names
 
 

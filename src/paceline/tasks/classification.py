@@ -16,6 +16,7 @@ from paceline.core.errors import RecipeError
 from paceline.core.registry import register
 from paceline.core.world import to_float64
 from paceline.data.batch import Batch
+from paceline.losses.classification import labels_of
 from paceline.losses.loss_term import AnyTerm, LazyTerm, Loss, LossTerm
 from paceline.metrics.classification import Auroc, ConfusionMatrix, MeanAveragePrecision, MultiLabel, TopK
 from paceline.metrics.metric import Metric
@@ -82,7 +83,7 @@ class Classification(Task):
 
     def training_terms(self, outputs: Tensor, batch: Batch) -> Mapping[str, AnyTerm]:
         """Top-k accuracy, of mixed samples for their main label; of several labels, the share that is right."""
-        logits, labels = outputs.detach(), batch["label"]
+        logits, labels = outputs.detach(), labels_of("classification", batch)
         if self._multi_label:
             correct = (logits > 0) == (labels > 0.5)
             return {"accuracy": LossTerm(correct.sum().float(), float(correct.numel()))}
