@@ -56,7 +56,7 @@ def named_errors(error_type: type[PacelineError] = TrainingError) -> Iterator[No
 
 def named_error(error: Exception, error_type: type[PacelineError] = TrainingError) -> PacelineError | None:
     """The error that names a user's line, if another error passed through one."""
-    own = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if _is_own(frame)]
+    own = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if is_own(frame)]
     if not own or _is_handled(error):
         return None
     called, failed = (frame.f_code.co_qualname.replace("<locals>.", "") for frame in (own[0], own[-1]))
@@ -72,7 +72,7 @@ def _is_handled(error: Exception) -> bool:
     return is_explained or of_machine or is_communication_error(error)
 
 
-def _is_own(frame: FrameType) -> bool:
+def is_own(frame: FrameType) -> bool:
     """Whether a frame runs a user's code: a file that is not installed, or a package that registered a part."""
     file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))
     if file.startswith("<") or _is_library(file):
