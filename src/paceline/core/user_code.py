@@ -89,14 +89,18 @@ def is_ours(written: object) -> bool:
 
 
 def described(error: Exception) -> str:
-    """An error as `file:line: type: message`, by the last line that belongs to no library if there is one."""
+    """An error as `file:line: type: message`, by the last line that is the user's, else of what the user installed."""
     first_line = str(error).strip().split("\n")[0]
     message = f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
     if isinstance(error, SyntaxError) and error.filename:
         return f"{relative_path(error.filename)}:{error.lineno}: {type(error).__name__}: {error.msg}"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not _is_library(frame.filename)]
-    return f"{relative_path(own[-1].filename)}:{own[-1].lineno}: {message}" if own else message
+    places = list(traceback.walk_tb(error.__traceback__))
+    installed = [place for place in places if not _is_library(place[0].f_code.co_filename)]
+    own = [place for place in installed if is_own(place[0])] or installed
+    if not own:
+        return message
+    frame, line = own[-1]
+    return f"{relative_path(frame.f_code.co_filename)}:{line}: {message}"
 
 
 def _is_library(file: str) -> bool:
