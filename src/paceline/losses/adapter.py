@@ -82,6 +82,10 @@ class Criterion:
             cure = "; do not call .item()" if isinstance(value, int | float) else ""
             found = type(value).__name__
             raise TrainingError(f"loss {self.name}: gave {found}, expected a tensor with one number{cure}")
+        if value.is_complex():
+            raise TrainingError(
+                f"loss {self.name}: gave {describe_tensor(value)}, expected a real number: take its .abs()"
+            )
         if value.ndim == 0 and self.reduction != "none":
             return value * samples if self.reduction == "mean" else value
         if value.ndim > 0 and self.reduction == "none" and len(value) == samples:
