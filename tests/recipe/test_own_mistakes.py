@@ -337,6 +337,19 @@ def test_a_label_outside_the_classes_names_the_sample_and_the_range(label: int) 
     step(data=data_of(lambda index: -100 if index else 1, ["a", "b"]), loss=F.cross_entropy)
 
 
+def test_images_of_different_channels_are_told_from_those_of_different_sizes() -> None:
+    class Mixed(Points):
+        def __getitem__(self, index: int) -> Any:
+            return torch.zeros(1 + 2 * (index % 2), 8, 8), torch.zeros(2)
+
+    assert refused(DataError, "1", "3", "channels", data=Mixed, data__batch_size=8)
+
+
+def test_classes_that_are_no_names_are_refused() -> None:
+    data = type("Points", (Points,), {"classes": 3})
+    assert refused(RecipeError, "own.yaml:7:", "`classes` are 3", "names", data=data)
+
+
 def test_an_error_in_an_installed_library_names_the_users_line() -> None:
     class Missing(Points):
         def __getitem__(self, index: int) -> Any:
@@ -413,6 +426,37 @@ def test_an_output_that_is_not_pooled_is_named_by_its_shape() -> None:
     assert refused(
         RecipeError, *words, data=data, loss=F.cross_entropy, model={"name": "own_model"}, task__name="classification"
     )
+
+
+class Listed(nn.Module):
+    """A model whose layers are in a list, where torch does not find them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = [nn.Flatten(), nn.Linear(192, 2)]
+
+
+@pytest.mark.parametrize(
+    ("made", "words"), [(None, "nothing"), (len, "builtin_function_or_method"), (Listed(), "nn.ModuleList")]
+)
+def test_what_is_no_model_is_refused(made: Any, words: str) -> None:
+    register.model("own_model")(lambda: made)
+    assert refused(RecipeError, "own.yaml:3:", "own_model", words, model={"name": "own_model"})
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(3, 2), (4, 1)], ids=["samples", "classes"])
+def test_too_few_outputs_are_named_by_their_shape(rows: int, columns: int) -> None:
+    class Few(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(3, 2)
+
+        def forward(self, images: Tensor) -> Tensor:
+            return super().forward(images.mean((2, 3)))[:rows, :columns]
+
+    register.model("own_model")(Few)
+    parts = {"data": data_of(lambda index: 1, ["a", "b"]), "loss": F.cross_entropy, "task__name": "classification"}
+    words = f"[{rows}, {columns}]", "expected [4, 2]"
+    assert refused(RecipeError, "model: ", *words, model={"name": "own_model"}, **parts)
 
 
 def test_an_argument_under_another_name_than_the_one_it_is_given_by() -> None:

@@ -190,6 +190,11 @@ class Collator:
                 f"samples {self._ids[0]} and {index} differ in type ({self._images.dtype} and {image.dtype}), so they"
                 " cannot be stacked; have the data set give all images as uint8, or all as float32"
             )
+        elif image.shape[-1] != self._shape[-1]:
+            raise DataError(
+                f"samples {self._ids[0]} and {index} have {self._shape[-1]} and {image.shape[-1]} channels, so they"
+                ' cannot be stacked; have the data set give all images alike, such as image.convert("RGB")'
+            )
         elif image.shape != self._shape:
             raise DataError(
                 f"samples {self._ids[0]} and {index} differ in size ({_size(self._shape)} and {_size(image.shape)}), so"

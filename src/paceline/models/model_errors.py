@@ -29,7 +29,8 @@ _SHAPE_ERRORS = (RuntimeError, ValueError, IndexError, AssertionError)
 _MISTAKES = (AttributeError, NameError, TypeError, LookupError, ArithmeticError, ValueError, AssertionError)
 _SHAPE_WORDS = re.compile(r"\b(size|shape|dim|channel|clip|height|width|kernel)", re.IGNORECASE)
 _TOO_SMALL = re.compile(
-    r"greater than actual input|output size is too small|less than the corresponding input dim", re.I
+    r"greater than actual input|3D \(unbatched\) or 4D|output size is too small|less than the corresponding input dim",
+    re.I,
 )
 _UNEQUAL = re.compile(r"must match the size of tensor|Sizes of tensors must match")
 _TORCH, _ENGINE = str(Path(torch.__file__).parent), str(Path(__file__).parent.parent / "engine")

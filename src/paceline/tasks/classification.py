@@ -66,10 +66,16 @@ class Classification(Task):
     def forward(self, model: nn.Module, batch: Batch) -> Any:
         """Logits [N, classes]."""
         logits = super().forward(model, batch)
-        if isinstance(logits, Tensor) and logits.ndim != 2:
+        size, num_classes = len(batch["image"]), len(self.classes)
+        if not isinstance(logits, Tensor):
+            return logits
+        if logits.ndim != 2 or len(logits) != size or logits.shape[1] < num_classes:
+            cure = "build it with num_classes, and return a row for each sample"
+            if logits.ndim != 2:
+                cure = "end it with pooling, Flatten and a Linear layer"
             raise RecipeError(
-                f"model: gave an output of shape {list(logits.shape)}, expected [{len(batch['image'])},"
-                f" {len(self.classes)}], a number for each class: end it with pooling, Flatten and a Linear layer"
+                f"model: gave an output of shape {list(logits.shape)}, expected [{size}, {num_classes}], a number for"
+                f" each class of each sample: {cure}"
             )
         return logits
 
