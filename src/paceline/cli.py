@@ -202,7 +202,10 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_device(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--memory", "--device", metavar="SIZE", help="of a device: 24GiB, or a GPU such as rtx4090")
+    parser.add_argument("--device", metavar="GPU", help="plan for a GPU, such as rtx4090 (default: what is here)")
+    parser.add_argument(
+        "--memory", metavar="SIZE", help="of a device: 24GiB, or a GPU; with --device, in place of its own"
+    )
     parser.add_argument("--image", default="640x480", metavar="WxH", help="without the data: the size of images")
     parser.add_argument("--classes", type=int, default=100, metavar="N", help="without the data: number of classes")
 

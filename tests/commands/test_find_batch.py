@@ -1,6 +1,8 @@
 """`paceline find-batch`: planned first, tried second, in as many processes as train."""
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -50,3 +52,26 @@ def test_what_cannot_be_is_not_tried(capsys: pytest.CaptureFixture[str]) -> None
 def test_mistakes_are_named(options: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["find-batch", "quickstart", *options]) == 2
     assert named in capsys.readouterr().err
+
+
+NETWORK = """
+import torch
+from paceline import register
+@register.model("own_network")
+class OwnNetwork(torch.nn.Linear):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(28 * 28, num_classes)
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if type(images) is torch.Tensor: raise RuntimeError("real after all")  # no fake one of a plan
+        return super().forward(images.flatten(1))
+"""
+
+
+def test_an_error_of_a_trial_names_the_line_of_the_model(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, own_names: None
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    module = tmp_path / "own_network_of_a_trial.py"
+    module.write_text(NETWORK, encoding="utf-8")
+    assert main(["find-batch", "quickstart", "model.name=own_network", "--memory", "8MiB", "--use", str(module)]) == 1
+    assert f"{module.name}:9: RuntimeError: real after all" in capfd.readouterr().err

@@ -126,6 +126,7 @@ def test_a_size_without_its_unit_is_refused(written: str) -> None:
         (["--procs", "two"], "--procs"), (["--procs", "0"], "--procs"), (["--image", "640"], "--image"),
         (["--classes", "0"], "--classes"), (["train.precision=fp32,fp8"], "train.precision"),
         (["optimizer.lr=x"], "optimizer.lr"), (["--memory", "lots"], "--memory"),
+        (["--memory", "a100", "--device", "h100"], "--device h100 --memory a100"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named(options: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,6 +134,14 @@ def test_mistakes_are_named(options: list[str], named: str, capsys: pytest.Captu
     printed = capsys.readouterr()
     assert named in printed.err
     assert code == (0 if named == "train.precision" else 2)  # the row that is possible is planned
+
+
+def test_a_gpu_may_have_less_memory_than_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train.activation_checkpointing=none", "train.precision=fp32", "--json"]
+    for given in (["--memory", "1GiB", "--device", "a100"], ["--device", "a100", "--memory", "1GiB"]):
+        assert main(["plan", "quickstart", *SMALL, *words, *given]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert (answer["device"], answer["memory"]) == ("a100-40gb", 2**30)
 
 
 def _network(forward: str) -> str:

@@ -117,12 +117,15 @@ def fail(*_: Any) -> list[Panel]:
     raise KeyError("no such thing")
 
 
+FAIL = f"test_visualizer.py:{fail.__code__.co_firstlineno + 1}"
+
+
 def wrong_type(*_: Any) -> list[Panel]:
     return [Panel(np.zeros((4, 4, 3)), "a")]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("draw", "words"), [(fail, "KeyError: 'no such thing'"), (wrong_type, "got float64 [4, 4, 3]")]
+    ("draw", "words"), [(fail, f"{FAIL}: KeyError: 'no such thing'"), (wrong_type, "got float64 [4, 4, 3]")]
 )
 def test_what_cannot_be_drawn_is_reported_and_training_goes_on(tmp_path: Path, draw: Draw, words: str) -> None:
     run, diary = small(tmp_path, draw)
@@ -162,7 +165,8 @@ def test_the_first_process_hears_of_the_failures_of_others(tmp_path: Path) -> No
     first = Visualizer(small(tmp_path, by_id, world=Pair(0, 2, 0, CPU, 2, sent[0]))[0], 2)
     first.add(Batch(id=torch.tensor([0])), None)
     assert list(first.gather()) == [0]
-    assert first.problem == "cannot draw predictions: KeyError: 'no such thing'"
+    assert first.problem is not None
+    assert first.problem.endswith(f"{FAIL}: KeyError: 'no such thing'")
 
 
 def test_metrics_that_cannot_be_drawn_cost_no_other_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +178,8 @@ def test_metrics_that_cannot_be_drawn_cost_no_other_image(tmp_path: Path, monkey
     log_evaluation(run, evaluate(run, "val"))
     assert [path.name for path in (tmp_path / "images").iterdir()] == ["val-predictions-00000000.png"]
     assert len(diary.warnings) == 1
-    assert "cannot draw val at step 0: RuntimeError: no plot" in diary.warnings[0]
+    assert "cannot draw val at step 0: " in diary.warnings[0]
+    assert f"test_visualizer.py:{fail.__code__.co_firstlineno + 1}: RuntimeError: no plot" in diary.warnings[0]
 
 
 def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:

@@ -181,12 +181,12 @@ def test_a_terminal_keeps_the_lines_and_the_bar_at_its_end(terminal: PseudoTermi
     assert re.match(r"━{20,40} 1880/1880 ", bar)
 
 
-@pytest.mark.parametrize("state", ["stopped", "failed"])
-def test_a_run_that_is_not_finished_leaves_no_bar(terminal: PseudoTerminal, state: str) -> None:
+@pytest.mark.parametrize(("state", "where"), [("stopped", "at step 3"), ("failed", "after step 3")])
+def test_a_run_that_is_not_finished_leaves_no_bar(terminal: PseudoTerminal, state: str, where: str) -> None:
     console = Console(terminal.stream)
     console.tick(Snapshot(3, 10, 0.5, 0.05))
     console.handle(Ended(state, 3, 0.5))
-    assert [line for line in screen_lines(terminal.text()) if line] == [f"{state} at step 3, epoch 0.5"]
+    assert [line for line in screen_lines(terminal.text()) if line] == [f"{state} {where}, epoch 0.5"]
 
 
 def test_an_evaluation_has_a_bar_of_its_own_which_reaches_its_end(

@@ -142,3 +142,41 @@ def test_mistakes_in_a_model_name_it_and_its_line() -> None:
 
 def test_a_wrong_number_of_channels_is_named() -> None:
     assert "images have 3 channels: build the model with in_channels" in error_of(nn.Conv2d(1, 2, 3), 1, 3, 8, 8)
+
+
+class _Own(nn.Module):
+    """A model of a user's: a layer behind the last pooling, or a sum with images."""
+
+    def __init__(self, *layers: nn.Module, adds: bool = False) -> None:
+        super().__init__()
+        self.layers, self.adds = nn.Sequential(*layers), adds
+
+    def forward(self, images: Tensor) -> Tensor:
+        output: Tensor = self.layers(images)
+        return output + images if self.adds else output
+
+
+@pytest.mark.parametrize(
+    ("model", "line", "advice", "is_of_images"),
+    [
+        (_Own(nn.Flatten(), nn.Linear(5, 2)), 2, "layers.1, Linear(in_features=5, ", False),
+        (_Own(nn.Conv2d(3, 4, 1), nn.Conv2d(5, 2, 1)), 2, "layers.1, Conv2d(5, 2, ", False),
+        (_Own(nn.Conv2d(3, 3, 3, stride=2), nn.Upsample(scale_factor=2), adds=True), 3, "strides", False),
+        (_Own(nn.MaxPool2d(16)), 2, "transforms", True),
+    ],
+    ids=["linear", "channels", "sum", "too small"],
+)
+def test_sizes_that_do_not_fit_in_a_users_model_name_line_and_layer(
+    model: nn.Module, line: int, advice: str, is_of_images: bool
+) -> None:
+    message = error_of(model, 1, 3, 9, 9)
+    first = _Own.forward.__code__.co_firstlineno
+    assert f"test_model_errors.py, line {first + line - 1})" in message
+    assert advice in message
+    assert ("transforms" in message) == is_of_images
+
+
+def test_layers_of_torch_that_a_function_put_together_are_named() -> None:
+    message = error_of(nn.Sequential(nn.Flatten(), nn.Linear(5, 2)), 1, 3, 8, 8)
+    assert "1, Linear(in_features=5, " in message
+    assert "transforms" not in message

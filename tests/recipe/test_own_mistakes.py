@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import PIL.Image
 import pytest
 import torch
 from torch import Tensor, nn
@@ -237,6 +238,27 @@ def test_a_number_in_place_of_a_tensor_is_distinguished_from_other_mistakes() ->
     )
 
 
+def in_place(output: Tensor, target: Tensor) -> Tensor:
+    """A loss that overwrites what its gradient needs."""
+    return F.mse_loss(output.exp_().sigmoid_(), target)
+
+
+def twice(output: Tensor, target: Tensor) -> Tensor:
+    """A loss that runs the backward pass itself."""
+    loss = F.mse_loss(output, target)
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss
+
+
+@pytest.mark.parametrize(("loss", "cure"), [(in_place, "in place"), (twice, "backward()")])
+def test_mistakes_that_only_a_backward_pass_meets_have_a_cure(loss: Any, cure: str) -> None:
+    assert refused(TrainingError, "backward pass", "model or loss", cure, loss=loss)
+
+
+def test_a_complex_number_is_refused() -> None:
+    assert refused(TrainingError, "gave complex64 []", loss=lambda output, target: torch.fft.fft(output).mean())
+
+
 @pytest.mark.parametrize(
     ("target", "classes", "words"),
     [
@@ -260,6 +282,17 @@ def test_check_refuses_a_loss_without_a_gradient(capsys: pytest.CaptureFixture[s
     register.loss("own_loss")(lambda output, target: F.mse_loss(output.detach(), target))
     assert main(["check", "own.yaml"]) == 1
     assert "loss own_loss: has no gradient" in capsys.readouterr().err
+
+
+def test_find_lr_takes_no_mistake_for_a_loss_that_diverges(capsys: pytest.CaptureFixture[str]) -> None:
+    register.task("own_task")(Own)
+    register.dataset("own_data")(Points)
+    register.loss("own_loss")(lambda output, target: fail(output) + target)
+    assert main(["find-lr", "own.yaml"]) == 1
+    printed = capsys.readouterr().err
+    assert "loss own_loss: " in printed
+    assert "no luck" in printed
+    assert "diverged" not in printed
 
 
 def test_check_names_a_loss_that_is_not_finite_and_no_folder_that_is_gone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -302,6 +335,45 @@ def test_a_label_outside_the_classes_names_the_sample_and_the_range(label: int) 
     words = "data set own_data: sample 3: ", f"label {label}", "0 to 1"
     assert refused(DataError, *words, data=data, loss=F.cross_entropy, data__batch_size=8)
     step(data=data_of(lambda index: -100 if index else 1, ["a", "b"]), loss=F.cross_entropy)
+
+
+def test_images_of_different_channels_are_told_from_those_of_different_sizes() -> None:
+    class Mixed(Points):
+        def __getitem__(self, index: int) -> Any:
+            return torch.zeros(1 + 2 * (index % 2), 8, 8), torch.zeros(2)
+
+    assert refused(DataError, "1", "3", "channels", data=Mixed, data__batch_size=8)
+
+
+def test_classes_that_are_no_names_are_refused() -> None:
+    data = type("Points", (Points,), {"classes": 3})
+    assert refused(RecipeError, "own.yaml:7:", "`classes` are 3", "names", data=data)
+
+
+def test_an_error_in_an_installed_library_names_the_users_line() -> None:
+    class Missing(Points):
+        def __getitem__(self, index: int) -> Any:
+            return PIL.Image.open("missing.png"), 0
+
+    line = Missing.__getitem__.__code__.co_firstlineno + 1
+    assert refused(DataError, f"test_own_mistakes.py:{line}: FileNotFoundError", "missing.png", data=Missing)
+
+
+@pytest.mark.parametrize(
+    ("target", "found"),
+    [
+        (lambda index: 1.0, "'target' float32 ["),
+        (lambda index: torch.tensor([1]), "'target' int64 ["),
+        (lambda index: {"label": torch.tensor(1.0)}, "labels float32 ["),
+    ],
+    ids=["float", "vector", "field"],
+)
+def test_labels_that_are_no_whole_numbers_are_named_by_dtype_and_shape(target: Any, found: str) -> None:
+    parts = {"data": data_of(target, ["a", "b"]), "task__name": "classification"}
+    for loss in ("cross_entropy", "bce"):
+        assert refused(DataError, f"{loss} ", found, "int(label)", losses=[loss], **parts)
+    own = lambda output, target: F.mse_loss(output.mean(1), target.flatten().float())  # noqa: E731
+    assert refused(DataError, "classification ", found, "int(label)", loss=own, **parts)
 
 
 # Names
@@ -354,6 +426,37 @@ def test_an_output_that_is_not_pooled_is_named_by_its_shape() -> None:
     assert refused(
         RecipeError, *words, data=data, loss=F.cross_entropy, model={"name": "own_model"}, task__name="classification"
     )
+
+
+class Listed(nn.Module):
+    """A model whose layers are in a list, where torch does not find them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = [nn.Flatten(), nn.Linear(192, 2)]
+
+
+@pytest.mark.parametrize(
+    ("made", "words"), [(None, "nothing"), (len, "builtin_function_or_method"), (Listed(), "nn.ModuleList")]
+)
+def test_what_is_no_model_is_refused(made: Any, words: str) -> None:
+    register.model("own_model")(lambda: made)
+    assert refused(RecipeError, "own.yaml:3:", "own_model", words, model={"name": "own_model"})
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(3, 2), (4, 1)], ids=["samples", "classes"])
+def test_too_few_outputs_are_named_by_their_shape(rows: int, columns: int) -> None:
+    class Few(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(3, 2)
+
+        def forward(self, images: Tensor) -> Tensor:
+            return super().forward(images.mean((2, 3)))[:rows, :columns]
+
+    register.model("own_model")(Few)
+    parts = {"data": data_of(lambda index: 1, ["a", "b"]), "loss": F.cross_entropy, "task__name": "classification"}
+    words = f"[{rows}, {columns}]", "expected [4, 2]"
+    assert refused(RecipeError, "model: ", *words, model={"name": "own_model"}, **parts)
 
 
 def test_an_argument_under_another_name_than_the_one_it_is_given_by() -> None:

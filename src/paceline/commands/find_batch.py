@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.commands.common import print_json, recipe_file, use_modules
 from paceline.commands.measure_row import OutOfMemoryError, Trial, measure_row
-from paceline.commands.plan import read_shape
+from paceline.commands.plan import read_device, read_shape
 from paceline.core.errors import RecipeError, UsageError
 from paceline.core.process import free_memory
 from paceline.core.text import pluralize
@@ -43,7 +43,7 @@ def main(options: argparse.Namespace) -> int:
     shape, reference = read_shape(options), recipe_file(options.recipe)
     from paceline.plan.grid import Grid, Refused, plan_rows
 
-    device = _device(options.memory, options.procs)
+    device = read_device(options) or _device_at_hand(options.procs)
     grid = Grid(reference, options.overrides, device.memory, shape, device.is_cpu)
     with redirect_stdout(sys.stderr):  # what a model prints is no part of the answer
         (row,) = plan_rows(grid, [{"procs": str(options.procs)}])
@@ -69,11 +69,9 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def _device(asked: str | None, processes: int) -> Device:
-    from paceline.plan.devices import device_at_hand, parse_device
+def _device_at_hand(processes: int) -> Device:
+    from paceline.plan.devices import device_at_hand
 
-    if asked:
-        return parse_device(asked)
     device = device_at_hand(processes)
     return replace(device, memory=round(_SAFE * device.memory)) if device.is_cpu else device
 

@@ -78,10 +78,10 @@ def range_test(
     rates: list[float] = []
     losses: list[float] = []
     for step_batch in run.batches:
+        result = train_step(run, step_batch)
         try:
-            result = train_step(run, step_batch)
             run.check_finite([result])
-        except TrainingError:
+        except TrainingError:  # a gradient that is not finite
             break
         loss = result.losses["loss"].item()
         if not math.isfinite(loss):

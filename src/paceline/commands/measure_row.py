@@ -95,9 +95,14 @@ def main(folder: Path) -> int:
     except PacelineError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    except (MemoryError, RuntimeError) as error:
+    except Exception as error:
         if not _is_out_of_memory(error):
-            raise
+            from paceline.core.user_code import named_error
+
+            if (named := named_error(error)) is None:
+                raise
+            print(named, file=sys.stderr)
+            return named.exit_code
         result = {"error": str(error).splitlines()[0] if str(error) else "out of memory"}
     (folder / f"rank-{rank}.json").write_text(json.dumps(result), encoding="utf-8")
     return 0 if "measured" in result else 1

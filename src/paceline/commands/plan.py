@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.commands.common import print_json, progress_bar, recipe_file, use_modules
@@ -15,6 +16,7 @@ from paceline.recipe.validate import CheckedRecipe, validate
 
 if TYPE_CHECKING:
     from paceline.commands.plan_report import Report
+    from paceline.plan.devices import Device
     from paceline.plan.grid import Grid, Row
     from paceline.plan.surrogate import Shape
 
@@ -25,13 +27,13 @@ def main(options: argparse.Namespace) -> int:
     reference, shape = recipe_file(options.recipe), read_shape(options)
     processes = _processes(options.procs)
     from paceline.commands.plan_report import Report
-    from paceline.plan.devices import device_at_hand, parse_device
+    from paceline.plan.devices import device_at_hand
     from paceline.plan.estimate import measure_loader
     from paceline.plan.grid import Grid, combinations, plan_rows, split_choices
 
     fixed, choices = split_choices(options.overrides)
     checked = validate(load(reference, fixed))
-    device = parse_device(options.memory) if options.memory else device_at_hand()
+    device = read_device(options) or device_at_hand()
     settings = list(combinations({"procs": processes, **(choices or default_choices(checked, fixed))}))
     is_cpu = device.is_cpu or checked.recipe.train.device == "cpu"
     grid = Grid(reference, fixed, device.memory, shape, is_cpu)
@@ -80,6 +82,22 @@ def read_shape(options: argparse.Namespace) -> Shape:
     from paceline.plan.surrogate import Shape
 
     return Shape(int(height), int(width), options.classes)
+
+
+def read_device(options: argparse.Namespace) -> Device | None:
+    """The device of --device or --memory; with both, that GPU with so much memory for a run. None with neither."""
+    from paceline.plan.devices import parse_device
+
+    if not (options.device and options.memory):
+        asked = options.device or options.memory
+        return parse_device(asked) if asked else None
+    device, memory = parse_device(options.device), parse_device(options.memory)
+    if device.speed is None or memory.speed is not None:
+        raise UsageError(
+            f"--device {options.device} --memory {options.memory}: expected one of them, or a GPU and a size, such as"
+            " --device a100 --memory 20GiB"
+        )
+    return replace(device, memory=memory.memory)
 
 
 def _processes(written: str) -> list[str]:

@@ -56,7 +56,7 @@ def named_errors(error_type: type[PacelineError] = TrainingError) -> Iterator[No
 
 def named_error(error: Exception, error_type: type[PacelineError] = TrainingError) -> PacelineError | None:
     """The error that names a user's line, if another error passed through one."""
-    own = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if _is_own(frame)]
+    own = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if is_own(frame)]
     if not own or _is_handled(error):
         return None
     called, failed = (frame.f_code.co_qualname.replace("<locals>.", "") for frame in (own[0], own[-1]))
@@ -72,7 +72,7 @@ def _is_handled(error: Exception) -> bool:
     return is_explained or of_machine or is_communication_error(error)
 
 
-def _is_own(frame: FrameType) -> bool:
+def is_own(frame: FrameType) -> bool:
     """Whether a frame runs a user's code: a file that is not installed, or a package that registered a part."""
     file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))
     if file.startswith("<") or _is_library(file):
@@ -89,14 +89,18 @@ def is_ours(written: object) -> bool:
 
 
 def described(error: Exception) -> str:
-    """An error as `file:line: type: message`, by the last line that belongs to no library if there is one."""
+    """An error as `file:line: type: message`, by the last line that is the user's, else of what the user installed."""
     first_line = str(error).strip().split("\n")[0]
     message = f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
     if isinstance(error, SyntaxError) and error.filename:
         return f"{relative_path(error.filename)}:{error.lineno}: {type(error).__name__}: {error.msg}"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not _is_library(frame.filename)]
-    return f"{relative_path(own[-1].filename)}:{own[-1].lineno}: {message}" if own else message
+    places = list(traceback.walk_tb(error.__traceback__))
+    installed = [place for place in places if not _is_library(place[0].f_code.co_filename)]
+    own = [place for place in installed if is_own(place[0])] or installed
+    if not own:
+        return message
+    frame, line = own[-1]
+    return f"{relative_path(frame.f_code.co_filename)}:{line}: {message}"
 
 
 def _is_library(file: str) -> bool:

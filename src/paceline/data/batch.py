@@ -55,6 +55,14 @@ TARGETS = ("target", "label", "mask")
 """Fields that a loss or a metric of a user's may be given as its target, the first that is there."""
 
 
+LABEL_FORM = (
+    "a label is one whole number, or a float for each class: return int(label) from the data set; to predict numbers,"
+    ' use a task of your own: register.task("regression")(paceline.Task)'
+)
+"""What a data set must give as a label."""
+_FORMS = {"label": LABEL_FORM, "mask": "a mask is [H, W], of its image's height and width"}
+
+
 class KeypointNames(NamedTuple):
     """What keypoints are called, which of them are left and right of a kind, and which to join by a line."""
 
@@ -93,11 +101,16 @@ class Batch(dict[str, Any]):
         return len(self["id"])
 
     def __missing__(self, name: str) -> Any:
+        raise MissingFieldError(self.describe_missing(name))
+
+    def describe_missing(self, name: str) -> str:
+        """What is there instead of a field, and what the field would be."""
         found = ", ".join(
-            f"{own!r} {list(value.shape)}" if isinstance(value, Tensor) else repr(own) for own, value in self.items()
+            f"{own!r} {describe_tensor(value)}" if isinstance(value, Tensor) else repr(own)
+            for own, value in self.items()
         )
-        advice = "; a mask is [H, W], of its image's height and width" if name == "mask" else ""
-        raise MissingFieldError(f"the batch has no {name!r}; it has {found}{advice}")
+        form = f"; {_FORMS[name]}" if name in _FORMS else ""
+        return f"the batch has no {name!r}, it has {found}{form}"
 
     @property
     def has_target(self) -> bool:
@@ -130,6 +143,11 @@ class Batch(dict[str, Any]):
         if self.skipped:
             batch.skipped, batch.is_placeholder = self.skipped, self.is_placeholder
         return batch
+
+
+def describe_tensor(tensor: Tensor) -> str:
+    """The type and shape of a tensor, as in `float32 [8, 3]`."""
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
@@ -171,6 +189,11 @@ class Collator:
             raise DataError(
                 f"samples {self._ids[0]} and {index} differ in type ({self._images.dtype} and {image.dtype}), so they"
                 " cannot be stacked; have the data set give all images as uint8, or all as float32"
+            )
+        elif image.shape[-1] != self._shape[-1]:
+            raise DataError(
+                f"samples {self._ids[0]} and {index} have {self._shape[-1]} and {image.shape[-1]} channels, so they"
+                ' cannot be stacked; have the data set give all images alike, such as image.convert("RGB")'
             )
         elif image.shape != self._shape:
             raise DataError(

@@ -39,7 +39,7 @@ def explain_nonfinite(run: Run, step_batch: StepBatch) -> str:
 def explain_and_keep(run: Run, step_batch: StepBatch) -> str:
     """What is wrong with a step, and where its replay bundle is; every rank writes its own micro-batches."""
     finding = explain_nonfinite(run, step_batch)
-    folder = run.out / "replay" / f"step-{step_batch.step:08d}"
+    folder = run.out / "replay" / f"step-{step_batch.step + 1:08d}"  # counted as in logs and checkpoints
     model = run.state.model_state_dict()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -60,11 +60,12 @@ def read_step(folder: Path, rank: int) -> StepBatch:
         tensors = read_tensors(path.with_suffix(".safetensors"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder} is not a replay bundle: {error}") from error
+    step = about["step"] - 1
     held = [
-        MicroBatch(about["step"], micro["index"], micro["epoch"], _batch(tensors, number), micro["is_padding"])
+        MicroBatch(step, micro["index"], micro["epoch"], _batch(tensors, number), micro["is_padding"])
         for number, micro in enumerate(about["micro_batches"])
     ]
-    return StepBatch(about["step"], about["num_samples"], about["num_micro_batches"], held)
+    return StepBatch(step, about["num_samples"], about["num_micro_batches"], held)
 
 
 def read_model(folder: Path) -> dict[str, Tensor]:
@@ -79,7 +80,7 @@ def _write_batches(path: Path, step_batch: StepBatch) -> None:
             if isinstance(value, Tensor):
                 tensors[f"{number}/{name}"] = value
     about = {
-        "step": step_batch.step,
+        "step": step_batch.step + 1,
         "num_samples": step_batch.num_samples,
         "num_micro_batches": step_batch.num_micro_batches,
         "micro_batches": [

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from paceline.checkpoint.reader import Checkpoint
 from paceline.checkpoint.store import Store
 from paceline.checkpoint.writer import NoSaver, Saver
+from paceline.core.errors import TrainingError
 from paceline.core.intervals import Progress, Triggers
 from paceline.core.process import StopRequest
 from paceline.core.world import World
@@ -177,12 +178,16 @@ class Run:
         if math.isfinite(norm):
             self.finite_check.in_a_row = 0
         elif result.overflowed is None or not result.overflowed:
-            self.finite_check.report(
-                norm,
-                result.step,
-                explain=lambda: self.explain_nonfinite(self, self.batches.load_step(result.step)),
-                warn=lambda text: self.logger.emit(Note(text, "warning")),
-            )
+            try:
+                self.finite_check.report(
+                    norm,
+                    result.step,
+                    explain=lambda: self.explain_nonfinite(self, self.batches.load_step(result.step)),
+                    warn=lambda text: self.logger.emit(Note(text, "warning")),
+                )
+            except TrainingError:
+                self.progress.step = result.step + 1  # steps after it changed nothing
+                raise
 
     def unfreeze(self, step: int) -> None:
         """Unfreeze the parameters whose training starts with this step."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.text import evenly_spaced
+from paceline.core.user_code import described
 from paceline.data.batch import Batch
 from paceline.engine.run import Run
 from paceline.loggers.events import Note, Visualized
@@ -48,7 +49,7 @@ class Visualizer:
                 if sample in self._ids:
                     self._panels[sample] = [_checked(panel) for panel in self._task.draw(batch, predictions, index)]
         except Exception as error:  # noqa: BLE001 - a task, and a user's too, may raise anything
-            self.problem = f"cannot draw predictions: {type(error).__name__}: {error}"
+            self.problem = f"cannot draw predictions: {described(error)}"
 
     def gather(self) -> Panels:
         """Return what all ranks drew, in sample order; all ranks must call it."""
@@ -109,7 +110,7 @@ def _write(run: Run, split: str, draw: Callable[[], Mapping[str, Image]]) -> Non
             save_png(image, path)
             paths[name] = path
     except Exception as error:  # noqa: BLE001 - no image is worth a run
-        problem = f"cannot draw {split} at step {run.progress.step}: {type(error).__name__}: {error}"
+        problem = f"cannot draw {split} at step {run.progress.step}: {described(error)}"
         run.logger.emit(Note(f"{problem}; training continues", "warning"))
     if paths:
         run.logger.emit(Visualized(run.progress.step, split, paths))

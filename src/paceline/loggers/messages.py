@@ -36,7 +36,8 @@ def lines_of(event: Event, total_steps: int, width: int | None = None, main_metr
             label = [("warning: ", "yellow")] if event.level == "warning" else []
             return [[*label, (event.text, "")]]
         case Ended():
-            where = f" at step {event.step}, epoch {number(event.epoch)}"
+            at = "after" if event.state == "failed" else "at"  # the next step may be what failed
+            where = f" {at} step {event.step}, epoch {number(event.epoch)}"
             first = [(event.state, _STATE_STYLES.get(event.state, "bold")), (where, "")]
             reason = [] if event.reason is None else [event.reason]
             return [first, *([(f"  {line}", "")] for line in (*reason, *event.lines))]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from paceline.core.errors import RecipeError, TrainingError
 from paceline.core.signatures import signature_of
 from paceline.core.user_code import user_code
-from paceline.data.batch import Batch
+from paceline.data.batch import Batch, describe_tensor
 from paceline.losses.class_weights import to_full_precision
 from paceline.losses.loss_term import Loss, LossTerm
 
@@ -82,6 +82,10 @@ class Criterion:
             cure = "; do not call .item()" if isinstance(value, int | float) else ""
             found = type(value).__name__
             raise TrainingError(f"loss {self.name}: gave {found}, expected a tensor with one number{cure}")
+        if value.is_complex():
+            raise TrainingError(
+                f"loss {self.name}: gave {describe_tensor(value)}, expected a real number: take its .abs()"
+            )
         if value.ndim == 0 and self.reduction != "none":
             return value * samples if self.reduction == "mean" else value
         if value.ndim > 0 and self.reduction == "none" and len(value) == samples:
@@ -138,11 +142,7 @@ def compared(output: Any, target: Any) -> str:
         return f" (output {type(output).__name__}); return one tensor from the model's forward, or write a task"
     if not isinstance(output, Tensor) or not isinstance(target, Tensor):
         return ""
-    return f" (output {_form(output)}, target {_form(target)}){_cure(output, target)}"
-
-
-def _form(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    return f" (output {describe_tensor(output)}, target {describe_tensor(target)}){_cure(output, target)}"
 
 
 def _cure(output: Tensor, target: Tensor) -> str:

@@ -12,7 +12,7 @@ from paceline.core.arguments import NonNegative, PartialShare, Positive
 from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.core.world import to_float64
-from paceline.data.batch import Batch
+from paceline.data.batch import LABEL_FORM, Batch, describe_tensor
 from paceline.losses.class_weights import make_class_weights, to_full_precision
 from paceline.losses.loss_term import LossTerm
 
@@ -33,7 +33,7 @@ class CrossEntropy:
 
     def check(self, batch: Batch) -> tuple[int, str] | None:
         """The first sample whose targets [C] do not sum to 1: they are several labels then."""
-        labels = _labels("cross_entropy", batch)
+        labels = labels_of("cross_entropy", batch)
         if labels.ndim == 2:
             return _find_several_labels(labels, batch)
         if self.weights is not None:
@@ -42,7 +42,7 @@ class CrossEntropy:
 
     def count(self, batch: Batch) -> Tensor | float:
         """The number of samples, or the sum of the weights of their classes."""
-        labels = _labels("cross_entropy", batch)
+        labels = labels_of("cross_entropy", batch)
         if self.weights is None:
             return float(len(labels))
         if labels.ndim == 1:
@@ -51,7 +51,7 @@ class CrossEntropy:
 
     def __call__(self, outputs: Tensor, batch: Batch) -> LossTerm:
         """The loss, summed over samples, and its denominator."""
-        logits, labels = to_full_precision(outputs), _labels("cross_entropy", batch)
+        logits, labels = to_full_precision(outputs), labels_of("cross_entropy", batch)
         weights = None if self.weights is None else self.weights.to(logits)
         is_soft = labels.ndim == 2
         if is_soft:
@@ -83,11 +83,11 @@ class BinaryCrossEntropy:
 
     def count(self, batch: Batch) -> float:
         """The number of samples."""
-        return float(len(_labels("bce", batch)))
+        return float(len(labels_of("bce", batch)))
 
     def __call__(self, outputs: Tensor, batch: Batch) -> LossTerm:
         """The loss, averaged over classes and summed over samples, and the number of samples."""
-        logits, labels = to_full_precision(outputs), _labels("bce", batch)
+        logits, labels = to_full_precision(outputs), labels_of("bce", batch)
         weights = None if self.weights is None else self.weights.to(logits)
         total = F.binary_cross_entropy_with_logits(
             logits, self._targets(labels, logits), pos_weight=weights, reduction="sum"
@@ -104,11 +104,16 @@ class BinaryCrossEntropy:
         return targets if smoothing == 0 else targets * (1 - smoothing) + smoothing / 2
 
 
-def _labels(loss: str, batch: Batch) -> Tensor:
+def labels_of(part: str, batch: Batch) -> Tensor:
+    """The labels of a batch, class ids [N] or targets [N, C]; DataError names the loss or task that needs them."""
     if "label" not in batch:
-        advice = f"use data with labels, or pixel_{loss} for masks" if "mask" in batch else "use data with labels"
-        raise DataError(f"{loss} needs labels, and these samples have none; {advice}")
+        advice = f"; for masks use pixel_{part}" if "mask" in batch else ""
+        raise DataError(f"{part} needs labels: {batch.describe_missing('label')}{advice}")
     labels: Tensor = batch["label"]
+    if labels.ndim == 1 and labels.is_floating_point():
+        raise DataError(
+            f"{part} got labels {describe_tensor(labels)}, expected int64 {list(labels.shape)}; {LABEL_FORM}"
+        )
     return labels
 
 

@@ -216,7 +216,7 @@ class MaskTargets:
 def masks_of(loss: str, batch: Batch) -> Tensor:
     """The masks of a batch, [N, H, W]."""
     if "mask" not in batch:
-        raise DataError(f"{loss} needs masks, and these samples have none; use a data set with masks")
+        raise DataError(f"{loss} needs masks: {batch.describe_missing('mask')}")
     masks: Tensor = batch["mask"]
     return masks
 

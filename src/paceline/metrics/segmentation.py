@@ -92,7 +92,7 @@ def label_maps(
     `num_classes` stands for no class: where there is no prediction, and where the mask is ignored.
     """
     if "mask" not in batch:
-        raise DataError(f"{metric} needs masks, and these samples have none; use a data set with masks")
+        raise DataError(f"{metric} needs masks: {batch.describe_missing('mask')}")
     for sample, prediction, mask in zip(batch.ids.tolist(), predictions, batch["mask"], strict=True):
         if prediction.shape[-2:] != mask.shape:
             raise DataError(

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -17,16 +18,22 @@ from torch.nn.modules.module import (
 )
 from torch.nn.parameter import UninitializedParameter
 
+from paceline.core.contracts import relative_path
 from paceline.core.errors import PacelineError, RecipeError, TrainingError
 from paceline.core.process import free_memory
 from paceline.core.text import pluralize
-from paceline.core.user_code import described, is_ours
+from paceline.core.user_code import described, is_ours, is_own
 from paceline.core.world import is_communication_error
 
 _SHAPE_ERRORS = (RuntimeError, ValueError, IndexError, AssertionError)
 _MISTAKES = (AttributeError, NameError, TypeError, LookupError, ArithmeticError, ValueError, AssertionError)
 _SHAPE_WORDS = re.compile(r"\b(size|shape|dim|channel|clip|height|width|kernel)", re.IGNORECASE)
-_TORCH = str(Path(torch.__file__).parent)
+_TOO_SMALL = re.compile(
+    r"greater than actual input|3D \(unbatched\) or 4D|output size is too small|less than the corresponding input dim",
+    re.I,
+)
+_UNEQUAL = re.compile(r"must match the size of tensor|Sizes of tensors must match")
+_TORCH, _ENGINE = str(Path(torch.__file__).parent), str(Path(__file__).parent.parent / "engine")
 
 
 def call_model(model: nn.Module, images: Tensor, *others: Any) -> Any:
@@ -67,23 +74,43 @@ def _describe(images: Tensor) -> str:
 def _explain(error: Exception, model: nn.Module, images: Tensor) -> str:
     """The message; if torch raised it, also the model's line and what to change."""
     message = str(error).strip().split("\n")[0].rstrip(".;")
-    frames = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, ValueError) and not frames[-1].filename.startswith(_TORCH):
-        return message  # the model's own
-    inside = (frame for frame in frames if not frame.filename.startswith(_TORCH))
-    *_, place = (frame for frame in inside if frame.name != "__torch_dispatch__")  # of a plan, not of the model
-    where = "" if place.filename == __file__ else f" ({Path(place.filename).name}, line {place.lineno})"
-    return f"{message}{where}; {_advice(message, model, images)}"
+    frames = list(traceback.walk_tb(error.__traceback__))
+    inside = [each for each in frames[1:] if not each[0].f_code.co_filename.startswith((_TORCH, _ENGINE))]
+    places = [each for each in inside if each[0].f_code.co_name != "__torch_dispatch__"]  # of a plan, not of the model
+    # Without a place, all layers are torch's, and the user put them together.
+    is_users, where = not places, ""
+    if places:
+        frame, line = places[-1]
+        is_users, file = is_own(frame), frame.f_code.co_filename
+        where = f" ({relative_path(file) if is_users else Path(file).name}, line {line})"
+    if isinstance(error, ValueError) and not frames[-1][0].f_code.co_filename.startswith(_TORCH):
+        return message + where * is_users  # the model's own
+    misfit = _misfit([frame for frame, _ in frames], model) if is_users else None
+    return f"{message}{where}; {_advice(message, model, images, misfit)}"
 
 
-def _advice(message: str, model: nn.Module, images: Tensor) -> str:
-    if re.search(r"to have \d+ channels, but got", message):
+def _misfit(frames: list[FrameType], model: nn.Module) -> str:
+    """What does not fit where a user's model failed: a layer of torch's or, if none was called, the line."""
+    modules = [each for frame in frames if isinstance(each := frame.f_locals.get("self"), nn.Module)]
+    layer = modules[-1] if modules else model
+    if not type(layer).__module__.startswith("torch.nn"):
+        return "the sizes in this line do not fit: correct them"
+    name = next((name for name, module in model.named_modules() if module is layer), "").removeprefix("module.")
+    return f"the sizes of {name or 'the model'}, {type(layer).__name__}({layer.extra_repr()}), do not fit: correct them"
+
+
+def _advice(message: str, model: nn.Module, images: Tensor, misfit: str | None) -> str:
+    """What to change: about images where that may help, else about what does not fit."""
+    if re.search(rf"to have \d+ channels, but got {images.shape[1]} channels", message):
         return f"images have {pluralize(images.shape[1], 'channel')}: build the model with in_channels"
     if "more than 1 value per channel" in message:
         return (
             "use larger images, or at least 2 samples at a time (data.batch_size, train.micro_batch_size, and"
             " data.drop_last for the last step of an epoch)"
         )
+    if misfit and not _TOO_SMALL.search(message):
+        strides = ", or use images whose sides the model's strides divide" if _UNEQUAL.search(message) else ""
+        return misfit + strides
     return (
         f"{_image_size_hint(model, images)}change the size or the number of frames in data's transforms, or use"
         " another model"

@@ -190,7 +190,12 @@ class Builder(BuildContext):
         supplied["num_keypoints"] = len(joints.names) if joints else 0
         self.world.seed(derive(self.recipe.train.seed, _MODEL_STREAM))
         with self.error_context("model"), limit_size():
-            model: nn.Module = self.make("model", part.name, part, **supplied)
+            model = self.make("model", part.name, part, **supplied)
+            if not isinstance(model, nn.Module):
+                found = "nothing" if model is None else type(model).__name__
+                raise TypeError(f"{part.name} gave {found}, expected an nn.Module: inherit from it, or return one")
+            if next(model.parameters(), None) is None:
+                raise ValueError(f"{part.name} has no parameters to train; keep layers of a list in nn.ModuleList")
             if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
                 _initialize_lazy_layers(model, loader)
         if part.weights is not None:

@@ -16,6 +16,7 @@ from paceline.core.errors import RecipeError
 from paceline.core.registry import register
 from paceline.core.world import to_float64
 from paceline.data.batch import Batch
+from paceline.losses.classification import labels_of
 from paceline.losses.loss_term import AnyTerm, LazyTerm, Loss, LossTerm
 from paceline.metrics.classification import Auroc, ConfusionMatrix, MeanAveragePrecision, MultiLabel, TopK
 from paceline.metrics.metric import Metric
@@ -65,10 +66,16 @@ class Classification(Task):
     def forward(self, model: nn.Module, batch: Batch) -> Any:
         """Logits [N, classes]."""
         logits = super().forward(model, batch)
-        if isinstance(logits, Tensor) and logits.ndim != 2:
+        size, num_classes = len(batch["image"]), len(self.classes)
+        if not isinstance(logits, Tensor):
+            return logits
+        if logits.ndim != 2 or len(logits) != size or logits.shape[1] < num_classes:
+            cure = "build it with num_classes, and return a row for each sample"
+            if logits.ndim != 2:
+                cure = "end it with pooling, Flatten and a Linear layer"
             raise RecipeError(
-                f"model: gave an output of shape {list(logits.shape)}, expected [{len(batch['image'])},"
-                f" {len(self.classes)}], a number for each class: end it with pooling, Flatten and a Linear layer"
+                f"model: gave an output of shape {list(logits.shape)}, expected [{size}, {num_classes}], a number for"
+                f" each class of each sample: {cure}"
             )
         return logits
 
@@ -82,7 +89,7 @@ class Classification(Task):
 
     def training_terms(self, outputs: Tensor, batch: Batch) -> Mapping[str, AnyTerm]:
         """Top-k accuracy, of mixed samples for their main label; of several labels, the share that is right."""
-        logits, labels = outputs.detach(), batch["label"]
+        logits, labels = outputs.detach(), labels_of("classification", batch)
         if self._multi_label:
             correct = (logits > 0) == (labels > 0.5)
             return {"accuracy": LossTerm(correct.sum().float(), float(correct.numel()))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
@@ -58,9 +59,10 @@ class TorchDataset:
         self.name = name
         self.dataset = dataset
         whole = getattr(dataset, "dataset", None)  # of a torch.utils.data.Subset
-        self.classes = [
-            str(each) for each in getattr(dataset, "classes", None) or getattr(whole, "classes", None) or ()
-        ]
+        classes = getattr(dataset, "classes", None) or getattr(whole, "classes", None) or ()
+        if not isinstance(classes, Iterable):
+            raise TypeError(f"data set {name}: its `classes` are {classes!r}, expected a list of names")
+        self.classes = [str(each) for each in classes]
         names = [str(each) for each in getattr(dataset, "keypoint_names", None) or ()]
         limbs = [(int(start), int(end)) for start, end in getattr(dataset, "limbs", None) or ()]
         self.joints = KeypointNames(names, find_flip_pairs(names), limbs) if names else None

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from torch.autograd.graph import _engine_run_backward
 
+from paceline.core.errors import TrainingError
 from paceline.engine.loss_accumulator import WeightedLoss
 from paceline.optim.clipping import Norm
 
@@ -62,6 +63,13 @@ class Precision(Protocol):
 
     def describe(self) -> str:
         """One line for the start of a run."""
+
+
+_GRAPH_ERRORS = {
+    "modified by an inplace operation": "use no operation in place, such as exp_ or +=, on what a gradient needs",
+    "through the graph a second time": "call no backward(), and detach() what you keep from one step to the next",
+}
+"""What torch says about mistakes that only a backward pass meets, and their cures."""
 
 
 class FullPrecision:
@@ -121,15 +129,22 @@ def add_gradients(losses: Sequence[WeightedLoss], scale: float | Tensor = 1.0) -
     # Beyond the range of a float16 value a factor becomes infinite, and the step an overflow.
     factors = [_like(loss.value, loss.weight * scale) for loss in roots]
     # What torch.autograd.backward calls after checks that take as long as the backward pass of a small layer.
-    _engine_run_backward(
-        tuple(loss.value for loss in roots),
-        tuple(factors),
-        False,
-        False,
-        (),
-        allow_unreachable=True,
-        accumulate_grad=True,
-    )
+    try:
+        _engine_run_backward(
+            tuple(loss.value for loss in roots),
+            tuple(factors),
+            False,
+            False,
+            (),
+            allow_unreachable=True,
+            accumulate_grad=True,
+        )
+    except RuntimeError as error:
+        cure = next((cure for words, cure in _GRAPH_ERRORS.items() if words in str(error)), None)
+        if cure is None:
+            raise
+        found = str(error).partition(" Hint:")[0].partition(". Saved")[0].rstrip(".")
+        raise TrainingError(f"the backward pass failed: {found}; in your model or loss, {cure}") from error
 
 
 def _like(value: Tensor, factor: float | Tensor) -> Tensor:
