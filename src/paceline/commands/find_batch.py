@@ -75,7 +75,7 @@ def _device(asked: str | None, processes: int) -> Device:
     if asked:
         return parse_device(asked)
     device = device_at_hand(processes)
-    return replace(device, memory=round(_SAFE * device.memory)) if device.is_cpu else device
+    return replace(device, memory=round(_SAFE * device.memory) // processes) if device.is_cpu else device
 
 
 def _why_not_tried(needed: int, planned: int) -> str:

@@ -76,7 +76,8 @@ class Device:
     speed: Speed | None = None
     """None if only the memory is known."""
     is_cpu: bool = False
-    """Whether it is this machine's CPU; one of which only the memory is known counts as a GPU."""
+    """Whether it is this machine's CPU, whose memory all processes share; one of which only the memory is known counts
+    as a GPU."""
 
 
 def parse_device(text: str) -> Device:
@@ -97,14 +98,14 @@ def parse_device(text: str) -> Device:
 
 
 def device_at_hand(processes: int = 1) -> Device:
-    """The device that each of some processes would use here, with the memory that is free; of several, the least."""
+    """The device that some processes would use here, with the memory that is free; of several GPUs, the least."""
     if torch.cuda.is_available():
         name = torch.cuda.get_device_name(0)
         gpu = _find_gpu(re.sub(r"[\s_]", "", name.lower()))
         used = range(min(processes, torch.cuda.device_count()))
         memory = min(torch.cuda.mem_get_info(index)[0] for index in used)
         return Device(name, memory, _speed(gpu) if gpu else None)
-    return Device("this machine", free_memory() // processes, _measure_cpu(), is_cpu=True)
+    return Device("this machine", free_memory(), _measure_cpu(), is_cpu=True)
 
 
 def _find_gpu(name: str) -> str | None:
