@@ -1,4 +1,4 @@
-"""Every recipe that ships can be planned, whether or not its data is here."""
+"""Every recipe that ships can be rehearsed, whether or not its data is here."""
 
 from __future__ import annotations
 
@@ -9,20 +9,27 @@ import pytest
 
 from paceline.data import stick_people, synthetic
 from paceline.plan import rehearse
-from paceline.plan.grid import Grid, Refused, Row, plan_rows
+from paceline.plan.grid import Grid, Refused, plan_rows
 from paceline.plan.surrogate import Shape, SurrogateBuilder
 from paceline.recipe.load import load, shipped_recipes
 from paceline.recipe.validate import validate
 
 _SMALL = ["data.batch_size=2", "train.micro_batch_size=2"]
+_SHALLOW = {
+    "finetune": ["model.args={img_size: 288, depth: 2}"],
+    "mae_vit_base": ["model.encoder_args={depth: 2}", "model.decoder_depth=1"],
+    "mae_vit_base_finetune": ["model.args={global_pool: avg, depth: 2}"],
+    "mae_vit_base_linear_probe": ["model.args={depth: 2}"],
+}
+"""Fewer of many equal blocks: each takes as long as the first."""
 _SHAPE = Shape(64, 96, 10)
 _NEED_DATA: dict[str, tuple[str, dict[str, Any]]] = {
     "video": ("video_list", {"file": "video/train.csv"}),
     "keypoints": ("coco", {"root": "keypoints", "annotations": "train.json", "keypoints": True, "per_object": True}),
 }
 """Tasks whose samples a plan does not assume, and data sets that stand in for those of their recipes."""
-_NOT_PLANNED: dict[str, str] = {}
-"""Recipes that a plan refuses, and a part of the reason."""
+_REFUSED = frozenset[str]()
+"""Recipes that cannot be planned. None so far: docs/plan.md names models that cannot, such as Faster R-CNN."""
 
 
 class StandInBuilder(SurrogateBuilder):
@@ -56,17 +63,13 @@ def _without_data(drawn: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_without_data")
-@pytest.mark.parametrize("name", sorted(shipped_recipes()))
-def test_a_shipped_recipe_is_planned(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", sorted(shipped_recipes().keys() - _REFUSED))
+def test_a_step_of_each_recipe_is_rehearsed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step alone, without what a plan does by arithmetic: others take less time, and the same operators."""
     monkeypatch.setattr(rehearse, "SurrogateBuilder", StandInBuilder)
-    (row,) = plan_rows(Grid(name, _SMALL, shape=_SHAPE), [{"procs": "1"}])
-    if name in _NOT_PLANNED:
-        assert isinstance(row, Refused)
-        assert _NOT_PLANNED[name] in row.reason
-        return
-    assert isinstance(row, Row), row
-    assert row.micro_batch_size == 2
-    assert min(row.memory.parts["parameters"], row.memory.parts["activations"], row.cost.flops) > 0
+    checked = Grid(name, [*_SMALL, *_SHALLOW.get(name, ())]).check({"procs": "1"})
+    with rehearse.rehearse(checked, 1, _SHAPE) as rehearsal:
+        assert rehearsal.timeline.sum(axis=1).max() > sum(each.nbytes for each in rehearsal.run.model.parameters())
 
 
 @pytest.mark.usefixtures("_without_data")

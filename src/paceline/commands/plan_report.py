@@ -113,7 +113,7 @@ class Report:
             [
                 [
                     *(*self._cells(row), _size(row.memory.total), *(_size(row.shared_bytes) for _ in shared)),
-                    *("yes" if row.fits(limit) else "no", str(row.largest_micro_batch)),
+                    *("yes" if row.fits(limit) else "no", f"{row.largest_micro_batch:,}"),
                     *(_size(row.memory.parts[part]) for part in CATEGORIES),
                 ]
                 for row in self.rows

@@ -126,17 +126,24 @@ def _speed(gpu: str) -> Speed:
 
 
 def _measure_cpu() -> Speed:
-    """What a matrix product and a copy reach; half precision, for which most processors have no units, as fp32."""
-    side = 512
-    matrix, other = torch.ones(side, side), torch.empty(2**23)
-    flops = 2 * side**3 / _fastest(lambda: matrix @ matrix)
-    bandwidth = 2 * other.nbytes / _fastest(other.clone)
-    return Speed(bandwidth, dict.fromkeys(("fp32", "tf32", "bf16", "fp16"), flops), "measured now")
+    """What a matrix product and a copy reach; many processors have no units for half precision, and are far slower."""
+    flops = {}
+    for precision, dtype, side in (
+        ("fp32", torch.float32, 512),
+        ("bf16", torch.bfloat16, 256),
+        ("fp16", torch.float16, 256),
+    ):
+        matrix = torch.ones(side, side, dtype=dtype)
+        flops[precision] = 2 * side**3 / _fastest(lambda matrix=matrix: torch.mm(matrix, matrix))  # type: ignore[misc]
+    taken, given = torch.ones(2**23), torch.ones(2**23)  # memory that is in use already
+    bandwidth = 2 * taken.nbytes / _fastest(lambda: given.copy_(taken))
+    return Speed(bandwidth, {**flops, "tf32": flops["fp32"]}, "measured now")
 
 
-def _fastest(work: Callable[[], object], times: int = 5) -> float:
-    seconds = []
-    for _ in range(times):
+def _fastest(work: Callable[[], object], budget: float = 0.2) -> float:
+    """The seconds of the fastest try: others are slower where programs share the cores."""
+    seconds, start = list[float](), time.perf_counter()
+    while not seconds or time.perf_counter() - start < budget:
         begin = time.perf_counter()
         work()
         seconds.append(time.perf_counter() - begin)
