@@ -79,3 +79,4 @@ def test_tasks_that_need_their_data_say_so(name: str) -> None:
         (row,) = plan_rows(Grid(name, _SMALL, shape=_SHAPE), [{"procs": "1"}])
         assert isinstance(row, Refused)
         assert "does not exist" in row.reason
+        assert "needs its data" in row.reason

@@ -205,7 +205,9 @@ def advice(rows: Sequence[Row], limit: int) -> list[str]:
         return []
     best = max(rows, key=lambda row: (row.largest_micro_batch or 0, -row.memory.total))
     if best.largest_micro_batch:
-        words = " ".join([*best.overrides, f"train.micro_batch_size={best.largest_micro_batch}"])
+        is_chosen = len({row.processes for row in rows}) > 1
+        processes = [f"--procs {best.processes}"] * is_chosen
+        words = " ".join([*processes, *best.overrides, f"train.micro_batch_size={best.largest_micro_batch}"])
         return [f"nothing fits as it is; this does: {words}"]
     least = min(rows, key=lambda row: row.memory.total)
     part = max(least.memory.parts, key=lambda each: least.memory.parts[each])

@@ -64,7 +64,8 @@ class SurrogateBuilder(Builder):
             return super().path(key, written)
         except DataError as error:
             if self.recipe.task.name not in _FIELDS:
-                raise
+                task = f"task {self.recipe.task.name}"
+                raise DataError(f"{error}; a plan of {task} needs its data, whose samples are not assumed") from error
             self.missing = self.missing or str(error)
             return Path(written)
 
