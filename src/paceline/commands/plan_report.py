@@ -143,7 +143,8 @@ class Report:
             print(f"exchange, beside computing: {LINK_EFFICIENCY:.0%} of {links}")
 
     def _print_measured(self) -> None:
-        print("\npredicted beside measured, each row in fresh processes on the device at hand; MiB and ms")
+        gap = "\n" if self.rows else ""  # below the tables above
+        print(f"{gap}predicted beside measured, each row in fresh processes on the device at hand; MiB and ms")
         rows = []
         for place, row in enumerate(self.results):
             if not isinstance(row, Row | Unrehearsed):
