@@ -130,6 +130,7 @@ def seeded(request: pytest.FixtureRequest) -> None:
 # Files that take the longest, the longest first: begun first, they do not keep one worker busy at the end.
 _LONG = [
     "test_rehearsal.py",
+    "test_shipped_plans.py",
     "test_readme.py",
     "test_shared_training.py",
     "test_two_machines.py",

@@ -191,23 +191,54 @@ def test_lazy_layers_are_planned_and_what_a_model_prints_is_not_in_the_json(
 
 
 @pytest.mark.parametrize(
-    ("forward", "named"),
-    [("return self.layers(images) * float(images.numpy().mean())", "numpy"), ("return self.layers[3](images)", "dim")],
+    ("forward", "named", "code"),
+    [
+        ("return self.layers(images) * float(images.numpy().mean())", "numpy", 2),
+        ("return self.layers[3](images)", "dim", 2),
+        ("return self.layers(images.to(images.unique()))", "_unique2", 2),
+        ("return self.layers(images) + 1 // 0", "ZeroDivisionError", 1),
+        ("raise RuntimeError('not today')", "not today", 1),
+    ],
 )
-def test_what_fake_tensors_cannot_follow_names_the_line_of_the_model(
+def test_a_line_of_the_model_that_cannot_be_rehearsed_or_is_wrong_is_named(
     forward: str,
     named: str,
+    code: int,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     own_names: None,
 ) -> None:
+    """What fake tensors cannot follow is a refused row, a mistake is an error."""
     monkeypatch.setattr(sys, "path", [*sys.path])
-    module = tmp_path / f"own_network_{named}.py"
+    module = tmp_path / f"own_network_{abs(hash(forward))}.py"
     module.write_text(_network(forward).replace("Lazy", "").replace("(16)", "(784, 16)"), encoding="utf-8")
     words = ["train.precision=fp32", "train.activation_checkpointing=none", "--memory", "1GiB", "--use", str(module)]
-    assert main(["plan", "quickstart", "model.name=own_network", *words]) == 2
+    assert main(["plan", "quickstart", "model.name=own_network", *words]) == code
     (line,) = capfd.readouterr().err.splitlines()
     assert named in line
     assert module.name in line
     assert ":25: " in line or "line 25" in line
+
+
+def test_what_cannot_be_rehearsed_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, own_names: None
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    module = tmp_path / "own_network_that_reads.py"
+    forward = "return self.layers(images) * float(images.detach().numpy().mean())"
+    module.write_text(_network(forward).replace("Lazy", "").replace("(16)", "(784, 16)"), encoding="utf-8")
+    words = ["plan", "quickstart", "model.name=own_network", "train.precision=fp32,fp8", "--use", str(module)]
+    image = tmp_path / "plan.png"
+    words += ["train.activation_checkpointing=none", "data.batch_size=8", "--measure", "--png", str(image)]
+    assert main([*words, "--json"]) == 0
+    measured, refused = json.loads(capsys.readouterr().out)["rows"]
+    assert "numpy" in measured["reason"]
+    assert measured["measured"]["tensor_bytes"] > 4 * 4 * (784 * 16)  # weights, gradients and two moments
+    assert "measured" not in refused
+    assert not image.exists()
+    assert main(words) == 0
+    printed = capsys.readouterr()
+    assert "predicted beside measured" in printed.out
+    assert "–" in printed.out
+    assert "memory of each" not in printed.out

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from paceline.core import user_code
 from paceline.plan import grid as grid_module
+from paceline.plan import rehearse as rehearse_module
 from paceline.plan.grid import Grid, Refused, Row, combinations, plan_rows, split_choices
 from paceline.plan.growth import Growth, largest_micro_batch
 from paceline.plan.rehearse import rehearse
@@ -156,7 +158,7 @@ def test_a_combination_that_cannot_be_is_refused_with_its_reason() -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("fasterrcnn_mobilenet_v3_large_320_fpn", ["aten._unique2", "paceline train"]),
+        ("fasterrcnn_mobilenet_v3_large_320_fpn", ["aten._unique2", "--measure"]),
         ("maskrcnn_resnet50_fpn", ["model.name"]),
         ("keypointrcnn_resnet50_fpn", ["model.name"]),
     ],
@@ -166,6 +168,33 @@ def test_detectors_that_cannot_be_planned_are_refused(name: str, expected: list[
     (row,) = plan_rows(Grid("ssd300_pet", changes), [{"procs": "1"}])
     assert isinstance(row, Refused)
     assert all(text in row.reason for text in expected)
+
+
+def test_processes_on_a_cpu_share_its_memory() -> None:
+    (alone,) = planned({"procs": "1"})
+    limit = 3 * alone.memory.total
+    settings = [{"procs": procs, "data.batch_size": str(32 * int(procs))} for procs in ("1", "2", "4")]
+    for is_shared, fitting in ((False, [True, True, True]), (True, [True, True, False])):
+        rows = plan_rows(Grid("quickstart", SMALL, limit, is_shared=is_shared), settings)
+        assert [isinstance(row, Row) and row.fits(limit) for row in rows] == fitting
+    one, two, four = (row for row in rows if isinstance(row, Row))
+    assert four.shared_bytes == 4 * four.memory.total
+    assert one.largest_micro_batch is not None
+    assert two.largest_micro_batch is not None
+    assert four.largest_micro_batch is not None
+    assert 0 < four.largest_micro_batch < 32 < two.largest_micro_batch < one.largest_micro_batch
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_a_mistake_of_ours_is_no_refused_row(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a mistake")
+
+    monkeypatch.setattr(rehearse_module, "train_step", fail)
+    monkeypatch.setattr(grid_module, "num_cores", lambda: cores)
+    monkeypatch.setattr(user_code, "_is_own", lambda frame: False)  # as if this file were one of ours
+    with pytest.raises(ZeroDivisionError, match="a mistake"):
+        plan_rows(Grid("quickstart", SMALL), [{"procs": "1"}, {"procs": "2"}])
 
 
 def test_values_with_commas_are_choices() -> None:

@@ -122,9 +122,10 @@ def test_more_processes_than_are_rehearsed_divide_what_is_cut_into_parts() -> No
     assert many.total == pytest.approx(rehearsed.total, rel=0.05)
 
 
-def test_nothing_is_left_of_a_rehearsal() -> None:
+@pytest.mark.parametrize("strategy", ["auto", "fsdp"])
+def test_nothing_is_left_of_a_rehearsal(strategy: str) -> None:
     apply, parallel = nn.Module._apply, vars(ddp)["DistributedDataParallel"]
-    with rehearse(recipe()):
+    with rehearse(recipe(f"train.strategy={strategy}")):
         pass
     assert nn.Module._apply is apply
     assert vars(ddp)["DistributedDataParallel"] is parallel

@@ -73,7 +73,7 @@ def _device_at_hand(processes: int) -> Device:
     from paceline.plan.devices import device_at_hand
 
     device = device_at_hand(processes)
-    return replace(device, memory=round(_SAFE * device.memory)) if device.is_cpu else device
+    return replace(device, memory=round(_SAFE * device.memory) // processes) if device.is_cpu else device
 
 
 def _why_not_tried(needed: int, planned: int) -> str:

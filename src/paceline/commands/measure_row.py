@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from paceline.recipe.load import load
 from paceline.recipe.validate import validate
 
 if TYPE_CHECKING:
-    from paceline.plan.grid import Grid, Row
+    from paceline.plan.grid import Grid, Row, Unrehearsed
     from paceline.plan.measure import Measured
 
 LAUNCHED = frozenset(
@@ -51,13 +52,15 @@ class Trial:
     steps: int = 3
 
     @classmethod
-    def of(cls, grid: Grid, row: Row, modules: Sequence[str], micro_batch_size: int | None = None) -> Trial:
+    def of(
+        cls, grid: Grid, row: Row | Unrehearsed, modules: Sequence[str], micro_batch_size: int | None = None
+    ) -> Trial:
         """The trial of a row; with `micro_batch_size`, of a step with micro-batches of that many samples."""
         overrides = [*grid.fixed, *row.overrides, "model.weights=null", "train.compile=false"]
         size, number = row.micro_batch_size, row.num_micro_batches
         if micro_batch_size is not None:
             size, number = micro_batch_size, min(2, number)  # more of them take no more memory
-        limit = min(free_memory(), grid.limit or free_memory())
+        limit = min(free_memory(), grid.limit or free_memory()) // (row.processes if grid.is_shared else 1)
         return cls(grid.reference, overrides, modules, grid.shape, row.processes, size, number, limit)
 
 
@@ -119,8 +122,10 @@ def _measure(trial: Trial) -> Measured:
     use_modules(list(trial.use))
     checked = validate(load(trial.recipe, trial.overrides))
     shape = Shape(*trial.shape)
-    with rehearse(checked, trial.processes, shape):
-        pass  # loads every library that a step needs, so that the process grows by the run alone
+    # Loads every library that a step needs, so that the process grows by the run alone. What fake tensors cannot follow
+    # is measured all the same.
+    with suppress(Exception), rehearse(checked, trial.processes, shape):
+        pass
     if not torch.cuda.is_available():
         limit_memory(trial.limit)
     world = join(checked.recipe.train.device)

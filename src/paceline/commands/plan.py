@@ -29,25 +29,26 @@ def main(options: argparse.Namespace) -> int:
     from paceline.commands.plan_report import Report
     from paceline.plan.devices import device_at_hand
     from paceline.plan.estimate import measure_loader
-    from paceline.plan.grid import Grid, combinations, plan_rows, split_choices
+    from paceline.plan.grid import Grid, Unrehearsed, combinations, plan_rows, split_choices
 
     fixed, choices = split_choices(options.overrides)
     checked = validate(load(reference, fixed))
-    device = read_device(options) or device_at_hand()
+    device = read_device(options) or device_at_hand(max(map(int, processes)))
     settings = list(combinations({"procs": processes, **(choices or default_choices(checked, fixed))}))
     is_cpu = device.is_cpu or checked.recipe.train.device == "cpu"
-    grid = Grid(reference, fixed, device.memory, shape, is_cpu)
+    grid = Grid(reference, fixed, device.memory, shape, is_cpu, device.is_cpu)
     speed = measure_loader(checked) if device.speed else None
     # What a model prints must not end up between the lines of the answer.
     with redirect_stdout(sys.stderr), progress_bar() as bar:
         task = bar.add_task("plan", total=len(settings))
         results = plan_rows(grid, settings, lambda number: bar.advance(task, number))
     report = Report(checked.recipe.name, device, results, speed)
-    if not report.rows:
+    can_measure = options.measure and any(isinstance(each, Unrehearsed) for each in results)
+    if not report.rows and not can_measure:
         raise RecipeError(report.refused[0].reason)
     if options.measure:
         _measure(report, grid, options.use)
-    if options.png:
+    if options.png and report.rows:
         report.save_image(options.png)
     if options.json:
         print_json(report.as_json())
@@ -60,7 +61,7 @@ def main(options: argparse.Namespace) -> int:
 def _print_notes(options: argparse.Namespace, batch_size: int, rows: Sequence[Row]) -> None:
     """Print what the table does not show: the image, processes without samples, and assumptions about missing data."""
     if options.png:
-        print(f"image: {options.png}")
+        print(f"image: {options.png}" if rows else "image: none, since nothing could be planned")
     needed = ((int(row.settings["procs"]), int(row.settings.get("data.batch_size", batch_size))) for row in rows)
     if too_many := sorted({processes for processes, samples in needed if processes > samples}):
         many = " and ".join(f"{processes:,}" for processes in too_many)
@@ -118,17 +119,18 @@ def default_choices(checked: CheckedRecipe, fixed: Sequence[str] = ()) -> dict[s
 
 
 def _measure(report: Report, grid: Grid, modules: list[str]) -> None:
-    """Take real steps of each row that fits, one after the other."""
+    """Take real steps of each row that fits or that could not be rehearsed, one after the other."""
     from paceline.commands.measure_row import Trial, measure_row
-    from paceline.plan.grid import Row
+    from paceline.plan.grid import Row, Unrehearsed
 
     with progress_bar() as bar:
         task = bar.add_task("measure", total=len(report.results))
         for place, row in enumerate(report.results):
-            if isinstance(row, Row):
-                trial = Trial.of(grid, row, modules)
+            if isinstance(row, Row) and not row.fits(report.device.memory):
+                report.measured[place] = "does not fit"
+            elif isinstance(row, Row | Unrehearsed):
                 try:
-                    report.measured[place] = measure_row(trial) if row.fits(report.device.memory) else "does not fit"
+                    report.measured[place] = measure_row(Trial.of(grid, row, modules))
                 except PacelineError as error:
                     report.measured[place] = str(error)
             bar.advance(task)

@@ -13,7 +13,7 @@ from paceline.plan.communication import DEVICES_OF_A_MACHINE, LINK_EFFICIENCY, N
 from paceline.plan.cost import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY
 from paceline.plan.devices import Device, Speed
 from paceline.plan.estimate import Estimate, estimate
-from paceline.plan.grid import Refused, Row
+from paceline.plan.grid import Refused, Row, Unrehearsed
 from paceline.plan.measure import Measured
 from paceline.plan.memory import CATEGORIES
 from paceline.visualize.bars import draw_stacked_bars
@@ -47,14 +47,15 @@ class Report:
 
     def print(self) -> None:
         """Print the tables, then what was refused and what to change first."""
-        self._print_memory()
-        if self.device.speed:
+        if self.rows:
+            self._print_memory()
+        if self.rows and self.device.speed:
             self._print_time(self.device.speed)
         if self.measured:
             self._print_measured()
         for refused in self.refused:
-            settings = ", ".join(f"{key} {value}" for key, value in refused.settings.items())
-            print(f"not possible: {settings}: {refused.reason}", file=sys.stderr)
+            found = "not planned" if isinstance(refused, Unrehearsed) else "not possible"
+            print(f"{found}: {refused}: {refused.reason}", file=sys.stderr)
         for line in advice(self.rows, self.device.memory):
             print(line)
 
@@ -78,31 +79,41 @@ class Report:
     def save_image(self, path: Path) -> None:
         """Draw the memory of each row by its parts, with the limit of the device."""
         labels = [", ".join(map(str, self._cells(row))) for row in self.rows]
-        scale, unit = (2**30, "GiB") if max(row.memory.total for row in self.rows) >= 2**30 else (_UNIT, "MiB")
+        scale, unit = (2**30, "GiB") if max(row.shared_bytes for row in self.rows) >= 2**30 else (_UNIT, "MiB")
         parts: dict[str, list[float]] = {
-            part: [row.memory.parts[part] / scale for row in self.rows] for part in CATEGORIES
+            part: [row.num_sharing * row.memory.parts[part] / scale for row in self.rows] for part in CATEGORIES
         }
         name = self.device.name if self.device.speed else "limit"  # a size is its own name
         limit = self.device.memory / scale
-        title = f"{self.recipe}: memory of each device; {name}: {_number(limit)} {unit}"
+        whose = "all processes" if self._is_shared else "each device"
+        title = f"{self.recipe}: memory of {whose}; {name}: {_number(limit)} {unit}"
         axis = f"{unit} of tensors, by {', '.join(self._header())}"
         save_png(draw_stacked_bars(labels, parts, title, axis, limit), path)
 
     def _header(self) -> list[str]:
-        return [*(_SHORT.get(key, key.rpartition(".")[2]) for key in self.rows[0].settings), "micro-batch"]
+        return [*(_SHORT.get(key, key.rpartition(".")[2]) for key in self.results[0].settings), "micro-batch"]
 
-    def _cells(self, row: Row) -> list[str]:
+    @property
+    def _is_shared(self) -> bool:
+        """Whether processes of a row share the memory of the device."""
+        return any(row.num_sharing > 1 for row in self.rows)
+
+    def _cells(self, row: Row | Unrehearsed) -> list[str]:
         return [*row.settings.values(), str(row.micro_batch_size)]
 
     def _print_memory(self) -> None:
         limit = self.device.memory
-        print(f"memory of each device, MiB of tensors; {self.device.name}: {_size(limit)} MiB")
+        whose, shared = ("process", ["all processes"]) if self._is_shared else ("device", [])
+        print(
+            f"memory of each {whose}, MiB of tensors; {self.device.name}: {_size(limit)} MiB"
+            + ", which all processes of a row share" * self._is_shared
+        )
         print_table(
-            [*self._header(), "memory", "fits", "largest", *CATEGORIES],
+            [*self._header(), "memory", *shared, "fits", "largest", *CATEGORIES],
             [
                 [
-                    *self._cells(row),
-                    *(_size(row.memory.total), "yes" if row.fits(limit) else "no", str(row.largest_micro_batch)),
+                    *(*self._cells(row), _size(row.memory.total), *(_size(row.shared_bytes) for _ in shared)),
+                    *("yes" if row.fits(limit) else "no", f"{row.largest_micro_batch:,}"),
                     *(_size(row.memory.parts[part]) for part in CATEGORIES),
                 ]
                 for row in self.rows
@@ -132,17 +143,17 @@ class Report:
             print(f"exchange, beside computing: {LINK_EFFICIENCY:.0%} of {links}")
 
     def _print_measured(self) -> None:
-        print("\npredicted beside measured, each row in fresh processes on the device at hand; MiB and ms")
+        gap = "\n" if self.rows else ""  # below the tables above
+        print(f"{gap}predicted beside measured, each row in fresh processes on the device at hand; MiB and ms")
         rows = []
         for place, row in enumerate(self.results):
-            if isinstance(row, Refused):
+            if not isinstance(row, Row | Unrehearsed):
                 continue
-            found = self.measured[place]
+            found, predicted = self.measured[place], row.memory.total if isinstance(row, Row) else None
             if isinstance(found, str):
-                rows.append([*self._cells(row), _size(row.memory.total), found, *[""] * 5])
+                rows.append([*self._cells(row), _size(predicted), found, *[""] * 5])
                 continue
-            predicted = row.memory.total
-            times = self._estimate(row)
+            times = self._estimate(row) if isinstance(row, Row) else None
             rows.append(
                 [
                     *self._cells(row),
@@ -159,15 +170,19 @@ class Report:
         return None if speed is None else estimate(row, speed, self.samples_per_second)
 
     def _row_as_json(self, place: int, row: Row | Refused) -> dict[str, Any]:
+        found = self.measured.get(place)
+        measured = found._asdict() if isinstance(found, tuple) else found
         if isinstance(row, Refused):
-            return {"settings": dict(row.settings), "reason": row.reason}
-        times, measured = self._estimate(row), self.measured.get(place)
+            refused = {"settings": dict(row.settings), "reason": row.reason}
+            return refused | ({"measured": measured} if isinstance(row, Unrehearsed) else {})
+        times = self._estimate(row)
         return {
             "settings": dict(row.settings),
             "micro_batch_size": row.micro_batch_size,
             "num_micro_batches": row.num_micro_batches,
             "bytes": dict(row.memory.parts),
             "total_bytes": row.memory.total,
+            "shared_bytes": row.shared_bytes,
             "fits": row.fits(self.device.memory),
             "largest_micro_batch": row.largest_micro_batch,
             "flops": row.cost.flops,
@@ -181,17 +196,19 @@ class Report:
                 "run_seconds": times.run,
                 "bound": times.bound,
             },
-            "measured": measured._asdict() if isinstance(measured, tuple) else measured,
+            "measured": measured,
         }
 
 
 def advice(rows: Sequence[Row], limit: int) -> list[str]:
     """What to change first when nothing fits; nothing if something does."""
-    if any(row.fits(limit) for row in rows):
+    if not rows or any(row.fits(limit) for row in rows):
         return []
     best = max(rows, key=lambda row: (row.largest_micro_batch or 0, -row.memory.total))
     if best.largest_micro_batch:
-        words = " ".join([*best.overrides, f"train.micro_batch_size={best.largest_micro_batch}"])
+        is_chosen = len({row.processes for row in rows}) > 1
+        processes = [f"--procs {best.processes}"] * is_chosen
+        words = " ".join([*processes, *best.overrides, f"train.micro_batch_size={best.largest_micro_batch}"])
         return [f"nothing fits as it is; this does: {words}"]
     least = min(rows, key=lambda row: row.memory.total)
     part = max(least.memory.parts, key=lambda each: least.memory.parts[each])
@@ -201,12 +218,14 @@ def advice(rows: Sequence[Row], limit: int) -> list[str]:
     return [f"nothing fits, not even a micro-batch of one sample; {part} are the most: {hint}"]
 
 
-def _size(number: int) -> str:
+def _size(number: int | None) -> str:
+    if number is None:
+        return "–"
     return f"{number / _UNIT:,.0f}" if number >= 10 * _UNIT else f"{number / _UNIT:,.1f}"
 
 
-def _error(predicted: int, measured: int) -> str:
-    return f"{predicted / measured - 1:+.1%}" if measured > 0 else "–"
+def _error(predicted: int | None, measured: int) -> str:
+    return f"{predicted / measured - 1:+.1%}" if predicted is not None and measured > 0 else "–"
 
 
 def _milliseconds(seconds: float | None) -> str:

@@ -76,7 +76,8 @@ class Device:
     speed: Speed | None = None
     """None if only the memory is known."""
     is_cpu: bool = False
-    """Whether it is this machine's CPU; one of which only the memory is known counts as a GPU."""
+    """Whether it is this machine's CPU, whose memory all processes share; one of which only the memory is known counts
+    as a GPU."""
 
 
 def parse_device(text: str) -> Device:
@@ -97,14 +98,14 @@ def parse_device(text: str) -> Device:
 
 
 def device_at_hand(processes: int = 1) -> Device:
-    """The device that each of some processes would use here, with the memory that is free; of several, the least."""
+    """The device that some processes would use here, with the memory that is free; of several GPUs, the least."""
     if torch.cuda.is_available():
         name = torch.cuda.get_device_name(0)
         gpu = _find_gpu(re.sub(r"[\s_]", "", name.lower()))
         used = range(min(processes, torch.cuda.device_count()))
         memory = min(torch.cuda.mem_get_info(index)[0] for index in used)
         return Device(name, memory, _speed(gpu) if gpu else None)
-    return Device("this machine", free_memory() // processes, _measure_cpu(), is_cpu=True)
+    return Device("this machine", free_memory(), _measure_cpu(), is_cpu=True)
 
 
 def _find_gpu(name: str) -> str | None:
@@ -125,17 +126,24 @@ def _speed(gpu: str) -> Speed:
 
 
 def _measure_cpu() -> Speed:
-    """What a matrix product and a copy reach; half precision, for which most processors have no units, as fp32."""
-    side = 512
-    matrix, other = torch.ones(side, side), torch.empty(2**23)
-    flops = 2 * side**3 / _fastest(lambda: matrix @ matrix)
-    bandwidth = 2 * other.nbytes / _fastest(other.clone)
-    return Speed(bandwidth, dict.fromkeys(("fp32", "tf32", "bf16", "fp16"), flops), "measured now")
+    """What a matrix product and a copy reach; many processors have no units for half precision, and are far slower."""
+    flops = {}
+    for precision, dtype, side in (
+        ("fp32", torch.float32, 512),
+        ("bf16", torch.bfloat16, 256),
+        ("fp16", torch.float16, 256),
+    ):
+        matrix = torch.ones(side, side, dtype=dtype)
+        flops[precision] = 2 * side**3 / _fastest(lambda matrix=matrix: torch.mm(matrix, matrix))  # type: ignore[misc]
+    taken, given = torch.ones(2**23), torch.ones(2**23)  # memory that is in use already
+    bandwidth = 2 * taken.nbytes / _fastest(lambda: given.copy_(taken))
+    return Speed(bandwidth, {**flops, "tf32": flops["fp32"]}, "measured now")
 
 
-def _fastest(work: Callable[[], object], times: int = 5) -> float:
-    seconds = []
-    for _ in range(times):
+def _fastest(work: Callable[[], object], budget: float = 0.2) -> float:
+    """The seconds of the fastest try: others are slower where programs share the cores."""
+    seconds, start = list[float](), time.perf_counter()
+    while not seconds or time.perf_counter() - start < budget:
         begin = time.perf_counter()
         work()
         seconds.append(time.perf_counter() - begin)

@@ -45,7 +45,7 @@ class Estimate(NamedTuple):
 
 def estimate(row: Row, speed: Speed, samples_per_second: float | None) -> Estimate:
     """The time of a row on a device of this speed, whose machine loads so many samples a second."""
-    step = row.cost.seconds(speed, is_tf32=row.precision == "tf32")
+    step = row.num_sharing * row.cost.seconds(speed, is_tf32=row.precision == "tf32")  # they share its cores too
     samples = row.micro_batch_size * row.num_micro_batches * min(row.processes, DEVICES_OF_A_MACHINE)
     loading = None if samples_per_second is None else samples / samples_per_second
     sending = None if row.sent_bytes is None else communication_seconds(row.sent_bytes, row.processes, speed)

@@ -23,8 +23,7 @@ def fake_tensors(processes: int = 1) -> Iterator[FakeTensorMode]:
     """Inside, whatever makes a tensor makes a fake one; with several processes, this is the first of them."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with ExitStack() as stack:
-        if processes > 1:
-            stack.enter_context(fake_process_group(processes))
+        stack.enter_context(fake_process_group(processes) if processes > 1 else _leave_process_group())
         stack.enter_context(_replace(logging.getLogger(FakeTensorMode.__module__), "disabled", True))
         stack.enter_context(_replace(nn.Module, "_apply", convert_module))
         stack.enter_context(_replace(nn.init, "_no_grad_trunc_normal_", keep_unsampled))
@@ -160,6 +159,17 @@ def fake_process_group(size: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def _leave_process_group() -> Iterator[None]:
+    """Leaves the group of one process that a strategy may make inside, so that others can be made later."""
+    was_there = dist.is_initialized()
+    try:
+        yield
+    finally:
+        if dist.is_initialized() and not was_there:
+            dist.destroy_process_group()
 
 
 def _make_device_mesh(*args: Any, **kwargs: Any) -> Any:

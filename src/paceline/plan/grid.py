@@ -12,40 +12,60 @@ from functools import cached_property
 from typing import NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from paceline.core.errors import PacelineError
+from paceline.core.errors import PacelineError, TrainingError
 from paceline.core.intervals import to_steps
 from paceline.core.process import num_cores
-from paceline.core.user_code import described
+from paceline.core.user_code import named_error
 from paceline.core.world import World
 from paceline.data.sampler import BatchSampler
 from paceline.plan.communication import sent_bytes
 from paceline.plan.cost import CostCounter, StepCost
 from paceline.plan.growth import MOST_SAMPLES, Growth, largest_micro_batch, peak_of
 from paceline.plan.memory import Memory, Timeline
+from paceline.plan.refusal import is_refusal, limit_of_fake_tensors
 from paceline.plan.rehearse import Rehearsal, rehearse
 from paceline.plan.shards import divide, rehearsed_processes
-from paceline.plan.surrogate import Shape
+from paceline.plan.surrogate import Shape, SurrogateBuilder
 from paceline.recipe.build_context import BuildContext
-from paceline.recipe.build_data import make_sampler
+from paceline.recipe.build_data import make_sampler, make_split_loader
 from paceline.recipe.load import load
 from paceline.recipe.validate import CheckedRecipe, validate
 
 Settings = Mapping[str, str]
 """The recipe keys in which rows differ, and "procs"."""
 
-_TRY = "take real steps instead: paceline train RECIPE train.epochs=null train.steps=3"
+_TRY = "take real steps instead: paceline plan RECIPE --measure"
 _FEWEST = 2  # samples of the steps between which memory grows evenly
 _MANY = 32  # samples from which the peak grows evenly, in models that go through the images of a batch one by one
 _DIVIDE_ALONE = frozenset({"procs", "train.micro_batch_size", "data.batch_size"})  # a step, but not what it computes
 
 
 @dataclass(frozen=True)
-class Row:
-    """What one combination of settings needs on each device."""
+class Combination:
+    """Settings of a row."""
 
     settings: Settings
+
+    @property
+    def overrides(self) -> list[str]:
+        """The settings as they are written on a command line."""
+        return [f"{key}={value}" for key, value in self.settings.items() if key != "procs"]
+
+    @property
+    def processes(self) -> int:
+        """The number of processes."""
+        return int(self.settings["procs"])
+
+    def __str__(self) -> str:
+        return ", ".join(f"{key} {value}" for key, value in self.settings.items())
+
+
+@dataclass(frozen=True)
+class Row(Combination):
+    """What one combination of settings needs on each device."""
+
     micro_batch_size: int
     num_micro_batches: int
     """How many micro-batches a process computes in a step."""
@@ -60,28 +80,32 @@ class Row:
     """The most samples of a micro-batch that fit; None without a limit, 0 if not even one fits."""
     missing: str = ""
     """Why samples were assumed rather than read; empty if they were read."""
+    num_sharing: int = 1
+    """How many processes share the memory of a device: all of them on a CPU."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """What the processes that share a device need together."""
+        return self.num_sharing * self.memory.total
 
     def fits(self, limit: int) -> bool:
-        """Whether the row needs no more than `limit` bytes."""
-        return self.memory.total <= limit
-
-    @property
-    def overrides(self) -> list[str]:
-        """The settings as they are written on a command line."""
-        return [f"{key}={value}" for key, value in self.settings.items() if key != "procs"]
-
-    @property
-    def processes(self) -> int:
-        """The number of processes."""
-        return int(self.settings["procs"])
+        """Whether the processes that share a device need no more than its `limit` bytes."""
+        return self.shared_bytes <= limit
 
 
 @dataclass(frozen=True)
-class Refused:
-    """A combination that the recipe cannot have, and why."""
+class Refused(Combination):
+    """A combination that cannot be planned, and why."""
 
-    settings: Settings
     reason: str
+
+
+@dataclass(frozen=True)
+class Unrehearsed(Refused):
+    """A combination that fake tensors cannot follow: real steps can be taken."""
+
+    micro_batch_size: int
+    num_micro_batches: int
 
 
 @dataclass(frozen=True)
@@ -95,6 +119,8 @@ class Grid:
     shape: Shape = field(default_factory=Shape)
     is_cpu: bool = True
     """Whether the device is a CPU, where a skipped step needs no copies."""
+    is_shared: bool = False
+    """Whether `limit` is for all processes together, as on this machine's CPU; else it is for each of them."""
 
     def check(self, settings: Settings) -> CheckedRecipe:
         """The recipe of a row; where the row's own values are at fault, the message has their place."""
@@ -181,21 +207,31 @@ def _plan_groups(grid: Grid, groups: Sequence[_Group]) -> dict[int, Row | Refuse
 
 
 def _plan_group(grid: Grid, group: _Group) -> dict[int, Row | Refused]:
+    first = Combination(next(iter(group.rows.values())))
     try:
-        with rehearse(
-            grid.check(next(iter(group.rows.values()))), group.processes, grid.shape, grid.is_cpu
-        ) as rehearsal:
+        with rehearse(grid.check(first.settings), group.processes, grid.shape, grid.is_cpu) as rehearsal:
             steps = _Steps(rehearsal)
             return {place: _plan_row(grid, steps, settings) for place, settings in group.rows.items()}
+    except Exception as error:
+        if reason := limit_of_fake_tensors(error):
+            return {place: _refuse(grid, settings, f"{reason}; {_TRY}") for place, settings in group.rows.items()}
+        if is_refusal(error):
+            return {place: Refused(settings, str(error)) for place, settings in group.rows.items()}
+        # Here, since lines of a user's are found by the traceback, which stays in its process.
+        if mistake := error if isinstance(error, TrainingError) else named_error(error):
+            raise TrainingError(f"{first}: {mistake}") from error
+        raise
+
+
+def _refuse(grid: Grid, settings: Settings, reason: str) -> Refused:
+    """What is known of a row without a rehearsal: how its steps are divided."""
+    try:
+        checked, processes = grid.check(settings), int(settings["procs"])
+        builder = SurrogateBuilder(checked, World(0, 1, 0, torch.device("cpu")), grid.shape)
+        data = make_split_loader(builder, "train", checked.recipe.data.train).dataset
+        return Unrehearsed(settings, reason, *_divide_step(_sampler(checked, processes, len(data)), processes))
     except PacelineError as error:
-        return {place: Refused(settings, str(error)) for place, settings in group.rows.items()}
-    except DynamicOutputShapeException as error:
-        reason = f"the model selects by value ({error.func}), which fake tensors cannot follow; {_TRY}"
-        return {place: Refused(settings, reason) for place, settings in group.rows.items()}
-    except Exception as error:  # noqa: BLE001 - a user's code may do anything with a tensor
-        sentence = described(error).partition(". ")[0]  # torch goes on to list its backends
-        reason = f"fake tensors, of which a plan is made, cannot follow this step: {sentence}"
-        return {place: Refused(settings, reason) for place, settings in group.rows.items()}
+        return Refused(settings, str(error))
 
 
 def _plan_row(grid: Grid, steps: _Steps, settings: Settings) -> Row | Refused:
@@ -206,10 +242,10 @@ def _plan_row(grid: Grid, steps: _Steps, settings: Settings) -> Row | Refused:
     except PacelineError as error:
         return Refused(settings, str(error))
     train, missing = checked.recipe.train, steps.rehearsal.missing
-    size = min(sampler.micro_batch_size, -(-sampler.batch // processes))
-    number = -(-sampler.batch // (size * processes))
+    size, number = _divide_step(sampler, processes)
     memory, cost = steps.take_counted(size, number)
     known = train.steps is not None or not missing
+    num_sharing = processes if grid.is_shared else 1
     return Row(
         settings,
         size,
@@ -219,14 +255,21 @@ def _plan_row(grid: Grid, steps: _Steps, settings: Settings) -> Row | Refused:
         train.precision,
         sent_bytes(train, steps.rehearsal.run.model, processes, number),
         round(to_steps(train.epochs, train.steps, sampler.steps_per_epoch, 0)) if known else None,
-        None if grid.limit is None else steps.largest(number, processes, grid.limit),
+        None if grid.limit is None else steps.largest(number, processes, grid.limit // num_sharing),
         missing,
+        num_sharing,
     )
 
 
 def _sampler(checked: CheckedRecipe, processes: int, num_samples: int) -> BatchSampler:
     world = World(0, processes, 0, torch.device("cpu"), processes)
     return make_sampler(BuildContext(checked, world), num_samples)
+
+
+def _divide_step(sampler: BatchSampler, processes: int) -> tuple[int, int]:
+    """The samples of a micro-batch, and how many micro-batches a process computes in a step."""
+    size = min(sampler.micro_batch_size, -(-sampler.batch // processes))
+    return size, -(-sampler.batch // (size * processes))
 
 
 class _Steps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import resource
 import statistics
@@ -26,6 +27,7 @@ from paceline.plan.surrogate import Shape, SurrogateBuilder, largest_draw
 from paceline.recipe.build_data import make_split_loaders
 from paceline.recipe.validate import CheckedRecipe
 
+_MOST_SKIPPED = 16  # steps: the loss scale is 2**16 at first, and half of it after each
 _DIFFERENT = 8  # samples that are read; a larger batch repeats them
 _ROOM, _LIBRARIES = 1.5, 2**30  # times the limit, and bytes beside it, that a process may take
 
@@ -46,7 +48,8 @@ def measure_steps(
 ) -> Measured:
     """Take real steps on batches of this size, and measure them.
 
-    The first one makes what stays from step to step. The second one is counted, the others are timed.
+    The first one makes what stays from step to step. The second one is counted, the others are timed. Those that are
+    skipped, while the loss scale of fp16 falls to one that does not overflow, do not count.
     """
     builder = SurrogateBuilder(checked, world, shape)
     loaders = make_split_loaders(builder)
@@ -61,13 +64,18 @@ def measure_steps(
         return_freed_memory()  # a run keeps some: what is counted is what it needs
         run.state.choices.channels_last = run.state.choices.channels_last or False
         run.freezing.train_mode(run.model)
+        updates: list[object] = []
+        run.optimizer.register_step_post_hook(lambda *_: updates.append(None))
+        numbers = itertools.count()
         with tracker.watch(run.model, run.optimizer):
-            for step in range(2):
+            for step in itertools.islice(numbers, _MOST_SKIPPED + 2):
                 tracker.reset_peak()
                 _take_step(run, batch, step, micro_batches, tracker)
+                if len(updates) == 2:
+                    break
     grown = _growth(world.device, before)
     keep_freed_memory()
-    seconds = [_take_step(run, batch, step, micro_batches) for step in range(2, 2 + steps)]
+    seconds = [_take_step(run, batch, step, micro_batches) for step in itertools.islice(numbers, steps)]
     return Measured(tracker.peak.total, grown, statistics.median(seconds))
 
 

@@ -35,9 +35,10 @@ class Shape(NamedTuple):
 class SurrogateDataset:
     """Black images of one size, with what the task needs beside them."""
 
-    def __init__(self, task: str, shape: Shape) -> None:
+    def __init__(self, task: str, shape: Shape, ignore_index: int | None = None) -> None:
         self.classes = [str(number) for number in range(shape.num_classes)]
         self.channels = 3
+        self.ignore_index = ignore_index
         self._sample = _sample(task, shape)
 
     def __len__(self) -> int:
@@ -55,8 +56,7 @@ class SurrogateBuilder(Builder):
         super().__init__(checked, world, trains=False)
         self.missing: str = ""
         """What was not found, if anything."""
-        asked = 1 if checked.recipe.task.name == "saliency" else checked.recipe.model.num_classes
-        self._shape = shape if asked is None else shape._replace(num_classes=asked)
+        self._shape = shape._replace(num_classes=_num_classes(checked) or shape.num_classes)
 
     def path(self, key: str, written: str) -> Path:
         """The path that the recipe gives under `key`, also if nothing is there."""
@@ -64,7 +64,8 @@ class SurrogateBuilder(Builder):
             return super().path(key, written)
         except DataError as error:
             if self.recipe.task.name not in _FIELDS:
-                raise
+                task = f"task {self.recipe.task.name}"
+                raise DataError(f"{error}; a plan of {task} needs its data, whose samples are not assumed") from error
             self.missing = self.missing or str(error)
             return Path(written)
 
@@ -85,8 +86,17 @@ class SurrogateBuilder(Builder):
     def call(self, kind: str, name: str, arguments: dict[str, Any], **supplied: Any) -> Any:
         """Create an object by name; surrogates for data sets once something was missing."""
         if kind == "dataset" and self.missing:
-            return SurrogateDataset(self.recipe.task.name, self._shape)
+            return SurrogateDataset(self.recipe.task.name, self._shape, arguments.get("ignore_index"))
         return super().call(kind, name, arguments, **supplied)
+
+
+def _num_classes(checked: CheckedRecipe) -> int | None:
+    """The number of classes that a recipe states, in its model or by the names of its data; None if it states none."""
+    recipe = checked.recipe
+    if recipe.task.name == "saliency":
+        return 1
+    names = (recipe.data.train.model_extra or {}).get("classes")
+    return recipe.model.num_classes or (len(names) if isinstance(names, list) else None)
 
 
 def largest_draw(loader: SplitLoader, number: int, one: Callable[[], Batch]) -> Tensor:
