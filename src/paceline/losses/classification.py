@@ -44,7 +44,7 @@ class CrossEntropy:
         """The number of samples, or the sum of the weights of their classes."""
         labels = labels_of("cross_entropy", batch)
         if self.weights is None:
-            return float(len(labels))
+            return float(labels.shape[0])
         if labels.ndim == 1:
             return self.weights.sum_over_labels(labels)
         return self.weights.sum_over_counts(to_float64(labels).sum(0))
@@ -65,7 +65,7 @@ class CrossEntropy:
             logits, labels, weight=weights, reduction="sum", label_smoothing=self.label_smoothing
         )
         if weights is None:
-            return LossTerm(numerator, float(len(labels)))
+            return LossTerm(numerator, float(labels.shape[0]))
         return LossTerm(numerator, (labels * weights).sum() if is_soft else weights[labels].sum())
 
 
@@ -93,7 +93,7 @@ class BinaryCrossEntropy:
             logits, self._targets(labels, logits), pos_weight=weights, reduction="sum"
         )
         # Class ids do not tell C before the forward pass, so the numerator is divided by it here.
-        return LossTerm(total / logits.shape[1], float(len(labels)))
+        return LossTerm(total / logits.shape[1], float(labels.shape[0]))
 
     def _targets(self, labels: Tensor, logits: Tensor) -> Tensor:
         smoothing = self.label_smoothing

@@ -66,10 +66,10 @@ class Classification(Task):
     def forward(self, model: nn.Module, batch: Batch) -> Any:
         """Logits [N, classes]."""
         logits = super().forward(model, batch)
-        size, num_classes = len(batch["image"]), len(self.classes)
+        size, num_classes = batch["image"].shape[0], len(self.classes)
         if not isinstance(logits, Tensor):
             return logits
-        if logits.ndim != 2 or len(logits) != size or logits.shape[1] < num_classes:
+        if logits.ndim != 2 or logits.shape[0] != size or logits.shape[1] < num_classes:
             cure = "build it with num_classes, and return a row for each sample"
             if logits.ndim != 2:
                 cure = "end it with pooling, Flatten and a Linear layer"
@@ -93,7 +93,7 @@ class Classification(Task):
         if self._multi_label:
             correct = (logits > 0) == (labels > 0.5)
             return {"accuracy": LossTerm(correct.sum().float(), float(correct.numel()))}
-        inputs, count = (logits, labels), float(len(labels))
+        inputs, count = (logits, labels), float(labels.shape[0])
         if logits.numel() <= _MAX_KEPT:
             compute = self._count_correct
             return {name: LazyTerm(compute, inputs, count, k) for k, name in enumerate(self._top_names)}
