@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
-from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
-import torch
-
-from benchmarks import contestants, nets, peers
-from benchmarks.contest import Contest
+from benchmarks import contestants
+from benchmarks.contestant_process import ContestantProcess
 from benchmarks.measuring import Measured, Turn, interleave, spread
 from benchmarks.report import Section, at_most
 
@@ -20,18 +16,18 @@ _ROUNDS, _ROUNDS_OF_GOALS = (
     11,
     20,
 )  # those of the goals need more, since the machine's noise is larger than what is left
-_CONTESTANTS: dict[str, Callable[[Contest], None]] = {
-    _BY_HAND: contestants.hand_written,
-    _CHECKED: contestants.hand_written_checked,
-    _OURS: contestants.paceline_command,
-    "own loop, paceline.train_step": contestants.paceline_own_loop,
-    "own loop, Lightning Fabric": peers.lightning_fabric,
-    "own loop, Accelerate": peers.accelerate,
-    "Ignite": peers.ignite,
-    "MMEngine": peers.mmengine,
-    "Hugging Face Trainer": peers.hf_trainer,
-    "Lightning Trainer": peers.lightning_trainer,
-    "Lightning Trainer, extras off": peers.lightning_bare,
+_CONTESTANTS = {
+    _BY_HAND: "contestants:hand_written",
+    _CHECKED: "contestants:hand_written_checked",
+    _OURS: "contestants:paceline_command",
+    "own loop, paceline.train_step": "contestants:paceline_own_loop",
+    "own loop, Lightning Fabric": "peers:lightning_fabric",
+    "own loop, Accelerate": "peers:accelerate",
+    "Ignite": "peers:ignite",
+    "MMEngine": "peers:mmengine",
+    "Hugging Face Trainer": "peers:hf_trainer",
+    "Lightning Trainer": "peers:lightning_trainer",
+    "Lightning Trainer, extras off": "peers:lightning_bare",
 }
 
 
@@ -55,8 +51,6 @@ _CASES = (
 
 def measure(is_quick: bool) -> Section:
     """The cost of a step in each contestant, for three small networks."""
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
     rounds, further = (1, 0) if is_quick else (_ROUNDS, _ROUNDS_OF_GOALS)
     rows, goals = [], []
     for case in _CASES:
@@ -69,7 +63,7 @@ def measure(is_quick: bool) -> Section:
         "A training step",
         "Each contestant does the same steps: batches indexed from one tensor in memory, normalized, fused AdamW, a"
         f" cosine schedule, deterministic algorithms, one thread; {rounds} rounds after a warm-up, then {further}"
-        " of the hand-written loops and `paceline train` alone."
+        " of the hand-written loops and `paceline train` alone. Each contestant has a process of its own."
         f" `paceline train` logs every {contestants.LOG_EVERY_STEPS} steps to a terminal with its progress bar,"
         " to `metrics.jsonl` and to TensorBoard, and checks every gradient. The other frameworks are set up as their"
         " documentation shows, with their defaults: MMEngine logs every 10 steps to a terminal and a file, the Trainers"
@@ -82,22 +76,14 @@ def measure(is_quick: bool) -> Section:
 
 
 def _measure(case: _Case, rounds: int, further: int) -> dict[str, Measured]:
-    with tempfile.TemporaryDirectory() as folder:
-        contest = Contest(case.model, case.batch, case.warm_up + case.steps + 1, Path(folder))
-        turns = {name: _turn(contestant, contest, case) for name, contestant in _CONTESTANTS.items()}
+    with ExitStack() as stack:
+        turns: dict[str, Turn] = {}
+        for name, place in _CONTESTANTS.items():
+            process = ContestantProcess(place, case.model, case.batch, case.warm_up, case.steps)
+            turns[name] = stack.enter_context(process).turn
         measured = interleave(turns, rounds)
         again = interleave({name: turns[name] for name in (_BY_HAND, _CHECKED, _OURS)}, further)
         return measured | {name: Measured(name, measured[name].costs + each.costs) for name, each in again.items()}
-
-
-def _turn(contestant: Callable[[Contest], None], contest: Contest, case: _Case) -> Turn:
-    def take() -> float:
-        nets.moments.clear()
-        contestant(contest)
-        assert len(nets.moments) == contest.steps, "a contestant did not do all the steps"
-        return (nets.moments[-1] - nets.moments[case.warm_up]) / case.steps
-
-    return take
 
 
 def _row(network: str, measured: Measured, by_hand: Measured) -> list[str]:
