@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.data.batch import Batch
 from paceline.engine.forward import forward, start_losses
-from paceline.engine.lazy_terms import LazyTerms
-from paceline.engine.loss_accumulator import Columns, LazyValue, Value, read, read_columns
+from paceline.engine.loss_accumulator import Columns, Value, read, read_columns
 from paceline.engine.step import train_step
 from paceline.losses.classification import BinaryCrossEntropy, CrossEntropy
 from paceline.losses.loss_term import AnyTerm, LazyTerm, LossTerm
@@ -210,60 +208,26 @@ def _products(logits: Tensor, factors: Tensor) -> Tensor:
     return (logits * factors).sum(-1, keepdim=True)
 
 
-def lazy(terms: LazyTerms, compute: Callable[..., Tensor], inputs: tuple[Tensor, ...], column: int = 0) -> LazyValue:
-    return LazyValue(*terms.keep(LazyTerm(compute, inputs, 1.0, column)), column)
-
-
 def test_numbers_of_every_kind_are_read_in_their_places() -> None:
-    """Floats, tensors, and lazy terms of other shapes, types, columns and functions, some of the same inputs."""
-    terms = LazyTerms()
+    """Floats, tensors, and lazy terms of other shapes, columns and functions, some of the same inputs."""
     first, second, third = (torch.tensor([1.0, 5.0]),), (torch.tensor([2.0, 4.0]),), (torch.tensor([7.0, 8.0, 9.0]),)
     pair = (torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))
-
-    def negative(logits: Tensor) -> Tensor:
-        return -_sums(logits)
-
     values: dict[int, tuple[Value, float]] = {
         0: (0.1, 0.1),
-        1: (lazy(terms, _sums, first, 1), 5.0),
+        1: (LazyTerm(_sums, first, 1.0, 1), 5.0),
         2: (torch.tensor(0.5, dtype=torch.float64), 0.5),
-        3: (lazy(terms, _sums, second), 6.0),
-        4: (lazy(terms, _sums, third), 24.0),
-        5: (lazy(terms, _products, pair), 11.0),
+        3: (LazyTerm(_sums, second, 1.0, 0), 6.0),
+        4: (LazyTerm(_sums, third, 1.0, 0), 24.0),
+        5: (LazyTerm(_products, pair, 1.0), 11.0),
         6: (torch.tensor(3), 3.0),
-        7: (lazy(terms, _sums, first), 6.0),
-        8: (lazy(terms, negative, first), -6.0),
-        9: (lazy(terms, _sums, third, 1), 9.0),
-        10: (lazy(terms, _sums, (torch.tensor([3, 4]),)), 7.0),
+        7: (LazyTerm(_sums, first, 1.0, 0), 6.0),
+        8: (LazyTerm(lambda logits: -_sums(logits), first, 1.0, 0), -6.0),
+        9: (LazyTerm(_sums, third, 1.0, 1), 9.0),
     }
     for places in (list(values), list(values)[::-1], [1, 3, 1], [2, 6], [0], [8, 1], []):
         assert read_columns([[values[place][0] for place in places]]) == [[values[place][1] for place in places]]
-    assert read_columns([[values[3][0]], [values[9][0]]]) == [[6.0], [9.0]]
-
-
-@pytest.mark.parametrize("length", [2, 50_000])  # of which blocks take 100 and 5
-@pytest.mark.parametrize("read_every", [1, 7, 250])
-def test_lazy_terms_have_the_values_that_they_were_kept_with(length: int, read_every: int) -> None:
-    """However many wait, and although the memory of those that were read is used again."""
-    terms, waiting, expected = LazyTerms(), list[Value](), list[float]()
-    for number in range(250):
-        inputs = torch.full((length,), float(number))
-        waiting.append(lazy(terms, _sums, (inputs,), 1))
-        inputs.zero_()
-        expected.append(float(number))
-        if len(waiting) == read_every:
-            before = waiting[0]
-            assert read_columns([waiting]) == [expected]
-            waiting, expected = [], []
-            lazy(terms, _sums, (inputs,), 1)
-            assert read_columns([[before]])[0][0] == number - read_every + 1, "it can be read again"
-
-
-def test_steps_with_ever_other_shapes_do_not_keep_their_memory() -> None:
-    terms = LazyTerms()
-    found = [lazy(terms, _sums, (torch.ones(length),)) for length in range(1, 30)]
-    assert len(terms._blocks) <= 8
-    assert read_columns([found]) == [[float(length) for length in range(1, 30)]]
+    terms = [term for term, _ in values.values() if isinstance(term, LazyTerm)]
+    assert read_columns([terms, terms[::-1]]) == [numbers := [term.numerator.item() for term in terms], numbers[::-1]]
 
 
 def test_a_rank_without_a_micro_batch_adds_nothing(tmp_path: Path) -> None:

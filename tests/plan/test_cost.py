@@ -78,7 +78,6 @@ def test_a_size_says_nothing_about_speed_and_the_machine_does() -> None:
     here = device_at_hand().speed
     assert here is not None
     assert here.bandwidth > 1e8
-    assert device_at_hand(2).memory < device_at_hand(1).memory
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def test_a_mistake_of_ours_is_no_refused_row(cores: int, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(rehearse_module, "train_step", fail)
     monkeypatch.setattr(grid_module, "num_cores", lambda: cores)
-    monkeypatch.setattr(user_code, "_is_own", lambda frame: False)  # as if this file were one of ours
+    monkeypatch.setattr(user_code, "is_own", lambda frame: False)  # as if this file were one of ours
     with pytest.raises(ZeroDivisionError, match="a mistake"):
         plan_rows(Grid("quickstart", SMALL), [{"procs": "1"}, {"procs": "2"}])
 

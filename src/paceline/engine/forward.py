@@ -54,7 +54,6 @@ def start_losses(run: Run, step_batch: StepBatch) -> LossAccumulator:
         run.world,
         run.stop.requested,
         first_pass=lambda names: _sum_ratios(run, step_batch, names),
-        lazy_terms=run.lazy_terms,
         metrics=run.training_metrics,
     )
 

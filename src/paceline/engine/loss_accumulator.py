@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +18,6 @@ from torch import Tensor
 from paceline.core.errors import TrainingError
 from paceline.core.world import World
 from paceline.data.loader import MicroBatch
-from paceline.engine.lazy_terms import LazyBlock, LazyTerms
 from paceline.losses.loss_term import AnyTerm, Count, LazyTerm
 
 Numbers = npt.NDArray[np.float64]
@@ -27,22 +25,7 @@ Columns = dict[str, list[float]]
 """Losses and metrics of steps: by name, a number for each step."""
 Counts = Mapping[str, Count]
 """The count of each loss in a micro-batch; None where it depends on predictions (a ratio loss)."""
-
-
-class LazyValue(NamedTuple):
-    """A metric that is computed when it is read: a column of a row of inputs."""
-
-    block: LazyBlock
-    row: int
-    column: int
-
-    def read(self) -> float:
-        """The number; its block was read."""
-        assert self.block.numbers is not None
-        return self.block.numbers[self.row][self.column]
-
-
-Value = Tensor | float | LazyValue
+Value = Tensor | float | LazyTerm
 """A loss or a metric of a micro-batch that waits to be read."""
 FirstPass = Callable[[list[str]], Tensor]
 """Sums and counts of these ratio losses over the global batch, [2 · names], from passes without gradient."""
@@ -90,13 +73,13 @@ class LossAccumulator:
     """
 
     __slots__ = (
-        "_counts_on_device", "_lazy_terms", "_unfinished", "_world", "metrics", "normalizers", "num_micro_batches",
-        "parts", "should_stop", "weights",
+        "_counts_on_device", "_unfinished", "_world", "metrics", "normalizers", "num_micro_batches", "parts",
+        "should_stop", "weights",
     )  # fmt: skip
 
     def __init__(
         self, weights: Mapping[str, float], num_micro_batches: int, counts: Iterable[tuple[MicroBatch, Counts]],
-        world: World, stop_requested: bool, first_pass: FirstPass, lazy_terms: LazyTerms, metrics: Sequence[str] = (),
+        world: World, stop_requested: bool, first_pass: FirstPass, metrics: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.weights = weights
         self.metrics = metrics
@@ -106,7 +89,6 @@ class LossAccumulator:
         self.normalizers: dict[str, Normalizer] = {}
         self.should_stop = False
         self._world = world
-        self._lazy_terms = lazy_terms
         self._counts_on_device: list[tuple[int, str, Tensor]] = []
         # A row for each micro-batch, so that the sum does not depend on which rank counted it; then 1 for each ratio
         # loss, for each count on a device, and for a request to stop.
@@ -148,13 +130,10 @@ class LossAccumulator:
         if micro.is_padding:
             return
         values: list[Value] = [_unread(self.normalizers[name].undivided(terms[name])) for name in self.weights]
-        inputs: tuple[Tensor, ...] | None = None
         for name in self.metrics:
             term = terms.get(name)
             if isinstance(term, LazyTerm):
-                if term.inputs is not inputs:
-                    inputs, row = term.inputs, self._lazy_terms.keep(term)
-                values += (LazyValue(*row, term.column), term.denominator)
+                values += (term, term.denominator)
             else:
                 values += (0.0, 0.0) if term is None else (_unread(term.numerator), _unread(term.denominator))
         self.parts.append((micro.index, values))
@@ -281,20 +260,33 @@ def _columns(steps: Sequence[LossAccumulator], table: Numbers) -> Columns:
 
 
 def read_columns(columns: Sequence[Sequence[Value]]) -> list[list[float]]:
-    """The values, read from the device at once; lazy ones are computed first, all of a block together."""
+    """The values, read from the device at once; lazy terms of one kind and shape are computed together."""
     found: list[list[Any]] = [list(column) for column in columns]
-    unread = [column for column in found if set(map(type, column)) != {float}]
-    places = [(column, place) for column in unread for place, value in enumerate(column) if isinstance(value, Tensor)]
-    lazy = [(column, place) for column in unread for place, value in enumerate(column) if isinstance(value, LazyValue)]
-    blocks = dict.fromkeys(column[place].block for column, place in lazy)
-    numerators = {block: block.numerators() for block in blocks if block.numbers is None}
-    tensors = [torch.stack([column[place] for column, place in places])] if places else []
-    tensors += [each.flatten() for each in numerators.values()]
-    numbers = iter(torch.cat(tensors).tolist() if tensors else [])
-    for column, place in places:
-        column[place] = next(numbers)
-    for block, each in numerators.items():
-        block.numbers = [list(islice(numbers, each.shape[1])) for _ in each]
-    for column, place in lazy:
-        column[place] = column[place].read()
+    unread: list[tuple[Tensor, list[Any], list[int]]] = []  # numbers, and the places of a column that they are for
+    tables: dict[Any, Tensor] = {}  # of lazy terms whose inputs are the same
+    for column in found:
+        groups: dict[Any, list[int]] = {}
+        for place, value in enumerate(column):
+            if isinstance(value, Tensor):
+                groups.setdefault(None, []).append(place)
+            elif isinstance(value, LazyTerm):
+                key = (value.compute, value.column, *[each.shape for each in value.inputs])
+                groups.setdefault(key, []).append(place)
+        for kind, places in groups.items():
+            values = [column[place] for place in places]
+            numbers = torch.stack(values) if kind is None else _compute(values, tables)
+            unread.append((numbers, column, places))
+    numbers_read = iter(torch.cat([numbers for numbers, _, _ in unread]).tolist() if unread else [])
+    for _, column, places in unread:
+        for place in places:
+            column[place] = next(numbers_read)
     return found
+
+
+def _compute(terms: list[LazyTerm], tables: dict[Any, Tensor]) -> Tensor:
+    """The numerators of terms of one kind, on their device; `tables` keeps those of all columns."""
+    inputs = [term.inputs for term in terms]
+    key = (terms[0].compute, *map(id, inputs))
+    if key not in tables:
+        tables[key] = terms[0].compute(*map(torch.stack, zip(*inputs, strict=True)))
+    return tables[key][:, terms[0].column]

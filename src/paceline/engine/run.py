@@ -22,7 +22,6 @@ from paceline.core.process import StopRequest
 from paceline.core.world import World
 from paceline.data.loader import StepBatch, TrainBatches
 from paceline.data.split_loader import SplitLoader
-from paceline.engine.lazy_terms import LazyTerms
 from paceline.engine.loss_accumulator import LossAccumulator, read_columns
 from paceline.engine.nonfinite import BufferBackup, FiniteCheck, NoBackup
 from paceline.engine.precision.base import Precision
@@ -120,8 +119,6 @@ class Run:
     """What built it from a recipe, if anything did."""
     unread_results: list[StepResult] = field(default_factory=list)
     """Steps whose losses are still on the device."""
-    lazy_terms: LazyTerms = field(default_factory=LazyTerms)
-    """What their metrics are computed of."""
     unwritten_lines: list[Logged] = field(default_factory=list)
     """Lines of the log that wait for these losses."""
     next_read: float = 0.0
