@@ -71,7 +71,7 @@ class _StepCounter:
             state["step"] = step
 
     def counts(self, states: list[dict[str, Any]]) -> bool:
-        """Whether these states have its views as their step counts, and no others have."""
+        """Whether its views, all of them and in this order, are the step counts of these states."""
         return len(states) == len(self._steps) and all(
             state["step"] is step for state, step in zip(states, self._steps, strict=True)
         )
