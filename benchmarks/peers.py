@@ -18,6 +18,7 @@ from benchmarks.contest import Contest, Pair, Samples, make_loader, make_optimiz
 from benchmarks.terminal import on_terminal
 from paceline.core.torchvision_ops import import_torchvision
 
+import_torchvision()  # most of them import it too, and fail where its compiled part does not fit torch
 _numbers = count()
 
 
@@ -40,7 +41,6 @@ def ignite(contest: Contest) -> None:
 
 def lightning_fabric(contest: Contest) -> None:
     """A loop of one's own with Lightning Fabric."""
-    import_torchvision()
     from lightning.fabric import Fabric
 
     fabric = Fabric(accelerator="cpu", devices=1)
@@ -149,7 +149,6 @@ def lightning_bare(contest: Contest) -> None:
 
 
 def _fit(contest: Contest, **options: Any) -> None:
-    import_torchvision()  # Lightning imports it too, and fails where its compiled part does not fit torch
     from lightning.pytorch import LightningModule, Trainer
 
     class Module(LightningModule):  # type: ignore[misc]
