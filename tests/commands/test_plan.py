@@ -125,7 +125,8 @@ def test_a_size_without_its_unit_is_refused(written: str) -> None:
     [
         (["--procs", "two"], "--procs"), (["--procs", "0"], "--procs"), (["--image", "640"], "--image"),
         (["--classes", "0"], "--classes"), (["train.precision=fp32,fp8"], "train.precision"),
-        (["optimizer.lr=x"], "optimizer.lr"), (["--memory", "lots"], "--memory"),
+        (["optimizer.lr=x"], "optimizer.lr"), (["--memory", "lots"], "--memory lots"),
+        (["--device", "rtx9999"], "--device rtx9999"),
         (["--memory", "a100", "--device", "h100"], "--device h100 --memory a100"),
     ],
 )  # fmt: skip

@@ -89,10 +89,10 @@ def read_device(options: argparse.Namespace) -> Device | None:
     """The device of --device or --memory; with both, that GPU with so much memory for a run. None with neither."""
     from paceline.plan.devices import parse_device
 
-    if not (options.device and options.memory):
-        asked = options.device or options.memory
-        return parse_device(asked) if asked else None
-    device, memory = parse_device(options.device), parse_device(options.memory)
+    device = parse_device(options.device, "--device") if options.device else None
+    memory = parse_device(options.memory) if options.memory else None
+    if device is None or memory is None:
+        return device or memory
     if device.speed is None or memory.speed is not None:
         raise UsageError(
             f"--device {options.device} --memory {options.memory}: expected one of them, or a GPU and a size, such as"

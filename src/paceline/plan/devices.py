@@ -80,20 +80,23 @@ class Device:
     as a GPU."""
 
 
-def parse_device(text: str) -> Device:
-    """The device that the name of a GPU means, or one of which no more is known than its memory, as in `24GiB`."""
+def parse_device(text: str, option: str = "--memory") -> Device:
+    """The device that the name of a GPU means, or one of which no more is known than its memory, as in `24GiB`.
+
+    `option` is what errors name.
+    """
     name = re.sub(r"[\s_]", "", text.lower())
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(([kmgt]i?|)b?)", name)
     if found:
         memory = round(float(found[1]) * _UNITS[found[3]])
         if memory < (1 if found[2] else _FEWEST_BYTES):
             unit = "expected more than none" if found[2] else f"these are bytes; give a unit, as in {found[1]}GiB"
-            raise UsageError(f"--memory {text}: {unit}")
+            raise UsageError(f"{option} {text}: {unit}")
         return Device(text, memory)
     gpu = _find_gpu(name)
     if gpu is None:
         known = join_first(sorted(_GPUS), len(_GPUS))
-        raise UsageError(f"--memory {text}: expected a size such as 24GiB, or one of {known}")
+        raise UsageError(f"{option} {text}: expected a size such as 24GiB, or one of {known}")
     return Device(gpu, round(_GPUS[gpu][0] * GIB) - CUDA_CONTEXT, _speed(gpu))
 
 
