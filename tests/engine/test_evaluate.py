@@ -6,7 +6,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -89,13 +89,13 @@ def num_batches() -> int:
 
 
 class CallCounter(NormedNet):
-    """Counts the batches that it has seen."""
+    """Notes the batches that it and its replicas have seen."""
 
-    seen = 0
+    seen: ClassVar[list[int]] = []
 
     def forward(self, images: Tensor) -> Tensor:
         logits = super().forward(images)
-        self.seen += 1
+        self.seen.append(len(images))
         return logits
 
 
@@ -106,8 +106,8 @@ def test_batches_that_wait_to_be_counted_hold_no_images(tmp_path: Path, monkeypa
 
     def look(step: int, phase: str) -> None:
         """Called behind the first batch: all others are measured before it is counted."""
-        if run.model.seen and len(held) == 1:
-            wait_until(lambda: bool(run.model.seen == total), "all batches are measured")
+        if CallCounter.seen and len(held) == 1:
+            wait_until(lambda: len(CallCounter.seen) == total, "all batches are measured")
             for _ in range(100):  # the last ones may still be at the metrics
                 held.append(num_batches())
                 if held[-1] <= before:

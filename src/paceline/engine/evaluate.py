@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
+from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -24,6 +25,7 @@ from paceline.data.loader import Request, explain_dead_workers, load
 from paceline.data.sampler import BatchSlice, evaluation_slices, rank_slices
 from paceline.data.skip_list import Skipped
 from paceline.engine.predictions import GuardedWriter, NoPredictions, make_writer
+from paceline.engine.replicas import Replica, make_replicas
 from paceline.engine.run import EvaluationSet, Run
 from paceline.engine.stateful import unchanged_state
 from paceline.engine.visualizer import NoVisualizer, Panels, Visualizer
@@ -223,13 +225,18 @@ def _measure_batches(
     writer: GuardedWriter | NoPredictions,
     visualizer: Visualizer | NoVisualizer,
 ) -> Generator[_MeasuredBatch, None, None]:
-    """Measure each batch, in order: on a CPU several at once, each in a thread that also reads its samples."""
+    """Measure each batch, in order: on a CPU several at once, each in a thread with a replica, which also reads."""
 
     def measure(fetched: Batch) -> _MeasuredBatch:
         ids, batch = fetched.ids, split_set.loader.transform_batch(fetched, 0, run.world.device)
         del fetched  # its images, of which the batch has normalized copies
+        model, task = replica = replicas.get()
+        try:
+            with without_gradient(run), run.precision.compute():
+                predictions = task.predict(model, batch)
+        finally:
+            replicas.put(replica)
         with without_gradient(run), run.precision.compute():
-            predictions = run.task.predict(run.model, batch)
             states = [metric.update(predictions, batch) for metric in metrics]
         if not batch.is_placeholder:
             writer.save(batch, predictions)
@@ -237,7 +244,10 @@ def _measure_batches(
         return _MeasuredBatch(ids, batch.skipped, batch.is_placeholder, states)
 
     requests = [Request(0, np.arange(cut.start, cut.stop)) for cut in slices]
-    parallel = _num_parallel(run, split_set)
+    replicas: SimpleQueue[Replica] = SimpleQueue()
+    for each in make_replicas(run.model, run.task, _num_parallel(run, split_set)):
+        replicas.put(each)
+    parallel = replicas.qsize()
     if parallel == 1:
         yield from map(measure, load(split_set.loader, requests, split_set.num_workers))
         return
