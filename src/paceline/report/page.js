@@ -126,7 +126,7 @@ function tabbed() {
     keep();
   };
   const tabs = report.runs.map((run, index) => element("button",
-    { type: "button", class: "chip", "data-tab": index, onclick: () => show(index) }, dot(runColor(index)), run.label));
+    { type: "button", class: "chip", "data-tab": index, onclick: () => show(index) }, runDot(index), run.label));
   show(Math.min(chosen.tab, report.runs.length - 1));
   if (report.runs.length === 1) return [place];
   return [element("h2", {}, "One run in detail"), element("div", { class: "tabs" }, tabs), place];

@@ -20,7 +20,7 @@ from paceline.loggers.results import read_main_metric
 from paceline.loggers.starts import read_starts
 from paceline.report.history import History, is_number, thinned
 from paceline.report.images import ImageFolder
-from paceline.report.run_folders import is_run, read_recipe
+from paceline.report.run_folders import data_of, is_run, read_recipe
 from paceline.report.verdict import expectations, judge
 
 Json = dict[str, Any]
@@ -60,6 +60,7 @@ class RunReader:
             **status,
             **self._curves(),
             **main,
+            "data": data_of(tree, main["main"]["split"]),
             "expect": expectations(self._history, tree.get("expect"), higher, main["main"]),
             **self._tables({main["best"]["step"]} if main["best"] else set()),
             "confusion": read_confusion(self.folder / "tables"),
