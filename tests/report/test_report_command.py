@@ -131,11 +131,11 @@ def test_the_server_answers_this_machine_only_and_ends_on_ctrl_c(tmp_path: Path)
     ],
 )
 def test_it_answers_to_names_of_this_machine_only(tmp_path: Path, host: str, status: int) -> None:
-    with ReportServer([write_run(tmp_path / "run", num_steps=2)], 0) as server:
-        with socket.create_connection((HERE, server.server_port)) as browser:
-            browser.sendall(f"GET / HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
-            server.handle_request()
-            assert browser.recv(12) == f"HTTP/1.0 {status}".encode()
+    server = ReportServer([write_run(tmp_path / "run", num_steps=2)], 0)
+    with server, socket.create_connection((HERE, server.server_port)) as browser:
+        browser.sendall(f"GET / HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
+        server.handle_request()
+        assert browser.recv(12) == f"HTTP/1.0 {status}".encode()
 
 
 def test_a_port_that_is_taken_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

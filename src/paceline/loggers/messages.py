@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from paceline.core.class_metrics import HEADER, split_classes, summarize
 from paceline.core.text import doubled_loss, pluralize
 from paceline.loggers.events import Ended, Evaluated, Event, Logged, Note, Saved, Snapshot, Started, Visualized
 
@@ -148,9 +149,13 @@ def _evaluated(event: Evaluated, width: int | None, main_metric: str | None) -> 
     about = f" at step {event.step}: {pluralize(event.num_samples, 'sample')}{skipped}{seconds}"
     lines: list[Words] = [[("== ", "bold cyan"), (event.split, "bold cyan"), (about, "cyan")]]
     hidden = doubled_loss(event.metrics)
-    names = sorted((name for name in event.metrics if name != hidden), key=lambda name: name != main_metric)
-    for name in names:
-        metric = [(f"{name} ", ""), (number(event.metrics[name]), "bold green" if name == main_metric else "bold")]
+    names, by_class = split_classes(name for name in event.metrics if name != hidden)
+    metrics = [(name, number(event.metrics[name])) for name in sorted(names, key=lambda name: name != main_metric)]
+    for each in by_class:
+        values = summarize(event.metrics, each)
+        metrics += [(f"{each}.* {what}", text) for what, text in zip(HEADER, values, strict=True) if text]
+    for name, value in metrics:
+        metric = [(f"{name} ", ""), (value, "bold green" if name == main_metric else "bold")]
         room = sys.maxsize if width is None else width
         if len(lines) == 1 or len(plain(lines[-1])) + 2 + len(plain(metric)) > room:
             lines.append([("   ", ""), *metric])
