@@ -70,6 +70,12 @@ def status(snapshot: Snapshot, logged: Logged | None, room: int) -> Words:
     return words
 
 
+def first_step(snapshot: Snapshot, seconds: float) -> Words:
+    """The line of the first step, which took so long with all that comes before it."""
+    about = [("epoch", f"{snapshot.epoch:.2f}"), ("step", f"{snapshot.step}/{snapshot.total_steps}")]
+    return _labeled([*about, ("first step after", f"{seconds:.1f} s")])
+
+
 def number(value: float) -> str:
     """Format with four significant digits; large numbers in full."""
     return f"{value:.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"

@@ -101,7 +101,8 @@ class CocoAP:
     - "ar1", "ar10" and "ar100": average recall with so many detections in an image, and by size.
     - "ap.NAME": the AP of each class.
     A value without any object to measure it on is left out.
-    - "precision" float64 [classes, 101]: the precision at each recall from 0 to 1, at IoU 0.5.
+    - "precision" float64 [classes, 101]: the precision at each recall from 0 to 1, at IoU 0.5, and "num_objects" int64
+      [classes]: the objects of each class.
     """
 
     def __init__(self, classes: Sequence[str]) -> None:
@@ -125,7 +126,8 @@ class CocoAP:
         values |= {f"ap.{name}": _mean(precision[:, :, index]) for index, name in enumerate(self.classes)}
         at_50 = np.where(precision[_IOU_50] < 0, np.nan, precision[_IOU_50]).T.copy()  # [classes, recalls]
         kept = {name: value for name, value in values.items() if name in self.higher_is_better and value >= 0}
-        return {**kept, "precision": torch.from_numpy(at_50)}
+        num_objects = np.bincount(truth.labels[~truth.crowd], minlength=len(self.classes))
+        return {**kept, "precision": torch.from_numpy(at_50), "num_objects": torch.from_numpy(num_objects)}
 
 
 @register.metric("voc_ap")

@@ -2,7 +2,7 @@
 
 const IMAGE_TITLES = {
   __proto__: null, predictions: "Predictions beside the truth", samples: "Training samples as the model gets them",
-  precision_recall: "Precision and recall: the mean and the most frequent classes", confusion: "Confusion matrix",
+  precision_recall: "Precision and recall: the mean, and the most frequent classes", confusion: "Confusion matrix",
 };
 
 function imageSection() {

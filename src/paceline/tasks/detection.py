@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -22,14 +21,14 @@ from paceline.models.detector import Detections, Detector, Target, batched_nms
 from paceline.models.model_errors import call_model
 from paceline.tasks.task import Task, compare_by
 from paceline.visualize.colors import class_color
-from paceline.visualize.curves import draw_curves
+from paceline.visualize.curves import Curve, draw_curves
 from paceline.visualize.grid import Panel, class_legend
 from paceline.visualize.image import Image, fit, to_image
 from paceline.visualize.overlay import draw_boxes
 
 _IMAGE_SIDE = 320
 _DRAWN_SCORE = 0.3
-_MAX_CURVES = 10
+_MAX_CURVES = 9  # of classes, beside their mean: as many as there are colors
 
 
 @register.task("detection")
@@ -128,14 +127,11 @@ class Detection(Task):
         return self._panel(image, found.boxes[is_drawn], found.labels[is_drawn], "", max(image.shape[:2]))
 
     def draw_metrics(self, metrics: dict[str, Any]) -> dict[str, Image]:
-        """Draw the precision-recall curves of the classes at IoU 0.5."""
-        if "precision" not in metrics:
+        """Draw the mean precision-recall curve at IoU 0.5, and those of the most frequent classes."""
+        if "num_objects" not in metrics:
             return {}
-        recall = np.linspace(0, 1, metrics["precision"].shape[1]).tolist()
-        curves = zip(self.classes[:_MAX_CURVES], metrics["precision"].tolist(), strict=False)
-        named = {name: (recall, precision) for name, precision in curves if precision[0] == precision[0]}
-        title = "Precision and recall at IoU 0.5"
-        return {"precision_recall": draw_curves(named, title, "recall", "precision")} if named else {}
+        title, curves = precision_recall_curves(self.classes, metrics["precision"], metrics["num_objects"])
+        return {"precision_recall": draw_curves(curves, title, "recall", "precision")} if curves else {}
 
     def detection_metric(self) -> Metric:
         """What collects the detections of each image."""
@@ -157,6 +153,20 @@ class Detection(Task):
         numbers = labels.tolist()
         drawn = draw_boxes(small, boxes.cpu().numpy() * scale, [class_color(number) for number in numbers])
         return Panel(drawn, caption, legend=class_legend(numbers, self.classes))
+
+
+def precision_recall_curves(
+    classes: Sequence[str], precision: Tensor, num_objects: Tensor
+) -> tuple[str, dict[str, Curve]]:
+    """What to draw of precision [classes, recalls], by name, and its title: the mean, and the most frequent classes."""
+    known = [index for index in range(len(classes)) if not precision[index].isnan().any()]
+    recall = torch.linspace(0, 1, precision.shape[1]).tolist()
+    frequent = sorted(known, key=lambda index: -int(num_objects[index]))[:_MAX_CURVES]
+    curves: dict[str, Curve] = {classes[index]: (recall, precision[index].tolist()) for index in frequent}
+    if len(known) > 1:
+        curves = {f"mean of {len(known)} classes": (recall, precision[known].mean(0).tolist()), **curves}
+    which = f": the mean and the {_MAX_CURVES} most frequent classes" if len(known) > _MAX_CURVES else ""
+    return f"Precision and recall at IoU 0.5{which}", curves
 
 
 def _targets(batch: Batch) -> list[Target]:
