@@ -175,8 +175,8 @@ class Group:
     def print(self) -> None:
         """The table, as wide as the terminal, and what it leaves out."""
         hidden = {doubled_loss({n: row.result.metrics[n] or math.nan for n in self.metrics}) for row in self.rows}
-        listed, by_class = split_classes([*self.metrics, *(name for row in self.rows for name in row.result.metrics)])
-        metrics = [name for name in listed if name in self.metrics and hidden != {name}]
+        names, by_class = split_classes([*self.metrics, *(name for row in self.rows for name in row.result.metrics)])
+        metrics = [name for name in names if name in self.metrics and hidden != {name}]
         metrics[1:1] = self._best_column
         keys = self.keys[:_MAX_KEYS]
         labels = ["epoch"] if len({row.result.state for row in self.rows}) == 1 else ["state", "epoch"]
@@ -198,10 +198,10 @@ class Group:
             print(f"they differ in {join_first(self.keys[_MAX_KEYS:], 8)} too")
         for row, why in self.left_out:
             print(f"not in a mean: {row.result.folder} {why}")
-        if others := [name for name in listed if name not in self.metrics]:
+        if others := [name for name in names if name not in self.metrics]:
             print(f"only some have {join_first(others, 8)}")
-        names = [line[0] for line in rows]  # and behind those of the runs the means
-        measured = {name: row.result.metrics for name, row in zip(names, self.rows, strict=False)}
+        # Behind the lines of the runs come the means.
+        measured = {line[0]: row.result.metrics for line, row in zip(rows, self.rows, strict=False)}
         for table in class_tables(measured, by_class):
             print()
             print_table(*table, num_words=4)

@@ -6,21 +6,21 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping
 
-_MAX_LISTED = 10  # classes whose metrics are still shown one by one
-_NUM_NAMED = 3
+_MAX_SINGLE = 10  # classes whose metrics are still printed one by one
+_NUM_AT_ENDS = 3
 HEADER = ("mean", "highest", "lowest")
 """What `summarize` gives."""
 
 
 def split_classes(names: Iterable[str]) -> tuple[list[str], list[str]]:
-    """The names of metrics to show one by one, and the metrics that have too many classes for that."""
+    """The names of metrics to print one by one, and the metrics that have too many classes for that."""
     classes: dict[str, int] = {}
-    listed = list(dict.fromkeys(names))
-    for name in listed:
+    distinct = list(dict.fromkeys(names))
+    for name in distinct:
         metric, dot, _ = name.partition(".")
         classes[metric] = classes.get(metric, 0) + bool(dot)
-    many = [metric for metric, number in classes.items() if number > _MAX_LISTED]
-    return [name for name in listed if "." not in name or name.partition(".")[0] not in many], many
+    many = [metric for metric, number in classes.items() if number > _MAX_SINGLE]
+    return [name for name in distinct if "." not in name or name.partition(".")[0] not in many], many
 
 
 def summarize(metrics: Mapping[str, float | None], metric: str) -> tuple[str, str, str]:
@@ -30,6 +30,6 @@ def summarize(metrics: Mapping[str, float | None], metric: str) -> tuple[str, st
     if not known:
         return ("nan", "", "") if own else ("", "", "")
     ordered = sorted(known, key=lambda name: -known[name])
-    named = (ordered[:_NUM_NAMED], ordered[::-1][:_NUM_NAMED])
+    named = (ordered[:_NUM_AT_ENDS], ordered[::-1][:_NUM_AT_ENDS])
     highest, lowest = (", ".join(f"{name} {known[name]:.3g}" for name in names) for names in named)
     return f"{statistics.fmean(known.values()):.4f} of {len(known)}", highest, lowest

@@ -175,6 +175,19 @@ class VocAP:
         return float((steps * envelope).sum())
 
 
+def count_mistakes(predictions: Sequence[Any], batch: Batch, score: float) -> Tensor:
+    """How many detections above a score are false, and how many objects are missed, of each image of a batch, [N]."""
+    state = objects_state(predictions, batch)
+    truth, found = _objects(state["truth"], True), _objects(state["detections"], False)
+    found = _rows(found, found.scores > score)
+    num_classes = 1 + max([0, *truth.labels.tolist(), *found.labels.tolist()])
+    each_class = [each._replace(sample=each.sample * num_classes + each.labels) for each in (truth, found)]
+    is_right, counts = _match(*each_class)
+    false, right, expected = found.sample[counts & ~is_right], found.sample[is_right], truth.sample[~truth.crowd]
+    ids = batch.ids.tolist()
+    return torch.tensor([(false == id_).sum() + (expected == id_).sum() - (right == id_).sum() for id_ in ids])
+
+
 def _match(truth: Objects, found: Objects) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Which detections are right, and which count at all; the most confident ones come first.
 

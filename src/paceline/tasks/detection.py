@@ -15,7 +15,7 @@ from paceline.core.registry import register
 from paceline.core.world import to_float64
 from paceline.data.batch import Batch
 from paceline.losses.loss_term import Count, LossTerm
-from paceline.metrics.detection import CocoAP, DetectionRows, truth_field
+from paceline.metrics.detection import CocoAP, DetectionRows, count_mistakes, truth_field
 from paceline.metrics.metric import Metric
 from paceline.models.detector import Detections, Detector, Target, batched_nms
 from paceline.models.model_errors import call_model
@@ -37,6 +37,7 @@ class Detection(Task):
 
     main_metric = "ap50"
     original_size = True
+    error_name = f"false and missed boxes at score {_DRAWN_SCORE}"
 
     def __init__(
         self,
@@ -119,6 +120,10 @@ class Detection(Task):
             truth,
             self._panel(image, to_image_pixels(found.boxes[is_drawn], batch, index), found.labels[is_drawn], caption),
         ]
+
+    def sample_errors(self, predictions: list[Detections], batch: Batch) -> Tensor:
+        """How many detections with a score above 0.3 are false, and how many objects are missed, of each image, [N]."""
+        return count_mistakes(predictions, batch, _DRAWN_SCORE)
 
     def draw_prediction(self, image: Image, batch: Batch, predictions: list[Detections], index: int) -> Panel:
         """Draw the detections with a score above 0.3 over the image as it was read."""
