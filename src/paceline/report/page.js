@@ -109,6 +109,7 @@ function details(run) {
   return [
     run.evaluations.length > 0 && element("section", { id: "evaluations" }, element("h2", {}, "Evaluations"), evaluations(run)),
     panels.length > 0 && element("div", { class: "columns" }, panels),
+    ...worstSamples(run),
     element("section", { id: "setup" }, element("h2", {}, "Run"),
       fold("Recipe", `${numSet} values set`, recipe(run)),
       fold("Environment", host, environment(run)),
