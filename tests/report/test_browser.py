@@ -11,7 +11,7 @@ from threading import Thread
 
 import pytest
 from chromium import Page, open_page
-from sample_runs import CLASSES, write_run
+from sample_runs import CLASSES, write_run, write_worst_samples
 
 from paceline.report.page import write_report
 from paceline.report.server import ReportServer
@@ -29,6 +29,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("compared")
     first = write_run(folder / "first", top1={30: 0.9}, expect={"top1": 0.7}, optimizer={"lr": 0.1})
+    write_worst_samples(first)
     second = write_run(folder / "second<i>", optimizer={"lr": 0.2}, expect={"top1": 0.95})
     write_report([first, second], folder / "report.html")
     return folder / "report.html"
@@ -158,7 +159,12 @@ def test_each_run_has_its_details(page: Page) -> None:
     assert CLASSES[2] in text(page, "[data-confusion=val]")
     assert count(page, "#images img") == 2
     assert page.evaluate("[...document.images].every((each) => each.complete && each.naturalWidth > 0)")
+    assert count(page, "[data-worst=val] figure") == 3
+    assert count(page, "[data-worst=val] img") == 2
+    worst = text(page, "[data-worst=val] figure")
+    assert all(each in worst for each in ("4.500", "sample 0", "<i>dog</i>, not cat", "photos/0.jpg"))
     page.click("[data-tab='1']")
+    assert count(page, "[data-worst]") == 0
     page.click("#setup summary")
     assert "0.2" in text(page, "#setup .recipe")
     assert "recipe.yaml:4:3" in text(page, "#setup .recipe")
