@@ -92,8 +92,10 @@ def test_worst_samples_are_read_with_their_images_as_far_as_they_fit(tmp_path: P
     rows = [(each["sample"], each["path"], each["error"], each["captions"]) for each in found["samples"]]
     caption = "<i>dog</i>, not cat"
     assert rows == [
-        ("0", "photos/0.jpg", 4.5, [caption]), ("10", "photos/10.jpg", 3.5, []), ("20", "photos/20.jpg", 2.5, [caption]),
-    ]  # fmt: skip
+        ("0", "photos/0.jpg", 4.5, [caption]),
+        ("10", "photos/10.jpg", 3.5, []),
+        ("20", "photos/20.jpg", 2.5, [caption]),
+    ]
     first, none, last = (each["image"] for each in found["samples"])
     assert none is None
     assert first["uri"].startswith("data:image/webp;base64,")

@@ -25,7 +25,7 @@ from paceline.tasks.segmentation import Segmentation
 from paceline.tasks.video import VideoClassification
 
 CLASSES = ["a", "b", "c"]
-LOGITS = torch.tensor([[2.0, 0, 1], [0.0, 5, -1], [1.0, 1, 1], [30.0, -30, 0]])
+LOGITS = torch.tensor([[2.0, 0, 1], [0.0, 5, -1], [1.0, 1, 1], [9.0, -9, 0]])
 
 
 def of_loss(loss: Loss, outputs: Tensor, batch: Batch) -> list[float]:
