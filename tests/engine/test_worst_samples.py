@@ -33,7 +33,7 @@ class Measured:
 
 def rank(errors: list[float], batch_size: int, order: list[int] | None = None) -> dict[int, float]:
     ranking, values = Ranking(Measured()), torch.tensor(errors)
-    batches = torch.arange(len(errors)).split(batch_size)
+    batches = torch.split(torch.arange(len(errors)), batch_size)
     for number in order or range(len(batches)):
         ranking.add(Batch(id=batches[number]), values[batches[number]])
     return ranking.gather(ALONE)

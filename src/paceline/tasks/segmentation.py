@@ -126,7 +126,8 @@ class Segmentation(Task):
     def sample_errors(self, predictions: PixelPrediction, batch: Batch) -> Tensor:
         """The share of each sample's labeled pixels whose class is wrong, [N]."""
         shares = []
-        for found, truth in zip(predictions.maps, truths(batch), strict=True):
+        for found, mask in zip(predictions.maps, truths(batch), strict=True):
+            truth = mask.to(found.device)
             is_labeled = truth != (-1 if self._ignore_index is None else self._ignore_index)
             shares.append(((found != truth) & is_labeled).sum() / is_labeled.sum().clamp(min=1))
         return torch.stack(shares)
