@@ -67,7 +67,8 @@ def write_worst(folder: Path, split: str, about: Mapping[str, Any], worst: Seque
     folder.mkdir(parents=True, exist_ok=True)
     for number, each in enumerate(worst, 1):
         name = f"{split}-{number:02d}.png"
-        save_png(image_grid([each.panels]), folder / name) if each.panels else (folder / name).unlink(missing_ok=True)
+        if each.panels:
+            save_png(image_grid([each.panels]), folder / name)
         samples.append(
             {
                 "sample": each.sample,
