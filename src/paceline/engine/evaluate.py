@@ -28,7 +28,7 @@ from paceline.engine.predictions import GuardedWriter, NoPredictions, make_write
 from paceline.engine.replicas import Replica, make_replicas
 from paceline.engine.run import EvaluationSet, Run
 from paceline.engine.stateful import unchanged_state
-from paceline.engine.visualizer import NoVisualizer, Panels, Visualizer
+from paceline.engine.visualizer import Drawn, NoVisualizer, Visualizer
 from paceline.engine.watchdog import EVALUATING
 from paceline.loggers.events import EvaluationProgress, Snapshot
 from paceline.metrics.metric import Metric, State, StateAccumulator, merge_states, pack, unpack
@@ -50,7 +50,7 @@ class Evaluation:
     tables: dict[str, Any]
     num_samples: int
     seconds: float
-    panels: Panels
+    drawn: Drawn
     num_skipped: int = 0
     """How many more samples the split has, which cannot be read."""
     problem: str | None = None

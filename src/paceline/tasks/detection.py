@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -16,20 +15,20 @@ from paceline.core.registry import register
 from paceline.core.world import to_float64
 from paceline.data.batch import Batch
 from paceline.losses.loss_term import Count, LossTerm
-from paceline.metrics.detection import CocoAP, DetectionRows, truth_field
+from paceline.metrics.detection import CocoAP, DetectionRows, count_mistakes, truth_field
 from paceline.metrics.metric import Metric
 from paceline.models.detector import Detections, Detector, Target, batched_nms
 from paceline.models.model_errors import call_model
 from paceline.tasks.task import Task, compare_by
 from paceline.visualize.colors import class_color
-from paceline.visualize.curves import draw_curves
+from paceline.visualize.curves import Curve, draw_curves
 from paceline.visualize.grid import Panel, class_legend
 from paceline.visualize.image import Image, fit, to_image
 from paceline.visualize.overlay import draw_boxes
 
 _IMAGE_SIDE = 320
 _DRAWN_SCORE = 0.3
-_MAX_CURVES = 10
+_MAX_CURVES = 9  # of classes, beside their mean: as many as there are colors
 
 
 @register.task("detection")
@@ -38,6 +37,7 @@ class Detection(Task):
 
     main_metric = "ap50"
     original_size = True
+    error_name = f"false and missed boxes at score {_DRAWN_SCORE}"
 
     def __init__(
         self,
@@ -121,6 +121,10 @@ class Detection(Task):
             self._panel(image, to_image_pixels(found.boxes[is_drawn], batch, index), found.labels[is_drawn], caption),
         ]
 
+    def sample_errors(self, predictions: list[Detections], batch: Batch) -> Tensor:
+        """How many detections with a score above 0.3 are false, and how many objects are missed, of each image, [N]."""
+        return count_mistakes(predictions, batch, _DRAWN_SCORE)
+
     def draw_prediction(self, image: Image, batch: Batch, predictions: list[Detections], index: int) -> Panel:
         """Draw the detections with a score above 0.3 over the image as it was read."""
         found = predictions[index]
@@ -128,14 +132,11 @@ class Detection(Task):
         return self._panel(image, found.boxes[is_drawn], found.labels[is_drawn], "", max(image.shape[:2]))
 
     def draw_metrics(self, metrics: dict[str, Any]) -> dict[str, Image]:
-        """Draw the precision-recall curves of the classes at IoU 0.5."""
-        if "precision" not in metrics:
+        """Draw the mean precision-recall curve at IoU 0.5, and those of the most frequent classes."""
+        if "num_objects" not in metrics:
             return {}
-        recall = np.linspace(0, 1, metrics["precision"].shape[1]).tolist()
-        curves = zip(self.classes[:_MAX_CURVES], metrics["precision"].tolist(), strict=False)
-        named = {name: (recall, precision) for name, precision in curves if precision[0] == precision[0]}
-        title = "Precision and recall at IoU 0.5"
-        return {"precision_recall": draw_curves(named, title, "recall", "precision")} if named else {}
+        title, curves = precision_recall_curves(self.classes, metrics["precision"], metrics["num_objects"])
+        return {"precision_recall": draw_curves(curves, title, "recall", "precision")} if curves else {}
 
     def detection_metric(self) -> Metric:
         """What collects the detections of each image."""
@@ -157,6 +158,20 @@ class Detection(Task):
         numbers = labels.tolist()
         drawn = draw_boxes(small, boxes.cpu().numpy() * scale, [class_color(number) for number in numbers])
         return Panel(drawn, caption, legend=class_legend(numbers, self.classes))
+
+
+def precision_recall_curves(
+    classes: Sequence[str], precision: Tensor, num_objects: Tensor
+) -> tuple[str, dict[str, Curve]]:
+    """What to draw of precision [classes, recalls], by name, and its title: the mean, and the most frequent classes."""
+    known = [index for index in range(len(classes)) if not precision[index].isnan().any()]
+    recall = torch.linspace(0, 1, precision.shape[1]).tolist()
+    frequent = sorted(known, key=lambda index: -int(num_objects[index]))[:_MAX_CURVES]
+    curves: dict[str, Curve] = {classes[index]: (recall, precision[index].tolist()) for index in frequent}
+    if len(known) > 1:
+        curves = {f"mean of {len(known)} classes": (recall, precision[known].mean(0).tolist()), **curves}
+    which = f": the mean and the {_MAX_CURVES} most frequent classes" if len(known) > _MAX_CURVES else ""
+    return f"Precision and recall at IoU 0.5{which}", curves
 
 
 def _targets(batch: Batch) -> list[Target]:
