@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -117,10 +117,15 @@ def checkpoint_block(block: Block) -> None:
         owner._block_name = block.name
 
 
-@cache
+_made: dict[tuple[type, type], type[nn.Module]] = {}
+
+
 def _under(kind: type[nn.Module], own: type[nn.Module]) -> type[nn.Module]:
     """The class `own` with `kind` before it, under its own name; the same one each time."""
-    return type(own.__name__, (kind, own), {"__module__": own.__module__, "__qualname__": own.__qualname__})
+    if (kind, own) not in _made:
+        names = {"__module__": own.__module__, "__qualname__": own.__qualname__}
+        _made[kind, own] = type(own.__name__, (kind, own), names)
+    return _made[kind, own]
 
 
 def _call_checkpointed(
