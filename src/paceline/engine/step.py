@@ -31,7 +31,6 @@ def train_step(run: Run, step_batch: StepBatch) -> StepResult:
     grad_norm = run.clip_gradients(run.strategy.local(run.optimized))
     lr = run.scheduler.apply(step_batch.step)  # a function of the step alone
     overflowed = run.precision.update_loss_scale(grad_norm)
-    run.saver.finish_copy()  # a checkpoint may still be copying weights and optimizer state, which change now
     # If the norm is not finite, this step is skipped and, where the run is to stop, all later ones. A GPU decides that
     # itself, and the host learns of it when it reads losses (training_log.read_results).
     if run.finite_check.decide(grad_norm, overflowed):
