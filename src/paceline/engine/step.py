@@ -5,7 +5,6 @@ from __future__ import annotations
 from paceline.data.loader import StepBatch
 from paceline.engine.forward import forward, start_losses, warm_up
 from paceline.engine.run import Run, StepResult
-from paceline.optim.optimizer_step import step_optimizer
 
 
 def train_step(run: Run, step_batch: StepBatch) -> StepResult:
@@ -34,7 +33,7 @@ def train_step(run: Run, step_batch: StepBatch) -> StepResult:
     # If the norm is not finite, this step is skipped and, where the run is to stop, all later ones. A GPU decides that
     # itself, and the host learns of it when it reads losses (training_log.read_results).
     if run.finite_check.decide(grad_norm, overflowed):
-        step_optimizer(run.optimizer)
+        run.optimizer.step()
     run.precision.sync_weights()
     run.buffer_backup.restore(run.finite_check.found_inf)
     run.averaging.update(run.state.model)  # parameters only; after a skipped step too, with the same weights
