@@ -250,7 +250,6 @@ def test_threads_never_read_beside_a_training_step(monkeypatch: pytest.MonkeyPat
         raise AssertionError("threads read")
 
     monkeypatch.setattr(autotune, "load_by_threads", refuse)
-    monkeypatch.setattr(autotune, "read_at_once", refuse)
     for kind in ("auto", "thread"):
         assert len(loaded(lambda source, requests, kind=kind: list(load(source, requests, 1, kind)))) == 6  # type: ignore[misc]
 
