@@ -24,7 +24,7 @@ from paceline.report.run_folders import find_runs, read_recipe, settings_of
 
 _MAX_KEYS = 6  # columns for keys; runs that differ in more have little in common
 _NO_SETTINGS = re.compile(
-    r"name|(logging|checkpoint|expect|evaluate)\b.*|data\.(num_workers|loader|cache|on_error|max_skipped)"
+    r"name|(logging|checkpoint|expect|evaluate)\b.*|data\.(num_workers|loader|on_error|max_skipped)"
     r"|train\.(device|devices|threads|hang_seconds|epochs|steps)"
 )
 """Keys that do not change training, or that step and epoch show."""

@@ -139,8 +139,6 @@ class Data(Arguments):
     """How to load samples; auto: indexing if the data is in memory, else threads. Only dali changes pixels."""
     num_workers: Workers | Auto = "auto"
     """Threads or processes that read samples ahead; auto: one for each core, at most 16 threads."""
-    cache: Literal["none", "memory"] = "none"
-    """Where to cache decoded samples; memory is shared by the processes of a machine."""
     on_error: Literal["stop", "skip"] = "stop"
     """What to do about an unreadable sample: stop the run, or skip the sample and list it."""
     max_skipped: CountOrZero | Auto = "auto"
