@@ -196,7 +196,6 @@ def averaged(run: Run, split: str) -> Iterator[None]:
 
 @contextmanager
 def _in_place(run: Run) -> Iterator[None]:
-    run.saver.finish_copy()
     try:
         with run.averaging.swap_in(run.state.model):
             run.precision.sync_weights()

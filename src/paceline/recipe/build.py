@@ -129,7 +129,7 @@ class Builder(BuildContext):
         for loader in loaders.values():
             loader.checks = [loss.check for loss in self.losses.values() if hasattr(loss, "check")]
         trial = partial(self._try_pass, model, task, precision, loaders, sampler)
-        self.checkpointed_blocks = checkpoint_activations(self, model, trial)
+        self.checkpointed_blocks = checkpoint_activations(self, model)
         freezing = make_freezing(self, model, progress)
         strategy = shard(self, model, trial)
         optimizer = build_optimizer(self, model, freezing, progress)

@@ -13,7 +13,6 @@ from paceline.core.errors import DataError, RecipeError, UsageError
 from paceline.core.intervals import Progress
 from paceline.core.signatures import signature_of
 from paceline.core.text import pluralize
-from paceline.data.cache import keep_in_memory
 from paceline.data.datasets.torch_dataset import as_dataset
 from paceline.data.loader import TrainBatches, automatic_workers
 from paceline.data.sampler import BatchSampler, Permutation
@@ -193,8 +192,6 @@ def make_split_loader(context: BuildContext, split: str, part: DatasetPart) -> S
         if not len(dataset):
             found = "expected at least one sample, found 0; check where it looks for files"
             raise DataError(f"the data set {part.dataset} is empty: {found}")
-        if context.recipe.data.cache == "memory" and not hasattr(dataset, "gather"):
-            dataset = keep_in_memory(dataset, context.world, context.notes.append)
     context.notes += _shortened(split, getattr(dataset, "notes", []))
     return add_transforms(context, split, part, dataset, _skips(context, split, len(dataset)))
 

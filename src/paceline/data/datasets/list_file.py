@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from paceline.core.arguments import AtMostOneOf, Count, CountOrZero, KeyOf, Requires
 from paceline.core.errors import ArgumentError, DataError
-from paceline.core.mapped_arrays import MappedArrays
 from paceline.core.registry import register
 from paceline.core.regular_file import why_no_file
 from paceline.core.text import join_first, pluralize
@@ -44,6 +43,7 @@ from paceline.data.index.list_file import (
     read_list,
 )
 from paceline.data.io.image import MAX_PIXELS, Encoded
+from paceline.data.mapped_arrays import MappedArrays
 
 if TYPE_CHECKING:
     from paceline.data.fingerprint import DataDigest

@@ -26,15 +26,15 @@ from numpy.typing import NDArray
 from paceline.core.cache_folder import cache_folders, make_private
 from paceline.core.errors import DataError
 from paceline.core.file_lock import is_at, lock_file
-from paceline.core.mapped_arrays import ArrayWriter, Column, DamagedFileError, MappedArrays, WriteError
 from paceline.core.regular_file import open_regular
 from paceline.core.text import join_first
+from paceline.data.mapped_arrays import ArrayWriter, Column, DamagedFileError, MappedArrays, WriteError
 from paceline.data.rng import derive
 from paceline.data.sampler import Permutation
 
 MAX_BYTES = 2 << 30
 """What all indexes may take together; those that were not used for longest are removed first."""
-_VERSION = 4  # of what data sets write into their indexes
+_VERSION = 5  # of what data sets write into their indexes
 _PATIENCE = 5.0  # seconds until something is said about work that goes on
 _TICK, _COARSE_TICK = 20_000_000, 2_000_000_000  # nanoseconds within which two changes may have one time
 _SECOND = 1_000_000_000
@@ -46,8 +46,8 @@ _BLOCK = 1 << 20
 class IndexBuilder(ArrayWriter):
     """Takes the arrays and facts of an index, and which files and folders they are made of."""
 
-    def __init__(self, file: IO[bytes], cache: Path, folder: Path) -> None:
-        super().__init__(file, cache)
+    def __init__(self, file: IO[bytes], folder: Path) -> None:
+        super().__init__(file)
         self._base = folder
         self._watched: list[tuple[bytes, int, int, int]] = []
         self.facts["notes"] = []
@@ -168,7 +168,7 @@ def _build(path: Path, folder: Path, asked: int, build: Callable[[IndexBuilder],
             return found
         with _message_after_patience(f"indexing {folder}; this is done once and kept in {path}"):
             began = time.time_ns()
-            builder = IndexBuilder(file, path.parent, folder)
+            builder = IndexBuilder(file, folder)
             build(builder)
             builder.facts |= {"name": path.name, "began": began}
             builder.finish()

@@ -15,10 +15,10 @@ from typing import IO, Any, Literal, NamedTuple
 import numpy as np
 
 from paceline.core.errors import DataError
-from paceline.core.mapped_arrays import ArrayWriter, MappedArrays
 from paceline.core.regular_file import open_regular
 from paceline.core.text import join_first, pluralize
 from paceline.data.argument_types import Column
+from paceline.data.mapped_arrays import ArrayWriter, MappedArrays
 
 Format = Literal["csv", "tsv", "json", "jsonl", "txt"]
 Line = tuple[int, list[str]]
