@@ -13,7 +13,7 @@ from paceline.report.run_folders import settings_of
 
 _NO_SETTINGS = re.compile(
     r"name|(logging|checkpoint|expect)\b.*|evaluate\.(?!original_size).*"
-    r"|data\.(num_workers|loader|cache|on_error|max_skipped)|train\.(device|devices|threads|hang_seconds)"
+    r"|data\.(num_workers|loader|on_error|max_skipped)|train\.(device|devices|threads|hang_seconds)"
 )
 """Keys that change neither training nor what is measured."""
 _REPEATED = re.compile(
