@@ -44,17 +44,17 @@ GRID = list(itertools.product(POLICIES, UNITS, WARM_UPS, VARIANTS))
 
 def pet_lr(solver: dict[str, Any], i: int, warmup: int, total: int, steps: list[int]) -> float:
     """The learning rate of iteration i, counted from 1."""
-    base: float = solver["BASE_LR"]
+    base, power = float(solver["BASE_LR"]), float(solver.get("LR_POW", 0.9))
     if i <= warmup:
-        factor = solver["WARM_UP_FACTOR"]
+        factor = float(solver["WARM_UP_FACTOR"])
         if solver["WARM_UP_METHOD"] == "LINEAR":
             factor = factor * (1 - i / warmup) + i / warmup
         return base * factor
     if solver["LR_POLICY"] == "STEP":
-        return base * solver["GAMMA"] ** bisect_right(steps, i)
+        return base * float(solver["GAMMA"]) ** bisect_right(steps, i)
     if solver["LR_POLICY"] == "COSINE":
         return 0.5 * base * (1 + math.cos(math.pi * (i - warmup - 1) / (total - warmup)))
-    return base * (1 - (i - warmup - 1) / (total - warmup)) ** solver["LR_POW"]
+    return float(base * (1 - (i - warmup - 1) / (total - warmup)) ** power)
 
 
 def converted(folder: Path, solver: dict[str, Any], *overrides: str) -> BuildContext:
@@ -120,8 +120,9 @@ def pet_optimizer(model: nn.Module, solver: dict[str, Any]) -> torch.optim.Optim
         },
         {"params": lists["gn"], "weight_decay": solver["WEIGHT_DECAY_GN"], "lr_scale": 1},
     ]
-    kind = {"SGD": torch.optim.SGD, "RMSPROP": torch.optim.RMSprop}[solver["OPTIMIZER"]]
-    return kind(groups, lr=solver["BASE_LR"], momentum=solver["MOMENTUM"])
+    kind: Any = {"SGD": torch.optim.SGD, "RMSPROP": torch.optim.RMSprop}[solver["OPTIMIZER"]]
+    optimizer: torch.optim.Optimizer = kind(groups, lr=solver["BASE_LR"], momentum=solver["MOMENTUM"])
+    return optimizer
 
 
 def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -137,7 +138,7 @@ def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
     optimizer.zero_grad()
-    nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+    torch.autograd.backward(nn.functional.cross_entropy(model(batch[0]), batch[1]))
     optimizer.step()
 
 

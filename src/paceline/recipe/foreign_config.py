@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast
 
 from pydantic import BeforeValidator, ConfigDict, ValidationError, create_model
 
-from paceline.core.arguments import Arguments
+from paceline.core.arguments import Arguments, NonNegative
 from paceline.core.errors import RecipeError
 from paceline.recipe.document import Document, Origin, children, places
 from paceline.recipe.problems import problems_of, show
@@ -33,8 +33,7 @@ def make_section(keys: Keys, closed: Collection[str] = (), name: str = "") -> ty
         is_required = any(field.is_required() for field in section.model_fields.values())
         fields[first] = (section, ... if is_required else section())
     config = Arguments.model_config | ConfigDict(extra="forbid" if name in closed else "allow")
-    made: type[Arguments] = create_model(name or "File", __config__=config, **cast(Any, fields))
-    return made
+    return cast(type[Arguments], create_model(name or "File", __config__=config, **cast(Any, fields)))
 
 
 def items(value: Any) -> list[Any]:
@@ -45,8 +44,15 @@ def items(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-Items = BeforeValidator(items)
-Names = Annotated[list[str], Items]
+def _numbers(value: Any) -> list[Any]:
+    found = items(value)
+    if not all(isinstance(each, int | float) and not isinstance(each, bool) for each in found):
+        raise ValueError(f"expected numbers, got {show(value)}")
+    return found
+
+
+Numbers = Annotated[list[NonNegative], BeforeValidator(_numbers)]
+Names = Annotated[list[str], BeforeValidator(items)]
 
 
 def run_name(text: str) -> str:
@@ -62,6 +68,8 @@ class ForeignConfig:
         self._document = document
         self._read: set[KeyPath] = set()
         self._remarks: list[tuple[Origin, str]] = []
+        self._taken: dict[str, dict[str, Any]] = {}
+        """By section, what keys that the file leaves out are taken to be."""
         try:
             self._checked = section.model_validate_json(json.dumps(document.tree))
         except ValidationError as error:
@@ -82,8 +90,7 @@ class ForeignConfig:
         if default is None:
             default = self._default(path)
         if default is not None:
-            origin = nearest_origin(self._document, path)
-            self._remarks.append((origin, f"{key}: not in the file; {show(default)} is taken"))
+            self._taken.setdefault(key.rpartition(".")[0], {})[path[-1]] = default
         return default
 
     def items(self, key: str) -> list[Any]:
@@ -115,7 +122,8 @@ class ForeignConfig:
         unread = [
             (self._document.keys[path], f"{dotted(path)}: {self._why(path)}") for path in self._leaves((), self.tree)
         ]
-        ordered = sorted([*self._remarks, *unread], key=lambda each: (each[0].line or 0, each[0].column or 0))
+        taken = [self._about_taken(section, values) for section, values in self._taken.items()]
+        ordered = sorted([*self._remarks, *unread, *taken], key=lambda each: (each[0].line or 0, each[0].column or 0))
         return [f"{origin}: {message}" for origin, message in ordered]
 
     def document(self, recipe: dict[str, Any]) -> Document:
@@ -124,6 +132,13 @@ class ForeignConfig:
         found = dict.fromkeys(places(recipe, ()), origin)
         return Document(recipe, dict(found), dict(found))
 
+    def _about_taken(self, section: str, values: dict[str, Any]) -> tuple[Origin, str]:
+        found = ", ".join(f"{key} {show(value)}" for key, value in values.items())
+        place = f"{section}: " if section else ""
+        return nearest_origin(
+            self._document, tuple(section.split("."))
+        ), f"{place}taken, since not in the file: {found}"
+
     def _default(self, path: KeyPath) -> Any:
         value: Any = self._checked
         for segment in path:
@@ -131,7 +146,8 @@ class ForeignConfig:
         return value
 
     def _why(self, path: KeyPath) -> str:
-        return "not converted: no counterpart" if self._default(path) is None else "not converted: not in use here"
+        is_known = self._default(path) is not None
+        return "not needed: the other settings make no use of it" if is_known else "not converted: no counterpart"
 
     def _leaves(self, path: KeyPath, value: Any) -> Iterable[KeyPath]:
         if path in self._read:

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from paceline.core.errors import RecipeError
-from paceline.recipe.foreign_config import ForeignConfig, Items, Names, make_section, run_name
+from paceline.recipe.foreign_config import ForeignConfig, Names, Numbers, make_section, run_name
 from paceline.recipe.pet_solver import SOLVER, convert_solver
+from paceline.recipe.problems import join_or
 from paceline.recipe.schema import BatchSize, Workers
 
 _FASTER_RCNN = ("detection", "torchvision/detection/fasterrcnn_resnet50_fpn", [800, 1333])
@@ -29,17 +30,17 @@ _BY_NAME = (
     ("ssd", "SSD_ON"),
     ("imagenet|cifar|cls", "CLS_ON"),
 )
-"""What the names of data sets and checkpoints tell of the task, the first that fits; Pet is told by its tools."""
+"""What the names of data sets and checkpoints tell of the task, the first that fits; Pet has a tool for each task."""
 _LOSSES = {"keypoints": "heatmap_mse", "classification": "cross_entropy"}
+_SEGMENTATION = "start from a recipe such as `camvid`; SOLVER, converted alone, gives its optimizer, schedule and train"
 _WITHOUT = {
-    "SEMSEG_ON": "semantic segmentation; give a recipe such as `camvid` optimizer, schedule and length of this file",
-    "MASK_ON": "instance segmentation (Mask R-CNN) is not part of Paceline",
-    "CASCADE_ON": "Cascade R-CNN is not part of Paceline",
-    "PARSING_ON": "human parsing is not part of Paceline",
-    "UV_ON": "DensePose is not part of Paceline",
+    "MASK_ON": "instance segmentation (Mask R-CNN)",
+    "CASCADE_ON": "Cascade R-CNN",
+    "PARSING_ON": "human parsing",
+    "UV_ON": "DensePose",
 }
-"""Keys of MODEL that are refused."""
-Pixel = Annotated[list[Annotated[float, Field(ge=0, le=255)]], Field(min_length=3, max_length=3), Items]
+"""What Paceline has none of, by its key of MODEL."""
+Pixel = Annotated[Numbers, Field(min_length=3, max_length=3)]
 
 
 Pet = make_section(
@@ -82,39 +83,39 @@ def convert_pet_config(config: ForeignConfig) -> dict[str, Any]:
 
 def _network(config: ForeignConfig) -> tuple[str, str, list[int]]:
     """The task, the nearest network and its height and width; refuses what is not here."""
-    on = [key for key, value in config.tree.get("MODEL", {}).items() if key.endswith("_ON") and value]
-    unknown = [key for key in on if key not in _NETWORKS and key != "FPN_ON"]
-    if unknown:
-        why = {key: _WITHOUT.get(key, "what it switches on is not part of Paceline") for key in unknown}
-        raise RecipeError([str(config.error(f"MODEL.{key}", f"not converted: {why[key]}")) for key in unknown])
+    on = [key for key in config.tree.get("MODEL", {}) if key.endswith("_ON") and config.take(f"MODEL.{key}")]
+    if problems := [_refusal(config, key) for key in on if key not in {*_NETWORKS, "FPN_ON"}]:
+        raise RecipeError(problems)
     body = config.take("BACKBONE.CONV_BODY")
     keys = [key for key in _NETWORKS if key in on] or [_key_by_name(config, body)]
     if "KEYPOINT_ON" in keys[1:]:
-        raise config.error(
-            "MODEL.KEYPOINT_ON", f"not converted beside {keys[0]}: Keypoint R-CNN is not part of Paceline"
-        )
+        raise RecipeError(_refusal(config, "KEYPOINT_ON", "Keypoint R-CNN"))
     config.drop("not needed: the number of classes is read from the data", "MODEL.NUM_CLASSES")
-    config.drop("converted: by the network", *(f"MODEL.{key}" for key in on))
     found = _NETWORKS[keys[0]]
     config.remark("BACKBONE.CONV_BODY", f"changed: {found[1]} stands in for {body}; name the network that you use")
     return found
 
 
+def _refusal(config: ForeignConfig, key: str, missing: str | None = None) -> str:
+    if key == "SEMSEG_ON":
+        return str(config.error(f"MODEL.{key}", f"not converted: {_SEGMENTATION}"))
+    missing = missing or _WITHOUT.get(key, "such head")
+    return str(config.error(f"MODEL.{key}", f"Paceline has no {missing}; set this to False to convert the rest"))
+
+
 def _key_by_name(config: ForeignConfig, body: str) -> str:
     names = " ".join([config.tree.get("CKPT") or "", *config.items("TRAIN.DATASETS")]).casefold()
-    key = (
-        "KEYPOINT_ON"
-        if "POSE" in config.tree
-        else next((key for word, key in _BY_NAME if re.search(word, names)), None)
-    )
+    if "POSE" in config.tree:
+        return "KEYPOINT_ON"
+    key = next((key for word, key in _BY_NAME if re.search(word, names)), None)
     if key is None and "vgg" in body and re.search("coco|voc", names):
-        key = "SSD_ON"
+        return "SSD_ON"
     if key is None and config.tree.keys() <= {"SOLVER", "TRAIN", "TEST", "CKPT"} and not config.has("TRAIN.DATASETS"):
         config.remark("SOLVER", "converted alone: task, model and data are placeholders; give yours")
-        key = "CLS_ON"
+        return "CLS_ON"
     if not key:
-        message = f"the file does not tell the task: set one of {', '.join(_NETWORKS)} to True in MODEL"
-        raise config.error("MODEL", f"{message}. {_WITHOUT['SEMSEG_ON'].capitalize()}")
+        message = f"the file does not tell the task: set {join_or([*_NETWORKS])} to True"
+        raise config.error("MODEL", f"{message}; for semantic segmentation, {_SEGMENTATION}")
     return key
 
 

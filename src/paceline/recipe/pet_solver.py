@@ -16,7 +16,7 @@ from paceline.core.arguments import (
     Positive,
     Share,
 )
-from paceline.recipe.foreign_config import ForeignConfig, Items, Keys
+from paceline.recipe.foreign_config import ForeignConfig, Keys, Numbers
 from paceline.recipe.schema import Epochs, Steps
 
 _DECAYS = {"STEP": "multi_step", "COSINE": "cosine", "POLY": "poly", "STEP_COSINE": "step_cosine"}
@@ -33,7 +33,7 @@ SOLVER: Keys = {
     "SOLVER.BIAS_DOUBLE_LR": (bool, True),
     "SOLVER.BIAS_WEIGHT_DECAY": (bool, False),
     "SOLVER.LR_POLICY": (Literal["STEP", "COSINE", "POLY", "STEP_COSINE"], "STEP"),
-    "SOLVER.STEPS": (Annotated[list[NonNegative], Increasing(), Items], []),
+    "SOLVER.STEPS": (Annotated[Numbers, Increasing()], []),
     "SOLVER.GAMMA": (Positive, 0.1),
     "SOLVER.LR_POW": (Positive, 0.9),
     "SOLVER.MAX_ITER": (Steps | None, None),
@@ -48,6 +48,7 @@ SOLVER: Keys = {
     "SOLVER.SNAPSHOT_EPOCHS": (Count | None, None),
     "SOLVER.AMP.ENABLED": (bool | None, None),
     "SOLVER.AMP.OPT_LEVEL": (Literal["O0", "O1", "O2", "O3"], "O1"),
+    "SOLVER.AMP.KEEP_BN_FP32": (bool | None, None),
     "SOLVER.AMP.LOSS_SCALE": (Positive | Literal["dynamic"] | None, None),
 }
 """Pet refuses other keys too."""
@@ -105,8 +106,9 @@ def _decay(config: ForeignConfig, defaults: Mapping[str, Any], unit: str, length
     reached = [step for step in steps if step <= length]
     if reached != steps:
         config.remark("SOLVER.STEPS", f"changed: the run ends before {', '.join(map(str, steps[len(reached) :]))}")
-    milestones = {f"milestone_{unit}": reached, "gamma": config.take("SOLVER.GAMMA")}
-    return decay | milestones if reached else decay | {"decay": "constant"}
+    if not reached:
+        return decay | {"decay": "constant"}
+    return decay | {f"milestone_{unit}": reached, "gamma": config.take("SOLVER.GAMMA")}
 
 
 def _warmup(config: ForeignConfig, unit: str, length: int) -> dict[str, Any]:
