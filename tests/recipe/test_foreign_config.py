@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -14,10 +15,13 @@ from torch import nn
 
 from paceline.cli import main
 from paceline.commands.convert_config import convert_config
+from paceline.core.errors import RecipeError
 from paceline.core.intervals import Progress
 from paceline.core.world import World
 from paceline.recipe.build_context import BuildContext
 from paceline.recipe.build_optim import make_scheduler
+from paceline.recipe.document import lookup
+from paceline.recipe.document import places as document_places
 from paceline.recipe.load import load
 from paceline.recipe.validate import validate
 
@@ -279,6 +283,51 @@ def test_wrong_values_of_json_have_their_place(
     assert main(["convert", "config.json", "--out", "recipe.yaml"]) == 2
     assert capsys.readouterr().err.startswith(expected)
     assert not Path("recipe.yaml").exists()
+
+
+ODD: list[Any] = [
+    "",
+    "x y",
+    "O3",
+    0,
+    -1,
+    3,
+    0.5,
+    1e30,
+    True,
+    None,
+    [],
+    [2, 1],
+    {},
+    {"a": 1},
+    "(3, 5)",
+    "([1, 2],)",
+    "../ä",
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_any_value_gives_a_valid_recipe_or_an_error_with_its_place(page: str, tmp_path: Path) -> None:
+    """What is converted is read again as a user's recipe is; mistakes name the line of the key."""
+    name, language = PAGES[page]
+    tree = yaml.safe_load(block(page, language))
+    file, out = tmp_path / name, tmp_path / "recipe.yaml"
+    places = [path for path in document_places(tree, ()) if path]
+    misplaced = []
+    for path, value in itertools.product(places, ODD):
+        changed = json.loads(json.dumps(tree))
+        lookup(changed, path[:-1])[path[-1]] = value
+        file.write_text(json.dumps(changed, indent=1))
+        try:
+            recipe, lines = convert_config(file)
+        except RecipeError as error:
+            lines = error.problems
+            misplaced += [(path, value, line) for line in lines if line.startswith(f"{file}:1:1: ")]
+        else:
+            out.write_text(yaml.safe_dump(recipe))
+            validate(load(str(out)))
+        misplaced += [(path, value, line) for line in lines if not re.match(rf"{re.escape(str(file))}:\d+:\d+: ", line)]
+    assert misplaced == []
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from paceline.core.arguments import Count, NonNegative, PartialShare, Positive
 from paceline.core.registry import register
-from paceline.recipe.foreign_config import ForeignConfig, make_section, run_name
+from paceline.recipe.foreign_config import ForeignConfig, Text, make_section, run_name
 from paceline.recipe.schema import BatchSize, Epochs, Workers
 
 _NORMALIZE = {"name": "normalize", "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
@@ -33,12 +33,12 @@ Dali = make_section(
         "device.use_amp": (Switch | None, None),
         "dataset.name": (str, "images"),
         "dataset.num_classes": (Count | None, None),
-        "dataset.root": (str, ...),
+        "dataset.root": (Text, ...),
         "dataset.train_perc": (Annotated[float, Field(gt=0, lt=1)], 0.9),
         "dataset.loader.batch_size": (BatchSize, ...),
         "dataset.loader.num_workers": (Workers | None, None),
         "dataset.transform.image_size": (Count, 224),
-        "dataset.transform.max_rotate_angle": (NonNegative | None, None),
+        "dataset.transform.max_rotate_angle": (Annotated[float, Field(ge=0, le=180)] | None, None),
         "model.name": (str, ...),
         "model.model_file.pretrain": (str | None, None),
         "model.model_file.exclude": (str | list[str] | None, None),

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import Annotated, Any, cast
 
-from pydantic import BeforeValidator, ConfigDict, ValidationError, create_model
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 from paceline.core.arguments import Arguments, NonNegative
 from paceline.core.errors import RecipeError
@@ -51,8 +51,10 @@ def _numbers(value: Any) -> list[Any]:
     return found
 
 
-Numbers = Annotated[list[NonNegative], BeforeValidator(_numbers)]
-Names = Annotated[list[str], BeforeValidator(items)]
+AsNumbers = BeforeValidator(_numbers)
+Numbers = Annotated[list[NonNegative], AsNumbers]
+Text = Annotated[str, Field(min_length=1)]
+Names = Annotated[list[Text], BeforeValidator(items)]
 
 
 def run_name(text: str) -> str:
@@ -99,8 +101,9 @@ class ForeignConfig:
         return [] if value is None else [inner for each in items(value) for inner in items(each)]
 
     def some(self, **keys: str) -> dict[str, Any]:
-        """Those of the values that the file has, by our keys."""
-        return {ours: self.take(key) for ours, key in keys.items() if self.has(key)}
+        """Those of the values that the file gives, by our keys."""
+        found = {ours: self.take(key) for ours, key in keys.items() if self.has(key)}
+        return {ours: value for ours, value in found.items() if value is not None}
 
     def error(self, key: str, message: str) -> RecipeError:
         """An error about a key, with its place or the nearest one above."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from paceline.core.errors import RecipeError
-from paceline.recipe.foreign_config import ForeignConfig, Names, Numbers, make_section, run_name
+from paceline.recipe.foreign_config import AsNumbers, ForeignConfig, Names, Numbers, make_section, run_name
 from paceline.recipe.pet_solver import SOLVER, convert_solver
 from paceline.recipe.problems import join_or
 from paceline.recipe.schema import BatchSize, Workers
@@ -40,15 +40,18 @@ _WITHOUT = {
     "UV_ON": "DensePose",
 }
 """What Paceline has none of, by its key of MODEL."""
-Pixel = Annotated[Numbers, Field(min_length=3, max_length=3)]
+_THREE = Field(min_length=3, max_length=3)
 
 
 Pet = make_section(
     SOLVER
     | {
         "CKPT": (str, "pet"),
-        "PIXEL_MEANS": (Pixel, [102.9801, 115.9465, 122.7717]),  # blue, green and red, from 0 to 255
-        "PIXEL_STDS": (Pixel, [1.0, 1.0, 1.0]),
+        "PIXEL_MEANS": (
+            Annotated[Numbers, _THREE],
+            [102.9801, 115.9465, 122.7717],
+        ),  # blue, green and red, from 0 to 255
+        "PIXEL_STDS": (Annotated[list[Annotated[float, Field(ge=0.01)]], _THREE, AsNumbers], [1.0, 1.0, 1.0]),
         "BACKBONE.CONV_BODY": (str, "resnet"),
         "MODEL": (dict[str, Any], {}),
         "TRAIN.BATCH_SIZE": (BatchSize, 16),
@@ -151,7 +154,7 @@ def _size(config: ForeignConfig, task: str, size: list[int]) -> list[int]:
     """Height and width: those of the file, where it has them in the form of the task."""
     keys = ("TRAIN.SCALES", "TEST.SCALE")
     for key in keys:
-        given = [each for each in config.items(key) if isinstance(each, int)]
+        given = [each for each in config.items(key) if isinstance(each, int) and each > 0]
         if task == "keypoints" and len(given) > 1:
             size = [given[-1], given[-2]]
         elif task != "keypoints" and given and size != [300, 300]:

@@ -101,6 +101,8 @@ def _decay(config: ForeignConfig, defaults: Mapping[str, Any], unit: str, length
     if policy == "COSINE":
         return decay
     steps = config.items("SOLVER.STEPS")
+    if unit == "steps" and any(isinstance(step, float) for step in steps):
+        raise config.error("SOLVER.STEPS", f"expected iterations, which are whole numbers, got {steps}")
     if policy == "STEP_COSINE" and not (steps and steps[-1] < length):
         raise config.error("SOLVER.STEPS", f"expected the last one, where the cosine begins, before {length}")
     reached = [step for step in steps if step <= length]
@@ -123,6 +125,8 @@ def _warmup(config: ForeignConfig, unit: str, length: int) -> dict[str, Any]:
     if not warmup:
         return {"warmup": "none"}
     method, factor = config.take("SOLVER.WARM_UP_METHOD"), config.take("SOLVER.WARM_UP_FACTOR")
+    if method == "CONSTANT" and not factor:
+        raise config.error("SOLVER.WARM_UP_FACTOR", "expected a number > 0, since WARM_UP_METHOD is CONSTANT")
     return {"warmup": method.lower(), f"warmup_{unit}": warmup, "warmup_from": factor}
 
 
