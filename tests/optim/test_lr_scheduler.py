@@ -242,7 +242,7 @@ def falling() -> Schedule:
     return Schedule(0.4, linear, total_steps=10, steps_per_epoch=5)
 
 
-def transition(start: float, end: float, decay: Callable[[float], float] = linear) -> Transition:
+def transition(start: float, end: float, decay: Callable[..., Any] = linear) -> Transition:
     return Transition(start, end, decay, total_steps=10, steps_per_epoch=5)
 
 

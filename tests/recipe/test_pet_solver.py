@@ -184,14 +184,26 @@ def test_the_preset_is_pet() -> None:
     assert all(found.equal(expected) for found, expected in zip(ours.parameters(), theirs.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("overrides", [["train.epochs=1"], ["train.epochs=null", "train.steps=2"]])
-def test_a_converted_recipe_takes_another_length(overrides: list[str], tmp_path: Path) -> None:
-    """Milestones and warm-up may lie behind the end of a run that the command line cuts short."""
-    solver = {"BASE_LR": 0.1, "MAX_EPOCHS": 90, "STEPS": (30, 60), "WARM_UP_EPOCHS": 5, "WARM_UP_FACTOR": 0.1}
-    context = converted(tmp_path, solver, *overrides)
-    total = 7 if context.recipe.train.epochs else 2
-    scheduler = make_scheduler(context, optimizer_of(nn.Linear(1, 1)), Progress(total, 7))
-    expected = [0.1 * (0.1 * (1 - i / 35) + i / 35) for i in range(1, total + 1)]
-    assert [scheduler.apply(index) for index in range(total)] == pytest.approx(expected, rel=1e-15, abs=0)
-    with pytest.raises(RecipeError, match=r"schedule\.milestone_epochs: .*got 60"):
-        make_scheduler(converted(tmp_path, solver), optimizer_of(nn.Linear(1, 1)), Progress(210, 7))
+@pytest.mark.parametrize(("epochs", "decay", "milestones"), [(1, "constant", None), (60, "multi_step", [30, 60])])
+def test_a_converted_recipe_takes_another_length(
+    epochs: int, decay: str, milestones: list[int] | None, tmp_path: Path
+) -> None:
+    """Milestones behind the end of a run that the command line shortens are left out, in its own recipe too."""
+    solver = {"BASE_LR": 0.1, "MAX_EPOCHS": 90, "STEPS": (30, 60, 80), "WARM_UP_EPOCHS": 0}
+    context = converted(tmp_path, solver, f"train.epochs={epochs}")
+    assert any("80 dropped" in note for note in context.checked.notes)
+    part = context.recipe.schedule
+    assert (part.decay, (part.model_extra or {}).get("milestone_epochs")) == (decay, milestones)
+    (tmp_path / "again.yaml").write_text(yaml.safe_dump(context.resolved()))
+    again = BuildContext(validate(load(str(tmp_path / "again.yaml"))), context.world)
+    for each in (context, again):
+        scheduler = make_scheduler(each, optimizer_of(nn.Linear(1, 1)), Progress(epochs * 7, 7))
+        expected = [0.1 * 0.1 ** sum(7 * step <= i for step in (30, 60)) for i in range(1, epochs * 7 + 1)]
+        assert [scheduler.apply(index) for index in range(epochs * 7)] == pytest.approx(expected, rel=1e-15, abs=0)
+
+
+def test_milestones_that_the_command_line_gives_itself_are_refused(tmp_path: Path) -> None:
+    solver = {"MAX_EPOCHS": 90, "STEPS": (30,), "WARM_UP_EPOCHS": 0}
+    context = converted(tmp_path, solver, "train.epochs=9", "schedule.milestone_epochs=[5, 30]")
+    with pytest.raises(RecipeError, match=r"schedule\.milestone_epochs: .*got 30"):
+        make_scheduler(context, optimizer_of(nn.Linear(1, 1)), Progress(63, 7))

@@ -138,7 +138,7 @@ class StepCosine:
     ) -> None:
         *self._drops, self._last = span.points("milestone", milestone_epochs, milestone_steps)
         self._left = span.length - self._last
-        if self._left <= 0 and not span.is_cut_short:
+        if self._left <= 0:
             key, values = either("milestone", milestone_epochs, milestone_steps)
             raise ArgumentError(
                 key, f"expected the last one, where the cosine begins, inside the run, got {values[-1]:g}"

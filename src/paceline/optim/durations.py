@@ -31,8 +31,6 @@ class Span:
     """Steps in what formulas call 1: a step, or an epoch."""
     count_from: int = 0
     """The number of the first step (or epoch), 0 or 1, in comparisons with milestones."""
-    is_cut_short: bool = False
-    """Whether the run may end before a milestone that was meant for a longer one."""
 
     @property
     def length(self) -> float:
@@ -65,8 +63,8 @@ class Span:
         return points
 
     def check_reached(self, key: str, point: float) -> None:
-        """Raise unless the run reaches a point, in steps, or is cut short; the message uses the unit of `key`."""
-        if not self.is_cut_short and point > self.length - self.tick + self.first:
+        """Raise unless the run reaches a point, in steps; the message uses the unit of `key`."""
+        if point > self.length - self.tick + self.first:
             unit, size = ("epochs", self.steps_per_epoch) if key.endswith("_epochs") else ("steps", 1)
             length = f"the {self.length / size:g} {unit} of the run" + (" after warm-up" if self.begin else "")
             raise ArgumentError(key, f"expected points before the end of {length}, got {point / size:g}")

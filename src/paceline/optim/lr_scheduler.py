@@ -26,8 +26,7 @@ class Schedule:
     its count (f3): that 1 is an epoch. `count_from` is the number of the first step (with `per: epoch`, epoch) in
     warm-up and in comparisons with milestones: with 1 the last step of warm-up has the full learning rate, with 0 the
     first one after it. `decay_from` is where the decay starts to count, at the `start` of the run or after `warmup`;
-    `auto` leaves it to the decay. `floor` is a fraction of the learning rate, `floor_lr` a learning rate. A run that
-    `is_cut_short` may end in warm-up and before milestones.
+    `auto` leaves it to the decay. `floor` is a fraction of the learning rate, `floor_lr` a learning rate.
     """
 
     def __init__(
@@ -47,10 +46,8 @@ class Schedule:
         warmup_from: float = 0.0,
         floor: float = 0.0,
         floor_lr: float | None = None,
-        is_cut_short: bool = False,
     ) -> None:
-        most = math.inf if is_cut_short else total_steps
-        length = _warmup_length(warmup_epochs, warmup_steps, most, steps_per_epoch)
+        length = _warmup_length(warmup_epochs, warmup_steps, total_steps, steps_per_epoch)
         whole_run = getattr(decay, "whole_run", False) if decay_from == "auto" else decay_from == "start"
         span = Span(
             begin=0 if whole_run else length,
@@ -60,7 +57,6 @@ class Schedule:
             tick=steps_per_epoch if per == "epoch" else 1,
             unit=1 if per == "step" else steps_per_epoch,
             count_from=count_from,
-            is_cut_short=is_cut_short,
         )
         self.lr, self.floor_lr, self.span = lr, _floor(lr, floor, floor_lr), span
         self._is_warmup_linear, self._warmup_from = warmup == "linear", warmup_from
@@ -216,7 +212,7 @@ def _make(decay: Callable[..., Any], arguments: Mapping[str, Any], span: Span) -
     return _Function(decay, arguments, span)
 
 
-def _warmup_length(epochs: float | None, steps: float | None, total_steps: float, steps_per_epoch: int) -> float:
+def _warmup_length(epochs: float | None, steps: float | None, total_steps: int, steps_per_epoch: int) -> float:
     """Warm-up in steps; 0 for none."""
     if not epochs and not steps:
         return 0.0

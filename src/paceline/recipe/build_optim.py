@@ -126,8 +126,7 @@ def make_scheduler(context: BuildContext, optimizer: Optimizer, progress: Progre
     """The schedules of learning rate, momentum and weight decay."""
     part = context.recipe.schedule
     with context.error_context("schedule"):
-        arguments = _schedule_arguments(part, progress)
-        lr = Schedule(effective_lr(context), **arguments, is_cut_short=context.checked.is_cut_short)
+        lr = Schedule(effective_lr(context), **_schedule_arguments(part, progress))
     transitions = {}
     for key, transition in (("momentum", part.momentum), ("weight_decay", part.weight_decay)):
         if transition is not None:

@@ -100,8 +100,8 @@ def _model(config: ForeignConfig, name: str) -> dict[str, Any]:
     written = (config.take("model.freeze_branch") or "").split(",")
     branches = [branch.strip() for branch in written if branch.strip()]
     if any(branch != branch.strip() or "." in branch for branch in written):
-        found = "changed: that program froze what is called so before the first dot, without whitespace; here"
-        config.remark("model.freeze_branch", f"{found} {' and '.join(branches)} will be frozen")
+        theirs = "changed: that program compares what is before the first dot of a name, whitespace included"
+        config.remark("model.freeze_branch", f"{theirs}; here {' and '.join(branches)} will be frozen")
     return model | ({"freeze": branches} if branches else {})
 
 

@@ -25,8 +25,8 @@ _PLACES = ("root", "file", "images", "annotations", "list_file", "joints")
 _FOR_TRAINING = ("mixup", "cutmix", "mixup_or_cutmix", "mosaic", "multi_scale")
 
 
-def cross_checks(recipe: Recipe, is_cut_short: bool = False) -> list[Check]:
-    """All incompatible combinations in a recipe; a run that `is_cut_short` may end in warm-up."""
+def cross_checks(recipe: Recipe) -> list[Check]:
+    """All incompatible combinations in a recipe."""
     return [
         *_either_or(recipe),
         *_model(recipe),
@@ -35,7 +35,7 @@ def cross_checks(recipe: Recipe, is_cut_short: bool = False) -> list[Check]:
         *_transforms(recipe),
         *_drawn_splits(recipe),
         *_param_groups(recipe),
-        *_schedule(recipe, is_cut_short),
+        *_schedule(recipe),
         *_exactness(recipe),
         *_sharding(recipe),
         *_precision(recipe),
@@ -123,7 +123,7 @@ def _param_groups(recipe: Recipe) -> Iterator[Check]:
             kinds.add(group.kind)
 
 
-def _schedule(recipe: Recipe, is_cut_short: bool) -> Iterator[Check]:
+def _schedule(recipe: Recipe) -> Iterator[Check]:
     schedule, train = recipe.schedule, recipe.train
     keys = [key for key in ("warmup_epochs", "warmup_steps") if getattr(schedule, key)]
     if schedule.warmup == "none" and keys:
@@ -140,7 +140,7 @@ def _schedule(recipe: Recipe, is_cut_short: bool) -> Iterator[Check]:
     else:
         for key, unit in (("warmup_epochs", "epochs"), ("warmup_steps", "steps")):
             warmup, total = getattr(schedule, key), getattr(train, unit)
-            if warmup and total and warmup >= total and not is_cut_short:
+            if warmup and total and warmup >= total:
                 message = f"expected less than train.{unit} ({total}), got {warmup:g}"
                 yield [f"schedule.{key}", f"train.{unit}"], message
 

@@ -20,6 +20,7 @@ from paceline.recipe.incompatible import cross_checks
 from paceline.recipe.parts import PARTS, SEVERAL, PartSpec
 from paceline.recipe.problems import Problem, expected_names, own_parts, problems_of, show, unknown_name
 from paceline.recipe.schema import Recipe
+from paceline.recipe.unreached import drop_unreached
 from paceline.recipe.yaml_tree import KeyPath, dotted
 
 DEFAULT = Origin("default")
@@ -45,11 +46,6 @@ class CheckedRecipe:
         """A dotted key after its place, for messages: `recipe.yaml:14:7: optimizer.lr`."""
         return f"{nearest_origin(self.document, self._path(key))}: {key}"
 
-    @property
-    def is_cut_short(self) -> bool:
-        """Whether the command line sets the length of the run: it may then end before what the recipe schedules."""
-        return any(self.origin(f"train.{unit}").source == COMMAND_LINE for unit in ("epochs", "steps"))
-
     def resolved(self) -> dict[str, Any]:
         """The whole recipe as JSON values, with all defaults, in the order of the schema."""
         resolved: dict[str, Any] = self.recipe.model_dump(mode="json", fallback=str)
@@ -59,7 +55,7 @@ class CheckedRecipe:
 def validate(document: Document) -> CheckedRecipe:
     """Check everything that needs no building; raise all mistakes at once."""
     document = Document(copy.deepcopy(document.tree), dict(document.keys), dict(document.values))
-    notes: list[str] = []
+    notes = drop_unreached(document)
     problems = _not_finite(document)
     arguments: dict[KeyPath, dict[str, Any]] = {}
     for part in PARTS:
@@ -73,11 +69,10 @@ def validate(document: Document) -> CheckedRecipe:
         raise recipe_error(problems, document)
     recipe = _with_arguments(recipe, arguments)
     _drop_outdated_expectations(recipe, document)
-    checked = CheckedRecipe(recipe, document, notes)
-    found = cross_checks(recipe, checked.is_cut_short)
-    if problems := [Problem(_path_of(keys[0], document.tree), message) for keys, message in found]:
+    problems = [Problem(_path_of(keys[0], document.tree), message) for keys, message in cross_checks(recipe)]
+    if problems:
         raise recipe_error(problems, document)
-    return checked
+    return CheckedRecipe(recipe, document, notes)
 
 
 def _not_finite(document: Document) -> list[Problem]:
