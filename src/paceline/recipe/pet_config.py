@@ -47,10 +47,8 @@ Pet = make_section(
     SOLVER
     | {
         "CKPT": (str, "pet"),
-        "PIXEL_MEANS": (
-            Annotated[Numbers, _THREE],
-            [102.9801, 115.9465, 122.7717],
-        ),  # blue, green and red, from 0 to 255
+        # Blue, green and red, from 0 to 255.
+        "PIXEL_MEANS": (Annotated[Numbers, _THREE], [102.9801, 115.9465, 122.7717]),
         "PIXEL_STDS": (Annotated[list[Annotated[float, Field(ge=0.01)]], _THREE, AsNumbers], [1.0, 1.0, 1.0]),
         "BACKBONE.CONV_BODY": (str, "resnet"),
         "MODEL": (dict[str, Any], {}),
