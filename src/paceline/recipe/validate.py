@@ -20,6 +20,7 @@ from paceline.recipe.incompatible import cross_checks
 from paceline.recipe.parts import PARTS, SEVERAL, PartSpec
 from paceline.recipe.problems import Problem, expected_names, own_parts, problems_of, show, unknown_name
 from paceline.recipe.schema import Recipe
+from paceline.recipe.unreached import drop_unreached
 from paceline.recipe.yaml_tree import KeyPath, dotted
 
 DEFAULT = Origin("default")
@@ -43,7 +44,7 @@ class CheckedRecipe:
 
     def locate(self, key: str) -> str:
         """A dotted key after its place, for messages: `recipe.yaml:14:7: optimizer.lr`."""
-        return f"{_nearest_origin(self.document, self._path(key))}: {key}"
+        return f"{nearest_origin(self.document, self._path(key))}: {key}"
 
     def resolved(self) -> dict[str, Any]:
         """The whole recipe as JSON values, with all defaults, in the order of the schema."""
@@ -54,7 +55,7 @@ class CheckedRecipe:
 def validate(document: Document) -> CheckedRecipe:
     """Check everything that needs no building; raise all mistakes at once."""
     document = Document(copy.deepcopy(document.tree), dict(document.keys), dict(document.values))
-    notes: list[str] = []
+    notes = drop_unreached(document)
     problems = _not_finite(document)
     arguments: dict[KeyPath, dict[str, Any]] = {}
     for part in PARTS:
@@ -65,12 +66,12 @@ def validate(document: Document) -> CheckedRecipe:
     except ValidationError as error:
         problems += problems_of(error, Recipe, document.tree, also_known=["extends"])
     if problems:
-        raise _error(problems, document)
+        raise recipe_error(problems, document)
     recipe = _with_arguments(recipe, arguments)
     _drop_outdated_expectations(recipe, document)
     problems = [Problem(_path_of(keys[0], document.tree), message) for keys, message in cross_checks(recipe)]
     if problems:
-        raise _error(problems, document)
+        raise recipe_error(problems, document)
     return CheckedRecipe(recipe, document, notes)
 
 
@@ -143,7 +144,7 @@ def _left_over_notes(part: PartSpec, path: KeyPath, key: str, document: Document
     if document.values[name].source != COMMAND_LINE:
         return []
     place, chosen = (*path, key), lookup(document.tree, name)
-    origin = document.keys.get(place) or _nearest_origin(document, place)
+    origin = document.keys.get(place) or nearest_origin(document, place)
     return [f"{origin}: {dotted(place)}: dropped, since {dotted(name)}={chosen} takes no such key"]
 
 
@@ -200,8 +201,8 @@ def _text(tree: Any) -> str:
     return json.dumps(tree)
 
 
-def _error(problems: Sequence[Problem], document: Document) -> RecipeError:
-    """The first problem of each place, ordered by file, line and column."""
+def recipe_error(problems: Sequence[Problem], document: Document) -> RecipeError:
+    """The error with the first problem of each place, ordered by file, line and column."""
     first: dict[KeyPath, Problem] = {}
     for problem in problems:
         first.setdefault(problem.path, problem)
@@ -225,11 +226,11 @@ def _line(origin: Origin, problem: Problem) -> str:
 
 def _origin(problem: Problem, document: Document) -> Origin:
     if problem.about == "key":
-        return document.keys.get(problem.path) or _nearest_origin(document, problem.path)
-    return _nearest_origin(document, problem.path)
+        return document.keys.get(problem.path) or nearest_origin(document, problem.path)
+    return nearest_origin(document, problem.path)
 
 
-def _nearest_origin(document: Document, path: KeyPath) -> Origin:
+def nearest_origin(document: Document, path: KeyPath) -> Origin:
     """The origin of a value; if it is absent, that of the nearest key above."""
     if path in document.values:
         return document.values[path]
