@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+import sys
 from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
@@ -60,11 +61,14 @@ class ImageFolder:
     def _read(self, path: Path, split: str, name: str, step: int) -> RunImage | None:
         try:
             key = (path.name, path.stat().st_mtime_ns)
-            if key not in self._encoded:
-                width, height, uri = _encode(path)
-                self._encoded[key] = RunImage(split, name, step, width, height, uri)
-        except (OSError, ValueError, SyntaxError):  # removed, or no image: Pillow raises all of these
+        except OSError:  # removed
             return None
+        if key not in self._encoded:
+            try:
+                self._encoded[key] = RunImage(split, name, step, *_encode(path))
+            except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
+                print(f"{path}: left out of the report ({error})", file=sys.stderr, flush=True)
+                self._encoded[key] = None
         return self._encoded[key]
 
 
@@ -72,7 +76,7 @@ def _encode(path: Path) -> tuple[int, int, str]:
     """Size and data URI of an image, reduced to what a screen shows."""
     with open_regular(path) as file, PIL.Image.open(file, formats=["PNG"]) as image:
         if image.width * image.height > _MAX_PIXELS:
-            raise ValueError(f"{path}: too large")
+            raise ValueError(f"more than {_MAX_PIXELS:,} pixels")
         pixels = image.convert("RGB")
     pixels.thumbnail(_MAX_SIZE, PIL.Image.Resampling.LANCZOS)
     content = BytesIO()
