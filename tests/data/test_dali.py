@@ -210,6 +210,10 @@ def test_files_of_every_kind(paths: list[Path], tmp_path: Path) -> None:
         exif[ORIENTATION] = orientation
         image.save(tmp_path / f"turned {orientation}.jpg", exif=exif, quality=95)
         mixed = [*mixed, tmp_path / f"turned {orientation}.jpg"]
+    short, long = (b"\x01\x12\0" + number for number in (b"\x03\0\0\0\x01\0\x06\0\0", b"\x04\0\0\0\x01\0\0\0\x06"))
+    data = (tmp_path / "turned 6.jpg").read_bytes()
+    assert short in data
+    (tmp_path / "turned 6.jpg").write_bytes(data.replace(short, long))  # which DALI leaves as it lies
     for name, mode in (("gray.jpg", "L"), ("inks.jpg", "CMYK"), ("plain.png", "RGB"), ("palette.gif", "P")):
         image.convert(mode).save(tmp_path / name)
         mixed = [*mixed, tmp_path / name]

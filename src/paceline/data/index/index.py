@@ -34,7 +34,7 @@ from paceline.data.sampler import Permutation
 
 MAX_BYTES = 2 << 30
 """What all indexes may take together; those that were not used for longest are removed first."""
-_VERSION = 4  # of what data sets write into their indexes
+_VERSION = 5  # of what data sets write into their indexes
 _PATIENCE = 5.0  # seconds until something is said about work that goes on
 _TICK, _COARSE_TICK = 20_000_000, 2_000_000_000  # nanoseconds within which two changes may have one time
 _SECOND = 1_000_000_000
