@@ -136,7 +136,7 @@ class Data(Arguments):
     test: TestSets | None = None
     """A data set to evaluate after the last step, or several by name."""
     loader: Literal["auto", "memory", "thread", "process", "dali"] = "auto"
-    """How to load samples; auto: what is measured to be fastest. Only dali changes pixels."""
+    """How to load samples; auto: what is measured to be fastest. Only dali changes pixels, in training."""
     num_workers: Workers | Auto = "auto"
     """Threads or processes that read samples ahead; auto: as many as are found useful."""
     cache: Literal["none", "memory"] = "none"
