@@ -132,8 +132,8 @@ class Detection(Task):
             least, most = self._min_score, len(found.scores)
         certain = _select(found, found.scores >= least)
         best = _select(certain, certain.scores.argsort(descending=True, stable=True)[:most])
-        shown, number = len(best.scores), len(certain.scores)
-        counted = f"{number}" if shown == number else f"the {shown} best of {number}"
+        num_drawn, number = len(best.scores), len(certain.scores)
+        counted = f"{number}" if num_drawn == number else f"the {num_drawn} best of {number}"
         return best, f"{counted} with a score of {least:g} or more"
 
     def draw_metrics(self, metrics: dict[str, Any]) -> dict[str, Image]:
@@ -166,7 +166,7 @@ class Detection(Task):
         """Boxes with the names of their classes, in the colors of these, and with their scores."""
         small, numbers = fit(image, side), labels.tolist()
         scale = small.shape[1] / image.shape[1]
-        texts = [self.classes[number] for number in numbers]
+        texts = [self.classes[number] if number < len(self.classes) else str(number) for number in numbers]
         if scores is not None:
             texts = [f"{text} {score:.2f}" for text, score in zip(texts, scores.tolist(), strict=True)]
         colors = [class_color(number) for number in numbers]
