@@ -220,6 +220,12 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--average", action="store_true", help="use the average of the weights (train.averaging)")
     parser.add_argument("--tta", action="store_true", help="average over each image and its mirror image")
     parser.add_argument("--no-images", dest="images", action="store_false", help="draw no images")
+    parser.add_argument(
+        "--score",
+        type=float,
+        metavar="X",
+        help="least score of detections, written and drawn (default: all are written, the 20 best from 0.3 on drawn)",
+    )
     parser.add_argument("--use", action="append", default=[], metavar="MODULE", help="import your own module first")
 
 

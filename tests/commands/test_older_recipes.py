@@ -60,6 +60,13 @@ def test_another_value_than_the_default_is_a_change(recipe: dict[str, Any]) -> N
     assert recipe_differences(without(recipe, "train.sync_bn"), now) == ["train.sync_bn: was false, is true"]
 
 
+def test_a_run_whose_splits_were_drawn_from_all_samples_alike_may_say_so(recipe: dict[str, Any]) -> None:
+    before, now = copy.deepcopy(recipe), copy.deepcopy(recipe)
+    before["data"]["train"] |= {"stratify": True}
+    now["data"]["train"] |= {"stratify": False}
+    assert recipe_differences(before, now) == [], "whether the samples are the same, the fingerprint tells"
+
+
 def test_a_key_that_is_gone_is_a_change(recipe: dict[str, Any]) -> None:
     before = copy.deepcopy(recipe)
     before["train"]["magic"] = 3

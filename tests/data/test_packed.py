@@ -109,9 +109,7 @@ def test_any_truncation_is_noticed_at_once(pack: PackedSamples, share: float) ->
 
 def test_what_is_no_pack_is_refused(tmp_path: Path) -> None:
     assert "not a pack" in problems(b"", tmp_path / "empty")[0]
-    assert (
-        "not a pack, or damaged (is no file" in problems(b"\x89PNG" + bytes(100), tmp_path / "png")[0]
-    )
+    assert "not a pack, or damaged (is no file" in problems(b"\x89PNG" + bytes(100), tmp_path / "png")[0]
     with pytest.raises(DataError, match=r"not a pack, or damaged .*directory"):
         packed(tmp_path)
 

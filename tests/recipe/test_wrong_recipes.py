@@ -272,6 +272,10 @@ WRONG = {
         "split: val, split_shares: {train: 0.8, val: 0.2}, split_seed: 1",
         "9:108: data.val.split_seed: differs from data.train.split_seed",
     ),
+    "only one split by class": drawn(
+        "split: val, split_shares: {train: 0.8, val: 0.2}, stratify: false",
+        "9:106: data.val.stratify: differs from data.train.stratify",
+    ),
     "the same part twice": drawn(
         "split: train, split_shares: {train: 0.8, val: 0.2}",
         "9:53: data.val.split: is the same split",

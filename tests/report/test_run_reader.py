@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +158,19 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         RunReader(tmp_path)
     with pytest.raises(UsageError, match="folder"):
         RunReader(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("side", [6_000, 20_000], ids=["larger than ours", "more than Pillow opens"])
+def test_an_image_of_too_many_pixels_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str], side: int) -> None:
+    folder = write_run(tmp_path / "run")
+    path = folder / "images" / "val-predictions-00000050.png"
+    header = b"IHDR" + struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header)))
+    reader = RunReader(folder)
+    assert {each["step"] for each in reader.read(BYTES)["images"]} == {10, 20, 30, 40}
+    reader.read(BYTES)
+    (reported,) = capsys.readouterr().err.splitlines()
+    assert str(path) in reported
 
 
 def test_hostile_files_do_no_harm(tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ _MAY_CHANGE = (
     "evaluate.every_epochs", "evaluate.every_steps", "evaluate.num_workers",
     "model.weights",
 )  # fmt: skip
-_PLACE = re.compile(r"data\.(train|val|test(\.[^.]+)?)\.(root|file)")
+# What these change of the data, its fingerprint tells.
+_PLACE = re.compile(r"data\.(train|val|test(\.[^.]+)?)\.(root|file|stratify)")
 
 # What a start that was cut short may leave before the run has a status; its lock may be empty, on a full disk.
 _BEGINNINGS = {".lock", "logs", "recipe.yaml", "metrics.jsonl", "tensorboard"}

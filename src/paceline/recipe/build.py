@@ -43,6 +43,7 @@ from paceline.models.surgery_report import SurgeryReport
 from paceline.optim.lr_scheduler import LRChangeLog
 from paceline.recipe.build_context import BuildContext, check_data, check_recipe, open_together, read_weights_together
 from paceline.recipe.build_data import (
+    check_dali,
     check_processes,
     find_classes,
     make_batches,
@@ -120,6 +121,7 @@ class Builder(BuildContext):
         sampler = make_sampler(self, len(loaders["train"].dataset))
         if self.trains:
             check_processes(self, sampler)
+            check_dali(self, loaders["train"])
         progress = Progress(self.total_steps(sampler.steps_per_epoch), sampler.steps_per_epoch)
         model = self.model(loaders["train"], classes)
         prepare_model(self, model)

@@ -121,8 +121,6 @@ def make_batches(context: BuildContext, loader: SplitLoader, sampler: BatchSampl
     if data.loader == "memory" and not loader.in_memory:
         message = "memory needs a data set in memory and batch transforms only; use auto"
         raise RecipeError(f"{context.checked.locate('data.loader')}: {message}")
-    if data.loader == "dali":
-        _check_dali(context, loader)
     workers = None if data.num_workers == "auto" else data.num_workers
     if loader.in_memory and data.loader == "auto":
         workers = 0
@@ -131,13 +129,19 @@ def make_batches(context: BuildContext, loader: SplitLoader, sampler: BatchSampl
     return TrainBatches(loader, sampler, order, context.world, progress, workers, kind=kind)
 
 
-def _check_dali(context: BuildContext, loader: SplitLoader) -> None:
+def check_dali(context: BuildContext, loader: SplitLoader) -> None:
+    """Raise if DALI is to load the training samples and cannot; note that it does not load others."""
+    if context.recipe.data.loader != "dali":
+        return
     from paceline.data.dali import find_refusal
 
     refusal = find_refusal(loader)
     if refusal is not None:
         key = "data.loader" if refusal.key is None else f"data.train.{refusal.key}"
         raise RecipeError(f"{context.checked.locate(key)}: {refusal.reason}")
+    if len(context.recipe.data.splits()) > 1:
+        why = "so its metrics are those of eval on machines without DALI, and of predict"
+        context.notes.append(f"data.loader: dali is for training; evaluation decodes the usual way, {why}")
 
 
 def make_evaluations(context: BuildContext, loaders: Mapping[str, SplitLoader]) -> dict[str, EvaluationSet]:

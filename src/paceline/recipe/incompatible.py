@@ -90,8 +90,8 @@ def _drawn_splits(recipe: Recipe) -> Iterator[Check]:
         is_part = own.get("split_shares") or own.get("split_column") is not None
         if name != dataset or not is_part or any(own.get(key) != train.get(key) for key in _PLACES):
             continue
-        for key in ("split_shares", "split_seed", "split_column"):
-            if own.get(key) != train.get(key):
+        for key, default in (("split_shares", None), ("split_seed", None), ("stratify", True), ("split_column", None)):
+            if own.get(key, default) != train.get(key, default):
                 keys = [f"data.{split}.{key}", f"data.train.{key}"]
                 yield keys, f"differs from data.train.{key}, so splits would overlap"
         if own.get("split") == train.get("split"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+import sys
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,7 +46,7 @@ class ImageFolder:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._encoded: dict[tuple[Path, int], Encoded] = {}
+        self._encoded: dict[tuple[Path, int], Encoded | None] = {}
 
     def read(self, max_bytes: int) -> list[RunImage]:
         """Some images of each kind, evenly spaced over the run and always the last; the newest if not all fit."""
@@ -71,10 +72,14 @@ class ImageFolder:
         """The image in a file; None if there is none."""
         try:
             key = (path, path.stat().st_mtime_ns)
-            if key not in self._encoded:
-                self._encoded[key] = _encode(path)
-        except (OSError, ValueError, SyntaxError):  # removed, or no image: Pillow raises all of these
+        except OSError:  # removed
             return None
+        if key not in self._encoded:
+            try:
+                self._encoded[key] = _encode(path)
+            except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
+                print(f"{path}: left out of the report ({error})", file=sys.stderr, flush=True)
+                self._encoded[key] = None
         return self._encoded[key]
 
 
@@ -111,7 +116,7 @@ def _encode(path: Path) -> Encoded:
     """Size and data URI of an image, reduced to what a screen shows."""
     with open_regular(path) as file, PIL.Image.open(file, formats=["PNG"]) as image:
         if image.width * image.height > _MAX_PIXELS:
-            raise ValueError(f"{path}: too large")
+            raise ValueError(f"more than {_MAX_PIXELS:,} pixels")
         pixels = image.convert("RGB")
     pixels.thumbnail(_MAX_SIZE, PIL.Image.Resampling.LANCZOS)
     content = BytesIO()
