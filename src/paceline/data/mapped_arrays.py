@@ -60,9 +60,10 @@ class MappedArrays:
         self.path = path
         with open_regular(path, buffering=0) as file:
             self.owner = os.fstat(file.fileno()).st_uid
-            self._header = file.read(_HEADER)
+            header = file.read(_HEADER)
+            self._header = header.rstrip(b" ")  # which goes to other processes
             try:
-                self._places = _places(self._header, os.fstat(file.fileno()).st_size)
+                self._places = _places(header, os.fstat(file.fileno()).st_size)
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 self.facts: dict[str, Any] = json.loads(self[_FACTS].tobytes())
             except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:

@@ -136,7 +136,7 @@ class Data(Arguments):
     test: TestSets | None = None
     """A data set to evaluate after the last step, or several by name."""
     loader: Literal["auto", "memory", "thread", "process", "dali"] = "auto"
-    """How to load samples; auto: by index if they are in memory, else by threads. Only dali changes pixels, in training."""
+    """How to load samples; auto: by index if in memory, else by threads. Only dali changes pixels, in training."""
     num_workers: Workers | Auto = "auto"
     """Threads or processes that read samples ahead; auto: one for each core, at most 16 threads."""
     on_error: Literal["stop", "skip"] = "stop"
