@@ -141,11 +141,40 @@ def test_a_new_name_drops_the_arguments_of_the_old(check: Check) -> None:
     assert extra(by_file.recipe.optimizer) == {"betas": [0.9, 0.999], "eps": 0.1, "amsgrad": False}
 
 
-def test_arguments_that_the_command_line_drops_are_listed(check: Check) -> None:
-    assert check(RECIPE, "optimizer.name=adamw").notes == [
-        "r.yaml:10:33: optimizer.momentum: dropped, since optimizer.name=adamw takes no such key"
-    ]
-    assert not check("extends: base.yaml\noptimizer: {name: adam}\n", base=RECIPE).notes
+def test_arguments_that_are_dropped_are_listed_with_their_places(check: Check) -> None:
+    (note,) = check(RECIPE, "optimizer.name=adamw").notes
+    assert note.startswith("r.yaml:10:33: optimizer.momentum: dropped")
+    assert note.endswith("(command line)")
+    (note,) = check("extends: base.yaml\noptimizer: {name: adam}\n", base=RECIPE).notes
+    assert note.startswith("base.yaml:10:33: optimizer.momentum: dropped")
+    assert note.endswith("(r.yaml:2:19)")
+    assert not check("extends: base.yaml\noptimizer: {name: sgd, momentum: 0.5}\n", base=RECIPE).notes
+
+
+def test_another_data_set_drops_arguments_even_if_it_has_them_too(check: Check) -> None:
+    folder = "{dataset: image_folder, root: photos, transforms: [random_horizontal_flip]}"
+    base = RECIPE.replace("{dataset: fashion_small, split: test}", folder)
+    checked = check("extends: base.yaml\ndata: {val: {dataset: list_file, file: a.csv}}\n", base=base)
+    part = checked.recipe.data.val
+    assert part is not None
+    assert [extra(part)["root"], extra(part)["file"]] == [None, "a.csv"]
+    assert [each.name for each in part.transforms] == ["random_horizontal_flip"]  # every data set takes them
+    assert [note.split(": ")[:2] for note in checked.notes] == [["base.yaml:7:32", "data.val.root"]]
+    (line,) = lines(check, "extends: base.yaml\ndata: {val: {dataset: idx, split: test}}\n", base=base)
+    assert line.startswith("r.yaml:2:8: data.val.root: required, but missing (base.yaml:7:32: data.val.root: dropped")
+
+
+@pytest.mark.parametrize(
+    "override", ["model.backbone=timm/resnet34", "model.backbone=timm/resnet34 model.backbone_args={}"]
+)
+def test_another_backbone_drops_the_arguments_of_the_former(check: Check, override: str) -> None:
+    base = RECIPE.replace("{name: convnet, depth: 2}", "{name: fpn, backbone: timm/resnet18, backbone_args: {aa: a}}")
+    assert extra(check(base).recipe.model)["backbone_args"] == {"aa": "a"}
+    checked = check(base, *override.split(), "model.width=8")
+    assert not extra(checked.recipe.model)["backbone_args"]
+    checked = check(base, "model={backbone: timm/resnet34, backbone_args: {bb: b}}")
+    assert extra(checked.recipe.model)["backbone_args"] == {"bb": "b"}
+    assert [note.split(": ")[:2] for note in checked.notes] == [["r.yaml:3:61", "model.backbone_args.aa"]]
 
 
 def test_an_argument_given_along_with_the_new_name_is_not_dropped(check: Check) -> None:

@@ -36,7 +36,7 @@ def read_recipe(options: argparse.Namespace) -> CheckedRecipe:
 
 
 def print_notes(checked: CheckedRecipe) -> None:
-    """Print what the command line changed beyond what it says, once for all processes."""
+    """Print what was dropped because the name that it was for was replaced, once for all processes."""
     if find_place(os.environ) is None:
         for note in checked.notes:
             print(f"note: {note}", file=sys.stderr)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -32,7 +32,7 @@ class CheckedRecipe:
     recipe: Recipe
     document: Document
     notes: Sequence[str] = ()
-    """What the command line changed beyond what it says, for the user."""
+    """What was dropped because the name that it was for was replaced, for the user."""
 
     def _path(self, key: str) -> KeyPath:
         return _path_of(key, self.document.tree)
@@ -93,19 +93,23 @@ def _check_part(
     entry = _entry(part, path, tree)
     if isinstance(entry, Problem):
         return [entry]
+    dropped = _drop_replaced(part, path, tree, document)
+    notes += dropped.values()
     given = {key: value for key, value in tree.items() if key not in part.section.model_fields}
-    for key in [key for key in given if key not in entry.arguments.model_fields]:
-        if _is_left_over(part, path, key, document):
-            notes += _left_over_notes(part, path, key, document)
-            document.forget((*path, key))
-            del tree[key], given[key]
     try:
         checked = _validated(entry.arguments, given)
     except ValidationError as error:
         found = problems_of(error, entry.arguments, given, also_known=part.section.model_fields)
-        return [Problem((*path, *each.path), each.message + _supplied(part.kind, each), each.about) for each in found]
+        return [_below(path, each, _supplied(part.kind, each), dropped) for each in found]
     arguments[path] = checked
     return []
+
+
+def _below(path: KeyPath, problem: Problem, hint: str, dropped: Mapping[KeyPath, str]) -> Problem:
+    """The problem of a part with its place in the recipe; of a missing argument also where it was dropped."""
+    place = (*path, *problem.path)
+    note = f" ({dropped[place]})" if problem.about == "absence" and place in dropped else ""
+    return Problem(place, f"{problem.message}{hint}{note}", problem.about)
 
 
 def _supplied(kind: str, problem: Problem) -> str:
@@ -129,22 +133,33 @@ def _entry(part: PartSpec, path: KeyPath, tree: dict[str, Any]) -> Entry | Probl
     return Problem(inner, unknown_name(part.kind, name, registry.names(), own_parts(part.kind, own)))
 
 
-def _is_left_over(part: PartSpec, path: KeyPath, key: str, document: Document) -> bool:
-    """Whether an argument belongs to another name, which a later recipe or the command line replaced."""
-    name = document.values.get((*path, part.name_key))
-    inside = list(places(lookup(document.tree, (*path, key)), (*path, key)))
-    origins = [table[place] for table in (document.keys, document.values) for place in inside if place in table]
-    return name is not None and name.layer > max(origin.layer for origin in origins)
+def _drop_replaced(part: PartSpec, path: KeyPath, tree: dict[str, Any], document: Document) -> dict[KeyPath, str]:
+    """Drop the arguments of a name that a later recipe or the command line replaced; a note on each by its place.
+
+    Keys that all names take stay. `backbone_args` are the arguments of `backbone`.
+    """
+    own = [key for key in tree if key not in part.section.model_fields]
+    notes = _drop_older((*path, part.name_key), path, own, document)
+    for key in [key for key in tree if key.endswith("_args") and isinstance(tree[key], dict)]:
+        notes |= _drop_older((*path, key.removesuffix("_args")), (*path, key), list(tree[key]), document)
+    return notes
 
 
-def _left_over_notes(part: PartSpec, path: KeyPath, key: str, document: Document) -> list[str]:
-    """The note on an argument that is dropped because the command line names another part; none for recipes."""
-    name = (*path, part.name_key)
-    if document.values[name].source != COMMAND_LINE:
-        return []
-    place, chosen = (*path, key), lookup(document.tree, name)
-    origin = document.keys.get(place) or _nearest_origin(document, place)
-    return [f"{origin}: {dotted(place)}: dropped, since {dotted(name)}={chosen} takes no such key"]
+def _drop_older(name: KeyPath, path: KeyPath, keys: Sequence[str], document: Document) -> dict[KeyPath, str]:
+    """Drop those of the keys below `path` that were last written before, in lower layers than, the value at `name`."""
+    tree, chosen = lookup(document.tree, path), document.values.get(name, DEFAULT)
+    notes: dict[KeyPath, str] = {}
+    for key in keys:
+        place, tables = (*path, key), (document.keys, document.values)
+        origins = [table[inner] for inner in places(tree[key], place) for table in tables if inner in table]
+        if origins and all(origin.layer < chosen.layer for origin in origins):
+            now = f"{dotted(name)}={lookup(document.tree, name)} replaces what it is for ({chosen})"
+            notes[place] = f"{origins[0]}: {dotted(place)}: dropped, since {now}"
+            document.forget(place)
+            del tree[key]
+        elif isinstance(tree[key], dict):
+            notes |= _drop_older(name, place, list(tree[key]), document)
+    return notes
 
 
 def _drop_outdated_expectations(recipe: Recipe, document: Document) -> None:
