@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -226,12 +227,21 @@ def unknown_key(key: str, known: Sequence[str], elsewhere: Sequence[str] = ()) -
 _CLOSE = 0.8  # a library has so many names that any word resembles some of them
 
 
+NO_INSTANCES = (
+    "instance segmentation is not there yet; there are the tasks detection (fcos, torchvision/detection/NAME) and"
+    " segmentation (unet, fpn, torchvision/segmentation/NAME)"
+)
+_OF_INSTANCES = re.compile(r"mask[-_]?r[-_]?cnn|instance[-_]?seg|yolact", re.IGNORECASE)
+
+
 def unknown_name(kind: str, name: str, known: Sequence[str], own: str = "") -> str:
     """The message for an unregistered name; `own` is what to say about parts of the user's.
 
     It comes first unless the name resembles another; those without a library, ours and the user's, are tried first.
     """
     message, ours = f"unknown {kind} {show(name)}", [each for each in known if "/" not in each]
+    if kind in ("model", "task") and _OF_INSTANCES.search(name):
+        return f"{message}; {NO_INSTANCES}{own}"
     if meant := near(name, known, _CLOSE) or near(name, ours):
         return f"{message}; did you mean {join_or([show(each) for each in meant])}?{own}"
     return f"{message}{own}; expected {expected_names(known)}" if known else f"{message}{own}"
