@@ -181,13 +181,13 @@ def test_unknown_names() -> None:
     assert unknown_name("loss", "x", ["cross_entropy", "bce"]) == 'unknown loss "x"; expected one of cross_entropy, bce'
     assert unknown_name("task", "x", ["classification"]) == 'unknown task "x"; expected classification'
     assert unknown_name("loss", "x", []) == 'unknown loss "x"'
-    assert unknown_name("loss", "x", [f"long{n}" for n in range(21)]).endswith("long18, long19, …")
+    assert unknown_name("loss", "x", [f"long{n}" for n in range(21)]).endswith("long18, long19 and 1 more")
 
 
 def test_unknown_keys() -> None:
     assert unknown_key("epoch", ["epochs", "steps"]) == 'unknown key; did you mean "epochs"?'
     assert unknown_key("x", ["epochs", "steps"]) == "unknown key; known here: epochs, steps"
-    assert unknown_key("x", [f"long{n}" for n in range(21)]).endswith("long18, long19, …")
+    assert unknown_key("x", [f"long{n}" for n in range(21)]).endswith("long18, long19 and 1 more")
     assert unknown_key("lr", ["epochs"], ["optimizer.lr"]) == 'unknown key; did you mean "optimizer.lr"?'
 
 
@@ -195,7 +195,7 @@ def test_names_to_choose_from() -> None:
     assert expected_names(["a"]) == "a"
     assert expected_names(["a", "b"]) == "one of a, b"
     assert expected_names([]) == "a name"
-    assert expected_names([str(n) for n in range(21)]).endswith("18, 19, …")
+    assert expected_names([str(n) for n in range(21)]).endswith("18, 19 and 1 more")
 
 
 def test_what_people_shorten_a_name_to_is_found_before_what_is_spelled_alike() -> None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-from paceline.core.text import pluralize
+from paceline.core.text import join_first, pluralize
 from paceline.recipe.yaml_tree import KeyPath, dotted, resolve_scalar
 
 Node = dict[str, Any]
@@ -221,7 +221,7 @@ def unknown_key(key: str, known: Sequence[str], elsewhere: Sequence[str] = ()) -
     meant = [_FORMER[key]] if _FORMER.get(key) in known else near(key, known, 0.8) or elsewhere or near(key, known)
     if meant:
         return f'unknown key; did you mean "{meant[0]}"?'
-    return f"unknown key; known here: {_join(known)}" if known else "unknown key"
+    return f"unknown key; known here: {join_first(known, MAX_NAMES)}" if known else "unknown key"
 
 
 _CLOSE = 0.8  # a library has so many names that any word resembles some of them
@@ -255,7 +255,7 @@ def own_parts(kind: str, own: Mapping[str, Sequence[str]]) -> str:
     if not any(own.values()):
         return OWN_PARTS
     others = [f"{other} {name}" for other, names in own.items() if other != kind for name in names]
-    found = _join(own.get(kind, ())) or f"no {kind}, but {_join(others)}"
+    found = join_first(own.get(kind, ()), MAX_NAMES) or f"no {kind}, but {join_first(others, MAX_NAMES)}"
     return f" (your modules register {found})"
 
 
@@ -263,14 +263,10 @@ def expected_names(known: Sequence[str]) -> str:
     """The valid names, or the first of them; those of a library as `timm/NAME`."""
     ours = [name for name in known if "/" not in name]
     known = [*ours[:MAX_NAMES], *dict.fromkeys(f"{name.partition('/')[0]}/NAME" for name in known if "/" in name)]
-    more = ", …" if len(ours) > MAX_NAMES else ""
+    more = f" and {len(ours) - MAX_NAMES} more" if len(ours) > MAX_NAMES else ""
     if len(known) == 1:
         return known[0]
     return f"one of {', '.join(known)}{more}" if known else "a name"
-
-
-def _join(names: Sequence[str]) -> str:
-    return ", ".join(names[:MAX_NAMES]) + (", …" if len(names) > MAX_NAMES else "")
 
 
 def _place(detail: Mapping[str, Any], tree: Any) -> tuple[KeyPath, bool]:

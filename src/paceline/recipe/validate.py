@@ -163,10 +163,11 @@ def _drop_older(name: KeyPath, path: KeyPath, keys: Sequence[str], document: Doc
 
 
 def _drop_outdated_expectations(recipe: Recipe, document: Document) -> None:
-    """Drop each `expect` that was written for another length: `train.epochs=1` cannot reach what nine epochs do."""
-    length = max(document.values.get(("train", unit), DEFAULT).layer for unit in ("epochs", "steps"))
+    """Drop each `expect` for another length or task: `train.epochs=1` cannot reach what nine epochs do."""
+    decisive = (("train", "epochs"), ("train", "steps"), ("task", "name"))
+    layer = max(document.values.get(place, DEFAULT).layer for place in decisive)
     # A key's layer is that of the file which wrote it last, even if it repeats a value.
-    for metric in [name for name in recipe.expect if document.keys.get(("expect", name), DEFAULT).layer < length]:
+    for metric in [name for name in recipe.expect if document.keys.get(("expect", name), DEFAULT).layer < layer]:
         document.forget(("expect", metric))
         del recipe.expect[metric], document.tree["expect"][metric]
 
