@@ -50,6 +50,15 @@ def test_classes_that_do_not_match_are_named_for_each_side() -> None:
     ]
 
 
+@pytest.mark.parametrize("key", ["data.train.list_file", "data.val.list_file"])
+def test_a_missing_file_is_named_by_its_own_key(key: str) -> None:
+    write_images(".", ["images", "masks"])
+    part = {"dataset": "image_mask", "root": ".", "classes": ["background"], "list_file": None}
+    with pytest.raises(DataError) as refusal:
+        paceline.build("segmentation_sample", {"data.train": part, "data.val": part, key: "gone.txt"})
+    assert str(refusal.value).startswith(f"command line: {key}: ")
+
+
 def test_gray_images_are_noted_once_for_each_split() -> None:
     train, val = write_images("train", ["a", "b"], channels=1), write_images("val", ["a", "b"])
     gray = [

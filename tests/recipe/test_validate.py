@@ -210,6 +210,24 @@ def test_expectations_hold_for_the_length_they_were_written_for(
     assert checked.recipe.expect == checked.resolved()["expect"] == expected
 
 
+def test_another_task_inherits_no_expectation(check: Check) -> None:
+    base = RECIPE + "expect: {top1: 0.9}\n"
+    assert check(base, "task=saliency").recipe.expect == {}
+    assert check(base, "task=classification").recipe.expect == {"top1": 0.9}
+
+
+def test_a_problem_with_a_key_alone_gets_its_place(check: Check) -> None:
+    checked = check(RECIPE, "optimizer=adam")
+    found = checked.located(RecipeError(["model: x", "optimizer.lr: y", "optimizer: z", "photo.jpg: w", "a b: c"]))
+    assert found.problems == [
+        "r.yaml:3:15: model: x",
+        "r.yaml:10:28: optimizer.lr: y",
+        "command line: optimizer: z",
+        "photo.jpg: w",
+        "a b: c",
+    ]
+
+
 def test_a_recipe_that_changes_the_length_inherits_no_expectation(check: Check) -> None:
     base = RECIPE + "expect: {top1: 0.9}\n"
     assert check("extends: base.yaml\ntrain: {epochs: 5}\n", base=base).recipe.expect == {}

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def read_recipe(options: argparse.Namespace) -> CheckedRecipe:
     """The checked recipe of a command line, or of the run that it names, after importing what `--use` names."""
     use_modules(options.use)
-    checked = validate(load(recipe_file(options.recipe), options.overrides))
+    checked = options.checked = validate(load(recipe_file(options.recipe), options.overrides))
     print_notes(checked)
     return checked
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -191,7 +192,7 @@ def make_split_loader(context: BuildContext, split: str, part: DatasetPart) -> S
     elif isinstance(file, str):
         with context.error_context(f"{key}.file"):
             arguments["file"] = context.path(f"{key}.file", file)
-    with context.error_context(key):
+    with _naming_files(context, key, arguments):
         dataset: Dataset = as_dataset(part.dataset, context.call("dataset", part.dataset, arguments))
         if not len(dataset):
             found = "expected at least one sample, found 0; check where it looks for files"
@@ -201,6 +202,20 @@ def make_split_loader(context: BuildContext, split: str, part: DatasetPart) -> S
             dataset = keep_in_memory(dataset, context.world, context.notes.append)
     context.notes += _shortened(split, notes)
     return add_transforms(context, split, part, dataset, _skips(context, split, len(dataset)))
+
+
+@contextmanager
+def _naming_files(context: BuildContext, key: str, arguments: Mapping[str, Any]) -> Iterator[None]:
+    """Add the place and key to errors raised inside: of the argument whose file they are about, if of any."""
+    try:
+        with context.error_context(key):
+            yield
+    except DataError as error:
+        files = (name for name, value in arguments.items() if isinstance(value, str) and f"/{value}: " in str(error))
+        if (name := next(files, None)) is None:
+            raise
+        here, there = (context.checked.locate(each) for each in (key, f"{key}.{name}"))
+        raise DataError(str(error).replace(here, there, 1)) from error
 
 
 def add_transforms(

@@ -165,8 +165,10 @@ _FORMER = {
     **dict.fromkeys(("kinds", "rules", "presets"), "param_groups"),
     "pretrained": "weights",
     "learning_rate": "lr",
+    **dict.fromkeys(("accuracy", "acc", "val_accuracy"), "top1"),
+    "map": "ap",
 }
-"""Keys that have another name now, or elsewhere, where that is not near."""
+"""Keys and metrics that have another name now, or elsewhere, where that is not near."""
 
 # Errors that say no more than the schema does, and less well; so does every type that ends in "_type".
 _IN_SCHEMA = {
@@ -242,6 +244,8 @@ def unknown_name(kind: str, name: str, known: Sequence[str], own: str = "") -> s
     message, ours = f"unknown {kind} {show(name)}", [each for each in known if "/" not in each]
     if kind in ("model", "task") and _OF_INSTANCES.search(name):
         return f"{message}; {NO_INSTANCES}{own}"
+    if _FORMER.get(name.casefold()) in known:
+        return f"{message}; did you mean {show(_FORMER[name.casefold()])}?{own}"
     if meant := near(name, known, _CLOSE) or near(name, ours):
         return f"{message}; did you mean {join_or([show(each) for each in meant])}?{own}"
     return f"{message}{own}; expected {expected_names(known)}" if known else f"{message}{own}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -23,6 +24,7 @@ from paceline.recipe.schema import Recipe
 from paceline.recipe.yaml_tree import KeyPath, dotted
 
 DEFAULT = Origin("default")
+_ENDLESS = re.compile(r"(\S{200})\S+")  # a value that a check repeats in full
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,17 @@ class CheckedRecipe:
     def locate(self, key: str) -> str:
         """A dotted key after its place, for messages: `recipe.yaml:14:7: optimizer.lr`."""
         return f"{_nearest_origin(self.document, self._path(key))}: {key}"
+
+    def located(self, error: RecipeError) -> RecipeError:
+        """The error with the place of each problem that begins with a key alone, such as `model: …`."""
+        return RecipeError([self._located(problem) for problem in error.problems])
+
+    def _located(self, problem: str) -> str:
+        key = problem.partition(": ")[0]
+        if key.partition(".")[0] not in Recipe.model_fields:
+            return problem
+        path = self._path(key)
+        return f"{self.document.values.get((*path, 'name')) or _nearest_origin(self.document, path)}: {problem}"
 
     def resolved(self) -> dict[str, Any]:
         """The whole recipe as JSON values, with all defaults, in the order of the schema."""
@@ -236,6 +249,7 @@ def _order(located: tuple[Origin, Problem]) -> tuple[bool, str, int, int, str]:
 def _line(origin: Origin, problem: Problem) -> str:
     key = f"{dotted(problem.path)}: " if problem.path else ""
     message = " ".join(problem.message.splitlines())  # a user's own check may raise anything
+    message = _ENDLESS.sub(r"\1…", message)
     return f"{origin}: {key}{message}"
 
 
