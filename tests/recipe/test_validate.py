@@ -216,6 +216,25 @@ def test_another_task_inherits_no_expectation(check: Check) -> None:
     assert check(base, "task=classification").recipe.expect == {"top1": 0.9}
 
 
+def test_what_is_given_in_part_on_the_command_line_is_placed_there(check: Check) -> None:
+    normalize = "{name: normalize, mean: [0.5], std: [0.5]}"
+    base = RECIPE.replace("transforms: [random_horizontal_flip", f"transforms: [{normalize}")
+    (line,) = lines(check, base, "data.train.transforms.0.mean=[1, 2]")
+    assert line.startswith("command line: data.train.transforms.0: ")
+    (line,) = lines(check, base.replace("std: [0.5]", "std: [0.5, 1]"), "train.seed=1")
+    assert line.startswith("r.yaml:6:62: data.train.transforms.0: ")
+
+
+def test_keys_that_exclude_each_other_are_both_placed(check: Check) -> None:
+    base = RECIPE + "schedule: {warmup: linear, warmup_epochs: 5}\n"
+    (line,) = lines(check, "extends: base.yaml\ntrain:\n  epochs: 3\n", base=base)
+    assert line.startswith("base.yaml:12:43: schedule.warmup_epochs: ")
+    assert line.endswith("train.epochs: r.yaml:3:11")
+    (line,) = lines(check, base, "schedule.warmup_epochs=20")
+    assert line.startswith("command line: schedule.warmup_epochs: ")
+    assert "r.yaml" not in line
+
+
 def test_a_problem_with_a_key_alone_gets_its_place(check: Check) -> None:
     checked = check(RECIPE, "optimizer=adam")
     found = checked.located(RecipeError(["model: x", "optimizer.lr: y", "optimizer: z", "photo.jpg: w", "a b: c"]))

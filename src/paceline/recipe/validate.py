@@ -81,10 +81,18 @@ def validate(document: Document) -> CheckedRecipe:
         raise _error(problems, document)
     recipe = _with_arguments(recipe, arguments)
     _drop_outdated_expectations(recipe, document)
-    problems = [Problem(_path_of(keys[0], document.tree), message) for keys, message in cross_checks(recipe)]
+    problems = [_incompatible(keys, message, document) for keys, message in cross_checks(recipe)]
     if problems:
         raise _error(problems, document)
     return CheckedRecipe(recipe, document, notes)
+
+
+def _incompatible(keys: Sequence[str], message: str, document: Document) -> Problem:
+    """The problem at the first key; also where another is, if that was written later, as above what is extended."""
+    first, *others = (_path_of(key, document.tree) for key in keys)
+    layer = _nearest_origin(document, first).layer
+    later = [path for path in others if document.values.get(path, DEFAULT).layer > layer]
+    return Problem(first, "; ".join([message, *(f"{dotted(path)}: {document.values[path]}" for path in later)]))
 
 
 def _not_finite(document: Document) -> list[Problem]:
@@ -256,6 +264,11 @@ def _line(origin: Origin, problem: Problem) -> str:
 def _origin(problem: Problem, document: Document) -> Origin:
     if problem.about == "key":
         return document.keys.get(problem.path) or _nearest_origin(document, problem.path)
+    if (
+        problem.about == "value" and problem.path and problem.path in document.values
+    ):  # what a check refuses may be but partly given
+        inside = (document.values[place] for place in places(lookup(document.tree, problem.path), problem.path))
+        return next((origin for origin in inside if origin.source == COMMAND_LINE), document.values[problem.path])
     return _nearest_origin(document, problem.path)
 
 
