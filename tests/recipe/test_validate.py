@@ -164,6 +164,11 @@ def test_another_data_set_drops_arguments_even_if_it_has_them_too(check: Check) 
     assert line.startswith("r.yaml:2:8: data.val.root: required, but missing (base.yaml:7:32: data.val.root: dropped")
 
 
+def test_what_a_check_of_several_arguments_misses_is_shown_where_it_was_dropped(check: Check) -> None:
+    (line,) = lines(check, RECIPE + "schedule: {decay: multi_step, milestone_steps: [3]}\n", "schedule=step_cosine")
+    assert "milestone_steps, got none of them (r.yaml:12:31: schedule.milestone_steps: dropped" in line
+
+
 @pytest.mark.parametrize(
     "override", ["model.backbone=timm/resnet34", "model.backbone=timm/resnet34 model.backbone_args={}"]
 )

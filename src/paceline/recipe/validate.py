@@ -127,10 +127,12 @@ def _check_part(
 
 
 def _below(path: KeyPath, problem: Problem, hint: str, dropped: Mapping[KeyPath, str]) -> Problem:
-    """The problem of a part with its place in the recipe; of a missing argument also where it was dropped."""
+    """The problem of a part with its place in the recipe; of missing arguments also where they were dropped."""
     place = (*path, *problem.path)
-    note = f" ({dropped[place]})" if problem.about == "absence" and place in dropped else ""
-    return Problem(place, f"{problem.message}{hint}{note}", problem.about)
+    named = [
+        note for key, note in dropped.items() if key == place or (place == path and str(key[-1]) in problem.message)
+    ]
+    return Problem(place, problem.message + hint + "".join(f" ({note})" for note in named), problem.about)
 
 
 def _supplied(kind: str, problem: Problem) -> str:
