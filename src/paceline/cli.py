@@ -12,7 +12,7 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from paceline import __version__
-from paceline.core.errors import PacelineError, UsageError, naming_full_disks
+from paceline.core.errors import PacelineError, RecipeError, UsageError, naming_full_disks
 from paceline.core.process import flush_streams, limit_spinning, open_missing_streams, pause_gc, print_error
 from paceline.launch.environment import LAUNCHER, end_with_sweep
 
@@ -89,6 +89,8 @@ def _named(body: Callable[[argparse.Namespace], int], options: argparse.Namespac
     except Exception as error:
         # A field that a batch lacks, a KeyError, is the mistake of a part; what calls parts has loaded torch.
         is_explained = isinstance(error, PacelineError) and not isinstance(error, KeyError)
+        if isinstance(error, RecipeError) and hasattr(options, "checked"):
+            raise options.checked.located(error) from error
         if is_explained or "torch" not in sys.modules:
             raise
         from paceline.core.user_code import named_errors

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 def read_recipe(options: argparse.Namespace) -> CheckedRecipe:
     """The checked recipe of a command line, or of the run that it names, after importing what `--use` names."""
     use_modules(options.use)
-    checked = validate(load(recipe_file(options.recipe), options.overrides))
+    checked = options.checked = validate(load(recipe_file(options.recipe), options.overrides))
     print_notes(checked)
     return checked
 
 
 def print_notes(checked: CheckedRecipe) -> None:
-    """Print what the command line changed beyond what it says, once for all processes."""
+    """Print what was dropped because the name that it was for was replaced, once for all processes."""
     if find_place(os.environ) is None:
         for note in checked.notes:
             print(f"note: {note}", file=sys.stderr)

@@ -257,6 +257,12 @@ class Encoded:
         """Of the whole image, upright, in pixels."""
         return self.header.width
 
+    @property
+    def is_gray(self) -> bool:
+        """Whether the file has one channel, which `decode` repeats to three."""
+        with _naming(self.path, self.max_pixels):
+            return Image.open(io.BytesIO(self.data)).mode in ("1", "L", "LA", "I", "I;16")
+
     def decode(self, min_height: int = 0, min_width: int = 0) -> Pixels:
         """RGB pixels, uint8 [H, W, 3], upright as the Exif orientation says; a damaged file is a DataError.
 
