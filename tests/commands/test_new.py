@@ -115,11 +115,11 @@ def test_a_project_is_checked_from_elsewhere_and_a_misspelt_file_is_named(
     """Its data is found beside its recipe."""
     monkeypatch.chdir(projects)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    words = ["check", "saliency/recipe.yaml", "train.threads=1", "--use", "saliency/parts.py"]
+    words = ["check", "saliency/recipe.yaml", "train.threads=1"]
     assert main(words) == 0, capsys.readouterr().err
     assert main([*words, "data.train.root=nowhere"]) == 3
     assert "data.train.root: nowhere does not exist" in capsys.readouterr().err
-    monkeypatch.delitem(sys.modules, "saliency.parts")
+    monkeypatch.delitem(sys.modules, "parts")
     monkeypatch.chdir(projects / "saliency")
     assert main(["check", "recipe.yaml", "--use", "part.py"]) == 2
     assert "did you mean parts.py?" in capsys.readouterr().err

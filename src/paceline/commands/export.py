@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from paceline.commands.common import print_json, use_modules
+from paceline.commands.common import print_json, print_notes
 from paceline.core.errors import UsageError
 from paceline.core.text import pluralize
 from paceline.recipe.load import run_recipe
@@ -14,7 +14,6 @@ from paceline.recipe.load import run_recipe
 
 def main(options: argparse.Namespace) -> int:
     """Export the model, and print what was written and how much it differs from the model."""
-    use_modules(options.use)
     run_recipe(options.run)  # where there is none, that is known before torch is loaded
     out: Path = options.out or options.run / "export"
     if out.exists() and not out.is_dir():
@@ -27,7 +26,8 @@ def main(options: argparse.Namespace) -> int:
 
     if "onnx" in options.format:
         check_onnx_installed()
-    checked = check_run(options.run, overrides=EXPORT)
+    checked = check_run(options.run, options.use, overrides=EXPORT)
+    print_notes(checked)
     predictor = build_predictor(checked, options.run, options.checkpoint, options.average)
     wanted = ExportOptions(tuple(dict.fromkeys(options.format)), DTYPES.get(options.dtype), options.input)
     files = predictor.export(out, wanted, options.samples)

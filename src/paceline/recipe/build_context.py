@@ -161,6 +161,7 @@ _CHANGED = "it changed while the processes started; run the command again"
 def check_recipe(context: BuildContext) -> None:
     """Raise if ranks read different recipes."""
     own = context.checked.resolved()
+    own["use"] = [each["sha256"] for each in own["use"] if isinstance(each, dict)]  # on machines with other folders
 
     def explain(first: Any) -> str:
         key, theirs, ours = _first_difference("", first, own)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from paceline.recipe.build_data import add_transforms, make_evaluations, make_sp
 from paceline.recipe.load import load as load_recipe
 from paceline.recipe.load import run_recipe
 from paceline.recipe.schema import DatasetPart, TransformPart
+from paceline.recipe.user_modules import read_checked
 from paceline.recipe.validate import CheckedRecipe, validate
 from paceline.tasks.video import VideoClassification
 
@@ -52,16 +53,20 @@ def load(run_directory: str | Path, checkpoint: str | Path | None = None, averag
     return build_predictor(check_run(Path(run_directory)), Path(run_directory), named, average)
 
 
-def check_run(run_directory: Path, flips: bool = False, overrides: Sequence[str] = ()) -> CheckedRecipe:
+def check_run(
+    run_directory: Path, modules: Sequence[str] = (), flips: bool = False, overrides: Sequence[str] = ()
+) -> CheckedRecipe:
     """The recipe of a run directory as prediction needs it: maps at the original size, perhaps of mirror images too."""
     recipe, always = str(run_recipe(run_directory)), [*_ALWAYS, *overrides]
-    name = validate(load_recipe(recipe, always)).recipe.task.name
+    checked = read_checked(recipe, always, modules, is_run=True)
+    name = checked.recipe.task.name
     task = resolve("task", name)
     if flips and "flip" not in signature_of(task).parameters:
         raise UsageError(f"--tta: task {name} cannot average over mirror images; leave it out")
     is_original = hasattr(task, "maps") or hasattr(task, "keypoint_metric")
     further = {"task.flip=true": flips, "evaluate.original_size=true": is_original}
-    return validate(load_recipe(recipe, [*always, *(each for each, is_needed in further.items() if is_needed)]))
+    chosen = validate(load_recipe(recipe, [*always, *(each for each, is_needed in further.items() if is_needed)]))
+    return replace(chosen, notes=[*checked.notes, *chosen.notes])
 
 
 def build_predictor(

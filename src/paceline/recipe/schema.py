@@ -22,6 +22,17 @@ Steps = Annotated[int, Field(ge=1, le=10**9)]
 RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
 
+class UsedModule(Arguments):
+    """A module of the user's own, as a run records it."""
+
+    module: str
+    """Its name in Python."""
+    file: str
+    """Where it is."""
+    sha256: str
+    """The SHA-256 sum of the file; a run that finds another says so."""
+
+
 class Part(Arguments):
     """A section that names a part; its arguments are further keys."""
 
@@ -359,6 +370,8 @@ class Recipe(Arguments):
 
     name: RunName
     """The run's name: its directory is runs/NAME."""
+    use: str | list[str | UsedModule] = []
+    """Modules of your own to import first: a .py file, relative to the recipe's, or the name of a module."""
     task: TaskPart
     """The vision problem."""
     model: ModelPart
