@@ -206,6 +206,7 @@ class Predictor:
         loader = inputs.loader(self._files(samples)) if samples else inputs.own_loader()
         about = {
             "run": recipe.name,
+            "task": recipe.task.name,
             "model": recipe.model.name,
             "step": self.checkpoint.step,
             "average": self.average,
