@@ -175,8 +175,12 @@ class Group:
 
     def _different_keys(self) -> list[str]:
         """The keys that all runs have and not all have the same value of."""
-        shared = [key for key in self.rows[0].settings if all(key in row.settings for row in self.rows)]
-        return [key for key in shared if len({_cell(row.settings[key]) for row in self.rows}) > 1]
+        columns: dict[tuple[str, ...], str] = {}  # a fold is the same in train and val: one column is enough
+        for key in self.rows[0].settings:
+            if all(key in row.settings for row in self.rows):
+                cells = tuple(_cell(row.settings[key]) for row in self.rows)
+                columns.setdefault((key.rpartition(".")[2], *cells), key)
+        return [key for (_, *cells), key in columns.items() if len({*cells}) > 1]
 
     def repeated(self) -> list[list[Row]]:
         """The finished runs of each recipe that has several."""

@@ -146,6 +146,8 @@ class Data(Arguments):
     """The data set that is measured on during training; it decides which checkpoint is the best."""
     test: TestSets | None = None
     """A data set to evaluate after the last step, or several by name."""
+    fold: CountOrZero | None = None
+    """The fold to hold out in cross-validation: the `fold` of each data set that takes one."""
     loader: Literal["auto", "memory", "thread", "process", "dali"] = "auto"
     """How to load samples; auto: what is measured to be fastest. Only dali changes pixels."""
     num_workers: Workers | Auto = "auto"
