@@ -164,5 +164,9 @@ def test_wrong_names_are_told_with_their_place(tmp_path: Path) -> None:
     recipe.write_text(json.dumps(RECIPE | {"use": 3, "model": "convnet"}))
     with pytest.raises(RecipeError, match="use"):
         read_checked(str(recipe))
+    (tmp_path / "json.py").write_text(PARTS)
+    recipe.write_text(json.dumps(RECIPE | {"use": "json.py"}))
+    with pytest.raises(UsageError, match=r"json/__init__\.py; rename"):
+        read_checked(str(recipe))
     with pytest.raises(RecipeError, match="--use"):
         load(str(recipe), ["use=parts.py"])

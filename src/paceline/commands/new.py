@@ -27,7 +27,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _write(folder: Path, task: str, name: str) -> None:
-    for file in ("README.md", "recipe.yaml", "test_parts.py"):
+    for file in ("README.md", "recipe.yaml", "finetune.yaml", "test_parts.py"):
         text = (_TEMPLATES / file).read_text(encoding="utf-8")
         if not file.endswith(".py"):
             text = Template(text).substitute(name=name, task=task)

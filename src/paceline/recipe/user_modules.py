@@ -94,7 +94,7 @@ def _import_named(name: str, folder: Path, label: str, origin: Origin, imported:
         folder, module = file.parent, file.stem
     if file in [Path(each.file) for each, _ in imported.modules]:
         return
-    loaded = _import(module, folder, label) if file is None or not _is_loaded(file) else None
+    loaded = _import(module, folder, label, file) if file is None or not _is_loaded(file) else None
     if found := file or getattr(loaded, "__file__", None):
         used = UsedModule(module=module, file=str(Path(found).resolve()), sha256=_hash(Path(found)))
         _remember(used)
@@ -111,7 +111,7 @@ def _import_recorded(used: UsedModule, origin: Origin, imported: ImportedModules
     if now != used:
         imported.notes.append(f"{used.file} has changed since the run recorded it: results may differ")
     if not _is_loaded(file):
-        _import(used.module, file.parents[used.module.count(".") + (file.name == "__init__.py")], where)
+        _import(used.module, file.parents[used.module.count(".") + (file.name == "__init__.py")], where, file)
     imported.modules.append((now, origin))
 
 
@@ -120,11 +120,11 @@ def _is_loaded(file: Path) -> bool:
     return any(getattr(module, "__dict__", {}).get("__file__") == str(file) for module in list(sys.modules.values()))
 
 
-def _import(module: str, folder: Path, label: str) -> Any:
+def _import(module: str, folder: Path, label: str, file: Path | None) -> Any:
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     try:
-        return _import_beside_torchvision(module)
+        loaded = _import_beside_torchvision(module)
     except PacelineError:
         raise
     except Exception as error:
@@ -137,6 +137,10 @@ def _import(module: str, folder: Path, label: str) -> Any:
 
         cure = "; install it with pip" if isinstance(error, ModuleNotFoundError) else ""
         raise UsageError(f"{label}: {described(error)}{cure}") from error
+    found = getattr(loaded, "__file__", None)
+    if file and (found is None or Path(found).resolve() != file):
+        raise UsageError(f"{label}: Python has another module {module}, {found or 'built in'}; rename the file")
+    return loaded
 
 
 def _import_beside_torchvision(module: str) -> Any:

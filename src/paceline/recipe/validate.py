@@ -91,7 +91,8 @@ def _spread_fold(document: Document) -> list[Problem]:
         return []
     problems: list[Problem] = []
     origin, is_taken = document.values.get(("data", "fold"), DEFAULT), False
-    for spec, path in [(spec, path) for spec in DATASETS for path in spec.places(document.tree)]:
+    splits = [(part, path) for part in DATASETS for path in part.places(document.tree)]
+    for spec, path in splits:
         tree = lookup(document.tree, path)
         entry = _entry(spec, path, tree) if isinstance(tree, dict) else None
         if not isinstance(entry, Entry) or "fold" not in entry.arguments.model_fields:
