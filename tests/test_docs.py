@@ -129,7 +129,7 @@ def test_every_word_of_every_section_is_in_the_index(site: Path) -> None:
     section = by_address["zh/tutorial.html#两个进程"]
     assert section["language"] == "zh"
     assert "data.batch_size 是全局 batch size" in section["text"]  # a sentence without its marks
-    assert "paceline eval runs/two --use parts.py --procs 2" in section["text"]  # a block
+    assert "paceline eval runs/two --procs 2" in section["text"]  # a block
     assert "断点续训" not in section["text"]  # the next heading
 
 

@@ -104,7 +104,7 @@ def test_depth_trains_on_two_processes_resumes_and_is_measured_alike_on_any_numb
     assert all(torch.equal(parts.model[name], whole.model[name]) for name in whole.model)
 
     capsys.readouterr()
-    assert main(["eval", "runs/depth", "--use", "depth.py", "--json"]) == 0
+    assert main(["eval", "runs/depth", "--json"]) == 0
     alone = json.loads(capsys.readouterr().out)
     for processes in (2, 3):
         assert json.loads(run(processes, depth, "eval", "runs/depth", "--json")) == alone

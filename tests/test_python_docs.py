@@ -80,7 +80,7 @@ def test_the_notebook_runs_in_a_kernel(tmp_path: Path, monkeypatch: pytest.Monke
     assert "history" not in first[-1]["data"]["text/plain"]
     assert "image/png" in plot[-1]["data"]
     assert "image/png" in image[-1]["data"]
-    assert re.fullmatch(r"\(\['.+'\], '.+'\)", prediction[-1]["data"]["text/plain"])
+    assert re.fullmatch(r"\('.+', '.+'\)", prediction[-1]["data"]["text/plain"])
     text = "".join(output["text"] for output in loop if output.get("name") == "stdout")  # in parts, as they came
     assert [line.split()[0] for line in text.splitlines()[:3]] == ["10", "20", "30"]
     mine, theirs = re.findall(r"[\d.]+", loop[-1]["data"]["text/plain"])

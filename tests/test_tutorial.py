@@ -19,7 +19,7 @@ SHORT = ["train.epochs=1", "train.threads=1", "data.num_workers=0", "evaluate.nu
 SHORTER = {
     "paceline train quickstart": ["model.widths=[4]"],
     "paceline train recipe.yaml": SHORT,
-    "paceline train recipe.yaml --use parts.py train.epochs": [*SHORT, "train.epochs=2"],
+    "paceline train recipe.yaml train.epochs": [*SHORT, "train.epochs=2"],
 }
 """What is appended to the commands that begin like this; the longest beginning counts."""
 

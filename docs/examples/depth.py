@@ -2,7 +2,7 @@
 
 python depth.py scenes                                     # draws a small data set
 paceline train depth.yaml --use depth.py --procs 2
-paceline eval runs/depth --use depth.py
+paceline eval runs/depth
 """
 
 from __future__ import annotations

@@ -235,9 +235,7 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     formats = ("safetensors", "pt2", "onnx")
     parser.add_argument("run", type=Path, metavar="RUN", help="the directory of a trained run")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where files are written (default: RUN/export)")
-    parser.add_argument(
-        "--format", nargs="+", choices=formats, default=formats, help="which files are written (default: all)"
-    )
+    parser.add_argument("--format", nargs="+", choices=formats, help="which files are written (default: all)")
     parser.add_argument(
         "--dtype",
         choices=("fp32", "fp16", "bf16"),

@@ -183,8 +183,8 @@ class Seen:
     done = paceline(tmp_path, "train", str(recipe), "--use", "mine")
     assert done.returncode == 0, done.stderr
     assert "predictions  runs/own/predictions" in done.stderr
-    assert "paceline eval runs/own --use mine\n" in done.stderr
-    answer = paceline(tmp_path, "eval", "runs/own", "--use", "mine")
+    assert "paceline eval runs/own\n" in done.stderr
+    answer = paceline(tmp_path, "eval", "runs/own")
     assert answer.returncode == 0, answer.stderr
     lines = answer.stdout.splitlines()
     assert "samples_that_were_seen  5" in lines
@@ -198,7 +198,7 @@ class Seen:
     assert [(row[0], row[2]) for row in rows] == [("0", "a"), ("1", "a"), ("2", "a"), ("3", "b"), ("4", "b")]
     shutil.rmtree(tmp_path / "runs/own/predictions")
     (tmp_path / "runs/own/predictions").touch()
-    answer = paceline(tmp_path, "eval", "runs/own", "--use", "mine")
+    answer = paceline(tmp_path, "eval", "runs/own")
     assert (answer.returncode, answer.stdout.splitlines()) == (2, lines)
     assert "runs/own/predictions/val.csv: predictions cannot be written (" in answer.stderr
 

@@ -110,6 +110,7 @@ def describe(folder: Path) -> Any:
 def test_files_work_in_another_process(kind: str, runs: Path, loaded: dict[str, NDArray[np.float32]]) -> None:
     about = describe(runs / "exported" / kind)
     files = about["files"]
+    assert about["task"] == kind
     assert set(files) == {"model.safetensors", "model.pt2", "model.onnx"}
     assert all(each["max_difference"] < 1e-4 for each in files.values())
     (number,) = {each["num_samples"] for each in files.values()}
@@ -251,3 +252,19 @@ def test_what_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
     (tmp_path / "file").write_text("")
     assert cli.main(["export", str(run), "--out", str(tmp_path / "file")]) == 2
     assert not (tmp_path / "out").exists()
+
+
+def test_without_onnx_the_other_files_are_written(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)  # as if it were not installed
+    words = ["export", str(runs / "runs" / "classification"), "--out", str(tmp_path / "out")]
+    assert cli.main([*words, "--json"]) == 0
+    printed = capsys.readouterr()
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "model.safetensors", "model.pt2", "preprocessing.json",
+    }  # fmt: skip
+    assert list(json.loads(printed.out)["left_out"]) == ["onnx"]
+    assert "pip install 'paceline[onnx]'" in printed.err
+    assert cli.main([*words, "--format", "safetensors", "onnx"]) == 2
+    assert "pip install 'paceline[onnx]'" in capsys.readouterr().err

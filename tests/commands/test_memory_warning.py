@@ -25,7 +25,7 @@ def test_what_obviously_fits_is_not_planned(run: Run, monkeypatch: pytest.Monkey
         raise AssertionError("nothing is to be planned")
 
     monkeypatch.setattr(subprocess, "run", refuse)
-    assert memory_warning(run, []) == []
+    assert memory_warning(run) == []
 
 
 def test_wide_networks_on_small_images_are_not_taken_to_fit(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_wide_networks_on_small_images_are_not_taken_to_fit(tmp_path: Path) -> N
 
 def test_settings_that_fit_are_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_memory", lambda run: 2**20)
-    (text,) = memory_warning(run, [])
+    (text,) = memory_warning(run)
     assert "1 MiB" in text
     assert "train.micro_batch_size=" in text or "train.precision=" in text or "activation_checkpointing" in text
 
@@ -47,4 +47,4 @@ def test_settings_that_fit_are_named(run: Run, monkeypatch: pytest.MonkeyPatch) 
 def test_without_a_plan_nothing_is_said(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(module, "_memory", lambda run: 2**20)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
-    assert memory_warning(run, []) == []
+    assert memory_warning(run) == []

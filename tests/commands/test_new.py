@@ -9,28 +9,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from forkserver import script_ranks
 from shared_launch import SCRIPTS
 
+from paceline import build, train
+from paceline.checkpoint.reader import open_checkpoint
 from paceline.cli import main
 from paceline.commands import new
 from paceline.loggers.jsonl import read_records
 
 TASKS = ["classification", "detection", "keypoints", "masked_autoencoder", "saliency", "segmentation", "video"]
 TEST = """
-import os, sys, time
-import pytest
+import os, sys, unittest
 for folder in sys.argv[1:]:
     os.chdir(folder)
     for name in ("parts", "test_parts"):
         sys.modules.pop(name, None)
-    started = time.perf_counter()
-    code = pytest.main(["-q", "-p", "no:cacheprovider", "--rootdir", folder, "test_parts.py"])
-    print(folder, f"{time.perf_counter() - started:.1f} s")
+    tests = unittest.TestLoader().discover(folder)
+    assert tests.countTestCases() == 3
+    done = unittest.TextTestRunner().run(tests)
     sys.path.remove(folder)
-    if code:
-        sys.exit(int(code))
+    if not done.wasSuccessful():
+        sys.exit(1)
+assert "pytest" not in sys.modules, "a project is tested without it"
 """
 
 
@@ -60,15 +63,21 @@ def test_the_tests_of_each_project_pass(projects: Path, tmp_path: Path) -> None:
     (tmp_path / "test_all.py").write_text(TEST)
     (done,) = script_ranks(1, tmp_path / "test_all.py", *(projects / task for task in TASKS))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("3 passed") == len(TASKS)
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_each_project_is_whole_and_marked(projects: Path, task: str) -> None:
     folder = projects / task
-    assert {path.name for path in folder.iterdir()} >= {"README.md", "data", "parts.py", "recipe.yaml", "test_parts.py"}
+    assert {path.name for path in folder.iterdir()} >= {
+        "README.md",
+        "data",
+        "parts.py",
+        "recipe.yaml",
+        "finetune.yaml",
+        "test_parts.py",
+    }
     parts, recipe = ((folder / name).read_text(encoding="utf-8") for name in ("parts.py", "recipe.yaml"))
-    for place in ("your model", "your data set", "your loss", "your metric"):
+    for place in ("your model", "your data set", "your loss", "your metric", "your layer ids"):
         assert f"# ← {place}" in parts
     written: dict[str, Any] = yaml.safe_load(recipe)
     assert (written["name"], written["task"]) == (task, task)
@@ -76,6 +85,27 @@ def test_each_project_is_whole_and_marked(projects: Path, task: str) -> None:
     assert ("random_masking" in recipe) == (task == "masked_autoencoder")
     assert "#:" not in recipe
     assert "$" not in recipe
+
+
+@pytest.mark.usefixtures("own_names")
+@pytest.mark.parametrize("task", TASKS)
+def test_each_project_is_finetuned(projects: Path, task: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(projects / task)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "parts", raising=False)
+    run = build(
+        "finetune.yaml", {"train.epochs": None, "train.steps": 1, "logging.tensorboard": False}, tmp_path / "run"
+    )
+    trained = open_checkpoint(projects / task / "runs" / task / "checkpoints" / "step-00000003").model
+    now = {name.removeprefix("body."): tensor for name, tensor in run.model.named_parameters()}
+    first, last = list(now)[0 if task != "masked_autoencoder" else 1], list(now)[-1]
+    assert torch.equal(now[first], trained[first]), "weights"
+    assert last not in trained or not torch.equal(now[last], trained[last]), "a new head"
+    assert not all(tensor.requires_grad for tensor in now.values()), "freezing"
+    rates = {group["lr"] for group in run.state.optimizer.param_groups}
+    assert len(rates) >= 2, "layer ids"
+    train(run)
+    monkeypatch.delitem(sys.modules, "parts", raising=False)
 
 
 def test_a_name_that_no_recipe_may_have_is_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,11 +145,12 @@ def test_a_project_is_checked_from_elsewhere_and_a_misspelt_file_is_named(
     """Its data is found beside its recipe."""
     monkeypatch.chdir(projects)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    words = ["check", "saliency/recipe.yaml", "train.threads=1", "--use", "saliency/parts.py"]
+    monkeypatch.delitem(sys.modules, "parts", raising=False)
+    words = ["check", "saliency/recipe.yaml", "train.threads=1"]
     assert main(words) == 0, capsys.readouterr().err
     assert main([*words, "data.train.root=nowhere"]) == 3
     assert "data.train.root: nowhere does not exist" in capsys.readouterr().err
-    monkeypatch.delitem(sys.modules, "saliency.parts")
+    monkeypatch.delitem(sys.modules, "parts")
     monkeypatch.chdir(projects / "saliency")
     assert main(["check", "recipe.yaml", "--use", "part.py"]) == 2
     assert "did you mean parts.py?" in capsys.readouterr().err

@@ -126,7 +126,11 @@ def test_classes_are_those_of_the_evaluation(kind: str, runs: Path, tmp_path: Pa
     lines = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
     assert [Path(row.pop("path")).name for row in found] == [Path(row.pop("path")).name for row in saved]
     assert found == [{name: value for name, value in row.items() if name != "label"} for row in saved]
-    assert [line["predicted"] for line in lines] == [[row["predicted"]] for row in found]
+    assert [line["predicted"] for line in lines] == [row["predicted"] for row in found]
+    files = [line["path"] for line in lines[:2]]
+    assert [each and each["predicted"] for each in paceline.load(runs / "runs" / kind).predict(files)] == [
+        row["predicted"] for row in found[:2]
+    ], "one label is a name"
     assert not (tmp_path / "images").exists()
 
 

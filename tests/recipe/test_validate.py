@@ -94,7 +94,7 @@ def test_parts_left_out_hold_their_arguments_too(check: Check, monkeypatch: pyte
 
 def test_resolved_is_plain_whole_and_valid_again(check: Check) -> None:
     resolved = check(RECIPE).resolved()
-    assert list(resolved)[:4] == ["name", "task", "model", "data"]
+    assert list(resolved)[:5] == ["name", "use", "task", "model", "data"]
     assert resolved["losses"] == [
         {"name": "cross_entropy", "weight": 1.0, "label_smoothing": 0.0, "class_weights": None}
     ]

@@ -46,7 +46,9 @@ OPTIMIZERS = (
     "adadelta, adafactor, adagrad, adam, adamax, adamw, asgd, lamb, lars, lion, muon, nadam, radam, rmsprop, rprop,"
     " sgd, timm/NAME"
 )
-SECTIONS = "extends, name, task, model, data, losses, optimizer, schedule, train, evaluate, checkpoint, logging, expect"
+SECTIONS = (
+    "extends, name, use, task, model, data, losses, optimizer, schedule, train, evaluate, checkpoint, logging, expect"
+)
 
 
 @dataclass(frozen=True)

@@ -52,9 +52,10 @@ def checkpoint(run: Path, step: int = STEPS) -> Path:
 
 
 def state(run: Path) -> dict[str, Any]:
-    """All that resumes beside tensors, but for the number of processes."""
+    """All that resumes beside tensors, but for the number of processes and the module that ends them."""
     found: dict[str, Any] = json.loads((checkpoint(run) / "state.json").read_text(encoding="utf-8"))
     inner = found.get("state", found)
+    del inner["recipe"]["use"]
     return {name: value for name, value in inner.items() if name != "world"}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import shlex
@@ -17,29 +16,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from paceline.core.class_metrics import HEADER, split_classes, summarize
-from paceline.core.errors import PacelineError, RecipeError, UsageError
+from paceline.core.errors import RecipeError, UsageError
 from paceline.core.text import doubled_loss, format_metric
 from paceline.launch.environment import find_place
-from paceline.recipe.load import load, run_recipe, shipped_recipes
-from paceline.recipe.problems import near
-from paceline.recipe.validate import CheckedRecipe, validate
+from paceline.recipe.load import run_recipe, shipped_recipes
+from paceline.recipe.user_modules import import_modules, read_checked
+from paceline.recipe.validate import CheckedRecipe
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 
 def read_recipe(options: argparse.Namespace) -> CheckedRecipe:
-    """The checked recipe of a command line, or of the run that it names, after importing what `--use` names."""
-    use_modules(options.use)
-    checked = options.checked = validate(load(recipe_file(options.recipe), options.overrides))
+    """The checked recipe of a command line, or of the run that it names, after importing the user's modules."""
+    is_run = run_directory(options.recipe) is not None
+    checked = options.checked = read_checked(recipe_file(options.recipe), options.overrides, options.use, is_run)
     print_notes(checked)
     return checked
 
 
 def print_notes(checked: CheckedRecipe) -> None:
-    """Print what was dropped because the name that it was for was replaced, once for all processes."""
+    """Print what was dropped from the recipe, and modules that changed, once for all processes."""
+    _print(checked.notes)
+
+
+def _print(notes: Sequence[str]) -> None:
     if find_place(os.environ) is None:
-        for note in checked.notes:
+        for note in notes:
             print(f"note: {note}", file=sys.stderr)
 
 
@@ -71,46 +74,14 @@ def run_directory(reference: str) -> Path | None:
     return run_recipe(place).parent
 
 
-def use_modules(names: list[str]) -> None:
-    """Import the user's modules or files, so that recipes can use what they register."""
-    if names:
-        sys.path.insert(0, str(Path.cwd()))
-    for name in names:
-        module = name.removesuffix(".py").replace("/", ".")
-        if name.endswith(".py") and (name.startswith(("/", "../")) or "/../" in name):
-            sys.path.insert(0, str(Path(name).resolve().parent))
-            module = Path(name).stem
-        try:
-            _import(module)
-        except PacelineError:
-            raise
-        except Exception as error:
-            if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
-                meant = near(name, [path.name for path in Path.cwd().glob("*.py")])
-                where = f"searched in {Path.cwd()} and in installed packages"
-                hint = f"did you mean {meant[0]}? " if meant else ""
-                raise UsageError(f"--use {name}: {error}; {hint}{where}") from error
-            from paceline.core.user_code import described
-
-            cure = "; install it with pip" if isinstance(error, ModuleNotFoundError) else ""
-            raise UsageError(f"--use {name}: {described(error)}{cure}") from error
+def use_modules(names: Sequence[str], reference: str) -> None:
+    """Import the user's modules: those of `--use`, and those of the recipe or run that a command line names."""
+    _print(import_modules(names, recipe_file(reference), run_directory(reference) is not None).notes)
 
 
-def _import(module: str) -> None:
-    try:
-        importlib.import_module(module)
-    except RuntimeError as error:
-        if "torchvision::" not in str(error):
-            raise
-        from paceline.core.torchvision_ops import import_torchvision
-
-        import_torchvision()  # beside a torch build that its compiled operators do not fit
-        importlib.import_module(module)
-
-
-def command_line(command: str, run: Path, modules: Sequence[str]) -> str:
-    """The words that run a command on a run directory, with the `--use` that it takes."""
-    return shlex.join(["paceline", command, str(run), *(word for name in modules for word in ("--use", name))])
+def command_line(command: str, run: Path) -> str:
+    """The words that run a command on a run directory, which knows the modules that it uses."""
+    return shlex.join(["paceline", command, str(run)])
 
 
 def check_writable(folder: Path) -> None:

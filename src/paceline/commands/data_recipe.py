@@ -44,7 +44,7 @@ def open_split(checked: CheckedRecipe, split: str) -> SplitLoader:
 
 def read_data_recipe(options: argparse.Namespace) -> CheckedRecipe:
     """A command line's recipe with its own data section and name; the rest stands for anything."""
-    use_modules(options.use)
+    use_modules(options.use, options.recipe)
     return validate(_data_alone(load(recipe_file(options.recipe), options.overrides)))
 
 

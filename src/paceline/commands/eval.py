@@ -17,13 +17,13 @@ from paceline.commands.common import (
     print_table,
     recipe_file,
     run_directory,
-    use_modules,
 )
 from paceline.core.errors import CheckpointError, PacelineError, UsageError
 from paceline.core.text import format_metric, join_first, pluralize
 from paceline.launch.launcher import launch_if_needed
 from paceline.recipe.load import load
 from paceline.recipe.schema import Recipe
+from paceline.recipe.user_modules import read_checked
 from paceline.recipe.validate import CheckedRecipe, validate
 
 if TYPE_CHECKING:
@@ -38,13 +38,12 @@ _WITHOUT_EFFECT = ("logging.", "evaluate.save_predictions=", "evaluate.num_worke
 
 def main(options: argparse.Namespace) -> int:
     """Evaluate, and print the metrics."""
-    use_modules(options.use)
-    reference = recipe_file(options.recipe)
+    reference, own_run = recipe_file(options.recipe), run_directory(options.recipe)
     weights = _named_weights(options.checkpoint)
     overrides = ["model.weights=null", *options.overrides, *weights] if weights else options.overrides
-    checked = validate(load(reference, overrides))
+    checked = read_checked(reference, overrides, options.use, is_run=own_run is not None)
     print_notes(checked)
-    run_folder = run_directory(options.recipe) or Path("runs") / checked.recipe.name
+    run_folder = own_run or Path("runs") / checked.recipe.name
     has_run = (run_folder / "checkpoints").is_dir() and not _names_weights(options.overrides)
     if not weights and options.checkpoint is None and not has_run:
         weights = _own_weights(checked)

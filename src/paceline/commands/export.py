@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from paceline.commands.common import print_json, use_modules
+from paceline.commands.common import print_json, print_notes
 from paceline.core.errors import UsageError
 from paceline.core.text import pluralize
 from paceline.recipe.load import run_recipe
@@ -14,7 +14,6 @@ from paceline.recipe.load import run_recipe
 
 def main(options: argparse.Namespace) -> int:
     """Export the model, and print what was written and how much it differs from the model."""
-    use_modules(options.use)
     run_recipe(options.run)  # where there is none, that is known before torch is loaded
     out: Path = options.out or options.run / "export"
     if out.exists() and not out.is_dir():
@@ -22,21 +21,26 @@ def main(options: argparse.Namespace) -> int:
 
     from paceline.checkpoint.weights import DTYPES
     from paceline.engine.export import ExportOptions
-    from paceline.engine.export_graph import check_onnx_installed
+    from paceline.engine.export_graph import why_no_onnx
     from paceline.recipe.build_predictor import EXPORT, build_predictor, check_run
 
-    if "onnx" in options.format:
-        check_onnx_installed()
-    checked = check_run(options.run, overrides=EXPORT)
+    reason = why_no_onnx()
+    if reason and "onnx" in (options.format or ()):
+        raise UsageError(f"--format onnx: {reason}, or choose other formats")
+    formats = options.format or [each for each in ExportOptions().formats if each != "onnx" or not reason]
+    left_out = {"onnx": reason} if reason and not options.format else {}
+    checked = check_run(options.run, options.use, overrides=EXPORT)
+    print_notes(checked)
     predictor = build_predictor(checked, options.run, options.checkpoint, options.average)
-    wanted = ExportOptions(tuple(dict.fromkeys(options.format)), DTYPES.get(options.dtype), options.input)
+    wanted = ExportOptions(tuple(dict.fromkeys(formats)), DTYPES.get(options.dtype), options.input)
     files = predictor.export(out, wanted, options.samples)
     print(f"step {predictor.checkpoint.step}, {predictor.checkpoint.path}", file=sys.stderr)
+    for name, why in left_out.items():
+        print(f"model.{name} is left out: {why}", file=sys.stderr)
     if options.json:
         keys = ("size", "num_samples", "max_difference")
-        print_json(
-            {"out": str(out), "files": {str(each.path): {key: getattr(each, key) for key in keys} for each in files}}
-        )
+        written = {str(each.path): {key: getattr(each, key) for key in keys} for each in files}
+        print_json({"out": str(out), "files": written, "left_out": left_out})
         return 0
     for each in files:
         samples = pluralize(each.num_samples, "sample")

@@ -37,7 +37,7 @@ class Tried:
 
 def main(options: argparse.Namespace) -> int:
     """Print the largest micro-batch; 0 also if there is none."""
-    use_modules(options.use)
+    use_modules(options.use, options.recipe)
     if options.procs < 1:
         raise UsageError(f"--procs {options.procs}: expected 1 or more")
     shape, reference = read_shape(options), recipe_file(options.recipe)

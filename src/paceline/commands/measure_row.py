@@ -13,14 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.commands.common import use_modules
 from paceline.core.errors import PacelineError
 from paceline.core.process import free_memory, limit_spinning
 from paceline.core.temporary import temporary_folder
 from paceline.launch.environment import LAUNCHER, RECORDS, RESTARTS, take_place
 from paceline.launch.launcher import Launch, launch
-from paceline.recipe.load import load
-from paceline.recipe.validate import validate
+from paceline.recipe.user_modules import read_checked
 
 if TYPE_CHECKING:
     from paceline.plan.grid import Grid, Row, Unrehearsed
@@ -119,8 +117,7 @@ def _measure(trial: Trial) -> Measured:
     from paceline.plan.rehearse import rehearse
     from paceline.plan.surrogate import Shape
 
-    use_modules(list(trial.use))
-    checked = validate(load(trial.recipe, trial.overrides))
+    checked = read_checked(trial.recipe, trial.overrides, trial.use)
     shape = Shape(*trial.shape)
     # Loads every library that a step needs, so that the process grows by the run alone. What fake tensors cannot follow
     # is measured all the same.

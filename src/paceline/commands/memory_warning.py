@@ -7,7 +7,6 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,7 @@ _SECONDS = 120.0
 _FLOAT = 4
 
 
-def memory_warning(run: Run, modules: Sequence[str], seconds: float = _SECONDS) -> list[str]:
+def memory_warning(run: Run, seconds: float = _SECONDS) -> list[str]:
     """What to tell the user if the plan says that a step needs more memory than the device has; else nothing.
 
     A run that obviously fits is not planned, so that it starts as fast as ever. Other processes wait meanwhile: a plan
@@ -40,7 +39,7 @@ def memory_warning(run: Run, modules: Sequence[str], seconds: float = _SECONDS) 
     if needed is None or needed <= memory:
         return []
     print("planning memory, since this run may not fit …", file=sys.stderr, flush=True)  # it takes some seconds
-    rows = _plan(run, modules, memory, min(seconds, _SECONDS))
+    rows = _plan(run, memory, min(seconds, _SECONDS))
     if not rows or rows[0].get("fits", True):
         return []
     own, mebi = rows[0], 2**20
@@ -81,13 +80,12 @@ def _widening(model: nn.Module) -> float:
     return 0.0
 
 
-def _plan(run: Run, modules: Sequence[str], memory: int, seconds: float) -> list[dict[str, Any]]:
+def _plan(run: Run, memory: int, seconds: float) -> list[dict[str, Any]]:
     """The rows of the plan, that of the recipe itself first; none if there is no plan."""
     with temporary_folder() as folder, suppress(subprocess.SubprocessError, OSError, ValueError):
         recipe = folder / "recipe.json"
         recipe.write_text(json.dumps(run.state.recipe), encoding="utf-8")
         options = ["--procs", str(run.world.size), "--memory", str(memory), "--json"]
-        options += [word for name in modules for word in ("--use", name)]
         options += ["train.device=cpu"] if run.world.device.type == "cpu" else []
         command = [sys.executable, "-P", "-m", "paceline", "plan", str(recipe), *options]
         variables = {name: value for name, value in os.environ.items() if name not in LAUNCHED}

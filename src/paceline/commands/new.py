@@ -13,7 +13,6 @@ from paceline.commands.sample import create_folder, write_samples
 _TEMPLATES = Path(__file__).parent.parent / "templates"
 _NUM_SAMPLES = 48
 _ONLY = re.compile(r" *#: ([\w ]+)$")  # behind a line that is for these tasks alone
-_USE = "recipe.yaml --use parts.py"
 
 
 def main(options: argparse.Namespace) -> int:
@@ -22,13 +21,13 @@ def main(options: argparse.Namespace) -> int:
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", folder.absolute().name).strip("._-")[:100] or "project"
     create_folder(folder, lambda new: _write(new, task, name))
     print(f"{folder}: a {task} project that trains as it is. Edit what is marked with ← in parts.py. Next:")
-    for command in (shlex.join(["cd", str(folder)]), f"paceline check {_USE}", f"paceline train {_USE}"):
+    for command in (shlex.join(["cd", str(folder)]), "paceline check recipe.yaml", "paceline train recipe.yaml"):
         print(f"  {command}")
     return 0
 
 
 def _write(folder: Path, task: str, name: str) -> None:
-    for file in ("README.md", "recipe.yaml", "test_parts.py"):
+    for file in ("README.md", "recipe.yaml", "finetune.yaml", "test_parts.py"):
         text = (_TEMPLATES / file).read_text(encoding="utf-8")
         if not file.endswith(".py"):
             text = Template(text).substitute(name=name, task=task)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def main(options: argparse.Namespace) -> int:
     """Rehearse each combination of settings on fake tensors and print what it needs."""
-    use_modules(options.use)
+    use_modules(options.use, options.recipe)
     reference, shape = recipe_file(options.recipe), read_shape(options)
     processes = _processes(options.procs)
     from paceline.commands.plan_report import Report

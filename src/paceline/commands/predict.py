@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.commands.common import progress_bar, use_modules
+from paceline.commands.common import print_notes, progress_bar
 from paceline.core.atomic_write import replace_file
 from paceline.core.errors import DataError, UsageError
 from paceline.core.text import join_first, pluralize
@@ -26,7 +26,6 @@ _FOLDERS = {"masks": "png", "images": "jpg", "outputs": "npy"}
 
 def main(options: argparse.Namespace) -> int:
     """Predict all inputs, and print where the predictions are."""
-    use_modules(options.use)
     run_recipe(options.run)  # where there is none, that is known before torch is loaded
     out: Path = options.out
     if out.exists() and not out.is_dir():
@@ -34,7 +33,8 @@ def main(options: argparse.Namespace) -> int:
 
     from paceline.recipe.build_predictor import build_predictor, check_run
 
-    checked = check_run(options.run, flips=options.tta, min_score=options.score)
+    checked = check_run(options.run, options.use, flips=options.tta, min_score=options.score)
+    print_notes(checked)
     earlier = _earlier_predictions(out)
     train = checked.recipe.train
     code = launch_if_needed(options, train.device, train.devices, train.strategy.name)

@@ -64,7 +64,7 @@ def train(run: Run, fresh: bool = False) -> TrainResult:
     check_trackers(run.builder.checked)
     check_writable(run.out)
     refuse_foreign(run.out)
-    options = argparse.Namespace(fresh=fresh, start=None, accept_data=False, is_process=False, use=[])
+    options = argparse.Namespace(fresh=fresh, start=None, accept_data=False, is_process=False)
     with hold_lock(run.out) if run.world.is_main else nullcontext() as lock:
         try:
             train_in_directory(run, run.builder, options, lock)

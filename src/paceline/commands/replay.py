@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from paceline.commands.common import print_json, use_modules
+from paceline.commands.common import print_json, print_notes
 from paceline.core.errors import UsageError
-from paceline.recipe.load import load
-from paceline.recipe.validate import validate
+from paceline.recipe.user_modules import read_checked
 
 
 def main(options: argparse.Namespace) -> int:
@@ -16,8 +15,8 @@ def main(options: argparse.Namespace) -> int:
     folder: Path = options.bundle
     if not (folder / "recipe.json").is_file():
         raise UsageError(f"{folder} is not a replay bundle: it has no recipe.json")
-    use_modules(options.use)
-    checked = validate(load(str(folder / "recipe.json"), []))
+    checked = read_checked(str(folder / "recipe.json"), (), options.use, is_run=True)
+    print_notes(checked)
 
     from paceline.engine.forward import forward, start_losses
     from paceline.engine.replay import explain_nonfinite, read_model, read_step

@@ -147,8 +147,12 @@ class Group:
     def _different_keys(self) -> list[str]:
         """The keys that not all runs have the same value of; those that all have come first."""
         keys = dict.fromkeys(key for row in self.rows for key in row.settings)
-        found = [key for key in keys if len({_cell(row, key) for row in self.rows}) > 1]
-        return sorted(found, key=lambda key: not all(key in row.settings for row in self.rows))
+        columns: dict[tuple[str, ...], str] = {}  # a fold is the same in train and val: one column is enough
+        for key in keys:
+            cells = tuple(_cell(row, key) for row in self.rows)
+            if len({*cells}) > 1:
+                columns.setdefault((key.rpartition(".")[2], *cells), key)
+        return sorted(columns.values(), key=lambda key: not all(key in row.settings for row in self.rows))
 
     def as_json(self, row: Row) -> dict[str, Any]:
         """A run with the keys in which it differs from others of the group."""

@@ -19,7 +19,7 @@ from paceline.recipe.validate import CheckedRecipe, validate
 
 # What may differ between the parts of one run; everything else would make it another run.
 _MAY_CHANGE = (
-    "name", "logging", "checkpoint", "expect", "train.epochs", "train.steps", "data.num_workers", "data.loader",
+    "name", "use", "logging", "checkpoint", "expect", "train.epochs", "train.steps", "data.num_workers", "data.loader",
     "data.on_error", "data.max_skipped", "train.devices", "train.hang_seconds", "train.on_nonfinite",
     "evaluate.every_epochs", "evaluate.every_steps", "evaluate.num_workers",
     "model.weights",

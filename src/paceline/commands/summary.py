@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from paceline.commands.common import command_line, metrics_tables, table_lines, terminal_width
 from paceline.core.text import format_metric, pluralize
@@ -91,8 +91,8 @@ def derivation(builder: Builder, run: Run) -> list[str]:
     ]
 
 
-def closing_lines(run: Run, expect: Mapping[str, float], seconds: float, modules: Sequence[str] = ()) -> list[str]:
-    """The closing lines: metrics, expectations and where everything is; `modules` are those of `--use`."""
+def closing_lines(run: Run, expect: Mapping[str, float], seconds: float) -> list[str]:
+    """The closing lines: metrics, expectations and where everything is."""
     lines = [f"{pluralize(run.progress.step, 'step')}, {pluralize(run.progress.epoch, 'epoch')}, {duration(seconds)}"]
     if rows := _last_and_best(run):
         width = min(LINE_WIDTH, terminal_width(sys.stderr) or LINE_WIDTH) - 2
@@ -110,7 +110,7 @@ def closing_lines(run: Run, expect: Mapping[str, float], seconds: float, modules
         "report": run.out / "report.html",
     }
     lines += [f"{name:<12} {path}" for name, path in places.items() if path.exists()]
-    return [*lines, f"evaluate it with: {command_line('eval', run.out, modules)}"]
+    return [*lines, f"evaluate it with: {command_line('eval', run.out)}"]
 
 
 def _last_and_best(run: Run) -> dict[str, Mapping[str, float]]:

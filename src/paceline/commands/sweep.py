@@ -42,7 +42,7 @@ def main(options: argparse.Namespace) -> int:
         if getattr(options, name) is not None and not 1 <= getattr(options, name) <= _MOST:
             raise UsageError(f"--{name}: expected a number from 1 to {_MOST}, got {getattr(options, name)}")
     check_job(options)
-    use_modules(options.use)
+    use_modules(options.use, options.recipe)
     file_name, space = recipe_file(options.recipe), read_search_space(options.overrides)
     trials = space.grid() if options.samples is None else space.sample(options.samples, options.seed)
     recipe = _check_all(file_name, space, trials)

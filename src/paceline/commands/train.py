@@ -82,14 +82,14 @@ def train_in_directory(run: Run, builder: Builder, options: argparse.Namespace, 
     taken = lock.notes if lock else []
     notes = [*([mapping] if mapping else []), *taken, *_find_place(run, options, builder, lock)]
     if run.progress.step and run.progress.is_done and decide(run.world, lambda: _was_finished(run.out)):
-        _print_finished(run, options.use)
+        _print_finished(run)
         return
     _open_directory(run, builder)
     _list_skipped(run)
     watch_over(run, builder.recipe.train.hang_seconds)
     run.stop.is_starting = False
     with run.stop.on_signals(until_exit=options.is_process):
-        _train(run, builder, notes, options.use)
+        _train(run, builder, notes)
 
 
 def _list_skipped(run: Run) -> None:
@@ -101,11 +101,11 @@ def _list_skipped(run: Run) -> None:
             source.skips.open(run.out / "skipped.jsonl", lambda text: run.logger.emit(Note(text, "warning")))
 
 
-def _print_finished(run: Run, modules: list[str]) -> None:
+def _print_finished(run: Run) -> None:
     if run.world.is_main:
         done = f"{run.progress.step} of {run.progress.total_steps} steps are done"
         print(f"{run.out} is finished: {done}", file=sys.stderr)
-        hint = f"evaluate it with: {command_line('eval', run.out, modules)}"
+        hint = f"evaluate it with: {command_line('eval', run.out)}"
         print(f"{hint}; start over with --fresh; or increase train.epochs", file=sys.stderr)
 
 
@@ -219,7 +219,7 @@ def _images(run: Run) -> list[tuple[int, str, Path]]:
     return found
 
 
-def _train(run: Run, builder: Builder, notes: list[str], modules: list[str]) -> None:
+def _train(run: Run, builder: Builder, notes: list[str]) -> None:
     from paceline.commands.memory_warning import memory_warning
     from paceline.commands.summary import closing_lines, opening_lines
     from paceline.core.user_code import named_errors
@@ -244,16 +244,16 @@ def _train(run: Run, builder: Builder, notes: list[str], modules: list[str]) -> 
     )
     try:
         if run.world.is_main and progress.step == 0 and restart_count() == 0:
-            for text in memory_warning(run, modules, builder.recipe.train.hang_seconds / 2):
+            for text in memory_warning(run, builder.recipe.train.hang_seconds / 2):
                 logger.emit(Note(text, "warning"))
         with named_errors():
             train(run)
-        lines = closing_lines(run, builder.recipe.expect, time.monotonic() - started, modules)
+        lines = closing_lines(run, builder.recipe.expect, time.monotonic() - started)
         logger.emit(Ended("finished", progress.step, progress.epoch, lines))
     except BaseException as error:
         state = "stopped" if isinstance(error, Stopped) else "failed"
         reason = str(error) or type(error).__name__
-        lines = [_how_to_go_on(run, modules)]
+        lines = [_how_to_go_on(run)]
         # Of several processes the launcher reports the one that failed first.
         is_reported = is_supervised() and not isinstance(error, Stopped)
         logger.emit(Ended(state, progress.step, progress.epoch, lines, reason, is_reported))
@@ -262,10 +262,9 @@ def _train(run: Run, builder: Builder, notes: list[str], modules: list[str]) -> 
         logger.close()
 
 
-def _how_to_go_on(run: Run, modules: list[str]) -> str:
+def _how_to_go_on(run: Run) -> str:
     from paceline.checkpoint.reader import step_folders
 
     if step_folders(run.store.root):
-        command = command_line("train", run.out, modules)
-        return f"the state is saved in {run.out}; run the same command to resume, or {command}"
+        return f"the state is saved in {run.out}; run the same command to resume, or {command_line('train', run.out)}"
     return f"nothing was saved in {run.out} yet; run the same command to start again"

@@ -43,6 +43,8 @@ SUPPLIED = {
     "averaging": {"total_steps", "steps_per_epoch"},
     "strategy": {"model", "world", "is_exact", "devices"},
 }
+FILLED_IN = {"num_classes", "ignore_index"}
+"""What the builder gives to a user's metric unless the recipe does: torchmetrics' classes name them."""
 KINDS = (
     "model", "dataset", "transform", "loss", "optimizer", "schedule", "layer_map", "metric", "task",
     "averaging", "activation_checkpointing", "strategy",
@@ -183,7 +185,8 @@ class Definition:
         supplied = SUPPLIED.get(self.kind, set()) | ({"name"} if self.library else set())
         if self.kind == "loss" and not self.is_ours:
             supplied = supplied_to_loss(self.target, supplied)
-        return arguments_of(self.target, supplied, self.checks, self.kind)
+        filled_in = FILLED_IN if self.kind == "metric" and not self.is_ours else set()
+        return arguments_of(self.target, supplied - filled_in, self.checks, self.kind, filled_in)
 
     def row(self) -> Row:
         """All of it as JSON."""

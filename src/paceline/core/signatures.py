@@ -6,6 +6,7 @@ import inspect
 import operator
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial, reduce
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, get_type_hints
@@ -41,15 +42,25 @@ class _AnyArguments(Arguments):
 
 
 def arguments_of(
-    target: Callable[..., Any], supplied: Collection[str] = (), checks: Sequence[ArgumentsCheck] = (), kind: str = ""
+    target: Callable[..., Any],
+    supplied: Collection[str] = (),
+    checks: Sequence[ArgumentsCheck] = (),
+    kind: str = "",
+    filled_in: AbstractSet[str] = frozenset(),
 ) -> type[Arguments]:
-    """The arguments of a class or function but those `supplied` by the builder; a default may tell the type."""
+    """The arguments of a class or function but those `supplied` by the builder; a default may tell the type.
+
+    Those `filled_in` by the builder where a recipe leaves them out may be None.
+    """
     parameters = {
         name: parameter
         for name, parameter in signature_of(target).parameters.items()
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) and name not in supplied
     }
     hints = _hints(target, parameters)
+    for name in filled_in & parameters.keys():
+        hints[name] = hints.get(name, Any) | None
+        parameters[name] = parameters[name].replace(default=None)
     fields: dict[str, Any] = {
         name: (
             _described(hints.get(name, _default_type(parameter)), describe_argument(kind, target, name)),

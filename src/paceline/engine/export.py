@@ -279,7 +279,6 @@ def _describe(
     outputs = expected[0] if expected else {}
     shape = graph.input if graph else ["batch", *image.shape[1:]]
     return {
-        "task": type(task).__name__,
         "classes": task.classes,
         "input": {
             "name": "images",

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from paceline.core.errors import ExportError, PacelineError, UsageError, in_one_line
+from paceline.core.errors import ExportError, PacelineError, in_one_line
 
 Outputs = dict[str, Tensor]
 """Tensors by name."""
@@ -111,11 +111,10 @@ def _named(shape: Any, names: dict[str, str]) -> Shape:
     return [int(text) if text.isdecimal() else text for text in texts]
 
 
-def check_onnx_installed() -> None:
-    """Raise UsageError if a package is missing that ONNX files are written or checked with."""
-    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UsageError(f"--format onnx needs {', '.join(missing)}: install paceline[onnx], or choose other formats")
+def why_no_onnx() -> str | None:
+    """Which packages are missing that ONNX files are written and checked with, and how to install them; else None."""
+    missing = ", ".join(name for name in _PACKAGES if importlib.util.find_spec(name) is None)
+    return f"ONNX needs {missing}: pip install 'paceline[onnx]'" if missing else None
 
 
 def save_onnx(graph: Graph, path: Path) -> None:

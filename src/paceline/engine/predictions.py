@@ -219,7 +219,8 @@ class PredictsClasses(Protocol):
         """The metric that collects them: values "sample", "file", "truth", "predicted" and "probabilities".
 
         "sample" [N] is the number that a row is called by, "file" [N] that of the sample whose file it is; "truth" and
-        "predicted" are bool [N, C]; "probabilities" are [N, C], or [N, 1] of what is predicted.
+        "predicted" are bool [N, C]; "probabilities" are [N, C], or [N, 1] of what is predicted. If "multi_label" is
+        False, a result is one class instead of a list.
         """
         ...
 
@@ -337,13 +338,16 @@ def class_lines(rows: Rows, dataset: Dataset, classes: Sequence[str]) -> str:
 
 
 def class_results(rows: Rows, classes: Sequence[str]) -> list[dict[str, Any]]:
-    """The predicted classes of each sample, and the probability of each class, or of the predicted one alone."""
-    results = []
+    """What is predicted for each sample, and the probability of each class, or of the predicted one alone.
+
+    That is a class, or None where there is no number, or with several labels a list of classes.
+    """
+    results, has_several = [], rows.get("multi_label", True)
     for predicted, probabilities in zip(rows["predicted"].tolist(), rows["probabilities"].tolist(), strict=True):
         shares = [round(share, 6) for share in probabilities]
         names = list(compress(classes, predicted))
         known = dict(zip(classes if len(shares) == len(classes) else names, shares, strict=False))
-        results.append({"predicted": names, "probabilities": known})
+        results.append({"predicted": names if has_several else next(iter(names), None), "probabilities": known})
     return results
 
 

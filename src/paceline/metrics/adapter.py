@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.core.errors import RecipeError, TrainingError
 from paceline.core.signatures import signature_of
@@ -53,6 +53,9 @@ class MetricAdapter:
         self.name = name
         self.pair: Pair = output_and_target
         self._metric = metric
+        for part in metric.modules() if isinstance(metric, nn.Module) else ():
+            if hasattr(part, "distributed_available_fn"):  # of torchmetrics: it would add up what all processes hold
+                part.distributed_available_fn = _never  # type: ignore[assignment]
 
     @property
     def higher_is_better(self) -> Mapping[str, bool]:
@@ -153,6 +156,10 @@ class SummedMetric(MetricAdapter):
             setattr(metric, name, total if isinstance(getattr(metric, name), Tensor) else total.item())
         with one_thread(), torch.no_grad():
             return self._computed(metric)
+
+
+def _never() -> bool:
+    return False
 
 
 @contextmanager

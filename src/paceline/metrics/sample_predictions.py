@@ -17,7 +17,7 @@ class SamplePredictions:
 
     Values are tensors: "sample" [N], its id; "file" [N], the id of the sample that names its file (the batch's field
     "first"); "truth" and "predicted", bool [N, C]; "probabilities" [N, C], or with one label among many classes [N, 1],
-    that of the predicted class alone.
+    that of the predicted class alone. "multi_label" is a bool.
     """
 
     def __init__(self, num_classes: int, multi_label: bool = False) -> None:
@@ -49,6 +49,7 @@ class SamplePredictions:
             "truth": labels > 0.5 if labels.ndim == 2 else labels.unsqueeze(1) == class_ids,
             "predicted": predicted,
             "probabilities": probabilities,
+            "multi_label": self.multi_label,
         }
 
     def _predicted(self, state: State, class_ids: Tensor) -> tuple[Tensor, Tensor]:

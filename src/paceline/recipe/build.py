@@ -68,10 +68,10 @@ from paceline.recipe.build_optim import (
     make_freezing,
     make_scheduler,
 )
-from paceline.recipe.load import load
 from paceline.recipe.problems import unknown_name
 from paceline.recipe.schema import Weights
-from paceline.recipe.validate import CheckedRecipe, validate
+from paceline.recipe.user_modules import read_checked
+from paceline.recipe.validate import CheckedRecipe
 from paceline.tasks.task import Task, check_task
 
 _MODEL_STREAM = 0x4D4F  # keeps the seed of the initial weights apart from those of the steps
@@ -85,7 +85,8 @@ def build(reference: str | Path, overrides: Mapping[str, Any] | None = None, out
     place = Path(reference)
     folder = place if (place / "recipe.yaml").is_file() else None
     written = [f"{key}={_as_json(key, value)}" for key, value in (overrides or {}).items()]
-    builder = Builder(validate(load(str(folder / "recipe.yaml") if folder else str(reference), written)))
+    recipe = str(folder / "recipe.yaml") if folder else str(reference)
+    builder = Builder(read_checked(recipe, written, is_run=folder is not None))
     builder.notes += builder.checked.notes
     run = builder.run(Path(out) if out else folder)
     if folder:

@@ -49,7 +49,10 @@ class BuildContext:
         target = resolve(kind, name)
         if kind == "loss" and is_criterion(target):  # a function that is the loss itself
             return partial(target, **arguments)
-        accepted = _accepted(target, {name: value for name, value in supplied.items() if name not in arguments})
+        # None of what the data tell too is left to them, such as `num_classes` of torchmetrics.
+        arguments = {name: value for name, value in arguments.items() if value is not None or name not in supplied}
+        unset = {name: value for name, value in supplied.items() if name not in arguments}
+        accepted = _accepted(target, unset, takes_any=kind not in ("loss", "metric"))
         if is_ours(target):
             return target(**arguments, **accepted)
         try:
@@ -112,11 +115,12 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
     return entry.resolve()
 
 
-def _accepted(target: Callable[..., Any], supplied: dict[str, Any]) -> dict[str, Any]:
+def _accepted(target: Callable[..., Any], supplied: dict[str, Any], takes_any: bool) -> dict[str, Any]:
+    """What is supplied and named by the signature; with `takes_any`, all of it where there are `**kwargs`."""
     parameters = signature_of(target).parameters
     # A module without an __init__ of its own has torch's, which takes any arguments and then refuses them.
     is_inherited = isinstance(target, type) and vars(nn.Module)["__init__"] is getattr(target, "__init__", None)
-    takes_any = not is_inherited and any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    takes_any = takes_any and not is_inherited and any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     return {name: value for name, value in supplied.items() if takes_any or name in parameters}
 
 
@@ -157,6 +161,7 @@ _CHANGED = "it changed while the processes started; run the command again"
 def check_recipe(context: BuildContext) -> None:
     """Raise if ranks read different recipes."""
     own = context.checked.resolved()
+    own["use"] = [each["sha256"] for each in own["use"] if isinstance(each, dict)]  # on machines with other folders
 
     def explain(first: Any) -> str:
         key, theirs, ours = _first_difference("", first, own)

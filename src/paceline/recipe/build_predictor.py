@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from paceline.recipe.build_data import add_transforms, make_evaluations, make_sp
 from paceline.recipe.load import load as load_recipe
 from paceline.recipe.load import run_recipe
 from paceline.recipe.schema import DatasetPart, TransformPart
+from paceline.recipe.user_modules import read_checked
 from paceline.recipe.validate import CheckedRecipe, validate
 from paceline.tasks.video import VideoClassification
 
@@ -53,11 +54,16 @@ def load(run_directory: str | Path, checkpoint: str | Path | None = None, averag
 
 
 def check_run(
-    run_directory: Path, flips: bool = False, min_score: float | None = None, overrides: Sequence[str] = ()
+    run_directory: Path,
+    modules: Sequence[str] = (),
+    flips: bool = False,
+    min_score: float | None = None,
+    overrides: Sequence[str] = (),
 ) -> CheckedRecipe:
     """The recipe of a run directory as prediction needs it: maps at the original size, perhaps of mirror images too."""
     recipe, always = str(run_recipe(run_directory)), [*_ALWAYS, *overrides]
-    name = validate(load_recipe(recipe, always)).recipe.task.name
+    checked = read_checked(recipe, always, modules, is_run=True)
+    name = checked.recipe.task.name
     task = resolve("task", name)
     if flips and "flip" not in signature_of(task).parameters:
         raise UsageError(f"--tta: task {name} cannot average over mirror images; leave it out")
@@ -69,7 +75,8 @@ def check_run(
         f"task.min_score={min_score}": min_score is not None,
         "evaluate.original_size=true": is_original,
     }
-    return validate(load_recipe(recipe, [*always, *(each for each, is_needed in further.items() if is_needed)]))
+    chosen = validate(load_recipe(recipe, [*always, *(each for each, is_needed in further.items() if is_needed)]))
+    return replace(chosen, notes=[*checked.notes, *chosen.notes])
 
 
 def build_predictor(
@@ -209,6 +216,7 @@ class Predictor:
         loader = inputs.loader(self._files(samples)) if samples else inputs.own_loader()
         about = {
             "run": recipe.name,
+            "task": recipe.task.name,
             "model": recipe.model.name,
             "step": self.checkpoint.step,
             "average": self.average,

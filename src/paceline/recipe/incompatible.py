@@ -23,6 +23,7 @@ _EITHER = [
     ("schedule.warmup_epochs", "schedule.warmup_steps"),
 ]
 _PLACES = ("root", "file", "images", "annotations", "list_file", "joints")
+_PARTS = ("split_shares", "split_column", "fold")
 _FOR_TRAINING = ("mixup", "cutmix", "mixup_or_cutmix", "mosaic", "multi_scale")
 
 
@@ -90,10 +91,14 @@ def _drawn_splits(recipe: Recipe) -> Iterator[Check]:
     drawn = {split: (part.dataset, part.model_extra or {}) for split, part in recipe.data.splits().items()}
     dataset, train = drawn.pop("train")
     for split, (name, own) in drawn.items():
-        is_part = own.get("split_shares") or own.get("split_column") is not None
+        parts = _PARTS if "fold_column" in own else _PARTS[:2]  # a user's `fold` may mean anything
+        is_part = any(each.get(key) is not None for each in (own, train) for key in parts)
         if name != dataset or not is_part or any(own.get(key) != train.get(key) for key in _PLACES):
             continue
-        for key, default in (("split_shares", None), ("split_seed", None), ("stratify", True), ("split_column", None)):
+        defaults = {
+            key: True if key == "stratify" else None for key in (*parts, "split_seed", "stratify", "fold_column")
+        }
+        for key, default in defaults.items():
             if own.get(key, default) != train.get(key, default):
                 keys = [f"data.{split}.{key}", f"data.train.{key}"]
                 yield keys, f"differs from data.train.{key}, so splits would overlap"

@@ -242,6 +242,8 @@ def _address(tree: Any, segments: list[str], label: str) -> KeyPath:
     """The place of a dotted key in this tree; numbers are indices into lists."""
     if segments[0] == "extends":
         raise RecipeError(f"{label}: extends is only allowed in a file")
+    if segments[0] == "use":
+        raise RecipeError(f"{label}: use is only allowed in a file; give --use MODULE")
     path: KeyPath = ()
     for segment in segments:
         if isinstance(tree, list):

@@ -60,10 +60,11 @@ def _named_parts(path: KeyPath, value: Any) -> list[KeyPath]:
 
 
 _SPLITS = ("train", "val", "test{}")
+DATASETS = [PartSpec(("data", split), "dataset", "dataset", DatasetPart) for split in _SPLITS]
 PARTS = [
     PartSpec(("task",), "task", "name", TaskPart),
     PartSpec(("model",), "model", "name", ModelPart),
-    *(PartSpec(("data", split), "dataset", "dataset", DatasetPart) for split in _SPLITS),
+    *DATASETS,
     *(PartSpec(("data", split, "transforms", "*"), "transform", "name", TransformPart) for split in _SPLITS),
     PartSpec(("losses", "*"), "loss", "name", LossPart),
     PartSpec(("optimizer",), "optimizer", "name", OptimizerPart),

@@ -22,6 +22,17 @@ Steps = Annotated[int, Field(ge=1, le=10**9)]
 RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
 
+class UsedModule(Arguments):
+    """A module of the user's own, as a run records it."""
+
+    module: str
+    """Its name in Python."""
+    file: str
+    """Where it is."""
+    sha256: str
+    """The SHA-256 sum of the file; a run that finds another says so."""
+
+
 class Part(Arguments):
     """A section that names a part; its arguments are further keys."""
 
@@ -135,6 +146,8 @@ class Data(Arguments):
     """The data set that is measured on during training; it decides which checkpoint is the best."""
     test: TestSets | None = None
     """A data set to evaluate after the last step, or several by name."""
+    fold: CountOrZero | None = None
+    """The fold to hold out in cross-validation: the `fold` of each data set that takes one."""
     loader: Literal["auto", "memory", "thread", "process", "dali"] = "auto"
     """How to load samples; auto: by index if in memory, else by threads. Only dali changes pixels, in training."""
     num_workers: Workers | Auto = "auto"
@@ -357,6 +370,8 @@ class Recipe(Arguments):
 
     name: RunName
     """The run's name: its directory is runs/NAME."""
+    use: str | list[str | UsedModule] = []
+    """Modules of your own to import first: a .py file, relative to the recipe's, or the name of a module."""
     task: TaskPart
     """The vision problem."""
     model: ModelPart

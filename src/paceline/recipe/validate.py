@@ -18,7 +18,7 @@ from paceline.core.errors import RecipeError
 from paceline.core.registry import KINDS, SUPPLIED, Entry, register
 from paceline.recipe.document import COMMAND_LINE, Document, Origin, children, lookup, places
 from paceline.recipe.incompatible import cross_checks
-from paceline.recipe.parts import PARTS, SEVERAL, PartSpec
+from paceline.recipe.parts import DATASETS, PARTS, SEVERAL, PartSpec
 from paceline.recipe.problems import Problem, expected_names, own_parts, problems_of, show, unknown_name
 from paceline.recipe.schema import Recipe
 from paceline.recipe.unreached import drop_unreached
@@ -69,7 +69,7 @@ def validate(document: Document) -> CheckedRecipe:
     """Check everything that needs no building; raise all mistakes at once."""
     document = Document(copy.deepcopy(document.tree), dict(document.keys), dict(document.values))
     notes = drop_unreached(document)
-    problems = _not_finite(document)
+    problems = [*_not_finite(document), *_spread_fold(document)]
     arguments: dict[KeyPath, dict[str, Any]] = {}
     for part in PARTS:
         for path in part.places(document.tree):
@@ -103,6 +103,33 @@ def _not_finite(document: Document) -> list[Problem]:
         for path, value in numbers
         if isinstance(value, float) and not math.isfinite(value)
     ]
+
+
+def _spread_fold(document: Document) -> list[Problem]:
+    """Give `data.fold` to each data set that takes a fold; the problems of those that were given another."""
+    data = document.tree.get("data")
+    fold = data.get("fold") if isinstance(data, dict) else None
+    if not isinstance(data, dict) or fold is None:
+        return []
+    problems: list[Problem] = []
+    origin, is_taken = document.values.get(("data", "fold"), DEFAULT), False
+    splits = [(part, path) for part in DATASETS for path in part.places(document.tree)]
+    for spec, path in splits:
+        tree = lookup(document.tree, path)
+        entry = _entry(spec, path, tree) if isinstance(tree, dict) else None
+        if not isinstance(entry, Entry) or "fold" not in entry.arguments.model_fields:
+            continue
+        is_taken, place = True, (*path, "fold")
+        if "fold" not in tree or document.values.get(place, DEFAULT).layer < origin.layer:
+            tree["fold"] = fold
+            document.keys[place] = document.values[place] = origin
+        elif tree["fold"] != fold:
+            problems.append(Problem(place, f"differs from data.fold, which is {show(fold)}; remove one of them"))
+    if not is_taken:
+        problems.append(Problem(("data", "fold"), "no data set of this recipe takes a fold"))
+    document.forget(("data", "fold"))
+    del data["fold"]
+    return problems
 
 
 def _check_part(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,12 @@ def overlap(first: Tensor, second: Tensor) -> Tensor:
     areas = [(boxes[..., 2:] - boxes[..., :2]).prod(-1) for boxes in (first, second)]
     inside = (high - low).clamp(min=0).prod(-1)
     return inside / (areas[0] + areas[1] - inside)
+
+
+@register.layer_map("my_layers")
+def my_layers(model: nn.Module) -> Callable[[str], int]:  # ← your layer ids
+    """From a parameter's name to its layer, 0 at the input: finetune.yaml lowers their learning rates by it."""
+    return lambda name: int(name.split(".")[1]) // 3  # a convolution, its norm and its activation are one layer
 
 
 @register.dataset("my_dataset")

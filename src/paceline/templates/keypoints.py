@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,12 @@ class MyModel(nn.Module):  # ← your model
         """The heatmaps; each keypoint is where its heatmap is highest."""
         heatmaps: Tensor = self.layers(images)
         return heatmaps
+
+
+@register.layer_map("my_layers")
+def my_layers(model: nn.Module) -> Callable[[str], int]:  # ← your layer ids
+    """From a parameter's name to its layer, 0 at the input: finetune.yaml lowers their learning rates by it."""
+    return lambda name: int(name.split(".")[1]) // 3  # a convolution, its norm and its activation are one layer
 
 
 @register.dataset("my_dataset")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -42,6 +43,29 @@ class MyModel(nn.Module):  # ← your model
         tokens = self.embed(patchify(images, self.patch_size)) + self.position
         encoded: Tensor = self.encoder(tokens)
         return encoded.mean(1)
+
+
+@register.model("my_classifier")
+class MyClassifier(nn.Module):  # ← what is finetuned: the encoder with a new head
+    """Logits [N, num_classes] of images."""
+
+    def __init__(self, num_classes: int, in_channels: int, width: int = 32) -> None:
+        super().__init__()
+        self.body = MyModel(in_channels, width=width)
+        del self.body.decoder, self.body.predict, self.body.mask_token
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The logits."""
+        logits: Tensor = self.head(self.body.features(images))
+        return logits
+
+
+@register.layer_map("my_layers")
+def my_layers(model: nn.Module) -> Callable[[str], int | None]:  # ← your layer ids
+    """From a parameter's name to its layer, 0 at the input, None for the head, for the rates of finetune.yaml."""
+    layers = {"embed": 0, "position": 0, "encoder": 1}
+    return lambda name: layers.get(name.split(".")[1])
 
 
 @register.dataset("my_dataset")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,12 @@ class MyModel(nn.Module):  # ← your model
         """The logits, of which losses are given `output` at the size of the masks."""
         logits: Tensor = self.layers(images)
         return logits
+
+
+@register.layer_map("my_layers")
+def my_layers(model: nn.Module) -> Callable[[str], int]:  # ← your layer ids
+    """From a parameter's name to its layer, 0 at the input: finetune.yaml lowers their learning rates by it."""
+    return lambda name: int(name.split(".")[1]) // 3  # a convolution, its norm and its activation are one layer
 
 
 @register.dataset("my_dataset")
