@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -57,6 +58,31 @@ def test_a_hook_may_replace_the_arguments() -> None:
     optimizer.register_step_pre_hook(lambda _, args, kwargs: (args, {**kwargs, "factor": 2.0}))
     step_optimizer(optimizer)
     assert torch.equal(weight, expected)
+
+
+def test_a_step_set_on_the_optimizer_is_called_with_its_hooks() -> None:
+    called: list[str] = []
+    weight, optimizer = make(torch.optim.SGD, lr=0.5)
+    expected: Tensor = weight.detach() - 0.5 * weight.grad  # type: ignore[operator]
+    torch_step = optimizer.step
+
+    def own_step() -> None:
+        called.append("own step")
+        torch_step()
+
+    optimizer.register_step_pre_hook(lambda *_: called.append("before"))
+    optimizer.step = own_step  # type: ignore[method-assign, assignment]
+    step_optimizer(optimizer)
+    assert called == ["own step", "before"]
+    assert torch.equal(weight, expected)
+
+
+def test_torchs_scheduler_notices_the_step() -> None:
+    _, optimizer = make(torch.optim.AdamW, lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    step_optimizer(optimizer)
+    with warnings.catch_warnings(action="error"):  # torch warns if `step` of the scheduler comes first
+        scheduler.step()
 
 
 def test_a_profile_shows_the_step() -> None:

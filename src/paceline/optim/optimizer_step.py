@@ -13,8 +13,9 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 def step_optimizer(optimizer: Optimizer) -> None:
     """Step, with all hooks. The profiler range around torch's own takes as long as the update of a small model."""
     wrapper = type(optimizer).step
-    # torch marks what it has wrapped; a user's optimizer may be of another kind.
-    if profiler._is_profiler_enabled or not getattr(wrapper, "hooked", False):
+    # torch marks what it has wrapped; a user's optimizer may be of another kind, or have a `step` set on it, as
+    # torch's schedulers do.
+    if profiler._is_profiler_enabled or not getattr(wrapper, "hooked", False) or "step" in vars(optimizer):
         optimizer.step()
         return
     args: Any = (optimizer,)
