@@ -141,6 +141,7 @@ class Builder(BuildContext):
         check_expected(self, task)
         out = out or Path("runs") / self.recipe.name
         layout = self.recipe.train.channels_last
+        check_class = HostFiniteCheck if self.decides_on_host else FiniteCheck
         state = RunState(
             model=master_model,
             optimizer=optimizer,
@@ -149,10 +150,10 @@ class Builder(BuildContext):
             choices=Choices(threads, sampler.micro_batch_size, self.world.size, None if layout == "auto" else layout),
             averaging=make_averaging(self, progress),
             precision=precision,
+            finite_check=check_class(self.recipe.train.on_nonfinite),
             parts=self.parts,
             recipe=self.resolved(),
         )
-        check_class = HostFiniteCheck if self.decides_on_host else FiniteCheck
         return Run(
             name=self.recipe.name,
             out=out,
@@ -171,7 +172,6 @@ class Builder(BuildContext):
             freezing=freezing,
             lr_changes=LRChangeLog(self.recipe.logging.lr_change_ratio),
             buffer_backup=BufferBackup(model, self.parts) if may_continue(self) else NoBackup(),
-            finite_check=check_class(self.recipe.train.on_nonfinite),
             explain_nonfinite=explain_and_keep,
             visualize=self.recipe.logging.images,
             save_predictions=self.recipe.evaluate.save_predictions,
