@@ -229,6 +229,17 @@ RUN_STATES: dict[str, Callable[[dict[str, Any]], object]] = {
 """Of what a run saved beside its model: changes to state.json."""
 
 
+RECIPES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a batch size in words": lambda recipe: recipe["data"].update(batch_size="much\n"),
+    "a batch size that is an object": lambda recipe: recipe["data"].update(batch_size={"a": {}}),
+    "a batch size that is no number": lambda recipe: recipe["data"].update(batch_size={"$float": "nan"}),
+    "a batch size 90 deep": lambda recipe: recipe["data"].update(batch_size=_nested(90)),
+    "no data": lambda recipe: recipe.pop("data"),
+    "an unknown key of a megabyte": lambda recipe: recipe.update({"x\n\x1b[31m" * 10**5: 1}),
+}
+"""Changes to the recipe in state.json that no recipe has."""
+
+
 def spoil_state(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change the state of a checkpoint, and have the manifest say so."""
     state = json.loads((folder / "state.json").read_bytes())
