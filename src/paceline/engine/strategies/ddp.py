@@ -125,8 +125,8 @@ class DDPStrategy(SingleStrategy):
     def _refuse_unused(self) -> None:
         if unused := [name for name, parameter in self._expected if parameter.grad is None]:
             raise TrainingError(
-                f"strategy ddp: the loss does not depend on {join_first(unused, 3)}, whose gradients it waits for; freeze"
-                " these parameters (model.freeze), or set train.strategy={name: ddp, find_unused: true}"
+                f"strategy ddp: the loss does not depend on {join_first(unused, 3)}, whose gradients it waits for;"
+                " freeze these parameters (model.freeze), or set train.strategy={name: ddp, find_unused: true}"
             )
 
     def _broadcast(self, buffers: list[Tensor]) -> None:
