@@ -20,6 +20,7 @@ from paceline.checkpoint.pretrained import is_pretrained_name
 from paceline.checkpoint.state import Stateful
 from paceline.checkpoint.store import Store
 from paceline.core.errors import CheckpointError, RecipeError
+from paceline.core.generators import unchanged_generators
 from paceline.core.intervals import Progress, to_steps
 from paceline.core.world import World, join
 from paceline.data.batch import KeypointNames
@@ -76,6 +77,7 @@ from paceline.tasks.task import Task, check_task
 _MODEL_STREAM = 0x4D4F  # keeps the seed of the initial weights apart from those of the steps
 
 
+@unchanged_generators()
 def build(reference: str | Path, overrides: Mapping[str, Any] | None = None, out: str | Path | None = None) -> Run:
     """A run, ready for `train`, `train_step` or `evaluate`, from a recipe file or the name of a recipe that ships.
 
