@@ -179,6 +179,8 @@ def test_metrics_and_losses_are_not_mixed_and_no_batch_knows_of_another(
 class Counting(PlainNet):
     """Counts the batches that it sees in a buffer, in place."""
 
+    seen: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
