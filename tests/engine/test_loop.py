@@ -5,6 +5,7 @@ import math
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -438,6 +439,7 @@ class Evaluating(NormedNet):
         super().__init__()
         self.deeds: dict[int, Callable[[], None]] = {}
         self.calls = itertools.count()
+        self.lock = threading.Lock()  # cannot be copied for another thread, so this one counts all calls
 
     def forward(self, images: Tensor) -> Tensor:
         if not self.training:
