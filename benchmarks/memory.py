@@ -18,7 +18,6 @@ _PLAIN, _AGAIN, _BF16, _BOTH = "plain", "checkpointing", "bf16", "bf16 + checkpo
 _OPTIONS: dict[str, list[str]] = {
     _PLAIN: [],
     _AGAIN: ["--checkpointing", "blocks"],
-    "selective checkpointing": ["--checkpointing", "selective"],
     _BF16: ["--bf16"],
     _BOTH: ["--bf16", "--checkpointing", "blocks"],
 }

@@ -14,13 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.core.world import World, join
-from paceline.engine.activation_checkpointing.policies import (
-    Blocks,
-    NoActivationCheckpointing,
-    Policy,
-    Selective,
-    apply_activation_checkpointing,
-)
+from paceline.engine.activation_checkpointing.checkpointing import Blocks, NoActivationCheckpointing
 from paceline.engine.precision.mixed import make_precision
 from paceline.engine.strategies.ddp import ddp
 from paceline.launch.environment import take_place
@@ -30,7 +24,7 @@ from paceline.plan.memory import MemoryTracker
 
 _BATCH, _SIZE = 4, 320
 _MODELS: dict[str, Callable[[], MINet]] = {"light": minet_light, "resnet50": minet_resnet50}
-_WAYS: dict[str, Policy] = {"none": NoActivationCheckpointing(), "blocks": Blocks(), "selective": Selective()}
+_WAYS: dict[str, Blocks | NoActivationCheckpointing] = {"none": NoActivationCheckpointing(), "blocks": Blocks()}
 
 
 class Trainee:
@@ -39,7 +33,7 @@ class Trainee:
     def __init__(self, world: World, model: str, checkpointing: str, is_bf16: bool) -> None:
         torch.manual_seed(0)
         self.model = _MODELS[model]()
-        apply_activation_checkpointing(self.model, _WAYS[checkpointing])
+        _WAYS[checkpointing].apply(self.model)
         self.network = ddp(self.model, world, is_exact=False).network
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
         own_images = _BATCH // world.size

@@ -94,8 +94,8 @@ def _() -> list[str]:
     """The image itself is damaged: whoever reads a sound one has followed the index."""
     import numpy as np
 
-    from paceline.core.mapped_arrays import ArrayWriter
     from paceline.data.datasets.image_folder import ImageFolder
+    from paceline.data.mapped_arrays import ArrayWriter
 
     command = check_image(b"no image")
     Path("secret.png").write_bytes(png(8, 8))
@@ -105,7 +105,7 @@ def _() -> list[str]:
     for path in (Path("photos/.paceline") / kept.name.rpartition("-")[0], Path("photos/.paceline") / kept.name):
         path.parent.mkdir(exist_ok=True)
         with path.open("w+b") as file:
-            writer = ArrayWriter(file, path.parent)
+            writer = ArrayWriter(file)
             writer.append("label", np.zeros(1, np.int64))
             writer.append_texts("file", [b"../secret.png"])
             writer.append_texts("watched", [])

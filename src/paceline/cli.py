@@ -12,7 +12,7 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from paceline import __version__
-from paceline.core.errors import PacelineError, UsageError, naming_full_disks
+from paceline.core.errors import PacelineError, RecipeError, UsageError, naming_full_disks
 from paceline.core.process import flush_streams, limit_spinning, open_missing_streams, pause_gc, print_error
 from paceline.launch.environment import LAUNCHER, end_with_sweep
 
@@ -89,6 +89,8 @@ def _named(body: Callable[[argparse.Namespace], int], options: argparse.Namespac
     except Exception as error:
         # A field that a batch lacks, a KeyError, is the mistake of a part; what calls parts has loaded torch.
         is_explained = isinstance(error, PacelineError) and not isinstance(error, KeyError)
+        if isinstance(error, RecipeError) and hasattr(options, "checked"):
+            raise options.checked.located(error) from error
         if is_explained or "torch" not in sys.modules:
             raise
         from paceline.core.user_code import named_errors
@@ -220,6 +222,12 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--average", action="store_true", help="use the average of the weights (train.averaging)")
     parser.add_argument("--tta", action="store_true", help="average over each image and its mirror image")
     parser.add_argument("--no-images", dest="images", action="store_false", help="draw no images")
+    parser.add_argument(
+        "--score",
+        type=float,
+        metavar="X",
+        help="least score of detections, written and drawn (default: all are written, the 20 best from 0.3 on drawn)",
+    )
     parser.add_argument("--use", action="append", default=[], metavar="MODULE", help="import your own module first")
 
 

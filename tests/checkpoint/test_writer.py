@@ -73,19 +73,14 @@ def held_writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
             may_write.set()
 
 
-@pytest.mark.parametrize("is_lasting", [False, True])
-def test_what_changes_after_the_copy_is_saved_as_it_was(
-    root: Path, monkeypatch: pytest.MonkeyPatch, is_lasting: bool
-) -> None:
+def test_what_changes_after_the_copy_is_saved_as_it_was(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = odd_tensors()
     before = {name: tensor.clone() for name, tensor in tensors.items()}
     state: dict[str, Any] = {"inner": [tensors["wide"], {"rate": 0.1}], "note": "x"}
     saver = Saver(Store(root))
     with held_writer(monkeypatch) as may_write:
-        lasting = [tensors["wide"], tensors["large"]] if is_lasting else []
-        saver.start(3, tensors, state, {"top1": 0.5}, lasting)
+        saver.start(3, tensors, state, {"top1": 0.5})
         assert saver.poll() == []
-        saver.finish_copy()
         for name in ("wide", "scalar", "flags", "bytes", "half", "conjugated", "large"):
             tensors[name].zero_()
         state["inner"][1]["rate"] = 9.0
@@ -119,14 +114,11 @@ def test_training_goes_on_while_each_state_is_saved(root: Path) -> None:
     for step in range(12):
         samples = torch.randn(8, 30)
         model(samples).square().mean().backward()
-        saver.finish_copy()
         optimizer.step()
         tree = {"optimizer": optimizer_tree(optimizer, model)}
         expected[step] = ({k: v.clone() for k, v in model.state_dict().items()}, deepcopy(flatten(tree)[0]))
-        kept = [value for entry in optimizer.state.values() for value in entry.values()]
-        saver.start(step, model.state_dict(), tree, {}, [*model.parameters(), *kept])
+        saver.start(step, model.state_dict(), tree, {})
         results += saver.poll()
-    saver.finish_copy()
     results += saver.finish()
     assert [result.step for result in results] == list(range(12))
     assert saver.poll() == saver.finish() == []
@@ -236,7 +228,6 @@ def test_who_does_not_save_takes_note_of_the_step(root: Path) -> None:
     saver = NoSaver(Store(root))
     saver.reserve({}, {})
     saver.start(4, {}, {}, {})
-    saver.finish_copy()
     assert (saver.last_step, saver.poll(), saver.finish(), root.exists()) == (4, [], [], False)
 
 

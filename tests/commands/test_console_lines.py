@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
+from paceline.commands.common import metrics_tables
 from paceline.loggers.events import Record
 from paceline.loggers.jsonl import read_records
 
@@ -96,3 +97,13 @@ def test_the_status_names_the_main_metric_and_its_direction(printed: tuple[Path,
     run, _, _ = printed
     status = json.loads((run / "status.json").read_text())
     assert (status["main_metric"], status["direction"]) == ("loss", "min")
+
+
+def test_metrics_of_many_classes_have_a_table_of_a_line_for_each_split() -> None:
+    splits = {
+        split: {"ap": 0.5, **{f"ap.{number}": number / 80 for number in range(80)}} for split in ("val", "test.a")
+    }
+    (header, rows), (by_class, summed) = metrics_tables(splits, "ap")
+    assert (header, rows) == (["", "ap"], [["val", "0.5000"], ["a", "0.5000"]])
+    assert by_class == ["ap.*", "mean", "highest", "lowest"]
+    assert [row[:2] for row in summed] == [["val", "0.4938 of 80"], ["a", "0.4938 of 80"]]

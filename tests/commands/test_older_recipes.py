@@ -54,10 +54,28 @@ def test_a_key_that_was_added_counts_as_its_default(key: str, recipe: dict[str, 
     assert recipe_differences(without(recipe, key), recipe) == []
 
 
+def test_an_empty_list_is_no_other_than_none(recipe: dict[str, Any]) -> None:
+    older = copy.deepcopy(recipe)
+    older["optimizer"]["param_groups"] = None
+    assert recipe_differences(older, recipe) == recipe_differences(recipe, older) == []
+    recipe["optimizer"]["param_groups"] = [{"match": "head", "lr_scale": 2}]
+    assert [line.partition(":")[0] for line in recipe_differences(older, recipe)] == [
+        "optimizer.param_groups.0.match",
+        "optimizer.param_groups.0.lr_scale",
+    ]
+
+
 def test_another_value_than_the_default_is_a_change(recipe: dict[str, Any]) -> None:
     now = copy.deepcopy(recipe)
     now["train"]["sync_bn"] = True
     assert recipe_differences(without(recipe, "train.sync_bn"), now) == ["train.sync_bn: was false, is true"]
+
+
+def test_a_run_whose_splits_were_drawn_from_all_samples_alike_may_say_so(recipe: dict[str, Any]) -> None:
+    before, now = copy.deepcopy(recipe), copy.deepcopy(recipe)
+    before["data"]["train"] |= {"stratify": True}
+    now["data"]["train"] |= {"stratify": False}
+    assert recipe_differences(before, now) == [], "whether the samples are the same, the fingerprint tells"
 
 
 def test_a_key_that_is_gone_is_a_change(recipe: dict[str, Any]) -> None:

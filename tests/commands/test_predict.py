@@ -198,6 +198,19 @@ def test_lists_averages_and_flipped_images(runs: Path, tmp_path: Path, capsys: p
     assert "--tta" in capsys.readouterr().err
 
 
+def test_the_least_score_of_detections(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, scores = str(val_files(runs, "detection")[0]), {}
+    for name, words in {"all": [], "best": ["--score", "0.2"]}.items():
+        run = str(runs / "runs" / "detection")
+        assert cli.main(["predict", run, file, "--out", str(tmp_path / name), *words]) == 0
+        scores[name] = [each["score"] for each in json.loads((tmp_path / name / "predictions.json").read_text())]
+    assert 0 < len(scores["best"]) < len(scores["all"])
+    assert scores["best"] == [score for score in scores["all"] if score >= 0.2]
+    other = str(runs / "runs" / "classification")
+    assert cli.main(["predict", other, file, "--out", str(tmp_path / "none"), "--score", "0.2"]) == 2
+    assert "--score" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("kind", ["detection", "saliency"])
 def test_with_tta_predictions_of_a_flipped_image_are_flipped(kind: str, runs: Path) -> None:
     run = runs / "runs" / kind

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import paceline
 from paceline.checkpoint.reader import open_checkpoint
 from paceline.cli import main
-from paceline.core.errors import CheckpointError, UsageError
+from paceline.core.errors import CheckpointError, DataError, UsageError
 from paceline.loggers.jsonl import read_records
 
 KEYS: dict[str, Any] = {
@@ -52,6 +53,24 @@ def weights(out: Path, step: int) -> dict[str, torch.Tensor]:
 def timeless(out: Path) -> list[dict[str, Any]]:
     records = read_records(out / "metrics.jsonl")
     return [{name: value for name, value in each.items() if name != "clock"} for each in records]
+
+
+def test_overrides_take_paths_and_numpy_numbers(tmp_path: Path) -> None:
+    train = {"dataset": "idx", "root": tmp_path, "split": "train"}
+    with pytest.raises(DataError, match=str(tmp_path)):  # an empty folder
+        build(tmp_path / "run", **{"data.train": train})
+    half = np.float32(0.5)
+    run = build(
+        tmp_path / "run", **{"optimizer.lr": half, "train.steps": np.int64(3), "data.drop_last": np.bool_(True)}
+    )
+    recipe = run.builder.recipe
+    assert (recipe.optimizer.lr, recipe.train.steps, recipe.data.drop_last) == (0.5, 3, True)
+
+
+@pytest.mark.parametrize("value", [torch.tensor(1.0), [np.zeros(2)], {"betas": {1, 2}}, {np.int64(1): 1}, 1j])
+def test_other_overrides_are_refused_with_key_and_type(value: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"^optimizer.lr: .*(Tensor|ndarray|set|int64|complex)"):
+        build(tmp_path / "run", **{"optimizer.lr": value})
 
 
 def test_the_run_directory_is_that_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,8 @@ def make_run(
 ) -> Path:
     """A run directory as training leaves it: evaluated every four steps, and on test at the end."""
     folder.mkdir(parents=True)
-    recipe = {"name": folder.name, "task": {"name": task}, "model": {"name": "convnet", "widths": [4]}} | settings
+    recipe: dict[str, Any] = {"name": folder.name, "task": {"name": task}, "model": {"name": "convnet", "widths": [4]}}
+    recipe |= settings | {"train": {"epochs": len(metrics)} | dict(settings.get("train", {}))}  # type: ignore[call-overload]
     (folder / "recipe.yaml").write_text(
         "".join(f"{key}: {json.dumps(value)}  # here\n" for key, value in recipe.items())
     )
@@ -48,9 +50,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Three folds of which the first was best after its first epoch."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    make_run(tmp_path / "runs/fold-2", {"top1": 0.6}, {"top1": 0.8, "averaged_top1": 0.9})
-    make_run(tmp_path / "runs/fold-10", {"top1": 0.4}, {"top1": 0.9})
-    first = make_run(tmp_path / "runs/fold-1", {"top1": 0.95}, {"top1": 1.0}, {"top1": 0.7})
+    two, ten, one = ({"seed": number, "epochs": 3} for number in (2, 10, 1))
+    make_run(tmp_path / "runs/fold-2", {"top1": 0.6}, {"top1": 0.8, "averaged_top1": 0.9}, train=two)
+    make_run(tmp_path / "runs/fold-10", {"top1": 0.4}, {"top1": 0.9}, train=ten)
+    first = make_run(tmp_path / "runs/fold-1", {"top1": 0.95}, {"top1": 1.0}, {"top1": 0.7}, train=one)
     (first / "best").symlink_to(Path("checkpoints", "step-00000008"))
     make_run(tmp_path / "runs/fold-1~1", {"top1": 0.1})
     return tmp_path
@@ -64,11 +67,11 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> st
 def test_runs_stand_side_by_side_with_their_mean(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = answer(capsys, "--split", "val").splitlines()
     assert lines[0] == "classification, val"
-    assert lines[1].split() == ["run", "epoch", "top1"]
+    assert lines[1].split() == ["run", "seed", "epoch", "top1"]
     assert [line.split() for line in lines[2:5]] == [
-        ["fold-10", "2", "0.9000"],
-        ["fold-2", "2", "0.8000"],
-        ["fold-1", "3", "0.7000"],
+        ["fold-10", "10", "2", "0.9000"],
+        ["fold-2", "2", "2", "0.8000"],
+        ["fold-1", "1", "3", "0.7000"],
     ]
     assert lines[5].split() == ["mean", "±", "sd", "of", "3", "0.8000", "±", "0.1000"]
     assert lines[6] == "only some have averaged_top1"
@@ -85,6 +88,7 @@ def test_only_finished_runs_count_and_dead_ones_are_not_called_running(
     ]  # fmt: skip
     assert [each["num_runs"] for each in found["summaries"]] == [2]
     assert found["summaries"][0]["mean"] == {"top1": pytest.approx(0.8)}
+    assert [(each["directory"], each["reason"]) for each in found["left_out"]] == [("runs/fold-2", "is killed")]
 
 
 def test_json_holds_every_metric_and_the_summaries(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,9 +111,9 @@ def test_the_best_of_the_main_metric_stands_beside_the_last(folder: Path, capsys
     (folder / "runs/fold-2/best").symlink_to(Path("checkpoints", "step-00000004"))
     lines = answer(capsys, "runs/fold-1", "runs/fold-2", "--split", "val").splitlines()
     assert [line.split() for line in lines[1:4]] == [
-        ["run", "epoch", "top1", "best", "top1"],
-        ["fold-2", "2", "0.8000", "0.6000"],
-        ["fold-1", "3", "0.7000", "1.0000"],
+        ["run", "seed", "epoch", "top1", "best", "top1"],
+        ["fold-2", "2", "2", "0.8000", "0.6000"],
+        ["fold-1", "1", "3", "0.7000", "1.0000"],
     ]
     assert lines[4].split()[-6:] == ["0.7500", "±", "0.0707", "0.8000", "±", "0.2828"]
     found = json.loads(answer(capsys, "runs/fold-1", "--split", "val", "--json"))["runs"][0]
@@ -168,6 +172,53 @@ def test_runs_of_other_recipes_or_data_are_not_averaged(tmp_path: Path, capsys: 
     assert (summary["data"], summary["num_runs"]) == ("image_folder a", 3)
     assert summary["mean"]["top1"] == pytest.approx(0.6)
     assert summary["standard_deviation"]["top1"] == pytest.approx(0.1)
+
+
+def test_only_runs_of_one_length_are_averaged_and_each_seed_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, seed, epochs, top1 in (("a", 0, 2, 0.1), ("b", 1, 2, 0.5), ("c", 2, 2, 0.7), ("d", 3, 9, 0.9)):
+        make_run(tmp_path / "runs" / name, {"top1": top1}, train={"seed": seed, "epochs": epochs})
+    again = make_run(tmp_path / "runs/again", {"top1": 0.3}, train={"seed": 0, "epochs": 2})
+    os.utime(again / "status.json", (2e9, 2e9))
+    words = (str(tmp_path / "runs"), "--split", "val")
+    found = json.loads(answer(capsys, *words, "--json"))
+    (summary,) = found["summaries"]
+    assert (summary["num_runs"], summary["mean"]) == (3, {"top1": pytest.approx(0.5)})
+    assert summary["standard_deviation"] == {"top1": pytest.approx(0.2)}
+    assert {Path(each["directory"]).name: each["reason"] for each in found["left_out"]} == {
+        "a": f"repeats {again}, which has the same seed and is newer",
+        "d": "trains 9 epochs, not 2 epochs",
+    }
+    lines = answer(capsys, *words).splitlines()
+    assert lines[1].split() == ["run", "epochs", "seed", "epoch", "top1"]
+    assert len([line for line in lines if line.startswith("not in a mean: ")]) == 2
+    found = json.loads(answer(capsys, str(tmp_path / "runs/a"), str(again), "--split", "val", "--json"))
+    assert found["summaries"] == []
+    assert len(found["left_out"]) == 1
+
+
+def test_runs_on_other_training_data_are_no_repetitions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, root in enumerate(("a", "b")):
+        folders = data("v") | {"train": {"dataset": "image_folder", "root": root}}
+        make_run(tmp_path / "runs" / root, {"top1": 0.5}, data=folders, train={"seed": number})
+    assert json.loads(answer(capsys, str(tmp_path / "runs"), "--split", "val", "--json"))["summaries"] == []
+
+
+def test_metrics_of_many_classes_are_summed_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    classes = {f"ap.class {number}": number / 80 for number in range(80)}
+    for seed in range(2):
+        make_run(tmp_path / f"runs/{seed}", {"ap50": 0.5, **classes}, {"ap50": 0.5, **classes}, train={"seed": seed})
+    make_run(tmp_path / "runs/without", {"ap50": 0.25}, {"ap50": 0.25}, train={"seed": 3})
+    output = answer(capsys, str(tmp_path / "runs"), "--split", "val", "--out", str(tmp_path / "all.csv"))
+    assert max(map(len, output.splitlines())) < 120
+    header, *rows = output.split("\n\n")[1].splitlines()
+    assert header.split() == ["ap.*", "mean", "highest", "lowest"]
+    cells = "0.4938 of 80  class 79 0.988, class 78 0.975, class 77 0.963  class 0 0, class 1 0.0125, class 2 0.025"
+    assert rows == [f"{seed}     {cells}" for seed in range(2)]
+    assert "ap.class 7" not in output
+    assert len(json.loads(answer(capsys, str(tmp_path / "runs"), "--json"))["runs"][0]["metrics"]) == 81
+    assert float(csv_rows(tmp_path / "all.csv")[0]["ap.class 40"]) == 0.5
 
 
 def test_the_direction_of_the_main_metric_is_respected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """DALI behind the loader's contract: same samples in the same order and nearly the same pixels, whatever the files."""
 
+import json
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -210,6 +211,10 @@ def test_files_of_every_kind(paths: list[Path], tmp_path: Path) -> None:
         exif[ORIENTATION] = orientation
         image.save(tmp_path / f"turned {orientation}.jpg", exif=exif, quality=95)
         mixed = [*mixed, tmp_path / f"turned {orientation}.jpg"]
+    short, long = (b"\x01\x12\0" + number for number in (b"\x03\0\0\0\x01\0\x06\0\0", b"\x04\0\0\0\x01\0\0\0\x06"))
+    data = (tmp_path / "turned 6.jpg").read_bytes()
+    assert short in data
+    (tmp_path / "turned 6.jpg").write_bytes(data.replace(short, long))  # which DALI leaves as it lies
     for name, mode in (("gray.jpg", "L"), ("inks.jpg", "CMYK"), ("plain.png", "RGB"), ("palette.gif", "P")):
         image.convert(mode).save(tmp_path / name)
         mixed = [*mixed, tmp_path / name]
@@ -343,6 +348,44 @@ train: {{steps: 1}}
     assert key in reported
     assert found in reported
     assert not (tmp_path / "run").exists()
+
+
+@needs_dali
+def test_evaluation_decodes_the_usual_way_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(8):
+        path = tmp_path / "data" / "ab"[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(source_image(number)).save(path, quality=95)
+    split = "dataset: image_folder, root: data, split_shares: {train: 0.5, val: 0.5}"
+    (tmp_path / "recipe.yaml").write_text(
+        f"""name: dali
+task: classification
+model: {{name: convnet, widths: [4]}}
+data:
+  loader: dali
+  train: {{{split}, split: train, transforms: [{{name: resize, size: [32, 32]}}]}}
+  val: {{{split}, split: val, transforms: [{{name: resize, size: [32, 32]}}]}}
+  batch_size: 4
+losses: [cross_entropy]
+optimizer: {{name: sgd, lr: 0.1}}
+train: {{steps: 1, device: cpu}}
+logging: {{images: false}}
+"""
+    )
+    monkeypatch.chdir(tmp_path)
+    run = str(tmp_path / "run")
+    assert main(["train", "recipe.yaml", "--out", run]) == 0
+    assert "data.loader: dali is for training" in capsys.readouterr().err
+    (trained,) = [each for each in records(run) if each["split"] == "val"]
+    monkeypatch.setattr(dali, "is_installed", lambda: False)
+    assert main(["eval", run, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["metrics"]["cross_entropy"] == trained["cross_entropy"]
+
+
+def records(run: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(run, "metrics.jsonl").read_text().splitlines()]
 
 
 @needs_dali

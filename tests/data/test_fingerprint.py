@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paceline.core.world import World
-from paceline.data.cache import keep_in_memory
 from paceline.data.datasets.coco import Coco
 from paceline.data.datasets.idx import fashion_small
 from paceline.data.datasets.image_folder import ImageFolder
@@ -199,8 +197,6 @@ def test_splits_that_come_and_go_are_named(tmp_path: Path) -> None:
 
 def test_wrappers_do_not_change_it(tmp_path: Path) -> None:
     plain = ImageFolder(folder(tmp_path))
-    cached = keep_in_memory(plain, World(0, 1, 0, None), lambda _: None)  # type: ignore[arg-type]
-    assert fingerprint(cached) == fingerprint(plain)
     assert fingerprint(ClipDataset(plain, 3)) == fingerprint(plain)
 
 

@@ -13,9 +13,9 @@ import pytest
 from waiting import TIMEOUT, wait_until
 
 from paceline.core.errors import DataError
-from paceline.core.mapped_arrays import MappedArrays
 from paceline.data.index import index as index_module
 from paceline.data.index.index import IndexBuilder, clear_cache, open_index
+from paceline.data.mapped_arrays import MappedArrays
 
 LONG_AGO = 1_000_000_000_000_000_001
 

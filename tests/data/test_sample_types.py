@@ -16,7 +16,6 @@ from forkserver import script_ranks
 from paceline.core.errors import DataError
 from paceline.core.world import World
 from paceline.data.batch import Batch, Sample
-from paceline.data.cache import keep_in_memory
 from paceline.data.datasets.idx import MemoryImages
 from paceline.data.inspect import Findings, examine
 from paceline.data.loader import load
@@ -67,15 +66,6 @@ def by(kind: Any, workers: int | None, dataset: Typed, _: Path) -> Iterator[Batc
     return load(SplitLoader(dataset, [], 0), requests, workers, kind, ALONE)
 
 
-def cached(dataset: Typed, folder: Path) -> Iterator[Batch]:
-    kept = keep_in_memory(dataset, ALONE, lambda _: None)
-    first = list(by("auto", 0, kept, folder))  # type: ignore[arg-type]
-    assert kept.num_kept == SIZE
-    for one, other in zip(first, by("auto", 0, kept, folder), strict=True):  # type: ignore[arg-type]
-        assert torch.equal(one["image"], other["image"])
-        yield other
-
-
 def from_pack(dataset: Typed, folder: Path) -> Iterator[Batch]:
     write_pack(dataset, folder / "a.pack", None)
     return by("auto", 0, packed(folder / "a.pack"), folder)  # type: ignore[arg-type]
@@ -92,7 +82,6 @@ LOADERS: dict[str, Callable[[Typed, Path], Iterator[Batch]]] = {
     "auto": partial(by, "auto", None),
     "thread": partial(by, "thread", 2),
     "process": partial(by, "process", 1),
-    "cache": cached,
     "pack": from_pack,
     "gather": gathered,
 }
@@ -126,7 +115,7 @@ def test_all_other_types_are_refused_by_name(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
-@pytest.mark.parametrize("name", ["here", "thread", "cache", "pack"])
+@pytest.mark.parametrize("name", ["here", "thread", "pack"])
 def test_one_sample_of_another_type_is_refused(name: str, dtype: str, tmp_path: Path) -> None:
     other = "float32" if dtype == "uint8" else "uint8"
     with pytest.raises(DataError, match=r"sample.* 4\b") as caught:

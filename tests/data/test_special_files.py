@@ -14,7 +14,6 @@ import pytest
 from PIL import Image
 
 from paceline.core.errors import DataError
-from paceline.core.mapped_arrays import ArrayWriter
 from paceline.data.datasets.coco import Coco
 from paceline.data.datasets.idx import idx
 from paceline.data.datasets.image_folder import ImageFolder
@@ -25,6 +24,7 @@ from paceline.data.datasets.video import VideoFolder
 from paceline.data.datasets.voc import Voc
 from paceline.data.fingerprint import fingerprint
 from paceline.data.loader_profile import profile_loader
+from paceline.data.mapped_arrays import ArrayWriter
 from paceline.data.pack import packed
 from paceline.data.split_loader import SplitLoader
 from paceline.data.transforms.geometric import Resize
@@ -140,7 +140,7 @@ def write_index(path: Path, name: str) -> None:
     """One that is always true, since nothing is watched, and names a file elsewhere."""
     path.parent.mkdir(exist_ok=True)
     with path.open("w+b") as file:
-        writer = ArrayWriter(file, path.parent)
+        writer = ArrayWriter(file)
         writer.append_texts("file", [name.encode()])
         writer.append("label", np.zeros(1, np.int64))
         writer.append_texts("watched", [])

@@ -17,8 +17,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from paceline.core.errors import DataError, RecipeError
 from paceline.data.batch import Batch
-from paceline.data.cache import Cached
-from paceline.data.datasets.torch_dataset import TorchDataset, as_dataset
+from paceline.data.datasets.torch_dataset import as_dataset
 from paceline.data.loader import load
 from paceline.data.split_loader import Request, SplitLoader
 from paceline.data.transforms.geometric import RandomHorizontalFlip
@@ -250,14 +249,8 @@ def test_threads_never_read_beside_a_training_step(monkeypatch: pytest.MonkeyPat
         raise AssertionError("threads read")
 
     monkeypatch.setattr(autotune, "load_by_threads", refuse)
-    monkeypatch.setattr(autotune, "read_at_once", refuse)
     for kind in ("auto", "thread"):
         assert len(loaded(lambda source, requests, kind=kind: list(load(source, requests, 1, kind)))) == 6  # type: ignore[misc]
-
-
-def test_what_is_kept_in_memory_is_read_without_draws() -> None:
-    source = SplitLoader(Cached(TorchDataset("random", Random()), None, 0), [], seed=5)
-    assert source.fetch(0, np.arange(2))["image"].shape == (2, 2, 3, 3)
 
 
 def test_data_sets_of_torch_itself() -> None:

@@ -20,10 +20,10 @@ from paceline.core.intervals import Progress
 from paceline.core.world import World
 from paceline.data.batch import Batch, Sample
 from paceline.data.datasets.image_folder import ImageFolder
-from paceline.data.loader import Kind, Request, TrainBatches, WorkerTuner, load
+from paceline.data.loader import Kind, Request, TrainBatches, load
 from paceline.data.sampler import BatchSampler, Permutation
 from paceline.data.skip_list import SkipList
-from paceline.data.split_loader import Choice, SplitLoader
+from paceline.data.split_loader import SplitLoader
 from paceline.data.transforms.base import BatchTransform, SampleTransform
 from paceline.data.transforms.batch import Normalize
 from paceline.data.transforms.geometric import RandomHorizontalFlip, RandomResizedCrop
@@ -209,64 +209,3 @@ def test_threads_do_not_read_far_ahead() -> None:
         for taken in range(1, 5):
             next(stream)
             assert len(asked) <= taken + 5
-
-
-def test_what_is_measured_is_used_and_reported_once() -> None:
-    numbers, reported = Numbers(), list[str]()
-    source = SplitLoader(numbers, [], 0)
-    for _ in range(2):
-        list(load(source, requests(), None, "thread", log=reported.append))
-        assert sorted(numbers.reads) == list(range(40))  # each once
-        numbers.reads.clear()
-    assert source.choice is not None
-    assert len(reported) == 1
-    assert reported[0].startswith("data: ")
-    assert reported[0].endswith(" images/s")
-
-
-def test_too_few_requests_to_measure_are_still_answered() -> None:
-    for number in range(8):
-        source = SplitLoader(Numbers(), [], 0)
-        assert len(list(load(source, requests(number), None, "auto"))) == number
-
-
-# --- the rule -----------------------------------------------------------------------------------------------
-
-
-def decide(
-    asked: int | None, cores: int, speed: Callable[[int], float], kind: str = "auto"
-) -> tuple[WorkerTuner, list[int]]:
-    trials, tried = WorkerTuner(asked, kind == "auto", cores), []
-    while threads := trials.next():
-        tried.append(threads)
-        trials.add(threads, speed(threads))
-    return trials, tried
-
-
-def test_threads_that_run_side_by_side_are_taken_as_long_as_more_are_faster() -> None:
-    trials, tried = decide(None, 2, lambda threads: 500.0 * threads)
-    assert (trials.choice, tried, str(trials)) == (Choice("thread", 2), [1, 2], "data: 2 threads, 1,000 images/s")
-    assert decide(None, 6, lambda threads: 100.0 * threads)[1] == [1, 2, 4, 6]
-    trials, tried = decide(None, 64, lambda threads: 100.0 * min(threads, 8))
-    assert (trials.choice, tried) == (Choice("thread", 8), [1, 2, 4, 8, 16, 16, 16])
-    trials, tried = decide(None, 1, lambda threads: 100.0)
-    assert (trials.choice, tried, str(trials)) == (Choice("thread", 1), [1], "data: 1 thread, 100 images/s")
-
-
-def test_threads_in_each_others_way_give_place_to_processes() -> None:
-    trials, tried = decide(None, 8, lambda threads: 100.0 + threads)
-    assert (trials.choice, tried) == (Choice("process", 8), [1, 2, 2, 2])
-    assert str(trials) == "data: 8 processes, since two threads read only 1.0 × as fast as one"
-    assert decide(None, 8, lambda threads: 100.0 + threads, "thread")[0].choice == Choice("thread", 1)
-
-
-def test_a_slow_moment_decides_nothing() -> None:
-    speeds = iter([100.0, 90.0, 195.0, 300.0])
-    trials, tried = decide(None, 4, lambda threads: next(speeds))
-    assert (trials.choice, tried) == (Choice("thread", 4), [1, 2, 2, 4])
-
-
-def test_with_a_number_that_is_asked_for_only_the_kind_is_open() -> None:
-    assert decide(12, 2, lambda threads: 100.0 * threads)[0].choice == Choice("thread", 12)
-    assert decide(12, 2, lambda threads: 100.0)[0].choice == Choice("process", 12)
-    assert decide(1, 8, lambda threads: 100.0)[0].choice == Choice("thread", 1)

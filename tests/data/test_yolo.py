@@ -60,6 +60,87 @@ def test_outlines_and_confidences(root: Path) -> None:
     assert Yolo(root / "data.yaml").read(0)["boxes"].tolist() == [[10, 10, 30, 20], [10, 5, 30, 15]]
 
 
+POSE_3D = "0 .5 .5 .2 .2 .45 .45 2 .55 .45 1 .45 .55 0 .55 .55 2"  # 4 keypoints: as many numbers as an outline has
+POSE_2D = "0 .5 .5 .2 .2 .45 .45 .55 .45 .5 .55"
+POSE_ODD = "0 .5 .5 .2 .2 .45 .45 1 .55 .45 1 .5 .55 0"
+SHAPES = [(POSE_3D, [4, 3]), (POSE_2D, [3, 2]), (POSE_ODD, [3, 3])]
+
+
+@pytest.mark.parametrize(("line", "shape"), SHAPES)
+@pytest.mark.parametrize("is_key", [True, False])
+def test_the_box_before_keypoints_is_read(root: Path, line: str, shape: list[int], is_key: bool) -> None:
+    (root / "labels/train/a.txt").write_text(f"{line}\n1 .5 .5 1 1\n")
+    (root / "data.yaml").write_text(YAML + ("" if is_key else f"kpt_shape: {shape}\n"))
+    data = Yolo(root / "data.yaml", kpt_shape=shape if is_key else None)
+    assert data.read(0)["boxes"].round(3).tolist() == [[16, 8, 24, 12], [0, 0, 40, 20]]
+    number = 5 + (shape[0] + 1) * shape[1]
+    with pytest.raises(DataError, match=rf"{number} numbers .*kpt_shape.*labels/train/a\.txt line 1"):
+        Yolo(root / "data.yaml", kpt_shape=[shape[0] + 1, shape[1]])
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [POSE_3D],  # a visibility of 2 is no place in an image
+        [POSE_ODD],  # outlines have pairs of numbers
+        [POSE_2D],  # could be either
+        [POSE_3D.replace("2 ", "1 ").replace(" 2", " 1"), "0 .5 .5 .2 .2"],
+        ["0 .5 .5 .75 .5 .5 1", POSE_3D],
+    ],
+)
+def test_what_may_be_keypoints_is_never_guessed(root: Path, lines: list[str]) -> None:
+    (root / "labels/train/a.txt").write_text("\n".join(lines))
+    number = next(number for number, line in enumerate(lines, 1) if len(line.split()) > 7)
+    with pytest.raises(DataError, match=rf"kpt_shape.*labels/train/a\.txt line {number}"):
+        Yolo(root / "data.yaml")
+
+
+def test_outlines_are_known_by_their_lengths_or_by_what_they_say(root: Path) -> None:
+    (root / "labels/train/a.txt").write_text(f"{POSE_2D}\n0 .5 .5 .75 .5 .5 1\n")
+    assert Yolo(root / "data.yaml").read(0)["boxes"].round(3).tolist() == [[8, 4, 22, 11], [20, 10, 30, 20]]
+    (root / "labels/train/a.txt").write_text(f"{POSE_2D}\n0 .5 .5 1.2 .5 .5 1\n")
+    with pytest.raises(DataError, match=r"kpt_shape.*a\.txt line 2"):
+        Yolo(root / "data.yaml")
+    assert Yolo(root / "data.yaml", kpt_shape=[0, 0]).read(0)["boxes"].tolist()[1] == [20, 10, 40, 20]
+    (root / "data.yaml").write_text(YAML + "kpt_shape: 17\n")
+    with pytest.raises(DataError, match=r"data\.yaml: `kpt_shape` is 17"):
+        Yolo(root / "data.yaml")
+
+
+@pytest.mark.parametrize("deep", ["marks", "marks/train", "marks/images/train"])
+def test_labels_lie_in_a_folder_of_their_own(root: Path, deep: str) -> None:
+    (root / deep).mkdir(parents=True)
+    for name in "ab":
+        (root / f"labels/train/{name}.txt").rename(root / deep / f"{name}.txt")
+    with pytest.raises(DataError, match=r"images/train/a\.png needs .*labels/train/a\.txt.*`labels`"):
+        Yolo(root / "data.yaml")
+    data = Yolo(root / "data.yaml", labels="marks" if "images" in deep else deep)
+    assert [len(data.read(k)["boxes"]) for k in range(2)] == [2, 0]
+    (root / deep / "b.txt").unlink()
+    data = Yolo(root / "data.yaml", labels="marks")
+    assert data.notes == ["1 of 2 images have no label file: b.png"]
+    (root / deep / "b.txt").write_text("0 .5 .5 1 1\n")
+    assert len(Yolo(root / "data.yaml", labels="marks").read(1)["boxes"]) == 1, "a new label file is seen"
+
+
+def test_a_folder_of_labels_that_does_not_fit(root: Path) -> None:
+    with pytest.raises(DataError, match=r"data\.yaml: .*/nowhere is no folder.*`labels`"):
+        Yolo(root / "data.yaml", labels="nowhere")
+    (root / "marks").mkdir()
+    (root / "marks/frame_1.txt").touch()
+    with pytest.raises(DataError, match=r"images/train/a\.png needs .*marks/a\.txt; .*marks has frame_1\.txt"):
+        Yolo(root / "data.yaml", labels="marks")
+    (root / "images/train/more").mkdir()
+    (root / "images/train/b.png").rename(root / "images/train/more/a.png")
+    (root / "marks/a.txt").write_text("0 .5 .5 1 1\n")
+    with pytest.raises(DataError, match=r"marks/a\.txt: is the label file of .*train/a\.png and of .*more/a\.png"):
+        Yolo(root / "data.yaml", labels="marks")
+    (root / "marks/more").mkdir()
+    (root / "marks/more/a.txt").touch()
+    data = Yolo(root / "data.yaml", labels="marks")
+    assert [len(data.read(k)["boxes"]) for k in range(2)] == [1, 0]
+
+
 def test_images_without_a_label_file_are_reported(root: Path) -> None:
     (root / "labels/train/b.txt").unlink()
     assert Yolo(root / "data.yaml").notes == ["1 of 2 images have no label file: b.png"]

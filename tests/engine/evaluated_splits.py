@@ -32,9 +32,12 @@ def tables(out: Path) -> list[bytes]:
 
 
 def written_images(out: Path) -> list[dict[str, bytes]]:
-    """The image files of each split, by name."""
-    folders = [out / f"{size}-{batch}" / "images" for size, batch in SPLITS]
-    return [{path.name: path.read_bytes() for path in sorted(folder.iterdir())} for folder in folders]
+    """The image files of each split, and those of its worst samples with their list, by name."""
+    folders = [out / f"{size}-{batch}" for size, batch in SPLITS]
+    return [
+        {path.name: path.read_bytes() for name in ("images", "worst") for path in sorted((folder / name).iterdir())}
+        for folder in folders
+    ]
 
 
 class WithLegend(Classification):
@@ -52,9 +55,9 @@ def _measure(world: World, out: Path, size: int, batch: int) -> dict[str, Any]:
     task = WithLegend({"cross_entropy": CrossEntropy()}, {"cross_entropy": 1.0}, CLASSES, top_k=(1,))
     run = small.run(world=world, save_predictions=True, visualize=True, task=task)
     evaluation = evaluate(run, "val")
-    visualize_evaluation(run, evaluation.split, evaluation.tables, evaluation.panels)
+    visualize_evaluation(run, evaluation.split, evaluation.tables, evaluation.drawn)
     return {
-        "captions": {sample: panel.caption for sample, (panel,) in evaluation.panels.items()},
+        "captions": {sample: panel.caption for sample, (panel,) in evaluation.drawn.panels.items()},
         "metrics": {name: value.hex() for name, value in sorted(evaluation.metrics.items())},
         "confusion": evaluation.tables["confusion"].tolist(),
         "num_samples": evaluation.num_samples,

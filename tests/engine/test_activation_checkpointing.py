@@ -1,7 +1,6 @@
 """Activation checkpointing leaves gradients and buffers bit-identical, and keeps less."""
 
 import copy
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -13,14 +12,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from paceline.core.registry import register
 from paceline.engine.activation_checkpointing.blocks import find_blocks
-from paceline.engine.activation_checkpointing.policies import (
-    Blocks,
-    Budget,
-    NoActivationCheckpointing,
-    Policy,
-    Selective,
-    apply_activation_checkpointing,
-)
+from paceline.engine.activation_checkpointing.checkpointing import Blocks, NoActivationCheckpointing
 from paceline.models.convnet import ConvNet
 from paceline.plan.memory import MemoryTracker
 
@@ -44,20 +36,20 @@ def images_of(name: str) -> Tensor:
     return torch.rand(2, 3, 4, 16, 16) if name == "r3d_18" else torch.rand(2, 3, 32, 32)
 
 
-def assert_same_training(name: str, how: Policy) -> None:
+def assert_same_training(name: str, how: Blocks) -> None:
     images = images_of(name)
     plain, other = pair(NETS[name], images)
     keys = list(other.state_dict())
-    names = apply_activation_checkpointing(other, how, lambda: other.train()(images))
+    names = how.apply(other)
     assert names
     assert list(other.state_dict()) == keys
     assert [key for key, _ in other.named_modules()] == [key for key, _ in plain.named_modules()]
     assert differing(trained(plain, images), trained(other, images)) == []
 
 
-@pytest.mark.parametrize("how", [Blocks(), Blocks(every=2), Selective(), Budget(share=0.6)], ids=str)
+@pytest.mark.parametrize("how", [Blocks(), Blocks(every=2)], ids=str)
 @pytest.mark.parametrize("name", SMALL)
-def test_gradients_and_buffers_are_the_same_to_the_bit(name: str, how: Policy) -> None:
+def test_gradients_and_buffers_are_the_same_to_the_bit(name: str, how: Blocks) -> None:
     assert_same_training(name, how)
 
 
@@ -66,24 +58,23 @@ def test_they_are_in_larger_nets_too(name: str) -> None:
     assert_same_training(name, Blocks())
 
 
-@pytest.mark.parametrize("how", [Blocks(), Selective()], ids=str)
-def test_they_are_under_autocast(how: Policy) -> None:
+def test_they_are_under_autocast() -> None:
     images = torch.rand(2, 3, 32, 32)
     plain, other = pair(NETS["convnet"], images)
-    apply_activation_checkpointing(other, how)
+    Blocks().apply(other)
     assert differing(trained(plain, images, is_bf16=True), trained(other, images, is_bf16=True)) == []
 
 
 def test_they_are_in_half_precision() -> None:
     images = torch.rand(2, 3, 16, 16).bfloat16()
     plain, other = pair(lambda: ConvNet(3, widths=[4, 4], dropout=0.5).bfloat16(), images)
-    apply_activation_checkpointing(other, Blocks())
+    Blocks().apply(other)
     assert differing(trained(plain, images), trained(other, images)) == []
 
 
 def test_none_leaves_the_model_alone() -> None:
     net = UNet()
-    assert apply_activation_checkpointing(net, NoActivationCheckpointing()) == []
+    assert NoActivationCheckpointing().apply(net) == []
     assert type(net.first) is type(UNet().first)
 
 
@@ -110,7 +101,7 @@ class CallCounter(nn.Module):
 def test_buffers_of_any_kind_are_changed_once_and_seen_as_they_were() -> None:
     plain = nn.Sequential(CallCounter(), CallCounter(), CallCounter())
     other = copy.deepcopy(plain)
-    assert apply_activation_checkpointing(other, Blocks(match=["0", "1", "2"])) == ["0", "1", "2"]
+    assert Blocks(match=["0", "1", "2"]).apply(other) == ["0", "1", "2"]
     values = torch.rand(5, 6)
     assert differing(trained(plain, values), trained(other, values)) == []
     assert other[0].counter == 2
@@ -119,7 +110,7 @@ def test_buffers_of_any_kind_are_changed_once_and_seen_as_they_were() -> None:
 def test_two_passes_before_one_backward_pass() -> None:
     plain = nn.Sequential(CallCounter(), CallCounter())
     other = copy.deepcopy(plain)
-    apply_activation_checkpointing(other, Blocks(match=["*"]))
+    Blocks(match=["*"]).apply(other)
     first, second = torch.rand(5, 6), torch.rand(4, 6)
     for net in (plain, other):
         (net(first).sum() + net(second).square().sum()).backward()
@@ -127,20 +118,19 @@ def test_two_passes_before_one_backward_pass() -> None:
     assert all(torch.equal(both[0][key].grad, both[1][key].grad) for key in both[0])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("how", [Blocks(), Selective()], ids=str)
-def test_copies_and_pickles_behave_alike(how: Policy) -> None:
+def test_copies_behave_alike() -> None:
     images = torch.rand(2, 3, 32, 32)
     plain, other = pair(NETS["flat"], images)
-    apply_activation_checkpointing(other, how)
-    for again in (copy.deepcopy(other), pickle.loads(pickle.dumps(other))):
-        assert type(again) is type(other)
-        assert differing(trained(copy.deepcopy(plain), images), trained(again, images)) == []
+    Blocks().apply(other)
+    again = copy.deepcopy(other)
+    assert type(again) is type(other)
+    assert differing(trained(plain, images), trained(again, images)) == []
 
 
 def test_a_replica_uses_its_own_parameters() -> None:
     """What `DataParallelStrategy` makes: a copy of the module's attributes under other parameters."""
     net = ConvNet(2, widths=[4])
-    apply_activation_checkpointing(net, Blocks(match=["stages"]))
+    Blocks(match=["stages"]).apply(net)
     replica = net.stages._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
     for key, child in list(replica._modules.items()):
         replica._modules[key] = copy.deepcopy(child)
@@ -154,7 +144,7 @@ def test_a_slice_of_a_sequence_runs() -> None:
     net = flat()
     images = torch.rand(2, 3, 8, 8)
     expected = net[:6](images)
-    apply_activation_checkpointing(net, Blocks())
+    Blocks().apply(net)
     assert torch.equal(net[:6](images), expected)
 
 
@@ -162,7 +152,7 @@ def test_blocks_are_the_same_before_and_after() -> None:
     for name in ("flat", "resnet18", "convnet"):
         net = NETS[name]()
         before = [block.name for block in find_blocks(net)]
-        apply_activation_checkpointing(net, Blocks())
+        Blocks().apply(net)
         assert [block.name for block in find_blocks(net)] == before
 
 
@@ -178,19 +168,16 @@ def test_less_is_kept() -> None:
     images = torch.rand(4, 3, 64, 64)
     # Twelve blocks at one resolution: each keeps about five tensors inside for the one between it and the next.
     parts = [DoubleConvolution(3, 8), *(DoubleConvolution(8, 8) for _ in range(11))]
-    plain, blocks, selective = (copy.deepcopy(nn.Sequential(*parts)) for _ in range(3))
-    apply_activation_checkpointing(blocks, Blocks())
-    apply_activation_checkpointing(selective, Selective())
-    peaks = [peak_of_training(net, images) for net in (blocks, selective, plain)]
-    assert peaks == sorted(peaks)
-    assert peaks[0] < 0.5 * peaks[2]
+    plain, blocks = (copy.deepcopy(nn.Sequential(*parts)) for _ in range(2))
+    Blocks().apply(blocks)
+    assert peak_of_training(blocks, images) < 0.5 * peak_of_training(plain, images)
 
 
 def test_nothing_is_computed_twice_in_evaluation_or_without_gradients() -> None:
     calls = []
     net = UNet()
     net.first[0].register_forward_hook(lambda *_: calls.append(1))
-    apply_activation_checkpointing(net, Blocks())
+    Blocks().apply(net)
     images = torch.rand(1, 3, 8, 8)
     net.eval()(images).sum().backward()
     assert len(calls) == 1
@@ -212,7 +199,7 @@ def test_a_block_that_changes_its_input_is_named() -> None:
             return out
 
     net = nn.Sequential(nn.Linear(3, 3), InPlace())
-    apply_activation_checkpointing(net, Blocks(match=["1"]))
+    Blocks(match=["1"]).apply(net)
     with pytest.raises(ValueError, match="checkpointing: 1 changes its input in place"):
         net(torch.rand(2, 3))
 
@@ -221,22 +208,17 @@ def test_what_comes_first_in_a_block_leaves_its_input_alone() -> None:
     images = torch.rand(2, 3, 8, 8)
     head = [nn.Flatten(), nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(192, 4), nn.ReLU(), nn.Linear(4, 4))]
     plain, other = pair(lambda: nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), *head), images)
-    assert apply_activation_checkpointing(other, Blocks()) == ["2"]
+    assert Blocks().apply(other) == ["2"]
     assert differing(trained(plain, images), trained(other, images)) == []
 
 
 def test_the_ways_have_names_for_recipes() -> None:
     ways = register.kind("activation_checkpointing")
-    given: dict[str, dict[str, Any]] = {
-        "none": {},
-        "blocks": {"every": 2},
-        "selective": {"match": ["a*"]},
-        "budget": {"megabytes": 5.0},
-    }
+    given: dict[str, dict[str, Any]] = {"none": {}, "blocks": {"every": 2}}
     assert ways.names() == sorted(given)
     made = []
     for name, arguments in given.items():
         entry = ways.find(name)
         assert entry is not None
         made.append(entry.resolve()(**dict(entry.arguments(**arguments))))
-    assert made == [NoActivationCheckpointing(), Blocks(2, []), Selective(["a*"]), Budget(5.0, None, [])]
+    assert made == [NoActivationCheckpointing(), Blocks(2, [])]

@@ -71,7 +71,8 @@ def test_every_sample_has_its_row_and_some_are_drawn(alone: tuple[list[dict[str,
         for sample, caption in found["captions"].items():
             assert caption.startswith(f"{sample}: ")
             assert caption.endswith(f"class {labels[sample]}"), "alone, or behind a wrong prediction"
-        assert set(files) == {"val-confusion-00000000.png", "val-predictions-00000000.png"}
+        worst = {f"val-{place:02d}.png" for place in range(1, min(12, size) + 1)}
+        assert set(files) == {"val-confusion-00000000.png", "val-predictions-00000000.png", "val.json", *worst}
 
 
 @pytest.mark.parametrize("batch", [1003, 256, 64, 7])
@@ -204,7 +205,7 @@ def test_mode_and_threads_come_back_after_an_error(tmp_path: Path) -> None:
 
 
 def test_nothing_is_drawn_where_no_images_are_wanted(tmp_path: Path) -> None:
-    assert evaluate(small(tmp_path).run(), "val").panels == {}
+    assert evaluate(small(tmp_path).run(), "val").drawn.panels == {}
 
 
 class Changed(SplitLoader):

@@ -5,7 +5,6 @@ import math
 import multiprocessing
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -432,18 +431,30 @@ def test_predictions_that_cannot_be_written_do_not_end_training(tmp_path: Path) 
     assert all(text.endswith("; training continues") for text in warnings)
 
 
+class Deeds:
+    """What to do at calls of given numbers, counted from 0; one object for a model and its replicas."""
+
+    def __init__(self) -> None:
+        self.by_call: dict[int, Callable[[], None]] = {}
+        self.calls = itertools.count()
+
+    def __call__(self) -> None:
+        self.by_call.get(next(self.calls), bool)()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Deeds":
+        return self
+
+
 class Evaluating(NormedNet):
-    """Does something in its forward pass of a given number, counted from 0, of all that are for an evaluation."""
+    """Does something in its forward pass of a given number of all that are for an evaluation."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.deeds: dict[int, Callable[[], None]] = {}
-        self.calls = itertools.count()
-        self.lock = threading.Lock()  # cannot be copied for another thread, so this one counts all calls
+        self.deeds = Deeds()
 
     def forward(self, images: Tensor) -> Tensor:
         if not self.training:
-            self.deeds.get(next(self.calls), bool)()
+            self.deeds()
         return super().forward(images)
 
 
@@ -470,7 +481,7 @@ def begin(out: Path, kind: str, deeds: dict[int, Callable[[Run], None]]) -> tupl
     diary = Diary()
     run = replace(measured(out, kind), logger=LoggerGroup([diary]))
     assert isinstance(run.model, Evaluating)
-    run.model.deeds = {number: partial(deed, run) for number, deed in deeds.items()}
+    run.model.deeds.by_call = {number: partial(deed, run) for number, deed in deeds.items()}
     return run, diary
 
 

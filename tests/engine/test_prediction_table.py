@@ -142,7 +142,7 @@ def test_what_cannot_be_read_has_no_row_and_is_not_drawn(tmp_path: Path) -> None
     evaluation = evaluate(small.run(save_predictions=True, visualize=True, evaluations={"val": examined}), "val")
     assert [row["sample"] for row in rows(tmp_path / "predictions" / "val.csv")] == ["0", "2", "3"]
     assert evaluation.num_skipped == 2
-    assert list(evaluation.panels) == [0, 2, 3]
+    assert list(evaluation.drawn.panels) == [0, 2, 3]
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:

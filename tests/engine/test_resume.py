@@ -29,8 +29,8 @@ OVERRIDES = [
     "train.micro_batch_size=40",
     "train.threads=1",
     "data.batch_size=96",
-    "data.train.dataset=pausing",
-    "data.val.dataset=few",
+    "data.train={dataset: pausing, split: train}",
+    "data.val={dataset: few, split: test}",
     "model={name: convnet, widths: [4, 8], dropout: 0.2}",
     "schedule.warmup_epochs=0.5",
     "evaluate.every_epochs=0.5",
@@ -208,8 +208,8 @@ def test_a_request_that_reaches_workers_too_still_stops_cleanly(number: signal.S
         "train.steps=100000",
         "model.widths=[4]",
         "train.threads=1",
-        "data.train.dataset=one_by_one",
-        "data.val.dataset=few",
+        "data.train={dataset: one_by_one, split: train}",
+        "data.val={dataset: few, split: test}",
         "data.num_workers=2",
         "data.loader=process",
         "logging.every_steps=1",
@@ -281,7 +281,7 @@ def interrupt_twice() -> None:
 
 
 def test_a_second_sigint_ends_the_run_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = [*TINY, "data.train.dataset=scripted", "logging.images=false"]
+    command = [*TINY, "data.train={dataset: scripted, split: train}", "logging.images=false"]
     Scripted.deed = interrupt_twice
     assert cli.main(command) == 130
     assert status_of(here)["state"] == "failed"

@@ -71,10 +71,10 @@ def by_id(batch: Batch, predictions: Any, index: int) -> list[Panel]:
 
 
 def test_eight_samples_are_evenly_spaced_unless_the_task_says_otherwise(tmp_path: Path) -> None:
-    panels = evaluate(small(tmp_path, by_id)[0], "val").panels
+    panels = evaluate(small(tmp_path, by_id)[0], "val").drawn.panels
     assert list(panels) == [0, 12, 25, 37, 50, 62, 75, 87]
     assert [panel.caption for (panel,) in panels.values()] == [str(sample) for sample in panels]
-    assert len(evaluate(small(tmp_path)[0], "val").panels) == 24
+    assert len(evaluate(small(tmp_path)[0], "val").drawn.panels) == 24
 
 
 def test_a_task_draws_nothing_if_it_wants_none(tmp_path: Path) -> None:
@@ -106,8 +106,9 @@ def test_only_small_images_are_kept(tmp_path: Path) -> None:
     large = np.zeros((600, 1200, 3), np.uint8)
     run, _ = small(tmp_path, lambda *_: [Panel(large[:, ::-1], np.str_("a"), np.True_)])  # type: ignore[arg-type]
     visualizer = Visualizer(run, 3)
-    visualizer.add(Batch(id=torch.arange(3)), torch.zeros(3))
-    panels = visualizer.gather()
+    visualizer.add(Batch(id=torch.arange(3), label=torch.zeros(3, dtype=torch.int64)), torch.zeros(3, 3))
+    panels, worst = visualizer.gather()
+    assert [each.panels for each in worst] == list(panels.values())
     assert list(panels) == [0, 1, 2]
     assert {panel.image.shape for each in panels.values() for panel in each} == {(256, 512, 3)}
     assert panels[0][0][1:] == ("a", True, ())
@@ -143,12 +144,12 @@ def test_what_cannot_be_drawn_is_reported_and_training_goes_on(tmp_path: Path, d
 
 @dataclass(frozen=True)
 class Pair(World):
-    """The first of two processes; the other one's part is known."""
+    """The first of two processes; what the other one sends is known."""
 
-    other: Tensor = field(default_factory=lambda: torch.empty(0))
+    others: list[Tensor] = field(default_factory=list)
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        return [tensor, self.other]
+        return [tensor, self.others.pop(0)]
 
 
 def test_the_first_process_hears_of_the_failures_of_others(tmp_path: Path) -> None:
@@ -160,11 +161,13 @@ def test_the_first_process_hears_of_the_failures_of_others(tmp_path: Path) -> No
             return [tensor]
 
     last = Visualizer(small(tmp_path, fail, world=Last(1, 2, 1, CPU))[0], 2)
-    last.add(Batch(id=torch.tensor([1])), None)
+    last.add(Batch(id=torch.tensor([1]), label=torch.tensor([0])), torch.tensor([[0.0, 5.0, 0.0]]))
     last.gather()
-    first = Visualizer(small(tmp_path, by_id, world=Pair(0, 2, 0, CPU, 2, sent[0]))[0], 2)
-    first.add(Batch(id=torch.tensor([0])), None)
-    assert list(first.gather()) == [0]
+    first = Visualizer(small(tmp_path, by_id, world=Pair(0, 2, 0, CPU, 2, sent))[0], 2)
+    first.add(Batch(id=torch.tensor([0]), label=torch.tensor([0])), torch.zeros(1, 3))
+    panels, worst = first.gather()
+    assert list(panels) == [0]
+    assert [(each.sample, each.panels == []) for each in worst] == [(1, True), (0, False)]
     assert first.problem is not None
     assert first.problem.endswith(f"{FAIL}: KeyError: 'no such thing'")
 

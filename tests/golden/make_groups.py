@@ -76,14 +76,14 @@ def vit(blocks: int, decay: Fraction, weight_decay: float) -> Parameters:
 
 
 def pet(weight_decay: float, stages: dict[str, dict[str, int]]) -> Parameters:
-    """Biases twice as fast and without decay, group norm without decay, batch norm like weights; then the stages."""
+    """Whatever has bias in its name twice as fast, without decay; then group norm without decay; then the stages."""
     written = {}
     for name, layer in DETECTOR.items():
         for parameter in parameters_of(layer):
             kind = kind_of(layer, parameter)
-            factor = 2 if kind == "bias" else 1
-            factor *= stages.get(name.split(".")[1], {}).get(kind, 1)
-            decays = kind == "weight" or layer == "batch_norm"
+            is_bias = "bias" in f"{name}.{parameter}"
+            factor = (2 if is_bias else 1) * stages.get(name.split(".")[1], {}).get(kind, 1)
+            decays = not is_bias and layer != "group_norm"
             written[f"{name}.{parameter}"] = [float(factor), weight_decay if decays else 0.0]
     return written
 

@@ -131,6 +131,30 @@ def test_plain_lines_where_there_is_no_terminal() -> None:
     assert stream.getvalue().splitlines() == LINES
 
 
+def test_plain_lines_begin_with_the_first_step() -> None:
+    stream = io.StringIO()
+    console = Console(stream)
+    console.handle(EVENTS[0])
+    for step in (1, 2):
+        console.tick(Snapshot(step, 1880, step / 192, 0.05))
+    console.handle(LOGGED)
+    console.tick(Snapshot(241, 1880, 1.26, 0.05))
+    first, *rest = stream.getvalue().splitlines()[2:]
+    assert re.fullmatch(r"epoch 0\.01 step 1/1880 first step after \d+\.\d s", first)
+    assert rest == [LINES[2]]
+
+
+def test_metrics_of_many_classes_are_summed_up() -> None:
+    classes = {f"ap.class {number}": number / 80 for number in range(80)}
+    few = {f"iou.{name}": 0.5 for name in "abc"}
+    lines = lines_of(Evaluated(1, 0.1, "val", {"ap": 0.4938, **classes, **few}, 8), 10, 80, "ap")
+    assert [plain(line) for line in lines[1:]] == [
+        "   ap 0.4938  iou.a 0.5  iou.b 0.5  iou.c 0.5  ap.* mean 0.4938 of 80",
+        "   ap.* highest class 79 0.988, class 78 0.975, class 77 0.963",
+        "   ap.* lowest class 0 0, class 1 0.0125, class 2 0.025",
+    ]
+
+
 def test_a_repeated_warning_is_reported_once_with_a_count() -> None:
     stream = io.StringIO()
     console = Console(stream)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from paceline.core.registry import register
 from paceline.engine.activation_checkpointing.blocks import find_blocks
-from paceline.engine.activation_checkpointing.checkpointed_module import checkpoint_block
+from paceline.engine.activation_checkpointing.checkpointing import checkpoint_block
 from paceline.models.encoder_decoder import PixelClassifier, build_encoder, fpn, unet
 from paceline.models.freezing import Freezing
 from paceline.models.surgery import Surgery, apply, find_heads

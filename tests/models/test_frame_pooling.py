@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paceline.core.registry import register
 from paceline.engine.activation_checkpointing.blocks import find_blocks
-from paceline.engine.activation_checkpointing.checkpointed_module import checkpoint_block
+from paceline.engine.activation_checkpointing.checkpointing import checkpoint_block
 from paceline.models.frame_pooling import FramePooling
 from paceline.models.freezing import Freezing
 from paceline.models.surgery import Surgery, apply, find_heads

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from paceline.core.registry import register
 from paceline.engine.activation_checkpointing.blocks import find_blocks
-from paceline.engine.activation_checkpointing.checkpointed_module import checkpoint_block
+from paceline.engine.activation_checkpointing.checkpointing import checkpoint_block
 from paceline.models.slowfast import SlowFast, SpatialMaxPool
 from paceline.models.surgery import find_heads
 

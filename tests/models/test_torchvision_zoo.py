@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from paceline.core.registry import Entry, register
 from paceline.engine.activation_checkpointing.blocks import find_blocks
-from paceline.engine.activation_checkpointing.checkpointed_module import checkpoint_block
+from paceline.engine.activation_checkpointing.checkpointing import checkpoint_block
 from paceline.models.surgery import Surgery, apply, find_heads
 from paceline.models.zoo import ClampedAvgPool3d
 

@@ -105,6 +105,10 @@ def test_pet_preset() -> None:
     assert found == near(expected["parameters"])
 
 
+def test_the_pet_preset_is_right_for_a_net_without_biases() -> None:
+    assert grouped(network({"stem": "conv_without_bias"}), 0.1, PRESETS["pet"]) == {"stem.weight": [1.0, 0.1]}
+
+
 def test_pet_preset_with_a_factor_for_each_stage_and_kind() -> None:
     expected = golden("pet")
     rules = tuple(

@@ -13,7 +13,7 @@ from small_schedules import named, schedule, values
 from torch import nn
 
 from paceline.core.errors import ArgumentError
-from paceline.optim.decays import cosine, linear
+from paceline.optim.decays import Cosine, linear
 from paceline.optim.durations import Span
 from paceline.optim.lr_scheduler import LRChangeLog, Schedule, Scheduler, Transition
 
@@ -242,7 +242,7 @@ def falling() -> Schedule:
     return Schedule(0.4, linear, total_steps=10, steps_per_epoch=5)
 
 
-def transition(start: float, end: float, decay: Callable[[float], float] = linear) -> Transition:
+def transition(start: float, end: float, decay: Callable[..., Any] = linear) -> Transition:
     return Transition(start, end, decay, total_steps=10, steps_per_epoch=5)
 
 
@@ -276,7 +276,7 @@ def test_an_optimizer_without_momentum_is_refused() -> None:
 
 def test_groups_without_decay_stay_without() -> None:
     optimizer = torch.optim.AdamW(groups((1.0, 0.04), (1.0, 0.0)), lr=0.1)
-    decay = transition(0.04, 0.4, cosine)
+    decay = transition(0.04, 0.4, Cosine)
     scheduler = Scheduler(optimizer, falling(), weight_decay=decay)
     scheduler.apply(5)
     assert [group["weight_decay"] for group in optimizer.param_groups] == pytest.approx([0.22, 0.0])

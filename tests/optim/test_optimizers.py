@@ -149,28 +149,6 @@ def test_momentum_continues_to_the_bit(name: str) -> None:
     assert same(whole, second)
 
 
-@pytest.mark.parametrize(("name", "plain"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)])
-@pytest.mark.parametrize("was_plain", [True, False])
-def test_checkpoints_go_on_with_and_without_torchs_own_adam(
-    name: str, plain: type[torch.optim.Adam], was_plain: bool
-) -> None:
-    """A GPU and earlier versions use torch's class; a CPU one of ours, with the same state."""
-
-    def make(is_plain: bool, model: nn.Module) -> Optimizer:
-        return plain(groups_of(model), fused=True) if is_plain else grouped(name, model)
-
-    whole, first = network(), network()
-    learn(whole, make(was_plain, whole), range(4))
-    optimizer = make(was_plain, first)
-    learn(first, optimizer, range(2))
-    second = copy.deepcopy(first)
-    fresh = make(not was_plain, second)
-    assert type(fresh) is not type(optimizer)
-    load_optimizer(fresh, second, optimizer_tree(optimizer, first))
-    learn(second, fresh, range(2, 4))
-    assert same(whole, second)
-
-
 @pytest.mark.parametrize("name", COMMON)
 def test_parameters_may_begin_to_learn_later(name: str) -> None:
     model = network()

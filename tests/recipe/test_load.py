@@ -155,6 +155,15 @@ def test_an_override_of_a_mapping_is_merged_into_it(write: Write) -> None:
     assert load("r.yaml", ["a={c: 3}"]).tree == {"a": {"b": 1, "c": 3}}
 
 
+def test_an_empty_mapping_empties_what_is_inherited(write: Write) -> None:
+    write(base="a: {x: {y: 1}, z: 2}\nb: {c: 1}\n", r="extends: base.yaml\na: {x: {}}\n", same="extends: base.yaml\n")
+    document = load("r.yaml", ["b={}"])
+    assert document.tree == {"a": {"x": {}, "z": 2}, "b": {}}
+    assert str(document.values["a", "x"]) == "r.yaml:2:8"
+    assert ("a", "x", "y") not in document.keys
+    assert load("same.yaml", ["b.c=2", "a={}"]).tree == {"a": {}, "b": {"c": 2}}
+
+
 def test_the_last_override_wins(write: Write) -> None:
     write(r="a: 0\n")
     assert load("r.yaml", ["a=1", "a=2"]).tree == {"a": 2}
@@ -281,8 +290,8 @@ def _document(tree: Any, source: str, layer: int) -> Document:
     return Document(tree, {path: origin for path in every if path and isinstance(path[-1], str)}, every)
 
 
-def _plainly_merged(old: Any, new: Any) -> Any:
-    if isinstance(old, dict) and isinstance(new, dict):
+def _plainly_merged(old: Any, new: Any, is_root: bool = False) -> Any:
+    if isinstance(old, dict) and isinstance(new, dict) and (new or is_root):
         return {key: _plainly_merged(old.get(key), new[key]) if key in new else old[key] for key in [*old, *new]}
     return new
 
@@ -291,7 +300,7 @@ def _plainly_merged(old: Any, new: Any) -> Any:
 @settings(deadline=None)
 def test_merging_keeps_one_origin_for_each_value(below: Any, above: Any) -> None:
     merged = merge(_document(below, "below", 0), _document(above, "above", 1))
-    assert merged.tree == _plainly_merged(below, above)
+    assert merged.tree == _plainly_merged(below, above, is_root=True)
     assert set(merged.values) == set(places(merged.tree, ()))
     assert set(merged.keys) == {path for path in merged.values if path and isinstance(path[-1], str)}
     given_above = set(places(above, ()))

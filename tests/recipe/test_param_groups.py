@@ -27,7 +27,7 @@ RECIPE = {
     "train": {"steps": 1},
 }
 ENTRIES = [
-    {"preset": "pet"},  # bias: lr × 2, decay 0; group norm: decay 0
+    {"preset": "pet"},  # names with bias: lr × 2, decay 0; group norm: decay 0
     {"kind": "bias", "lr_scale": 3},
     {"kind": "batch_norm", "weight_decay": 0.5},
     {"match": "stem", "lr_scale": 0.1, "weight_decay": 0.25},
@@ -37,15 +37,15 @@ ENTRIES = [
 # them, and the last decay counts.
 EXPECTED = {
     "stem.conv.weight": (0.1, 0.25),
-    "stem.conv.bias": (3 * 0.1, 0.25),
+    "stem.conv.bias": (2 * 3 * 0.1, 0.25),
     "stem.norm.weight": (0.1 * 7, 0.25),
-    "stem.norm.bias": (0.1, 0.25),
+    "stem.norm.bias": (2 * 0.1, 0.25),
     "body.weight": (1.0, 0.01),
-    "body.bias": (3.0, 0.0),
+    "body.bias": (2 * 3, 0.0),
     "norm.weight": (7.0, 0.5),
-    "norm.bias": (1.0, 0.5),
+    "norm.bias": (2.0, 0.0),
     "group.weight": (7.0, 0.0),
-    "group.bias": (1.0, 0.0),
+    "group.bias": (2.0, 0.0),
 }
 
 

@@ -181,13 +181,27 @@ def test_unknown_names() -> None:
     assert unknown_name("loss", "x", ["cross_entropy", "bce"]) == 'unknown loss "x"; expected one of cross_entropy, bce'
     assert unknown_name("task", "x", ["classification"]) == 'unknown task "x"; expected classification'
     assert unknown_name("loss", "x", []) == 'unknown loss "x"'
-    assert unknown_name("loss", "x", [f"long{n}" for n in range(21)]).endswith("long18, long19, …")
+    assert unknown_name("loss", "x", [f"long{n}" for n in range(21)]).endswith("long18, long19 and 1 more")
+
+
+@pytest.mark.parametrize("name", ["maskrcnn_resnet50_fpn", "torchvision/detection/maskrcnn_resnet50_fpn", "mask_rcnn"])
+def test_models_for_a_task_that_is_not_there_yet(name: str) -> None:
+    known = ["fcos", "torchvision/detection/fasterrcnn_resnet50_fpn"]
+    message = unknown_name("model", name, known)
+    assert "instance segmentation" in message
+    assert "did you mean" not in message
+
+
+def test_metrics_are_known_by_what_others_call_them() -> None:
+    assert unknown_name("metric", "accuracy", ["top1", "auroc"]).endswith('did you mean "top1"?')
+    assert unknown_name("metric", "mAP", ["ap", "ap50"]).endswith('did you mean "ap"?')
+    assert '"top1"' not in unknown_name("metric", "accuracy", ["miou", "auroc"])
 
 
 def test_unknown_keys() -> None:
     assert unknown_key("epoch", ["epochs", "steps"]) == 'unknown key; did you mean "epochs"?'
     assert unknown_key("x", ["epochs", "steps"]) == "unknown key; known here: epochs, steps"
-    assert unknown_key("x", [f"long{n}" for n in range(21)]).endswith("long18, long19, …")
+    assert unknown_key("x", [f"long{n}" for n in range(21)]).endswith("long18, long19 and 1 more")
     assert unknown_key("lr", ["epochs"], ["optimizer.lr"]) == 'unknown key; did you mean "optimizer.lr"?'
 
 
@@ -195,7 +209,7 @@ def test_names_to_choose_from() -> None:
     assert expected_names(["a"]) == "a"
     assert expected_names(["a", "b"]) == "one of a, b"
     assert expected_names([]) == "a name"
-    assert expected_names([str(n) for n in range(21)]).endswith("18, 19, …")
+    assert expected_names([str(n) for n in range(21)]).endswith("18, 19 and 1 more")
 
 
 def test_what_people_shorten_a_name_to_is_found_before_what_is_spelled_alike() -> None:

@@ -141,11 +141,45 @@ def test_a_new_name_drops_the_arguments_of_the_old(check: Check) -> None:
     assert extra(by_file.recipe.optimizer) == {"betas": [0.9, 0.999], "eps": 0.1, "amsgrad": False}
 
 
-def test_arguments_that_the_command_line_drops_are_listed(check: Check) -> None:
-    assert check(RECIPE, "optimizer.name=adamw").notes == [
-        "r.yaml:10:33: optimizer.momentum: dropped, since optimizer.name=adamw takes no such key"
-    ]
-    assert not check("extends: base.yaml\noptimizer: {name: adam}\n", base=RECIPE).notes
+def test_arguments_that_are_dropped_are_listed_with_their_places(check: Check) -> None:
+    (note,) = check(RECIPE, "optimizer.name=adamw").notes
+    assert note.startswith("r.yaml:10:33: optimizer.momentum: dropped")
+    assert note.endswith("(command line)")
+    (note,) = check("extends: base.yaml\noptimizer: {name: adam}\n", base=RECIPE).notes
+    assert note.startswith("base.yaml:10:33: optimizer.momentum: dropped")
+    assert note.endswith("(r.yaml:2:19)")
+    assert not check("extends: base.yaml\noptimizer: {name: sgd, momentum: 0.5}\n", base=RECIPE).notes
+
+
+def test_another_data_set_drops_arguments_even_if_it_has_them_too(check: Check) -> None:
+    folder = "{dataset: image_folder, root: photos, transforms: [random_horizontal_flip]}"
+    base = RECIPE.replace("{dataset: fashion_small, split: test}", folder)
+    checked = check("extends: base.yaml\ndata: {val: {dataset: list_file, file: a.csv}}\n", base=base)
+    part = checked.recipe.data.val
+    assert part is not None
+    assert [extra(part)["root"], extra(part)["file"]] == [None, "a.csv"]
+    assert [each.name for each in part.transforms] == ["random_horizontal_flip"]  # every data set takes them
+    assert [note.split(": ")[:2] for note in checked.notes] == [["base.yaml:7:32", "data.val.root"]]
+    (line,) = lines(check, "extends: base.yaml\ndata: {val: {dataset: idx, split: test}}\n", base=base)
+    assert line.startswith("r.yaml:2:8: data.val.root: required, but missing (base.yaml:7:32: data.val.root: dropped")
+
+
+def test_what_a_check_of_several_arguments_misses_is_shown_where_it_was_dropped(check: Check) -> None:
+    (line,) = lines(check, RECIPE + "schedule: {decay: multi_step, milestone_steps: [3]}\n", "schedule=step_cosine")
+    assert "milestone_steps, got none of them (r.yaml:12:31: schedule.milestone_steps: dropped" in line
+
+
+@pytest.mark.parametrize(
+    "override", ["model.backbone=timm/resnet34", "model.backbone=timm/resnet34 model.backbone_args={}"]
+)
+def test_another_backbone_drops_the_arguments_of_the_former(check: Check, override: str) -> None:
+    base = RECIPE.replace("{name: convnet, depth: 2}", "{name: fpn, backbone: timm/resnet18, backbone_args: {aa: a}}")
+    assert extra(check(base).recipe.model)["backbone_args"] == {"aa": "a"}
+    checked = check(base, *override.split(), "model.width=8")
+    assert not extra(checked.recipe.model)["backbone_args"]
+    checked = check(base, "model={backbone: timm/resnet34, backbone_args: {bb: b}}")
+    assert extra(checked.recipe.model)["backbone_args"] == {"bb": "b"}
+    assert [note.split(": ")[:2] for note in checked.notes] == [["r.yaml:3:61", "model.backbone_args.aa"]]
 
 
 def test_an_argument_given_along_with_the_new_name_is_not_dropped(check: Check) -> None:
@@ -179,6 +213,43 @@ def test_expectations_hold_for_the_length_they_were_written_for(
 ) -> None:
     checked = check(RECIPE + "expect: {top1: 0.9}\n", *overrides)
     assert checked.recipe.expect == checked.resolved()["expect"] == expected
+
+
+def test_another_task_inherits_no_expectation(check: Check) -> None:
+    base = RECIPE + "expect: {top1: 0.9}\n"
+    assert check(base, "task=saliency").recipe.expect == {}
+    assert check(base, "task=classification").recipe.expect == {"top1": 0.9}
+
+
+def test_what_is_given_in_part_on_the_command_line_is_placed_there(check: Check) -> None:
+    normalize = "{name: normalize, mean: [0.5], std: [0.5]}"
+    base = RECIPE.replace("transforms: [random_horizontal_flip", f"transforms: [{normalize}")
+    (line,) = lines(check, base, "data.train.transforms.0.mean=[1, 2]")
+    assert line.startswith("command line: data.train.transforms.0: ")
+    (line,) = lines(check, base.replace("std: [0.5]", "std: [0.5, 1]"), "train.seed=1")
+    assert line.startswith("r.yaml:6:62: data.train.transforms.0: ")
+
+
+def test_keys_that_exclude_each_other_are_both_placed(check: Check) -> None:
+    base = RECIPE + "schedule: {warmup: linear, warmup_epochs: 5}\n"
+    (line,) = lines(check, "extends: base.yaml\ntrain:\n  epochs: 3\n", base=base)
+    assert line.startswith("base.yaml:12:43: schedule.warmup_epochs: ")
+    assert line.endswith("train.epochs: r.yaml:3:11")
+    (line,) = lines(check, base, "schedule.warmup_epochs=20")
+    assert line.startswith("command line: schedule.warmup_epochs: ")
+    assert "r.yaml" not in line
+
+
+def test_a_problem_with_a_key_alone_gets_its_place(check: Check) -> None:
+    checked = check(RECIPE, "optimizer=adam")
+    found = checked.located(RecipeError(["model: x", "optimizer.lr: y", "optimizer: z", "photo.jpg: w", "a b: c"]))
+    assert found.problems == [
+        "r.yaml:3:15: model: x",
+        "r.yaml:10:28: optimizer.lr: y",
+        "command line: optimizer: z",
+        "photo.jpg: w",
+        "a b: c",
+    ]
 
 
 def test_a_recipe_that_changes_the_length_inherits_no_expectation(check: Check) -> None:

@@ -88,6 +88,13 @@ def typed(override: str, *lines: str) -> Wrong:
 
 MODELS = '"timm/resnet18", "timm/resnet18d" or "timm/skresnet18"?'
 WRONG = {
+    "task to come": edit(
+        "timm/resnet18", "torchvision/maskrcnn_resnet50_fpn", "4:9: model.name: instance segmentation is not there yet"
+    ),
+    "endless value": Wrong(
+        [f"command line: model.backbone: expected timm/NAME or torchvision/NAME, got '{'y' * 199}…"],
+        overrides=("model=unet", "model.backbone=" + "y" * 2000),
+    ),
     # numbers
     "number as word": edit("lr: 0.1", "lr: fast", '12:28: optimizer.lr: expected a number > 0, got "fast"'),
     "number quoted": edit("0.1,", '"0.1",', '12:28: optimizer.lr: expected a number > 0, got "0.1"; remove the quotes'),
@@ -271,6 +278,10 @@ WRONG = {
     "two draws of one split": drawn(
         "split: val, split_shares: {train: 0.8, val: 0.2}, split_seed: 1",
         "9:108: data.val.split_seed: differs from data.train.split_seed",
+    ),
+    "only one split by class": drawn(
+        "split: val, split_shares: {train: 0.8, val: 0.2}, stratify: false",
+        "9:106: data.val.stratify: differs from data.train.stratify",
     ),
     "the same part twice": drawn(
         "split: train, split_shares: {train: 0.8, val: 0.2}",

@@ -85,7 +85,6 @@ def _train_as_one_of_several(run: Any, step: Any) -> None:
             evaluate_with_average(run, split)
     run.state.model_parts()
     run.state.state_dict()
-    run.state.optimizer_tensors()
 
 
 if __name__ == "__main__":

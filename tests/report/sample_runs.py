@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from paceline.engine.worst_samples import WorstSample, write_worst
 from paceline.loggers.confusion import ConfusionFile
 from paceline.loggers.events import Ended, Evaluated, Logged, LoggerGroup, Started
 from paceline.loggers.files import StatusFile
 from paceline.loggers.jsonl import JsonlLogger
 from paceline.loggers.starts import StartsFile, environment
+from paceline.visualize.grid import Panel
 from paceline.visualize.image import save_png
 
 CLASSES = ["cat", "dog", "<b>bird</b>"]
@@ -64,6 +66,21 @@ def write_recipe(folder: Path, settings: Mapping[str, Any]) -> None:
         f"{key}: {json.dumps(value)}  # recipe.yaml:{line}:3" for line, (key, value) in enumerate(recipe.items(), 1)
     ]
     (folder / "recipe.yaml").write_text("\n".join([*lines, "seed: 0  # default", ""]), encoding="utf-8")
+
+
+def write_worst_samples(folder: Path, size: int = 3) -> None:
+    """What an evaluation on val keeps of its worst samples; the second one could not be drawn."""
+    panel = Panel(np.zeros((40, 40, 3), np.uint8), "<i>dog</i>, not cat", False)
+    worst = [WorstSample(10 * number, 4.5 - number, [panel] if number != 1 else []) for number in range(size)]
+    write_worst(folder / "worst", "val", {"step": 40, "error": "cross-entropy"}, worst, NamedImages())
+
+
+class NamedImages:
+    """A data set that knows its files."""
+
+    def path(self, index: int) -> str:
+        """The file of a sample."""
+        return f"photos/{index}.jpg"
 
 
 def write_images(folder: Path, step: int) -> None:

@@ -11,7 +11,7 @@ from threading import Thread
 
 import pytest
 from chromium import Page, open_page
-from sample_runs import CLASSES, write_run
+from sample_runs import CLASSES, write_run, write_worst_samples
 
 from paceline.report.page import write_report
 from paceline.report.server import ReportServer
@@ -29,6 +29,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("compared")
     first = write_run(folder / "first", top1={30: 0.9}, expect={"top1": 0.7}, optimizer={"lr": 0.1})
+    write_worst_samples(first)
     second = write_run(folder / "second<i>", optimizer={"lr": 0.2}, expect={"top1": 0.95})
     write_report([first, second], folder / "report.html")
     return folder / "report.html"
@@ -64,8 +65,42 @@ def test_the_verdict_comes_first(page: Page) -> None:
     rows = [row.split() for row in text(page, "#comparison tbody").splitlines()]
     assert [(row[0], row[1]) for row in rows] == [("first", "0.9000"), ("second<i>", "0.8000")]
     assert "reached" in rows[0]
-    assert rows[1][4:8] == ["0", "of", "1", "reached"]
+    assert rows[1][4:11] == ["40", "of", "40", "0", "of", "1", "reached"]
     assert text(page, "#differences tbody").split() == ["expect.top1", "0.7", "0.95", "optimizer.lr", "0.1", "0.2"]
+
+
+def test_only_what_is_comparable_is_ranked_together(browser: Page, tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "first", top1={40: 0.3}), write_run(tmp_path / "longer", num_steps=80, ends=False)]
+    runs.append(write_run(tmp_path / "other", task={"name": "detection"}, data={"val": {"dataset": "coco"}}))
+    for metric in (runs[2] / "metrics.jsonl", runs[2] / "status.json"):
+        metric.write_text(metric.read_text().replace("top1", "ap50"))
+    write_report(runs, tmp_path / "report.html")
+    browser.open((tmp_path / "report.html").as_uri())
+    tables = browser.evaluate("[...document.querySelectorAll('#comparison table')].map((each) => each.innerText)")
+    assert [[line.split()[0] for line in each.splitlines()[1:]] for each in tables] == [["longer", "first"], ["other"]]
+    assert ["best top1" in tables[0], "best ap50" in tables[1], "top1" in tables[1]] == [True, True, False]
+    assert "longer is killed; first trained 40 steps, not 80" in text(browser, "#comparison .unequal")
+    assert count(browser, "#verdict") == 0
+    titles = browser.evaluate("[...document.querySelectorAll('#curves h3')].map((each) => each.innerText)")
+    assert titles == ["top1", "loss, classification", "loss, detection", "ap50"]
+
+
+def test_many_runs_are_told_apart_with_all_their_keys(browser: Page, tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"run-{n}", num_steps=20, optimizer={"lr": n}, train={"seed": n}) for n in range(18)]
+    write_report(runs, tmp_path / "report.html")
+    browser.open((tmp_path / "report.html").as_uri())
+    browser.place(f"{CURVE} svg")
+    browser.wait_for(f"document.querySelector('{CURVE} path.line') !== null")
+    lines = browser.evaluate(
+        f"[...document.querySelectorAll('{CURVE} path.line:not(.thin)')].map((each) =>"
+        " getComputedStyle(each).stroke + each.getAttribute('stroke-dasharray'))"
+    )
+    assert len(set(lines)) == 18
+    colors = browser.evaluate("report.runs.map((_, index) => runColor(index))")
+    assert len(set(colors)) == 18
+    rows = [row.split() for row in text(browser, "#differences table").splitlines()]
+    assert rows == [["run", "optimizer.lr", "train.seed"], *([f"run-{n}", str(n), str(n)] for n in range(18))]
+    assert browser.evaluate("document.querySelector('#differences .card').scrollWidth <= innerWidth")
 
 
 def test_hovering_shows_the_values_there(page: Page) -> None:
@@ -124,7 +159,12 @@ def test_each_run_has_its_details(page: Page) -> None:
     assert CLASSES[2] in text(page, "[data-confusion=val]")
     assert count(page, "#images img") == 2
     assert page.evaluate("[...document.images].every((each) => each.complete && each.naturalWidth > 0)")
+    assert count(page, "[data-worst=val] figure") == 3
+    assert count(page, "[data-worst=val] img") == 2
+    worst = text(page, "[data-worst=val] figure")
+    assert all(each in worst for each in ("4.500", "sample 0", "<i>dog</i>, not cat", "photos/0.jpg"))
     page.click("[data-tab='1']")
+    assert count(page, "[data-worst]") == 0
     page.click("#setup summary")
     assert "0.2" in text(page, "#setup .recipe")
     assert "recipe.yaml:4:3" in text(page, "#setup .recipe")

@@ -111,6 +111,34 @@ def test_the_server_answers_this_machine_only_and_ends_on_ctrl_c(tmp_path: Path)
         assert process.wait(30) == 0
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1", 200),  # browsers leave port 80 out
+        ("localhost", 200),
+        ("LocalHost:8080", 200),
+        ("[::1]", 200),
+        ("[::1]:8080", 200),  # behind a tunnel
+        ("127.0.0.2:1", 200),
+        ("", 404),
+        ("evil.example", 404),
+        ("localhost.evil.example:80", 404),
+        ("127.0.0.1.evil.example", 404),
+        ("localhost:80@evil.example", 404),
+        ("192.168.0.1", 404),
+        ("[::1", 404),
+        ("[fe80::1]:80", 404),
+    ],
+)
+def test_it_answers_to_names_of_this_machine_only(tmp_path: Path, host: str, status: int) -> None:
+    server = ReportServer([write_run(tmp_path / "run", num_steps=2)], 0)
+    with server, socket.create_connection((HERE, server.server_port)) as browser:
+        browser.sendall(f"GET / HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
+        server.handle_request()
+        with browser.makefile("rb") as answer:
+            assert answer.read().startswith(f"HTTP/1.0 {status} ".encode())
+
+
 def test_a_port_that_is_taken_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_run(tmp_path / "run")
     with ReportServer([folder], 0) as server:

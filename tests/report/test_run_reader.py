@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sample_runs import write_images, write_recipe, write_run
+from sample_runs import write_images, write_recipe, write_run, write_worst_samples
 
 from paceline.core.errors import DataError, UsageError
 from paceline.core.file_lock import lock_file
@@ -80,6 +82,30 @@ def test_skipped_samples_are_counted(tmp_path: Path) -> None:
     assert read(folder)["skipped"] == {"counts": {"train": 3}, "samples": lines}
 
 
+def test_worst_samples_are_read_with_their_images_as_far_as_they_fit(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    assert read(folder)["worst"] == {}
+    reader = RunReader(folder)
+    state = reader.state()
+    write_worst_samples(folder)
+    assert reader.state() != state
+    found = reader.read(BYTES)["worst"]["val"]
+    assert (found["step"], found["error"]) == (40, "cross-entropy")
+    rows = [(each["sample"], each["path"], each["error"], each["captions"]) for each in found["samples"]]
+    caption = "<i>dog</i>, not cat"
+    assert rows == [
+        ("0", "photos/0.jpg", 4.5, [caption]),
+        ("10", "photos/10.jpg", 3.5, []),
+        ("20", "photos/20.jpg", 2.5, [caption]),
+    ]
+    first, none, last = (each["image"] for each in found["samples"])
+    assert none is None
+    assert first["uri"].startswith("data:image/webp;base64,")
+    few = reader.read(4 * len(first["uri"]))["worst"]["val"]["samples"]
+    assert [each["image"] for each in few] == [first, None, None]
+    assert last["width"] == first["width"]
+
+
 def test_images_are_bounded_and_the_newest_stay(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", num_steps=200)
     reader = RunReader(folder)
@@ -134,6 +160,19 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         RunReader(tmp_path / "nothing")
 
 
+@pytest.mark.parametrize("side", [6_000, 20_000], ids=["larger than ours", "more than Pillow opens"])
+def test_an_image_of_too_many_pixels_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str], side: int) -> None:
+    folder = write_run(tmp_path / "run")
+    path = folder / "images" / "val-predictions-00000050.png"
+    header = b"IHDR" + struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header)))
+    reader = RunReader(folder)
+    assert {each["step"] for each in reader.read(BYTES)["images"]} == {10, 20, 30, 40}
+    reader.read(BYTES)
+    (reported,) = capsys.readouterr().err.splitlines()
+    assert str(path) in reported
+
+
 def test_hostile_files_do_no_harm(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     write_recipe(folder, {"expect": {"top1": float("inf")}})
@@ -144,9 +183,18 @@ def test_hostile_files_do_no_harm(tmp_path: Path) -> None:
     (folder / "tables" / "val-confusion.json").write_text('{"step": 1, "classes": ["a"], "counts": [[1, 2]]}')
     (folder / "logs" / "starts.jsonl").write_text('{"time": 1, "step": 3, "x": NaN}\n[]\n{"time": 1}\n{')
     (folder / "images" / "val-predictions-00000050.png").write_bytes(b"no image")
+    (folder / "worst").mkdir()
+    (folder / "worst" / "val.json").write_text(
+        '{"step": 1, "error": [], "samples": [3, {"error": NaN, "captions": 3}]}'
+    )
+    (folder / "worst" / "a.json").write_text('{"step": "x", "samples": []}')
+    (folder / "worst" / "b.json").write_text("{")
     run = read(folder)
     assert (run["state"], run["step"], run["reason"], run["epoch"]) == ("unknown", None, None, None)
     assert run["confusion"] == {}
+    (nothing,) = run["worst"].pop("val")["samples"]
+    assert nothing == {"sample": "None", "path": "", "error": None, "captions": [], "image": None}
+    assert run["worst"] == {}
     assert run["starts"] == [{"time": 1, "step": 3, "x": None}]
     assert run["expect"][0]["expected"] is None
     assert run["total_steps"] is None

@@ -139,11 +139,6 @@ def test_mixed_samples_have_the_label_of_their_largest_share() -> None:
     assert [task().draw(samples, None, index)[0].caption for index in range(2)] == ["eel", "cat"]
 
 
-def test_several_labels_are_not_drawn() -> None:
-    assert task({"bce": BinaryCrossEntropy()}, multi_label=True).num_visualized == 0
-    assert task().num_visualized == 24
-
-
 def test_the_confusion_matrix_is_drawn_if_there_is_one() -> None:
     images = task().draw_metrics({"confusion": torch.tensor([[2, 0, 0], [2, 0, 0], [1, 0, 1]])})
     assert list(images) == ["confusion"]

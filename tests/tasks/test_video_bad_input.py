@@ -214,7 +214,9 @@ def test_clips_that_a_model_cannot_take_are_reported(spoiled: Spoiled, model: di
     spoiled.recipe["model"] = model
     answer = spoiled.tell("check")
     assert answer.code == 2
-    assert answer.last.startswith("model: cannot take 4 clips of 4 frames of 32×32 pixels: ")
+    place, found = answer.last.split(": model: cannot take ")
+    assert place.rpartition("/")[2].startswith("recipe.json:")
+    assert found.startswith("4 clips of 4 frames of 32×32 pixels: ")
     assert message in answer.last
     assert "another model" in answer.last
 

@@ -52,6 +52,13 @@ def test_rows_are_even_and_keep_samples_together(samples: int, panels: int, side
     assert len(lefts(page)) == columns
 
 
+def test_pages_are_no_strips() -> None:
+    page = image_grid([[Panel(plain(240, 320), "x")] * 2] * 8)
+    assert page.shape[1] == 4 * (320 + MARGIN) + MARGIN
+    assert page.shape[0] < page.shape[1]
+    assert image_grid([[Panel(plain(240, 320), "x")] * 2] * 2).shape[1] == 2 * (320 + MARGIN) + MARGIN
+
+
 def test_rows_are_as_high_as_their_images() -> None:
     flat, high = Panel(plain(20, 96), "a"), Panel(plain(96, 96), "a")
     heights = [image_grid([[panel]]).shape[0] for panel in (flat, high)]

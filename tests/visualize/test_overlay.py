@@ -40,6 +40,32 @@ def test_boxes_lie_on_the_pixels_they_span() -> None:
     assert (draw_boxes(plain(), np.empty((0, 4)), []) == plain()).all()
 
 
+def test_labels_stand_on_their_color_above_boxes_and_inside_where_no_room_is() -> None:
+    boxes = np.array([[50, 40, 90, 70], [50, 100, 90, 130], [170, 0, 199, 30]], np.float32)
+    image = draw_boxes(plain(140, 200), boxes, COLORS[:3], labels=["first", "", "a name"])
+    plainly = draw_boxes(plain(140, 200), boxes, COLORS[:3])
+    rows, columns = np.nonzero((image != plainly).any(2))
+    assert (rows.min(), columns.max()) == (0, 199), "at the rim"
+    left, top, right, bottom = where(image, COLORS[0])
+    assert (left, right, bottom) == (50, 89, 69)
+    assert 25 <= top < 40
+    assert where(image, COLORS[1]) == (50, 100, 89, 129), "no label"
+    assert (image.min(2) > 200).sum() > 10, "ink"
+
+
+def test_the_first_box_and_its_label_lie_on_top() -> None:
+    boxes = np.array([[20, 40, 80, 70], [20, 40, 80, 70]], np.float32)
+    image = draw_boxes(plain(100, 100), boxes, COLORS[:2], labels=["one", "one"])
+    assert not (image == COLORS[1]).all(2).any()
+
+
+def test_lines_and_labels_grow_with_large_images() -> None:
+    boxes = np.array([[400, 400, 1200, 1200]], np.float32)
+    image = draw_boxes(plain(1600, 1600), boxes, COLORS[:1], labels=["name"])
+    assert 400 - where(image, COLORS[0])[1] > 20
+    assert (image[1000, 400:410] == COLORS[0]).all(1).sum() == 4
+
+
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int64])
 def test_label_maps_are_blended_where_a_class_is_known(dtype: type) -> None:
     label_map: NDArray[Any] = np.zeros((20, 30), dtype)

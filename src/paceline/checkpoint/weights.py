@@ -158,7 +158,7 @@ def _tensors(path: Path, content: Any, depth: int = 0) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: contains no tensors")
     others = [repr(key) for key, value in content.items() if not (isinstance(key, str) and isinstance(value, Tensor))]
     if others:
-        found = _candidates(content) or f"found other entries, such as {', '.join(others[:5])}"
+        found = _candidates(content) or f"found other entries, such as {join_first(others, 5)}"
         raise CheckpointError(f"{path}: expected tensors by name, alone or under {', '.join(_CONTAINERS)}; {found}")
     return {name: tensor.detach() for name, tensor in content.items()}
 

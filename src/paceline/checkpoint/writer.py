@@ -7,13 +7,11 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from ctypes import memmove
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from threading import Event, Lock, Thread
 
 import torch
 from torch import Tensor
@@ -24,7 +22,6 @@ from paceline.checkpoint.shards import SaveRank, TensorShard
 from paceline.checkpoint.state import Tree
 from paceline.checkpoint.store import Saved, Store
 from paceline.core.errors import CheckpointError
-from paceline.core.process import num_cores
 
 _NICENESS = 10
 
@@ -58,7 +55,6 @@ class Saver:
         self.store = store
         self._rank = SaveRank(rank, world_size, token)
         self._buffer = HostBuffer()
-        self._snapshot: Snapshot | None = None
         self._thread: threading.Thread | None = None
         self._results: deque[SaveResult] = deque()
         self._failure: BaseException | None = None
@@ -84,31 +80,20 @@ class Saver:
         model: Mapping[str, Tensor | TensorShard],
         state: Tree,
         metrics: Mapping[str, float],
-        deferred: Iterable[Tensor] = (),
     ) -> None:
-        """Copy everything, then write it in the background. Waits for an earlier save to finish.
-
-        Tensors in `deferred` are copied after the return: do not change them before calling `finish_copy`.
-        """
+        """Copy everything, then write it in the background. Waits for an earlier save to finish."""
         started = time.perf_counter()
-        self.finish_copy()
         self._join()
         waited = time.perf_counter() - started
         content = self._gather(step, model, state, metrics)
-        snapshot = Snapshot(content.tensors.values(), self._buffer, {tensor.data_ptr() for tensor in deferred})
+        snapshot = Snapshot(content.tensors.values(), self._buffer)
         content.pieces |= dict(zip(content.tensors, snapshot.views, strict=True))
+        content.tensors.clear()  # frees copies that were made for this save
         result = SaveResult(step, self.store.path_of(step), content.size, waited=waited)
-        self._snapshot = snapshot
         self._started_step = step
         self._num_started += 1
         blocked = time.perf_counter() - started - waited
         self._run_in_background(lambda: self._write(content, snapshot, replace(result, blocked=blocked)))
-
-    def finish_copy(self) -> None:
-        """Finish copying `deferred` tensors, so that they may change."""
-        if self._snapshot is not None:
-            self._snapshot.copy_job.finish()
-            self._snapshot = None
 
     def poll(self) -> list[SaveResult]:
         """The saves that finished since the last call; never waits."""
@@ -154,9 +139,8 @@ class Saver:
     def _write(self, content: Folder, snapshot: Snapshot, result: SaveResult) -> None:
         started = time.perf_counter()
         try:
-            snapshot.wait()  # at normal priority: training may be about to wait for it
-            content.tensors.clear()  # frees copies that were made for this save
             _lower_priority()
+            snapshot.wait()
             saved = self.store.write(content)
             result = replace(result, is_best=saved.is_best)
         except (CheckpointError, OSError) as error:
@@ -165,19 +149,11 @@ class Saver:
         self._results.append(replace(result, seconds=time.perf_counter() - started))
 
 
-class NoSaver:
-    """The saver of a rank that writes nothing."""
-
-    has_failed = False
+class NoSaver(Saver):
+    """The saver of a rank that writes nothing: it knows which step was saved last."""
 
     def __init__(self, store: Store) -> None:
-        self.store = store
-        self._started_step: int | None = None
-
-    @property
-    def last_step(self) -> int | None:
-        """As `Saver.last_step`, equal on all ranks."""
-        return self.store.last_step if self._started_step is None else self._started_step
+        super().__init__(store, rank=1, world_size=2)
 
     def reserve(self, model: Mapping[str, Tensor | TensorShard], state: Tree) -> None:
         """Do nothing."""
@@ -188,25 +164,9 @@ class NoSaver:
         model: Mapping[str, Tensor | TensorShard],
         state: Tree,
         metrics: Mapping[str, float],
-        deferred: Iterable[Tensor] = (),
     ) -> None:
         """Record the step."""
         self._started_step = step
-
-    def finish_copy(self) -> None:
-        """Do nothing."""
-
-    def poll(self) -> list[SaveResult]:
-        """Nothing."""
-        return []
-
-    def finish(self) -> list[SaveResult]:
-        """Nothing."""
-        return []
-
-    def record_metrics(self, step: int, metrics: Mapping[str, float]) -> Saved | None:
-        """Nothing."""
-        return None
 
 
 def _lower_priority() -> None:
@@ -216,12 +176,7 @@ def _lower_priority() -> None:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
-_CHUNK = 1 << 20
 _ALIGNMENT = 64
-_COPY_THREADS = min(3, num_cores() - 1)
-
-Move = tuple[int, int, int]
-"""Target address, source address, number of bytes."""
 
 
 class HostBuffer:
@@ -238,66 +193,26 @@ class HostBuffer:
         return self._block
 
 
-class CopyJob:
-    """Memory copies that any number of threads work on."""
-
-    def __init__(self, moves: list[Move]) -> None:
-        self._moves = iter(moves)
-        self._num_open = len(moves)
-        self._lock = Lock()
-        self._done = Event()
-        if not moves:
-            self._done.set()
-
-    def work(self) -> None:
-        """Copy until nothing is left to start."""
-        for target, source, num_bytes in self._moves:
-            memmove(target, source, num_bytes)  # releases the GIL
-            with self._lock:
-                self._num_open -= 1
-                if not self._num_open:
-                    self._done.set()
-
-    def finish(self) -> None:
-        """Copy what is left, and wait for other threads."""
-        self.work()
-        self._done.wait()
-
-
 class Snapshot:
-    """The current content of files.
+    """The current content of files, in a buffer."""
 
-    Tensors in `deferred` (by address) are copied by the first call of `copy_job.finish`, all others at once.
-    """
-
-    def __init__(self, files: Collection[TensorFile], buffer: HostBuffer, deferred: Collection[int] = ()) -> None:
-        block = buffer.take(num_bytes(files), is_pinned=any(tensor.is_cuda for tensor in _all(files)))
+    def __init__(self, files: Collection[TensorFile], buffer: HostBuffer) -> None:
+        devices = {tensor.device for tensor in _all(files) if tensor.is_cuda}
+        block, start = buffer.take(num_bytes(files), is_pinned=bool(devices)), 0
         self.views: list[list[memoryview]] = []
-        self._events: list[torch.cuda.Event] = []
-        now: list[Move] = []
-        later: list[Move] = []
-        start = 0
         for file in files:
             for name, offset in file.offsets.items():
                 tensor = file.tensors[name].detach()
                 target = block[start + offset : start + offset + tensor.nbytes]
-                if _is_contiguous_cpu(tensor):
-                    moves = later if tensor.data_ptr() in deferred else now
-                    moves.extend(_chunks(target.data_ptr(), tensor.data_ptr(), tensor.nbytes))
-                else:
-                    target.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)
+                target.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)
             view = block[start : start + file.num_data_bytes].numpy().data
             self.views.append([memoryview(file.header), view])
             start += _padded(file.num_data_bytes)
-        for device in {tensor.device for tensor in _all(files) if tensor.is_cuda}:
-            # Later work on the stream waits for these copies anyway; only a reader has to wait.
-            self._events.append(torch.cuda.current_stream(device).record_event())
-        self.copy_job = CopyJob(later)
-        _copy_in_parallel(now)
+        # Later work on the stream waits for these copies anyway; only a reader has to wait.
+        self._events = [torch.cuda.current_stream(device).record_event() for device in devices]
 
     def wait(self) -> None:
-        """Wait until everything is copied."""
-        self.copy_job.finish()
+        """Wait until everything is copied from devices."""
         for event in self._events:
             event.synchronize()
 
@@ -313,24 +228,3 @@ def _all(files: Collection[TensorFile]) -> Iterator[Tensor]:
 
 def _padded(num: int) -> int:
     return -(-num // _ALIGNMENT) * _ALIGNMENT
-
-
-def _is_contiguous_cpu(tensor: Tensor) -> bool:
-    if type(tensor) is not Tensor or tensor.device.type != "cpu":
-        return False
-    return tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
-
-
-def _chunks(target: int, source: int, num: int) -> Iterator[Move]:
-    for start in range(0, num, _CHUNK):
-        yield target + start, source + start, min(_CHUNK, num - start)
-
-
-def _copy_in_parallel(moves: list[Move]) -> None:
-    job = CopyJob(moves)
-    helpers = [Thread(target=job.work) for _ in range(_COPY_THREADS if len(moves) > 1 else 0)]
-    for helper in helpers:
-        helper.start()
-    job.finish()
-    for helper in helpers:
-        helper.join()

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from paceline.core.class_metrics import HEADER, split_classes, summarize
 from paceline.core.errors import PacelineError, RecipeError, UsageError
 from paceline.core.text import doubled_loss, format_metric
 from paceline.launch.environment import find_place
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
 def read_recipe(options: argparse.Namespace) -> CheckedRecipe:
     """The checked recipe of a command line, or of the run that it names, after importing what `--use` names."""
     use_modules(options.use)
-    checked = validate(load(recipe_file(options.recipe), options.overrides))
+    checked = options.checked = validate(load(recipe_file(options.recipe), options.overrides))
     print_notes(checked)
     return checked
 
 
 def print_notes(checked: CheckedRecipe) -> None:
-    """Print what the command line changed beyond what it says, once for all processes."""
+    """Print what was dropped because the name that it was for was replaced, once for all processes."""
     if find_place(os.environ) is None:
         for note in checked.notes:
             print(f"note: {note}", file=sys.stderr)
@@ -164,19 +165,31 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], num_words:
     print("\n".join(table_lines(header, rows, num_words, terminal_width(sys.stdout))))
 
 
-def metrics_table(
-    splits: Mapping[str, Mapping[str, float]], main_metric: str | None = None
-) -> tuple[list[str], list[list[str]]]:
-    """The header and the rows of a table: a row for each split, a column for each metric, the main one first."""
+Table = tuple[list[str], list[list[str]]]
+"""The header and the rows."""
+
+
+def metrics_tables(splits: Mapping[str, Mapping[str, float]], main_metric: str | None = None) -> list[Table]:
+    """A row for each split, a column for each metric, the main one first; metrics of many classes in further tables."""
     doubled = {doubled_loss(metrics) for metrics in splits.values()}
     hidden = doubled if len(doubled) == 1 else set()
-    names = [name for name in dict.fromkeys(n for metrics in splits.values() for n in metrics) if name not in hidden]
+    names, by_class = split_classes(n for metrics in splits.values() for n in metrics if n not in hidden)
     names.sort(key=lambda name: name != main_metric)
     rows = [
         [split.removeprefix("test."), *(format_metric(metrics[name]) if name in metrics else "" for name in names)]
         for split, metrics in splits.items()
     ]
-    return ["", *names], rows
+    named = {split.removeprefix("test."): metrics for split, metrics in splits.items()}
+    return [(["", *names], rows), *class_tables(named, by_class)]
+
+
+def class_tables(rows: Mapping[str, Mapping[str, float | None]], by_class: Sequence[str]) -> list[Table]:
+    """For each of these metrics a table over its classes, with the rows that have them."""
+    tables = []
+    for metric in by_class:
+        found = {name: summarize(metrics, metric) for name, metrics in rows.items()}
+        tables.append(([f"{metric}.*", *HEADER], [[name, *cells] for name, cells in found.items() if cells[0]]))
+    return tables
 
 
 @contextmanager

@@ -33,9 +33,8 @@ def open_split(checked: CheckedRecipe, split: str) -> SplitLoader:
     from paceline.recipe.build_context import BuildContext
     from paceline.recipe.build_data import make_split_loaders
 
-    # No cache: each sample is read once, and its loading time is measured.
     kept, _, name = split.partition(".")
-    changes: dict[str, Any] = {each: None for each in _SPLITS if each != kept} | {"cache": "none"}
+    changes: dict[str, Any] = {each: None for each in _SPLITS if each != kept}
     if name:
         changes["test"] = {name: checked.recipe.data.splits()[split]}
     recipe = checked.recipe.model_copy(update={"data": checked.recipe.data.model_copy(update=changes)})

@@ -309,7 +309,7 @@ def _range(counter: Counter[int]) -> str:
 
 def _speed(stages: LoaderProfile, can_be_packed: bool) -> Iterator[tuple[str, str]]:
     threads = pluralize(stages.threads, "thread")
-    advice = _ADVICE[stages.bound].format(pack="a pack (--pack), data.cache: memory or " if can_be_packed else "")
+    advice = _ADVICE[stages.bound].format(pack="a pack (--pack) or " if can_be_packed else "")
     yield "speed", f"{stages.samples_per_second:,.0f} samples/s with {threads}; {advice}"
     if not stages.in_memory:
         once = " the first time" if stages.stays_in_memory else ""

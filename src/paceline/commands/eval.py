@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.checkpoint.best import find_checkpoint, read_pointer
 from paceline.commands.common import (
-    metrics_table,
+    metrics_tables,
     print_json,
     print_notes,
     print_table,
@@ -188,7 +188,9 @@ def _print(measured: str, step: int | None, evaluations: dict[str, Evaluation], 
         skipped = f" ({each.num_skipped:,} skipped)" if each.num_skipped else ""
         print(f"{split}, {pluralize(each.num_samples, 'sample')}{skipped}, {where}", file=sys.stderr)
     if len(evaluations) > 1:
-        print_table(*metrics_table({split: each.metrics for split, each in evaluations.items()}))
+        for number, table in enumerate(metrics_tables({split: each.metrics for split, each in evaluations.items()})):
+            print(end="\n" * (number > 0))
+            print_table(*table, num_words=4 if number else 1)
         return
     (metrics,) = (each.metrics for each in evaluations.values())
     width = max(map(len, metrics), default=0)

@@ -34,7 +34,7 @@ def main(options: argparse.Namespace) -> int:
 
     from paceline.recipe.build_predictor import build_predictor, check_run
 
-    checked = check_run(options.run, flips=options.tta)
+    checked = check_run(options.run, flips=options.tta, min_score=options.score)
     earlier = _earlier_predictions(out)
     train = checked.recipe.train
     code = launch_if_needed(options, train.device, train.devices, train.strategy.name)

@@ -5,48 +5,24 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import re
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.commands.common import print_json, print_table
+from paceline.commands.common import class_tables, print_json, print_table
+from paceline.commands.repetitions import Row, find_repetitions, group_by, training_settings
 from paceline.commands.run_lock import check_free
+from paceline.core.class_metrics import split_classes
 from paceline.core.errors import DataError, PacelineError, UsageError
 from paceline.core.text import doubled_loss, format_metric, join_first, pluralize
 from paceline.loggers.results import Result, read_last_and_best, read_main_metric, write_results
 from paceline.loggers.results_table import check_suffix
-from paceline.report.run_folders import find_runs, read_recipe, settings_of
+from paceline.report.run_folders import data_of, find_runs, read_recipe
 
 _MAX_KEYS = 6  # columns for keys; runs that differ in more have little in common
-_NO_SETTINGS = re.compile(
-    r"name|(logging|checkpoint|expect|evaluate)\b.*|data\.(num_workers|loader|cache|on_error|max_skipped)"
-    r"|train\.(device|devices|threads|hang_seconds|epochs|steps)"
-)
-"""Keys that do not change training, or that step and epoch show."""
-_REPEATED = re.compile(r"train\.seed|data\.(train|val|test)\.(?!transforms).*")
-"""Keys in which the repetitions of one recipe differ: the seed, and which samples are held out."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """A result, and what its run was trained with and measured on."""
-
-    result: Result
-    settings: dict[str, Any]
-    data: str
-    best: Result | None = None
-    """The metrics of the best checkpoint, beside the last ones in `result`."""
-
-    @property
-    def recipe(self) -> str:
-        """The same for repetitions of one recipe."""
-        kept = {key: value for key, value in self.settings.items() if not _REPEATED.fullmatch(key)}
-        return json.dumps(kept, sort_keys=True)
 
 
 def main(options: argparse.Namespace) -> int:
@@ -86,8 +62,15 @@ def print_groups(groups: Sequence[Group]) -> None:
 
 def groups_json(groups: Sequence[Group]) -> dict[str, Any]:
     """All runs, the best of each group first, and the means over repetitions."""
-    runs = [group.as_json(row) for group in groups for row in group.rows]
-    return {"runs": runs, "summaries": [each for group in groups for each in group.summaries()]}
+    return {
+        "runs": [group.as_json(row) for group in groups for row in group.rows],
+        "summaries": [each for group in groups for each in group.summaries()],
+        "left_out": [
+            {**group.about, "directory": row.result.labels(Path())["directory"], "reason": why}
+            for group in groups
+            for row, why in group.left_out
+        ],
+    }
 
 
 def _read_all(runs: Sequence[Path], split: str | None, best: bool) -> list[Row]:
@@ -104,9 +87,9 @@ def _read_all(runs: Sequence[Path], split: str | None, best: bool) -> list[Row]:
         own = [_as_it_is(each) for each in (bests if best else last) if split in (None, *_names(each.split))]
         if not own:
             print(f"skipped: {folder}: it has no such metrics", file=sys.stderr)
-        settings = {key: value for key, value in settings_of(tree) if not _NO_SETTINGS.fullmatch(key)}
+        settings = training_settings(tree)
         beside = {} if best else {each.split: each for each in bests}
-        found += [Row(each, settings, _data_of(tree, each.split), beside.get(each.split)) for each in own]
+        found += [Row(each, settings, data_of(tree, each.split), beside.get(each.split)) for each in own]
     return found
 
 
@@ -126,24 +109,9 @@ def _as_it_is(result: Result) -> Result:
     return replace(result, state="killed")
 
 
-def _data_of(tree: dict[str, Any], split: str) -> str:
-    """The data set of a split and the folder that it is in: folds of one folder are the same data."""
-    part: Any = tree.get("data")
-    for word in split.split(".", 1):
-        part = part.get(word) if isinstance(part, dict) else None
-    if not isinstance(part, dict):
-        return ""
-    file = part.get("file")
-    place = part.get("root") or (os.path.dirname(file) if isinstance(file, str) else None)  # noqa: PTH120
-    return " ".join(str(word) for word in (part.get("dataset"), place) if word)
-
-
 def _grouped(rows: Sequence[Row]) -> list[list[Row]]:
     """Rows that can be compared: those of one task, split and data."""
-    groups: dict[tuple[str, str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row.result.about.task, row.result.split, row.data), []).append(row)
-    return list(groups.values())
+    return group_by(rows, lambda row: (row.result.about.task, row.result.split, row.data))
 
 
 class Group:
@@ -151,15 +119,18 @@ class Group:
 
     def __init__(self, rows: Sequence[Row]) -> None:
         first = rows[0]
-        self.task, self.split, self.data = first.result.about.task, first.result.split, first.data
-        self.title = f"{self.task}, {self.split}" + (f": {self.data}" if self.data else "")
-        main, is_higher = next(filter(None, (read_main_metric(row.result.folder) for row in rows)), ("", True))
+        self.about = {"task": first.result.about.task, "split": first.result.split, "data": first.data}
+        self.title = f"{first.result.about.task}, {first.result.split}" + (f": {first.data}" if first.data else "")
+        mains = [read_main_metric(row.result.folder) for row in rows]
+        main, is_higher = next(filter(None, mains), ("", True))
         self.metrics = [name for name in first.result.metrics if all(name in row.result.metrics for row in rows)]
         self.metrics.sort(key=lambda name: name != main)
         self.rows = sorted(rows, key=lambda row: self._rank(row, is_higher))
         self.keys = self._different_keys()
         self.main = main
+        self.repetitions, self.left_out = find_repetitions(self.rows)
         has_best = main in self.metrics and all(row.best and main in row.best.metrics for row in rows)
+        has_best = has_best and all(each == mains[0] for each in mains)
         self._best_column = [f"best {main}"] if has_best else []
 
     def _value(self, row: Row, column: str) -> float | None:
@@ -174,46 +145,38 @@ class Group:
         return -value if is_higher else value
 
     def _different_keys(self) -> list[str]:
-        """The keys that all runs have and not all have the same value of."""
-        shared = [key for key in self.rows[0].settings if all(key in row.settings for row in self.rows)]
-        return [key for key in shared if len({_cell(row.settings[key]) for row in self.rows}) > 1]
-
-    def repeated(self) -> list[list[Row]]:
-        """The finished runs of each recipe that has several."""
-        recipes: dict[str, list[Row]] = {}
-        for row in self.rows:
-            if row.result.state == "finished":
-                recipes.setdefault(row.recipe, []).append(row)
-        return [members for members in recipes.values() if len(members) > 1]
+        """The keys that not all runs have the same value of; those that all have come first."""
+        keys = dict.fromkeys(key for row in self.rows for key in row.settings)
+        found = [key for key in keys if len({_cell(row, key) for row in self.rows}) > 1]
+        return sorted(found, key=lambda key: not all(key in row.settings for row in self.rows))
 
     def as_json(self, row: Row) -> dict[str, Any]:
         """A run with the keys in which it differs from others of the group."""
-        differs = {key: row.settings[key] for key in self.keys}
-        found = row.result.labels(Path()) | {"data": self.data, "differs": differs, "metrics": row.result.metrics}
+        differs = {key: row.settings.get(key) for key in self.keys}
+        found = row.result.labels(Path()) | {"data": row.data, "differs": differs, "metrics": row.result.metrics}
         best = row.best and {"step": row.best.step, "epoch": row.best.epoch, "metrics": row.best.metrics}
         return found | ({"best": best} if best else {})
 
     def summaries(self) -> Iterator[dict[str, Any]]:
         """Mean and standard deviation over the repetitions of each recipe."""
-        for members in self.repeated():
+        for members in self.repetitions:
             pairs = {name: _mean_and_deviation([row.result.metrics[name] for row in members]) for name in self.metrics}
             yield {
-                "task": self.task,
-                "split": self.split,
-                "data": self.data,
-                "differs": {key: members[0].settings[key] for key in self._own_keys(members)},
+                **self.about,
+                "differs": {key: members[0].settings.get(key) for key in self._own_keys(members)},
                 "num_runs": len(members),
                 "mean": {name: mean for name, (mean, _) in pairs.items()},
                 "standard_deviation": {name: deviation for name, (_, deviation) in pairs.items()},
             }
 
     def _own_keys(self, members: Sequence[Row]) -> list[str]:
-        return [key for key in self.keys if len({_cell(row.settings[key]) for row in members}) == 1]
+        return [key for key in self.keys if len({_cell(row, key) for row in members}) == 1]
 
     def print(self) -> None:
-        """The table, as wide as the terminal."""
+        """The table, as wide as the terminal, and what it leaves out."""
         hidden = {doubled_loss({n: row.result.metrics[n] or math.nan for n in self.metrics}) for row in self.rows}
-        metrics = [name for name in self.metrics if hidden != {name}]
+        names, by_class = split_classes([*self.metrics, *(name for row in self.rows for name in row.result.metrics)])
+        metrics = [name for name in names if name in self.metrics and hidden != {name}]
         metrics[1:1] = self._best_column
         keys = self.keys[:_MAX_KEYS]
         labels = ["epoch"] if len({row.result.state for row in self.rows}) == 1 else ["state", "epoch"]
@@ -222,20 +185,26 @@ class Group:
         for row in self.rows:
             name = str(row.result.folder) if is_ambiguous else row.result.about.name
             about = {"state": row.result.state, "epoch": f"{row.result.epoch:.4g}"}
-            cells = [name, *(_cell(row.settings[key]) for key in keys), *(about[label] for label in labels)]
+            cells = [name, *(_cell(row, key) for key in keys), *(about[label] for label in labels)]
             rows.append([*cells, *(_number(self._value(row, metric)) for metric in metrics)])
-        for members in self.repeated():
+        for members in self.repetitions:
             own = self._own_keys(members)
-            shared = [_cell(members[0].settings[key]) if key in own else "" for key in keys]
+            shared = [_cell(members[0], key) if key in own else "" for key in keys]
             cells = [f"mean ± sd of {len(members)}", *shared, *[""] * len(labels)]
             values = ([self._value(row, metric) for row in members] for metric in metrics)
             rows.append([*cells, *(_plus_minus(*_mean_and_deviation(each)) for each in values)])
         print_table(["run", *_short(keys), *labels, *metrics], rows, num_words=1 + len(keys) + len(labels) - 1)
         if len(self.keys) > _MAX_KEYS:
             print(f"they differ in {join_first(self.keys[_MAX_KEYS:], 8)} too")
-        others = dict.fromkeys(n for row in self.rows for n in row.result.metrics if n not in self.metrics)
-        if others:
-            print(f"only some have {', '.join(others)}")
+        for row, why in self.left_out:
+            print(f"not in a mean: {row.result.folder} {why}")
+        if others := [name for name in names if name not in self.metrics]:
+            print(f"only some have {join_first(others, 8)}")
+        # Behind the lines of the runs come the means.
+        measured = {line[0]: row.result.metrics for line, row in zip(rows, self.rows, strict=False)}
+        for table in class_tables(measured, by_class):
+            print()
+            print_table(*table, num_words=4)
 
 
 def _short(keys: Sequence[str]) -> list[str]:
@@ -244,7 +213,9 @@ def _short(keys: Sequence[str]) -> list[str]:
     return [key if ends.count(end) > 1 or end == "name" else end for key, end in zip(keys, ends, strict=True)]
 
 
-def _cell(value: Any) -> str:
+def _cell(row: Row, key: str) -> str:
+    """The value of a key as text; empty for a run that has no such key."""
+    value = row.settings.get(key, "")
     return value if isinstance(value, str) else json.dumps(value)
 
 

@@ -24,7 +24,8 @@ _MAY_CHANGE = (
     "evaluate.every_epochs", "evaluate.every_steps", "evaluate.num_workers",
     "model.weights",
 )  # fmt: skip
-_PLACE = re.compile(r"data\.(train|val|test(\.[^.]+)?)\.(root|file)")
+# What these change of the data, its fingerprint tells.
+_PLACE = re.compile(r"data\.(train|val|test(\.[^.]+)?)\.(root|file|stratify)")
 
 # What a start that was cut short may leave before the run has a status; its lock may be empty, on a full disk.
 _BEGINNINGS = {".lock", "logs", "recipe.yaml", "metrics.jsonl", "tensorboard"}
@@ -38,9 +39,11 @@ _NOT_STRINGS = {"true", "false", "null", "True", "False", "Null", "TRUE", "FALSE
 def recipe_differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """The keys that differ between two resolved recipes and must not change within a run, with both values.
 
-    Keys that an older version did not have count as their defaults.
+    Keys that an older version did not have count as their defaults, empty lists and mappings as null.
     """
-    old, new = dict(leaves(_completed(before))), dict(leaves(now))
+    old, new = (
+        {key: value for key, value in leaves(tree) if value not in ([], {})} for tree in (_completed(before), now)
+    )
     lines = []
     for key in [*old, *(key for key in new if key not in old)]:
         is_allowed = any(key == allowed or key.startswith(allowed + ".") for allowed in _MAY_CHANGE)

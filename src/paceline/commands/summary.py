@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from paceline.commands.common import command_line, metrics_table, table_lines, terminal_width
+from paceline.commands.common import command_line, metrics_tables, table_lines, terminal_width
 from paceline.core.text import format_metric, pluralize
 from paceline.engine.run import Run
 from paceline.loggers.console import LINE_WIDTH
@@ -95,8 +95,9 @@ def closing_lines(run: Run, expect: Mapping[str, float], seconds: float, modules
     """The closing lines: metrics, expectations and where everything is; `modules` are those of `--use`."""
     lines = [f"{pluralize(run.progress.step, 'step')}, {pluralize(run.progress.epoch, 'epoch')}, {duration(seconds)}"]
     if rows := _last_and_best(run):
-        table = metrics_table(rows, run.store.best)
-        lines += table_lines(*table, width=min(LINE_WIDTH, terminal_width(sys.stderr) or LINE_WIDTH) - 2)
+        width = min(LINE_WIDTH, terminal_width(sys.stderr) or LINE_WIDTH) - 2
+        for table in metrics_tables(rows, run.store.best):
+            lines += table_lines(*table, width=width)
     lines += expectations(run, expect)
     places = {
         "checkpoints": run.out / "checkpoints",

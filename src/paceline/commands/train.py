@@ -227,7 +227,6 @@ def _train(run: Run, builder: Builder, notes: list[str], modules: list[str]) -> 
     from paceline.loggers.events import Ended, Note, Started
 
     progress, logger = run.progress, run.logger
-    run.batches.log = lambda text: logger.emit(Note(text))
     started = time.monotonic()
     logger.emit(
         Started(

@@ -42,6 +42,7 @@ SENTENCES = {
     "split_column": "The column that names the part each sample belongs to.",
     "split_seed": "The seed that splits are drawn with.",
     "split_shares": "The share of the samples that each drawn part gets, by name.",
+    "stratify": "Whether `split_shares` are those of each class, where a sample has one.",
     # losses, metrics and tasks
     "class_weights": "The weight of each class: numbers, or `balanced` for those of its frequency.",
     "eleven_points": "Whether precision is averaged at eleven recalls, as in VOC 2007.",

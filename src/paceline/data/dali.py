@@ -159,8 +159,8 @@ class _Loading:
 
 
 def _is_for_dali(image: Any) -> bool:
-    """Whether it is a JPEG file that DALI decodes as we do; one without an end is left to us, who notice."""
-    if not isinstance(image, Encoded) or not image.header.by_simplejpeg:
+    """Whether it is a JPEG file that DALI decodes as we do, upright; one without an end is left to us, who notice."""
+    if not isinstance(image, Encoded) or not image.header.by_simplejpeg or image.header.orientation != 1:
         return False
     return _END_OF_JPEG in image.data[-_TAIL:]
 
@@ -177,6 +177,7 @@ def _merged(mine: NDArray[np.bool_], decoded: Tensor, others: Tensor) -> Tensor:
 Numbers = dict[str, NDArray[Any]]
 """What the operators are fed for one sample, by name."""
 
+_AS_IT_LIES = {"adjust_orientation": False}  # it reads some Exif data otherwise than we do
 _IN_PIXELS = {"axis_names": "HW", "normalized_anchor": False, "normalized_shape": False}
 _ALLOWED = {"image", "label", "size", "image_id"}  # fields that a change of the image does not touch
 # Rows: luma, and the two axes of color in which DALI rotates the hue (YIQ).
@@ -258,10 +259,10 @@ def make_pipeline(transforms: Sequence[SampleTransform], capacity: int, threads:
         data, device = given("data", "u1", 1), "cpu" if device_id is None else "mixed"
         stages = _stages(transforms)
         if stages and isinstance(stages[0], _RandomResizedCrop):  # no more is decoded than that
-            images = fn.decoders.image_slice(data, *stages[0].box(given), device=device, **_IN_PIXELS)
+            images = fn.decoders.image_slice(data, *stages[0].box(given), device=device, **_IN_PIXELS, **_AS_IT_LIES)
             images = stages.pop(0).resize(fn, images)
         else:
-            images = fn.decoders.image(data, device=device)
+            images = fn.decoders.image(data, device=device, **_AS_IT_LIES)
         for stage in stages:
             images = stage.apply(fn, images, given)
         pipeline.set_outputs(fn.transpose(images, perm=[2, 0, 1]))

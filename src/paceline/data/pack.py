@@ -24,12 +24,12 @@ from torch import Tensor
 from paceline.core.atomic_write import sync_folder
 from paceline.core.errors import DataError
 from paceline.core.file_lock import lock_file
-from paceline.core.mapped_arrays import ArrayWriter, DamagedFileError, MappedArrays
 from paceline.core.process import num_cores
-from paceline.core.records import read_record, record_fields, record_pieces
 from paceline.core.registry import register
 from paceline.data.batch import RAGGED, KeypointNames, Sample
+from paceline.data.mapped_arrays import ArrayWriter, DamagedFileError, MappedArrays
 from paceline.data.prefetch import map_in_order
+from paceline.data.records import read_record, record_fields, record_pieces
 from paceline.data.skip_list import UNREADABLE, Skipped, as_skipped
 from paceline.data.split_loader import Dataset, TransformPipeline
 from paceline.data.transforms.functional import size_of
@@ -121,7 +121,7 @@ class EvenSamples(PackedSamples):
         super().__init__(file)
         self._check(0)  # what it says of its shapes holds for all
         self._columns: dict[str, NDArray[Any]] = {}
-        for name, dtype, shape, start, _ in record_fields(self._memory, 0):
+        for name, dtype, shape, start in record_fields(self._memory, 0):
             strides = (len(self._memory) // len(self), *np.empty(shape or (), dtype).strides)
             self._columns[name] = np.ndarray((len(self), *(shape or ())), dtype, self._memory, start, strides)
 
@@ -145,7 +145,7 @@ def _planar(images: NDArray[Any], numbers: NDArray[np.int64]) -> NDArray[Any]:
     return planes
 
 
-PACK_VERSION = 2
+PACK_VERSION = 3
 PackSize = int | Sequence[int] | None
 """What images are resized to: their shorter side (smaller ones stay), a height and width, or nothing."""
 ReportProgress = Callable[[int, int], None]
@@ -220,7 +220,7 @@ def _write(
     threads: int,
 ) -> WrittenPack:
     pipeline = TransformPipeline(dataset, [] if size is None else [_Shrink(size)], seed=0)
-    writer = ArrayWriter(file, path.parent)
+    writer = ArrayWriter(file, streamed="record")
     skipped: list[Skipped] = []
     layout: Layout | None = None
     descriptions: set[bytes] = set()

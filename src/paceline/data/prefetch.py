@@ -11,7 +11,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
@@ -57,15 +57,6 @@ def map_in_order(work: Callable[[T], R], items: Iterable[T], threads: int, ahead
 def load_by_threads(source: SplitLoader, requests: Iterable[Request], workers: int) -> Iterator[Batch]:
     """A batch for each request, in order, prefetched by that many threads."""
     return map_in_order(partial(_fetch, source), requests, workers, _THREAD_PREFETCH * workers + 1)
-
-
-def read_at_once(source: SplitLoader, requests: list[Request], workers: int) -> tuple[list[Future[Batch]], float]:
-    """The batches of a few requests, all read when this returns, and the seconds it took."""
-    with _pool(workers) as pool:
-        begin = perf_counter()
-        futures = [pool.submit(_fetch, source, request) for request in requests]
-        wait(futures)
-        return futures, perf_counter() - begin
 
 
 def _pool(workers: int) -> ThreadPoolExecutor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import cv2
 import numpy as np
@@ -31,13 +31,6 @@ class Request(NamedTuple):
 
     epoch: int
     ids: Ids
-
-
-class Choice(NamedTuple):
-    """Whether threads or processes prefetch samples, and how many."""
-
-    kind: Literal["thread", "process"]
-    workers: int
 
 
 class Dataset(Protocol):
@@ -94,8 +87,6 @@ class SplitLoader:
         """Each looks at a batch on the host: the first sample that losses cannot be computed for, and why."""
         self.keeps_counts = all(getattr(each, "keeps_counts", False) for each in self.batch_transforms)
         """Whether losses are divided by as much after the transforms of whole batches as before them."""
-        self.choice: Choice | None = None
-        """The fastest workers, once they are measured."""
         self.in_memory = hasattr(dataset, "gather") and not self.sample_transforms
         """Whether batches are indexed as tensors, with no Python per sample."""
         self.uses_global_rng = self._pipeline.uses_global_rng

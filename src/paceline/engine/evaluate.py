@@ -25,7 +25,7 @@ from paceline.engine.measured_batches import measure_batches, seed_batch
 from paceline.engine.predictions import GuardedWriter, NoPredictions, make_writer
 from paceline.engine.run import EvaluationSet, Run
 from paceline.engine.stateful import unchanged_buffers, unchanged_state
-from paceline.engine.visualizer import NoVisualizer, Panels, Visualizer
+from paceline.engine.visualizer import Drawn, NoVisualizer, Visualizer
 from paceline.engine.watchdog import EVALUATING
 from paceline.loggers.events import EvaluationProgress, Snapshot
 from paceline.metrics.metric import Metric, State, StateAccumulator, merge_states, pack, unpack
@@ -47,7 +47,7 @@ class Evaluation:
     tables: dict[str, Any]
     num_samples: int
     seconds: float
-    panels: Panels
+    drawn: Drawn
     num_skipped: int = 0
     """How many more samples the split has, which cannot be read."""
     problem: str | None = None
@@ -184,7 +184,6 @@ def averaged(run: Run, split: str) -> Iterator[None]:
 
 @contextmanager
 def _in_place(run: Run) -> Iterator[None]:
-    run.saver.finish_copy()
     try:
         with run.averaging.swap_in(run.state.model):
             run.precision.sync_weights()

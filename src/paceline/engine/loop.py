@@ -15,13 +15,11 @@ from paceline.core.process import resume_gc
 from paceline.core.text import pluralize
 from paceline.data.loader import StepBatch, explain_dead_workers
 from paceline.engine.evaluate import evaluate_with_average
-from paceline.engine.process_benefit import compare, is_due
 from paceline.engine.run import Run
 from paceline.engine.saving import complete_save, finish_saves, log_saves, record_val_metrics, save
 from paceline.engine.step import train_step
 from paceline.engine.training_log import add_result, log_all, log_evaluation, log_training, read_results
 from paceline.engine.visualizer import visualize_samples
-from paceline.loggers.events import Note
 
 
 def train(run: Run) -> None:
@@ -47,8 +45,6 @@ def train(run: Run) -> None:
             resume_gc()  # which start-up paused
             if step_batch.step == 0:
                 visualize_samples(run)
-            if is_due(run) and (advice := compare(run, step_batch)):
-                run.logger.emit(Note(advice, "warning"))
             run.state.pending = triggers.due(run.progress.step)
             do_pending(run)
             if saves := run.saver.poll():

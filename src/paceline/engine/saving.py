@@ -25,7 +25,6 @@ def save(run: Run) -> None:
 def complete_save(run: Run) -> None:
     """Wait for this step's checkpoint on all ranks, before what may take long or fail; tried once."""
     save(run)
-    run.saver.finish_copy()
     log_saves(run, run.saver.finish())
     run.world.barrier()
 
@@ -68,7 +67,6 @@ def finish_saves(run: Run) -> Iterator[None]:
 def _finish_newest(run: Run) -> None:
     """Wait for the newest checkpoint; a failed save is retried, and in the end it is an error."""
     for attempt in range(_RETRIES + 1):
-        run.saver.finish_copy()
         log_saves(run, run.saver.finish())
         if not run.world.start_sum([float(run.saver.has_failed)])()[0]:
             return
@@ -87,4 +85,4 @@ def _begin(run: Run) -> None:
     model, tree = state.model_parts(), state.state_dict()
     metrics = state.metrics.get("val", {}) if state.evaluated_step == run.progress.step else {}
     run.logger.flush()  # a checkpoint means that all is recorded but what it says is pending
-    run.saver.start(run.progress.step, model, tree, metrics, state.optimizer_tensors())
+    run.saver.start(run.progress.step, model, tree, metrics)

@@ -100,15 +100,6 @@ class RunState:
         self.strategy.share_buffers()
         return {name: self.strategy.part(tensor) for name, tensor in self.model.state_dict().items()}
 
-    def optimizer_tensors(self) -> list[Tensor]:
-        """Tensors that only the optimizer and the average change: copying them can wait until the next step."""
-        found: list[Tensor] = list(self.model.parameters())
-        values = [value for state in self.optimizer.state.values() for value in state.values()]
-        found += [value for value in values if isinstance(value, Tensor) and value.ndim]
-        found += self.averaging.state_dict().get("average", {}).values()
-        parts = [self.strategy.part(tensor) for tensor in found]
-        return [part.tensor if isinstance(part, TensorShard) else part for part in parts]
-
     def load(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint of the same recipe; raises CheckpointError if it does not fit."""
         check_state(checkpoint)

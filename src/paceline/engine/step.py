@@ -5,7 +5,6 @@ from __future__ import annotations
 from paceline.data.loader import StepBatch
 from paceline.engine.forward import forward, start_losses, warm_up
 from paceline.engine.run import Run, StepResult
-from paceline.optim.optimizer_step import step_optimizer
 
 
 def train_step(run: Run, step_batch: StepBatch) -> StepResult:
@@ -31,11 +30,10 @@ def train_step(run: Run, step_batch: StepBatch) -> StepResult:
     grad_norm = run.clip_gradients(run.strategy.local(run.optimized))
     lr = run.scheduler.apply(step_batch.step)  # a function of the step alone
     overflowed = run.precision.update_loss_scale(grad_norm)
-    run.saver.finish_copy()  # a checkpoint may still be copying weights and optimizer state, which change now
     # If the norm is not finite, this step is skipped and, where the run is to stop, all later ones. A GPU decides that
     # itself, and the host learns of it when it reads losses (training_log.read_results).
     if run.finite_check.decide(grad_norm, overflowed):
-        step_optimizer(run.optimizer)
+        run.optimizer.step()
     run.precision.sync_weights()
     run.buffer_backup.restore(run.finite_check.found_inf)
     run.averaging.update(run.state.model)  # parameters only; after a skipped step too, with the same weights

@@ -122,7 +122,7 @@ def log_evaluation(run: Run, evaluation: Evaluation) -> None:
             confusion=None if confusion is None else confusion.tolist(),
         )
     )
-    visualize_evaluation(run, evaluation.split, evaluation.tables, evaluation.panels)
+    visualize_evaluation(run, evaluation.split, evaluation.tables, evaluation.drawn)
 
 
 def _check_best(run: Run, metrics: Mapping[str, float]) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from paceline.core.text import evenly_spaced
 from paceline.core.user_code import described
 from paceline.data.batch import Batch
 from paceline.engine.run import Run
+from paceline.engine.worst_samples import Ranking, WorstSample, write_worst
 from paceline.loggers.events import Note, Visualized
 from paceline.visualize.grid import LegendEntry, Panel, image_grid
 from paceline.visualize.image import Image, fit, save_png
@@ -27,8 +29,17 @@ _NUM_VISUALIZED = 8
 _MAX_SIDE = 512  # pixels of a panel
 
 
+class Drawn(NamedTuple):
+    """What an evaluation drew, the same on any number of processes."""
+
+    panels: Panels
+    """Of evenly spaced samples."""
+    worst: Sequence[WorstSample]
+    """The samples with the greatest errors, the greatest first."""
+
+
 class Visualizer:
-    """Draws some samples of a split with their predictions: evenly spaced, the same on any number of processes.
+    """Draws some samples of a split with their predictions: evenly spaced ones, and those with the greatest errors.
 
     Each process draws those that it predicts, while it has them, so that only small images are kept and sent. Whatever
     the task raises becomes `problem`: no image is worth an evaluation.
@@ -38,6 +49,7 @@ class Visualizer:
         self.problem: str | None = None
         self._task, self._world = run.task, run.world
         self._ids = set(evenly_spaced(size, _num_visualized(run)))
+        self._ranking = Ranking(run.task)
         self._panels: Panels = {}
 
     def add(self, batch: Batch, predictions: Any) -> None:
@@ -45,22 +57,28 @@ class Visualizer:
         if not self._ids or self.problem:
             return
         try:
+            chosen = self._ids | self._ranking.add(batch, predictions)
             for index, sample in enumerate(batch.ids.tolist()):
-                if sample in self._ids:
+                if sample in chosen:
                     self._panels[sample] = [_checked(panel) for panel in self._task.draw(batch, predictions, index)]
+            for sample in set(self._panels) - self._ids - self._ranking.samples:
+                self._panels.pop(sample, None)
         except Exception as error:  # noqa: BLE001 - a task, and a user's too, may raise anything
             self.problem = f"cannot draw predictions: {described(error)}"
 
-    def gather(self) -> Panels:
-        """Return what all ranks drew, in sample order; all ranks must call it."""
+    def gather(self) -> Drawn:
+        """Return what all ranks drew; all ranks must call it."""
         if not self._ids:
-            return {}
+            return Drawn({}, [])
         panels: Panels = {}
-        for part in self._world.gather(_pack(self._panels, self.problem)):
+        errors = self._ranking.gather(self._world)
+        kept = {sample: own for sample, own in self._panels.items() if sample in self._ids or sample in errors}
+        for part in self._world.gather(_pack(kept, self.problem)):
             own, problem = _unpack(part)
             panels = own | panels  # padding batches repeat samples of the first process
             self.problem = self.problem or problem
-        return dict(sorted(panels.items()))
+        worst = [WorstSample(sample, error, panels.get(sample, [])) for sample, error in errors.items()]
+        return Drawn({sample: panels[sample] for sample in sorted(self._ids & panels.keys())}, worst)
 
 
 class NoVisualizer:
@@ -85,11 +103,16 @@ def visualize_samples(run: Run) -> None:
     _write(run, "train", draw)
 
 
-def visualize_evaluation(run: Run, split: str, tables: dict[str, Any], panels: Panels) -> None:
-    """Draw the metrics of an evaluation, and some samples with their predictions."""
-    if run.visualize and run.world.is_main:
-        _write(run, split, lambda: run.task.draw_metrics(tables))
-        _write(run, split, lambda: _draw_grid("predictions", list(panels.values())))
+def visualize_evaluation(run: Run, split: str, tables: dict[str, Any], drawn: Drawn) -> None:
+    """Draw the metrics of an evaluation, some samples with their predictions, and the worst ones."""
+    if not run.visualize or not run.world.is_main:
+        return
+    if drawn.worst:
+        about = {"step": run.progress.step, "error": getattr(run.task, "error_name", "error")}
+        with _reported(run, split):
+            write_worst(run.out / "worst", split, about, drawn.worst, run.evaluations[split].loader.dataset)
+    _write(run, split, lambda: run.task.draw_metrics(tables))
+    _write(run, split, lambda: _draw_grid("predictions", list(drawn.panels.values())))
 
 
 def _num_visualized(run: Run) -> int:
@@ -102,18 +125,25 @@ def _draw_grid(name: str, samples: Sequence[Sequence[Panel]]) -> dict[str, Image
 
 
 def _write(run: Run, split: str, draw: Callable[[], Mapping[str, Image]]) -> None:
-    """Draw and write images; if that fails, whatever the task raises, training continues without them."""
+    """Draw and write images, as far as that succeeds."""
     paths: dict[str, Path] = {}
-    try:
+    with _reported(run, split):
         for name, image in draw().items():
             path = run.out / "images" / f"{split}-{name}-{run.progress.step:08d}.png"
             save_png(image, path)
             paths[name] = path
+    if paths:
+        run.logger.emit(Visualized(run.progress.step, split, paths))
+
+
+@contextmanager
+def _reported(run: Run, split: str) -> Iterator[None]:
+    """A context for drawing: if that fails, whatever the task raises, training continues without it."""
+    try:
+        yield
     except Exception as error:  # noqa: BLE001 - no image is worth a run
         problem = f"cannot draw {split} at step {run.progress.step}: {described(error)}"
         run.logger.emit(Note(f"{problem}; training continues", "warning"))
-    if paths:
-        run.logger.emit(Visualized(run.progress.step, split, paths))
 
 
 def _checked(panel: Panel) -> Panel:

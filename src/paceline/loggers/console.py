@@ -13,7 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
 from paceline.loggers.events import Ended, Event, Logged, Logger, Note, Snapshot, Started
-from paceline.loggers.messages import Words, lines_of, plain, status
+from paceline.loggers.messages import Words, first_step, lines_of, plain, status
 from paceline.loggers.notebook import NotebookPage, is_notebook
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class Console(Logger):
         self._next_line = 0.0
         self._total_steps = 0
         self._main_metric: str | None = None
+        self._started: float | None = None  # until something is known of training
         self._logged: Logged | None = None
         self._trained: Snapshot | None = None
         self._warnings = Counter[str]()
@@ -49,8 +50,9 @@ class Console(Logger):
         """Print the lines of an event; the end of the run removes the bar first."""
         if isinstance(event, Started):
             self._total_steps, self._main_metric = event.total_steps, event.main_metric
+            self._started = monotonic()
         elif isinstance(event, Logged):
-            self._logged = event
+            self._logged, self._started = event, None
             if monotonic() < self._next_line:
                 return  # on a terminal the bar shows them; a line for each would only run past
             self._next_line = monotonic() + SECONDS_BETWEEN_LINES if self._next_draw != inf else 0.0
@@ -84,6 +86,9 @@ class Console(Logger):
         done, total = snapshot.evaluation[1:] if snapshot.evaluation else (snapshot.step, snapshot.total_steps)
         if snapshot.evaluation is None:
             self._trained = snapshot
+            if self._started is not None and self._next_draw == inf:  # the first line of the log may be minutes away
+                self._page.print(first_step(snapshot, monotonic() - self._started))
+            self._started = None
         if self._next_draw != inf and (done == total or monotonic() >= self._next_draw):
             self._draw(snapshot)
 

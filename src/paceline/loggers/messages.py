@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from paceline.core.class_metrics import HEADER, split_classes, summarize
 from paceline.core.text import doubled_loss, pluralize
 from paceline.loggers.events import Ended, Evaluated, Event, Logged, Note, Saved, Snapshot, Started, Visualized
 
@@ -67,6 +68,12 @@ def status(snapshot: Snapshot, logged: Logged | None, room: int) -> Words:
         if len(plain(words)) <= room:
             break
     return words
+
+
+def first_step(snapshot: Snapshot, seconds: float) -> Words:
+    """The line of the first step, which took so long with all that comes before it."""
+    about = [("epoch", f"{snapshot.epoch:.2f}"), ("step", f"{snapshot.step}/{snapshot.total_steps}")]
+    return _labeled([*about, ("first step after", f"{seconds:.1f} s")])
 
 
 def number(value: float) -> str:
@@ -148,9 +155,13 @@ def _evaluated(event: Evaluated, width: int | None, main_metric: str | None) -> 
     about = f" at step {event.step}: {pluralize(event.num_samples, 'sample')}{skipped}{seconds}"
     lines: list[Words] = [[("== ", "bold cyan"), (event.split, "bold cyan"), (about, "cyan")]]
     hidden = doubled_loss(event.metrics)
-    names = sorted((name for name in event.metrics if name != hidden), key=lambda name: name != main_metric)
-    for name in names:
-        metric = [(f"{name} ", ""), (number(event.metrics[name]), "bold green" if name == main_metric else "bold")]
+    names, by_class = split_classes(name for name in event.metrics if name != hidden)
+    metrics = [(name, number(event.metrics[name])) for name in sorted(names, key=lambda name: name != main_metric)]
+    for each in by_class:
+        values = summarize(event.metrics, each)
+        metrics += [(f"{each}.* {what}", text) for what, text in zip(HEADER, values, strict=True) if text]
+    for name, value in metrics:
+        metric = [(f"{name} ", ""), (value, "bold green" if name == main_metric else "bold")]
         room = sys.maxsize if width is None else width
         if len(lines) == 1 or len(plain(lines[-1])) + 2 + len(plain(metric)) > room:
             lines.append([("   ", ""), *metric])

@@ -101,7 +101,8 @@ class CocoAP:
     - "ar1", "ar10" and "ar100": average recall with so many detections in an image, and by size.
     - "ap.NAME": the AP of each class.
     A value without any object to measure it on is left out.
-    - "precision" float64 [classes, 101]: the precision at each recall from 0 to 1, at IoU 0.5.
+    - "precision" float64 [classes, 101]: the precision at each recall from 0 to 1, at IoU 0.5, and "num_objects" int64
+      [classes]: the objects of each class.
     """
 
     def __init__(self, classes: Sequence[str]) -> None:
@@ -125,7 +126,8 @@ class CocoAP:
         values |= {f"ap.{name}": _mean(precision[:, :, index]) for index, name in enumerate(self.classes)}
         at_50 = np.where(precision[_IOU_50] < 0, np.nan, precision[_IOU_50]).T.copy()  # [classes, recalls]
         kept = {name: value for name, value in values.items() if name in self.higher_is_better and value >= 0}
-        return {**kept, "precision": torch.from_numpy(at_50)}
+        num_objects = np.bincount(truth.labels[~truth.crowd], minlength=len(self.classes))
+        return {**kept, "precision": torch.from_numpy(at_50), "num_objects": torch.from_numpy(num_objects)}
 
 
 @register.metric("voc_ap")
@@ -171,6 +173,19 @@ class VocAP:
             return float(sum(each[0] if len(each) else 0.0 for each in reached) / 11)
         steps = np.diff(np.concatenate([[0.0], recall]))
         return float((steps * envelope).sum())
+
+
+def count_mistakes(predictions: Sequence[Any], batch: Batch, score: float) -> Tensor:
+    """How many detections above a score are false, and how many objects are missed, of each image of a batch, [N]."""
+    state = objects_state(predictions, batch)
+    truth, found = _objects(state["truth"], True), _objects(state["detections"], False)
+    found = _rows(found, found.scores > score)
+    num_classes = 1 + max([0, *truth.labels.tolist(), *found.labels.tolist()])
+    each_class = [each._replace(sample=each.sample * num_classes + each.labels) for each in (truth, found)]
+    is_right, counts = _match(*each_class)
+    false, right, expected = found.sample[counts & ~is_right], found.sample[is_right], truth.sample[~truth.crowd]
+    ids = batch.ids.tolist()
+    return torch.tensor([(false == id_).sum() + (expected == id_).sum() - (right == id_).sum() for id_ in ids])
 
 
 def _match(truth: Objects, found: Objects) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from torch import nn
 
+from paceline.core.errors import ArgumentError
 from paceline.core.text import join_first, pluralize
 from paceline.models.norm import NORM_TYPES
 from paceline.models.patterns import is_inside, no_match, select
@@ -14,6 +16,15 @@ from paceline.models.surgery import find_heads
 
 ALL_BUT_HEAD = "all_but_head"
 _MAX_NAMES = 6
+
+
+@contextmanager
+def _naming(argument: str) -> Iterator[None]:
+    """Re-raise a ValueError as that of an argument."""
+    try:
+        yield
+    except ValueError as error:
+        raise ArgumentError(argument, str(error)) from error
 
 
 class Freezing:
@@ -33,12 +44,16 @@ class Freezing:
         self._first_name = {name: first[id(parameter)] for name, parameter in everything}
         # What a model itself keeps fixed, such as a computed position embedding, is never unfrozen.
         trainable = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        selected = self._select("freeze", patterns)
-        self._initial = [name for name in trainable if name in selected]
-        self._fixed = selected.difference(trainable)
-        if self._initial and len(self._initial) == len(trainable):
-            raise ValueError(f"freeze {', '.join(map(repr, patterns))} leaves nothing to train")
-        self._unfreeze_at = self._steps(sorted(unfreeze, key=lambda stage: stage[0]))
+        with _naming("freeze"):
+            selected = self._select("freeze", patterns)
+            self._initial = [name for name in trainable if name in selected]
+            self._fixed = selected.difference(trainable)
+            if self._initial and len(self._initial) == len(trainable):
+                raise ValueError(f"freeze {', '.join(map(repr, patterns))} leaves nothing to train")
+        self._unfreeze_at: dict[str, int] = {}
+        for index, (step, stage) in sorted(enumerate(unfreeze), key=lambda each: each[1][0]):
+            with _naming(f"unfreeze.{index}"):
+                self._unfreeze(step, stage)
         self.unfreeze_steps: tuple[int, ...] = tuple(sorted(set(self._unfreeze_at.values())))
         self._norms = _norm_layers(model)
         self._frozen_norms: list[nn.Module] = []
@@ -118,21 +133,18 @@ class Freezing:
             selected.update(self._first_name[name] for name in found)
         return selected
 
-    def _steps(self, stages: Sequence[tuple[int, Sequence[str]]]) -> dict[str, int]:
-        """The step at which each name is unfrozen, of those that ever are."""
-        unfreeze_at: dict[str, int] = {}
-        for step, patterns in stages:
-            if step < 1:
-                raise ValueError(
-                    f"unfreeze at step {step}: expected a step ≥ 1; remove from freeze what trains from the start"
-                )
-            for pattern in patterns:
-                selected = self._select("unfreeze", [pattern])
-                frozen = [name for name in self._initial if name in selected and unfreeze_at.get(name, step) == step]
-                if not frozen:
-                    raise ValueError(f"unfreeze {pattern!r} at step {step}: it matches nothing that is still frozen")
-                unfreeze_at.update(dict.fromkeys(frozen, step))
-        return unfreeze_at
+    def _unfreeze(self, step: int, patterns: Sequence[str]) -> None:
+        """Note that these begin to learn at this step."""
+        if step < 1:
+            raise ValueError(
+                f"unfreeze at step {step}: expected a step ≥ 1; remove from freeze what trains from the start"
+            )
+        for pattern in patterns:
+            selected, known = self._select("unfreeze", [pattern]), self._unfreeze_at
+            frozen = [name for name in self._initial if name in selected and known.get(name, step) == step]
+            if not frozen:
+                raise ValueError(f"unfreeze {pattern!r} at step {step}: it matches nothing that is still frozen")
+            known.update(dict.fromkeys(frozen, step))
 
     def _modules(self, names: Iterable[str]) -> str:
         """The largest modules that consist of these parameters, and the parameters outside of such modules."""

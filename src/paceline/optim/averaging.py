@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from paceline.core.arguments import Count, CountOrZero, PartialShare
 from paceline.core.errors import CheckpointError
 from paceline.core.registry import register
-from paceline.core.text import pluralize
+from paceline.core.text import join_first, pluralize
 from paceline.models.memory_format import with_strides_of
 
 T = TypeVar("T")
@@ -154,7 +154,7 @@ class WeightAverage(ABC):
         saved = {name: tuple(tensor.shape) for name, tensor in self._average.items()}
         if here != saved:
             different = sorted(name for name in here | saved if here.get(name) != saved.get(name))
-            raise CheckpointError(f"the saved weight average does not match the model: {', '.join(different[:5])}")
+            raise CheckpointError(f"the saved weight average does not match the model: {join_first(different, 5)}")
         self._average = {
             name: with_strides_of(self._average[name].to(parameter.device), parameter)
             for name, parameter in named.items()

@@ -47,11 +47,23 @@ def linear(done: float) -> float:
     return 1 - done
 
 
+def half_cosine(at: float, length: float = 1.0) -> float:
+    """Half a cosine, from 1 to 0."""
+    # π · at first, as torch, timm, MAE and Pet do: near 0 the order shows in the learning rate.
+    return 0.5 * (1 + math.cos(math.pi * at / length))
+
+
 @register.schedule("cosine")
 @register.schedule("half_cosine")
-def cosine(done: float) -> float:
+class Cosine:
     """Half a cosine, from 1 to 0."""
-    return 0.5 * (1 + math.cos(math.pi * done))
+
+    def __init__(self, span: Span) -> None:
+        self._length = span.length
+
+    def __call__(self, at: float) -> float:
+        """The factor after `at` steps."""
+        return half_cosine(at, self._length)
 
 
 @register.schedule("poly")
@@ -65,7 +77,7 @@ def one_minus_sqrt(done: float) -> float:
     return 1 - math.sqrt(done)
 
 
-SHAPES: dict[str, Callable[[float], float]] = {"linear": linear, "cosine": cosine, "sqrt": one_minus_sqrt}
+SHAPES: dict[str, Callable[[float], float]] = {"linear": linear, "cosine": half_cosine, "sqrt": one_minus_sqrt}
 """Curves from 1 to 0, by name."""
 
 
@@ -138,7 +150,7 @@ class StepCosine:
         if at + self._first < self._last:
             return self._gamma ** bisect_right(self._drops, at + self._first)
         # Counted from 1, the cosine starts one step before its maximum, as in Pet; it is symmetric there.
-        return self._gamma ** len(self._drops) * cosine((at - self._last) / self._left)
+        return self._gamma ** len(self._drops) * half_cosine(at - self._last, self._left)
 
 
 @register.schedule("exponential", checks=[AtMostOneOf("every_epochs", "every_steps")])
@@ -235,7 +247,7 @@ class CosineRestarts:
     def __call__(self, at: float) -> float:
         """The factor after `at` steps."""
         cycle = at * self._cycles / self._length
-        return cosine(cycle - min(math.floor(cycle), self._cycles - 1))
+        return half_cosine(cycle - min(math.floor(cycle), self._cycles - 1))
 
 
 @register.schedule("f3")
@@ -299,7 +311,7 @@ class _Phases:
     def __init__(self, span: Span, pct_start: float, anneal_strategy: str) -> None:
         # The last step of each phase is at its end, so phases are one step shorter than their number of steps.
         self._top, self._last = pct_start * span.length - span.tick, span.length - span.tick
-        self._shape = cosine if anneal_strategy == "cos" else SHAPES[anneal_strategy]
+        self._shape = half_cosine if anneal_strategy == "cos" else SHAPES[anneal_strategy]
 
     def __call__(self, at: float) -> tuple[bool, float]:
         if at <= self._top and self._top > 0:

@@ -46,6 +46,8 @@ class Rule:
     kind: str | None = None
     lr_scale: float = 1.0
     weight_decay: float | None = None
+    may_match_none: bool = False
+    """Whether the rule is right for models without such a parameter too."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,9 @@ class Preset:
 
 PRESETS: dict[str, Preset] = {
     "pet": Preset(
-        "biases learn twice as fast without decay; group norm without decay; batch norm like weights",
-        {"bias": Settings(2.0, 0.0), "group_norm": Settings(weight_decay=0.0)},
+        "biases, those of norm layers too, learn twice as fast without decay; group norm without decay",
+        {"group_norm": Settings(weight_decay=0.0)},
+        (Rule("*bias*", lr_scale=2.0, weight_decay=0.0, may_match_none=True),),  # Pet: "bias" in the name
     ),
     "bias_double": Preset("biases learn twice as fast, without decay", {"bias": Settings(2.0, 0.0)}),
     "no_decay_bias_norm": Preset(

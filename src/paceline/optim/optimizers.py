@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 from paceline.core.errors import TrainingError
 from paceline.core.signatures import signature_of
 from paceline.models.memory_format import has_strides_of
-from paceline.optim import fused_adam
 
 OptimizerFactory = Callable[..., Optimizer]
 Group = dict[str, Any]
@@ -23,10 +22,6 @@ Group = dict[str, Any]
 _FUSED = {
     "cpu": {torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad},
     "cuda": {torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW},
-}
-_FUSED_ON_CPU: dict[OptimizerFactory, OptimizerFactory] = {
-    torch.optim.Adam: fused_adam.Adam,
-    torch.optim.AdamW: fused_adam.AdamW,
 }
 _FUSED_SHARDED = {torch.optim.Adam, torch.optim.AdamW}
 # On a CPU, torch 2.13's fused SGD leaves half-precision weights unchanged and corrupts their momentum; Adagrad creates
@@ -69,8 +64,6 @@ def construct(optimizer: OptimizerFactory, groups: Sequence[Group], **options: A
     )
     if not can_fuse:
         return optimizer(groups, **options)
-    if device == "cpu":
-        optimizer = _FUSED_ON_CPU.get(optimizer, optimizer)
     fused = optimizer(groups, fused=True, **options)
     if isinstance(fused, torch.optim.SGD):
         fused.register_step_pre_hook(_init_momentum)

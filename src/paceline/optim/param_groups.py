@@ -194,7 +194,7 @@ def _match_rules(rules: Sequence[Rule], found: Sequence[Found]) -> list[list[Rul
         meant = [i for i in named if rule.kind in (None, found[i].kind, general_kind(found[i].kind))]
         for index in meant:
             matching[index].append(rule)
-        if not meant:
+        if not meant and not rule.may_match_none:
             problems.append((number, _explain_idle(rule, [found[index] for index in named], found)))
     if problems:
         raise RulesError(problems)

@@ -19,7 +19,7 @@ from torch.nn.parameter import UninitializedParameter
 from paceline.checkpoint.pretrained import is_pretrained_name
 from paceline.checkpoint.state import Stateful
 from paceline.checkpoint.store import Store
-from paceline.core.errors import CheckpointError, RecipeError
+from paceline.core.errors import CheckpointError, RecipeError, UsageError
 from paceline.core.generators import unchanged_generators
 from paceline.core.intervals import Progress, to_steps
 from paceline.core.world import World, join
@@ -44,6 +44,7 @@ from paceline.models.surgery_report import SurgeryReport
 from paceline.optim.lr_scheduler import LRChangeLog
 from paceline.recipe.build_context import BuildContext, check_data, check_recipe, open_together, read_weights_together
 from paceline.recipe.build_data import (
+    check_dali,
     check_processes,
     find_classes,
     make_batches,
@@ -85,14 +86,32 @@ def build(reference: str | Path, overrides: Mapping[str, Any] | None = None, out
     """
     place = Path(reference)
     folder = place if (place / "recipe.yaml").is_file() else None
-    written = [f"{key}={json.dumps(value)}" for key, value in (overrides or {}).items()]
+    written = [f"{key}={_as_json(key, value)}" for key, value in (overrides or {}).items()]
     builder = Builder(validate(load(str(folder / "recipe.yaml") if folder else str(reference), written)))
+    builder.notes += builder.checked.notes
     run = builder.run(Path(out) if out else folder)
     if folder:
         checkpoint = open_together(run.world, folder)
         run.state.load_model(checkpoint)
         run.state.load_average(checkpoint)
     return run
+
+
+def _as_json(key: str, value: Any) -> str:
+    """The value of an override as JSON; UsageError for what a recipe cannot hold."""
+
+    def plain(inner: Any) -> Any:
+        if isinstance(inner, np.generic):
+            return inner.item()
+        if isinstance(inner, Path):
+            return str(inner)
+        raise TypeError(f"got {type(inner).__name__}")
+
+    try:
+        return json.dumps(value, default=plain)
+    except (TypeError, ValueError) as error:
+        expected = "strings, numbers, true, false, None, lists and mappings of these, a Path or a NumPy number"
+        raise UsageError(f"{key}: expected {expected}, {error}; convert it first, an array with tolist()") from None
 
 
 class Builder(BuildContext):
@@ -122,6 +141,7 @@ class Builder(BuildContext):
         sampler = make_sampler(self, len(loaders["train"].dataset))
         if self.trains:
             check_processes(self, sampler)
+            check_dali(self, loaders["train"])
         progress = Progress(self.total_steps(sampler.steps_per_epoch), sampler.steps_per_epoch)
         model = self.model(loaders["train"], classes)
         prepare_model(self, model)
@@ -131,7 +151,7 @@ class Builder(BuildContext):
         for loader in loaders.values():
             loader.checks = [loss.check for loss in self.losses.values() if hasattr(loss, "check")]
         trial = partial(self._try_pass, model, task, precision, loaders, sampler)
-        self.checkpointed_blocks = checkpoint_activations(self, model, trial)
+        self.checkpointed_blocks = checkpoint_activations(self, model)
         freezing = make_freezing(self, model, progress)
         strategy = shard(self, model, trial)
         optimizer = build_optimizer(self, model, freezing, progress)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from paceline.core.errors import DataError, RecipeError, UsageError
 from paceline.core.intervals import Progress
 from paceline.core.signatures import signature_of
-from paceline.core.text import pluralize
-from paceline.data.cache import keep_in_memory
+from paceline.core.text import join_first, pluralize
 from paceline.data.datasets.torch_dataset import as_dataset
+from paceline.data.io.image import Encoded
 from paceline.data.loader import TrainBatches, automatic_workers
 from paceline.data.sampler import BatchSampler, Permutation
 from paceline.data.skip_list import UNREADABLE, SkipList, automatic_limit
@@ -27,6 +28,8 @@ from paceline.recipe.schema import DatasetPart
 
 _MAX_EVALUATION_BATCH = 256
 _EVALUATED_VALUES = 1 << 22  # pixel values, over all channels, of an evaluation batch
+_MAX_CLASSES = 5  # that a message lists
+_EXAMINED = 8  # images of each split
 _MAX_NOTES = 5  # of a data set, at the start of a run
 _WORLD_PARTS, _WORLD_MIN = 8, 16  # micro-batches of a step with `reproducible: world`, and their minimum size
 
@@ -122,8 +125,6 @@ def make_batches(context: BuildContext, loader: SplitLoader, sampler: BatchSampl
     if data.loader == "memory" and not loader.in_memory:
         message = "memory needs a data set in memory and batch transforms only; use auto"
         raise RecipeError(f"{context.checked.locate('data.loader')}: {message}")
-    if data.loader == "dali":
-        _check_dali(context, loader)
     workers = None if data.num_workers == "auto" else data.num_workers
     if loader.in_memory and data.loader == "auto":
         workers = 0
@@ -132,13 +133,19 @@ def make_batches(context: BuildContext, loader: SplitLoader, sampler: BatchSampl
     return TrainBatches(loader, sampler, order, context.world, progress, workers, kind=kind)
 
 
-def _check_dali(context: BuildContext, loader: SplitLoader) -> None:
+def check_dali(context: BuildContext, loader: SplitLoader) -> None:
+    """Raise if DALI is to load the training samples and cannot; note that it does not load others."""
+    if context.recipe.data.loader != "dali":
+        return
     from paceline.data.dali import find_refusal
 
     refusal = find_refusal(loader)
     if refusal is not None:
         key = "data.loader" if refusal.key is None else f"data.train.{refusal.key}"
         raise RecipeError(f"{context.checked.locate(key)}: {refusal.reason}")
+    if len(context.recipe.data.splits()) > 1:
+        why = "so its metrics are those of eval on machines without DALI, and of predict"
+        context.notes.append(f"data.loader: dali is for training; evaluation decodes the usual way, {why}")
 
 
 def make_evaluations(context: BuildContext, loaders: Mapping[str, SplitLoader]) -> dict[str, EvaluationSet]:
@@ -188,15 +195,28 @@ def make_split_loader(context: BuildContext, split: str, part: DatasetPart) -> S
     elif isinstance(file, str):
         with context.error_context(f"{key}.file"):
             arguments["file"] = context.path(f"{key}.file", file)
-    with context.error_context(key):
+    with _naming_files(context, key, arguments):
         dataset: Dataset = as_dataset(part.dataset, context.call("dataset", part.dataset, arguments))
         if not len(dataset):
             found = "expected at least one sample, found 0; check where it looks for files"
             raise DataError(f"the data set {part.dataset} is empty: {found}")
-        if context.recipe.data.cache == "memory" and not hasattr(dataset, "gather"):
-            dataset = keep_in_memory(dataset, context.world, context.notes.append)
-    context.notes += _shortened(split, getattr(dataset, "notes", []))
+        notes = [*getattr(dataset, "notes", []), *_gray_images(dataset)]
+    context.notes += _shortened(split, notes)
     return add_transforms(context, split, part, dataset, _skips(context, split, len(dataset)))
+
+
+@contextmanager
+def _naming_files(context: BuildContext, key: str, arguments: Mapping[str, Any]) -> Iterator[None]:
+    """Add the place and key to errors raised inside: of the argument whose file they are about, if of any."""
+    try:
+        with context.error_context(key):
+            yield
+    except DataError as error:
+        files = (name for name, value in arguments.items() if isinstance(value, str) and f"/{value}: " in str(error))
+        if (name := next(files, None)) is None:
+            raise
+        here, there = (context.checked.locate(each) for each in (key, f"{key}.{name}"))
+        raise DataError(str(error).replace(here, there, 1)) from error
 
 
 def add_transforms(
@@ -238,6 +258,18 @@ def _shortened(split: str, notes: list[str]) -> list[str]:
     return [f"data.{split}: {note}" for note in notes[:_MAX_NOTES]] + [more] * (len(notes) > _MAX_NOTES)
 
 
+def _gray_images(dataset: Dataset) -> list[str]:
+    """A note if any of the first images is a file with one channel."""
+    read = getattr(dataset, "open", None)  # of data sets of files, whose images it gives as they are
+    with suppress(*UNREADABLE):  # reported when it is trained on
+        opened = [read(index)["image"] for index in range(min(len(dataset), _EXAMINED))] if read else []
+        gray = [image.path for image in opened if isinstance(image, Encoded) and image.is_gray]
+        if gray:
+            found = f"{len(gray)} of the first {pluralize(len(opened), 'image')} are gray, such as {gray[0]}"
+            return [f"{found}; gray is repeated to three channels"]
+    return []
+
+
 def _skips(context: BuildContext, split: str, size: int) -> SkipList | None:
     data = context.recipe.data
     if data.on_error == "stop":
@@ -248,8 +280,9 @@ def _skips(context: BuildContext, split: str, size: int) -> SkipList | None:
 def _check_classes(split: str, found: list[str], expected: list[str]) -> None:
     if found == expected:
         return
-    different = sorted(set(found) ^ set(expected))[:5]
+    sides = {f"data.{split}": set(found) - set(expected), "data.train": set(expected) - set(found)}
+    only = [f"only {side} has {join_first(sorted(names), _MAX_CLASSES)}" for side, names in sides.items() if names]
     raise DataError(
-        f"data.{split} has {pluralize(len(found), 'class')} and data.train has {len(expected)}; they must match"
-        f" (different: {', '.join(different) or 'their order'})"
+        f"data.{split} has {pluralize(len(found), 'class')} and data.train has {len(expected)}; they must match:"
+        f" {'; '.join(only) or 'their order differs'}"
     )

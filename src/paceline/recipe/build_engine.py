@@ -12,7 +12,6 @@ from torch import nn
 
 from paceline.core.errors import RecipeError
 from paceline.core.process import keep_freed_memory, num_cores
-from paceline.engine.activation_checkpointing.policies import apply_activation_checkpointing
 from paceline.engine.precision.base import Precision
 from paceline.engine.precision.mixed import make_precision
 from paceline.engine.strategies.deterministic import DeterministicStrategy
@@ -58,11 +57,12 @@ def prepare_model(context: BuildContext, model: nn.Module) -> None:
         use_channels_last(model)
 
 
-def checkpoint_activations(context: BuildContext, model: nn.Module, trial: Callable[[], object]) -> list[str]:
+def checkpoint_activations(context: BuildContext, model: nn.Module) -> list[str]:
     """Apply activation checkpointing and return the names of its blocks."""
     part = context.recipe.train.activation_checkpointing
     with context.error_context("train.activation_checkpointing"):
-        return apply_activation_checkpointing(model, context.make("activation_checkpointing", part.name, part), trial)
+        names: list[str] = context.make("activation_checkpointing", part.name, part).apply(model)
+    return names
 
 
 def choose_precision(context: BuildContext) -> Precision:

@@ -43,7 +43,7 @@ def make_freezing(context: BuildContext, model: nn.Module, progress: Progress) -
         if step >= progress.total_steps:
             message = f"expected a step before the end of the run ({progress.total_steps}), got {step}"
             raise RecipeError(f"{context.checked.locate(f'model.unfreeze.{index}')}: {message}")
-    with context.error_context("model.freeze"):
+    with context.error_context("model"):
         return Freezing(model, part.freeze, stages)
 
 

@@ -54,15 +54,23 @@ def load(run_directory: str | Path, checkpoint: str | Path | None = None, averag
     return build_predictor(check_run(Path(run_directory)), Path(run_directory), named, average)
 
 
-def check_run(run_directory: Path, flips: bool = False, overrides: Sequence[str] = ()) -> CheckedRecipe:
+def check_run(
+    run_directory: Path, flips: bool = False, min_score: float | None = None, overrides: Sequence[str] = ()
+) -> CheckedRecipe:
     """The recipe of a run directory as prediction needs it: maps at the original size, perhaps of mirror images too."""
     recipe, always = str(run_recipe(run_directory)), [*_ALWAYS, *overrides]
     name = validate(load_recipe(recipe, always)).recipe.task.name
     task = resolve("task", name)
     if flips and "flip" not in signature_of(task).parameters:
         raise UsageError(f"--tta: task {name} cannot average over mirror images; leave it out")
+    if min_score is not None and "min_score" not in signature_of(task).parameters:
+        raise UsageError(f"--score: task {name} predicts nothing that has a score of its own; leave it out")
     is_original = hasattr(task, "maps") or hasattr(task, "keypoint_metric")
-    further = {"task.flip=true": flips, "evaluate.original_size=true": is_original}
+    further = {
+        "task.flip=true": flips,
+        f"task.min_score={min_score}": min_score is not None,
+        "evaluate.original_size=true": is_original,
+    }
     return validate(load_recipe(recipe, [*always, *(each for each, is_needed in further.items() if is_needed)]))
 
 

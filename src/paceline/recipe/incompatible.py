@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.core.registry import register
+from paceline.recipe.problems import NO_INSTANCES
 from paceline.recipe.schema import Recipe
 
 Check = tuple[list[str], str]
@@ -54,6 +55,8 @@ def _either_or(recipe: Recipe) -> Iterator[Check]:
 
 def _model(recipe: Recipe) -> Iterator[Check]:
     model = recipe.model
+    if model.name.startswith("torchvision/maskrcnn") and recipe.task.name not in register.kind("task").own_names():
+        yield ["model.name"], NO_INSTANCES
     if model.unfreeze and not model.freeze:
         yield ["model.unfreeze", "model.freeze"], "given, but model.freeze is empty"
     for index, stage in enumerate(model.unfreeze):
@@ -90,8 +93,8 @@ def _drawn_splits(recipe: Recipe) -> Iterator[Check]:
         is_part = own.get("split_shares") or own.get("split_column") is not None
         if name != dataset or not is_part or any(own.get(key) != train.get(key) for key in _PLACES):
             continue
-        for key in ("split_shares", "split_seed", "split_column"):
-            if own.get(key) != train.get(key):
+        for key, default in (("split_shares", None), ("split_seed", None), ("stratify", True), ("split_column", None)):
+            if own.get(key, default) != train.get(key, default):
                 keys = [f"data.{split}.{key}", f"data.train.{key}"]
                 yield keys, f"differs from data.train.{key}, so splits would overlap"
         if own.get("split") == train.get("split"):

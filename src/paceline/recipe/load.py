@@ -61,14 +61,15 @@ def expand_shorthand(document: Document, parts: Sequence[PartSpec]) -> None:
 
 
 def merge(below: Document, above: Document) -> Document:
-    """`below` overridden by `above`: mappings key by key, anything else as a whole."""
+    """`below` overridden by `above`: mappings key by key, anything else as a whole; `{}` empties a mapping."""
     merged = Document(below.tree, dict(below.keys), dict(below.values))
     merged.tree = _merged(below.tree, above.tree, (), merged, above)
     return merged
 
 
 def _merged(old: Any, new: Any, path: KeyPath, merged: Document, above: Document) -> Any:
-    if not _is_merged_into(new, old):
+    is_emptied = path and new == {}  # the root is left empty by a file that only says what it extends
+    if is_emptied or not _is_merged_into(new, old):
         _replace_origins(old, new, path, merged, above)
         return new
     # A mapping keeps its place in the file when the command line only adds to it.

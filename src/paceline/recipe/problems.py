@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -13,7 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-from paceline.core.text import pluralize
+from paceline.core.text import join_first, pluralize
 from paceline.recipe.yaml_tree import KeyPath, dotted, resolve_scalar
 
 Node = dict[str, Any]
@@ -164,8 +165,10 @@ _FORMER = {
     **dict.fromkeys(("kinds", "rules", "presets"), "param_groups"),
     "pretrained": "weights",
     "learning_rate": "lr",
+    **dict.fromkeys(("accuracy", "acc", "val_accuracy"), "top1"),
+    "map": "ap",
 }
-"""Keys that have another name now, or elsewhere, where that is not near."""
+"""Keys and metrics that have another name now, or elsewhere, where that is not near."""
 
 # Errors that say no more than the schema does, and less well; so does every type that ends in "_type".
 _IN_SCHEMA = {
@@ -220,10 +223,17 @@ def unknown_key(key: str, known: Sequence[str], elsewhere: Sequence[str] = ()) -
     meant = [_FORMER[key]] if _FORMER.get(key) in known else near(key, known, 0.8) or elsewhere or near(key, known)
     if meant:
         return f'unknown key; did you mean "{meant[0]}"?'
-    return f"unknown key; known here: {_join(known)}" if known else "unknown key"
+    return f"unknown key; known here: {join_first(known, MAX_NAMES)}" if known else "unknown key"
 
 
 _CLOSE = 0.8  # a library has so many names that any word resembles some of them
+
+
+NO_INSTANCES = (
+    "instance segmentation is not there yet; there are the tasks detection (fcos, torchvision/detection/NAME) and"
+    " segmentation (unet, fpn, torchvision/segmentation/NAME)"
+)
+_OF_INSTANCES = re.compile(r"mask[-_]?r[-_]?cnn|instance[-_]?seg|yolact", re.IGNORECASE)
 
 
 def unknown_name(kind: str, name: str, known: Sequence[str], own: str = "") -> str:
@@ -232,6 +242,10 @@ def unknown_name(kind: str, name: str, known: Sequence[str], own: str = "") -> s
     It comes first unless the name resembles another; those without a library, ours and the user's, are tried first.
     """
     message, ours = f"unknown {kind} {show(name)}", [each for each in known if "/" not in each]
+    if kind in ("model", "task") and _OF_INSTANCES.search(name):
+        return f"{message}; {NO_INSTANCES}{own}"
+    if _FORMER.get(name.casefold()) in known:
+        return f"{message}; did you mean {show(_FORMER[name.casefold()])}?{own}"
     if meant := near(name, known, _CLOSE) or near(name, ours):
         return f"{message}; did you mean {join_or([show(each) for each in meant])}?{own}"
     return f"{message}{own}; expected {expected_names(known)}" if known else f"{message}{own}"
@@ -245,7 +259,7 @@ def own_parts(kind: str, own: Mapping[str, Sequence[str]]) -> str:
     if not any(own.values()):
         return OWN_PARTS
     others = [f"{other} {name}" for other, names in own.items() if other != kind for name in names]
-    found = _join(own.get(kind, ())) or f"no {kind}, but {_join(others)}"
+    found = join_first(own.get(kind, ()), MAX_NAMES) or f"no {kind}, but {join_first(others, MAX_NAMES)}"
     return f" (your modules register {found})"
 
 
@@ -253,14 +267,10 @@ def expected_names(known: Sequence[str]) -> str:
     """The valid names, or the first of them; those of a library as `timm/NAME`."""
     ours = [name for name in known if "/" not in name]
     known = [*ours[:MAX_NAMES], *dict.fromkeys(f"{name.partition('/')[0]}/NAME" for name in known if "/" in name)]
-    more = ", …" if len(ours) > MAX_NAMES else ""
+    more = f" and {len(ours) - MAX_NAMES} more" if len(ours) > MAX_NAMES else ""
     if len(known) == 1:
         return known[0]
     return f"one of {', '.join(known)}{more}" if known else "a name"
-
-
-def _join(names: Sequence[str]) -> str:
-    return ", ".join(names[:MAX_NAMES]) + (", …" if len(names) > MAX_NAMES else "")
 
 
 def _place(detail: Mapping[str, Any], tree: Any) -> tuple[KeyPath, bool]:

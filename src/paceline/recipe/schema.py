@@ -136,11 +136,9 @@ class Data(Arguments):
     test: TestSets | None = None
     """A data set to evaluate after the last step, or several by name."""
     loader: Literal["auto", "memory", "thread", "process", "dali"] = "auto"
-    """How to load samples; auto: what is measured to be fastest. Only dali changes pixels."""
+    """How to load samples; auto: by index if in memory, else by threads. Only dali changes pixels, in training."""
     num_workers: Workers | Auto = "auto"
-    """Threads or processes that read samples ahead; auto: as many as are found useful."""
-    cache: Literal["none", "memory"] = "none"
-    """Where to cache decoded samples; memory is shared by the processes of a machine."""
+    """Threads or processes that read samples ahead; auto: one for each core, at most 16 threads."""
     on_error: Literal["stop", "skip"] = "stop"
     """What to do about an unreadable sample: stop the run, or skip the sample and list it."""
     max_skipped: CountOrZero | Auto = "auto"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -20,9 +21,11 @@ from paceline.recipe.incompatible import cross_checks
 from paceline.recipe.parts import PARTS, SEVERAL, PartSpec
 from paceline.recipe.problems import Problem, expected_names, own_parts, problems_of, show, unknown_name
 from paceline.recipe.schema import Recipe
+from paceline.recipe.unreached import drop_unreached
 from paceline.recipe.yaml_tree import KeyPath, dotted
 
 DEFAULT = Origin("default")
+_ENDLESS = re.compile(r"(\S{200})\S+")  # a value that a check repeats in full
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class CheckedRecipe:
     recipe: Recipe
     document: Document
     notes: Sequence[str] = ()
-    """What the command line changed beyond what it says, for the user."""
+    """What was dropped because the name that it was for was replaced, for the user."""
 
     def _path(self, key: str) -> KeyPath:
         return _path_of(key, self.document.tree)
@@ -43,7 +46,18 @@ class CheckedRecipe:
 
     def locate(self, key: str) -> str:
         """A dotted key after its place, for messages: `recipe.yaml:14:7: optimizer.lr`."""
-        return f"{_nearest_origin(self.document, self._path(key))}: {key}"
+        return f"{nearest_origin(self.document, self._path(key))}: {key}"
+
+    def located(self, error: RecipeError) -> RecipeError:
+        """The error with the place of each problem that begins with a key alone, such as `model: …`."""
+        return RecipeError([self._located(problem) for problem in error.problems])
+
+    def _located(self, problem: str) -> str:
+        key = problem.partition(": ")[0]
+        if key.partition(".")[0] not in Recipe.model_fields:
+            return problem
+        path = self._path(key)
+        return f"{self.document.values.get((*path, 'name')) or nearest_origin(self.document, path)}: {problem}"
 
     def resolved(self) -> dict[str, Any]:
         """The whole recipe as JSON values, with all defaults, in the order of the schema."""
@@ -54,7 +68,7 @@ class CheckedRecipe:
 def validate(document: Document) -> CheckedRecipe:
     """Check everything that needs no building; raise all mistakes at once."""
     document = Document(copy.deepcopy(document.tree), dict(document.keys), dict(document.values))
-    notes: list[str] = []
+    notes = drop_unreached(document)
     problems = _not_finite(document)
     arguments: dict[KeyPath, dict[str, Any]] = {}
     for part in PARTS:
@@ -65,13 +79,21 @@ def validate(document: Document) -> CheckedRecipe:
     except ValidationError as error:
         problems += problems_of(error, Recipe, document.tree, also_known=["extends"])
     if problems:
-        raise _error(problems, document)
+        raise recipe_error(problems, document)
     recipe = _with_arguments(recipe, arguments)
     _drop_outdated_expectations(recipe, document)
-    problems = [Problem(_path_of(keys[0], document.tree), message) for keys, message in cross_checks(recipe)]
+    problems = [_incompatible(keys, message, document) for keys, message in cross_checks(recipe)]
     if problems:
-        raise _error(problems, document)
+        raise recipe_error(problems, document)
     return CheckedRecipe(recipe, document, notes)
+
+
+def _incompatible(keys: Sequence[str], message: str, document: Document) -> Problem:
+    """The problem at the first key; also where another is, if that was written later, as above what is extended."""
+    first, *others = (_path_of(key, document.tree) for key in keys)
+    layer = nearest_origin(document, first).layer
+    later = [path for path in others if document.values.get(path, DEFAULT).layer > layer]
+    return Problem(first, "; ".join([message, *(f"{dotted(path)}: {document.values[path]}" for path in later)]))
 
 
 def _not_finite(document: Document) -> list[Problem]:
@@ -93,19 +115,25 @@ def _check_part(
     entry = _entry(part, path, tree)
     if isinstance(entry, Problem):
         return [entry]
+    dropped = _drop_replaced(part, path, tree, document)
+    notes += dropped.values()
     given = {key: value for key, value in tree.items() if key not in part.section.model_fields}
-    for key in [key for key in given if key not in entry.arguments.model_fields]:
-        if _is_left_over(part, path, key, document):
-            notes += _left_over_notes(part, path, key, document)
-            document.forget((*path, key))
-            del tree[key], given[key]
     try:
         checked = _validated(entry.arguments, given)
     except ValidationError as error:
         found = problems_of(error, entry.arguments, given, also_known=part.section.model_fields)
-        return [Problem((*path, *each.path), each.message + _supplied(part.kind, each), each.about) for each in found]
+        return [_below(path, each, _supplied(part.kind, each), dropped) for each in found]
     arguments[path] = checked
     return []
+
+
+def _below(path: KeyPath, problem: Problem, hint: str, dropped: Mapping[KeyPath, str]) -> Problem:
+    """The problem of a part with its place in the recipe; of missing arguments also where they were dropped."""
+    place = (*path, *problem.path)
+    named = [
+        note for key, note in dropped.items() if key == place or (place == path and str(key[-1]) in problem.message)
+    ]
+    return Problem(place, problem.message + hint + "".join(f" ({note})" for note in named), problem.about)
 
 
 def _supplied(kind: str, problem: Problem) -> str:
@@ -129,29 +157,41 @@ def _entry(part: PartSpec, path: KeyPath, tree: dict[str, Any]) -> Entry | Probl
     return Problem(inner, unknown_name(part.kind, name, registry.names(), own_parts(part.kind, own)))
 
 
-def _is_left_over(part: PartSpec, path: KeyPath, key: str, document: Document) -> bool:
-    """Whether an argument belongs to another name, which a later recipe or the command line replaced."""
-    name = document.values.get((*path, part.name_key))
-    inside = list(places(lookup(document.tree, (*path, key)), (*path, key)))
-    origins = [table[place] for table in (document.keys, document.values) for place in inside if place in table]
-    return name is not None and name.layer > max(origin.layer for origin in origins)
+def _drop_replaced(part: PartSpec, path: KeyPath, tree: dict[str, Any], document: Document) -> dict[KeyPath, str]:
+    """Drop the arguments of a name that a later recipe or the command line replaced; a note on each by its place.
+
+    Keys that all names take stay. `backbone_args` are the arguments of `backbone`.
+    """
+    own = [key for key in tree if key not in part.section.model_fields]
+    notes = _drop_older((*path, part.name_key), path, own, document)
+    for key in [key for key in tree if key.endswith("_args") and isinstance(tree[key], dict)]:
+        notes |= _drop_older((*path, key.removesuffix("_args")), (*path, key), list(tree[key]), document)
+    return notes
 
 
-def _left_over_notes(part: PartSpec, path: KeyPath, key: str, document: Document) -> list[str]:
-    """The note on an argument that is dropped because the command line names another part; none for recipes."""
-    name = (*path, part.name_key)
-    if document.values[name].source != COMMAND_LINE:
-        return []
-    place, chosen = (*path, key), lookup(document.tree, name)
-    origin = document.keys.get(place) or _nearest_origin(document, place)
-    return [f"{origin}: {dotted(place)}: dropped, since {dotted(name)}={chosen} takes no such key"]
+def _drop_older(name: KeyPath, path: KeyPath, keys: Sequence[str], document: Document) -> dict[KeyPath, str]:
+    """Drop those of the keys below `path` that were last written before, in lower layers than, the value at `name`."""
+    tree, chosen = lookup(document.tree, path), document.values.get(name, DEFAULT)
+    notes: dict[KeyPath, str] = {}
+    for key in keys:
+        place, tables = (*path, key), (document.keys, document.values)
+        origins = [table[inner] for inner in places(tree[key], place) for table in tables if inner in table]
+        if origins and all(origin.layer < chosen.layer for origin in origins):
+            now = f"{dotted(name)}={lookup(document.tree, name)} replaces what it is for ({chosen})"
+            notes[place] = f"{origins[0]}: {dotted(place)}: dropped, since {now}"
+            document.forget(place)
+            del tree[key]
+        elif isinstance(tree[key], dict):
+            notes |= _drop_older(name, place, list(tree[key]), document)
+    return notes
 
 
 def _drop_outdated_expectations(recipe: Recipe, document: Document) -> None:
-    """Drop each `expect` that was written for another length: `train.epochs=1` cannot reach what nine epochs do."""
-    length = max(document.values.get(("train", unit), DEFAULT).layer for unit in ("epochs", "steps"))
+    """Drop each `expect` for another length or task: `train.epochs=1` cannot reach what nine epochs do."""
+    decisive = (("train", "epochs"), ("train", "steps"), ("task", "name"))
+    layer = max(document.values.get(place, DEFAULT).layer for place in decisive)
     # A key's layer is that of the file which wrote it last, even if it repeats a value.
-    for metric in [name for name in recipe.expect if document.keys.get(("expect", name), DEFAULT).layer < length]:
+    for metric in [name for name in recipe.expect if document.keys.get(("expect", name), DEFAULT).layer < layer]:
         document.forget(("expect", metric))
         del recipe.expect[metric], document.tree["expect"][metric]
 
@@ -200,8 +240,8 @@ def _text(tree: Any) -> str:
     return json.dumps(tree)
 
 
-def _error(problems: Sequence[Problem], document: Document) -> RecipeError:
-    """The first problem of each place, ordered by file, line and column."""
+def recipe_error(problems: Sequence[Problem], document: Document) -> RecipeError:
+    """The error with the first problem of each place, ordered by file, line and column."""
     first: dict[KeyPath, Problem] = {}
     for problem in problems:
         first.setdefault(problem.path, problem)
@@ -220,16 +260,22 @@ def _order(located: tuple[Origin, Problem]) -> tuple[bool, str, int, int, str]:
 def _line(origin: Origin, problem: Problem) -> str:
     key = f"{dotted(problem.path)}: " if problem.path else ""
     message = " ".join(problem.message.splitlines())  # a user's own check may raise anything
+    message = _ENDLESS.sub(r"\1…", message)
     return f"{origin}: {key}{message}"
 
 
 def _origin(problem: Problem, document: Document) -> Origin:
     if problem.about == "key":
-        return document.keys.get(problem.path) or _nearest_origin(document, problem.path)
-    return _nearest_origin(document, problem.path)
+        return document.keys.get(problem.path) or nearest_origin(document, problem.path)
+    if (
+        problem.about == "value" and problem.path and problem.path in document.values
+    ):  # what a check refuses may be but partly given
+        inside = (document.values[place] for place in places(lookup(document.tree, problem.path), problem.path))
+        return next((origin for origin in inside if origin.source == COMMAND_LINE), document.values[problem.path])
+    return nearest_origin(document, problem.path)
 
 
-def _nearest_origin(document: Document, path: KeyPath) -> Origin:
+def nearest_origin(document: Document, path: KeyPath) -> Origin:
     """The origin of a value; if it is absent, that of the nearest key above."""
     if path in document.values:
         return document.values[path]

@@ -7,7 +7,7 @@ let zoom = null; // the range of x that all charts show; null for all of it
 
 class Chart {
   // Each line has a label, a color, x, y, and places(axis): its x on that axis.
-  constructor(metric, lines, goal) {
+  constructor(metric, lines, goal, suffix = "") {
     this.metric = metric;
     this.lines = lines;
     this.goal = goal;
@@ -16,7 +16,7 @@ class Chart {
     this.log = element("button", { type: "button", title: "logarithmic scale", onclick: () => this.toggleLog() }, "log");
     this.legend = element("div", { class: "legend" });
     this.root = element("section", { class: "card chart", "data-metric": metric },
-      element("header", {}, element("h3", {}, TITLES[metric] || metric), this.log), this.svg, this.legend, this.tip);
+      element("header", {}, element("h3", {}, (TITLES[metric] || metric) + suffix), this.log), this.svg, this.legend, this.tip);
     this.listen();
     charts.push(this);
   }
@@ -48,7 +48,7 @@ class Chart {
     const named = this.shown.length > MOST_NAMED ? [] : this.shown; // the runs are named above the charts
     this.legend.replaceChildren(...named.map((line) => {
       const last = line.y.findLast((value) => value !== null);
-      return element("span", {}, dot(line.color), `${line.label} ${last === undefined ? "nan" : formatted(this.metric, last)}`);
+      return element("span", {}, dot(line.color, line.dash), `${line.label} ${last === undefined ? "nan" : formatted(this.metric, last)}`);
     }));
     if (this.goal !== null) this.legend.append(element("span", {}, element("i", { class: "dash" }), `expected ${number(this.goal)}`));
   }
@@ -104,7 +104,7 @@ class Chart {
   }
 
   drawLine(line) {
-    const color = { style: { stroke: line.color } }, kind = line.dash ? "line thin" : "line";
+    const color = { style: { stroke: line.color } }, kind = line.isThin ? "line thin" : "line";
     if (line.smooth) this.svg.append(drawn("path", { class: "raw", d: this.path(line.x, line.y), ...color }));
     this.svg.append(drawn("path", { class: kind, "stroke-dasharray": line.dash, d: this.path(line.x, line.smooth || line.y), ...color }));
     if (line.x.length <= 40 && line.hasDots)
@@ -176,7 +176,7 @@ class Chart {
     const away = ([line, index]) => Math.abs((this.toY((line.smooth || line.y)[index]) ?? Infinity) - y);
     const near = found.length > MOST_NAMED ? [...found].sort((a, b) => away(a) - away(b)).slice(0, MOST_NAMED) : found;
     const rows = near.map(([line, index]) => element("tr", {},
-      element("td", {}, dot(line.color), line.label),
+      element("td", {}, dot(line.color, line.dash), line.label),
       element("td", {}, formatted(this.metric, line.y[index])),
       line.smooth && element("td", { class: "soft" }, `≈ ${formatted(this.metric, line.smooth[index])}`)));
     this.tip.replaceChildren(element("div", { class: "soft" }, placeText(closest[0].x[closest[1]])), element("table", {}, rows));

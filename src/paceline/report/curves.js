@@ -10,21 +10,28 @@ function metricNames() {
   return names.sort((a, b) => rank(a) - rank(b));
 }
 
-function linesOf(metric) {
+function linesOf(metric, task) {
   const isOne = report.runs.length === 1;
   return report.runs.flatMap((run, index) => {
-    const own = run.series.filter((each) => each.metric === metric);
+    const own = run.series.filter((each) => each.metric === metric && (!task || run.task === task));
     return own.map((each, place) => ({
       run: index,
       label: isOne ? each.split : own.length > 1 ? `${run.label} · ${each.split}` : run.label,
       color: isOne ? SPLIT_COLORS[each.split] || runColor(2 + place) : runColor(index),
-      dash: !isOne && each.split === "train" && own.length > 1 ? "2 4" : null,
+      dash: isOne ? null : runDash(index),
+      isThin: !isOne && each.split === "train" && own.length > 1,
       isDense: each.split === "train" && !NOT_NOISY.includes(metric),
       hasDots: each.split !== "train",
       y: each.y,
       places: (axis) => placesOn(axis, run, each.x),
     }));
   });
+}
+
+function tasksOf(metric) {
+  // A loss of one task says nothing of another's; speed and memory do.
+  if (SYSTEM.includes(metric)) return [null];
+  return [...new Set(report.runs.filter((run) => run.series.some((each) => each.metric === metric)).map((run) => run.task))];
 }
 
 function placesOn(axis, run, steps) {
@@ -40,8 +47,11 @@ function placesOn(axis, run, steps) {
 
 function chartSection(id, title, metrics) {
   if (!metrics.length) return null;
-  const expected = new Map(report.runs.flatMap((run) => run.expect.map((each) => [each.metric, each.expected])));
-  const made = metrics.map((metric) => new Chart(metric, linesOf(metric), expected.get(metric) ?? null));
+  const made = metrics.flatMap((metric) => tasksOf(metric).map((task, _, tasks) => {
+    const expected = report.runs.filter((run) => !task || run.task === task).flatMap((run) => run.expect);
+    const goal = expected.findLast((each) => each.metric === metric)?.expected ?? null;
+    return new Chart(metric, linesOf(metric, task), goal, tasks.length > 1 ? `, ${task}` : "");
+  }));
   const note = "Train values are those of single steps; the console prints the median of the last 20 steps.";
   return element("section", { id }, element("h2", {}, title), id === "curves" && toolbar(),
     id === "curves" && element("p", { class: "soft" }, note),
@@ -88,5 +98,5 @@ function runChips() {
   return element("div", { class: "chips" }, report.runs.map((run, index) => element("button", {
     type: "button", class: "chip", "data-run": index, "aria-pressed": !chosen.hidden.includes(index),
     onclick: (event) => toggle(event, index),
-  }, dot(runColor(index)), run.label)));
+  }, runDot(index), run.label)));
 }

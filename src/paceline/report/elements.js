@@ -20,8 +20,10 @@ function filled(node, attributes, children) {
   return node;
 }
 
-function dot(color) {
-  return element("i", { class: "dot", style: { background: color } });
+function dot(color, dash) {
+  if (!dash) return element("i", { class: "dot", style: { background: color } });
+  return drawn("svg", { class: "stroke", viewBox: "0 0 24 8" },
+    drawn("path", { d: "M0 4h24", "stroke-dasharray": dash, style: { stroke: color } }));
 }
 
 function number(value) {

@@ -1,8 +1,8 @@
-// Images that the run drew: of each kind those of all runs side by side, with a slider over steps.
+// Images that the run drew: of each kind those of all runs side by side, with a slider over steps; and its worst samples.
 
 const IMAGE_TITLES = {
   __proto__: null, predictions: "Predictions beside the truth", samples: "Training samples as the model gets them",
-  precision_recall: "Precision and recall", confusion: "Confusion matrix",
+  precision_recall: "Precision and recall: the mean, and the most frequent classes", confusion: "Confusion matrix",
 };
 
 function imageSection() {
@@ -38,4 +38,20 @@ function imageCard(images, index) {
   return element("section", { class: "card block" },
     element("header", {}, element("h3", {}, isOne ? title : [runName(report.runs[index], index), `: ${title}`]), last > 0 && slider),
     element("figure", {}, element("div", { class: "frame" }, img), caption));
+}
+
+function worstSamples(run) {
+  return Object.entries(run.worst).filter(([, { samples }]) => samples.length).map(([split, { step, error, samples }]) =>
+    element("section", { class: "worst", "data-worst": split }, element("h2", {}, `Worst samples, ${split}`),
+      element("p", { class: "soft gap-below" }, `The samples with the greatest error at step ${number(step)}: ${error}.`),
+      element("div", { class: `cards ${samples.some(({ image }) => image?.width > 400) ? "wide" : ""}` }, samples.map(worstSample))));
+}
+
+function worstSample({ sample, path, error, captions, image }, place) {
+  const text = captions.filter(Boolean).join(" · ");
+  return element("figure", { class: "card block" },
+    image && element("div", { class: "frame" },
+      element("img", { src: image.uri, width: image.width, height: image.height, alt: text, decoding: "async" })),
+    element("figcaption", {}, element("strong", {}, `${place + 1}. error ${number(error)}`), ` · sample ${sample}`,
+      text && element("div", {}, text), path && element("code", {}, path)));
 }

@@ -1,22 +1,33 @@
-"""The images of a run as small data URIs."""
+"""The images of a run as small data URIs, and its worst samples."""
 
 from __future__ import annotations
 
 import base64
 import re
+import sys
 from io import BytesIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import PIL.Image
 
-from paceline.core.regular_file import open_regular
+from paceline.core.regular_file import open_regular, read_json
 from paceline.core.text import evenly_spaced
+from paceline.report.history import is_number
 
 _NAME = re.compile(r"(?P<split>.+?)-(?P<name>[^-]+)-(?P<step>\d{8,18})\.png")
 _MAX_STEPS = 6  # of an image that was drawn at every evaluation
 _MAX_SIZE = (1100, 3300)  # pixels; grids of many samples are high
+_MAX_WORST = 50  # samples of a split
 _MAX_PIXELS = 30_000_000  # a larger file is none of ours
+
+
+class Encoded(NamedTuple):
+    """An image as a data URI."""
+
+    width: int
+    height: int
+    uri: str
 
 
 class RunImage(NamedTuple):
@@ -35,7 +46,7 @@ class ImageFolder:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._encoded: dict[tuple[str, int], RunImage | None] = {}
+        self._encoded: dict[tuple[Path, int], Encoded | None] = {}
 
     def read(self, max_bytes: int) -> list[RunImage]:
         """Some images of each kind, evenly spaced over the run and always the last; the newest if not all fit."""
@@ -51,30 +62,63 @@ class ImageFolder:
             ]
         images, left = [], max_bytes
         for _, split, name, step, path in sorted(chosen):
-            image = self._read(path, split, name, step)
+            image = self.encode(path)
             if image is not None and len(image.uri) <= left:
-                images.append(image)
+                images.append(RunImage(split, name, step, *image))
                 left -= len(image.uri)
         return sorted(images)
 
-    def _read(self, path: Path, split: str, name: str, step: int) -> RunImage | None:
+    def encode(self, path: Path) -> Encoded | None:
+        """The image in a file; None if there is none."""
         try:
-            key = (path.name, path.stat().st_mtime_ns)
-            if key not in self._encoded:
-                width, height, uri = _encode(path)
-                self._encoded[key] = RunImage(split, name, step, width, height, uri)
-        except (OSError, ValueError, SyntaxError):  # removed, or no image: Pillow raises all of these
+            key = (path, path.stat().st_mtime_ns)
+        except OSError:  # removed
             return None
+        if key not in self._encoded:
+            try:
+                self._encoded[key] = _encode(path)
+            except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
+                print(f"{path}: left out of the report ({error})", file=sys.stderr, flush=True)
+                self._encoded[key] = None
         return self._encoded[key]
 
 
-def _encode(path: Path) -> tuple[int, int, str]:
+def read_worst(folder: Path, images: ImageFolder, max_bytes: int) -> dict[str, Any]:
+    """The worst samples of the last evaluation of each split, with their images as far as they fit."""
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        about = read_json(path)
+        samples = about.get("samples") if isinstance(about, dict) else None
+        if not isinstance(about, dict) or not isinstance(samples, list) or not is_number(about.get("step")):
+            continue
+        rows = []
+        for number, each in enumerate(samples[:_MAX_WORST], 1):
+            if not isinstance(each, dict):
+                continue
+            image = images.encode(folder / f"{path.stem}-{number:02d}.png") if each.get("image") else None
+            image = image if image is not None and len(image.uri) <= max_bytes else None
+            max_bytes -= len(image.uri) if image is not None else 0
+            captions = each.get("captions")
+            rows.append(
+                {
+                    "sample": str(each.get("sample")),
+                    "path": str(each.get("path") or ""),
+                    "error": each["error"] if is_number(each.get("error")) else None,
+                    "captions": [str(text) for text in captions] if isinstance(captions, list) else [],
+                    "image": image and image._asdict(),
+                }
+            )
+        found[path.stem] = {"step": about["step"], "error": str(about.get("error") or "error"), "samples": rows}
+    return found
+
+
+def _encode(path: Path) -> Encoded:
     """Size and data URI of an image, reduced to what a screen shows."""
     with open_regular(path) as file, PIL.Image.open(file, formats=["PNG"]) as image:
         if image.width * image.height > _MAX_PIXELS:
-            raise ValueError(f"{path}: too large")
+            raise ValueError(f"more than {_MAX_PIXELS:,} pixels")
         pixels = image.convert("RGB")
     pixels.thumbnail(_MAX_SIZE, PIL.Image.Resampling.LANCZOS)
     content = BytesIO()
     pixels.save(content, format="WEBP", quality=80, method=2)
-    return *pixels.size, f"data:image/webp;base64,{base64.b64encode(content.getvalue()).decode('ascii')}"
+    return Encoded(*pixels.size, f"data:image/webp;base64,{base64.b64encode(content.getvalue()).decode('ascii')}")

@@ -109,6 +109,7 @@ function details(run) {
   return [
     run.evaluations.length > 0 && element("section", { id: "evaluations" }, element("h2", {}, "Evaluations"), evaluations(run)),
     panels.length > 0 && element("div", { class: "columns" }, panels),
+    ...worstSamples(run),
     element("section", { id: "setup" }, element("h2", {}, "Run"),
       fold("Recipe", `${numSet} values set`, recipe(run)),
       fold("Environment", host, environment(run)),
@@ -126,7 +127,7 @@ function tabbed() {
     keep();
   };
   const tabs = report.runs.map((run, index) => element("button",
-    { type: "button", class: "chip", "data-tab": index, onclick: () => show(index) }, dot(runColor(index)), run.label));
+    { type: "button", class: "chip", "data-tab": index, onclick: () => show(index) }, runDot(index), run.label));
   show(Math.min(chosen.tab, report.runs.length - 1));
   if (report.runs.length === 1) return [place];
   return [element("h2", {}, "One run in detail"), element("div", { class: "tabs" }, tabs), place];

@@ -71,6 +71,18 @@ def _name_of(part: Any) -> str | None:
     return name if isinstance(name, str) else None
 
 
+def data_of(tree: dict[str, Any], split: str) -> str:
+    """The data set of a split and the folder that it is in: folds of one folder are the same data."""
+    part: Any = tree.get("data")
+    for word in split.split(".", 1):
+        part = part.get(word) if isinstance(part, dict) else None
+    if not isinstance(part, dict):
+        return ""
+    file = part.get("file")
+    place = part.get("root") or (os.path.dirname(file) if isinstance(file, str) else None)  # noqa: PTH120
+    return " ".join(str(word) for word in (part.get("dataset"), place) if word)
+
+
 def settings_of(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Every value with its dotted key; of a list of parts their names, and below it each part's values by its name."""
     if isinstance(tree, dict) and tree:

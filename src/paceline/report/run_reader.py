@@ -19,8 +19,8 @@ from paceline.loggers.jsonl import RecordReader
 from paceline.loggers.results import read_main_metric
 from paceline.loggers.starts import read_starts
 from paceline.report.history import History, is_number, thinned
-from paceline.report.images import ImageFolder
-from paceline.report.run_folders import is_run, read_recipe
+from paceline.report.images import ImageFolder, read_worst
+from paceline.report.run_folders import data_of, is_run, read_recipe
 from paceline.report.verdict import expectations, judge
 
 Json = dict[str, Any]
@@ -28,7 +28,8 @@ Json = dict[str, Any]
 _ORIGIN = re.compile(r"(?P<text>.*?\S) {2,}# (?P<origin>[^\"]*)")
 _MAX_SKIPPED, _MAX_STARTS, _MAX_CLASSES = 200, 100, 1000
 _MAX_SKIPPED_BYTES = 1 << 22
-_FILES = ("recipe.yaml", "status.json", "metrics.jsonl", "skipped.jsonl", "images", "tables", "logs/starts.jsonl")
+_FILES = ("recipe.yaml", "status.json", "metrics.jsonl", "skipped.jsonl", "logs/starts.jsonl")
+_FOLDERS = ("images", "tables", "worst")
 
 
 class RunReader:
@@ -60,10 +61,12 @@ class RunReader:
             **status,
             **self._curves(),
             **main,
+            "data": data_of(tree, main["main"]["split"]),
             "expect": expectations(self._history, tree.get("expect"), higher, main["main"]),
             **self._tables({main["best"]["step"]} if main["best"] else set()),
             "confusion": read_confusion(self.folder / "tables"),
-            "images": [image._asdict() for image in self._images.read(max_image_bytes)],
+            "images": [image._asdict() for image in self._images.read(max_image_bytes * 3 // 4)],
+            "worst": read_worst(self.folder / "worst", self._images, max_image_bytes // 4),
             "recipe": list(_recipe_lines(self.folder / "recipe.yaml")),
             "starts": starts[-_MAX_STARTS:],
             "skipped": _read_skipped(self.folder / "skipped.jsonl"),
@@ -71,7 +74,7 @@ class RunReader:
 
     def state(self) -> list[tuple[int, int] | str]:
         """What changes with the content of the directory: times and sizes of its files, and whether it still runs."""
-        return [*(_stamp(self.folder / name) for name in _FILES), _read_status(self.folder)["state"]]
+        return [*(_stamp(self.folder / name) for name in (*_FILES, *_FOLDERS)), _read_status(self.folder)["state"]]
 
     def _curves(self) -> Json:
         series = [

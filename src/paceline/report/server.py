@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Sequence
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock
 from typing import Any
+from urllib.parse import urlsplit
 
 from paceline.core.errors import PacelineError, UsageError
 from paceline.core.place import HERE
@@ -63,9 +65,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer a browser of this machine."""
         answers = {"/": (self.server.page, "text/html"), "/version": (self.server.version, "text/plain")}
-        # A foreign page whose name leads here would send its own name.
-        host = self.headers.get("Host", "").rpartition(":")[0]
-        if host not in (HERE, "localhost") or self.path not in answers:
+        if not _is_here(self.headers.get("Host", "")) or self.path not in answers:
             self.send_error(404)
             return
         make, kind = answers[self.path]
@@ -84,3 +84,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002 - as the base class has it
         """Requests are not logged."""
+
+
+def _is_here(host: str) -> bool:
+    """Whether a Host header names this machine, with or without a port.
+
+    A foreign page whose name leads here sends its own name, so no name but localhost is answered.
+    """
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

@@ -1,11 +1,22 @@
 // The verdict: the best metric against what was expected, and runs beside each other.
 
+const NUM_COLORS = 8, DASHES = [null, "7 3", "2 3", "9 3 2 3"];
+
 function runColor(index) {
-  return `var(--c${index % 8})`;
+  // Multiples of the golden angle spread evenly over the circle of hues.
+  return index < NUM_COLORS ? `var(--c${index})` : `hsl(${((index * 137.508) % 360).toFixed(1)} 60% var(--lightness))`;
+}
+
+function runDash(index) {
+  return DASHES[Math.floor(index / NUM_COLORS) % DASHES.length];
+}
+
+function runDot(index) {
+  return dot(runColor(index), runDash(index));
 }
 
 function runName(run, index) {
-  return element("span", {}, dot(runColor(index)), run.label);
+  return element("span", {}, runDot(index), run.label);
 }
 
 function stateBadge(run) {
@@ -83,25 +94,57 @@ function verdict(run, label) {
     facts(run), run.state === "running" && progress);
 }
 
+function comparable() {
+  // Only runs of one task, judged by one metric on the same data, are ranked together.
+  const groups = new Map();
+  report.runs.forEach((run, index) => {
+    const key = JSON.stringify([run.task, run.main.metric, run.main.split, run.data]);
+    groups.set(key, [...(groups.get(key) || []), { run, index }]);
+  });
+  return [...groups.values()].map((group) => {
+    const sign = group[0].run.main.is_higher_better ? -1 : 1;
+    const rank = ({ run }) => (run.best ? sign * run.best.value : Number.MAX_VALUE);
+    return group.sort((a, b) => rank(a) - rank(b));
+  });
+}
+
 function comparison() {
-  const { metric, is_higher_better: isHigher } = report.runs[0].main, sign = isHigher ? -1 : 1;
-  const rank = ({ run }) => (run.best && run.main.metric === metric ? sign * run.best.value : Number.MAX_VALUE);
-  const ordered = report.runs.map((run, index) => ({ run, index })).sort((a, b) => rank(a) - rank(b));
-  const rows = ordered.map(({ run, index }, place) => ({ cells: [
+  const groups = comparable(), [[{ run: first, index }]] = groups;
+  const label = element("span", {}, runName(first, index), ` has the best ${first.main.metric} on ${first.main.split}`);
+  const apart = "These runs differ in task, metric or data, so they are compared in separate tables.";
+  return [groups.length === 1 ? first.best && verdict(first, label) : element("div", { class: "notice calm" }, apart),
+    element("section", { id: "comparison", style: { marginTop: "16px" } }, groups.map((group) => [
+      groups.length > 1 && groupTitle(group[0].run), ranking(group), unequal(group),
+    ]).flat())];
+}
+
+function groupTitle({ task, main, data }) {
+  return element("h3", { class: "group-title" }, `${task}, ${main.metric} on ${main.split}${data && `: ${data}`}`);
+}
+
+function ranking(group) {
+  const rows = group.map(({ run, index }, place) => ({ cells: [
     runName(run, index),
     element("td", { class: place === 0 && run.best ? "first" : null }, run.best ? number(run.best.value) : "–"),
     run.best ? number(run.best.step) : "–",
     run.best ? epochText(run.best.epoch) : "–",
+    run.total_steps ? `${number(run.step ?? 0)} of ${number(run.total_steps)}` : "–",
     expectationWord(run),
     duration(elapsed(run)),
     median(run, "samples_per_second") || "–",
     stateBadge(run),
   ] }));
-  const header = ["run", `best ${metric}`, "step", "epoch", "expectation", "wall time", "samples/s", "state"];
-  const [{ run: first, index }] = ordered;
-  const label = element("span", {}, runName(first, index), ` has the best ${metric} on ${first.main.split}`);
-  return [first.best && verdict(first, label),
-    element("section", { id: "comparison", style: { marginTop: "16px" } }, dataTable(header, rows))];
+  const best = `best ${group[0].run.main.metric}`;
+  return dataTable(["run", best, "at step", "epoch", "steps", "expectation", "wall time", "samples/s", "state"], rows);
+}
+
+function unequal(group) {
+  const most = Math.max(...group.map(({ run }) => run.total_steps || 0));
+  const why = ({ state, total_steps: steps }) =>
+    state !== "finished" ? `is ${state}` : steps && steps < most ? `trained ${number(steps)} steps, not ${number(most)}` : null;
+  const found = group.filter(({ run }) => why(run)).map(({ run }) => `${run.label} ${why(run)}`);
+  return group.length > 1 && found.length > 0 &&
+    element("p", { class: "soft small unequal" }, `Ranked as they are, after unequal training: ${found.join("; ")}.`);
 }
 
 function expectationWord(run) {
@@ -113,10 +156,12 @@ function expectationWord(run) {
 
 function differences() {
   if (report.runs.length < 2) return null;
-  const rows = report.differences.map(({ key, values }) => ({
-    cells: [element("code", {}, key), ...values.map((value) => value ?? "–")],
-  }));
+  const keys = report.differences.map(({ key }) => element("code", {}, key));
+  const names = report.runs.map(runName), values = report.differences.map((each) => each.values.map((value) => value ?? "–"));
+  // Whatever there are more of goes down the page.
+  const table = names.length > keys.length
+    ? dataTable(["run", ...keys], names.map((name, run) => ({ cells: [name, ...values.map((each) => each[run])] })))
+    : dataTable(["key", ...names], keys.map((key, index) => ({ cells: [key, ...values[index]] })));
   const same = element("p", { class: "soft" }, "The runs have the same recipe.");
-  return element("section", { id: "differences" }, element("h2", {}, "Keys that differ"),
-    rows.length ? dataTable(["key", ...report.runs.map(runName)], rows) : same);
+  return element("section", { id: "differences" }, element("h2", {}, "Keys that differ"), keys.length ? table : same);
 }

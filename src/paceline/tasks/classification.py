@@ -8,12 +8,14 @@ from functools import partial
 from typing import Annotated, Any
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from paceline.core.arguments import Count
 from paceline.core.errors import RecipeError
 from paceline.core.registry import register
+from paceline.core.text import join_first
 from paceline.core.world import to_float64
 from paceline.data.batch import Batch
 from paceline.losses.classification import labels_of
@@ -54,7 +56,8 @@ class Classification(Task):
     ) -> None:
         super().__init__(losses, weights, classes)
         self.main_metric = "f1" if multi_label else "top1"
-        self.num_visualized = 0 if multi_label else _NUM_VISUALIZED
+        self.num_visualized = _NUM_VISUALIZED
+        self.error_name = "binary cross-entropy" if multi_label else "cross-entropy"
         self._multi_label = multi_label
         self._flip = flip
         self._top_k = [k for k in sorted({1, *top_k}) if k <= len(self.classes)]
@@ -102,15 +105,29 @@ class Classification(Task):
 
     def draw(self, batch: Batch, predictions: Tensor | None, index: int) -> list[Panel]:
         """Draw the image with its label, framed in green or red by whether the prediction is correct."""
-        label = batch["label"][index]
-        truth = int(label.argmax() if label.ndim else label)  # mixup gives several
+        truth = self._caption(batch["label"][index], 0.5)
         image = self.thumbnail(batch["image"][index])
         if predictions is None:
-            return [Panel(image, self.classes[truth])]
-        predicted = int(predictions[index].argmax())
+            return [Panel(image, truth)]
+        predicted = self._caption(predictions[index], 0.0)
         if predicted == truth:
-            return [Panel(image, self.classes[truth], is_correct=True)]
-        return [Panel(image, f"{self.classes[predicted]}, not {self.classes[truth]}", is_correct=False)]
+            return [Panel(image, truth, is_correct=True)]
+        return [Panel(image, f"{predicted}, not {truth}", is_correct=False)]
+
+    def sample_errors(self, predictions: Tensor, batch: Batch) -> Tensor:
+        """The cross-entropy of each sample, [N]."""
+        logits, labels = to_float64(predictions), labels_of("classification", batch).to(predictions.device)
+        if self._multi_label:
+            return F.binary_cross_entropy_with_logits(logits, labels.to(logits), reduction="none").mean(1)
+        if labels.ndim == 2:  # soft ones
+            return -(logits.log_softmax(1)[:, : labels.shape[1]] * labels).sum(1)
+        return F.cross_entropy(logits, labels, reduction="none")
+
+    def _caption(self, scores: Tensor, threshold: float) -> str:
+        """The class with the highest score, or the number of the class; with `multi_label` those above a threshold."""
+        if not self._multi_label:
+            return self.classes[int(scores.argmax() if scores.ndim else scores)]  # mixup gives several
+        return join_first([self.classes[index] for index in (scores > threshold).nonzero().flatten()], 3) or "none"
 
     def thumbnail(self, image: Tensor) -> Image:
         """The image [C, H, W] at the size at which it is drawn."""

@@ -5,31 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from paceline.core.arguments import Weight
+from paceline.core.arguments import Share, Weight
 from paceline.core.errors import ArgumentError, DataError, ExportError, RecipeError, TrainingError
 from paceline.core.registry import register
 from paceline.core.world import to_float64
 from paceline.data.batch import Batch
 from paceline.losses.loss_term import Count, LossTerm
-from paceline.metrics.detection import CocoAP, DetectionRows, truth_field
+from paceline.metrics.detection import CocoAP, DetectionRows, count_mistakes, truth_field
 from paceline.metrics.metric import Metric
 from paceline.models.detector import Detections, Detector, Target, batched_nms
 from paceline.models.model_errors import call_model
 from paceline.tasks.task import Task, compare_by
 from paceline.visualize.colors import class_color
-from paceline.visualize.curves import draw_curves
+from paceline.visualize.curves import Curve, draw_curves
 from paceline.visualize.grid import Panel, class_legend
 from paceline.visualize.image import Image, fit, to_image
 from paceline.visualize.overlay import draw_boxes
 
 _IMAGE_SIDE = 320
-_DRAWN_SCORE = 0.3
-_MAX_CURVES = 10
+_DRAWN_SCORE, _MIN_DRAWN, _MAX_DRAWN = 0.3, 10, 20
+_MAX_CURVES = 9  # of classes, beside their mean: as many as there are colors
 
 
 @register.task("detection")
@@ -38,6 +37,7 @@ class Detection(Task):
 
     main_metric = "ap50"
     original_size = True
+    error_name = f"false and missed boxes at score {_DRAWN_SCORE}"
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class Detection(Task):
         extra_metrics: Sequence[Metric] = (),
         loss_weights: Mapping[str, Weight] | None = None,
         flip: Annotated[bool, Field(description="Merges the detections of each image and its mirror image.")] = False,
+        min_score: Annotated[Share | None, Field(description="Detections with a lower score are left out.")] = None,
     ) -> None:
         if not isinstance(model, Detector):
             raise RecipeError(
@@ -62,7 +63,7 @@ class Detection(Task):
         compare_by(rows_of_boxes, extra_metrics)
         self._count = getattr(model, "count", None)
         self._selection = getattr(model, "selection", None)
-        self._flip = flip
+        self._flip, self._min_score = flip, min_score
         if flip and self._selection is None:
             raise ArgumentError("flip", f"{type(model).__name__} has no `selection`, the thresholds to merge by")
 
@@ -90,6 +91,8 @@ class Detection(Task):
         if self._flip:
             flipped: list[Detections] = call_model(model, batch["image"].flip(-1))
             found = [self._merge(*pair, batch["image"].shape[-1]) for pair in zip(found, flipped, strict=True)]
+        if self._min_score is not None:
+            found = [_select(each, each.scores >= self._min_score) for each in found]
         return [each._replace(boxes=to_original(each.boxes, batch, index)) for index, each in enumerate(found)]
 
     def export_outputs(self, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
@@ -108,34 +111,41 @@ class Detection(Task):
         return {"activation": None, "selection": self._selection}
 
     def draw(self, batch: Batch, predictions: list[Detections] | None, index: int) -> list[Panel]:
-        """Draw the ground truth and, if there are any, the detections with a score above 0.3."""
-        image = to_image(batch["image"][index])
-        truth = self._panel(image, batch["boxes"][index], batch["classes"][index], "truth")
+        """Draw the ground truth and, if there are any, the best detections: 10, or as many as there are objects."""
+        image, truth = to_image(batch["image"][index]), batch["classes"][index]
+        panel = self._panel(image, batch["boxes"][index], truth, None, "truth", _IMAGE_SIDE)
         if predictions is None:
-            return [truth]
-        found = predictions[index]
-        is_drawn = found.scores > _DRAWN_SCORE
-        caption = f"prediction, {int(is_drawn.sum())} with a score above {_DRAWN_SCORE}"
-        return [
-            truth,
-            self._panel(image, to_image_pixels(found.boxes[is_drawn], batch, index), found.labels[is_drawn], caption),
-        ]
+            return [panel]
+        best, caption = self._best(predictions[index], max(_MIN_DRAWN, len(truth)))
+        boxes = to_image_pixels(best.boxes, batch, index)
+        return [panel, self._panel(image, boxes, best.labels, best.scores, f"prediction, {caption}", _IMAGE_SIDE)]
+
+    def sample_errors(self, predictions: list[Detections], batch: Batch) -> Tensor:
+        """How many detections with a score above 0.3 are false, and how many objects are missed, of each image, [N]."""
+        return count_mistakes(predictions, batch, _DRAWN_SCORE)
 
     def draw_prediction(self, image: Image, batch: Batch, predictions: list[Detections], index: int) -> Panel:
-        """Draw the detections with a score above 0.3 over the image as it was read."""
-        found = predictions[index]
-        is_drawn = found.scores > _DRAWN_SCORE
-        return self._panel(image, found.boxes[is_drawn], found.labels[is_drawn], "", max(image.shape[:2]))
+        """Draw the 20 best detections over the image as it was read, or all of them from `min_score` on."""
+        best, caption = self._best(predictions[index], _MAX_DRAWN)
+        return self._panel(image, best.boxes, best.labels, best.scores, caption, max(image.shape[:2]))
+
+    def _best(self, found: Detections, most: int) -> tuple[Detections, str]:
+        """The detections that are drawn, best first, and what is said of them."""
+        least = _DRAWN_SCORE
+        if self._min_score is not None:
+            least, most = self._min_score, len(found.scores)
+        certain = _select(found, found.scores >= least)
+        best = _select(certain, certain.scores.argsort(descending=True, stable=True)[:most])
+        num_drawn, number = len(best.scores), len(certain.scores)
+        counted = f"{number}" if num_drawn == number else f"the {num_drawn} best of {number}"
+        return best, f"{counted} with a score of {least:g} or more"
 
     def draw_metrics(self, metrics: dict[str, Any]) -> dict[str, Image]:
-        """Draw the precision-recall curves of the classes at IoU 0.5."""
-        if "precision" not in metrics:
+        """Draw the mean precision-recall curve at IoU 0.5, and those of the most frequent classes."""
+        if "num_objects" not in metrics:
             return {}
-        recall = np.linspace(0, 1, metrics["precision"].shape[1]).tolist()
-        curves = zip(self.classes[:_MAX_CURVES], metrics["precision"].tolist(), strict=False)
-        named = {name: (recall, precision) for name, precision in curves if precision[0] == precision[0]}
-        title = "Precision and recall at IoU 0.5"
-        return {"precision_recall": draw_curves(named, title, "recall", "precision")} if named else {}
+        title, curves = precision_recall_curves(self.classes, metrics["precision"], metrics["num_objects"])
+        return {"precision_recall": draw_curves(curves, title, "recall", "precision")} if curves else {}
 
     def detection_metric(self) -> Metric:
         """What collects the detections of each image."""
@@ -149,14 +159,38 @@ class Detection(Task):
         scores, labels = torch.cat([first.scores, flipped.scores]), torch.cat([first.labels, flipped.labels])
         kept = batched_nms(boxes, scores, labels, self._selection["nms_thresh"])
         kept = kept[: self._selection["detections_per_img"]]
-        return Detections(boxes[kept], scores[kept], labels[kept])
+        return _select(Detections(boxes, scores, labels), kept)
 
-    def _panel(self, image: Image, boxes: Tensor, labels: Tensor, caption: str, side: int = _IMAGE_SIDE) -> Panel:
-        small = fit(image, side)
+    def _panel(
+        self, image: Image, boxes: Tensor, labels: Tensor, scores: Tensor | None, caption: str, side: int
+    ) -> Panel:
+        """Boxes with the names of their classes, in the colors of these, and with their scores."""
+        small, numbers = fit(image, side), labels.tolist()
         scale = small.shape[1] / image.shape[1]
-        numbers = labels.tolist()
-        drawn = draw_boxes(small, boxes.cpu().numpy() * scale, [class_color(number) for number in numbers])
+        texts = [self.classes[number] if number < len(self.classes) else str(number) for number in numbers]
+        if scores is not None:
+            texts = [f"{text} {score:.2f}" for text, score in zip(texts, scores.tolist(), strict=True)]
+        colors = [class_color(number) for number in numbers]
+        drawn = draw_boxes(small, boxes.cpu().numpy() * scale, colors, labels=texts)
         return Panel(drawn, caption, legend=class_legend(numbers, self.classes))
+
+
+def precision_recall_curves(
+    classes: Sequence[str], precision: Tensor, num_objects: Tensor
+) -> tuple[str, dict[str, Curve]]:
+    """What to draw of precision [classes, recalls], by name, and its title: the mean, and the most frequent classes."""
+    known = [index for index in range(len(classes)) if not precision[index].isnan().any()]
+    recall = torch.linspace(0, 1, precision.shape[1]).tolist()
+    frequent = sorted(known, key=lambda index: -int(num_objects[index]))[:_MAX_CURVES]
+    curves: dict[str, Curve] = {classes[index]: (recall, precision[index].tolist()) for index in frequent}
+    if len(known) > 1:
+        curves = {f"mean of {len(known)} classes": (recall, precision[known].mean(0).tolist()), **curves}
+    which = f": the mean and the {_MAX_CURVES} most frequent classes" if len(known) > _MAX_CURVES else ""
+    return f"Precision and recall at IoU 0.5{which}", curves
+
+
+def _select(found: Detections, which: Tensor) -> Detections:
+    return Detections(found.boxes[which], found.scores[which], found.labels[which])
 
 
 def _targets(batch: Batch) -> list[Target]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +40,7 @@ class Keypoints(Task):
     """
 
     original_size = True
+    error_name = "mean distance in diagonals of the image"
 
     def __init__(
         self,
@@ -108,6 +110,14 @@ class Keypoints(Task):
         score = float(predictions.scores[index].mean())
         found = self._visible(predictions.points[index], predictions.scores[index])
         return [truth, self._panel(image, found, f"prediction, score {score:.2f}")]
+
+    def sample_errors(self, predictions: Poses, batch: Batch) -> Tensor:
+        """The mean distance of each sample's labeled keypoints from the truth, in diagonals of the image, [N]."""
+        truth = stack_keypoints(batch).to(predictions.points.device)
+        distances = torch.linalg.vector_norm(predictions.points - truth[..., :2], dim=2)
+        is_labeled = truth[..., 2] > 0
+        totals: Tensor = (distances * is_labeled).sum(1) / math.hypot(*batch["image"].shape[-2:])
+        return totals / is_labeled.sum(1).clamp(min=1)
 
     def draw_prediction(self, image: Image, batch: Batch, predictions: Poses, index: int) -> Panel:
         """Draw the predicted skeleton over the image as it was read; what is uncertain is hollow."""

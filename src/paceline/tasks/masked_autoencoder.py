@@ -39,6 +39,8 @@ class Reconstruction(NamedTuple):
 class MaskedAutoencoder(Task):
     """Pretrains a masked autoencoder. Where samples have labels, the accuracy of its features is measured too."""
 
+    error_name = "mean squared error of hidden patches"
+
     def __init__(
         self,
         losses: Mapping[str, Loss],
@@ -73,6 +75,13 @@ class MaskedAutoencoder(Task):
     def export_outputs(self, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
         """The features of the whole images, [N, D]; the decoder is not needed."""
         return {"features": model.features(images)}  # type: ignore[operator]
+
+    def sample_errors(self, predictions: Reconstruction, batch: Batch) -> Tensor:
+        """The mean squared error of each sample's hidden patches, [N]."""
+        masks = masks_of(batch)
+        targets = patch_targets(batch["image"], masks, self._normalizes)
+        errors = (predictions.patches.float() - targets.float()).square().mean(2)  # [N, L]
+        return (errors * masks).sum(1) / masks.sum(1)
 
     def draw(self, batch: Batch, predictions: Reconstruction | None, index: int) -> list[Panel]:
         """Draw the masked image, the reconstruction and the original."""

@@ -129,7 +129,8 @@ def main_output(outputs: Any) -> Tensor:
     """The logits [N, C, H, W] of a model that returns them, or a dict with them as "out"."""
     logits: Tensor = outputs["out"] if isinstance(outputs, dict) else outputs
     if logits.ndim != 4:
-        raise RecipeError(f"model: got outputs of shape {list(logits.shape)}, expected logits [N, C, H, W]")
+        expected = "expected logits [N, C, H, W], as unet, fpn and torchvision/segmentation/NAME give"
+        raise RecipeError(f"model: got outputs of shape {list(logits.shape)}, {expected}")
     return logits
 
 

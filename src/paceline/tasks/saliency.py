@@ -40,6 +40,7 @@ class Saliency(Task):
     palette = None
     """Saved maps are gray."""
     original_size = True
+    error_name = "mean absolute error"
 
     def __init__(
         self,
@@ -94,6 +95,11 @@ class Saliency(Task):
             found = predictions.maps[index]
             panels.append(Panel(_draw_map(found * 255), f"prediction, MAE {self._mae(found, mask):.3f}"))
         return panels
+
+    def sample_errors(self, predictions: PixelPrediction, batch: Batch) -> Tensor:
+        """The mean absolute error of each map, [N]."""
+        pairs = zip(predictions.maps, truths(batch), strict=True)
+        return torch.tensor([self._mae(found, mask) for found, mask in pairs])
 
     def draw_prediction(self, image: Image, batch: Batch, predictions: PixelPrediction, index: int) -> Panel:
         """Draw the salient pixels blended over the image."""

@@ -68,6 +68,7 @@ class Segmentation(Task):
             )
         super().__init__(losses, weights, classes)
         self.main_metric = "miou"
+        self.error_name = "share of wrong pixels"
         self.training_metrics = ["pixel_accuracy"]
         self._ignore_index = ignore_index
         self.palette = class_colors(classes[:256], 256)
@@ -121,6 +122,15 @@ class Segmentation(Task):
             overlay = draw_label_map(image, ids, self.palette[: len(self.classes)])
             panels.append(Panel(overlay, name, legend=class_legend(ids, self.classes)))
         return panels
+
+    def sample_errors(self, predictions: PixelPrediction, batch: Batch) -> Tensor:
+        """The share of each sample's labeled pixels whose class is wrong, [N]."""
+        shares = []
+        for found, mask in zip(predictions.maps, truths(batch), strict=True):
+            truth = mask.to(found.device)
+            is_labeled = truth != (-1 if self._ignore_index is None else self._ignore_index)
+            shares.append(((found != truth) & is_labeled).sum() / is_labeled.sum().clamp(min=1))
+        return torch.stack(shares)
 
     def draw_prediction(self, image: Image, batch: Batch, predictions: PixelPrediction, index: int) -> Panel:
         """Draw the predicted classes blended over the image."""

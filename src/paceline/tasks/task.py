@@ -77,6 +77,7 @@ class Task:
     arguments of its own hands on the rest: `def __init__(self, scale: float = 1.0, **parts)`.
     Your class may also have these methods without inheriting them. Predictions are saved as tables or arrays; with
     `palette` and `maps` as PNG files, with `classes` and `prediction_metric` as classes.
+    `sample_errors(predictions, batch)` gives a number for each sample of a batch, [N]: the worst are drawn for reports.
     """
 
     main_metric: str = "loss"
@@ -85,6 +86,8 @@ class Task:
     """What `training_terms` gives, by name: metrics of training batches, logged beside the losses."""
     num_visualized: int = 8
     """How many samples of a split are drawn; 0 for none."""
+    error_name: str = "error"
+    """What `sample_errors` measures, as reports call it."""
     original_size: bool = False
     """What `evaluate.original_size: auto` stands for."""
 

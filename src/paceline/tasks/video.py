@@ -65,6 +65,10 @@ class VideoClassification(Classification):
         """Draw four frames, framed in green or red by whether the prediction is correct."""
         return super().draw(batch, None if predictions is None else self._average_views(predictions), index)
 
+    def sample_errors(self, predictions: Tensor, batch: Batch) -> Tensor:
+        """The cross-entropy of each sample, [N]."""
+        return super().sample_errors(self._average_views(predictions), batch)
+
     def draw_prediction(self, image: Image, batch: Batch, predictions: Tensor, index: int) -> Panel:
         """Draw frames of the video above the most probable class."""
         return super().draw_prediction(image, batch, self._average_views(predictions), index)

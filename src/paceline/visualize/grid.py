@@ -56,10 +56,17 @@ def class_legend(ids: npt.ArrayLike, classes: Sequence[str]) -> tuple[LegendEntr
 
 
 def image_grid(samples: Sequence[Sequence[Panel]], title: str = "", max_width: int = 1072) -> Image:
-    """Lay out panels in rows of equal length; the panels of one sample stay side by side."""
+    """Lay out panels in rows of equal length; the panels of one sample stay side by side.
+
+    What would be more than twice as high as wide may be a third wider than `max_width`.
+    """
     panels_per_sample = max(map(len, samples))
     cell = max(_MIN_CELL, *(max(panel.image.shape[:2]) for panels in samples for panel in panels))
-    fitting = max(1, (max_width - _MARGIN) // (cell + _MARGIN) // panels_per_sample)
+    height = max(panel.image.shape[0] for panels in samples for panel in panels) + _MARGIN
+    unit = panels_per_sample * (cell + _MARGIN)
+    fitting = max(1, (max_width - _MARGIN) // unit)
+    if math.ceil(len(samples) / fitting) * height > 2 * fitting * unit:
+        fitting = max(1, (max_width * 4 // 3 - _MARGIN) // unit)
     per_row = math.ceil(len(samples) / math.ceil(len(samples) / fitting))
     width = per_row * panels_per_sample * (cell + _MARGIN) + _MARGIN
     rows = [

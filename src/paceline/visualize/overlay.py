@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from paceline.visualize.colors import CENTER, LEFT, RIGHT, Color
 from paceline.visualize.image import Image
+from paceline.visualize.text import load_font, text_width, truncate
 
 _ALPHA = 0.55  # of a mask's color
-_RADIUS, _LINE_WIDTH = 3, 2
+_RADIUS, _LINE_WIDTH, _TEXT_SIZE = 3, 2, 10
 
 
 def draw_label_map(image: Image, label_map: NDArray[Any], colors: Sequence[Color]) -> Image:
@@ -35,15 +36,40 @@ def draw_mask(image: Image, mask: NDArray[Any], color: Color) -> Image:
     return blended
 
 
-def draw_boxes(image: Image, boxes: NDArray[Any], colors: Sequence[Color], widths: Sequence[int] = ()) -> Image:
-    """Draw boxes [K, 4], given as x1, y1, x2, y2 in pixels of the image; lines are 2 pixels wide by default."""
+def draw_boxes(
+    image: Image, boxes: NDArray[Any], colors: Sequence[Color], widths: Sequence[int] = (), labels: Sequence[str] = ()
+) -> Image:
+    """Draw boxes [K, 4], given as x1, y1, x2, y2 in pixels of the image, the first ones on top, and their labels.
+
+    Lines are 2 pixels wide by default, and more in an image of more than 800 pixels, as text is larger there.
+    """
     page = PIL.Image.fromarray(image)
     draw = PIL.ImageDraw.Draw(page)
-    for box, color, width in zip(boxes, colors, widths or [_LINE_WIDTH] * len(boxes), strict=True):
+    usual = max(_LINE_WIDTH, max(page.size) // 400)
+    drawn = list(zip(boxes, colors, widths or [usual] * len(boxes), labels or [""] * len(boxes), strict=True))[::-1]
+    for box, color, width, _ in drawn:
         left, top, right, bottom = (round(float(edge)) for edge in box)
         # Edges lie between pixels: the last pixel inside is the one before the edge.
         draw.rectangle((left, top, max(left, right - 1), max(top, bottom - 1)), outline=color, width=width)
+    for box, color, _, label in drawn:
+        if label:
+            _draw_tag(draw, page.size, (float(box[0]), float(box[1])), label, color)
     return np.array(page)
+
+
+def _draw_tag(
+    draw: PIL.ImageDraw.ImageDraw, size: tuple[int, int], corner: tuple[float, float], label: str, color: Color
+) -> None:
+    """Write a label on its color above the upper left corner of a box, or below it where no room is above."""
+    font = load_font(max(_TEXT_SIZE, max(size) // 64))
+    text = truncate(label, font, size[0] // 2)
+    ascent = round(font.getbbox("Mg")[3])
+    width, height = text_width([text], font) + 3, ascent + 1
+    left = max(0, min(round(corner[0]), size[0] - width))
+    top = round(corner[1]) - height if corner[1] >= height else max(0, round(corner[1]))
+    draw.rectangle((left, top, left + width - 1, top + height - 1), fill=color)
+    is_light = 0.299 * color[0] + 0.587 * color[1] + 0.114 * color[2] > 140
+    draw.text((left + 2, top), text, font=font, fill="black" if is_light else "white")
 
 
 def draw_keypoints(

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import DataError
-from paceline.core.mapped_arrays import ArrayWriter, MappedArrays
 from paceline.core.regular_file import open_regular
 from paceline.core.text import join_first, pluralize
 from paceline.data.batch import Sample
 from paceline.data.index.folders import FileDataset, NamedFiles
 from paceline.data.index.index import IndexBuilder, read_part
 from paceline.data.io.image import Encoded
+from paceline.data.mapped_arrays import ArrayWriter, MappedArrays
 
 if TYPE_CHECKING:
     from paceline.data.fingerprint import DataDigest

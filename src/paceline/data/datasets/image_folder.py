@@ -51,6 +51,7 @@ class ClassFolders(FileDataset):
         extensions: Sequence[str],
         shares: Mapping[str, float] | None,
         seed: int,
+        stratify: bool,
         follow_links: bool,
     ) -> None:
         folder = root / split if split and not shares else root
@@ -62,7 +63,7 @@ class ClassFolders(FileDataset):
         def build(builder: IndexBuilder) -> None:
             builder.watch(folder)
             builder.facts["classes"] = classes = class_folders(root, folder, self.example)
-            size, skipped, escaping = 0, Counter[str](), list[Path]()
+            labels, skipped, escaping = list[NDArray[np.int32]](), Counter[str](), list[Path]()
             for label, name in enumerate(classes):
                 files = files_below(folder, name, suffixes, inside, builder.watch, (), skipped, escaping)
                 found = sorted(map(os.fsencode, files))
@@ -70,15 +71,16 @@ class ClassFolders(FileDataset):
                     expected = f"expected files with the extensions {' '.join(suffixes)}"
                     raise DataError(f"{folder / name}: no {self.kind}s in this class folder; {expected}")
                 builder.append_texts("file", found)
-                builder.append("label", np.full(len(found), label, np.int32))
-                size += len(found)
+                labels.append(np.full(len(found), label, np.int32))
+                builder.append("label", labels[-1])
             refuse_escapes(escaping, inside)
             if note := skipped_note(skipped, f"{self.kind}s", suffixes):
                 builder.note(note)
-            write_parts(builder, size, shares, seed)
+            joined = np.concatenate(labels)
+            write_parts(builder, len(joined), shares, seed, joined if stratify else None)
 
         arguments = {"kind": self.kind, "extensions": suffixes, "follow_links": follow_links}
-        index = open_index(folder, "folders", arguments | split_arguments(shares, seed), build)
+        index = open_index(folder, "folders", arguments | split_arguments(shares, seed, stratify), build)
         self.classes: list[str] = index.facts["classes"]
         self.notes: list[str] = index.facts["notes"]
         self._files, self._labels = NamedFiles(index, "file", folder, inside), index.column("label")
@@ -115,8 +117,9 @@ class ImageFolder(ClassFolders):
         max_pixels: Count = MAX_PIXELS,
         split_shares: SplitShares | None = None,
         split_seed: CountOrZero = 0,
+        stratify: bool = True,
     ) -> None:
-        super().__init__(Path(root), split, extensions or EXTENSIONS, split_shares, split_seed, follow_links)
+        super().__init__(Path(root), split, extensions or EXTENSIONS, split_shares, split_seed, stratify, follow_links)
         self.max_pixels = max_pixels
         self.min_size = None if min_size is None else (min_size, min_size)
 

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from paceline.core.arguments import AtMostOneOf, Count, CountOrZero, KeyOf, Requires
 from paceline.core.errors import ArgumentError, DataError
-from paceline.core.mapped_arrays import MappedArrays
 from paceline.core.registry import register
 from paceline.core.regular_file import why_no_file
 from paceline.core.text import join_first, pluralize
@@ -44,6 +43,7 @@ from paceline.data.index.list_file import (
     read_list,
 )
 from paceline.data.io.image import MAX_PIXELS, Encoded
+from paceline.data.mapped_arrays import MappedArrays
 
 if TYPE_CHECKING:
     from paceline.data.fingerprint import DataDigest
@@ -95,6 +95,7 @@ class ListFile(FileDataset):
         split_column: Column | None = None,
         fold: CountOrZero | None = None,
         fold_column: Column = 3,
+        stratify: bool = True,
     ) -> None:
         _check_arguments(delimiter, label_from, {"label": label, "label_separator": label_separator}, fold, split)
         self.file, self.max_pixels = Path(root or "", file), max_pixels
@@ -109,14 +110,14 @@ class ListFile(FileDataset):
             builder.watch(self.file, by_content=True)
             rows = read_list(self.file, columns, builder.facts["notes"], format, delimiter)
             encoder = LabelEncoder(self.file, None if by_folder else first_label)
-            size = _write(
-                builder, encoder, _with_folders(self.file, rows) if by_folder else rows, label_separator, classes
-            )
-            write_parts(builder, size, split_shares, split_seed)
+            rows = _with_folders(self.file, rows) if by_folder else rows
+            size, labels = _write(builder, encoder, rows, label_separator, classes)
+            write_parts(builder, size, split_shares, split_seed, labels if stratify else None)
 
         arguments: dict[str, Any] = {"file": self.file.name, "columns": columns, "classes": classes and list(classes)}
         arguments |= {"format": [format, delimiter, label_separator, first_label]}
-        self._index = open_index(self.file.parent, "list", arguments | split_arguments(split_shares, split_seed), build)
+        arguments |= split_arguments(split_shares, split_seed, stratify)
+        self._index = open_index(self.file.parent, "list", arguments, build)
         self.classes: list[str] = self._index.facts["classes"]
         self._files = NamedFiles(self._index, "file", self.root, None if follow_links else self.root)
         self._labels = _Labels(self._index, len(self.classes)) if "meaning" in self._index else None
@@ -228,9 +229,9 @@ def _write(
     rows: Iterator[Row],
     separator: str | None,
     classes: Sequence[str] | None,
-) -> int:
-    """Write the arrays of an index, a few lines at a time; how many lines there are."""
-    file, lines, size = encoder.path, LineNumbers(builder), 0
+) -> tuple[int, NDArray[np.int32] | None]:
+    """Write the arrays of an index, a few lines at a time; how many lines there are, and the class of each if one."""
+    file, lines, size, single = encoder.path, LineNumbers(builder), 0, list[NDArray[np.int32]]()
     parts = SplitColumn(builder, file)
     first = next(rows, None)
     if first is None:
@@ -245,7 +246,8 @@ def _write(
             builder.append_rows("labels", [len(each) for each in labels], np.array(numbers, np.int32))
         elif first.label is not None:
             numbers = [encoder.number(_text(file, row.line, row.label), row.line) for row in chunk]
-            builder.append("label", np.array(numbers, np.int32))
+            single.append(np.array(numbers, np.int32))
+            builder.append("label", single[-1])
         if first.part is not None:
             parts.append([row.part for row in chunk])
         lines.append([row.line for row in chunk])
@@ -255,7 +257,9 @@ def _write(
         builder.facts["classes"], meaning = encoder.classes(classes, size)
         builder.append("meaning", meaning)
         builder.facts["notes"] += encoder.notes()
-    return size
+        if single:
+            return size, meaning[np.concatenate(single)]
+    return size, None
 
 
 def _with_folders(file: Path, rows: Iterator[Row]) -> Iterator[Row]:

@@ -44,8 +44,9 @@ class VideoFolder(ClassFolders):
         follow_links: bool = False,
         max_pixels: Count = MAX_PIXELS,
         max_frames: Count = MAX_FRAMES,
+        stratify: bool = True,
     ) -> None:
-        super().__init__(Path(root), split, extensions or EXTENSIONS, split_shares, split_seed, follow_links)
+        super().__init__(Path(root), split, extensions or EXTENSIONS, split_shares, split_seed, stratify, follow_links)
         self.max_pixels, self.max_frames = max_pixels, max_frames
 
     def open(self, index: int) -> Sample:
@@ -87,12 +88,13 @@ class VideoList(ListFile):
         label_from: Literal["column", "folder"] = "column",
         first_label: CountOrZero = 0,
         split_column: Column | None = None,
+        stratify: bool = True,
     ) -> None:
         columns = video, label, label_separator
         labels, parts = (delimiter, label_from, first_label), (split, split_shares, split_seed)
         part_columns = split_column, fold, fold_column
         super().__init__(
-            file, root, format, *columns, classes, *parts, follow_links, max_pixels, *labels, *part_columns
+            file, root, format, *columns, classes, *parts, follow_links, max_pixels, *labels, *part_columns, stratify
         )
         self.max_frames = max_frames
 

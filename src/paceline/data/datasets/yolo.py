@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import yaml
+from pydantic import Field
 
-from paceline.core.arguments import Count
+from paceline.core.arguments import Count, CountOrZero
 from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.core.regular_file import open_regular, why_no_file
@@ -25,6 +26,12 @@ from paceline.data.io.image import EXTENSIONS, MAX_PIXELS
 
 _UNIT = 1000  # boxes are checked in an image of this size, and kept as shares of it
 _EXPECTED = "expected a class and the shares x, y, width, height of a box, or x, y of three points or more"
+_ROUNDING = 0.01  # by which a point of an outline may lie outside its image
+_MOST = 0.9
+_SAY_WHICH = "set `kpt_shape: [keypoints, 2 or 3]`, or `kpt_shape: [0, 0]` for outlines"
+
+KeypointShape = Annotated[Sequence[CountOrZero], Field(min_length=2, max_length=2)]
+"""How many keypoints follow each box, and how many numbers each of them has."""
 
 
 @register.dataset("yolo")
@@ -32,10 +39,12 @@ class Yolo(DetectionDataset):
     """The images of a split of a YOLO data set, in the order of their names, with the boxes of their label files.
 
     `file` is the YAML file with `path`, `train`, `val` and `names`. A split is a folder of images, a list of images, or
-    several. The label file of images/…/a.jpg is labels/…/a.txt, or else lies beside the image; an image without one
-    has no objects. A line is a class and the center, width and height of a box as shares of the image, or the points
-    of an outline, whose box is taken. Files outside `root`, the folder of the YAML file unless given, are refused
-    unless `follow_links`.
+    several. The label file of images/…/a.jpg is labels/…/a.txt, or else lies beside the image. With `labels`, a folder
+    in the root, it lies there, in as many of the image's folders as there are. An image without one has no objects. A
+    line is a class and the center, width and height of a box as shares of the image, or the points of an outline, whose
+    box is taken. Keypoints behind a box are passed over: `kpt_shape`, here or in the YAML file, says how many there are
+    and how many numbers each has, where [0, 0] says that longer lines are outlines. Files outside `root`, the folder of
+    the YAML file unless given, are refused unless `follow_links`.
     """
 
     def __init__(
@@ -46,6 +55,8 @@ class Yolo(DetectionDataset):
         bad_boxes: BadBoxes = "clip",
         follow_links: bool = False,
         max_pixels: Count = MAX_PIXELS,
+        labels: Name | None = None,
+        kpt_shape: KeypointShape | None = None,
     ) -> None:
         self.file = Path(root or "", file)
         base = Path(root) if root is not None else self.file.parent
@@ -56,11 +67,14 @@ class Yolo(DetectionDataset):
             content = _read_yaml(self.file)
             names = _class_names(self.file, content.get("names"))
             images = _find_images(self.file, base, content, split, inside, builder)
-            _write(builder, self.file, base, names, images, bad_boxes)
+            files = _find_labels(self.file, images, None if labels is None else base / labels, builder)
+            lines = _Lines(self.file, len(names), kpt_shape or _keypoint_shape(self.file, content))
+            _write(builder, base, names, images, lines.read(base, files), bad_boxes)
 
         if not self.file.is_file():
             raise DataError(f"{self.file}: {why_no_file(self.file)}; expected the YAML file of a YOLO data set")
         arguments = {"file": self.file.name, "split": split, "bad_boxes": bad_boxes, "links": follow_links}
+        arguments |= {"labels": labels, "kpt_shape": kpt_shape and list(kpt_shape)}
         index = open_index(base, "yolo", arguments, build)
         super().__init__(index, base, inside, max_pixels, None, None)
 
@@ -136,6 +150,37 @@ def _first(folders: Sequence[Path], name: str) -> Path:
     return next((folder / name for folder in folders if (folder / name).exists()), folders[0] / name)
 
 
+def _keypoint_shape(path: Path, content: dict[str, Any]) -> list[int] | None:
+    shape = content.get("kpt_shape")
+    if shape is None or (isinstance(shape, list) and [type(number) for number in shape] == [int, int]):
+        return shape
+    raise DataError(f"{path}: `kpt_shape` is {shape!r:.60}, expected a number of keypoints, and 2 or 3, as in [17, 3]")
+
+
+def _find_labels(path: Path, images: list[Path], folder: Path | None, builder: IndexBuilder) -> list[Path | None]:
+    """The label file of each image; None for those that have none, which are noted."""
+    if folder is not None and not folder.is_dir():
+        raise DataError(f"{path}: {folder} is no folder; expected the label files in it, as `labels` says")
+    known = set() if folder is None else set(files_below(folder, "", (".txt",), None, builder.watch))
+    expected = [_label_file(image) if folder is None else _label_below(folder, image, known) for image in images]
+    files = [file if file.exists() else None for file in expected]
+    for wanted in expected:
+        builder.watch(wanted if wanted.exists() else wanted.parent if wanted.parent.is_dir() else path)
+    without = [image.name for image, file in zip(images, files, strict=True) if file is None]
+    if len(without) == len(images):
+        there = f"; {folder} has {join_first(sorted(known), 3) or 'no .txt files'}" if folder else ""
+        found = f"no image has a label file: {images[0]} needs {expected[0]}{there}"
+        raise DataError(f"{path}: {found}; give the folder of the label files as `labels`")
+    if without:
+        builder.note(f"{len(without):,} of {len(images):,} images have no label file: {join_first(without, 5)}")
+    owners: dict[Path, Path] = {}
+    for image, file in zip(images, files, strict=True):
+        if folder is not None and file is not None and owners.setdefault(file, image) != image:
+            advice = f"name it by the folders of its image too, as in {Path(image.parent.name, file.name)}"
+            raise DataError(f"{file}: is the label file of {owners[file]} and of {image}; {advice}")
+    return files
+
+
 def _label_file(image: Path) -> Path:
     """Labels lie in `labels`, where images lie in the last folder called `images`; else beside them."""
     parts = list(image.parts)
@@ -146,57 +191,101 @@ def _label_file(image: Path) -> Path:
     return Path(*parts).with_suffix(".txt")
 
 
+def _label_below(folder: Path, image: Path, known: Collection[str]) -> Path:
+    """The label file by the image's name, with as many of its folders as there are."""
+    parts = image.with_suffix(".txt").parts
+    names = ("/".join(parts[start:]) for start in range(len(parts)))
+    return folder / next((name for name in names if name in known), parts[-1])
+
+
 def _write(
-    builder: IndexBuilder, path: Path, base: Path, names: list[str], images: list[Path], bad_boxes: BadBoxes
+    builder: IndexBuilder, base: Path, names: list[str], images: list[Path], lines: list[_Line], bad_boxes: BadBoxes
 ) -> None:
-    problems, rows, boxes, labels, places = Problems(path), list[int](), list[list[float]](), list[int](), list[str]()
-    without = []
-    for row, image in enumerate(images):
-        file = _label_file(image)
-        builder.watch(file.parent if not file.exists() and file.parent.is_dir() else file if file.exists() else path)
-        if not file.exists():
-            without.append(image.name)
-            continue
-        for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
-            if not line.strip():
-                continue
-            place = f"{os.path.relpath(file, base)} line {number}"
-            found = _parse(line, len(names), problems, place)
-            if found is not None:
-                rows.append(row)
-                labels.append(found[0])
-                boxes.append(found[1])
-                places.append(f"{place} ({names[found[0]]})")
-    problems.refuse(_EXPECTED)
-    if len(without) == len(images):
-        raise DataError(f"{path}: no image has a label file: {images[0]} needs {_label_file(images[0])}")
-    if without:
-        builder.note(f"{len(without):,} of {len(images):,} images have no label file: {join_first(without, 5)}")
-    corners = np.array(boxes, np.float64).reshape(-1, 4) * _UNIT
+    corners = np.array([line.box for line in lines], np.float64).reshape(-1, 4) * _UNIT
     sizes = np.full((len(corners), 2), _UNIT, np.int64)
     builder.facts["classes"] = names
     builder.append_texts("file", [os.fsencode(os.path.relpath(image, base)) for image in images])
-    owners, classes, extents = np.array(rows, np.int64), np.array(labels, np.int64), corners[:, 2:] - corners[:, :2]
-    write_checked_objects(builder, len(images), owners, corners, extents, sizes, classes, bad_boxes, places.__getitem__)
+    owners, classes = (np.array([line[place] for line in lines], np.int64) for place in range(2))
+    extents = corners[:, 2:] - corners[:, :2]
+
+    def place(number: int) -> str:
+        return f"{lines[number].place} ({names[lines[number].label]})"
+
+    write_checked_objects(builder, len(images), owners, corners, extents, sizes, classes, bad_boxes, place)
 
 
-def _parse(line: str, num_classes: int, problems: Problems, place: str) -> tuple[int, list[float]] | None:
-    """The class and the corners of the box in a line, as shares of the image; None if something is wrong with it."""
-    try:
-        values = [float(word) for word in line.split()]
-    except ValueError:
-        values = []
-    if len(values) < 5 or (len(values) not in (5, 6) and len(values) % 2 == 0) or not all(map(math.isfinite, values)):
-        problems.add("lines that are no label", f"{place} ({line.strip()!r:.40})")
-        return None
-    label, points = int(values[0]), values[1:]
-    if label != values[0] or not 0 <= label < num_classes:
-        problems.add(f"classes that are not 0 to {num_classes - 1}", f"{place} ({values[0]:g})")
-        return None
-    if max(map(abs, points)) > 2:
-        problems.add("boxes in pixels, not as shares of the image", place)
-        return None
-    if len(points) < 6:  # a fifth number is how sure a detector was
-        x, y, width, height = points[:4]
-        return label, [x - width / 2, y - height / 2, x + width / 2, y + height / 2]
-    return label, [min(points[::2]), min(points[1::2]), max(points[::2]), max(points[1::2])]
+class _Line(NamedTuple):
+    """An object of the image in a row: its class, the corners of its box, and where it is written."""
+
+    row: int
+    label: int
+    box: list[float]
+    place: str
+
+
+class _Lines:
+    """Reads label files; all that is wrong with them is one DataError.
+
+    Lines of pose data sets are as long as outlines may be. Without a shape of the keypoints, those that are no sensible
+    outline are refused; and all of them if they are equally long and hardly any does not begin with a sound box.
+    """
+
+    def __init__(self, path: Path, num_classes: int, shape: Sequence[int] | None) -> None:
+        self._problems, self._num_classes, self._shape = Problems(path), num_classes, shape
+        self._lengths, self._num_outlines = set[int](), 0
+        self._maybe_poses: list[str] = []
+
+    def read(self, base: Path, files: Sequence[Path | None]) -> list[_Line]:
+        """The objects in the label files of images, in their order."""
+        lines = []
+        for row, file in enumerate(files):
+            text = "" if file is None else file.read_text(encoding="utf-8", errors="replace")
+            for number, line in enumerate(text.splitlines(), 1):
+                place = f"{os.path.relpath(file or base, base)} line {number}"
+                if line.strip() and (found := self._parse(line, place)) is not None:
+                    lines.append(_Line(row, *found, place))
+        if len(self._lengths) == 1 and len(self._maybe_poses) >= _MOST * self._num_outlines:
+            for place in self._maybe_poses:
+                self._problems.add(f"lines that may be outlines or boxes with keypoints ({_SAY_WHICH})", place)
+        self._problems.refuse(_EXPECTED)
+        return lines
+
+    def _parse(self, line: str, place: str) -> tuple[int, list[float]] | None:
+        """The class and the corners of the box in a line, as shares of the image; None if it has a problem."""
+        try:
+            label, *numbers = map(float, line.split())
+        except ValueError:
+            label, numbers = 0.0, []
+        problem = ""
+        if len(numbers) < 4 or not all(map(math.isfinite, (label, *numbers))):
+            problem, place = "lines that are no label", f"{place} ({line.strip()!r:.40})"
+        elif not label.is_integer() or not 0 <= label < self._num_classes:
+            problem, place = f"classes that are not 0 to {self._num_classes - 1}", f"{place} ({label:g})"
+        elif max(map(abs, numbers)) > 2:
+            problem = "boxes in pixels, not as shares of the image"
+        elif len(numbers) > 5:  # a fifth is how sure a detector was
+            problem = self._problem_of_many(numbers, place)
+        if problem:
+            self._problems.add(problem, place)
+            return None
+        if len(numbers) > 5 and not any(self._shape or ()):
+            return int(label), [min(numbers[::2]), min(numbers[1::2]), max(numbers[::2]), max(numbers[1::2])]
+        x, y, width, height = numbers[:4]
+        return int(label), [x - width / 2, y - height / 2, x + width / 2, y + height / 2]
+
+    def _problem_of_many(self, numbers: list[float], place: str) -> str:
+        """What is wrong with more numbers than a box has: the points of an outline, or a box and its keypoints."""
+        count, is_outline = len(numbers), len(numbers) % 2 == 0
+        if self._shape is not None and any(self._shape):
+            expected = 4 + self._shape[0] * self._shape[1]
+            return "" if count == expected else f"lines without the {1 + expected} numbers that `kpt_shape` asks for"
+        if self._shape is None:
+            is_inside = min(numbers) >= -_ROUNDING and max(numbers) <= 1 + _ROUNDING
+            if (is_outline and not is_inside) or (not is_outline and (count - 4) % 3 == 0):
+                return f"lines that are no outlines, but maybe boxes with keypoints ({_SAY_WHICH})"
+            self._lengths.add(count)
+            self._num_outlines += 1
+            x, y, width, height = numbers[:4]
+            if abs(2 * x - 1) + width <= 1 + _ROUNDING and abs(2 * y - 1) + height <= 1 + _ROUNDING:
+                self._maybe_poses.append(place)
+        return "" if is_outline else "lines that are no label"

@@ -10,11 +10,11 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from paceline.core.errors import DataError
-from paceline.core.mapped_arrays import MappedArrays
 from paceline.core.text import join_first, pluralize
 from paceline.data.batch import Sample
 from paceline.data.index.index import Part
 from paceline.data.io.image import Encoded
+from paceline.data.mapped_arrays import MappedArrays
 from paceline.data.skip_list import locate_error
 
 _USUAL = {

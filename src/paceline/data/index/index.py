@@ -26,15 +26,15 @@ from numpy.typing import NDArray
 from paceline.core.cache_folder import cache_folders, make_private
 from paceline.core.errors import DataError
 from paceline.core.file_lock import is_at, lock_file
-from paceline.core.mapped_arrays import ArrayWriter, Column, DamagedFileError, MappedArrays, WriteError
 from paceline.core.regular_file import open_regular
 from paceline.core.text import join_first
+from paceline.data.mapped_arrays import ArrayWriter, Column, DamagedFileError, MappedArrays, WriteError
 from paceline.data.rng import derive
 from paceline.data.sampler import Permutation
 
 MAX_BYTES = 2 << 30
 """What all indexes may take together; those that were not used for longest are removed first."""
-_VERSION = 4  # of what data sets write into their indexes
+_VERSION = 5  # of what data sets write into their indexes
 _PATIENCE = 5.0  # seconds until something is said about work that goes on
 _TICK, _COARSE_TICK = 20_000_000, 2_000_000_000  # nanoseconds within which two changes may have one time
 _SECOND = 1_000_000_000
@@ -46,8 +46,8 @@ _BLOCK = 1 << 20
 class IndexBuilder(ArrayWriter):
     """Takes the arrays and facts of an index, and which files and folders they are made of."""
 
-    def __init__(self, file: IO[bytes], cache: Path, folder: Path) -> None:
-        super().__init__(file, cache)
+    def __init__(self, file: IO[bytes], folder: Path) -> None:
+        super().__init__(file)
         self._base = folder
         self._watched: list[tuple[bytes, int, int, int]] = []
         self.facts["notes"] = []
@@ -168,7 +168,7 @@ def _build(path: Path, folder: Path, asked: int, build: Callable[[IndexBuilder],
             return found
         with _message_after_patience(f"indexing {folder}; this is done once and kept in {path}"):
             began = time.time_ns()
-            builder = IndexBuilder(file, path.parent, folder)
+            builder = IndexBuilder(file, folder)
             build(builder)
             builder.facts |= {"name": path.name, "began": began}
             builder.finish()
@@ -233,16 +233,45 @@ _MAX_PARTS = 100  # splits or folds of a list
 _MAX_NAMES = 10
 
 
-def draw_parts(size: int, shares: Mapping[str, float], seed: int) -> dict[str, NDArray[np.uint32]]:
+def draw_parts(
+    size: int, shares: Mapping[str, float], seed: int, labels: NDArray[np.integer[Any]] | None = None
+) -> dict[str, NDArray[np.uint32]]:
     """The rows of each split, ascending: disjoint, and together all of them.
 
-    A split has its share of the samples, rounded. The order in which `shares` names the splits does not matter.
+    A split has its share of the samples, rounded; given the class of each row, also of each class. The order in which
+    `shares` names the splits does not matter.
     """
     names = sorted(shares)
     sums = [fsum(shares[name] for name in names[:number]) for number in range(len(names) + 1)]
     bounds = [round(size * each / sums[-1]) for each in sums]
     order = Permutation(size, derive(seed, _PURPOSE))
-    return {name: _members(order, start, stop) for name, (start, stop) in zip(names, pairwise(bounds), strict=True)}
+    if labels is None:
+        return {name: _members(order, start, stop) for name, (start, stop) in zip(names, pairwise(bounds), strict=True)}
+    drawn = np.concatenate([order.permute(0, rows) for rows in np.split(np.arange(size), range(_CHUNK, size, _CHUNK))])
+    _, firsts, classes, counts = np.unique(labels[drawn], return_index=True, return_inverse=True, return_counts=True)
+    ideal = counts[:, None] * (np.array([shares[name] for name in names]) / sums[-1])
+    whole = _rounded(ideal, counts, np.diff(bounds), firsts)
+    # The first of each class, as they are drawn, belong to the first split, and so on.
+    by_class = drawn[np.argsort(classes, kind="stable")]
+    part = np.repeat(np.tile(np.arange(len(names)), len(counts)), whole.ravel())
+    return {name: np.sort(by_class[part == number]).astype(np.uint32) for number, name in enumerate(names)}
+
+
+def _rounded(
+    ideal: NDArray[np.float64], rows: NDArray[np.int64], columns: NDArray[np.int64], order: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Whole numbers with these sums of rows and columns: what is left goes to the largest remainders, ties by order."""
+    whole = np.floor(ideal).astype(np.int64)
+    rows, columns = rows - whole.sum(1), columns - whole.sum(0)
+    ranks = np.broadcast_to(np.argsort(np.argsort(order))[:, None], ideal.shape)
+    places = np.column_stack(np.unravel_index(np.lexsort((ranks.ravel(), (whole - ideal).ravel())), ideal.shape))
+    for most in (1, len(columns)):  # at first one more each; further ones only where the sums leave nothing else
+        for row, column in places.tolist():
+            more = min(most, rows[row], columns[column])
+            whole[row, column] += more
+            rows[row] -= more
+            columns[column] -= more
+    return whole
 
 
 def _members(order: Permutation, start: int, stop: int) -> NDArray[np.uint32]:
@@ -254,9 +283,15 @@ def _members(order: Permutation, start: int, stop: int) -> NDArray[np.uint32]:
     return members
 
 
-def write_parts(writer: ArrayWriter, size: int, shares: Mapping[str, float] | None, seed: int) -> None:
-    """Draw the splits, if there are shares, into an index."""
-    for name, members in draw_parts(size, shares, seed).items() if shares and size else ():
+def write_parts(
+    writer: ArrayWriter,
+    size: int,
+    shares: Mapping[str, float] | None,
+    seed: int,
+    labels: NDArray[np.integer[Any]] | None = None,
+) -> None:
+    """Draw the splits, if there are shares, into an index; by class if the class of each row is given."""
+    for name, members in draw_parts(size, shares, seed, labels).items() if shares and size else ():
         writer.append(f"part.{name}", members)
 
 
@@ -272,9 +307,9 @@ def read_part(index: MappedArrays, split: str | None, shares: Mapping[str, float
     return members
 
 
-def split_arguments(shares: Mapping[str, float] | None, seed: int) -> dict[str, Any]:
+def split_arguments(shares: Mapping[str, float] | None, seed: int, stratify: bool = False) -> dict[str, Any]:
     """What of an index depends on how it is split; nothing without shares."""
-    return {"split_shares": dict(shares), "split_seed": seed} if shares else {}
+    return {"split_shares": dict(shares), "split_seed": seed, "stratify": stratify} if shares else {}
 
 
 class SplitColumn:

@@ -15,10 +15,10 @@ from typing import IO, Any, Literal, NamedTuple
 import numpy as np
 
 from paceline.core.errors import DataError
-from paceline.core.mapped_arrays import ArrayWriter, MappedArrays
 from paceline.core.regular_file import open_regular
 from paceline.core.text import join_first, pluralize
 from paceline.data.argument_types import Column
+from paceline.data.mapped_arrays import ArrayWriter, MappedArrays
 
 Format = Literal["csv", "tsv", "json", "jsonl", "txt"]
 Line = tuple[int, list[str]]
@@ -197,7 +197,7 @@ class _Places:
         if place >= min(len(self._cells), len(second)) or _is_value(self._cells[place]) or not _is_value(second[place]):
             return False
         why = f"{self._cells[place]!r} has no extension"
-        notes.append(f"line {line} is taken for the header, as {why}: {', '.join(self._cells[:_MAX_NAMES])}")
+        notes.append(f"line {line} is taken for the header, as {why}: {join_first(self._cells, _MAX_NAMES)}")
         return True
 
     def _find(self, column: Column | None, key: str) -> int:
@@ -208,7 +208,7 @@ class _Places:
             return found
         if column is None and not self._is_named:
             return 0
-        names = ", ".join(self._cells[:_MAX_NAMES])
+        names = join_first(self._cells, _MAX_NAMES)
         raise DataError(
             f"{self._path}: no column {column or key!r} in its first line, which has {names}; {self._advice(key)}"
         )
@@ -223,7 +223,7 @@ class _Places:
             return found
         if len(self._cells) > 1 or column is not None:
             cure = f"give its column as `{key}`" if self._columns.has_keys else f"call its column {key!r}"
-            names = ", ".join(self._cells[:_MAX_NAMES])
+            names = join_first(self._cells, _MAX_NAMES)
             notes.append(
                 f"no column {key if column is None else column!r} in the first line, which has {names}; {cure}"
             )

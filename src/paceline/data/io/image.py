@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from paceline.core.errors import DamagedFileError, DataError
 from paceline.core.regular_file import open_regular
+from paceline.data.io.exif import exif_orientation
 
 Pixels = NDArray[np.uint8]
 
@@ -31,16 +32,19 @@ MAX_BYTES = 1 << 29
 _MAX_SCANNED = 20 * MAX_PIXELS  # a JPEG file may pass over its pixels many times: ten or so are usual
 _SCAN_BYTES = 10  # of the shortest scan of a JPEG file
 _BAND = 1 << 22  # pixels that are converted at a time
-_EXIF_BYTES = 1 << 16  # a segment of a JPEG file, which is what Exif data has to fit into
 _DAMAGE = (OSError, ValueError, SyntaxError, EOFError, TypeError, KeyError, IndexError, OverflowError, struct.error)
 _JPEG = b"\xff\xd8\xff"
-_ORIENTATION = 0x0112  # an Exif tag
-_WIDTH, _HEIGHT, _TILE_WIDTH, _TILE_HEIGHT = (
-    256,
-    257,
-    322,
-    323,
-)  # tags of a TIFF file, whose tiles may be larger than the image
+# Tags of a TIFF file, whose tiles may be larger than the image.
+_WIDTH, _HEIGHT, _ORIENTATION, _TILE_WIDTH, _TILE_HEIGHT = 256, 257, 274, 322, 323
+_TURNS = {  # of what lies so, to stand upright
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 # Pillow warns of half of what it refuses; whatever is above our own bound is refused.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
@@ -65,7 +69,8 @@ def decode_bytes(path: Path, data: bytes, header: Header, max_pixels: int, min_s
     with _naming(path, max_pixels):
         if header.by_simplejpeg:
             return _decode_jpeg(data, header, min_size)
-        return _decode_other(data, ("JPEG",) if data.startswith(_JPEG) else FORMATS, max_pixels)
+        with _opened(data, ("JPEG",) if data.startswith(_JPEG) else FORMATS, max_pixels) as opened:
+            return _as_rgb(turn_upright(opened, header))
 
 
 @contextmanager
@@ -121,7 +126,7 @@ def _jpeg_header(data: bytes, max_pixels: int) -> Header:
     scans = data.count(b"\xff\xda") if len(data) // _SCAN_BYTES * height * width > _MAX_SCANNED else 1
     if scans * height * width > _MAX_SCANNED:
         raise _RefusedError(f"{width}×{height} pixels in {scans} scans would take too long to decode")
-    orientation = _orientation(data)
+    orientation = exif_orientation(data)
     if orientation >= 5:  # lies on its side
         height, width = width, height
     return Header(height, width, orientation, colors not in ("CMYK", "YCCK"))
@@ -144,25 +149,6 @@ def _reduced(header: Header, min_size: tuple[int, int]) -> tuple[int, int]:
     return header.height, header.width
 
 
-def _orientation(data: bytes) -> int:
-    """The Exif orientation of a JPEG file, 1 to 8; 1, upright, where there is none."""
-    start = data.find(b"Exif\0\0", 0, 2 * _EXIF_BYTES) + 6
-    if start < 6:
-        return 1
-    tags = data[start : start + _EXIF_BYTES]
-    order = "<" if tags.startswith(b"II") else ">"
-    try:
-        (directory,) = struct.unpack_from(order + "I", tags, 4)
-        (count,) = struct.unpack_from(order + "H", tags, directory)
-        for entry in range(directory + 2, directory + 2 + 12 * count, 12):
-            tag, kind, _, value = struct.unpack_from(order + "HHIH", tags, entry)
-            if (tag, kind) == (_ORIENTATION, 3):
-                return int(value) if 1 <= value <= 8 else 1
-    except struct.error:
-        pass  # a note that cannot be read turns nothing
-    return 1
-
-
 def _upright(pixels: Pixels, orientation: int) -> Pixels:
     if orientation == 1:
         return pixels
@@ -175,19 +161,19 @@ def _upright(pixels: Pixels, orientation: int) -> Pixels:
     return np.ascontiguousarray(pixels)
 
 
-def _decode_other(data: bytes, formats: tuple[str, ...], max_pixels: int) -> Pixels:
-    with _opened(data, formats, max_pixels) as opened:
-        opened.load()
-        ImageOps.exif_transpose(opened, in_place=True)  # else there is a copy even of what is upright
-        return _as_rgb(opened)
+def turn_upright(image: Image.Image, header: Header) -> Image.Image:
+    """The image of a file with that header, decoded, as it lies by its Exif orientation; XMP is not asked."""
+    image.info.pop("xmp", None)  # Pillow turns TIFF files itself, and would ask it
+    image.load()
+    return image if image.format == "TIFF" or header.orientation == 1 else image.transpose(_TURNS[header.orientation])
 
 
 def _other_header(data: bytes, formats: tuple[str, ...], max_pixels: int) -> Header:
     with _opened(data, formats, max_pixels) as opened:
         tags = getattr(opened, "tag_v2", {})  # of a TIFF file, whose size Pillow has upright already, or has not
         height, width = int(tags.get(_HEIGHT, opened.height)), int(tags.get(_WIDTH, opened.width))
-        orientation = int(opened.getexif().get(_ORIENTATION, 1))
-        orientation = orientation if 1 <= orientation <= 8 else 1
+        orientation = tags.get(_ORIENTATION) if tags else exif_orientation(data)
+        orientation = int(orientation) if orientation in _TURNS else 1
         return Header(height, width, orientation) if orientation < 5 else Header(width, height, orientation)
 
 
@@ -270,6 +256,12 @@ class Encoded:
     def width(self) -> int:
         """Of the whole image, upright, in pixels."""
         return self.header.width
+
+    @property
+    def is_gray(self) -> bool:
+        """Whether the file has one channel, which `decode` repeats to three."""
+        with _naming(self.path, self.max_pixels):
+            return Image.open(io.BytesIO(self.data)).mode in ("1", "L", "LA", "I", "I;16")
 
     def decode(self, min_height: int = 0, min_width: int = 0) -> Pixels:
         """RGB pixels, uint8 [H, W, 3], upright as the Exif orientation says; a damaged file is a DataError.

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 
 from paceline.core.errors import DamagedFileError, DataError
 from paceline.core.text import join_first, pluralize
-from paceline.data.io.image import MAX_PIXELS, Pixels, decode_bytes, read_bytes, read_header
+from paceline.data.io.image import MAX_PIXELS, Pixels, decode_bytes, read_bytes, read_header, turn_upright
 
 MAX_ID = 65_535
 """The largest id in a mask of 16 bits."""
@@ -150,16 +150,13 @@ def _colored(pixels: Pixels) -> str | None:
 
 
 def _load(path: Path, data: bytes, max_pixels: int) -> Image.Image:
-    read_header(path, data, max_pixels)  # refuses what is too large, before memory is taken for it
+    header = read_header(path, data, max_pixels)  # refuses what is too large, before memory is taken for it
     try:
-        image = Image.open(io.BytesIO(data), formats=_FORMATS)
-        image.load()
-        ImageOps.exif_transpose(image, in_place=True)
+        return turn_upright(Image.open(io.BytesIO(data), formats=_FORMATS), header)
     except _DAMAGE as error:
         raise DamagedFileError(
             f"{path}: damaged or truncated, or no mask ({error}); expected {', '.join(_FORMATS)}"
         ) from error
-    return image
 
 
 def _bits(image: Image.Image, data: bytes) -> int:

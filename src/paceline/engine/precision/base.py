@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
-from torch.autograd.graph import _engine_run_backward
 
 from paceline.core.errors import TrainingError
 from paceline.engine.loss_accumulator import WeightedLoss
@@ -128,17 +128,8 @@ def add_gradients(losses: Sequence[WeightedLoss], scale: float | Tensor = 1.0) -
     roots = [loss for loss in losses if loss.value.requires_grad]
     # Beyond the range of a float16 value a factor becomes infinite, and the step an overflow.
     factors = [_like(loss.value, loss.weight * scale) for loss in roots]
-    # What torch.autograd.backward calls after checks that take as long as the backward pass of a small layer.
     try:
-        _engine_run_backward(
-            tuple(loss.value for loss in roots),
-            tuple(factors),
-            False,
-            False,
-            (),
-            allow_unreachable=True,
-            accumulate_grad=True,
-        )
+        torch.autograd.backward([loss.value for loss in roots], factors)
     except RuntimeError as error:
         cure = next((cure for words, cure in _GRAPH_ERRORS.items() if words in str(error)), None)
         if cure is None:

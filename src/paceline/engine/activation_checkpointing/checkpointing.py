@@ -1,33 +1,68 @@
-"""Modules that drop their activations and recompute them in the backward pass; buffers change only once."""
+"""Activation checkpointing: blocks of a model recompute their activations in the backward pass instead of keeping them.
+
+Gradients and buffers are bit-identical to those without it, dropout included. In evaluation and without gradients a
+block runs as it is. A SyncBatchNorm inside a block exchanges its statistics a second time, on all ranks in the same
+order. What a block does beside its outputs and buffers, such as counting in a Python attribute, is done twice.
+
+Apply it before the model is wrapped or compiled, and before `fully_shard`. Under `torch.compile` the compiler decides
+itself what to keep of a checkpointed block.
+"""
 
 from __future__ import annotations
 
-import copyreg
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint
 
-from paceline.engine.activation_checkpointing.blocks import Block
+from paceline.core.arguments import Count
+from paceline.core.registry import register
+from paceline.engine.activation_checkpointing.blocks import Block, best_number, find_blocks, join_neighbors
 
-_aten = torch.ops.aten
-_PRODUCTS = [
-    _aten.convolution.default,
-    _aten.mm.default,
-    _aten.addmm.default,
-    _aten.bmm.default,
-    _aten.baddbmm.default,
-    _aten._scaled_dot_product_flash_attention.default,
-    _aten._scaled_dot_product_flash_attention_for_cpu.default,
-    _aten._scaled_dot_product_efficient_attention.default,
-    _aten._scaled_dot_product_cudnn_attention.default,
-]
+
+@register.activation_checkpointing("none")
+@dataclass(frozen=True)
+class NoActivationCheckpointing:
+    """Everything is kept."""
+
+    def apply(self, model: nn.Module) -> list[str]:
+        """Change nothing."""
+        return []
+
+
+@register.activation_checkpointing("blocks")
+@dataclass(frozen=True)
+class Blocks:
+    """Checkpoints every block, or every n-th, beginning with the first.
+
+    Blocks are found from the model's structure, or are the modules that the patterns of `match` name. Without either,
+    neighboring blocks that hold little inside go together, so that fewer inputs are kept between them.
+    """
+
+    every: Annotated[Count, Field(description="2: every second block, beginning with the first.")] = 1
+    match: Annotated[
+        Sequence[str],
+        Field(description="Patterns of the modules to recompute; empty: found from the model's structure."),
+    ] = ()
+
+    def apply(self, model: nn.Module) -> list[str]:
+        """Have the blocks recompute their activations in the backward pass; returns their names."""
+        blocks = find_blocks(model, self.match)
+        if self.match or self.every > 1:
+            blocks = blocks[:: self.every]
+        else:
+            blocks = join_neighbors(model, blocks, best_number(blocks))
+        for block in blocks:
+            checkpoint_block(block)
+        return [block.name for block in blocks]
 
 
 class CheckpointedModule(nn.Module):
@@ -35,17 +70,13 @@ class CheckpointedModule(nn.Module):
 
     is_checkpointed = True
     _block_name: str
-    _keeps_products: bool
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own outputs."""
         plain = super().forward
         if not _is_needed(self):
             return plain(*args, **kwargs)
-        return _call_checkpointed(plain, [self], self._block_name, self._keeps_products, args, kwargs)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return _reduced(super().__reduce_ex__(protocol), self, CheckpointedModule)
+        return _call_checkpointed(plain, [self], self._block_name, args, kwargs)
 
 
 class CheckpointedRuns(nn.Sequential):
@@ -54,7 +85,6 @@ class CheckpointedRuns(nn.Sequential):
     is_checkpointed = True
     _runs: dict[str, tuple[str, tuple[str, ...]]]
     """The name of the run that begins with a child, and its children."""
-    _keeps_products: bool
 
     def forward(self, input: Any) -> Any:  # noqa: A002 - as in torch
         """The sequence's own output."""
@@ -66,93 +96,25 @@ class CheckpointedRuns(nn.Sequential):
             if key in runs:
                 name, children = runs[key]
                 members = [self.get_submodule(each) for each in children]
-                call = partial(_in_turn, members)
-                input = _call_checkpointed(call, members, name, self._keeps_products, (input,), {})  # noqa: A001
+                input = _call_checkpointed(partial(_in_turn, members), members, name, (input,), {})  # noqa: A001
             elif key not in in_runs:
                 input = child(input)  # noqa: A001
         return input
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return _reduced(super().__reduce_ex__(protocol), self, CheckpointedRuns)
 
-
-def checkpoint_block(block: Block, keeps_products: bool = False) -> None:
-    """Have every backward pass recompute the block; with `keeps_products`, outputs of products are kept."""
+def checkpoint_block(block: Block) -> None:
+    """Have every backward pass recompute the block."""
+    first = next(each for each in block.modules()[0].modules() if not list(each.children()))
+    if getattr(first, "inplace", False) is True:
+        first.inplace = False  # type: ignore[assignment] # else it changes the block's input; the numbers are the same
     owner: Any = block.owner
     kind: type[nn.Module] = CheckpointedRuns if block.children else CheckpointedModule
     if not isinstance(owner, kind):
         owner.__class__ = _under(kind, type(owner))
-    owner._keeps_products = keeps_products
     if block.children:
         owner._runs = {**owner.__dict__.get("_runs", {}), block.children[0]: (block.name, block.children)}
     else:
         owner._block_name = block.name
-
-
-def _call_checkpointed(
-    function: Callable[..., Any],
-    modules: Sequence[nn.Module],
-    name: str,
-    keeps_products: bool,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    if torch.compiler.is_compiling():  # the compiler sets buffers once, whatever it computes twice
-        selective: dict[str, Any] = {"context_fn": _keeping_products} if keeps_products else {}
-        return checkpoint(function, *args, use_reentrant=False, **selective, **kwargs)
-    buffers = ChangedBuffers(modules)
-    # Lists and dicts are copied: their owner may put more into them before the backward pass.
-    args, kwargs = tree_map(lambda each: each, (args, kwargs))
-    inputs = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-    versions = [each._version for each in inputs]
-    contexts = partial(_contexts, buffers, keeps_products)
-    outputs = checkpoint(function, *args, use_reentrant=False, context_fn=contexts, **kwargs)
-    buffers.keep_changed()
-    if versions != [each._version for each in inputs]:
-        raise ValueError(
-            f"checkpointing: {name} changes its input in place, so it cannot be recomputed from it;"
-            " leave it out by naming other modules with match, or make its first operation not in place"
-        )
-    return outputs
-
-
-_keeping_products = partial(create_selective_checkpoint_contexts, _PRODUCTS)
-
-
-class _Both:
-    """Two contexts as one that can be entered again, for graphs that are retained."""
-
-    def __init__(self, outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> None:
-        self.outer = outer
-        self.inner = inner
-
-    def __enter__(self) -> None:
-        self.outer.__enter__()
-        self.inner.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        try:
-            self.inner.__exit__(*error)
-        finally:
-            self.outer.__exit__(*error)
-
-
-def _contexts(buffers: ChangedBuffers, keeps_products: bool) -> tuple[Any, Any]:
-    """The contexts of the first pass and of every later one."""
-    if not keeps_products:
-        return nullcontext(), buffers
-    first, later = _keeping_products()
-    return first, _Both(buffers, later)
-
-
-def _in_turn(members: Sequence[nn.Module], value: Any) -> Any:
-    for member in members:
-        value = member(value)
-    return value
-
-
-def _is_needed(module: nn.Module) -> bool:
-    return module.training and torch.is_grad_enabled()
 
 
 _made: dict[tuple[type, type], type[nn.Module]] = {}
@@ -166,17 +128,38 @@ def _under(kind: type[nn.Module], own: type[nn.Module]) -> type[nn.Module]:
     return _made[kind, own]
 
 
-def _reduced(reduced: Any, module: nn.Module, kind: type[nn.Module]) -> Any:
-    """A pickle finds classes by name, so it gets the module's own class, and `kind` to put before it again."""
-    make, (made, *rest), *state = reduced
-    if make is not copyreg.__newobj__ or made is not type(module) or made.__bases__[0] is not kind:  # type: ignore[attr-defined]
-        return reduced
-    return (_made_again, (kind, made.__bases__[1], *rest), *state)
+def _call_checkpointed(
+    function: Callable[..., Any],
+    modules: Sequence[nn.Module],
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    if torch.compiler.is_compiling():  # the compiler sets buffers once, whatever it computes twice
+        return checkpoint(function, *args, use_reentrant=False, **kwargs)
+    buffers = ChangedBuffers(modules)
+    # Lists and dicts are copied: their owner may put more into them before the backward pass.
+    args, kwargs = tree_map(lambda each: each, (args, kwargs))
+    inputs = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+    versions = [each._version for each in inputs]
+    outputs = checkpoint(function, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), buffers), **kwargs)
+    buffers.keep_changed()
+    if versions != [each._version for each in inputs]:
+        raise ValueError(
+            f"checkpointing: {name} changes its input in place, so it cannot be recomputed from it;"
+            " leave it out by naming other modules with match, or make its first operation not in place"
+        )
+    return outputs
 
 
-def _made_again(kind: type[nn.Module], own: type[nn.Module], *rest: Any) -> nn.Module:
-    made = _under(kind, own)
-    return made.__new__(made, *rest)
+def _in_turn(members: Sequence[nn.Module], value: Any) -> Any:
+    for member in members:
+        value = member(value)
+    return value
+
+
+def _is_needed(module: nn.Module) -> bool:
+    return module.training and torch.is_grad_enabled()
 
 
 _KNOWN_LIBRARIES = ("torch", "timm", "torchvision")

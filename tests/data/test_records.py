@@ -10,16 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays, boolean_dtypes, floating_dtypes, integer_dtypes
 
-from paceline.core.records import read_record, record_fields, record_pieces
+from paceline.data.records import read_record, record_fields, record_pieces
 
 values = (
     arrays(integer_dtypes() | floating_dtypes() | boolean_dtypes(), array_shapes(min_dims=0, min_side=0))
-    | st.integers()
+    | st.integers(-(2**63), 2**63 - 1)
     | st.floats()
     | st.booleans()
-    | st.none()
-    | st.text()
-    | st.lists(st.integers())
 )
 
 

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load_file
 
 from paceline.core.errors import DataError
-from paceline.core.mapped_arrays import ArrayWriter, DamagedFileError, MappedArrays, WriteError
+from paceline.data.mapped_arrays import ArrayWriter, DamagedFileError, MappedArrays, WriteError
 
 
 def write(path: Path, build: object) -> MappedArrays:
     with path.open("w+b") as file:
-        writer = ArrayWriter(file, path.parent)
+        writer = ArrayWriter(file)
         build(writer)  # type: ignore[operator]
         writer.finish()
     return MappedArrays(path)
@@ -92,16 +93,43 @@ def test_arrays_cannot_be_written_to_and_rows_have_an_end(names: MappedArrays) -
 
 def test_every_flipped_bit_and_every_cut_is_noticed(names: MappedArrays) -> None:
     whole = names.path.read_bytes()
-    for position in [*range(0, len(whole), 7), *range(len(whole) - 30, len(whole))]:
+    end = len(whole.rstrip(b"\0 "))
+    header = len(whole[: 1 << 16].rstrip(b" "))
+    for position in [*range(0, header, 7), 1 << 15, *range(1 << 16, end)]:
         damaged = bytearray(whole)
         damaged[position] ^= 4
         names.path.write_bytes(damaged)
         with pytest.raises(DamagedFileError):
             MappedArrays(names.path).verify()
-    for content in [*(whole[:length] for length in (0, 5, 70, 100, len(whole) - 1)), whole + b"\0", whole[64:]]:
+    for content in [
+        *(whole[:length] for length in (0, 5, 70, 100, len(whole) - 1)),
+        whole + b"\0",
+        whole[64:],
+        whole[: 1 << 16],
+    ]:
         names.path.write_bytes(content)
         with pytest.raises(DamagedFileError):
             MappedArrays(names.path)
+
+
+def test_safetensors_reads_it(names: MappedArrays) -> None:
+    found = load_file(names.path)
+    assert {name: array.tolist() for name, array in found.items() if name != "facts"} == {
+        name: names[name].tolist() for name in ("name", "name.ends", "length")
+    }
+
+
+def test_a_streamed_array_comes_first_and_is_verified(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w+b") as file:
+        writer = ArrayWriter(file, streamed="record")
+        for number in range(3):
+            writer.append_texts("record", [bytes([number]) * 64])
+            writer.append("number", np.array([1000 * number]))
+        writer.finish()
+    arrays = MappedArrays(tmp_path / "file")
+    arrays.verify()
+    assert [arrays.rows("record")[row].tolist() for row in range(3)] == [[row] * 64 for row in range(3)]
+    assert arrays["number"].tolist() == [0, 1000, 2000]
 
 
 def test_an_array_may_be_left_unverified(names: MappedArrays) -> None:
@@ -129,4 +157,4 @@ def test_it_goes_to_a_worker_as_a_name(names: MappedArrays) -> None:
 
 def test_a_full_disk_is_distinguished_from_other_errors() -> None:
     with Path("/dev/full").open("r+b", buffering=0) as file, pytest.raises(WriteError, match="No space left"):
-        ArrayWriter(file, Path("/tmp"))
+        ArrayWriter(file)
