@@ -208,6 +208,8 @@ RUN_STATES: dict[str, Callable[[dict[str, Any]], object]] = {
     "an average of words": lambda state: state.update(averaging={"steps": 1, "count": 1, "average": {"a": "b"}}),
     "a negative average": lambda state: state.update(averaging={"steps": -1, "count": -1, "average": {}}),
     "nothing for precision": lambda state: state.update(precision=None),
+    "a negative count of skipped steps": lambda state: state.update(finite_check={"in_a_row": -1}),
+    "a count of skipped steps in words": lambda state: state.update(finite_check={"in_a_row": "3"}),
     "a list for meters": lambda state: state.update(meters=[]),
     "a meter of words": lambda state: state.update(meters={"loss": {"window": ["x"], "sum": 1.0, "count": 1}}),
     "a meter of nothing": lambda state: state.update(meters={"loss": None}),
@@ -225,6 +227,17 @@ RUN_STATES: dict[str, Callable[[dict[str, Any]], object]] = {
     "a recipe 900 deep": lambda state: state.update(recipe={"a": _nested(900)}),
 }
 """Of what a run saved beside its model: changes to state.json."""
+
+
+RECIPES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a batch size in words": lambda recipe: recipe["data"].update(batch_size="much\n"),
+    "a batch size that is an object": lambda recipe: recipe["data"].update(batch_size={"a": {}}),
+    "a batch size that is no number": lambda recipe: recipe["data"].update(batch_size={"$float": "nan"}),
+    "a batch size 90 deep": lambda recipe: recipe["data"].update(batch_size=_nested(90)),
+    "no data": lambda recipe: recipe.pop("data"),
+    "an unknown key of a megabyte": lambda recipe: recipe.update({"x\n\x1b[31m" * 10**5: 1}),
+}
+"""Changes to the recipe in state.json that no recipe has."""
 
 
 def spoil_state(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:

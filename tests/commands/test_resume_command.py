@@ -123,6 +123,21 @@ def test_a_hostile_checkpoint_is_passed_over(name: str, train: Train, capsys: py
     assert steps() == [4, 6, 7, 8]  # the step of an evaluation is saved too
 
 
+def test_a_state_with_a_recipe_that_is_none_is_passed_over(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("image_folder", lambda data: None) == 0
+    folder = Path("runs/changed/checkpoints/step-00000006")
+    for name, change in hostile.RECIPES.items():
+        hostile.spoil_state(folder, lambda state, change=change: change(state["recipe"]))
+        capsys.readouterr()
+        assert train("image_folder", lambda data: None) == 0, name
+        [line] = [line for line in capsys.readouterr().err.splitlines() if "not used: " in line]
+        assert "step-00000006: state.json: recipe: " in line
+        assert len(line) < 1000
+    hostile.spoil_state(folder, lambda state: state["recipe"]["data"].update(batch_size=5))  # that is another recipe
+    assert train("image_folder", lambda data: None) == 4
+    assert "data.batch_size: was 5" in capsys.readouterr().err
+
+
 def test_where_no_checkpoint_can_be_used_nothing_is_begun(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
     assert train("image_folder", lambda data: None, steps=4) == 0
     metrics = Path("runs/changed/metrics.jsonl").read_bytes()

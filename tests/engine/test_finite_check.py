@@ -10,15 +10,22 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from small_runs import PlainNet, Small
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from paceline.checkpoint.reader import open_checkpoint
 from paceline.cli import main
+from paceline.core.errors import Stopped, TrainingError
+from paceline.core.process import StopRequest
 from paceline.core.registry import register
 from paceline.data.datasets.idx import fashion_small
 from paceline.data.sampler import Permutation
+from paceline.engine.loop import train
 from paceline.engine.nonfinite import FiniteCheck, HostFiniteCheck, OnNonFinite
+from paceline.engine.run import Run
+from paceline.engine.state import check_state
+from paceline.loggers.events import Logger, LoggerGroup, Snapshot
 from paceline.loggers.jsonl import metrics_of, read_records
 from paceline.optim.clipping import NoClip, NoClipOnHost, Norm
 from paceline.recipe import build, build_optim
@@ -87,6 +94,59 @@ def test_a_norm_beyond_float16_is_finite_where_the_gradients_are() -> None:
     assert NoClipOnHost()(parameters) == pytest.approx(NoClip()(parameters).item()) == pytest.approx(60000 * 2**0.5)
 
 
+class NanNet(PlainNet):
+    """Gives NaN for everything."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images) * math.nan
+
+
+class StopAt(Logger):
+    """Asks a run to stop after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step, self.stop = step, StopRequest()
+
+    def tick(self, snapshot: Snapshot) -> None:
+        self.stop.requested = snapshot.step == self.step
+
+
+@pytest.mark.parametrize("kind", [FiniteCheck, HostFiniteCheck])
+@pytest.mark.parametrize("stopped_at", [None, 6, 9])
+def test_a_run_of_nan_fails_at_step_11_interrupted_or_not(
+    stopped_at: int | None, kind: type[FiniteCheck], tmp_path: Path
+) -> None:
+    small = Small(tmp_path, size=8, batch=4, micro_batch_size=4, steps=30, net=NanNet, every=(100, 100, 100))
+
+    def make() -> Run:
+        return small.run(finite_check=kind("skip"), explain_nonfinite=lambda run, step_batch: "NaN")
+
+    run = make()
+    if stopped_at is not None:
+        stopper = StopAt(stopped_at)
+        run.logger, run.stop = LoggerGroup([stopper]), stopper.stop
+        with pytest.raises(Stopped):
+            train(run)
+        assert run.progress.step == stopped_at + 1
+        run = make()
+        newest = run.store.newest(check_state)
+        assert newest is not None
+        run.restore(newest)
+    with pytest.raises(TrainingError, match=r"step 11 .* 11 steps in a row"):
+        train(run)
+    assert run.progress.step == 11
+
+
+@pytest.mark.parametrize("kind", [FiniteCheck, HostFiniteCheck])
+@pytest.mark.parametrize(("policy", "state"), [("stop", {"in_a_row": 7}), ("skip", {"in_a_row": 99}), ("skip", {})])
+def test_a_saved_count_alone_ends_no_run(kind: type[FiniteCheck], policy: OnNonFinite, state: dict[str, int]) -> None:
+    check, optimizer = kind(policy), torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0, fused=True)
+    check.attach(optimizer, torch.device("cpu"))
+    check.load_state_dict(state)
+    assert check.decide(torch.tensor(1.0), None)
+    assert not check.found_inf
+
+
 class Spoiled(nn.Module):
     """A small net that gives NaN for images that are too bright."""
 
@@ -140,7 +200,7 @@ class Trained(NamedTuple):
     records: list[Any]
 
 
-def train(folder: Path, words: list[str]) -> Trained:
+def train_command(folder: Path, words: list[str]) -> Trained:
     folder.mkdir()
     (folder / "recipe.json").write_text(json.dumps(RECIPE))
     code = main(["train", str(folder / "recipe.json"), *words, "--out", str(folder / "out")])
@@ -158,7 +218,7 @@ def test_what_a_gpu_does_leaves_the_same_bits(
     register.model("spoiled")(Spoiled)
     num_bad = 2 if "skipped" in case else int(case == "stop")
     words = [*CASES[case], *([f"model.limit={limit_of(num_bad)}"] if num_bad else [])]
-    host = train(tmp_path / "host", words)
+    host = train_command(tmp_path / "host", words)
     messages = capsys.readouterr().err
     decided = []
 
@@ -172,7 +232,7 @@ def test_what_a_gpu_does_leaves_the_same_bits(
 
     monkeypatch.setattr(build, "HostFiniteCheck", Watched)
     monkeypatch.setattr(build_optim, "NoClipOnHost", NoClip)
-    device = train(tmp_path / "device", words)
+    device = train_command(tmp_path / "device", words)
     assert not all(decided)
     assert host.code == device.code == (1 if case == "stop" else 0)
     warnings = [

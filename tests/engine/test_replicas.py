@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import NormedNet, PlainNet, Small
+from small_runs import NormedNet, PlainNet, Remembering, Small
 from test_evaluate import bits, with_cores
 from torch import Tensor, nn
 
 from paceline.core.torchvision_ops import import_torchvision
 from paceline.engine.evaluate import evaluate
-from paceline.engine.replicas import make_replicas
+from paceline.engine.replicas import Replica, make_replicas
 from paceline.tasks.classification import Classification
 
 HOOKED = ["legacy_xception", "nasnetalarge", "pit_ti_224", "pnasnet5large", "xception41"]
@@ -105,7 +105,7 @@ def test_tasks_in_threads_are_not_mixed(tmp_path: Path, monkeypatch: pytest.Monk
 def test_only_independent_copies_are_made(change: Callable[[nn.Module], None], number: int, tmp_path: Path) -> None:
     model = PlainNet()
     change(model)
-    replicas = make_replicas(model, Small(tmp_path).run().task, 3)
+    replicas = make_replicas(Replica(model, Small(tmp_path).run().task, [], {}), 3)
     assert len(replicas) == number
     assert replicas[0].model is model
     for replica in replicas:
@@ -124,7 +124,7 @@ def test_backbones_of_timm_that_use_hooks_evaluate_in_threads(name: str, tmp_pat
     inputs = [torch.rand(1, 3, size, size) for _ in range(4)]
     with torch.inference_mode():
         expected = [model(each) for each in inputs]
-    replicas = make_replicas(model, Small(tmp_path).run().task, 2)
+    replicas = make_replicas(Replica(model, Small(tmp_path).run().task, [], {}), 2)
     assert len(replicas) == 2
 
     def features(number: int) -> list[list[Tensor]]:
@@ -136,3 +136,75 @@ def test_backbones_of_timm_that_use_hooks_evaluate_in_threads(name: str, tmp_pat
     for index, maps in enumerate(expected):
         for one, other in zip(maps, found[index % 2][index // 2], strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+class OnSelfMetric:
+    """Keeps the predictions on itself, and measures them a moment later."""
+
+    higher_is_better = True
+
+    def update(self, predictions: Tensor, batch: Any) -> dict[str, Tensor]:
+        self.predictions = predictions
+        Event().wait(0.002)
+        return {"sum": self.predictions.double().sum().reshape(1)}
+
+    def compute(self, state: dict[str, Tensor]) -> dict[str, Any]:
+        return {"sum": sum(state["sum"].tolist())}
+
+
+class OnSelfLoss(Remembering):
+    """A loss that remembers how large outputs were."""
+
+    def __call__(self, outputs: Tensor, batch: Any) -> Any:
+        self.outputs = outputs
+        Event().wait(0.002)
+        return super().__call__(self.outputs, batch)
+
+
+def test_metrics_and_losses_are_not_mixed_and_no_batch_knows_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss = OnSelfLoss(131)
+    small = Small(tmp_path, losses={"own": (loss, 1.0)}, evaluation_size=131, evaluation_batch=8)
+    run = small.run(parts={"loss own": loss})
+    run.task._metrics.append(OnSelfMetric())
+    with_cores(monkeypatch, 1)
+    expected = bits(evaluate(run, "val"))
+    with_cores(monkeypatch, 3)
+    assert [bits(evaluate(run, "val")) for _ in range(2)] == [expected] * 2
+    assert loss.seen.sum() == 0
+    assert loss.heat == 1
+
+
+class Counting(PlainNet):
+    """Counts the batches that it sees in a buffer, in place."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.seen += 1
+        return super().forward(images)
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_an_evaluation_leaves_the_buffers_of_the_model_as_they_were(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Small(tmp_path, net=Counting, evaluation_size=131, evaluation_batch=8).run()
+    with_cores(monkeypatch, number)
+    evaluate(run, "val")
+    assert run.model.seen == 0
+
+
+def test_a_teacher_of_the_task_is_not_copied(tmp_path: Path) -> None:
+    task = Small(tmp_path).run().task
+    task.teacher = NormedNet()  # type: ignore[attr-defined]
+    _, copied = make_replicas(Replica(PlainNet(), task, [], {}), 2)
+    assert copied.task is not task
+    assert list(map(id, copied.task.teacher.parameters())) == list(map(id, task.teacher.parameters()))  # type: ignore[attr-defined]
+    task.teacher.register_forward_hook(lambda *_: None)  # type: ignore[attr-defined]
+    assert len(make_replicas(Replica(PlainNet(), task, [], {}), 2)) == 1

@@ -227,3 +227,20 @@ def test_micro_batches_may_be_handed_in_by_hand(tmp_path: Path) -> None:
     one = train_step(run, step_batch)
     two = train_step(other, StepBatch(0, 64, 2, copied))
     assert torch.equal(one.losses["loss"], two.losses["loss"])
+
+
+def test_a_step_that_was_set_on_the_optimizer_is_called(tmp_path: Path) -> None:
+    """As wrappers and torch's schedulers set it."""
+    run, called = Small(tmp_path, steps=2).run(), []
+    torch_step = run.optimizer.step
+
+    def own_step() -> None:
+        called.append(run.progress.step)
+        torch_step()
+
+    run.optimizer.step = own_step  # type: ignore[method-assign, assignment]
+    before = [parameter.clone() for parameter in run.optimized]
+    for step_batch in run.batches:
+        train_step(run, step_batch)
+    assert called == [0, 1]
+    assert not any(torch.equal(one, other) for one, other in zip(before, run.optimized, strict=True))

@@ -127,7 +127,7 @@ def _try_metrics(run: Run) -> list[str]:
     """The names of the metrics of each split, from its first samples."""
     import torch
 
-    from paceline.engine.evaluate import without_gradient
+    from paceline.engine.measured_batches import without_gradient
 
     names: dict[str, None] = {}
     run.model.eval()

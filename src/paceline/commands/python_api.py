@@ -15,6 +15,7 @@ from paceline.commands.run_lock import hold_lock
 from paceline.commands.train import train_in_directory
 from paceline.core.agreement import decide
 from paceline.core.errors import UsageError
+from paceline.core.generators import unchanged_generators
 from paceline.engine.run import Run
 from paceline.loggers.events import LoggerGroup, Record
 from paceline.loggers.jsonl import read_records
@@ -54,6 +55,7 @@ class TrainResult:
         return pd.json_normalize(self.history)
 
 
+@unchanged_generators()
 def train(run: Run, fresh: bool = False) -> TrainResult:
     """Train a run that `build` made, in its directory, as the command does: it continues what is there already.
 

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from paceline.checkpoint.reader import Checkpoint, open_checkpoint, step_folders
 from paceline.commands.run_directory import recipe_differences
 from paceline.core.agreement import decide, read_together
 from paceline.core.atomic_write import replace_file
-from paceline.core.errors import CheckpointError, DataError, TrainingError
+from paceline.core.errors import CheckpointError, DataError, RecipeError, TrainingError
 from paceline.core.regular_file import read_json
 from paceline.core.text import join_first
 from paceline.data.fingerprint import DataFingerprint, differences, fingerprint
@@ -22,11 +23,14 @@ from paceline.engine.state import check_state
 from paceline.engine.watchdog import EVALUATING, Heartbeat, read_beat
 from paceline.launch.environment import is_supervised, restart_count
 from paceline.launch.worker import report_exit
+from paceline.recipe.document import Document, Origin
+from paceline.recipe.validate import validate
 
 Fingerprints = Mapping[str, Mapping[str, Any]]
 """The fingerprint of each split, as saved in checkpoints."""
 _MAX_FAILURES = 3
 _MAX_IDS = 12
+_MAX_MESSAGE = 500
 
 
 def resume(
@@ -53,7 +57,8 @@ def resume(
 
 
 def _choose(run: Run, named: Path | None, is_first_start: bool) -> Checkpoint | None:
-    newest = run.store.newest(check_state)
+    check = partial(_check, run)
+    newest = run.store.newest(check)
     if named is None or (newest and not is_first_start):
         if newest is None and run.store.rejected:
             reasons = "\n  ".join(run.store.rejected)
@@ -63,13 +68,24 @@ def _choose(run: Run, named: Path | None, is_first_start: bool) -> Checkpoint | 
             )
         return newest
     checkpoint = open_checkpoint(named)
-    check_state(checkpoint)
+    check(checkpoint)
     if newest and newest.step > checkpoint.step:
         raise CheckpointError(
             f"{run.out} holds step {newest.step}, newer than step {checkpoint.step} of {named};"
             " nothing newer is overwritten: choose another directory with --out"
         )
     return checkpoint
+
+
+def _check(run: Run, checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError for a state that no run saves, its recipe included."""
+    check_state(checkpoint)
+    saved = checkpoint.state["recipe"]
+    if recipe_differences(saved, run.state.recipe):
+        try:
+            validate(Document(saved, values={(): Origin(f"{checkpoint.path}: state.json: recipe")}))
+        except RecipeError as error:
+            raise CheckpointError(error.problems[0][:_MAX_MESSAGE]) from error
 
 
 def check_place(run: Run) -> list[str]:

@@ -30,6 +30,8 @@ _PLACE = re.compile(r"data\.(train|val|test(\.[^.]+)?)\.(root|file|stratify)")
 # What a start that was cut short may leave before the run has a status; its lock may be empty, on a full disk.
 _BEGINNINGS = {".lock", "logs", "recipe.yaml", "metrics.jsonl", "tensorboard"}
 
+_MAX_VALUE = 200  # characters of a value in a message
+
 _PLAIN = re.compile(r"[A-Za-z/][\w./-]*")
 _NOT_STRINGS = {"true", "false", "null", "True", "False", "Null", "TRUE", "FALSE", "NULL"}
 
@@ -48,7 +50,8 @@ def recipe_differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]
         may_change = is_allowed or _PLACE.fullmatch(key)
         is_other_decoder = key == "data.loader" and "dali" in (old.get(key), new.get(key))
         if (not may_change or is_other_decoder) and old.get(key) != new.get(key):
-            lines.append(f"{key}: was {json.dumps(old.get(key))}, is {json.dumps(new.get(key))}")
+            was, now_is = (json.dumps(values.get(key))[:_MAX_VALUE] for values in (old, new))
+            lines.append(f"{key}: was {was}, is {now_is}")
     return lines
 
 

@@ -19,6 +19,7 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from paceline.core.errors import UsageError
+from paceline.core.generators import seed_generators
 from paceline.core.place import Place, read_place
 from paceline.core.text import pluralize
 
@@ -92,8 +93,8 @@ class World:
             dist.barrier()
 
     def seed(self, key: int) -> None:
-        """Restart the generators of this process, that of its device included."""
-        torch.default_generator.manual_seed(key)
+        """Restart the generators of this process: torch's, NumPy's, Python's and that of its device."""
+        seed_generators(key)
         if self.device.type == "cuda":
             torch.cuda.manual_seed_all(key)  # strategy dp computes on all of them
         elif self.device.type == "mps":

@@ -7,15 +7,15 @@ the arithmetic below, which is part of what makes runs repeatable: changing it c
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import RLock
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+
+from paceline.core.generators import seed_generators
 
 Words = NDArray[np.uint64]
 
@@ -104,11 +104,8 @@ os.register_at_fork(after_in_child=_renew)
 def seeded_generators(draw: float) -> Iterator[None]:
     """Surrounds code that draws from the generators of torch, NumPy or Python: what it draws follows from `draw` alone.
 
-    One thread at a time: these generators belong to the whole process. A training step seeds torch's itself.
+    One thread at a time: these generators belong to the whole process. A training step seeds them itself.
     """
-    seed = int(draw * _SEEDS)
     with _locks[0]:
-        torch.default_generator.manual_seed(seed)
-        np.random.seed(seed % 2**32)
-        random.seed(seed)
+        seed_generators(int(draw * _SEEDS))
         yield

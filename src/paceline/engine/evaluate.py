@@ -5,29 +5,26 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
-from queue import SimpleQueue
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.core.errors import DataError, Stopped, UsageError
-from paceline.core.process import num_cores, resume_gc
+from paceline.core.generators import unchanged_generators
+from paceline.core.process import resume_gc
 from paceline.core.text import join_first, pluralize
 from paceline.core.world import World
 from paceline.data.batch import Batch
-from paceline.data.loader import Request, explain_dead_workers, load
+from paceline.data.loader import explain_dead_workers
 from paceline.data.sampler import BatchSlice, evaluation_slices, rank_slices
-from paceline.data.skip_list import Skipped
+from paceline.engine.measured_batches import measure_batches, seed_batch
 from paceline.engine.predictions import GuardedWriter, NoPredictions, make_writer
-from paceline.engine.replicas import Replica, make_replicas
 from paceline.engine.run import EvaluationSet, Run
-from paceline.engine.stateful import unchanged_state
+from paceline.engine.stateful import unchanged_buffers, unchanged_state
 from paceline.engine.visualizer import Drawn, NoVisualizer, Visualizer
 from paceline.engine.watchdog import EVALUATING
 from paceline.loggers.events import EvaluationProgress, Snapshot
@@ -55,15 +52,6 @@ class Evaluation:
     """How many more samples the split has, which cannot be read."""
     problem: str | None = None
     """Why predictions could not be saved, or drawn."""
-
-
-class _MeasuredBatch(NamedTuple):
-    """A measured batch without its images, which would take most of the memory."""
-
-    ids: Tensor
-    skipped: Sequence[Skipped]
-    is_placeholder: bool
-    states: list[State]
 
 
 def evaluate(run: Run, split: str, prefix: str = "") -> Evaluation:
@@ -117,8 +105,8 @@ def collect_states(
     accumulators, ids = [StateAccumulator() for _ in metrics], []
     skipped: list[int] = []
     run.strategy.share_buffers()
-    with evaluation_mode(run, split_set.threads), explain_dead_workers():
-        batches = _measure_batches(run, split_set, metrics, own + slices[:1] * padding, writer, visualizer)
+    with evaluation_mode(run, split_set.threads), unchanged_buffers(run.model), explain_dead_workers():
+        batches = measure_batches(run, split_set, metrics, own + slices[:1] * padding, writer, visualizer)
         for number, measured in enumerate(until_stopped(run, split, batches, rounds)):
             run.heartbeat.beat(run.progress.step, EVALUATING)
             run.logger.tick(_snapshot(run, EvaluationProgress(split, number + 1, rounds)))
@@ -213,58 +201,8 @@ def _first_cuts(run: Run, batch: int) -> list[BatchSlice]:
 def _first_samples(run: Run, slices: list[BatchSlice]) -> Generator[Batch, None, None]:
     for cut in slices:
         fetched = run.train_loader.fetch(0, run.batches.order.at(0, cut.start, cut.stop))
+        seed_batch(run, cut)
         yield run.train_loader.transform_batch(fetched, 0, run.world.device)
-
-
-def _measure_batches(
-    run: Run,
-    split_set: EvaluationSet,
-    metrics: Sequence[Metric],
-    slices: list[BatchSlice],
-    writer: GuardedWriter | NoPredictions,
-    visualizer: Visualizer | NoVisualizer,
-) -> Generator[_MeasuredBatch, None, None]:
-    """Measure each batch, in order: on a CPU several at once, each in a thread with a replica, which also reads."""
-
-    def measure(fetched: Batch) -> _MeasuredBatch:
-        ids, batch = fetched.ids, split_set.loader.transform_batch(fetched, 0, run.world.device)
-        del fetched  # its images, of which the batch has normalized copies
-        model, task = replica = replicas.get()
-        try:
-            with without_gradient(run), run.precision.compute():
-                predictions = task.predict(model, batch)
-        finally:
-            replicas.put(replica)
-        with without_gradient(run), run.precision.compute():
-            states = [metric.update(predictions, batch) for metric in metrics]
-        if not batch.is_placeholder:
-            writer.save(batch, predictions)
-            visualizer.add(batch, predictions)
-        return _MeasuredBatch(ids, batch.skipped, batch.is_placeholder, states)
-
-    requests = [Request(0, np.arange(cut.start, cut.stop)) for cut in slices]
-    replicas: SimpleQueue[Replica] = SimpleQueue()
-    for each in make_replicas(run.model, run.task, _num_parallel(run, split_set)):
-        replicas.put(each)
-    parallel = replicas.qsize()
-    if parallel == 1:
-        yield from map(measure, load(split_set.loader, requests, split_set.num_workers))
-        return
-    with ThreadPoolExecutor(parallel) as pool:
-        yield from pool.map(lambda request: measure(split_set.loader.fetch(*request)), requests)
-
-
-def without_gradient(run: Run) -> AbstractContextManager[object]:
-    """Disable gradients inside, in the cheapest way that the strategy allows."""
-    # Sharded weights that are first put together in the inference mode could not be used outside of it.
-    return torch.no_grad() if run.strategy.passes == "equal" else torch.inference_mode()
-
-
-def _num_parallel(run: Run, split_set: EvaluationSet) -> int:
-    """The number of batches measured in parallel; threads per operation stay fixed, so results do not change."""
-    if run.world.device.type != "cpu" or split_set.num_workers or run.strategy.passes == "equal":
-        return 1
-    return max(1, num_cores() // run.world.local_size // split_set.threads)
 
 
 def check_ledger(world: World, ids: Sequence[Tensor], size: int) -> None:
@@ -287,12 +225,12 @@ def _merge_ranks(world: World, own: State) -> State:
 
 @contextmanager
 def evaluation_mode(run: Run, threads: int) -> Iterator[None]:
-    """Evaluation mode with a fixed number of threads per operation; both, and the state of losses, are restored."""
+    """Evaluation mode with a fixed number of threads per operation; they, generators and states are restored."""
     was_training, before = run.model.training, torch.get_num_threads()
     run.model.eval()
     torch.set_num_threads(threads)
     try:
-        with unchanged_state(run.state.parts):
+        with unchanged_generators(), unchanged_state(run.state.parts):
             yield
     finally:
         run.strategy.reshard()

@@ -44,6 +44,15 @@ class FiniteCheck:
         self._in_a_row = torch.zeros((), dtype=torch.int32, device=device)
         skip_on_inf(optimizer, self.found_inf)
 
+    def state_dict(self) -> dict[str, int]:
+        """How many of the last steps were skipped, when the host has read all norms."""
+        return {"in_a_row": self.in_a_row}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Continue to count, up to the limit of this policy: only a new step ends a run."""
+        self.in_a_row = min(state.get("in_a_row", 0), self.limit)
+        self._in_a_row.fill_(self.in_a_row)
+
     def decide(self, norm: Norm, overflowed: Tensor | None) -> bool:
         """Set `found_inf` to 1 where the optimizer must skip this step; `overflowed` if the loss scale is to blame.
 
@@ -67,15 +76,15 @@ class FiniteCheck:
         Raises TrainingError if the run must stop.
         """
         self.in_a_row += 1
-        what = f"the gradient of step {step + 1} is not finite (norm {norm:g}): {explain()}"
+        row = f", {self.in_a_row} steps in a row" if self.in_a_row > 1 else ""
+        what = f"the gradient of step {step + 1} is not finite (norm {norm:g}{row}): {explain()}"
         if self.in_a_row <= self.limit:
             warn(f"{what}; the step is skipped")
             return
-        row = f" {self.in_a_row} times in a row" if self.in_a_row > 1 else ""
         cure = "Try a lower optimizer.lr, warm-up, or train.clip_grad_norm"
         if step == 0:
             cure = "No update was made yet, so the cause is in the data, the model or the loss"
-        raise TrainingError(f"{what}{row}; the weights before it are kept. {cure}")
+        raise TrainingError(f"{what}; the weights before it are kept. {cure}")
 
 
 class HostFiniteCheck(FiniteCheck):
@@ -86,6 +95,10 @@ class HostFiniteCheck(FiniteCheck):
         self.found_inf = torch.zeros((), device=device)
         self._is_skipped = False
         self._num_skipped = 0
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Continue to count."""
+        self.in_a_row = self._num_skipped = min(state.get("in_a_row", 0), self.limit)
 
     def decide(self, norm: Norm, overflowed: Tensor | None) -> bool:
         """Whether the optimizer may step; `overflowed` if the loss scale is to blame."""

@@ -1,4 +1,4 @@
-"""Copies of a model and its task for threads that evaluate side by side: shared weights, everything else their own.
+"""Copies of a model, its task and metrics for threads that evaluate side by side: they share the weights alone.
 
 A forward pass may keep values on `self` or in a hook. Threads that called one model would mix up their batches.
 """
@@ -6,42 +6,57 @@ A forward pass may keep values on `self` or in a hook. Threads that called one m
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from types import FunctionType
 from typing import Any, NamedTuple
 
 from torch import nn
 
+from paceline.engine.stateful import Parts
+from paceline.metrics.metric import Metric
 from paceline.tasks.task import Task
 
 _STATELESS = {"paceline", "timm", "torch", "torchvision"}  # whose functions keep nothing between calls
 
 
 class Replica(NamedTuple):
-    """A model and its task, for one thread at a time."""
+    """What a thread evaluates with, for one thread at a time."""
 
     model: nn.Module
     task: Task
+    metrics: Sequence[Metric]
+    parts: Parts
 
 
-def make_replicas(model: nn.Module, task: Task, number: int) -> list[Replica]:
-    """The model with its task, and copies of both up to `number`; none if they would not be independent."""
-    replicas = [Replica(model, task)]
-    if number == 1 or model._compiled_call_impl is not None or any(map(_is_shared, _functions(model))):
+def make_replicas(original: Replica, number: int) -> list[Replica]:
+    """The original, and copies of it up to `number`; none if they would not be independent."""
+    replicas = [original]
+    if number == 1:
+        return replicas
+    modules = _modules(original)
+    if original.model._compiled_call_impl is not None or any(map(_is_shared, _functions(original.task, modules))):
         return replicas
     try:
         for _ in range(number - 1):
-            weights: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
-            replicas.append(copy.deepcopy(Replica(model, task), weights))
+            weights: dict[int, Any] = {id(each): each for module in modules for each in module.parameters()}
+            replicas.append(copy.deepcopy(original, weights))
     except Exception:  # noqa: BLE001 - an attribute that cannot be copied, such as an open file or a tensor of a graph
         return replicas[:1]
     return replicas
 
 
-def _functions(model: nn.Module) -> Iterator[Any]:
-    """The hooks of all modules, and what is set on a module itself, such as its `forward`."""
-    for module in model.modules():
+def _modules(original: Replica) -> list[nn.Module]:
+    """The model, and what else may have large weights: a teacher of the task, a network that a loss compares with."""
+    losses = getattr(original.task, "loss_functions", {}).values()
+    held = [value for each in (original.task, *losses) for value in getattr(each, "__dict__", {}).values()]
+    return [original.model, *(each for each in (original.task, *losses, *held) if isinstance(each, nn.Module))]
+
+
+def _functions(task: Task, modules: Sequence[nn.Module]) -> Iterator[Any]:
+    """The hooks of all modules, and what is set on the task or on a module itself, such as its `forward`."""
+    yield from getattr(task, "__dict__", {}).values()
+    for module in (each for top in modules for each in top.modules()):
         yield from (*module._forward_pre_hooks.values(), *module._forward_hooks.values(), *vars(module).values())
 
 

@@ -104,7 +104,6 @@ class Run:
     store: Store
     clip_gradients: Clip = field(default_factory=NoClip)
     freezing: Freezing = field(default_factory=lambda: Freezing(nn.Identity()))
-    finite_check: FiniteCheck = field(default_factory=FiniteCheck)
     explain_nonfinite: Callable[[Run, StepBatch], str] = lambda run, step_batch: "cause unknown"
     """Names the module and the samples behind a non-finite gradient."""
     buffer_backup: BufferBackup | NoBackup = field(default_factory=NoBackup)
@@ -151,6 +150,11 @@ class Run:
     def precision(self) -> Precision:
         """The precision that the model computes in."""
         return self.state.precision
+
+    @property
+    def finite_check(self) -> FiniteCheck:
+        """What decides about gradients that are not finite."""
+        return self.state.finite_check
 
     @property
     def averaging(self) -> Averaging:

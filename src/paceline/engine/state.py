@@ -18,6 +18,7 @@ from paceline.checkpoint.shards import TensorShard
 from paceline.checkpoint.state import Stateful, Tree, load_optimizer, optimizer_tree
 from paceline.core.errors import CheckpointError
 from paceline.core.intervals import Progress
+from paceline.engine.nonfinite import FiniteCheck
 from paceline.engine.precision.base import FullPrecision, Precision
 from paceline.engine.stateful import load_state
 from paceline.engine.strategies.single import SingleStrategy
@@ -54,6 +55,7 @@ class RunState:
     choices: Choices
     averaging: Averaging = field(default_factory=NoAveraging)
     precision: Precision = field(default_factory=FullPrecision)
+    finite_check: FiniteCheck = field(default_factory=FiniteCheck)
     parts: dict[str, Stateful] = field(default_factory=dict)
     """Losses, the task and whatever else remembers something, by name."""
     meters: Meters = field(default_factory=Meters)
@@ -77,6 +79,7 @@ class RunState:
             "optimizer": {**optimizer, "state": _map_tensors(optimizer["state"], self.strategy.part)},
             "averaging": _map_tensors(self.averaging.state_dict(), self.strategy.part),
             "precision": self.precision.state_dict(),
+            "finite_check": self.finite_check.state_dict(),
             "parts": {name: part.state_dict() for name, part in self.parts.items()},
             "meters": self.meters.state_dict(),
             "metrics": self.metrics,
@@ -108,6 +111,7 @@ class RunState:
         self.load_average(checkpoint)
         with explain_misfit("precision", checkpoint.path):
             self.precision.load_state_dict(state["precision"])
+        self.finite_check.load_state_dict(state.get("finite_check", {}))
         with explain_misfit("losses or task", checkpoint.path):
             load_state(self.parts, state.get("parts", {}))
         self.meters.load_state_dict(state["meters"])
@@ -231,6 +235,7 @@ class _State(_Saved):
     optimizer: _Optimizer
     averaging: _Average
     precision: dict[str, Any]
+    finite_check: dict[str, Count] = {}
     parts: dict[str, Any] = {}
     meters: dict[str, _Meter]
     metrics: dict[str, dict[str, Number | None]]

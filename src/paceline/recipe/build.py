@@ -20,6 +20,7 @@ from paceline.checkpoint.pretrained import is_pretrained_name
 from paceline.checkpoint.state import Stateful
 from paceline.checkpoint.store import Store
 from paceline.core.errors import CheckpointError, RecipeError, UsageError
+from paceline.core.generators import unchanged_generators
 from paceline.core.intervals import Progress, to_steps
 from paceline.core.world import World, join
 from paceline.data.batch import KeypointNames
@@ -77,6 +78,7 @@ from paceline.tasks.task import Task, check_task
 _MODEL_STREAM = 0x4D4F  # keeps the seed of the initial weights apart from those of the steps
 
 
+@unchanged_generators()
 def build(reference: str | Path, overrides: Mapping[str, Any] | None = None, out: str | Path | None = None) -> Run:
     """A run, ready for `train`, `train_step` or `evaluate`, from a recipe file or the name of a recipe that ships.
 
@@ -162,6 +164,7 @@ class Builder(BuildContext):
         check_expected(self, task)
         out = out or Path("runs") / self.recipe.name
         layout = self.recipe.train.channels_last
+        check_class = HostFiniteCheck if self.decides_on_host else FiniteCheck
         state = RunState(
             model=master_model,
             optimizer=optimizer,
@@ -170,10 +173,10 @@ class Builder(BuildContext):
             choices=Choices(threads, sampler.micro_batch_size, self.world.size, None if layout == "auto" else layout),
             averaging=make_averaging(self, progress),
             precision=precision,
+            finite_check=check_class(self.recipe.train.on_nonfinite),
             parts=self.parts,
             recipe=self.resolved(),
         )
-        check_class = HostFiniteCheck if self.decides_on_host else FiniteCheck
         return Run(
             name=self.recipe.name,
             out=out,
@@ -192,7 +195,6 @@ class Builder(BuildContext):
             freezing=freezing,
             lr_changes=LRChangeLog(self.recipe.logging.lr_change_ratio),
             buffer_backup=BufferBackup(model, self.parts) if may_continue(self) else NoBackup(),
-            finite_check=check_class(self.recipe.train.on_nonfinite),
             explain_nonfinite=explain_and_keep,
             visualize=self.recipe.logging.images,
             save_predictions=self.recipe.evaluate.save_predictions,

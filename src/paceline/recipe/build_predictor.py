@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from paceline.checkpoint.reader import Checkpoint
 from paceline.core.errors import CheckpointError, DataError, UsageError
+from paceline.core.generators import unchanged_generators
 from paceline.core.signatures import signature_of
 from paceline.data.datasets.image_folder import Placeholder, UnlabeledArrays, UnlabeledFiles, find_files
 from paceline.data.fingerprint import DataFingerprint
@@ -47,6 +48,7 @@ EXPORT = [
 _BLANK = 256  # pixels of the image that stands for the data while the model is built
 
 
+@unchanged_generators()
 def load(run_directory: str | Path, checkpoint: str | Path | None = None, average: bool = False) -> Predictor:
     """A trained run, ready for `predict`: its best checkpoint, or the one that is named."""
     named = None if checkpoint is None else Path(checkpoint)

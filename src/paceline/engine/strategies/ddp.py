@@ -14,8 +14,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.core.arguments import Positive
+from paceline.core.errors import TrainingError
 from paceline.core.registry import register
-from paceline.core.text import pluralize
+from paceline.core.text import join_first, pluralize
 from paceline.core.world import World
 from paceline.data.loader import MicroBatch, Passes, StepBatch
 from paceline.engine.stateful import share_state
@@ -72,6 +73,9 @@ class DDPStrategy(SingleStrategy):
         _compress(self.network, self._compression)
         self._is_warm = not self._needs_warm_up
         self._known = parameter_ids(self.model)
+        trainable = [(name, each) for name, each in self.model.named_parameters() if each.requires_grad]
+        self._expected = [] if self._options["static_graph"] or self._options["find_unused_parameters"] else trainable
+        """Parameters without whose gradients the reducer does not finish."""
 
     @contextmanager
     def accumulate(self, micro: MicroBatch, is_last: bool) -> Iterator[None]:
@@ -90,8 +94,9 @@ class DDPStrategy(SingleStrategy):
         return self.network.no_sync()
 
     def after_backward(self, step_batch: StepBatch) -> None:
-        """Gradients are all-reduced by now: check that the reducer knew all; share buffers and losses' state."""
+        """Gradients are all-reduced by now: check that the reducer got all; share buffers and losses' state."""
         refuse_changed_parameters(parameter_ids(self.model), self._known)
+        self._refuse_unused()
         if self._read_in_training:
             self._broadcast(self._read_in_training)
         share_state(self.parts, self._world)
@@ -103,6 +108,7 @@ class DDPStrategy(SingleStrategy):
         with self.unchanged():
             for _ in range(_WARM_UP_PASSES):
                 discarded_pass()
+                self._refuse_unused()
         for parameter in self.model.parameters():
             parameter.grad = None
         self._is_warm = True
@@ -115,6 +121,13 @@ class DDPStrategy(SingleStrategy):
         """One line for the start of a run."""
         compressed = "" if self._compression == "none" else f", gradients travel as {self._compression}"
         return f"ddp: {pluralize(self._world.size, 'process')}, each with the whole model{compressed}"
+
+    def _refuse_unused(self) -> None:
+        if unused := [name for name, parameter in self._expected if parameter.grad is None]:
+            raise TrainingError(
+                f"strategy ddp: the loss does not depend on {join_first(unused, 3)}, whose gradients it waits for;"
+                " freeze these parameters (model.freeze), or set train.strategy={name: ddp, find_unused: true}"
+            )
 
     def _broadcast(self, buffers: list[Tensor]) -> None:
         with torch.no_grad():

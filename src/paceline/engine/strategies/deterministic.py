@@ -34,6 +34,8 @@ class DeterministicStrategy(SingleStrategy):
         self._statistics = RunningStatistics(model, world)
         self._remembered = FirstState()
         self._nodes: dict[Node, Tensor] = {}
+        self._used: set[nn.Parameter] = set()
+        """Those that got a gradient in this step, on this rank."""
         self._known = parameter_ids(model)
         self._dtype = reduce(torch.promote_types, {parameter.dtype for parameter in model.parameters()})
 
@@ -45,6 +47,8 @@ class DeterministicStrategy(SingleStrategy):
             yield
         refuse_changed_parameters(parameter_ids(self.model), self._known)
         trainable = self._learning()
+        if counts:
+            self._used.update(parameter for parameter in trainable if parameter.grad is not None)
         leaf = torch.cat([_gradient(parameter).reshape(-1).to(self._dtype) for parameter in trainable])
         for parameter in trainable:
             parameter.grad = None
@@ -52,12 +56,15 @@ class DeterministicStrategy(SingleStrategy):
 
     def after_backward(self, step_batch: StepBatch) -> None:
         """Complete the tree: each rank for a part of the parameters, then all gather all parts."""
-        size = step_batch.num_micro_batches
+        size, trainable = step_batch.num_micro_batches, self._learning()
+        # Without any gradient it stays None: at a gradient of 0, weight decay and momentum would move the weights.
+        num_users = self._world.start_sum([float(parameter in self._used) for parameter in trainable])
         total = self._sum_over_ranks(size) if self._world.size > 1 else root(self._nodes, size)
-        self._nodes = {}
-        trainable = self._learning()
-        for parameter, part in zip(trainable, torch.split(total, [each.numel() for each in trainable]), strict=True):
-            parameter.grad = with_strides_of(part.view_as(parameter), parameter).to(parameter.dtype)
+        self._nodes, self._used = {}, set()
+        parts = torch.split(total, [each.numel() for each in trainable])
+        for parameter, part, is_used in zip(trainable, parts, num_users(), strict=True):
+            if is_used:
+                parameter.grad = with_strides_of(part.view_as(parameter), parameter).to(parameter.dtype)
         self._statistics.fold()
         self._remembered.finish(self.parts, self._world)
 
