@@ -50,6 +50,7 @@ class Trial:
     limit: int
     """Bytes of a device; a process on a CPU that takes far more fails."""
     steps: int = 3
+    evaluates: bool = True
 
     @classmethod
     def of(
@@ -130,7 +131,8 @@ def _measure(trial: Trial) -> Measured:
         limit_memory(trial.limit)
     world = join(checked.recipe.train.device)
     with world.together():
-        return measure_steps(checked, world, shape, trial.micro_batch_size, trial.num_micro_batches, trial.steps)
+        sizes = trial.micro_batch_size, trial.num_micro_batches
+        return measure_steps(checked, world, shape, *sizes, trial.steps, trial.evaluates)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

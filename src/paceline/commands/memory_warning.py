@@ -45,7 +45,7 @@ def memory_warning(run: Run, modules: Sequence[str], seconds: float = _SECONDS) 
         return []
     own, mebi = rows[0], 2**20
     text = (
-        f"memory: a step needs {own['total_bytes'] / mebi:,.0f} MiB of each device by the plan, which has"
+        f"memory: {own['phase']} needs {own['total_bytes'] / mebi:,.0f} MiB of each device by the plan, which has"
         f" {memory / mebi:,.0f} MiB: it will probably run out of memory; {_fitting(rows)}"
     )
     return [text]
@@ -98,15 +98,12 @@ def _plan(run: Run, modules: Sequence[str], memory: int, seconds: float) -> list
 
 
 def _fitting(rows: list[dict[str, Any]]) -> str:
-    """The first row that fits, else the largest micro-batch that does."""
+    """The first row that fits, else the one with the largest micro-batch that does, and what else it changes."""
     planned = [row for row in rows if "fits" in row]
-    own = planned[0]
-    for row in planned:
-        changed = [f"{key}={value}" for key, value in row["settings"].items() if value != own["settings"][key]]
-        if row["fits"]:
-            return f"this fits: {' '.join(changed)}"
-    best = max(planned, key=lambda row: int(row["largest_micro_batch"]))
-    if not best["largest_micro_batch"]:
+    possible = [row for row in planned if row["changes_to_fit"] is not None]
+    if not possible:
         return "no settings that were tried fit; `paceline plan` compares others"
-    changed = [f"{key}={value}" for key, value in best["settings"].items() if value != own["settings"][key]]
-    return f"this fits: {' '.join([*changed, 'train.micro_batch_size=' + str(best['largest_micro_batch'])])}"
+    best = max(possible, key=lambda row: (row["fits"], not row["fits"] and row["largest_micro_batch"]))
+    own = planned[0]["settings"]
+    changed = [f"{key}={value}" for key, value in best["settings"].items() if value != own[key]]
+    return f"this fits: {' '.join([*changed, *best['changes_to_fit']])}"

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.commands.common import print_json, progress_bar, recipe_file, use_modules
-from paceline.core.errors import PacelineError, RecipeError, UsageError
+from paceline.core.errors import PacelineError, UsageError
 from paceline.recipe.load import load
 from paceline.recipe.validate import CheckedRecipe, validate
 
@@ -45,7 +45,7 @@ def main(options: argparse.Namespace) -> int:
     report = Report(checked.recipe.name, device, results, speed)
     can_measure = options.measure and any(isinstance(each, Unrehearsed) for each in results)
     if not report.rows and not can_measure:
-        raise RecipeError(report.refused[0].reason)
+        raise report.refused[0].kind(report.refused[0].reason)
     if options.measure:
         _measure(report, grid, options.use)
     if options.png and report.rows:
@@ -69,7 +69,7 @@ def _print_notes(options: argparse.Namespace, batch_size: int, rows: Sequence[Ro
     if missing := next((row.missing for row in rows if row.missing), ""):
         print(
             f"the data is not here: images are taken to be {options.image} (--image), and classes, unless the recipe"
-            f" has model.num_classes, to be {options.classes} (--classes); {missing}"
+            f" says how many, to be {options.classes} (--classes); {missing}"
         )
 
 

@@ -118,7 +118,7 @@ def collect_states(
     skipped: list[int] = []
     run.strategy.share_buffers()
     with evaluation_mode(run, split_set.threads), explain_dead_workers():
-        batches = _measure_batches(run, split_set, metrics, own + slices[:1] * padding, writer, visualizer)
+        batches = measure_batches(run, split_set, metrics, own + slices[:1] * padding, writer, visualizer)
         for number, measured in enumerate(until_stopped(run, split, batches, rounds)):
             run.heartbeat.beat(run.progress.step, EVALUATING)
             run.logger.tick(_snapshot(run, EvaluationProgress(split, number + 1, rounds)))
@@ -217,7 +217,7 @@ def _first_samples(run: Run, slices: list[BatchSlice]) -> Generator[Batch, None,
         yield run.train_loader.transform_batch(fetched, 0, run.world.device)
 
 
-def _measure_batches(
+def measure_batches(
     run: Run,
     split_set: EvaluationSet,
     metrics: Sequence[Metric],
@@ -245,7 +245,7 @@ def _measure_batches(
 
     requests = [Request(0, np.arange(cut.start, cut.stop)) for cut in slices]
     replicas: SimpleQueue[Replica] = SimpleQueue()
-    for each in make_replicas(run.model, run.task, _num_parallel(run, split_set)):
+    for each in make_replicas(run.model, run.task, num_parallel(run, split_set)):
         replicas.put(each)
     parallel = replicas.qsize()
     if parallel == 1:
@@ -261,7 +261,7 @@ def without_gradient(run: Run) -> AbstractContextManager[object]:
     return torch.no_grad() if run.strategy.passes == "equal" else torch.inference_mode()
 
 
-def _num_parallel(run: Run, split_set: EvaluationSet) -> int:
+def num_parallel(run: Run, split_set: EvaluationSet) -> int:
     """The number of batches measured in parallel; threads per operation stay fixed, so results do not change."""
     if run.world.device.type != "cpu" or split_set.num_workers or run.strategy.passes == "equal":
         return 1
