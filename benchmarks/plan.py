@@ -138,7 +138,7 @@ def predict_and_measure(case: Case) -> tuple[int, Measured]:
     (row,) = plan_rows(grid, [{"procs": "1"}])
     if isinstance(row, Refused):
         raise TypeError(f"{case.name}: {row.reason}")
-    return row.memory.total, measure_row(replace(Trial.of(grid, row, []), steps=1))
+    return row.step.memory.total, measure_row(replace(Trial.of(grid, row, []), steps=1, evaluates=False))
 
 
 @contextmanager

@@ -51,7 +51,7 @@ def _predict(
 ) -> list[float]:
     """The MiB of each combination."""
     rows = plan_rows(Grid(recipe, overrides, limit), list(combinations(choices)))
-    return [row.memory.total / _MEBI for row in rows if isinstance(row, Row)]
+    return [row.step.memory.total / _MEBI for row in rows if isinstance(row, Row)]
 
 
 def _ratios(sizes: Sequence[float]) -> list[str]:

@@ -18,6 +18,7 @@ from torch import nn
 from paceline.commands.measure_row import LAUNCHED
 from paceline.core.process import free_memory
 from paceline.core.temporary import temporary_folder
+from paceline.engine.evaluate import num_parallel
 
 if TYPE_CHECKING:
     from paceline.engine.run import Run
@@ -27,10 +28,11 @@ _PER_VALUE = 400  # bytes of activations for each byte of the input: above what 
 _PER_OUTPUT = 32  # and for each byte that the first convolution makes of it, in wide networks
 _SECONDS = 120.0
 _FLOAT = 4
+_EVALUATED = 0.25  # of the activations of training, which backward passes need and evaluation frees
 
 
 def memory_warning(run: Run, modules: Sequence[str], seconds: float = _SECONDS) -> list[str]:
-    """What to tell the user if the plan says that a step needs more memory than the device has; else nothing.
+    """What to tell the user if the plan says that some phase needs more memory than the device has; else nothing.
 
     A run that obviously fits is not planned, so that it starts as fast as ever. Other processes wait meanwhile: a plan
     that takes more `seconds` is given up.
@@ -61,15 +63,16 @@ def _memory(run: Run) -> int:
 
 
 def _bound(run: Run) -> int | None:
-    """More bytes than nearly any step of this run needs; None if no sample can be read."""
+    """More bytes than nearly any step or evaluation of this run needs; None if no sample can be read."""
     weights = sum(parameter.nbytes for parameter in run.model.parameters())
     with suppress(Exception):  # what is wrong with a sample is explained where it is trained on
         loader = run.train_loader
         image = loader.dataset.read(0)["image"] if loader.in_memory else loader.fetch(0, np.arange(1))["image"]
         values, sampler = int(np.prod(image.shape)), run.batches.sampler
         samples = min(sampler.micro_batch_size, -(-sampler.batch // run.world.size))
+        evaluated = max((each.batch_size * num_parallel(run, each) for each in run.evaluations.values()), default=0)
         per_value = max(_PER_VALUE, round(_PER_OUTPUT * _widening(run.model)))
-        return _COPIES * weights + per_value * _FLOAT * values * samples
+        return _COPIES * weights + round(per_value * _FLOAT * values * max(samples, _EVALUATED * evaluated))
     return None
 
 
