@@ -41,3 +41,18 @@ def test_a_step_of_each_recipe_is_rehearsed(name: str) -> None:
         if checked.recipe.task.name != "detection":  # whose predictions depend on values
             rows, flops = model_table(rehearsal.run)
             assert rows[0]["flops"] == flops > 0
+
+
+@pytest.mark.usefixtures("_without_data")
+@pytest.mark.parametrize(
+    ("name", "evaluated"),
+    [
+        ("mae_fashion", []),  # takes images of 28 × 28 alone, and evaluates them as they are
+        ("fights", ["val"]),  # cuts more out of a video than the assumed one has
+        ("camvid", ["val", "test"]),
+    ],
+)
+def test_evaluation_is_rehearsed_unless_what_is_assumed_does_not_suit(name: str, evaluated: list[str]) -> None:
+    checked = Grid(name, [*_SMALL, "evaluate.batch_size=1"]).check({"procs": "1"})
+    with rehearse(checked, 1, _SHAPE) as rehearsal:
+        assert [each.split for each in rehearsal.evaluations(is_cpu=False)] == evaluated

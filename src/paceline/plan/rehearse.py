@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
+from paceline.core.errors import DataError
 from paceline.core.text import pluralize
 from paceline.core.world import World
 from paceline.data.batch import Batch, Sample
@@ -89,7 +90,12 @@ class Rehearsal:
             parallel = num_parallel(self.run, each) if is_cpu else 1
             size = automatic_batch_size(each.loader, is_cpu) if automatic else each.batch_size
             size = min(size, len(each.loader.dataset))
-            memory, batches = evaluation_memory(self.run, split, size, parallel, self._tracker, is_fake=True)
+            try:
+                memory, batches = evaluation_memory(self.run, split, size, parallel, self._tracker, is_fake=True)
+            except Exception:
+                if not self.missing:
+                    raise
+                continue  # a model may take images of the data's own size alone
             yield Evaluated(split, size, parallel, memory, batches)
 
     @property
@@ -142,9 +148,14 @@ def rehearse(
     builder = SurrogateBuilder(checked, world, shape)
     builder.decides_on_host = is_cpu
     loaders = make_split_loaders(builder)
-    # One to evaluate: those of a split may differ in size.
-    numbers = {split: min(_FIRST, len(loader.dataset)) if split == "train" else 1 for split, loader in loaders.items()}
-    examples = {split: loader.fetch(0, np.arange(numbers[split])) for split, loader in loaders.items()}
+    examples = {"train": loaders["train"].fetch(0, np.arange(min(_FIRST, len(loaders["train"].dataset))))}
+    for split in loaders.keys() - {"train"}:
+        try:
+            examples[split] = loaders[split].fetch(0, np.arange(1))  # one: those of a split may differ in size
+        except DataError:
+            if not builder.missing:
+                raise
+            examples[split] = examples["train"]  # what is assumed is too small, or of another kind
     with fake_tensors(rehearsed) as mode:
         tracker = MemoryTracker()
         with tracker:
