@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.report import Goal, Section
 from paceline.plan.devices import parse_device
-from paceline.plan.grid import Grid, Row, combinations, plan_rows
+from paceline.plan.grid import Grid, combinations, plan_rows
+from paceline.plan.rows import Row
 
 _MEBI = 2**20
 SETTINGS = {

@@ -7,8 +7,9 @@ import torch
 
 from paceline.core.world import World
 from paceline.data import synthetic
-from paceline.plan.grid import Grid, Row, plan_rows
+from paceline.plan.grid import Grid, plan_rows
 from paceline.plan.measure import measure_steps
+from paceline.plan.rows import Row
 from paceline.plan.surrogate import Shape
 from paceline.recipe.load import load
 from paceline.recipe.validate import validate

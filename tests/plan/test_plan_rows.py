@@ -9,9 +9,10 @@ from paceline.core import user_code
 from paceline.plan import grid as grid_module
 from paceline.plan import rehearse as rehearse_module
 from paceline.plan import steps as steps_module
-from paceline.plan.grid import Grid, Refused, Row, combinations, plan_rows, split_choices
+from paceline.plan.grid import Grid, combinations, plan_rows, split_choices
 from paceline.plan.growth import Growth, largest_micro_batch
 from paceline.plan.rehearse import rehearse
+from paceline.plan.rows import Refused, Row
 from paceline.recipe.load import load
 from paceline.recipe.validate import validate
 

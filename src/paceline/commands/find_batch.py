@@ -18,7 +18,7 @@ from paceline.core.text import pluralize
 
 if TYPE_CHECKING:
     from paceline.plan.devices import Device
-    from paceline.plan.grid import Row
+    from paceline.plan.rows import Row
 
 _SAFE = 0.8  # of a machine's free memory: other programs need some, and a process is more than its tensors
 _MOST_TRIALS = 6
@@ -41,7 +41,8 @@ def main(options: argparse.Namespace) -> int:
     if options.procs < 1:
         raise UsageError(f"--procs {options.procs}: expected 1 or more")
     shape, reference = read_shape(options), recipe_file(options.recipe)
-    from paceline.plan.grid import Grid, Refused, plan_rows
+    from paceline.plan.grid import Grid, plan_rows
+    from paceline.plan.rows import Refused
 
     device = read_device(options) or _device_at_hand(options.procs)
     grid = Grid(reference, options.overrides, device.memory, shape, device.is_cpu)

@@ -23,8 +23,9 @@ from paceline.recipe.load import load
 from paceline.recipe.validate import validate
 
 if TYPE_CHECKING:
-    from paceline.plan.grid import Grid, Row, Unrehearsed
+    from paceline.plan.grid import Grid
     from paceline.plan.measure import Measured
+    from paceline.plan.rows import Row, Unrehearsed
 
 LAUNCHED = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", LAUNCHER, RECORDS, RESTARTS}

@@ -17,7 +17,8 @@ from paceline.recipe.validate import CheckedRecipe, validate
 if TYPE_CHECKING:
     from paceline.commands.plan_report import Report
     from paceline.plan.devices import Device
-    from paceline.plan.grid import Grid, Row
+    from paceline.plan.grid import Grid
+    from paceline.plan.rows import Row
     from paceline.plan.surrogate import Shape
 
 
@@ -29,7 +30,8 @@ def main(options: argparse.Namespace) -> int:
     from paceline.commands.plan_report import Report
     from paceline.plan.devices import device_at_hand
     from paceline.plan.estimate import measure_loader
-    from paceline.plan.grid import Grid, Unrehearsed, combinations, plan_rows, split_choices
+    from paceline.plan.grid import Grid, combinations, plan_rows, split_choices
+    from paceline.plan.rows import Unrehearsed
 
     fixed, choices = split_choices(options.overrides)
     checked = validate(load(reference, fixed))
@@ -121,7 +123,7 @@ def default_choices(checked: CheckedRecipe, fixed: Sequence[str] = ()) -> dict[s
 def _measure(report: Report, grid: Grid, modules: list[str]) -> None:
     """Take real steps of each row that fits or that could not be rehearsed, one after the other."""
     from paceline.commands.measure_row import Trial, measure_row
-    from paceline.plan.grid import Row, Unrehearsed
+    from paceline.plan.rows import Row, Unrehearsed
 
     with progress_bar() as bar:
         task = bar.add_task("measure", total=len(report.results))

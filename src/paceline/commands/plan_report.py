@@ -13,9 +13,9 @@ from paceline.plan.communication import DEVICES_OF_A_MACHINE, LINK_EFFICIENCY, N
 from paceline.plan.cost import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY
 from paceline.plan.devices import Device, Speed
 from paceline.plan.estimate import Estimate, estimate
-from paceline.plan.grid import Refused, Row, Unrehearsed
 from paceline.plan.measure import Measured
 from paceline.plan.memory import CATEGORIES
+from paceline.plan.rows import Refused, Row, Unrehearsed
 from paceline.visualize.bars import draw_stacked_bars
 from paceline.visualize.image import save_png
 

@@ -13,7 +13,7 @@ from paceline.core.world import World
 from paceline.data.loader_profile import profile_loader
 from paceline.plan.communication import DEVICES_OF_A_MACHINE, communication_seconds
 from paceline.plan.devices import Speed
-from paceline.plan.grid import PlannedPhase, Row
+from paceline.plan.rows import PlannedPhase, Row
 from paceline.recipe.build import Builder
 from paceline.recipe.build_data import make_split_loader
 from paceline.recipe.validate import CheckedRecipe
