@@ -113,7 +113,7 @@ class Rehearsal:
     def step(self, micro_batch_size: int, micro_batches: int = 1) -> Memory:
         """What a step of micro-batches of this size takes at most; more than two take as much as two.
 
-        It is not the first one of its phase: with 91 optimizers that were tried, none took more where it made its state.
+        It is not the first of its phase: of 91 optimizers that were tried, none took more where it made its state.
         """
         number = min(2, micro_batches)
         held = [
