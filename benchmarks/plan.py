@@ -18,8 +18,9 @@ from benchmarks.report import Goal, Section
 from paceline.commands.measure_row import Trial, measure_row
 from paceline.core.process import num_cores
 from paceline.data import synthetic
-from paceline.plan.grid import Grid, Refused, plan_rows
+from paceline.plan.grid import Grid, plan_rows
 from paceline.plan.measure import Measured
+from paceline.plan.rows import Refused
 
 _MEBI = 2**20
 _SIDE_BY_SIDE = 4  # cases, at most: each takes some GiB
@@ -138,7 +139,7 @@ def predict_and_measure(case: Case) -> tuple[int, Measured]:
     (row,) = plan_rows(grid, [{"procs": "1"}])
     if isinstance(row, Refused):
         raise TypeError(f"{case.name}: {row.reason}")
-    return row.memory.total, measure_row(replace(Trial.of(grid, row, []), steps=1))
+    return row.step.memory.total, measure_row(replace(Trial.of(grid, row, []), steps=1, evaluates=False))
 
 
 @contextmanager

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.report import Goal, Section
 from paceline.plan.devices import parse_device
-from paceline.plan.grid import Grid, Row, combinations, plan_rows
+from paceline.plan.grid import Grid, combinations, plan_rows
+from paceline.plan.rows import Row
 
 _MEBI = 2**20
 SETTINGS = {
@@ -51,7 +52,7 @@ def _predict(
 ) -> list[float]:
     """The MiB of each combination."""
     rows = plan_rows(Grid(recipe, overrides, limit), list(combinations(choices)))
-    return [row.memory.total / _MEBI for row in rows if isinstance(row, Row)]
+    return [row.step.memory.total / _MEBI for row in rows if isinstance(row, Row)]
 
 
 def _ratios(sizes: Sequence[float]) -> list[str]:

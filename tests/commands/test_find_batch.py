@@ -9,6 +9,8 @@ import pytest
 from paceline.cli import main
 from paceline.commands.find_batch import Tried, try_sizes
 from paceline.commands.measure_row import OutOfMemoryError
+from paceline.core.registry import register
+from paceline.tasks.classification import Classification
 
 SMALL = ["model.widths=[4]", "train.channels_last=false"]
 
@@ -21,6 +23,31 @@ def test_two_processes_try_the_planned_micro_batch(capsys: pytest.CaptureFixture
     (trial,) = found["trials"]
     assert trial["fits"]
     assert 0.9 * limit < trial["tensor_bytes"] <= limit
+
+
+def test_the_largest_micro_batch_fits_after_unfreezing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Planned and tried in the phase that needs most; evaluation, whose batch is another, is reported beside it."""
+    words = [*SMALL, "model.widths=[32]", "model.freeze=[all_but_head]", "evaluate.batch_size=256", "--memory", "8MiB"]
+    words += ["model.unfreeze=[{match: ['*'], at_steps: 3}]", "--json"]
+    assert main(["find-batch", "quickstart", *words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["phase"].startswith("from step 3")
+    (trial,) = found["trials"]
+    assert trial["fits"]
+    assert trial["tensor_bytes"] > 0.8 * 8 * 2**20
+    assert 0 < found["largest_evaluation_batch"] < 256
+
+
+@pytest.mark.parametrize("command", ["plan", "find-batch"])
+def test_data_that_is_needed_and_missing_has_the_exit_code_of_data(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, own_names: None
+) -> None:
+    """Samples of a task of a user's cannot be assumed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PACELINE_DATA", raising=False)
+    register.task("own_task")(type("OwnTask", (Classification,), {}))
+    assert main([command, "image_folder", "task=own_task", "--memory", "1GiB"]) == 3
+    assert "image_folder.yaml" in capsys.readouterr().err
 
 
 def test_what_gets_no_memory_is_tried_smaller() -> None:

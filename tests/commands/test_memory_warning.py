@@ -48,3 +48,12 @@ def test_without_a_plan_nothing_is_said(run: Run, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "_memory", lambda run: 2**20)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     assert memory_warning(run) == []
+
+
+def test_the_phase_that_needs_most_is_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a name; at the start the head alone learns, and that would fit."""
+    frozen = {"model.freeze": ["all_but_head"], "model.unfreeze": [{"match": ["*"], "at_steps": 3}]}
+    monkeypatch.setattr(module, "_memory", lambda run: 20 * 2**20)
+    changes = {**SMALL, **frozen, "model.widths": [32], "evaluate.batch_size": 1}
+    (text,) = memory_warning(build("quickstart", changes, tmp_path))
+    assert "from step 3" in text

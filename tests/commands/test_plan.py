@@ -11,7 +11,7 @@ from paceline.cli import main
 from paceline.core.errors import UsageError
 from paceline.plan.devices import CUDA_CONTEXT, GIB, parse_device
 
-SMALL = ["model.widths=[4]", "data.batch_size=8"]
+SMALL = ["model.widths=[4]", "data.batch_size=8", "evaluate.batch_size=1"]
 
 
 def test_each_choice_is_a_row_with_its_parts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -27,6 +27,22 @@ def test_each_choice_is_a_row_with_its_parts(capsys: pytest.CaptureFixture[str])
         assert row["total_bytes"] == sum(row["bytes"].values())
         assert row["fits"]
         assert row["largest_micro_batch"] > 8
+
+
+def test_the_phase_that_needs_most_is_named_and_what_would_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "quickstart", "model.widths=[8]", "train.precision=fp32", "train.activation_checkpointing=none"]
+    words += ["model.freeze=[all_but_head]", "model.unfreeze=[{match: ['*'], at_epochs: 2}]", "data.batch_size=256"]
+    for evaluated, name in ((1, "from epoch 2, after unfreezing stages"), (4096, "evaluation of val")):
+        changed = [f"evaluate.batch_size={evaluated}", "--memory", "1MiB"]
+        assert main([*words, *changed, "--json"]) == 0
+        (row,) = json.loads(capsys.readouterr().out)["rows"]
+        assert row["phase"].startswith(name)
+        assert row["total_bytes"] == row["phases"][row["phase"]] == max(row["phases"].values())
+        assert not row["fits"]
+        assert main([*words, *changed, *row["changes_to_fit"], "--json"]) == 0
+        (fitting,) = json.loads(capsys.readouterr().out)["rows"]
+        assert fitting["fits"]
+        assert fitting["total_bytes"] > 0.9 * 2**20
 
 
 def test_what_does_not_fit_is_marked_and_what_would_is_named(capsys: pytest.CaptureFixture[str]) -> None:

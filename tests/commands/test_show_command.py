@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from paceline.cli import main
 from paceline.core.torchvision_ops import import_torchvision
@@ -35,6 +37,37 @@ def test_show_needs_no_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert found["model"]["flops_per_sample"] > 0
     assert found["batch"]["total_steps"] == 2 * found["batch"]["steps_per_epoch"]
     assert list(tmp_path.iterdir()) == []
+
+
+_TASKS = ("segmentation", "detection", "keypoints", "video")
+
+
+def shown_flops(capsys: pytest.CaptureFixture[str], *words: str) -> int:
+    assert main(["show", *words, "--json"]) == 0
+    found: int = json.loads(capsys.readouterr().out)["model"]["flops_per_sample"]
+    return found
+
+
+@pytest.mark.parametrize(
+    "name", ["segmentation_sample", "detection_sample", "keypoints_sample", "video_sample", "lspet"]
+)
+def test_show_computes_a_sample_of_every_task_without_its_data(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown_flops(capsys, name, "model.weights=null") > 10**7
+
+
+def test_flops_are_those_of_one_pass_of_the_plain_model(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also of a task that looks at an image several times."""
+    task = "task={name: segmentation, aux_weight: 0.5, flip: true, scales: [0.5, 1.0]}"
+    found = shown_flops(capsys, "fcn_resnet50", "model.weights=null", "data.train.transforms.2.size=96", task)
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        plain = import_torchvision().models.segmentation.fcn_resnet50(weights_backbone=None, aux_loss=True).eval()
+        plain(torch.empty(1, 3, 96, 96))
+    assert found == counter.get_total_flops()
+
+
+def test_flops_are_those_that_are_published(capsys: pytest.CaptureFixture[str]) -> None:
+    """R(2+1)D-18 by torchvision: 40.519 thousand million products of a clip of 16 × 112 × 112."""
+    assert shown_flops(capsys, "r2plus1d_18") == pytest.approx(2 * 40.519e9, rel=0.001)
 
 
 def test_show_needs_no_weights(capsys: pytest.CaptureFixture[str]) -> None:

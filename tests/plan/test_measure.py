@@ -7,8 +7,9 @@ import torch
 
 from paceline.core.world import World
 from paceline.data import synthetic
-from paceline.plan.grid import Grid, Row, plan_rows
+from paceline.plan.grid import Grid, plan_rows
 from paceline.plan.measure import measure_steps
+from paceline.plan.rows import Row
 from paceline.plan.surrogate import Shape
 from paceline.recipe.load import load
 from paceline.recipe.validate import validate
@@ -50,6 +51,9 @@ CASES = {
 }
 
 
+_NO_EVALUATION = ["data.val=null", "data.test=null"]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_plan_is_within_8_percent_of_a_real_step(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -58,11 +62,51 @@ def test_the_plan_is_within_8_percent_of_a_real_step(
         monkeypatch.chdir(tmp_path)
         Path("video_sample").mkdir()
         synthetic.write_video(Path("video_sample"), 4, 0)
-    fixed = [*CASES[name], "train.threads=1", "model.weights=null"]
+    fixed = [*CASES[name], "train.threads=1", "model.weights=null", *(_NO_EVALUATION if name != "video_sample" else [])]
     (row,) = plan_rows(Grid(name, fixed, shape=SHAPE), [{"procs": "1"}])
     assert isinstance(row, Row)
     found = measure_steps(
-        validate(load(name, fixed)), ALONE, SHAPE, row.micro_batch_size, row.num_micro_batches, steps=1
+        validate(load(name, fixed)), ALONE, SHAPE, row.micro_batch_size, row.num_micro_batches, 1, False
     )
-    assert row.memory.total == pytest.approx(found.tensor_bytes, rel=0.08)
+    assert row.step.memory.total == pytest.approx(found.tensor_bytes, rel=0.08)
     assert found.step_seconds > 0
+
+
+_PHASES = [
+    "model.widths=[32,64]",
+    "model.freeze=[all_but_head]",
+    "data.batch_size=16",
+    "train={steps: 9, epochs: null, threads: 1, channels_last: false}",
+    "schedule={warmup: none, warmup_epochs: null}",
+    "evaluate.batch_size=1",
+]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["optimizer={name: sgd, lr: 0.1, momentum: 0.9}"],
+        ["optimizer={name: adamw, lr: 0.001}", "train.precision=bf16"],
+        ["optimizer={name: adamw, lr: 0.001}", "train.activation_checkpointing=blocks", "train.averaging=ema"],
+    ],
+    ids=["sgd", "adamw bf16", "adamw checkpointing ema"],
+)
+def test_every_phase_is_planned_and_measured(changes: list[str]) -> None:
+    """Frozen, unfrozen in two stages, and evaluation: the largest is what real ones take, and it has a name."""
+    stages = "model.unfreeze=[{match: ['*.1.*'], at_steps: 3}, {match: ['*'], at_steps: 5}]"
+    for evaluated, more in ((False, []), (True, ["evaluate.batch_size=512"])):
+        fixed = [*_PHASES, stages, *changes, *more]
+        grid = Grid("quickstart", fixed)
+        (row,) = plan_rows(grid, [{"procs": "1"}])
+        assert isinstance(row, Row)
+        assert [phase.name.partition(",")[0] for phase in row.training] == [
+            "from the start",
+            "from step 3",
+            "from step 5",
+        ]
+        sizes = [phase.memory.total for phase in row.training]
+        assert sizes == sorted(sizes)
+        assert sizes[0] < sizes[1] < sizes[2]
+        assert row.phase is (row.evaluations[0] if evaluated else row.training[2])
+        found = measure_steps(validate(load("quickstart", fixed)), ALONE, SHAPE, 16, 1, steps=1, evaluates=evaluated)
+        assert row.memory.total == pytest.approx(found.tensor_bytes, rel=0.08)

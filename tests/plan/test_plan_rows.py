@@ -8,13 +8,15 @@ import pytest
 from paceline.core import user_code
 from paceline.plan import grid as grid_module
 from paceline.plan import rehearse as rehearse_module
-from paceline.plan.grid import Grid, Refused, Row, combinations, plan_rows, split_choices
+from paceline.plan import steps as steps_module
+from paceline.plan.grid import Grid, combinations, plan_rows, split_choices
 from paceline.plan.growth import Growth, largest_micro_batch
 from paceline.plan.rehearse import rehearse
+from paceline.plan.rows import Refused, Row
 from paceline.recipe.load import load
 from paceline.recipe.validate import validate
 
-SMALL = ["model.widths=[8,16]", "data.batch_size=32", "train.channels_last=false"]
+SMALL = ["model.widths=[8,16]", "data.batch_size=32", "train.channels_last=false", "evaluate.batch_size=1"]
 
 
 @pytest.fixture
@@ -94,10 +96,11 @@ def test_the_largest_micro_batch_of_a_model_that_goes_through_its_images_one_by_
 ) -> None:
     """Its steps have other moments for every size, so its memory grows by the peaks of two of them."""
     small = ["data.batch_size=2", "model.width=16", "data.train.transforms.1.size=[64,64]"]
+    small += ["evaluate.batch_size=1"]
     grid, settings = Grid("bccd", small), {"procs": "1"}
     with rehearse(grid.check(settings), 1, grid.shape) as rehearsal:
         limit = rehearsal.step(9).total
-    monkeypatch.setattr(grid_module, "_MANY", 3)
+    monkeypatch.setattr(steps_module, "_MANY", 3)
     (row,) = plan_rows(replace(grid, limit=limit), [settings])
     assert isinstance(row, Row)
     assert row.largest_micro_batch == 9
@@ -116,7 +119,7 @@ def test_shared_rehearsals_give_what_single_ones_give() -> None:
     together = planned(*settings)
     for row, each in zip(together, settings, strict=True):
         with rehearse(validate(load("quickstart", [*SMALL, "train.micro_batch_size=4"])), int(each["procs"])) as alone:
-            assert row.memory == alone.step(alone.micro_batch_size, alone.num_micro_batches)
+            assert row.step.memory == alone.step(alone.micro_batch_size, alone.num_micro_batches)
 
 
 def test_thousands_of_processes_are_arithmetic(rehearsals: list[int]) -> None:

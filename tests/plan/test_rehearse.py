@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from paceline.core.errors import DataError
+from paceline.core.registry import register
 from paceline.core.world import World
 from paceline.data.loader import MicroBatch, StepBatch
 from paceline.engine.step import train_step
@@ -20,6 +21,7 @@ from paceline.recipe.build import Builder
 from paceline.recipe.build_data import make_split_loaders
 from paceline.recipe.load import load
 from paceline.recipe.validate import CheckedRecipe, validate
+from paceline.tasks.classification import Classification
 
 SMALL = ["model.widths=[8,16]", "data.batch_size=32", "train.channels_last=false"]
 MIB = 2**20
@@ -138,8 +140,9 @@ def test_weights_that_are_sampled_until_they_fit_are_left_as_they_are() -> None:
         assert nn.init.trunc_normal_(torch.empty(3, 4), std=0.02).shape == (3, 4)
 
 
-def test_a_task_without_a_surrogate_asks_for_its_data() -> None:
-    with pytest.raises(DataError), rehearse(recipe("data.train.root=nowhere", name="video_sample")):
+def test_a_task_of_a_user_asks_for_its_data(own_names: None) -> None:
+    register.task("own_task")(type("OwnTask", (Classification,), {}))
+    with pytest.raises(DataError, match="own_task"), rehearse(recipe("task=own_task", name="image_folder")):
         pass
 
 

@@ -16,14 +16,6 @@ from paceline.recipe.validate import validate
 
 _SHAPE = Shape(64, 96, 11)  # as many classes as recipes have weights for
 _SMALL = ["data.batch_size=2", "train.micro_batch_size=2", "model.weights=null", "train.compile=false"]
-_FILES: dict[str, tuple[str, dict[str, Any]]] = {
-    "video": ("video_list", {"file": "video_sample/train.csv"}),
-    "keypoints": (
-        "coco",
-        {"root": "keypoints_sample", "annotations": "train.json", "keypoints": True, "per_object": True},
-    ),
-}
-"""Data sets that stand in for those of tasks whose samples are more than an image and its label."""
 
 
 class StandInBuilder(SurrogateBuilder):
@@ -37,13 +29,7 @@ class StandInBuilder(SurrogateBuilder):
         """Create an object by name; data sets are others."""
         if kind != "dataset":
             return super().call(kind, name, arguments, **supplied)
-        task = self.recipe.task.name
-        if task not in _FILES:
-            made: Any = SurrogateDataset(task, self._shape)
-            made.ignore_index = 255
-            return made
-        other, replaced = _FILES[task]
-        return super().call(kind, other, dict(replaced), **supplied)
+        return SurrogateDataset(self.recipe.task.name, self.shape, name, {"ignore_index": 255, **arguments})
 
 
 def first_step(recipe: str, mode: FakeCuda, out: Path) -> None:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from paceline.commands.common import print_json, recipe_file, use_modules
 from paceline.commands.measure_row import OutOfMemoryError, Trial, measure_row
 from paceline.commands.plan import read_device, read_shape
-from paceline.core.errors import RecipeError, UsageError
+from paceline.core.errors import UsageError
 from paceline.core.process import free_memory
 from paceline.core.text import pluralize
 
 if TYPE_CHECKING:
     from paceline.plan.devices import Device
-    from paceline.plan.grid import Row
+    from paceline.plan.rows import Row
 
 _SAFE = 0.8  # of a machine's free memory: other programs need some, and a process is more than its tensors
 _MOST_TRIALS = 6
@@ -41,14 +41,15 @@ def main(options: argparse.Namespace) -> int:
     if options.procs < 1:
         raise UsageError(f"--procs {options.procs}: expected 1 or more")
     shape, reference = read_shape(options), recipe_file(options.recipe)
-    from paceline.plan.grid import Grid, Refused, plan_rows
+    from paceline.plan.grid import Grid, plan_rows
+    from paceline.plan.rows import Refused
 
     device = read_device(options) or _device_at_hand(options.procs)
     grid = Grid(reference, options.overrides, device.memory, shape, device.is_cpu)
     with redirect_stdout(sys.stderr):  # what a model prints is no part of the answer
         (row,) = plan_rows(grid, [{"procs": str(options.procs)}])
     if isinstance(row, Refused):
-        raise RecipeError(row.reason)
+        raise row.kind(row.reason)
     planned = row.largest_micro_batch or 0
     reason = _why_not_tried(device.memory * options.procs, planned)
     if not options.json:
@@ -56,16 +57,19 @@ def main(options: argparse.Namespace) -> int:
 
     def take(size: int) -> int:
         print(f"trying {pluralize(size, 'sample')} …", file=sys.stderr, flush=True)
-        return measure_row(replace(Trial.of(grid, row, options.use, size), steps=1)).tensor_bytes
+        # Evaluation has a batch size of its own.
+        return measure_row(replace(Trial.of(grid, row, options.use, size), steps=1, evaluates=False)).tensor_bytes
 
     trials = [] if reason else try_sizes(planned, device.memory, take)
     largest = planned if reason else max((each.micro_batch_size for each in trials if each.fits), default=0)
     if options.json:
         answer: dict[str, Any] = {"largest_micro_batch": largest, "planned": planned, "not_tried": reason or None}
         answer |= {"device": device.name, "memory": device.memory, "processes": options.procs}
+        answer |= {"phase": row.step.name, "largest_evaluation_batch": row.largest_evaluation_batch}
         print_json({**answer, "trials": [vars(each) for each in trials]})
         return 0
     _print_result(row, trials, reason, largest)
+    _print_evaluation(row, device.memory)
     return 0
 
 
@@ -108,7 +112,7 @@ def try_sizes(planned: int, limit: int, take: Callable[[int], int]) -> list[Trie
 
 def _print_plan(device: Device, row: Row, planned: int) -> None:
     print(f"{device.name}: {device.memory / 2**20:,.0f} MiB for each of {pluralize(row.processes, 'process')}")
-    print(f"planned: a micro-batch of {pluralize(planned, 'sample')}", flush=True)
+    print(f"planned: a micro-batch of {pluralize(planned, 'sample')}; {row.step.name}", flush=True)
 
 
 def _print_result(row: Row, trials: list[Tried], reason: str, largest: int) -> None:
@@ -124,3 +128,12 @@ def _print_result(row: Row, trials: list[Tried], reason: str, largest: int) -> N
         print(f"the {pluralize(share, 'sample')} of a process's step fit at once; up to {largest:,} would")
     else:
         print(f"use train.micro_batch_size={largest}")
+
+
+def _print_evaluation(row: Row, limit: int) -> None:
+    """Print that evaluation needs more than there is, and with which batches it does not."""
+    needed = max((phase.memory.total for phase in row.evaluations), default=0)
+    if needed > limit:
+        largest = row.largest_evaluation_batch
+        advice = f"use evaluate.batch_size={largest}" if largest else "not even one sample fits"
+        print(f"evaluation needs {needed / 2**20:,.0f} MiB: {advice}")

@@ -21,8 +21,9 @@ from paceline.launch.launcher import Launch, launch
 from paceline.recipe.user_modules import read_checked
 
 if TYPE_CHECKING:
-    from paceline.plan.grid import Grid, Row, Unrehearsed
+    from paceline.plan.grid import Grid
     from paceline.plan.measure import Measured
+    from paceline.plan.rows import Row, Unrehearsed
 
 LAUNCHED = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", LAUNCHER, RECORDS, RESTARTS}
@@ -48,6 +49,7 @@ class Trial:
     limit: int
     """Bytes of a device; a process on a CPU that takes far more fails."""
     steps: int = 3
+    evaluates: bool = True
 
     @classmethod
     def of(
@@ -127,7 +129,8 @@ def _measure(trial: Trial) -> Measured:
         limit_memory(trial.limit)
     world = join(checked.recipe.train.device)
     with world.together():
-        return measure_steps(checked, world, shape, trial.micro_batch_size, trial.num_micro_batches, trial.steps)
+        sizes = trial.micro_batch_size, trial.num_micro_batches
+        return measure_steps(checked, world, shape, *sizes, trial.steps, trial.evaluates)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

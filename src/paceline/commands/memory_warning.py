@@ -17,6 +17,7 @@ from torch import nn
 from paceline.commands.measure_row import LAUNCHED
 from paceline.core.process import free_memory
 from paceline.core.temporary import temporary_folder
+from paceline.engine.measured_batches import num_parallel
 
 if TYPE_CHECKING:
     from paceline.engine.run import Run
@@ -26,10 +27,11 @@ _PER_VALUE = 400  # bytes of activations for each byte of the input: above what 
 _PER_OUTPUT = 32  # and for each byte that the first convolution makes of it, in wide networks
 _SECONDS = 120.0
 _FLOAT = 4
+_EVALUATED = 0.25  # of the activations of training, which backward passes need and evaluation frees
 
 
 def memory_warning(run: Run, seconds: float = _SECONDS) -> list[str]:
-    """What to tell the user if the plan says that a step needs more memory than the device has; else nothing.
+    """What to tell the user if the plan says that some phase needs more memory than the device has; else nothing.
 
     A run that obviously fits is not planned, so that it starts as fast as ever. Other processes wait meanwhile: a plan
     that takes more `seconds` is given up.
@@ -44,7 +46,7 @@ def memory_warning(run: Run, seconds: float = _SECONDS) -> list[str]:
         return []
     own, mebi = rows[0], 2**20
     text = (
-        f"memory: a step needs {own['total_bytes'] / mebi:,.0f} MiB of each device by the plan, which has"
+        f"memory: {own['phase']} needs {own['total_bytes'] / mebi:,.0f} MiB of each device by the plan, which has"
         f" {memory / mebi:,.0f} MiB: it will probably run out of memory; {_fitting(rows)}"
     )
     return [text]
@@ -60,15 +62,16 @@ def _memory(run: Run) -> int:
 
 
 def _bound(run: Run) -> int | None:
-    """More bytes than nearly any step of this run needs; None if no sample can be read."""
+    """More bytes than nearly any step or evaluation of this run needs; None if no sample can be read."""
     weights = sum(parameter.nbytes for parameter in run.model.parameters())
     with suppress(Exception):  # what is wrong with a sample is explained where it is trained on
         loader = run.train_loader
         image = loader.dataset.read(0)["image"] if loader.in_memory else loader.fetch(0, np.arange(1))["image"]
         values, sampler = int(np.prod(image.shape)), run.batches.sampler
         samples = min(sampler.micro_batch_size, -(-sampler.batch // run.world.size))
+        evaluated = max((each.batch_size * num_parallel(run, each) for each in run.evaluations.values()), default=0)
         per_value = max(_PER_VALUE, round(_PER_OUTPUT * _widening(run.model)))
-        return _COPIES * weights + per_value * _FLOAT * values * samples
+        return _COPIES * weights + round(per_value * _FLOAT * values * max(samples, _EVALUATED * evaluated))
     return None
 
 
@@ -96,15 +99,12 @@ def _plan(run: Run, memory: int, seconds: float) -> list[dict[str, Any]]:
 
 
 def _fitting(rows: list[dict[str, Any]]) -> str:
-    """The first row that fits, else the largest micro-batch that does."""
+    """The first row that fits, else the one with the largest micro-batch that does, and what else it changes."""
     planned = [row for row in rows if "fits" in row]
-    own = planned[0]
-    for row in planned:
-        changed = [f"{key}={value}" for key, value in row["settings"].items() if value != own["settings"][key]]
-        if row["fits"]:
-            return f"this fits: {' '.join(changed)}"
-    best = max(planned, key=lambda row: int(row["largest_micro_batch"]))
-    if not best["largest_micro_batch"]:
+    possible = [row for row in planned if row["changes_to_fit"] is not None]
+    if not possible:
         return "no settings that were tried fit; `paceline plan` compares others"
-    changed = [f"{key}={value}" for key, value in best["settings"].items() if value != own["settings"][key]]
-    return f"this fits: {' '.join([*changed, 'train.micro_batch_size=' + str(best['largest_micro_batch'])])}"
+    best = max(possible, key=lambda row: (row["fits"], not row["fits"] and row["largest_micro_batch"]))
+    own = planned[0]["settings"]
+    changed = [f"{key}={value}" for key, value in best["settings"].items() if value != own[key]]
+    return f"this fits: {' '.join([*changed, *best['changes_to_fit']])}"

@@ -10,14 +10,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.commands.common import print_json, progress_bar, recipe_file, use_modules
-from paceline.core.errors import PacelineError, RecipeError, UsageError
+from paceline.core.errors import PacelineError, UsageError
 from paceline.recipe.load import load
 from paceline.recipe.validate import CheckedRecipe, validate
 
 if TYPE_CHECKING:
     from paceline.commands.plan_report import Report
     from paceline.plan.devices import Device
-    from paceline.plan.grid import Grid, Row
+    from paceline.plan.grid import Grid
+    from paceline.plan.rows import Row
     from paceline.plan.surrogate import Shape
 
 
@@ -29,7 +30,8 @@ def main(options: argparse.Namespace) -> int:
     from paceline.commands.plan_report import Report
     from paceline.plan.devices import device_at_hand
     from paceline.plan.estimate import measure_loader
-    from paceline.plan.grid import Grid, Unrehearsed, combinations, plan_rows, split_choices
+    from paceline.plan.grid import Grid, combinations, plan_rows, split_choices
+    from paceline.plan.rows import Unrehearsed
 
     fixed, choices = split_choices(options.overrides)
     checked = validate(load(reference, fixed))
@@ -45,7 +47,7 @@ def main(options: argparse.Namespace) -> int:
     report = Report(checked.recipe.name, device, results, speed)
     can_measure = options.measure and any(isinstance(each, Unrehearsed) for each in results)
     if not report.rows and not can_measure:
-        raise RecipeError(report.refused[0].reason)
+        raise report.refused[0].kind(report.refused[0].reason)
     if options.measure:
         _measure(report, grid, options.use)
     if options.png and report.rows:
@@ -69,7 +71,7 @@ def _print_notes(options: argparse.Namespace, batch_size: int, rows: Sequence[Ro
     if missing := next((row.missing for row in rows if row.missing), ""):
         print(
             f"the data is not here: images are taken to be {options.image} (--image), and classes, unless the recipe"
-            f" has model.num_classes, to be {options.classes} (--classes); {missing}"
+            f" says how many, to be {options.classes} (--classes); {missing}"
         )
 
 
@@ -121,7 +123,7 @@ def default_choices(checked: CheckedRecipe, fixed: Sequence[str] = ()) -> dict[s
 def _measure(report: Report, grid: Grid, modules: list[str]) -> None:
     """Take real steps of each row that fits or that could not be rehearsed, one after the other."""
     from paceline.commands.measure_row import Trial, measure_row
-    from paceline.plan.grid import Row, Unrehearsed
+    from paceline.plan.rows import Row, Unrehearsed
 
     with progress_bar() as bar:
         task = bar.add_task("measure", total=len(report.results))

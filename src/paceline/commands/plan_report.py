@@ -13,9 +13,9 @@ from paceline.plan.communication import DEVICES_OF_A_MACHINE, LINK_EFFICIENCY, N
 from paceline.plan.cost import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY
 from paceline.plan.devices import Device, Speed
 from paceline.plan.estimate import Estimate, estimate
-from paceline.plan.grid import Refused, Row, Unrehearsed
 from paceline.plan.measure import Measured
 from paceline.plan.memory import CATEGORIES
+from paceline.plan.rows import Refused, Row, Unrehearsed
 from paceline.visualize.bars import draw_stacked_bars
 from paceline.visualize.image import save_png
 
@@ -103,18 +103,20 @@ class Report:
 
     def _print_memory(self) -> None:
         limit = self.device.memory
+        named = ["phase"] if any(row.phase.name != "training" for row in self.rows) else []
         whose, shared = ("process", ["all processes"]) if self._is_shared else ("device", [])
         print(
             f"memory of each {whose}, MiB of tensors; {self.device.name}: {_size(limit)} MiB"
             + ", which all processes of a row share" * self._is_shared
         )
         print_table(
-            [*self._header(), "memory", *shared, "fits", "largest", *CATEGORIES],
+            [*self._header(), "memory", *shared, "fits", "largest", *CATEGORIES, *named],
             [
                 [
                     *(*self._cells(row), _size(row.memory.total), *(_size(row.shared_bytes) for _ in shared)),
                     *("yes" if row.fits(limit) else "no", f"{row.largest_micro_batch:,}"),
                     *(_size(row.memory.parts[part]) for part in CATEGORIES),
+                    *(row.phase.name for _ in named),
                 ]
                 for row in self.rows
             ],
@@ -127,7 +129,7 @@ class Report:
         for row in self.rows:
             found = estimate(row, speed, self.samples_per_second)
             samples = row.micro_batch_size * row.num_micro_batches / max(found.step, found.communication or 0.0)
-            work = [_number(row.cost.flops / 1e9), _number(row.cost.bytes / 1e9)]
+            work = [_number(row.step.cost.flops / 1e9), _number(row.step.cost.bytes / 1e9)]
             times = [_milliseconds(found.step), _milliseconds(found.communication)]
             run = "–" if found.run is None else _duration(found.run)
             rows.append([*self._cells(row), *work, *times, _number(samples), run, found.bound])
@@ -182,12 +184,15 @@ class Report:
             "num_micro_batches": row.num_micro_batches,
             "bytes": dict(row.memory.parts),
             "total_bytes": row.memory.total,
+            "phase": row.phase.name,
+            "phases": {phase.name: phase.memory.total for phase in [*row.training, *row.evaluations]},
             "shared_bytes": row.shared_bytes,
             "fits": row.fits(self.device.memory),
             "largest_micro_batch": row.largest_micro_batch,
-            "flops": row.cost.flops,
-            "moved_bytes": row.cost.bytes,
-            "sent_bytes": row.sent_bytes,
+            "changes_to_fit": row.changes_to_fit(self.device.memory),
+            "flops": row.step.cost.flops,
+            "moved_bytes": row.step.cost.bytes,
+            "sent_bytes": row.step.sent_bytes,
             "estimated": None
             if times is None
             else {
@@ -204,18 +209,18 @@ def advice(rows: Sequence[Row], limit: int) -> list[str]:
     """What to change first when nothing fits; nothing if something does."""
     if not rows or any(row.fits(limit) for row in rows):
         return []
-    best = max(rows, key=lambda row: (row.largest_micro_batch or 0, -row.memory.total))
-    if best.largest_micro_batch:
+    possible = [(row, changes) for row in rows if (changes := row.changes_to_fit(limit)) is not None]
+    if possible:
+        best, changes = max(possible, key=lambda each: (each[0].largest_micro_batch or 0, -each[0].memory.total))
         is_chosen = len({row.processes for row in rows}) > 1
-        processes = [f"--procs {best.processes}"] * is_chosen
-        words = " ".join([*processes, *best.overrides, f"train.micro_batch_size={best.largest_micro_batch}"])
+        words = " ".join([*[f"--procs {best.processes}"] * is_chosen, *best.overrides, *changes])
         return [f"nothing fits as it is; this does: {words}"]
     least = min(rows, key=lambda row: row.memory.total)
     part = max(least.memory.parts, key=lambda each: least.memory.parts[each])
     hint = {
         "activations": "use smaller images", "temporaries": "use smaller images",
     }.get(part, "use train.strategy=fsdp with more processes, or a smaller model")  # fmt: skip
-    return [f"nothing fits, not even a micro-batch of one sample; {part} are the most: {hint}"]
+    return [f"nothing fits, not even batches of one sample; {part} are the most: {hint}"]
 
 
 def _size(number: int | None) -> str:

@@ -15,10 +15,10 @@ from paceline.core.text import join_first, pluralize
 from paceline.recipe.validate import CheckedRecipe
 
 if TYPE_CHECKING:
-    from paceline.data.batch import Sample
-    from paceline.data.split_loader import SplitLoader
+    from torch import nn
+
     from paceline.engine.run import Run
-    from paceline.recipe.build import Builder
+    from paceline.plan.surrogate import SurrogateBuilder
 
 _PLOTTED = 2000  # points of a curve; more cannot be seen
 _ASSUMED_STEPS, _ASSUMED_CLASSES = 100, 10  # of an epoch, and of the data, where there is none
@@ -38,19 +38,17 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def _build(checked: CheckedRecipe) -> tuple[Builder, Run, list[str]]:
+def _build(checked: CheckedRecipe) -> tuple[SurrogateBuilder, Run, list[str]]:
     """The run, and what it lacks: without its data it is built for data that is made up, without weights for random."""
-    from paceline.recipe.build import Builder
     from paceline.recipe.build_data import make_split_loaders
 
-    builder, missing = Builder(checked, trains=False), list[str]()
-    try:
-        loaders = make_split_loaders(builder)
-    except DataError as error:
-        loaders = {"train": _placeholder_loader(builder)}
-        data = loaders["train"].dataset
-        assumed = f"{pluralize(len(data), 'sample')}, {pluralize(len(data.classes), 'class')}, {data.channels} channels"
-        missing.append(f"{error}; this shows the recipe as if data.train had {assumed}")
+    builder, missing = _builder(checked), list[str]()
+    loaders = make_split_loaders(builder)
+    if builder.missing:
+        data, shape = loaders["train"].dataset, builder.shape
+        found = f"{pluralize(len(data), 'sample')}, {pluralize(len(data.classes), 'class')}, {data.channels} channels"
+        found += f", images of {shape.width}×{shape.height}"
+        missing.append(f"{builder.missing}; this shows the recipe as if data.train had {found}")
     out = Path("runs") / checked.recipe.name
     try:
         return builder, builder.run(out, loaders), missing
@@ -59,43 +57,23 @@ def _build(checked: CheckedRecipe) -> tuple[Builder, Run, list[str]]:
             raise
         missing.append(f"{error}; this shows the model with random weights")
     model = checked.recipe.model.model_copy(update={"weights": None})
-    builder = Builder(replace(checked, recipe=checked.recipe.model_copy(update={"model": model})), trains=False)
+    builder = _builder(replace(checked, recipe=checked.recipe.model_copy(update={"model": model})))
     run = builder.run(out, loaders)
     run.state.recipe["model"]["weights"] = checked.resolved()["model"]["weights"]
     return builder, run, missing
 
 
-def _placeholder_loader(builder: Builder) -> SplitLoader:
-    from paceline.recipe.build_data import add_transforms
+def _builder(checked: CheckedRecipe) -> SurrogateBuilder:
+    from paceline.core.world import join
+    from paceline.plan.surrogate import Shape, SurrogateBuilder
 
-    part = builder.recipe.data.train
-    arguments = part.model_extra or {}
-    known = 1 if arguments.get("binary") else len(arguments.get("classes") or ()) or _ASSUMED_CLASSES
-    number = builder.recipe.model.num_classes or known
-    dataset = PlaceholderDataset([str(each) for each in range(number)], _ASSUMED_STEPS * builder.recipe.data.batch_size)
-    return add_transforms(builder, "train", part, dataset, None)
+    world = join(checked.recipe.train.device, checked.locate("train.device"))
+    shape = Shape(num_classes=_ASSUMED_CLASSES, num_samples=_ASSUMED_STEPS * checked.recipe.data.batch_size)
+    return SurrogateBuilder(checked, world, shape, needs_known_task=False)
 
 
-class PlaceholderDataset:
-    """Stands for a data set that is not there: black images of the usual kind."""
-
-    channels = 3
-
-    def __init__(self, classes: list[str], size: int) -> None:
-        self.classes, self._size = classes, size
-
-    def __len__(self) -> int:
-        return self._size
-
-    def read(self, index: int) -> Sample:
-        """A black image, which a transform may crop or resize."""
-        import numpy as np
-
-        return {"image": np.zeros((256, 256, self.channels), np.uint8), "label": 0}
-
-
-def _as_json(run: Run, builder: Builder) -> dict[str, Any]:
-    rows, flops = model_table(run)
+def _as_json(run: Run, builder: SurrogateBuilder) -> dict[str, Any]:
+    rows, flops = model_table(run, builder.is_known_task)
     sampler, progress = run.batches.sampler, run.progress
     lr = run.scheduler.lr
     base = [lr(step) for step in range(progress.total_steps)]
@@ -120,23 +98,39 @@ def _as_json(run: Run, builder: Builder) -> dict[str, Any]:
     }
 
 
-def model_table(run: Run) -> tuple[list[dict[str, Any]], int]:
-    """Parameters and FLOPs per sample of the model and its modules down to level two; and the total FLOPs."""
+class _FirstCall(Exception):  # noqa: N818 - not an error
+    """Ends a prediction where it calls the model, with what it calls it with."""
+
+
+def _end_prediction(model: nn.Module, inputs: tuple[Any, ...]) -> None:
+    raise _FirstCall(*inputs)
+
+
+def model_table(run: Run, is_known_task: bool = True) -> tuple[list[dict[str, Any]], int]:
+    """Parameters, and FLOPs of a forward pass of one sample, of the model and its modules down to level two.
+
+    And the FLOPs of them all; 0 where the samples of a task are not known.
+    """
     import numpy as np
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
     counter = FlopCounterMode(display=False, depth=2)
     run.model.eval()
+    handle = run.model.register_forward_pre_hook(_end_prediction)
     try:
         batch = run.train_loader.transform_batch(run.train_loader.fetch(0, np.arange(1)), 0, run.world.device)
-        with torch.inference_mode(), counter:
+        with torch.inference_mode():
             run.task.predict(run.model, batch)
+    except _FirstCall as call:  # of several, where a task looks at an image flipped or at other scales
+        handle.remove()
+        with torch.inference_mode(), counter:
+            run.model(batch["image"], *call.args[1:])
     except Exception:
-        if not isinstance(
-            run.train_loader.dataset, PlaceholderDataset
-        ):  # which has no masks, boxes or videos: no FLOPs then
+        if is_known_task:
             raise
+    finally:
+        handle.remove()
     counts = {name: sum(by_kind.values()) for name, by_kind in counter.get_flop_counts().items()}
     root = type(run.model).__name__
     rows = []
@@ -168,11 +162,11 @@ def _groups(run: Run) -> list[dict[str, Any]]:
     return rows
 
 
-def _print(run: Run, builder: Builder) -> None:
+def _print(run: Run, builder: SurrogateBuilder) -> None:
     from paceline.commands.summary import derivation
     from paceline.visualize.curves import terminal_curve
 
-    rows, _ = model_table(run)
+    rows, _ = model_table(run, builder.is_known_task)
     print("\n".join(recipe_lines(run.state.recipe, builder.checked)))
     print()
     modules = [row for row in rows if row["parameters"] or row["flops"]]

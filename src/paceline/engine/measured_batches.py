@@ -52,7 +52,7 @@ def measure_batches(
     """
     original = Replica(run.model, run.task, metrics, run.state.parts)
     replicas: SimpleQueue[Replica] = SimpleQueue()
-    for each in make_replicas(original, _num_parallel(run, split_set)):
+    for each in make_replicas(original, num_parallel(run, split_set)):
         replicas.put(each)
     before, saved = copy_state(run.state.parts), set[int]()
 
@@ -105,7 +105,7 @@ def without_gradient(run: Run) -> AbstractContextManager[object]:
     return torch.no_grad() if run.strategy.passes == "equal" else torch.inference_mode()
 
 
-def _num_parallel(run: Run, split_set: EvaluationSet) -> int:
+def num_parallel(run: Run, split_set: EvaluationSet) -> int:
     """The number of batches measured in parallel; threads per operation stay fixed, so results do not change."""
     is_alone = split_set.num_workers or split_set.loader.uses_global_rng
     if run.world.device.type != "cpu" or is_alone or run.strategy.passes == "equal":

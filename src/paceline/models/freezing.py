@@ -100,20 +100,20 @@ class Freezing:
         count = sum(sizes[name] for name in self._initial)
         lines = [
             f"frozen: {count:,} of {sum(sizes.values()):,} parameters "
-            f"({len(self._initial)} of {len(sizes)} tensors): {self._modules(self._initial)}"
+            f"({len(self._initial)} of {len(sizes)} tensors): {self.modules(self._initial)}"
         ]
         for step in self.unfreeze_steps:
             names = self.due(step)
             count = sum(sizes[name] for name in names)
             tensors = pluralize(len(names), "tensor")
-            lines.append(f"unfrozen at step {step}: {count:,} of them ({tensors}): {self._modules(names)}")
+            lines.append(f"unfrozen at step {step}: {count:,} of them ({tensors}): {self.modules(names)}")
         return lines
 
     def describe_unfrozen(self, step: int) -> str:
         """What begins to learn with this step, in a line for a reader."""
         names = self.due(step)
         freed = sum(self.model.get_parameter(name).numel() for name in names)
-        return f"unfrozen at step {step}: {pluralize(freed, 'parameter')} begin to learn: {self._modules(names)}"
+        return f"unfrozen at step {step}: {pluralize(freed, 'parameter')} begin to learn: {self.modules(names)}"
 
     def _select(self, what: str, patterns: Iterable[str]) -> set[str]:
         """First names of the parameters that any pattern selects."""
@@ -146,7 +146,7 @@ class Freezing:
                 raise ValueError(f"unfreeze {pattern!r} at step {step}: it matches nothing that is still frozen")
             known.update(dict.fromkeys(frozen, step))
 
-    def _modules(self, names: Iterable[str]) -> str:
+    def modules(self, names: Iterable[str]) -> str:
         """The largest modules that consist of these parameters, and the parameters outside of such modules."""
         selected = set(names)
         inside = Counter(prefix for name in self._first_name for prefix in _prefixes(name))

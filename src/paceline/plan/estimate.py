@@ -13,7 +13,7 @@ from paceline.core.world import World
 from paceline.data.loader_profile import profile_loader
 from paceline.plan.communication import DEVICES_OF_A_MACHINE, communication_seconds
 from paceline.plan.devices import Speed
-from paceline.plan.grid import Row
+from paceline.plan.rows import PlannedPhase, Row
 from paceline.recipe.build import Builder
 from paceline.recipe.build_data import make_split_loader
 from paceline.recipe.validate import CheckedRecipe
@@ -44,13 +44,22 @@ class Estimate(NamedTuple):
 
 
 def estimate(row: Row, speed: Speed, samples_per_second: float | None) -> Estimate:
-    """The time of a row on a device of this speed, whose machine loads so many samples a second."""
-    step = row.num_sharing * row.cost.seconds(speed, is_tf32=row.precision == "tf32")  # they share its cores too
+    """The time of a row on a device of this speed, whose machine loads so many samples a second.
+
+    A step is one of the phase whose steps need most memory; a run has those of all phases.
+    """
     samples = row.micro_batch_size * row.num_micro_batches * min(row.processes, DEVICES_OF_A_MACHINE)
     loading = None if samples_per_second is None else samples / samples_per_second
-    sending = None if row.sent_bytes is None else communication_seconds(row.sent_bytes, row.processes, speed)
-    slowest = max(step, sending or 0.0, loading or 0.0)
-    return Estimate(step, sending, loading, None if row.num_steps is None else row.num_steps * slowest)
+    times = {phase.name: _phase_seconds(row, phase, speed) for phase in row.training}
+    slowest = (phase.share * max(seconds or 0.0 for seconds in (*times[phase.name], loading)) for phase in row.training)
+    step, sending = times[row.step.name]
+    return Estimate(step, sending, loading, None if row.num_steps is None else row.num_steps * sum(slowest))
+
+
+def _phase_seconds(row: Row, phase: PlannedPhase, speed: Speed) -> tuple[float, float | None]:
+    """How long a step of a phase takes to compute, and what it sends to send."""
+    step = row.num_sharing * phase.cost.seconds(speed, is_tf32=row.precision == "tf32")  # they share its cores too
+    return step, None if phase.sent_bytes is None else communication_seconds(phase.sent_bytes, row.processes, speed)
 
 
 def measure_loader(checked: CheckedRecipe) -> float | None:

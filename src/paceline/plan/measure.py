@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import resource
 import statistics
@@ -20,9 +19,12 @@ from paceline.core.world import World
 from paceline.data.batch import Batch
 from paceline.data.loader import MicroBatch, StepBatch
 from paceline.data.split_loader import SplitLoader
+from paceline.engine.measured_batches import num_parallel
 from paceline.engine.run import Run
 from paceline.engine.step import train_step
+from paceline.optim.averaging import WeightAverage
 from paceline.plan.memory import MemoryTracker
+from paceline.plan.phases import begin, evaluation_memory, measure_together, training_phases
 from paceline.plan.surrogate import Shape, SurrogateBuilder, largest_draw
 from paceline.recipe.build_data import make_split_loaders
 from paceline.recipe.validate import CheckedRecipe
@@ -44,12 +46,19 @@ class Measured(NamedTuple):
 
 
 def measure_steps(
-    checked: CheckedRecipe, world: World, shape: Shape, micro_batch_size: int, micro_batches: int, steps: int = 3
+    checked: CheckedRecipe,
+    world: World,
+    shape: Shape,
+    micro_batch_size: int,
+    micro_batches: int,
+    steps: int = 3,
+    evaluates: bool = True,
 ) -> Measured:
-    """Take real steps on batches of this size, and measure them.
+    """Take real steps on batches of this size in each phase of the run, evaluate some batches, and measure both.
 
-    The first one makes what stays from step to step. The second one is counted, the others are timed. Those that are
-    skipped, while the loss scale of fp16 falls to one that does not overflow, do not count.
+    Of a phase, the first step makes what stays from step to step, and the second one is counted; in the last phase,
+    others are timed. Those that are skipped, while the loss scale of fp16 falls to one that does not overflow, do not
+    count.
     """
     builder = SurrogateBuilder(checked, world, shape)
     loaders = make_split_loaders(builder)
@@ -64,30 +73,56 @@ def measure_steps(
         return_freed_memory()  # a run keeps some: what is counted is what it needs
         run.state.choices.channels_last = run.state.choices.channels_last or False
         run.freezing.train_mode(run.model)
-        updates: list[object] = []
-        run.optimizer.register_step_post_hook(lambda *_: updates.append(None))
-        numbers = itertools.count()
-        with tracker.watch(run.model, run.optimizer):
-            for step in itertools.islice(numbers, _MOST_SKIPPED + 2):
-                tracker.reset_peak()
-                _take_step(run, batch, step, micro_batches, tracker)
-                if len(updates) == 2:
-                    break
+        if isinstance(run.averaging, WeightAverage):
+            run.averaging.start_step, run.averaging.every_steps = 0, 1
+        peaks = []
+        for phase in training_phases(run):
+            begin(run, phase)
+            _take_counted_step(run, batch, micro_batches, tracker)
+            peaks.append(tracker.peak.total)
+        peaks += _evaluate(run, tracker) if evaluates else ()
     grown = _growth(world.device, before)
     keep_freed_memory()
-    seconds = [_take_step(run, batch, step, micro_batches) for step in itertools.islice(numbers, steps)]
-    return Measured(tracker.peak.total, grown, statistics.median(seconds))
+    seconds = [_take_step(run, batch, micro_batches) for _ in range(steps)]
+    return Measured(max(peaks), grown, statistics.median(seconds))
 
 
-def _take_step(run: Run, batch: Batch, step: int, number: int, tracker: MemoryTracker | None = None) -> float:
-    """The seconds of a step."""
+def _take_counted_step(run: Run, batch: Batch, micro_batches: int, tracker: MemoryTracker) -> None:
+    """Take steps until two changed the weights; the tracker then has the peak of the second."""
+    updates: list[object] = []
+    handle = run.optimizer.register_step_post_hook(lambda *_: updates.append(None))
+    with tracker.watch(run.model, run.optimizer):
+        for _ in range(_MOST_SKIPPED + 2):
+            tracker.reset_peak()
+            _take_step(run, batch, micro_batches, tracker)
+            if len(updates) == 2:
+                break
+    handle.remove()
+
+
+def _evaluate(run: Run, tracker: MemoryTracker) -> list[int]:
+    """The bytes of evaluating each split: as many batches at once as a run has, as far as resident memory goes."""
+    peaks = []
+    for split, each in run.evaluations.items():
+        parallel, size = num_parallel(run, each), min(each.batch_size, len(each.loader.dataset))
+        some = each.loader.fetch(0, np.arange(1))
+        each.loader.fetch = lambda epoch, ids, some=some: _repeat(some, len(ids))  # type: ignore[method-assign,misc]
+        memory, _ = evaluation_memory(run, split, size, parallel, tracker, is_fake=False)
+        peaks.append(memory.total)
+        if parallel > 1:  # threads, whose tensors are not tracked
+            measure_together(run, split, size, parallel)
+    return peaks
+
+
+def _take_step(run: Run, batch: Batch, number: int, tracker: MemoryTracker | None = None) -> float:
+    """The seconds of a step; all have one number, so that none begins a phase."""
     first, world = run.world.rank * number, run.world.size
-    held = [MicroBatch(step, first + index, 0, Batch(batch)) for index in range(number)]
+    held = [MicroBatch(0, first + index, 0, Batch(batch)) for index in range(number)]
     if tracker:
         tracker.add(batch.values(), "activations")
     _wait(run.world.device)
     begin = time.perf_counter()
-    train_step(run, StepBatch(step, number * world * batch.size, number * world, held))
+    train_step(run, StepBatch(0, number * world * batch.size, number * world, held))
     _wait(run.world.device)
     return time.perf_counter() - begin
 
