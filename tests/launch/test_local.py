@@ -40,6 +40,21 @@ def test_threads_that_the_user_has_set_are_kept(tmp_path: Path) -> None:
     assert notes(tmp_path, 1) == ["7"]
 
 
+def test_a_program_that_launches_keeps_its_environment(tmp_path: Path) -> None:
+    write_worker(tmp_path, "def body(): return 0")
+    code = (
+        "import os, sys; from paceline.launch.launcher import Launch, launch; import torch.distributed.elastic.agent;"
+        "from paceline.core.process import forget_spinning; forget_spinning(); before = dict(os.environ);"
+        "code = launch([sys.executable, 'worker.py'], Launch(2));"
+        "print(code, sorted(name for name in before.keys() | os.environ if before.get(name) != os.environ.get(name)))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=TIMEOUT, check=True
+    )
+    assert done.stdout == "0 []\n"
+
+
 def test_words_reach_the_processes_as_they_are(tmp_path: Path) -> None:
     write_worker(tmp_path, "def body(): return note(sys.argv[1:]) or 0")
     words = ["a b", "$HOME", "$$", "${local_rank}", "x=*"]
