@@ -17,7 +17,8 @@ from typing import Any
 
 from paceline.core.errors import Stopped
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+# All that schedulers send before they end a job.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 
 Handler = Callable[[int, FrameType | None], Any]
 
