@@ -55,6 +55,12 @@ def paceline_command(contest: Contest) -> None:
         raise RuntimeError(f"paceline train ended with {code}")
 
 
+def paceline_script(contest: Contest) -> None:
+    """`paceline.train()` in a script on a terminal: what the command does, started from Python."""
+    with on_terminal():
+        paceline.train(paceline.build(_recipe(contest), out=contest.folder / "script"), fresh=True)
+
+
 def paceline_own_loop(contest: Contest) -> None:
     """A loop of one's own around `paceline.train_step`: exact batches and checks, but nobody looks on."""
     run = paceline.build(_recipe(contest), out=contest.folder / "own")

@@ -20,6 +20,7 @@ _CONTESTANTS = {
     _BY_HAND: "contestants:hand_written",
     _CHECKED: "contestants:hand_written_checked",
     _OURS: "contestants:paceline_command",
+    "script, paceline.train()": "contestants:paceline_script",
     "own loop, paceline.train_step": "contestants:paceline_own_loop",
     "own loop, Lightning Fabric": "peers:lightning_fabric",
     "own loop, Accelerate": "peers:accelerate",

@@ -26,7 +26,9 @@ for name in filter(_ODD.fullmatch, list(os.environ)):
     del os.environ[name]
 
 # A shell that starts the tests in the background, or nohup, has them ignore these, and so would all that they start.
-_HANDLERS = dict.fromkeys((signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1), signal.SIG_DFL)
+_HANDLERS = dict.fromkeys(
+    (signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU), signal.SIG_DFL
+)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 for number, handler in _HANDLERS.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -12,9 +13,13 @@ from typing import Any
 
 import pytest
 import yaml
+from waiting import TIMEOUT
 
 import paceline
 from paceline.cli import _parse, main
+from paceline.core.errors import CheckpointError, DataError, RecipeError, Stopped, UsageError
+from paceline.launch.launcher import Launch, read_plan
+from paceline.launch.network import Endpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 DEPLOY = ROOT / "deploy"
@@ -62,20 +67,76 @@ def test_the_slurm_command_writes_a_script_that_is_well_formed(tmp_path: Path, m
     assert all(not line or line.startswith("#") for line in lines[: last + 1])  # else Slurm ignores them
 
 
-def test_the_kubernetes_job_has_what_the_operator_asks_for() -> None:
-    job = yaml.safe_load((DEPLOY / "kubernetes.yaml").read_text(encoding="utf-8"))
-    assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
-    replicas = job["spec"]["pytorchReplicaSpecs"]
-    assert set(replicas) == {"Master", "Worker"}
-    assert replicas["Master"]["replicas"] == 1
-    for replica in replicas.values():
-        pod = replica["template"]["spec"]
-        (container,) = pod["containers"]
-        assert container["name"] == "pytorch"
-        assert str(container["resources"]["limits"]["nvidia.com/gpu"]) == job["spec"]["nprocPerNode"]
-        assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
-        words = container["args"][container["args"].index("paceline") + 1 :]
-        assert _parse(words).command == "train"
+def documents(name: str) -> dict[str, dict[str, Any]]:
+    """The objects of a file of Kubernetes, by kind."""
+    return {each["kind"]: each for each in yaml.safe_load_all((DEPLOY / name).read_text(encoding="utf-8"))}
+
+
+def launched(job: dict[str, Any], folder: Path, **variables: str) -> Launch:
+    """What a pod of the job launches: its shell runs, with a `paceline` that writes down its arguments."""
+    (container,) = job["template"]["spec"]["containers"]
+    for name, line in {"getent": "echo $2 > host", "paceline": 'printf "%s\\n" "$@" > words'}.items():
+        (folder / name).write_text(f"#!/bin/sh\n{line}\n")
+        (folder / name).chmod(0o755)
+    command = [*container["command"], *container["args"]]
+    path = f"{folder}:{os.environ['PATH']}"
+    subprocess.run(command, cwd=folder, env={"PATH": path, **variables}, check=True, timeout=TIMEOUT)
+    options = _parse((folder / "words").read_text().splitlines())
+    assert options.command == "train"
+    plan = read_plan(options, 1)
+    assert plan.rendezvous is not None
+    assert (folder / "host").read_text().strip() == plan.rendezvous.host  # known before the launcher looks it up
+    assert plan.processes == container["resources"]["limits"]["nvidia.com/gpu"]
+    return plan
+
+
+def check_job(job: dict[str, Any]) -> None:
+    """A stopped run resumes without limit, a mistake ends the job, and all that is mounted is there."""
+    pod = job["template"]["spec"]
+    (container,) = pod["containers"]
+    assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
+    assert pod["restartPolicy"] == "Never"  # podFailurePolicy allows no other
+    codes = [
+        (rule["action"], rule["onExitCodes"]["values"])
+        for rule in job["podFailurePolicy"]["rules"]
+        if "onExitCodes" in rule
+    ]
+    mistakes = sorted({error.exit_code for error in (UsageError, RecipeError, DataError, CheckpointError)})
+    assert codes == [("FailJob", mistakes), ("Ignore", [Stopped.exit_code])]
+
+
+def test_the_kubernetes_job_starts_the_launcher_of_every_pod(tmp_path: Path) -> None:
+    found = documents("kubernetes.yaml")
+    service, job = found["Service"], found["Job"]
+    assert (job["apiVersion"], service["apiVersion"]) == ("batch/v1", "v1")
+    spec, name = job["spec"], job["metadata"]["name"]
+    check_job(spec)
+    plan = launched(spec, tmp_path)
+    assert spec["completionMode"] == "Indexed"
+    assert spec["completions"] == spec["parallelism"] == plan.min_nodes == plan.max_nodes
+    assert plan.rendezvous == Endpoint(f"{name}-0.{service['metadata']['name']}", 29400)
+    assert spec["template"]["spec"]["subdomain"] == service["metadata"]["name"]
+    assert (service["spec"]["clusterIP"], service["spec"]["selector"]) == ("None", {"job-name": name})
+
+
+def test_the_train_job_has_what_the_operator_looks_for(tmp_path: Path) -> None:
+    found = documents("trainjob.yaml")
+    runtime, job = found["TrainingRuntime"], found["TrainJob"]
+    assert runtime["apiVersion"] == job["apiVersion"] == "trainer.kubeflow.org/v1alpha1"
+    reference = {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": runtime["metadata"]["name"]}
+    assert job["spec"]["runtimeRef"] == reference
+    assert (
+        job["spec"]["trainer"]["numNodes"] == runtime["spec"]["mlPolicy"]["numNodes"]
+    )  # without it, no PET_ variables
+    assert "torch" in runtime["spec"]["mlPolicy"]
+    (replicated,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    template = replicated["template"]
+    assert template["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    assert [replicated["name"], template["spec"]["template"]["spec"]["containers"][0]["name"]] == ["node", "node"]
+    check_job(template["spec"])
+    told = {"PET_NNODES": "2", "PET_MASTER_ADDR": "paceline-node-0-0.paceline", "PET_MASTER_PORT": "29400"}
+    plan = launched(template["spec"], tmp_path, **told)
+    assert (plan.max_nodes, plan.rendezvous) == (2, Endpoint("paceline-node-0-0.paceline", 29400))
 
 
 def test_the_pages_name_every_file_and_every_extra() -> None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from paceline.recipe.build_predictor import load
     from paceline.tasks.task import Task
 
+limit_spinning()  # now, since a script may import torch next
+
 __version__ = "0.1.0"
 __all__ = ["Task", "build", "evaluate", "load", "register", "train", "train_step"]
 
@@ -34,5 +36,4 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
-    limit_spinning()
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from paceline import __version__
 from paceline.core.errors import PacelineError, RecipeError, UsageError, naming_full_disks
-from paceline.core.process import flush_streams, limit_spinning, open_missing_streams, pause_gc, print_error
+from paceline.core.process import flush_streams, open_missing_streams, pause_gc, print_error
 from paceline.launch.environment import LAUNCHER, end_with_sweep
+from paceline.launch.variables import restored_variables
 
 _COMMANDS = {
     "new": "create a project with a model, a data set, a loss and a metric of your own to edit",
@@ -44,17 +45,12 @@ _SAMPLE_TASKS = ("classification", "detection", "keypoints", "saliency", "segmen
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     open_missing_streams()
-    limit_spinning()
     words, is_process = (sys.argv[1:], True) if arguments is None else (list(arguments), False)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as on standard error: file names may not be UTF-8
     try:
-        end_with_sweep()
-        if LAUNCHER in os.environ:
-            from paceline.launch.worker import run_as_worker
-
-            return run_as_worker(lambda: _run(words, is_process), lambda error: _text(error, words))
-        return _run(words, is_process)
+        with restored_variables():
+            return _run_in_place(words, is_process)
     except PacelineError as error:
         flush_streams()
         print_error(_text(error, words))
@@ -66,6 +62,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     finally:
         flush_streams()
+
+
+def _run_in_place(words: list[str], is_process: bool) -> int:
+    """Run as what started this process has it: a sweep, our launcher, or somebody else."""
+    end_with_sweep()
+    if LAUNCHER in os.environ:
+        from paceline.launch.worker import run_as_worker
+
+        return run_as_worker(lambda: _run(words, is_process), lambda error: _text(error, words))
+    return _run(words, is_process)
 
 
 def _text(error: PacelineError, words: list[str]) -> str:

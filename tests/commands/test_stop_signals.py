@@ -129,6 +129,19 @@ def test_repeated_requests_stop_a_run_wherever_it_is(
     assert again.status()["state"] == "finished"
 
 
+@pytest.mark.parametrize(("number", "procs"), [(signal.SIGUSR2, "1"), (signal.SIGXCPU, "2")])
+def test_what_else_a_scheduler_sends_saves_and_stops(number: signal.Signals, procs: str, tmp_path: Path) -> None:
+    """Those that end a process by default; `test_loop` and `test_local` have the others."""
+    command = Command(tmp_path, "--procs", procs, wait_in="train")
+    command.wait_for("train")
+    os.killpg(command.process.pid, number)
+    if procs == "2":
+        time.sleep(0.5)  # until the launcher has passed it on
+    command.end(75)
+    assert command.status()["state"] == "stopped"
+    assert (command.out / "checkpoints" / f"step-{command.status()['step']:08d}").is_dir()
+
+
 def test_a_metric_that_raises_in_one_process_costs_no_training(records: list[dict[str, Any]], tmp_path: Path) -> None:
     command = Command(tmp_path, "--procs", "2", "--restarts", "0", fail_rank="1")
     command.end(1)

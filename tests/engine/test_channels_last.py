@@ -1,4 +1,4 @@
-"""`train.channels_last: auto` is tried once, recorded, and then the same as if the recipe had said so."""
+"""`train.channels_last: auto` follows a rule, is recorded, and is then the same as if the recipe had said so."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from paceline.core.world import World
 from paceline.engine import channels_last
-from paceline.engine.forward import discarded_pass
 from paceline.engine.run import Run
 from paceline.engine.step import train_step
 from paceline.recipe.build import Builder
@@ -25,16 +24,16 @@ ALONE = World(0, 1, 0, torch.device("cpu"))
 RECIPE: dict[str, Any] = {
     "name": "layout",
     "task": "classification",
-    "model": {"name": "convnet", "widths": [3, 4]},
+    "model": {"name": "convnet", "widths": [3, 8]},
     "data": {"batch_size": 256, "train": {"dataset": "fashion_small", "split": "train"}},
     "losses": [{"name": "cross_entropy"}],
     "optimizer": {"name": "adagrad", "lr": 0.01},
-    "train": {"steps": 100, "threads": 1},
+    "train": {"steps": 4, "threads": 1},
 }
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "recipe.json").write_text(json.dumps(RECIPE))
     is_deterministic = torch.are_deterministic_algorithms_enabled()
@@ -73,82 +72,71 @@ def assert_same(one: Run, other: Run) -> None:
     assert all(torch.equal(*pair) and pair[0].stride() == pair[1].stride() for pair in pairs)
 
 
-def measured(monkeypatch: pytest.MonkeyPatch, share: float) -> list[float]:
-    """Have channels_last take that share of the time of the other layout; how often that was asked for."""
-    asked: list[float] = []
-
-    def measure(*_: object) -> float:
-        asked.append(share)
-        return share
-
-    monkeypatch.setattr(channels_last, "_measure", measure)
-    return asked
-
-
 def has_layout(run: Run) -> bool:
     weights = [each.weight for each in run.model.modules() if isinstance(each, nn.Conv2d) and each.weight.shape[1] > 1]
     assert weights
     return all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
 
 
-@pytest.mark.parametrize("share", [0.5, 1.5])
-def test_a_measured_choice_is_the_same_as_a_written_one_and_survives_a_restart(
-    share: float, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("auto", [True, False])
+def test_a_chosen_layout_is_the_same_as_a_written_one_and_survives_a_restart(
+    auto: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = measured(monkeypatch, share)
-    first = trained(built(), 2)
-    assert (len(asked), first.state.choices.channels_last, has_layout(first)) == (1, share < 1, share < 1)
+    """Two starts choose alike; a resumed run follows its checkpoint, whatever the rule says since."""
+    words = [] if auto else ["model.widths=[7]"]
+    first = trained(built(*words), 2)
+    assert (first.state.choices.channels_last, has_layout(first)) == (auto, auto)
     saved = first.store.save(2, first.state.model_parts(), first.state.state_dict(), {})
-    measured(monkeypatch, 2 - share)  # another machine, say, where it is the other way round
-    resumed = built()
+    monkeypatch.setattr(channels_last, "_MIN_CHANNELS", 1 if not auto else 1000)
+    resumed = built(*words)
     resumed.restore(resumed.store.open(saved.path))
-    assert resumed.state.choices.channels_last is (share < 1)
-    written = trained(built(f"train.channels_last={str(share < 1).lower()}"), 4)
+    assert resumed.state.choices.channels_last is auto
+    written = trained(built(*words, f"train.channels_last={str(auto).lower()}"), 4)
     assert_same(trained(resumed, 4), written)
     assert_same(trained(first, 4), written)
-    evaluated = built()  # as `paceline eval` does
+    evaluated = built(*words)  # as `paceline eval` does
     evaluated.state.load_model(evaluated.store.open(saved.path))
-    assert has_layout(evaluated) is (share < 1)
-
-
-def test_the_same_command_chooses_the_same_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = measured(monkeypatch, 0.5)
-    assert trained(built(), 1).state.choices.channels_last is True
-    again = measured(monkeypatch, 1.5)
-    assert trained(built(), 1).state.choices.channels_last is True
-    assert trained(built("train.reproducible=world", "train.micro_batch_size=256"), 1).state.choices.channels_last
-    assert (len(asked), len(again)) == (1, 0)
-    assert trained(built("train.threads=2"), 1).state.choices.channels_last is False
-    assert len(again) == 1
+    assert has_layout(evaluated) is auto
 
 
 @pytest.mark.parametrize(
-    "words",
-    [["train.steps=99"], ["data.batch_size=64"], ["train.strategy=fsdp"], ["train.channels_last=false"]],
-    ids=" ".join,
+    "words", [["data.batch_size=32"], ["train.strategy=fsdp"], ["train.compile=true"]], ids=" ".join
 )
-def test_what_is_not_worth_it_is_not_tried(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = measured(monkeypatch, 0.5)
-    assert trained(built(*words), 1).state.choices.channels_last is False
-    assert asked == []
+def test_what_is_not_worth_it_or_was_not_measured_stays_contiguous(words: list[str]) -> None:
+    run = built(*words)
+    channels_last.choose_channels_last(run, next(iter(run.batches)))
+    assert run.state.choices.channels_last is False
 
 
-def test_trying_leaves_no_trace() -> None:
-    """The real trial, whatever it chooses: weights and buffers begin as if there had been none."""
-    run, before = built(), end(built())
-    step_batch = next(iter(run.batches))
-    assert channels_last._measure(run, lambda: discarded_pass(run, step_batch.micro_batches[-1])) > 0
-    assert all(torch.equal(one, other) for one, other in zip(end(run), before, strict=True))
-    assert all(parameter.grad is None and parameter.is_contiguous() for parameter in run.model.parameters())
-    assert_same(trained(run, 1), trained(built("train.channels_last=" + str(has_layout(run)).lower()), 1))
+def net(*layers: tuple[int, int, int]) -> nn.Module:
+    """Convolutions: channels in and out, and the width of the kernel."""
+    return nn.Sequential(*(nn.Conv2d(*layer) for layer in layers))
+
+
+@pytest.mark.parametrize(
+    ("model", "images", "faster"),
+    [
+        (net((3, 8, 3)), torch.empty(4, 3, 64, 64), True),
+        (net((3, 8, 3)), list(torch.empty(4, 3, 64, 64)), True),  # a detector's list
+        (net((3, 8, 3)), torch.empty(1, 3, 64, 64), False),
+        (net((3, 4, 3)), torch.empty(4, 3, 64, 64), False),
+        (net((3, 512, 3), (512, 512, 3)), torch.empty(4, 3, 64, 64), True),
+        (net((3, 512, 3), (512, 512, 3)), torch.empty(3, 3, 64, 64), False),  # large kernels over few pixels
+        (net((3, 512, 3), (512, 9999, 1)), torch.empty(3, 3, 64, 64), True),
+        (nn.Sequential(nn.Linear(3, 8)), torch.empty(4, 3, 64, 64), False),
+        (net((3, 8, 3)), torch.empty(4, 8, 3, 64, 64), False),  # video
+    ],
+)
+def test_the_rule_looks_at_layers_and_image_sizes(model: nn.Module, images: Any, faster: bool) -> None:
+    assert channels_last.is_channels_last_faster(model, images) is faster
 
 
 def test_the_first_process_decides_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channels_last, "_measure", lambda run, _: 0.5 + run.world.rank)
+    """Images of other ranks may have other sizes."""
 
     def work(world: World) -> Any:
+        monkeypatch.setattr(channels_last, "_MIN_VALUES", 1 if world.is_main else 1 << 40)
         run = trained(built("train.micro_batch_size=64", world=world), 1)
         return [run.state.choices.channels_last, has_layout(run)]
 
-    monkeypatch.setattr(channels_last, "_LEAST_VALUES", 1)
     assert in_processes(tmp_path / "ranks", work) == [[True, True]] * WORLD

@@ -23,6 +23,7 @@ from waiting import TIMEOUT
 from paceline.checkpoint.store import Store
 from paceline.checkpoint.writer import Saver
 from paceline.core.errors import CheckpointError, DataError, Stopped, TrainingError
+from paceline.core.process import STOP_SIGNALS
 from paceline.data.batch import Batch, Sample
 from paceline.data.loader import TrainBatches
 from paceline.data.split_loader import SplitLoader
@@ -191,17 +192,17 @@ class Interrupting(NormedNet):
         return super().forward(images)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_ends_the_run_at_a_step_with_its_state_saved(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Interrupting, "number", number)
     monkeypatch.setattr(Interrupting, "armed", True)
-    before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+    before = [signal.getsignal(each) for each in STOP_SIGNALS]
     run = small(tmp_path, net=Interrupting, every=(100, 100, 100)).run()
     with pytest.raises(Stopped, match=rf"stopped after step 2 on request \({number.name}\)"):
         train(run)
-    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)] == before
+    assert [signal.getsignal(each) for each in STOP_SIGNALS] == before
     saved = run.store.newest()
     assert saved is not None
     assert (saved.step, run.progress.step) == (2, 2)

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from paceline.core.errors import Stopped
-from paceline.core.process import StopRequest
+from paceline.core.process import STOP_SIGNALS, StopRequest
 from paceline.launch.signals import Interrupted, StopSignals
 
 
@@ -51,5 +51,5 @@ def test_the_launcher_is_interrupted_too() -> None:
         with pytest.raises(Interrupted), stop.installed():
             raise_in_library(signal.SIGTERM)
     finally:
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        for number in STOP_SIGNALS:
             signal.signal(number, before[number])

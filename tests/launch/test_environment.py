@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ from paceline import cli
 from paceline.core.errors import UsageError
 from paceline.core.place import Place
 from paceline.core.world import World, join
+from paceline.launch.devices import use_devices
 from paceline.launch.environment import find_place, first_host, restart_count, threads_of_each
+from paceline.launch.variables import restored_variables, set_variables
 
 SLURM = {
     "SLURM_JOB_ID": "1234567",
@@ -186,3 +189,27 @@ def test_a_place_is_taken_without_torch() -> None:
     variables = {"PATH": os.environ["PATH"], "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "7"}
     done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("1 1 20007 False\n", "")
+
+
+def test_a_command_called_from_python_leaves_the_environment_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A task of Slurm that is refused after it took its place."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_NNODES": "1"}.items():
+        monkeypatch.setenv(name, value)
+    before = dict(os.environ)
+    assert cli.main(["train", "quickstart", "train.device=cuda", "train.devices=[0]"]) == 2
+    assert "2 processes for 1 device" in capsys.readouterr().err
+    assert dict(os.environ) == before
+
+
+def test_variables_are_put_back_to_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    before = dict(os.environ)
+    with restored_variables():
+        use_devices([1], 1)
+        with restored_variables():
+            set_variables({"CUDA_VISIBLE_DEVICES": "9"})
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "9"  # the outermost puts back
+    assert dict(os.environ) == before

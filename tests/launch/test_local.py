@@ -14,6 +14,7 @@ import pytest
 from launching import begin, environment, free_port, launcher, notes, run, write_worker
 from waiting import TIMEOUT, is_alive, wait_until
 
+from paceline.core.process import STOP_SIGNALS
 from paceline.launch.launcher import Launch, worker_command
 from paceline.launch.network import Endpoint
 
@@ -38,6 +39,21 @@ def test_threads_that_the_user_has_set_are_kept(tmp_path: Path) -> None:
     done = run(tmp_path, "def body(): return note(os.environ['OMP_NUM_THREADS']) or 0", OMP_NUM_THREADS="7")
     assert done.returncode == 0
     assert notes(tmp_path, 1) == ["7"]
+
+
+def test_a_program_that_launches_keeps_its_environment(tmp_path: Path) -> None:
+    write_worker(tmp_path, "def body(): return 0")
+    code = (
+        "import os, sys; from paceline.launch.launcher import Launch, launch; import torch.distributed.elastic.agent;"
+        "from paceline.core.process import forget_spinning; forget_spinning(); before = dict(os.environ);"
+        "code = launch([sys.executable, 'worker.py'], Launch(2));"
+        "print(code, sorted(name for name in before.keys() | os.environ if before.get(name) != os.environ.get(name)))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=TIMEOUT, check=True
+    )
+    assert done.stdout == "0 []\n"
 
 
 def test_words_reach_the_processes_as_they_are(tmp_path: Path) -> None:
@@ -156,7 +172,7 @@ def test_a_killed_process_comes_back_with_all_others(tmp_path: Path) -> None:
 _PATIENT = """
 def body():
     caught = []
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in STOP_SIGNALS:
         signal.signal(number, lambda number, frame: caught.append(number))
     note(os.getpid())
     wait_for(lambda: caught)
@@ -166,14 +182,28 @@ def body():
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_request_to_stop_is_passed_on_once_and_waited_for(tmp_path: Path, number: signal.Signals) -> None:
     with begin(tmp_path, _PATIENT) as going:
         wait_until(lambda: all(notes(tmp_path, rank) for rank in (0, 1)), "both are there")
         going.send_signal(number)
         done = going.wait()
     assert (done.returncode, done.stderr) == (75, "saved at step 7\n")
-    assert [notes(tmp_path, rank)[1:] for rank in (0, 1)] == [[f"1 {number.name}"]] * 2
+    passed_on = signal.SIGTERM if number in (signal.SIGHUP, signal.SIGINT) else number
+    assert [notes(tmp_path, rank)[1:] for rank in (0, 1)] == [[f"1 {passed_on.name}"]] * 2
+
+
+def test_an_interrupt_of_every_process_counts_once(tmp_path: Path) -> None:
+    """As LSF does it: a second SIGINT would end a process without its state."""
+    counting = _PATIENT.replace("wait_for(lambda: caught)", "wait_for(lambda: len(caught) > 1)")
+    counting = counting.replace('f"{len(caught)} {signal.Signals(caught[0]).name}"', "caught.count(signal.SIGINT)")
+    with begin(tmp_path, counting) as going:
+        wait_until(lambda: all(notes(tmp_path, rank) for rank in (0, 1)), "both are there")
+        for rank in (0, 1):
+            os.kill(int(notes(tmp_path, rank)[0]), signal.SIGINT)
+        going.send_signal(signal.SIGINT)
+        assert going.wait().returncode == 75
+    assert [notes(tmp_path, rank)[1:] for rank in (0, 1)] == [["1"]] * 2
 
 
 _DEAF = """
@@ -199,7 +229,7 @@ def test_a_second_interrupt_ends_all_at_once(tmp_path: Path) -> None:
     with begin(tmp_path, _DEAF) as going:
         wait_until(lambda: all(notes(tmp_path, rank) for rank in (0, 1)), "both are there")
         going.send_signal(signal.SIGINT)
-        wait_until(lambda: all(notes(tmp_path, rank)[1:] == ["SIGINT"] for rank in (0, 1)), "both were signaled")
+        wait_until(lambda: all(notes(tmp_path, rank)[1:] == ["SIGTERM"] for rank in (0, 1)), "both were signaled")
         assert not going.ends_within(0.5)
         going.send_signal(signal.SIGINT)
         done = going.wait()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.core.errors import PacelineError
-from paceline.core.process import free_memory, limit_spinning
+from paceline.core.process import free_memory
 from paceline.core.temporary import temporary_folder
 from paceline.launch.environment import LAUNCHER, RECORDS, RESTARTS, take_place
 from paceline.launch.launcher import Launch, launch
@@ -85,7 +85,6 @@ def measure_row(trial: Trial) -> Measured:
 
 def main(folder: Path) -> int:
     """Measure what a folder says, and write the result there, as each of its processes."""
-    limit_spinning()
     trial = Trial(**json.loads((folder / "trial.json").read_text(encoding="utf-8")))
     place = take_place()
     if trial.processes > 1 and place is None:

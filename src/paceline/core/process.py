@@ -17,7 +17,8 @@ from typing import Any
 
 from paceline.core.errors import Stopped
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+# All that schedulers send before they end a job.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 
 Handler = Callable[[int, FrameType | None], Any]
 
@@ -214,19 +215,37 @@ def free_memory() -> int:
         return available
 
 
-_SPINS = "1000"  # a few microseconds: alone about as fast as 300,000, GNU's own, and beside others as sleeping
+# GNU's, and that of LLVM and Intel. A few microseconds: alone about as fast as GNU's own 300,000, and beside others as
+# sleeping at once, which alone costs a small network a fifth of its speed.
+_SPINS = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
+_spins_set: list[str] = []
+_torch_came_first: list[bool] = []
 
 
 def limit_spinning() -> None:
     """Have idle OpenMP threads sleep after a moment, before torch loads; what the user has set stays.
 
     By default they spin for long. Where other processes use the same cores, that takes the time which the threads that
-    are waited for need: training falls to a tenth of its speed. Sleeping at once would cost a small network a fifth of
-    its speed where nobody else is.
+    are waited for need: training falls to a tenth of its speed.
     """
-    if not any(name in os.environ for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")):
-        os.environ["GOMP_SPINCOUNT"] = _SPINS  # GNU's; LLVM's and Intel's wait by the next one
-        os.environ["KMP_BLOCKTIME"] = "0"
+    if any(name in os.environ for name in ("OMP_WAIT_POLICY", *_SPINS)):
+        return
+    if "torch" in sys.modules:  # whose OpenMP has read the environment
+        _torch_came_first.append(True)
+        return
+    os.environ.update(_SPINS)
+    _spins_set.extend(_SPINS)
+
+
+def forget_spinning() -> None:
+    """Remove from the environment what `limit_spinning` set, once torch is loaded."""
+    while _spins_set:
+        os.environ.pop(_spins_set.pop(), None)
+
+
+def spins_long() -> bool:
+    """Whether torch was imported too early to limit the spinning of its threads."""
+    return bool(_torch_came_first)
 
 
 def num_cores() -> int:

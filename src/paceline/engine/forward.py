@@ -80,7 +80,7 @@ def warm_up(run: Run, step_batch: StepBatch) -> None:
         discarded_pass(run, step_batch.micro_batches[-1])  # only when asked for: an empty rank has none
 
     if run.state.choices.channels_last is None:
-        choose_channels_last(run, step_batch, one_pass)
+        choose_channels_last(run, step_batch)
     run.strategy.warm_up(one_pass)
 
 

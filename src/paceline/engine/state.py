@@ -39,7 +39,7 @@ class Choices:
     world: int
     """The number of processes they were chosen for."""
     channels_last: bool | None = False
-    """How images and weights lie in memory; None: to be measured before the first step."""
+    """How images and weights lie in memory; None: to be chosen before the first step."""
 
 
 @dataclass
@@ -152,17 +152,13 @@ class RunState:
         self.choices.channels_last = enabled
         if not enabled:  # as the model was built
             return
-        self.use_channels_last(True)
+        for model in {self.model, self.strategy.model}:
+            use_channels_last(model)
         self.strategy.rewrap()
         for parameter, state in self.optimizer.state.items():  # some optimizers have one before their first step
             for name, value in state.items():
                 if isinstance(value, Tensor) and value.shape == parameter.shape:
                     state[name] = with_strides_of(value, parameter)
-
-    def use_channels_last(self, enabled: bool) -> None:
-        """Use this memory layout of images and weights, to try it."""
-        for model in {self.model, self.strategy.model}:
-            use_channels_last(model, enabled)
 
     def _load_optimizer(self, saved: Tree) -> None:
         shapes, place = dict(self.model.named_parameters()), self.strategy.place

@@ -24,6 +24,7 @@ from paceline.launch.environment import RECORDS, RESTARTS
 from paceline.launch.failure import ExitedProcess, Failure, find_failure, is_done, read_records
 from paceline.launch.machines import Machines
 from paceline.launch.signals import Interrupted, StopSignals
+from paceline.launch.variables import set_variables
 
 # How long other processes may take to notice a failed one and to report why; then they are killed.
 _GRACE_SECONDS = 3.0
@@ -98,8 +99,7 @@ class Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._outputs.start(self._start)
-        os.environ[RECORDS] = str(self._outputs.folder)
-        os.environ[RESTARTS] = str(self._start - 1)
+        set_variables({RECORDS: str(self._outputs.folder), RESTARTS: str(self._start - 1)})
         identifiers: dict[int, Any] = super()._start_workers(worker_group)
         return identifiers
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from paceline.core.errors import UsageError
 from paceline.core.text import pluralize
+from paceline.launch.variables import set_variables
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def use_devices(devices: Sequence[int] | None, num_processes: int, strategy: str
     if not devices:
         return None
     mapping = map_devices(devices, os.environ.get("CUDA_VISIBLE_DEVICES"), num_processes, strategy)
-    os.environ["CUDA_VISIBLE_DEVICES"] = mapping.visible
+    set_variables({"CUDA_VISIBLE_DEVICES": mapping.visible})
     return mapping.text
 
 

@@ -11,6 +11,7 @@ from paceline.core.errors import UsageError
 from paceline.core.place import FIRST_PORT, HERE, LAST_PORT, Numbers, Place, read_place
 from paceline.core.process import end_with_parent, num_cores
 from paceline.launch.network import is_loopback, use_interface_of
+from paceline.launch.variables import set_missing_variables, set_variables
 
 LAUNCHER = "PACELINE_LAUNCHER"  # process id of our own launcher
 RESTARTS = "PACELINE_RESTARTS"  # how often this run was restarted
@@ -27,8 +28,8 @@ def take_place() -> Place | None:
     """
     place = find_place(os.environ)
     if place is not None:
-        os.environ.update(place.variables())
-        os.environ.setdefault("OMP_NUM_THREADS", str(threads_of_each(place.local_world, os.environ)))
+        set_variables(place.variables())
+        set_missing_variables({"OMP_NUM_THREADS": str(threads_of_each(place.local_world, os.environ))})
         if is_loopback(place.address):
             use_interface_of(place.address)
     return place

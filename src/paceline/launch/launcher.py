@@ -21,6 +21,7 @@ from paceline.launch.devices import ONE_PROCESS, check_exist, default_processes,
 from paceline.launch.environment import LAUNCHER, take_place, threads_of_each
 from paceline.launch.network import Endpoint, address_towards, use_interface_of, watch
 from paceline.launch.signals import Interrupted, StopSignals
+from paceline.launch.variables import restored_variables, set_missing_variables, set_variables
 
 if TYPE_CHECKING:
     from paceline.launch.agent import Agent
@@ -102,28 +103,34 @@ def launch(command: Sequence[str], plan: Launch) -> int:
     """Run the command in every process of the plan; returns the exit code."""
     stop = StopSignals()
     try:
-        with stop.installed(), temporary_folder() as folder:
+        with stop.installed(), restored_variables(), temporary_folder() as folder:
             _prepare_environment(plan)
             return _supervise(command, plan, stop, folder)
     except Interrupted:
         assert stop.received
         _print_line("ended at once" if stop.at_once else f"stopped by {stop.received.name} before training started")
         return _KILLED if stop.at_once else Stopped.exit_code
-    finally:
-        os.environ.pop(LAUNCHER, None)
 
 
 def _prepare_environment(plan: Launch) -> None:
     """Set what the processes inherit, unless the user has."""
-    os.environ[LAUNCHER] = str(os.getpid())
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads_of_each(plan.processes)))
     use_interface_of(address_towards(plan.rendezvous) if plan.rendezvous else HERE)
-    # torch's socket warnings, such as unknown host names, are no help to users.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    # Sharing the agent's store makes processes hang or fail after a restart, since old keys are still there.
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    # The agent would turn a signal into an exception and exit with 1, whatever the processes have saved.
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""
+    set_missing_variables(
+        {
+            "OMP_NUM_THREADS": str(threads_of_each(plan.processes)),
+            # torch's socket warnings, such as unknown host names, are no help to users.
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+        }
+    )
+    set_variables(
+        {
+            LAUNCHER: str(os.getpid()),
+            # Sharing the agent's store makes processes hang or fail after a restart, since old keys are still there.
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            # The agent would turn a signal into an exception and exit with 1, whatever the processes have saved.
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": "",
+        }
+    )
 
 
 def _supervise(command: Sequence[str], plan: Launch, stop: StopSignals, folder: Path) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import socket
 import struct
 import threading
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 
 from paceline.core.errors import UsageError
 from paceline.core.place import HERE
+from paceline.launch.variables import set_missing_variables
 
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR of <linux/sockios.h>
 
@@ -92,9 +92,8 @@ def use_interface_of(address: str) -> None:
     interface = interface_of(HERE if is_loopback(address) else address)
     if interface is None:
         return
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    if is_loopback(address):
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+    names = ("GLOO_SOCKET_IFNAME", *(("NCCL_SOCKET_IFNAME",) if is_loopback(address) else ()))
+    set_missing_variables(dict.fromkeys(names, interface))
 
 
 def interface_of(address: str) -> str | None:

@@ -28,8 +28,11 @@ class StopSignals:
 
     @property
     def to_forward(self) -> signal.Signals:
-        """What to send to the processes: they know nothing of a terminal that hangs up."""
-        return signal.SIGTERM if self.received in (None, signal.SIGHUP) else self.received
+        """What to send to the processes: they know nothing of a terminal.
+
+        Some schedulers send SIGINT to every process of a job. One more from us would be the second, which ends at once.
+        """
+        return signal.SIGTERM if self.received in (None, signal.SIGHUP, signal.SIGINT) else self.received
 
     @contextmanager
     def installed(self) -> Iterator[None]:

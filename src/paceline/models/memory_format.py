@@ -10,16 +10,12 @@ from torch import Tensor, nn
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-def use_channels_last(model: nn.Module, enabled: bool = True) -> None:
-    """Store weights and inputs channels last, or contiguous again; names and values stay the same."""
+def use_channels_last(model: nn.Module) -> None:
+    """Store weights and inputs channels last; names and values stay the same."""
     for parameter in model.parameters():
         if parameter.ndim in _FORMATS:
-            layout = _FORMATS[parameter.ndim] if enabled else torch.contiguous_format
-            parameter.data = parameter.data.contiguous(memory_format=layout)
-    for key in [key for key, hook in model._forward_pre_hooks.items() if hook is _convert_inputs]:
-        del model._forward_pre_hooks[key]
-    if enabled:
-        model.register_forward_pre_hook(_convert_inputs)
+            parameter.data = parameter.data.contiguous(memory_format=_FORMATS[parameter.ndim])
+    model.register_forward_pre_hook(_convert_inputs)
 
 
 def _convert_inputs(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from paceline.checkpoint.store import Store
 from paceline.core.errors import CheckpointError, RecipeError, UsageError
 from paceline.core.generators import unchanged_generators
 from paceline.core.intervals import Progress, to_steps
+from paceline.core.process import spins_long
 from paceline.core.world import World, join
 from paceline.data.batch import KeypointNames
 from paceline.data.rng import derive
@@ -95,6 +97,13 @@ def build(reference: str | Path, overrides: Mapping[str, Any] | None = None, out
         checkpoint = open_together(run.world, folder)
         run.state.load_model(checkpoint)
         run.state.load_average(checkpoint)
+    if spins_long() and run.world.device.type == "cpu" and run.state.choices.threads > 1:
+        warnings.warn(
+            "torch was imported before paceline, so its idle threads keep their cores busy: beside other programs,"
+            " training is several times slower. Import paceline first, or start with OMP_WAIT_POLICY=passive",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     return run
 
 

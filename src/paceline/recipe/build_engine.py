@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from paceline.core.errors import RecipeError
-from paceline.core.process import keep_freed_memory, num_cores
+from paceline.core.process import forget_spinning, keep_freed_memory, num_cores
 from paceline.engine.precision.base import Precision
 from paceline.engine.precision.mixed import make_precision
 from paceline.engine.strategies.deterministic import DeterministicStrategy
@@ -28,13 +28,15 @@ def configure_torch(context: BuildContext) -> int:
     train = context.recipe.train
     threads = automatic_threads(context) if train.threads == "auto" else train.threads
     torch.set_num_threads(threads)
+    forget_spinning()  # OpenMP has read it at the latest by now
     torch.use_deterministic_algorithms(train.reproducible != "off")
     # Meant for finding kernels that read what they should write; it costs a pass over every new tensor.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = train.reproducible == "off"
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if context.world.device.type == "cpu":
         keep_freed_memory()
+    else:  # it stays set: torch reads it before each product of matrices
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return threads
 
 

@@ -300,7 +300,7 @@ class Train(Arguments):
     sync_bn: bool = False
     """Synchronize BatchNorm statistics over all processes."""
     channels_last: bool | Auto = "auto"
-    """Lays images out pixel by pixel, which many convolutions are faster with; auto: measured, on CPU."""
+    """Lays images out pixel by pixel, which many convolutions are faster with; auto: by a rule, on CPU."""
     compile: bool = False
     """Use torch.compile: slow to start, faster afterwards."""
     micro_batch_size: BatchSize | Auto = "auto"
