@@ -16,6 +16,7 @@ from paceline.engine.step import train_step
 from paceline.engine.strategies import ddp
 from paceline.plan.fake_tensors import fake_tensors
 from paceline.plan.memory import Memory, MemoryTracker
+from paceline.plan.refusal import limit_of_fake_tensors
 from paceline.plan.rehearse import rehearse
 from paceline.recipe.build import Builder
 from paceline.recipe.build_data import make_split_loaders
@@ -164,3 +165,9 @@ def test_values_that_fake_tensors_do_not_have_are_assumed() -> None:
         assert torch.bincount(ids, torch.rand(4)).dtype == torch.float32
         assert torch.bincount(ids, torch.rand(4, dtype=torch.float64), 3).dtype == torch.float64
         assert len(ids.nonzero()) == 4
+
+
+def test_an_optimizer_that_divides_by_what_it_has_counted_is_a_limit_of_fake_tensors() -> None:
+    with pytest.raises(ZeroDivisionError) as caught, rehearse(recipe("optimizer=nadam", "model.widths=[4]")):
+        pass
+    assert "depends on values" in str(limit_of_fake_tensors(caught.value))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import paceline
+from paceline import cli
 from paceline.core.errors import DataError, RecipeError
 
 
@@ -68,3 +69,10 @@ def test_gray_images_are_noted_once_for_each_split() -> None:
     ]
     assert len(gray) == 1
     assert gray[0].startswith("data.train: 2 of the first 2 images")
+
+
+def test_a_metric_of_another_task_is_named() -> None:
+    assert cli.main(["sample", "detection", "data/detection_sample", "--number", "8"]) == 0
+    run = paceline.build("detection_sample", {"evaluate.metrics": ["top_k"], "train.epochs": 1})
+    with pytest.raises(RecipeError, match=r"evaluate\.metrics: TopK .* Detection "):
+        paceline.evaluate(run, "val")

@@ -303,3 +303,14 @@ def test_checking_needs_neither_torch_nor_numpy() -> None:
         "sys.exit(bool({'torch', 'numpy', 'timm', 'torchvision'} & set(sys.modules)))\n"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_warm_up_that_would_fill_a_shortened_run_takes_half_of_it(check: Check) -> None:
+    text = RECIPE + "schedule: {decay: cosine, warmup: linear, warmup_epochs: 2}\n"
+    checked = check(text, "train.epochs=1")
+    assert checked.recipe.schedule.warmup_epochs == 0.5
+    (note,) = checked.notes
+    assert note.startswith("r.yaml:12:")
+    assert "schedule.warmup_epochs: 2 shortened to 0.5" in note
+    assert check(text, "train.epochs=3").recipe.schedule.warmup_epochs == 2
+    assert "warmup_epochs" in lines(check, text, "train.epochs=1", "schedule.warmup_epochs=2")[0]

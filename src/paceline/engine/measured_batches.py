@@ -6,12 +6,13 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from queue import SimpleQueue
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.core.errors import RecipeError
 from paceline.core.generators import generator_states
 from paceline.core.process import num_cores
 from paceline.data.batch import Batch
@@ -25,6 +26,7 @@ from paceline.engine.run import EvaluationSet, Run
 from paceline.engine.stateful import copy_state, load_state
 from paceline.engine.visualizer import NoVisualizer, Visualizer
 from paceline.metrics.metric import Metric, State
+from paceline.tasks.task import Task
 
 _STREAM = 0x4556  # keeps the seeds of evaluations apart from those of the steps
 
@@ -65,7 +67,7 @@ def measure_batches(
             load_state(replica.parts, before)
             with without_gradient(run), run.precision.compute():
                 predictions = replica.task.predict(replica.model, batch)
-                states = [metric.update(predictions, batch) for metric in replica.metrics]
+                states = [_update(metric, predictions, batch, replica.task) for metric in replica.metrics]
         finally:
             replicas.put(replica)
         if undrawn is not None and undrawn != generator_states():
@@ -92,6 +94,16 @@ def measure_batches(
         measured = measure(number, fetched)
         assert measured is not None
         yield measured
+
+
+def _update(metric: Metric, predictions: Any, batch: Batch, task: Task) -> State:
+    try:
+        return metric.update(predictions, batch)
+    except (AttributeError, TypeError) as error:
+        if not type(metric).__module__.startswith("paceline.metrics") or type(predictions) is Tensor:
+            raise
+        found = f"{type(metric).__name__} cannot measure what the task {type(task).__name__} predicts"
+        raise RecipeError(f"evaluate.metrics: {found} ({type(predictions).__name__}): {error}; leave it out") from error
 
 
 def seed_batch(run: Run, cut: BatchSlice) -> None:

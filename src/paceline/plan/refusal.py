@@ -15,7 +15,8 @@ from torch._subclasses.fake_tensor import (
 from paceline.core.errors import PacelineError, TrainingError
 from paceline.core.user_code import described
 
-_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+# A number that is read from a fake tensor of ones stays 1, and optimizers such as NAdam divide by its distance from 1.
+_VALUES = (DataDependentOutputException, DynamicOutputShapeException, ZeroDivisionError)
 _UNSUPPORTED = (UnsupportedFakeTensorException, UnsupportedMutationAliasingException, UnsupportedOperatorException)
 # What torch says, in plain RuntimeErrors, of tensors without memory and of operators without a kernel for them.
 _WITHOUT_MEMORY = re.compile(r"tensor subclasses|fake ?tensor|\bmeta\b|Could not run 'aten::", re.IGNORECASE)

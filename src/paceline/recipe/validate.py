@@ -17,11 +17,11 @@ from paceline.core.arguments import Arguments
 from paceline.core.errors import RecipeError
 from paceline.core.registry import KINDS, SUPPLIED, Entry, register
 from paceline.recipe.document import COMMAND_LINE, Document, Origin, children, lookup, places
+from paceline.recipe.fitted_schedule import fit_schedule
 from paceline.recipe.incompatible import cross_checks
 from paceline.recipe.parts import DATASETS, PARTS, SEVERAL, PartSpec
 from paceline.recipe.problems import Problem, expected_names, own_parts, problems_of, show, unknown_name
 from paceline.recipe.schema import Recipe
-from paceline.recipe.unreached import drop_unreached
 from paceline.recipe.yaml_tree import KeyPath, dotted
 
 DEFAULT = Origin("default")
@@ -68,7 +68,7 @@ class CheckedRecipe:
 def validate(document: Document) -> CheckedRecipe:
     """Check everything that needs no building; raise all mistakes at once."""
     document = Document(copy.deepcopy(document.tree), dict(document.keys), dict(document.values))
-    notes = drop_unreached(document)
+    notes = fit_schedule(document)
     problems = [*_not_finite(document), *_spread_fold(document)]
     arguments: dict[KeyPath, dict[str, Any]] = {}
     for part in PARTS:
