@@ -102,7 +102,7 @@ def build(reference: str | Path, overrides: Mapping[str, Any] | None = None, out
             "torch was imported before paceline, so its idle threads keep their cores busy: beside other programs,"
             " training is several times slower. Import paceline first, or start with OMP_WAIT_POLICY=passive",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=3,  # the caller of `build`, behind its decorator
         )
     return run
 
