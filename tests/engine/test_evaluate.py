@@ -92,11 +92,11 @@ def num_batches() -> int:
 class CallCounter(NormedNet):
     """Notes the batches that it and its replicas have seen."""
 
-    seen: ClassVar[list[int]] = []
+    _seen: ClassVar[list[int]] = []
 
     def forward(self, images: Tensor) -> Tensor:
         logits = super().forward(images)
-        self.seen.append(len(images))
+        self._seen.append(len(images))
         return logits
 
 
@@ -107,8 +107,8 @@ def test_batches_that_wait_to_be_counted_hold_no_images(tmp_path: Path, monkeypa
 
     def look(step: int, phase: str) -> None:
         """Called behind the first batch: all others are measured before it is counted."""
-        if CallCounter.seen and len(held) == 1:
-            wait_until(lambda: len(CallCounter.seen) == total, "all batches are measured")
+        if CallCounter._seen and len(held) == 1:
+            wait_until(lambda: len(CallCounter._seen) == total, "all batches are measured")
             for _ in range(100):  # the last ones may still be at the metrics
                 held.append(num_batches())
                 if held[-1] <= before:
@@ -187,10 +187,10 @@ def test_evaluation_leaves_the_run_as_it_was(tmp_path: Path) -> None:
 class Failing(NormedNet):
     """Cannot be evaluated."""
 
-    seen: tuple[bool, int] | None = None
+    seen: ClassVar[list[tuple[bool, int]]] = []
 
     def forward(self, images: Tensor) -> Tensor:
-        self.seen = self.training, torch.get_num_threads()
+        self.seen.append((self.training, torch.get_num_threads()))
         raise ZeroDivisionError
 
 
@@ -200,7 +200,7 @@ def test_mode_and_threads_come_back_after_an_error(tmp_path: Path) -> None:
     with threads(2):
         with pytest.raises(TrainingError, match="ZeroDivisionError"):
             evaluate(run, "val")
-        assert run.model.seen == (False, 1)
+        assert run.model.seen[-1] == (False, 1)
         assert (run.model.training, torch.get_num_threads()) == (True, 2)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -64,7 +64,65 @@ class Uncopyable(OnSelf):
         self.event = Event()
 
 
-@pytest.mark.parametrize("net", [OnSelf, InMethodHook, InClosure, Uncopyable])
+class InClass(NormedNet):
+    """All copies of it share a dict."""
+
+    kept: ClassVar[dict[str, Tensor]] = {}
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.kept["images"] = images
+        Event().wait(0.002)
+        return super().forward(self.kept["images"])
+
+
+class InListOfClosures(NormedNet):
+    """Two functions that share a value, in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        kept: list[Tensor] = []
+        self.functions: list[Callable[..., Any]] = [kept.append, lambda: kept.pop(0)]
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.functions[0](images)
+        Event().wait(0.002)
+        return super().forward(self.functions[1]())
+
+
+class Mindful(NormedNet):
+    """Counts batches in an attribute, a list and a buffer, which is also replaced: none may change the next batch."""
+
+    seen: Tensor
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.history = 0, [0.0]
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits = super().forward(images)
+        self.calls += 1
+        self.history.append(float(images.sum()))
+        self.seen += 1
+        self.mean = 0.5 * self.mean + logits.mean()
+        number = self.calls + len(self.history) + self.seen + self.mean
+        return logits + number * torch.arange(logits.shape[1])
+
+
+def test_what_a_model_remembers_is_the_same_before_every_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Small(tmp_path, dtype=torch.float32, net=Mindful, evaluation_size=131, evaluation_batch=8).run()
+    found = []
+    for cores in (1, 3, 2, 1):
+        with_cores(monkeypatch, cores)
+        found.append(bits(evaluate(run, "val")))
+    assert found == [found[0]] * 4
+    assert isinstance(run.model, Mindful)
+    assert (run.model.calls, run.model.history, run.model.seen.item()) == (0, [0.0], 0)
+
+
+@pytest.mark.parametrize("net", [OnSelf, InMethodHook, InClosure, InClass, InListOfClosures, Uncopyable])
 def test_batches_in_threads_are_not_mixed(net: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Small(tmp_path, dtype=torch.float32, net=net, evaluation_size=131, evaluation_batch=8).run()
     with_cores(monkeypatch, 1)

@@ -122,6 +122,7 @@ def test_the_server_answers_this_machine_only_and_ends_on_ctrl_c(tmp_path: Path)
         ("127.0.0.2:1", 200),
         ("", 404),
         ("evil.example", 404),
+        ("evil.example@127.0.0.1", 404),
         ("localhost.evil.example:80", 404),
         ("127.0.0.1.evil.example", 404),
         ("localhost:80@evil.example", 404),

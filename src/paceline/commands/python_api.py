@@ -61,8 +61,8 @@ def train(run: Run, fresh: bool = False) -> TrainResult:
 
     A run that has made steps continues from them. With `fresh`, an earlier run is kept beside the new one.
     """
-    if run.builder is None:
-        raise UsageError("paceline.train takes a run that paceline.build made")
+    if getattr(run, "builder", None) is None:
+        raise UsageError("paceline.train takes a run that paceline.build made: paceline.train(paceline.build(RECIPE))")
     check_trackers(run.builder.checked)
     check_writable(run.out)
     refuse_foreign(run.out)

@@ -62,8 +62,8 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _build_and_train(options: argparse.Namespace, checked: CheckedRecipe, out: Path, stop: StopRequest) -> None:
-    # The recipe is known to be right: from here on torch is needed.
-    from paceline.recipe.build import Builder
+    with stop.held():  # the recipe is known to be right: from here on torch is needed
+        from paceline.recipe.build import Builder
 
     builder = Builder(checked)
     with builder.world.together(), hold_lock(out) if builder.world.is_main else nullcontext() as lock:

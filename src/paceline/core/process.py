@@ -57,6 +57,7 @@ class StopRequest:
         self.reason = ""
         self.is_starting = is_starting
         """Whether there is nothing to save yet, so that a request ends the process where it stands."""
+        self._is_held = False
 
     def __str__(self) -> str:
         return f"on request ({self.reason})" if self.reason else "on request"
@@ -79,8 +80,21 @@ class StopRequest:
                 message = f"stopped by {self.reason} before training began; the same command begins again"
                 raise Stopped(message) from None
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold requests back inside, where an exception would abort the process: in C++ code that is loading."""
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
+        if self.is_starting and self.requested:
+            raise KeyboardInterrupt
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         is_first, self.requested, self.reason = not self.requested, True, signal.Signals(number).name
+        if self._is_held:
+            return
         if self.is_starting and (is_first or number == signal.SIGINT):
             # Libraries catch an Exception wherever it comes from, in the middle of their imports too.
             raise KeyboardInterrupt

@@ -193,6 +193,8 @@ class SplitLoader:
             last = self._try_sample(epoch, index, self._pipeline.draw(epoch, np.array([index]))[0])
             if not isinstance(last, Skipped):
                 return collate(np.full(len(ids), index), [last] * len(ids))
+        if limit >= len(self.dataset):
+            raise DataError(f"none of {pluralize(len(self.dataset), 'sample')} can be read; {last}")
         raise DataError(
             f"more than {pluralize(limit, 'sample')} in a row cannot be read, which is what data.max_skipped allows in"
             f" all; {last}"

@@ -20,11 +20,12 @@ from paceline.core.text import join_first, pluralize
 from paceline.core.world import World
 from paceline.data.batch import Batch
 from paceline.data.loader import explain_dead_workers
+from paceline.data.rng import derive
 from paceline.data.sampler import BatchSlice, evaluation_slices, rank_slices
 from paceline.engine.measured_batches import measure_batches, seed_batch
 from paceline.engine.predictions import GuardedWriter, NoPredictions, make_writer
 from paceline.engine.run import EvaluationSet, Run
-from paceline.engine.stateful import unchanged_buffers, unchanged_state
+from paceline.engine.stateful import unchanged_state
 from paceline.engine.visualizer import Drawn, NoVisualizer, Visualizer
 from paceline.engine.watchdog import EVALUATING
 from paceline.loggers.events import EvaluationProgress, Snapshot
@@ -33,6 +34,7 @@ from paceline.optim.averaging import update_bn
 
 _STATISTICS_UPDATES = 50
 _AVERAGED = "averaged_"
+_COMPUTING = 0x434F  # keeps the seed of what metrics draw when they are computed apart from the others
 _AHEAD = 2  # batches that a process may be ahead of the slowest one
 
 _Item = TypeVar("_Item")
@@ -72,10 +74,12 @@ def evaluate(run: Run, split: str, prefix: str = "") -> Evaluation:
     visualizer = Visualizer(run, size)
     states, unread = collect_states(run, split, split_set, metrics, writer, visualizer)
     num_reported = len(metrics) - len(writer.metrics)
-    problem = writer.finish(states[num_reported:], unread)
     values: dict[str, Any] = {}
-    for metric, state in zip(metrics[:num_reported], states, strict=False):
-        values |= metric.compute(state)
+    with unchanged_generators():
+        run.world.seed(derive(run.seed, _COMPUTING))
+        problem = writer.finish(states[num_reported:], unread)
+        for metric, state in zip(metrics[:num_reported], states, strict=False):
+            values |= metric.compute(state)
     return Evaluation(
         split,
         {name: _number(value) for name, value in values.items() if not isinstance(value, Tensor)},
@@ -105,7 +109,7 @@ def collect_states(
     accumulators, ids = [StateAccumulator() for _ in metrics], []
     skipped: list[int] = []
     run.strategy.share_buffers()
-    with evaluation_mode(run, split_set.threads), unchanged_buffers(run.model), explain_dead_workers():
+    with evaluation_mode(run, split_set.threads), explain_dead_workers():
         batches = measure_batches(run, split_set, metrics, own + slices[:1] * padding, writer, visualizer)
         for number, measured in enumerate(until_stopped(run, split, batches, rounds)):
             run.heartbeat.beat(run.progress.step, EVALUATING)

@@ -21,7 +21,7 @@ from paceline.data.rng import derive
 from paceline.data.sampler import BatchSlice
 from paceline.data.skip_list import Skipped
 from paceline.engine.predictions import GuardedWriter, NoPredictions
-from paceline.engine.replicas import Replica, make_replicas
+from paceline.engine.replicas import KeptState, Replica, make_replicas
 from paceline.engine.run import EvaluationSet, Run
 from paceline.engine.stateful import copy_state, load_state
 from paceline.engine.visualizer import NoVisualizer, Visualizer
@@ -53,29 +53,30 @@ def measure_batches(
     Threads share the generators of the process. From the first batch in which something draws, there is one thread.
     """
     original = Replica(run.model, run.task, metrics, run.state.parts)
-    replicas: SimpleQueue[Replica] = SimpleQueue()
+    replicas: SimpleQueue[tuple[Replica, KeptState]] = SimpleQueue()
     for each in make_replicas(original, num_parallel(run, split_set)):
-        replicas.put(each)
+        replicas.put((each, KeptState(each)))
     before, saved = copy_state(run.state.parts), set[int]()
 
     def measure(number: int, fetched: Batch, undrawn: object = None) -> MeasuredBatch | None:
         """None if the generators are no longer in the state `undrawn`."""
         ids, batch = fetched.ids, split_set.loader.transform_batch(fetched, 0, run.world.device)
         del fetched  # its images, of which the batch has normalized copies
-        replica = replicas.get()
+        replica, kept = replicas.get()
         try:
             load_state(replica.parts, before)
             with without_gradient(run), run.precision.compute():
                 predictions = replica.task.predict(replica.model, batch)
                 states = [_update(metric, predictions, batch, replica.task) for metric in replica.metrics]
+            if undrawn is not None and undrawn != generator_states():
+                return None
+            if not batch.is_placeholder and number not in saved:
+                saved.add(number)
+                writer.save(batch, predictions)
+                visualizer.add(batch, predictions)
         finally:
-            replicas.put(replica)
-        if undrawn is not None and undrawn != generator_states():
-            return None
-        if not batch.is_placeholder and number not in saved:
-            saved.add(number)
-            writer.save(batch, predictions)
-            visualizer.add(batch, predictions)
+            kept.restore()
+            replicas.put((replica, kept))
         return MeasuredBatch(ids, batch.skipped, batch.is_placeholder, states)
 
     requests = [Request(0, np.arange(cut.start, cut.stop)) for cut in slices]

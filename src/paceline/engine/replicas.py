@@ -17,7 +17,9 @@ from paceline.engine.stateful import Parts
 from paceline.metrics.metric import Metric
 from paceline.tasks.task import Task
 
-_STATELESS = {"paceline", "timm", "torch", "torchvision"}  # whose functions keep nothing between calls
+_OF_MODULES = vars(nn.Module()).keys()
+_CONTAINERS = (list, dict, set)
+_STATELESS = {"paceline", "timm", "torch", "torchmetrics", "torchvision"}  # whose functions keep nothing between calls
 
 
 class Replica(NamedTuple):
@@ -29,13 +31,54 @@ class Replica(NamedTuple):
     parts: Parts
 
 
+class KeptState:
+    """What a replica remembers beside its weights: buffers and attributes, also one level inside lists and dicts.
+
+    It is the same before every batch, so that no metric depends on which batches a replica has seen before.
+    """
+
+    def __init__(self, replica: Replica) -> None:
+        modules = [each for top in _modules(replica) for each in top.modules()]
+        self._owners = [vars(each) for each in (*modules, replica.task) if hasattr(each, "__dict__")]
+        self._attributes = [{key: own[key] for key in own.keys() - _OF_MODULES} for own in self._owners]
+        values = [value for own in self._attributes for value in own.values()]
+        self._containers = [(value, copy.copy(value)) for value in values if type(value) in _CONTAINERS]
+        self._buffers = [
+            (each._buffers, name, buffer, buffer._version, buffer.clone())
+            for each in modules
+            for name, buffer in each._buffers.items()
+            if buffer is not None
+        ]
+
+    def restore(self) -> None:
+        """Make it as it was."""
+        for own, before in zip(self._owners, self._attributes, strict=True):
+            if len(own.keys() - _OF_MODULES) != len(before) or any(own.get(key) is not before[key] for key in before):
+                for key in own.keys() - _OF_MODULES - before.keys():
+                    del own[key]
+                own.update(before)
+        for container, before in self._containers:
+            if isinstance(container, list):
+                container[:] = before
+            else:
+                container.clear()
+                container.update(before)
+        for number, (owner, name, buffer, version, value) in enumerate(self._buffers):
+            owner[name] = buffer
+            if buffer._version != version:
+                buffer.copy_(value)
+                self._buffers[number] = owner, name, buffer, buffer._version, value
+
+
 def make_replicas(original: Replica, number: int) -> list[Replica]:
     """The original, and copies of it up to `number`; none if they would not be independent."""
     replicas = [original]
     if number == 1:
         return replicas
     modules = _modules(original)
-    if original.model._compiled_call_impl is not None or any(map(_is_shared, _functions(original.task, modules))):
+    parts = [*(each for top in modules for each in top.modules()), original.task, *original.metrics]
+    has_shared = any(map(_is_shared, _functions(original.task, modules))) or any(map(_has_shared_container, parts))
+    if original.model._compiled_call_impl is not None or has_shared:
         return replicas
     try:
         for _ in range(number - 1):
@@ -55,9 +98,11 @@ def _modules(original: Replica) -> list[nn.Module]:
 
 def _functions(task: Task, modules: Sequence[nn.Module]) -> Iterator[Any]:
     """The hooks of all modules, and what is set on the task or on a module itself, such as its `forward`."""
-    yield from getattr(task, "__dict__", {}).values()
-    for module in (each for top in modules for each in top.modules()):
-        yield from (*module._forward_pre_hooks.values(), *module._forward_hooks.values(), *vars(module).values())
+    for owner in (task, *(each for top in modules for each in top.modules())):
+        for value in getattr(owner, "__dict__", {}).values():
+            yield value
+            if isinstance(value, list | tuple | dict):
+                yield from value.values() if isinstance(value, dict) else value
 
 
 def _is_shared(function: Any) -> bool:
@@ -67,3 +112,9 @@ def _is_shared(function: Any) -> bool:
     if not isinstance(function, FunctionType):
         return False
     return function.__closure__ is not None or function.__module__.partition(".")[0] not in _STATELESS
+
+
+def _has_shared_container(part: object) -> bool:
+    """Whether its class, a user's, has a list, dict or set, which all copies would share."""
+    users = [each for each in type(part).__mro__[:-1] if each.__module__.partition(".")[0] not in _STATELESS]
+    return any(type(value) in _CONTAINERS for each in users for name, value in vars(each).items() if name[:1] != "_")

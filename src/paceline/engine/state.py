@@ -219,11 +219,17 @@ class _Meter(_Saved):
     count: Count
 
 
+_AS_LIST = Field(strict=False)  # JSON has no tuples
+_Pair = Annotated[tuple[Count, Count], _AS_LIST]
+
+
 class _Data(_Saved):
     classes: list[str]
     num_samples: Count
     digest: str
-    groups: dict[str, Annotated[list[Count | str], Field(min_length=3, max_length=3)]]
+    groups: dict[str, Annotated[tuple[Count, Count, str], _AS_LIST]]
+    channels: Count = 3
+    joints: Annotated[tuple[list[str], list[_Pair], list[_Pair]], _AS_LIST] | None = None
 
 
 class _State(_Saved):

@@ -182,8 +182,9 @@ class Predictor:
         names of the dict that its `predict` gives.
         """
         given = [images] if isinstance(images, str | Path) or _is_image(images) else list(images)
-        if given and all(isinstance(each, str | Path) for each in given):
-            dataset: Dataset = self._files([Path(str(each)) for each in given])
+        paths = [Path(str(each)) for each in given] if all(isinstance(each, str | Path) for each in given) else []
+        if paths:
+            dataset: Dataset = self._files(paths)
         else:
             inputs = self.inputs
             dataset = UnlabeledArrays(
@@ -194,6 +195,9 @@ class Predictor:
             found = self._predict(dataset, writer, SkipList("inputs", len(dataset)))
             if found.problem:
                 raise UsageError(found.problem)
+        places = {dataset.path(index): index for index in range(len(dataset))} if paths else {}  # type: ignore[attr-defined]
+        if places.keys() >= set(paths):  # one may be given several times; folders and lists are several
+            return [writer.results[places[path]] for path in paths] if paths else writer.results
         return writer.results
 
     def predict_files(

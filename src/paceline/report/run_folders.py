@@ -85,7 +85,9 @@ def data_of(tree: dict[str, Any], split: str) -> str:
 
 def settings_of(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Every value with its dotted key; of a list of parts their names, and below it each part's values by its name."""
-    if isinstance(tree, dict) and tree:
+    if key == "use" and isinstance(tree, list):
+        yield key, "+".join(_module_name(each) for each in tree)
+    elif isinstance(tree, dict) and tree:
         for name, value in tree.items():
             yield from settings_of(value, f"{key}.{name}" if key else str(name))
     elif isinstance(tree, list) and tree and all(_name_of(part) for part in tree):
@@ -94,3 +96,9 @@ def settings_of(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
             yield from settings_of(part, f"{key}.{_name_of(part)}")
     else:
         yield key, tree
+
+
+def _module_name(module: Any) -> str:
+    """The name of a user's file, and the beginning of its checksum."""
+    recorded = module if isinstance(module, dict) else {}
+    return f"{Path(str(recorded.get('file', module))).name} {str(recorded.get('sha256', ''))[:6]}".strip()

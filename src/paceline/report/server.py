@@ -92,7 +92,7 @@ def _is_here(host: str) -> bool:
     A foreign page whose name leads here sends its own name, so no name but localhost is answered.
     """
     try:
-        name = urlsplit(f"//{host}").hostname or ""
+        name = "" if "@" in host else urlsplit(f"//{host}").hostname or ""
         return name == "localhost" or ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False

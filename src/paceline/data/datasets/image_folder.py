@@ -240,7 +240,7 @@ def find_files(inputs: Sequence[Path], videos: bool) -> list[Path]:
 
 def _read_list(path: Path, extensions: Sequence[str]) -> list[Path]:
     try:
-        lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        lines = path.read_text(encoding="utf-8-sig", errors="surrogateescape").splitlines()
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
     cells = [line.split(",")[0].strip().strip('"') for line in lines if line.strip()]
