@@ -55,6 +55,14 @@ def test_splits_are_written_in_several_ways(root: Path, text: str) -> None:
     assert ([data.path(k).name for k in range(len(data))], len(data.read(0)["boxes"])) == (["a.png", "b.png"], 2)
 
 
+def test_files_may_begin_with_a_byte_order_mark(root: Path) -> None:
+    (root / "data.yaml").write_text("train: list.txt\nnames: [cat, dog]\n", encoding="utf-8-sig")
+    (root / "list.txt").write_text("images/train/a.png\n", encoding="utf-8-sig")
+    (root / "labels/train/a.txt").write_text("1 0.5 0.5 1 1\n", encoding="utf-8-sig")
+    data = Yolo(root / "data.yaml")
+    assert (data.path(0).name, data.read(0)["classes"].tolist()) == ("a.png", [1])
+
+
 def test_outlines_and_confidences(root: Path) -> None:
     (root / "labels/train/a.txt").write_text("0 0.25 0.5 0.75 0.5 0.5 1\n1 0.5 0.5 0.5 0.5 0.87\n")
     assert Yolo(root / "data.yaml").read(0)["boxes"].tolist() == [[10, 10, 30, 20], [10, 5, 30, 15]]

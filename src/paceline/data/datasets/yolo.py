@@ -124,7 +124,7 @@ def _find_images(
             found |= dict.fromkeys(place / name for name in sorted(names))
         else:
             builder.watch(place, by_content=True)
-            lines = place.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+            lines = place.read_text(encoding="utf-8-sig", errors="surrogateescape").splitlines()
             names_in_list = [line.strip() for line in lines if line.strip()]
             parents = [place.parent, place.parent.parent, base]
             found |= dict.fromkeys(_first(parents, name.removeprefix("./")) for name in names_in_list)
@@ -239,7 +239,7 @@ class _Lines:
         """The objects in the label files of images, in their order."""
         lines = []
         for row, file in enumerate(files):
-            text = "" if file is None else file.read_text(encoding="utf-8", errors="replace")
+            text = "" if file is None else file.read_text(encoding="utf-8-sig", errors="replace")
             for number, line in enumerate(text.splitlines(), 1):
                 place = f"{os.path.relpath(file or base, base)} line {number}"
                 if line.strip() and (found := self._parse(line, place)) is not None:
