@@ -95,7 +95,7 @@ def problems(tree: Any, model: type[BaseModel] = Model, **options: Any) -> list[
         ("filled", "", 'expected a non-empty string, got ""'),
         ("pair", [1], "expected a list of 2 items, got [1]"),
         ("pair", [1, 2, 3], "expected a list of 2 items, got [1, 2, 3]"),
-        ("pair", 1, "expected a list of 2 items, got 1; write [1]"),
+        ("pair", 1, "expected a list of 2 items, got 1"),
         ("names", [], "expected a list of at least 1 item and at most 3 items, got []"),
         ("names", "x", 'expected a list of at least 1 item and at most 3 items, got "x"; write ["x"]'),
         ("inner", 5, "expected a mapping or null, got 5"),

@@ -90,7 +90,8 @@ def hint(value: Any, nodes: Sequence[Node]) -> str:
         return f"; write {int(value)}"
     elif isinstance(value, bool | int | float) and "string" in types:
         return "; quote it"
-    if isinstance(value, str | bool | int | float) and types - {"null"} == {"array"}:
+    takes_one = any(node.get("minItems", 0) <= 1 for node in nodes if _types([node]) == {"array"})
+    if isinstance(value, str | bool | int | float) and types - {"null"} == {"array"} and takes_one:
         return f"; write [{show(value)}]"
     return ""
 
