@@ -198,6 +198,11 @@ def test_metrics_are_known_by_what_others_call_them() -> None:
     assert '"top1"' not in unknown_name("metric", "accuracy", ["miou", "auroc"])
 
 
+@pytest.mark.parametrize("name", ["binary_cross_entropy", "binary_cross_entropy_with_logits"])
+def test_losses_are_known_by_what_torch_calls_them(name: str) -> None:
+    assert unknown_name("loss", name, ["bce", "cel", "cross_entropy"]).endswith('did you mean "bce"?')
+
+
 def test_unknown_keys() -> None:
     assert unknown_key("epoch", ["epochs", "steps"]) == 'unknown key; did you mean "epochs"?'
     assert unknown_key("x", ["epochs", "steps"]) == "unknown key; known here: epochs, steps"

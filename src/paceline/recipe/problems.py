@@ -168,8 +168,9 @@ _FORMER = {
     "learning_rate": "lr",
     **dict.fromkeys(("accuracy", "acc", "val_accuracy"), "top1"),
     "map": "ap",
+    **dict.fromkeys(("binary_cross_entropy", "bce_with_logits", "binary_cross_entropy_with_logits"), "bce"),
 }
-"""Keys and metrics that have another name now, or elsewhere, where that is not near."""
+"""Keys, metrics and losses that have another name now, or elsewhere, where that is not near."""
 
 # Errors that say no more than the schema does, and less well; so does every type that ends in "_type".
 _IN_SCHEMA = {
