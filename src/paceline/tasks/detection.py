@@ -142,7 +142,7 @@ class Detection(Task):
         return best, f"{counted} with a score of {least:g} or more"
 
     def draw_metrics(self, metrics: dict[str, Any]) -> dict[str, Image]:
-        """Draw the mean precision-recall curve at IoU 0.5, and those of the most frequent classes, in their boxes' colors."""
+        """Draw the mean precision-recall curve at IoU 0.5, and those of frequent classes, colored as their boxes."""
         if "num_objects" not in metrics:
             return {}
         title, curves = precision_recall_curves(self.classes, metrics["precision"], metrics["num_objects"])
