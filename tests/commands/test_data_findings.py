@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -60,12 +61,18 @@ def test_what_the_model_gets_is_printed_and_warned_about(recipe: Path, capsys: p
     assert len(found["duplicates"]) == 2
 
 
-def test_check_prints_the_same_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "quickstart", "train.epochs=1"]) == 0
+def test_check_prints_the_same_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "quickstart", "train.epochs=1", "train.threads=1"]) == 0
     captured = capsys.readouterr()
-    assert "input       train: mean [" in captured.out
-    assert "input       val: mean [" in captured.out
     assert "not normalized" not in captured.err
+    assert main(["data", "quickstart", "--sheet", str(tmp_path / "sheet.png")]) == 0
+    same, found = (re.findall(r"input .*(mean .*), as", out) for out in (captured.out, capsys.readouterr().out))
+    assert (len(same), same) == (2, found)
+
+
+def test_check_says_why_there_are_no_metrics(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "quickstart", "train.epochs=1", "train.threads=1", "data.val=null"]) == 0
+    assert "\nmetrics     none: the recipe has no data.val\n" in capsys.readouterr().out
 
 
 def test_equal_problems_are_one_line(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -213,6 +213,9 @@ def test_the_least_score_of_detections(runs: Path, tmp_path: Path, capsys: pytes
     other = str(runs / "runs" / "classification")
     assert cli.main(["predict", other, file, "--out", str(tmp_path / "none"), "--score", "0.2"]) == 2
     assert "--score" in capsys.readouterr().err
+    for score in ("2", "-0.1", "nan"):
+        assert cli.main(["predict", run, file, "--out", str(tmp_path / "none"), "--score", score]) == 2
+        assert capsys.readouterr().err.startswith(f"--score {score}: ")
 
 
 @pytest.mark.parametrize("kind", ["detection", "saliency"])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from paceline.core.errors import DataError
+from paceline.core.errors import ArgumentError, DataError
 from paceline.data.datasets.yolo import Yolo
 
 YAML = "path: .\ntrain: images/train\nval: images/val\nnames: {0: cat, 1: dog}\n"
@@ -53,6 +54,14 @@ def test_splits_are_written_in_several_ways(root: Path, text: str) -> None:
     (root / "list.txt").write_text("./images/train/a.png\nimages/train/b.png\n")
     data = Yolo(root / "data.yaml")
     assert ([data.path(k).name for k in range(len(data))], len(data.read(0)["boxes"])) == (["a.png", "b.png"], 2)
+
+
+def test_files_may_begin_with_a_byte_order_mark(root: Path) -> None:
+    (root / "data.yaml").write_text("train: list.txt\nnames: [cat, dog]\n", encoding="utf-8-sig")
+    (root / "list.txt").write_text("images/train/a.png\n", encoding="utf-8-sig")
+    (root / "labels/train/a.txt").write_text("1 0.5 0.5 1 1\n", encoding="utf-8-sig")
+    data = Yolo(root / "data.yaml")
+    assert (data.path(0).name, data.read(0)["classes"].tolist()) == ("a.png", [1])
 
 
 def test_outlines_and_confidences(root: Path) -> None:
@@ -102,9 +111,17 @@ def test_outlines_are_known_by_their_lengths_or_by_what_they_say(root: Path) -> 
     with pytest.raises(DataError, match=r"kpt_shape.*a\.txt line 2"):
         Yolo(root / "data.yaml")
     assert Yolo(root / "data.yaml", kpt_shape=[0, 0]).read(0)["boxes"].tolist()[1] == [20, 10, 40, 20]
-    (root / "data.yaml").write_text(YAML + "kpt_shape: 17\n")
-    with pytest.raises(DataError, match=r"data\.yaml: `kpt_shape` is 17"):
+
+
+@pytest.mark.parametrize("shape", [17, [17, 4], [17, 1], [0, 3], [17, 3, 1]])
+def test_keypoints_have_two_or_three_numbers(root: Path, shape: object) -> None:
+    (root / "data.yaml").write_text(YAML + f"kpt_shape: {shape}\n")
+    with pytest.raises(DataError, match=rf"data\.yaml: `kpt_shape` is {re.escape(str(shape))}; .*2 or 3"):
         Yolo(root / "data.yaml")
+    if isinstance(shape, list):
+        with pytest.raises(ArgumentError) as refusal:
+            Yolo(root / "data.yaml", kpt_shape=shape)
+        assert refusal.value.argument == "kpt_shape"
 
 
 @pytest.mark.parametrize("deep", ["marks", "marks/train", "marks/images/train"])

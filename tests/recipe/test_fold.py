@@ -45,6 +45,12 @@ def test_one_key_holds_for_all_splits(tmp_path: Path) -> None:
     assert folds(write(tmp_path, **fixed), "data.fold=3") == [3, 3], "the command line wins"
 
 
+def test_a_split_without_a_fold_is_told_of_the_key_for_all_splits(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"recipe\.json:1:\d+: data\.train: split needs .*data\.fold"):
+        folds(write(tmp_path))
+    assert folds(write(tmp_path), "data.fold=0") == [0, 0]
+
+
 def test_folds_that_do_not_complement_each_other_are_refused(tmp_path: Path) -> None:
     overlapping = ("data.train.fold=0", "data.val.fold=1")
     with pytest.raises(RecipeError, match=r"data\.val\.fold: differs from data\.train\.fold"):

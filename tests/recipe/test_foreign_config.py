@@ -189,6 +189,16 @@ def test_tasks_that_are_not_here_are_refused(
     assert not Path("recipe.yaml").exists()
 
 
+def test_augmentation_is_said_to_be_what_the_recipe_has(tmp_path: Path) -> None:
+    file = tmp_path / "pet.yaml"
+    train = "{DATASETS: imagenet, USE_FLIPPED: False, AUG: {RESIZE: 224, RANDOM_FLIP: True}}"
+    file.write_text(f"SOLVER: {{MAX_ITER: 1000}}\nTRAIN: {train}\n")
+    recipe, remarks = convert_config(file)
+    names = ", ".join(each["name"] for each in recipe["data"]["train"]["transforms"])
+    (line,) = about(remarks, "AUG")
+    assert line.startswith(f"{file}:2:49: TRAIN.AUG: not converted: the recipe has {names};")
+
+
 def test_keys_without_a_counterpart_have_their_line(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(block("dali-json", "json").replace('"use_amp": 1', '"use_amp": 0, "cards": [0, 1]'))
@@ -353,7 +363,7 @@ def test_any_value_gives_a_valid_recipe_or_an_error_with_its_place(page: str, tm
         ("SOLVER: {BASE_LR: 0.1}", "pet.yaml:1:9: SOLVER: expected MAX_ITER or MAX_EPOCHS"),
         (
             "SOLVER: {MAX_ITER: 10}",
-            "pet.yaml:1:1: SOLVER.WARM_UP_ITERS: expected less than the run's 10 steps, got 500",
+            "pet.yaml:1:1: SOLVER.WARM_UP_ITERS: expected less than the run's 10 steps, got 500, Pet's default",
         ),
         ("SOLVER: {MAX_ITER: 10, WARM_UP_ITERS: 10}", "pet.yaml:1:39: SOLVER.WARM_UP_ITERS: expected less"),
         ("SOLVER: {MAX_EPOCHS: 9, WARM_UP_EPOCH: 3, WARM_UP_EPOCHS: 3}", "SOLVER.WARM_UP_EPOCH: cannot be given"),

@@ -95,7 +95,7 @@ def problems(tree: Any, model: type[BaseModel] = Model, **options: Any) -> list[
         ("filled", "", 'expected a non-empty string, got ""'),
         ("pair", [1], "expected a list of 2 items, got [1]"),
         ("pair", [1, 2, 3], "expected a list of 2 items, got [1, 2, 3]"),
-        ("pair", 1, "expected a list of 2 items, got 1; write [1]"),
+        ("pair", 1, "expected a list of 2 items, got 1"),
         ("names", [], "expected a list of at least 1 item and at most 3 items, got []"),
         ("names", "x", 'expected a list of at least 1 item and at most 3 items, got "x"; write ["x"]'),
         ("inner", 5, "expected a mapping or null, got 5"),
@@ -196,6 +196,11 @@ def test_metrics_are_known_by_what_others_call_them() -> None:
     assert unknown_name("metric", "accuracy", ["top1", "auroc"]).endswith('did you mean "top1"?')
     assert unknown_name("metric", "mAP", ["ap", "ap50"]).endswith('did you mean "ap"?')
     assert '"top1"' not in unknown_name("metric", "accuracy", ["miou", "auroc"])
+
+
+@pytest.mark.parametrize("name", ["binary_cross_entropy", "binary_cross_entropy_with_logits"])
+def test_losses_are_known_by_what_torch_calls_them(name: str) -> None:
+    assert unknown_name("loss", name, ["bce", "cel", "cross_entropy"]).endswith('did you mean "bce"?')
 
 
 def test_unknown_keys() -> None:

@@ -77,6 +77,24 @@ def test_predictions_are_drawn_on_the_image_as_it_was_read() -> None:
     assert panel.caption.startswith("13 ")
 
 
+def test_names_are_written_on_20_boxes_at_most() -> None:
+    image, places = np.zeros((200, 200, 3), np.uint8), torch.arange(21.0) * 6 + 20
+    boxes = torch.stack([places, places, places + 40, places + 40], 1)
+    task, areas = Detection(Known(), ["cat"], min_score=0.5), []
+    for number in (20, 21):
+        found = [Detections(boxes[:number], torch.ones(number), torch.zeros(number, dtype=torch.int64))]
+        panel = task.draw_prediction(image, batch(0), found, 0)
+        areas.append(int((panel.image == class_color(0)).all(2).sum()))
+        assert panel.legend
+    assert areas[1] < areas[0], "one box more, and no tags"
+
+
+def test_the_curves_of_classes_have_the_colors_of_their_boxes() -> None:
+    metrics = {"num_objects": torch.tensor([1, 2]), "precision": torch.linspace(0.2, 0.9, 2)[:, None].expand(2, 101)}
+    plot = Detection(Known(), ["cat", "dog"]).draw_metrics(metrics)["precision_recall"]
+    assert set(drawn_classes(plot)) >= {0, 1}
+
+
 def test_of_many_classes_the_mean_and_the_most_frequent_are_drawn() -> None:
     classes = [f"class {number}" for number in range(80)]
     precision = torch.linspace(0, 1, 80, dtype=torch.float64)[:, None].expand(80, 101).clone()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from paceline.visualize.colors import TEXT, class_color
 from paceline.visualize.curves import draw_curves, terminal_curve
 
 
@@ -14,6 +15,14 @@ def test_each_curve_has_a_color_and_its_place() -> None:
     rows = [np.nonzero((image[:, 480] == color).all(1))[0] for color in ((31, 119, 180), (255, 127, 14))]
     assert rows[0].min() > 540 * 0.7
     assert rows[1].max() < 540 * 0.3
+
+
+def test_curves_of_classes_have_their_colors_and_others_are_dark_and_thick() -> None:
+    curves = {name: ([0, 10], [height, height]) for name, height in (("mean", 1), ("cat", 9))}
+    image = draw_curves(curves, "", "x", "y", colors={"cat": class_color(0)})
+    rows = [np.nonzero((image[:, 480] == color).all(1))[0] for color in (TEXT, class_color(0))]
+    assert (rows[0].min() > 540 * 0.7, rows[1].max() < 540 * 0.3) == (True, True)
+    assert len(rows[0]) > len(rows[1])
 
 
 def test_axes_can_be_logarithmic() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.commands.common import check_trackers, print_json, read_recipe
 from paceline.core.errors import CheckpointError, TrainingError
-from paceline.core.text import evenly_spaced, join_first, pluralize
+from paceline.core.text import join_first, pluralize
 from paceline.recipe.problems import near
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paceline.data.split_loader import SplitLoader
     from paceline.engine.run import Run
 
-_TRIED, _MEASURED = 8, 32
+_TRIED = 8
 
 
 def main(options: argparse.Namespace) -> int:
@@ -73,9 +73,7 @@ def _try_input(run: Run) -> tuple[dict[str, Any], list[str]]:
     from paceline.data.loader_profile import input_stats, input_warnings
 
     loaders = {"train": run.train_loader} | {split: each.loader for split, each in run.evaluations.items()}
-    found = {
-        split: input_stats(loader, evenly_spaced(len(loader.dataset), _MEASURED)) for split, loader in loaders.items()
-    }
+    found = {split: input_stats(loader, range(len(loader.dataset))) for split, loader in loaders.items()}
     known = {split: stats for split, stats in found.items() if stats is not None}
     return {split: stats._asdict() | {"text": str(stats)} for split, stats in known.items()}, input_warnings(known)
 
@@ -188,7 +186,8 @@ def _print(report: dict[str, Any]) -> None:
         print(f"input       {split}: {stats['text']}, as the model gets it")
     step = report["step"]
     print(f"step        loss {step['loss']:.4f}, gradient norm {step['grad_norm']:.4f}, {step['seconds']:.2f} s")
-    print(f"metrics     {join_first(report['metrics'], 12)}")
+    without = "none: the recipe has no data.val" if len(report["data"]) == 1 else "none"
+    print(f"metrics     {join_first(report['metrics'], 12) or without}")
     print(f"checkpoint  {report['checkpoint']['bytes'] / 2**20:.1f} MB, saved and loaded bit-identical")
     for warning in report.get("warnings", ()):
         print(f"warning: {warning}", file=sys.stderr)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from paceline.commands.data_report import SplitReport
     from paceline.data.inspect import ContactSheet
 
-_MEASURED = 64  # samples whose loading is measured
 _MEASURED_IN_MEMORY = 8192
 _DRAWN = {True: 15, False: 5}  # samples on the sheet: of the first split, and of each further one
 _INTERRUPTED = 130
@@ -93,7 +92,7 @@ def _inspect_split(
     from paceline.data.datasets.video import whole_videos
     from paceline.data.inspect import examine
     from paceline.data.loader import usable_cores
-    from paceline.data.loader_profile import input_stats, profile_loader
+    from paceline.data.loader_profile import NUM_MEASURED, input_stats, profile_loader
     from paceline.data.skip_list import UNREADABLE
 
     try:
@@ -117,8 +116,8 @@ def _inspect_split(
     readable = [index * len(source.dataset) // size for index in readable]
     few = [readable[place] for place in evenly_spaced(len(readable), _DRAWN[not sheet.panels])]
     report.add_note(sheet.add(source, report.split, few))
-    report.inputs = input_stats(source, [readable[place] for place in evenly_spaced(len(readable), _MEASURED)])
-    most = _MEASURED_IN_MEMORY if source.in_memory else _MEASURED
+    report.inputs = input_stats(source, readable)
+    most = _MEASURED_IN_MEMORY if source.in_memory else NUM_MEASURED
     try:
         report.stages = profile_loader(
             source, [readable[place] for place in evenly_spaced(len(readable), most)], threads

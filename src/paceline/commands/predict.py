@@ -30,6 +30,8 @@ def main(options: argparse.Namespace) -> int:
     out: Path = options.out
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out}: expected a folder, found a file")
+    if options.score is not None and not 0 <= options.score <= 1:
+        raise UsageError(f"--score {options.score:g}: expected a number from 0 to 1")
 
     from paceline.recipe.build_predictor import build_predictor, check_run
 

@@ -137,11 +137,14 @@ def _data(config: ForeignConfig, task: str, size: list[int]) -> dict[str, Any]:
     means, stds = ([each / 255 for each in reversed(config.items(key))] for key in ("PIXEL_MEANS", "PIXEL_STDS"))
     last = {"name": "normalize", "mean": [round(each, 6) for each in means], "std": [round(each, 8) for each in stds]}
     flip = [] if config.take("TRAIN.USE_FLIPPED") is False else [{"name": "random_horizontal_flip"}]
+    transforms: list[dict[str, Any]] = [first, *flip, last]
+    names = ", ".join(each["name"] for each in transforms)
+    config.drop(f"not converted: the recipe has {names}; change them there if this asks for others", "TRAIN.AUG")
     threads = "DATA.LOADER_THREADS" if config.has("DATA.LOADER_THREADS") else "TRAIN.LOADER_THREADS"
     data = {
         "batch_size": config.take("TRAIN.BATCH_SIZE"),
         **config.some(num_workers=threads),
-        "train": _dataset(config, "TRAIN.DATASETS", task) | {"transforms": [first, *flip, last]},
+        "train": _dataset(config, "TRAIN.DATASETS", task) | {"transforms": transforms},
     }
     if config.has("TEST.DATASETS"):
         data["val"] = _dataset(config, "TEST.DATASETS", task) | {"transforms": [first, last]}

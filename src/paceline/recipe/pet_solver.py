@@ -121,7 +121,8 @@ def _warmup(config: ForeignConfig, unit: str, length: int) -> dict[str, Any]:
             raise config.error(other, "cannot be given together with WARM_UP_EPOCHS; remove one of them")
         key = other
     if (warmup := config.take(key)) >= length:
-        raise config.error(key, f"expected less than the run's {length} {unit}, got {warmup:g}")
+        why = "" if config.has(key) else ", Pet's default, since it is not in the file; set it, to 0 for no warm-up"
+        raise config.error(key, f"expected less than the run's {length} {unit}, got {warmup:g}{why}")
     if not warmup:
         return {"warmup": "none"}
     method, factor = config.take("SOLVER.WARM_UP_METHOD"), config.take("SOLVER.WARM_UP_FACTOR")

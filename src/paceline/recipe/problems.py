@@ -90,7 +90,8 @@ def hint(value: Any, nodes: Sequence[Node]) -> str:
         return f"; write {int(value)}"
     elif isinstance(value, bool | int | float) and "string" in types:
         return "; quote it"
-    if isinstance(value, str | bool | int | float) and types - {"null"} == {"array"}:
+    takes_one = any(node.get("minItems", 0) <= 1 for node in nodes if _types([node]) == {"array"})
+    if isinstance(value, str | bool | int | float) and types - {"null"} == {"array"} and takes_one:
         return f"; write [{show(value)}]"
     return ""
 
@@ -167,8 +168,9 @@ _FORMER = {
     "learning_rate": "lr",
     **dict.fromkeys(("accuracy", "acc", "val_accuracy"), "top1"),
     "map": "ap",
+    **dict.fromkeys(("binary_cross_entropy", "bce_with_logits", "binary_cross_entropy_with_logits"), "bce"),
 }
-"""Keys and metrics that have another name now, or elsewhere, where that is not near."""
+"""Keys, metrics and losses that have another name now, or elsewhere, where that is not near."""
 
 # Errors that say no more than the schema does, and less well; so does every type that ends in "_type".
 _IN_SCHEMA = {

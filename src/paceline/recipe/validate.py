@@ -164,7 +164,9 @@ def _below(path: KeyPath, problem: Problem, hint: str, dropped: Mapping[KeyPath,
 
 
 def _supplied(kind: str, problem: Problem) -> str:
-    """The hint for a missing argument that the builder gives under another name, such as n_classes."""
+    """The hint for a missing argument that is given elsewhere: by the builder, such as num_classes, or as data.fold."""
+    if kind == "dataset" and re.match(r"split needs .*\bfold\b", problem.message):
+        return "; data.fold gives all splits their fold"
     meant = get_close_matches(str(problem.path[-1]), SUPPLIED.get(kind, ()), 1) if problem.about == "absence" else []
     return f"; did you mean the argument {meant[0]}, which every {kind} may ask for?" if meant else ""
 

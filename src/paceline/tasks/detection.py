@@ -28,7 +28,8 @@ from paceline.visualize.overlay import draw_boxes
 
 _IMAGE_SIDE = 320
 _DRAWN_SCORE, _MIN_DRAWN, _MAX_DRAWN = 0.3, 10, 20
-_MAX_CURVES = 9  # of classes, beside their mean: as many as there are colors
+_MAX_NAMED = 20  # boxes in an image: the names of more would cover each other
+_MAX_CURVES = 9  # of classes, beside their mean: more are hard to tell apart
 
 
 @register.task("detection")
@@ -141,11 +142,12 @@ class Detection(Task):
         return best, f"{counted} with a score of {least:g} or more"
 
     def draw_metrics(self, metrics: dict[str, Any]) -> dict[str, Image]:
-        """Draw the mean precision-recall curve at IoU 0.5, and those of the most frequent classes."""
+        """Draw the mean precision-recall curve at IoU 0.5, and those of frequent classes, colored as their boxes."""
         if "num_objects" not in metrics:
             return {}
         title, curves = precision_recall_curves(self.classes, metrics["precision"], metrics["num_objects"])
-        return {"precision_recall": draw_curves(curves, title, "recall", "precision")} if curves else {}
+        colors = {name: class_color(index) for index, name in enumerate(self.classes)}
+        return {"precision_recall": draw_curves(curves, title, "recall", "precision", colors=colors)} if curves else {}
 
     def detection_metric(self) -> Metric:
         """What collects the detections of each image."""
@@ -164,14 +166,15 @@ class Detection(Task):
     def _panel(
         self, image: Image, boxes: Tensor, labels: Tensor, scores: Tensor | None, caption: str, side: int
     ) -> Panel:
-        """Boxes with the names of their classes, in the colors of these, and with their scores."""
+        """Boxes in the colors of their classes, and unless they are many with the names of these and their scores."""
         small, numbers = fit(image, side), labels.tolist()
         scale = small.shape[1] / image.shape[1]
         texts = [self.classes[number] if number < len(self.classes) else str(number) for number in numbers]
         if scores is not None:
             texts = [f"{text} {score:.2f}" for text, score in zip(texts, scores.tolist(), strict=True)]
         colors = [class_color(number) for number in numbers]
-        drawn = draw_boxes(small, boxes.cpu().numpy() * scale, colors, labels=texts)
+        labeled = texts if len(texts) <= _MAX_NAMED else ()
+        drawn = draw_boxes(small, boxes.cpu().numpy() * scale, colors, labels=labeled)
         return Panel(drawn, caption, legend=class_legend(numbers, self.classes))
 
 

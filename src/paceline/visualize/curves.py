@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
+from paceline.visualize.colors import TEXT, Color
 from paceline.visualize.image import Image, to_rgb
 
 Curve = tuple[Sequence[float], Sequence[float]]
@@ -18,15 +20,22 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 def draw_curves(
-    curves: Mapping[str, Curve], title: str, x_label: str, y_label: str, log_x: bool = False, log_y: bool = False
+    curves: Mapping[str, Curve],
+    title: str,
+    x_label: str,
+    y_label: str,
+    log_x: bool = False,
+    log_y: bool = False,
+    colors: Mapping[str, Color] | None = None,
 ) -> Image:
-    """Plot curves on common axes, with a legend if there are several."""
+    """Plot curves on common axes, with a legend if there are several; beside those in `colors`, the others are dark."""
     from matplotlib.figure import Figure
 
     fig = Figure(figsize=(_WIDTH / _DPI, _HEIGHT / _DPI), dpi=_DPI, layout="constrained")
     axes = fig.subplots()
     for name, (xs, ys) in curves.items():
-        axes.plot(xs, ys, label=name, linewidth=1.6)
+        style = {} if colors is None else _style(colors.get(name))
+        axes.plot(xs, ys, label=name, **{"linewidth": 1.6} | style)
     axes.set_title(title, loc="left")
     axes.set(xlabel=x_label, ylabel=y_label)
     axes.set(xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")
@@ -37,6 +46,11 @@ def draw_curves(
     pixels = BytesIO()
     fig.savefig(pixels, format="rgba")
     return to_rgb(np.frombuffer(pixels.getvalue(), np.uint8).reshape(_HEIGHT, _WIDTH, 4))
+
+
+def _style(color: Color | None) -> dict[str, Any]:
+    dark = {"color": [value / 255 for value in TEXT], "linewidth": 3.2}
+    return dark if color is None else {"color": [value / 255 for value in color]}
 
 
 def terminal_curve(values: Sequence[float], width: int = 72, height: int = 8) -> list[str]:

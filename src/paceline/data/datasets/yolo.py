@@ -13,7 +13,7 @@ import yaml
 from pydantic import Field
 
 from paceline.core.arguments import Count, CountOrZero
-from paceline.core.errors import DataError
+from paceline.core.errors import ArgumentError, DataError
 from paceline.core.registry import register
 from paceline.core.regular_file import open_regular, why_no_file
 from paceline.core.text import join_first
@@ -28,6 +28,7 @@ _UNIT = 1000  # boxes are checked in an image of this size, and kept as shares o
 _EXPECTED = "expected a class and the shares x, y, width, height of a box, or x, y of three points or more"
 _ROUNDING = 0.01  # by which a point of an outline may lie outside its image
 _MOST = 0.9
+_EXPECTED_SHAPE = "expected [keypoints, 2 or 3], such as [17, 3], or [0, 0] for outlines"
 _SAY_WHICH = "set `kpt_shape: [keypoints, 2 or 3]`, or `kpt_shape: [0, 0]` for outlines"
 
 KeypointShape = Annotated[Sequence[CountOrZero], Field(min_length=2, max_length=2)]
@@ -61,6 +62,8 @@ class Yolo(DetectionDataset):
         self.file = Path(root or "", file)
         base = Path(root) if root is not None else self.file.parent
         inside = None if follow_links else base
+        if kpt_shape is not None and not _is_keypoint_shape(list(kpt_shape)):
+            raise ArgumentError("kpt_shape", f"{_EXPECTED_SHAPE}, got {list(kpt_shape)}")
 
         def build(builder: IndexBuilder) -> None:
             builder.watch(self.file, by_content=True)
@@ -124,7 +127,7 @@ def _find_images(
             found |= dict.fromkeys(place / name for name in sorted(names))
         else:
             builder.watch(place, by_content=True)
-            lines = place.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+            lines = place.read_text(encoding="utf-8-sig", errors="surrogateescape").splitlines()
             names_in_list = [line.strip() for line in lines if line.strip()]
             parents = [place.parent, place.parent.parent, base]
             found |= dict.fromkeys(_first(parents, name.removeprefix("./")) for name in names_in_list)
@@ -152,9 +155,15 @@ def _first(folders: Sequence[Path], name: str) -> Path:
 
 def _keypoint_shape(path: Path, content: dict[str, Any]) -> list[int] | None:
     shape = content.get("kpt_shape")
-    if shape is None or (isinstance(shape, list) and [type(number) for number in shape] == [int, int]):
+    if shape is None or _is_keypoint_shape(shape):
         return shape
-    raise DataError(f"{path}: `kpt_shape` is {shape!r:.60}, expected a number of keypoints, and 2 or 3, as in [17, 3]")
+    raise DataError(f"{path}: `kpt_shape` is {shape!r:.60}; {_EXPECTED_SHAPE}")
+
+
+def _is_keypoint_shape(shape: Any) -> bool:
+    if not isinstance(shape, list) or [type(number) for number in shape] != [int, int]:
+        return False
+    return shape == [0, 0] or (shape[0] > 0 and shape[1] in (2, 3))
 
 
 def _find_labels(path: Path, images: list[Path], folder: Path | None, builder: IndexBuilder) -> list[Path | None]:
@@ -239,7 +248,7 @@ class _Lines:
         """The objects in the label files of images, in their order."""
         lines = []
         for row, file in enumerate(files):
-            text = "" if file is None else file.read_text(encoding="utf-8", errors="replace")
+            text = "" if file is None else file.read_text(encoding="utf-8-sig", errors="replace")
             for number, line in enumerate(text.splitlines(), 1):
                 place = f"{os.path.relpath(file or base, base)} line {number}"
                 if line.strip() and (found := self._parse(line, place)) is not None:
