@@ -37,7 +37,7 @@ def fit_schedule(document: Document) -> list[str]:
 def _shorten(document: Document, schedule: dict[str, Any], key: str, length: int, given: Origin) -> str:
     """What became of a warm-up that is as long as the run."""
     written, half = schedule[key], length / 2 if key == "warmup_epochs" else length // 2
-    if not isinstance(written, int | float) or written < length or not half:
+    if not isinstance(written, int | float) or written < length or half <= 0:
         return ""
     schedule[key], document.values["schedule", key] = half, given
     return f"{show(written)} shortened to {show(half)}"
