@@ -188,6 +188,11 @@ def _moments(state: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _data(**changes: Any) -> dict[str, Any]:
+    """The fingerprint of a split."""
+    return {"classes": [], "num_samples": 1, "digest": "", "groups": {}, **changes}
+
+
 RUN_STATES: dict[str, Callable[[dict[str, Any]], object]] = {
     "an empty state": lambda state: state.clear(),
     "no progress": lambda state: state.pop("progress"),
@@ -223,6 +228,9 @@ RUN_STATES: dict[str, Callable[[dict[str, Any]], object]] = {
     "a micro-batch of nothing": lambda state: state.update(micro_batch_size=0),
     "a world of nobody": lambda state: state.update(world=0),
     "a world in words": lambda state: state.update(world="2"),
+    "channels of data in words": lambda state: state.update(data={"train": _data(channels="x")}),
+    "keypoints of nothing": lambda state: state.update(data={"train": _data(joints="nan")}),
+    "a number of files in words": lambda state: state.update(data={"train": _data(groups={"a": ["x", 1, "c"]})}),
     "a list for a recipe": lambda state: state.update(recipe=[]),
     "a recipe 900 deep": lambda state: state.update(recipe={"a": _nested(900)}),
 }

@@ -11,6 +11,7 @@ import pytest
 import torch
 from forked import WORLD, in_processes
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 from paceline.core.world import World
 from paceline.engine import channels_last
@@ -129,6 +130,14 @@ def net(*layers: tuple[int, int, int]) -> nn.Module:
 )
 def test_the_rule_looks_at_layers_and_image_sizes(model: nn.Module, images: Any, faster: bool) -> None:
     assert channels_last.is_channels_last_faster(model, images) is faster
+
+
+def test_the_rule_changes_no_buffer_of_a_parametrized_layer() -> None:
+    model = nn.Sequential(spectral_norm(nn.Conv2d(3, 8, 3))).train()
+    before = [buffer.clone() for buffer in model.buffers()]
+    assert before
+    assert channels_last.is_channels_last_faster(model, torch.empty(4, 3, 64, 64))
+    assert all(torch.equal(one, other) for one, other in zip(model.buffers(), before, strict=True))
 
 
 def test_the_first_process_decides_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from paceline.engine.run import Run
 from paceline.engine.strategies.deterministic import DeterministicStrategy
 from paceline.losses.classification import CrossEntropy
 from paceline.losses.loss_term import LossTerm
+from paceline.metrics.classification import TopK
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -126,6 +127,20 @@ def test_threads_that_evaluate_do_not_share_draws(
     for seed in range(3):
         random.seed(seed)
         assert bits(evaluate(run, "val")) == expected
+
+
+def test_what_a_metric_draws_when_it_is_computed_does_not_depend_on_what_ran_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Small(tmp_path, evaluation_size=20, evaluation_batch=4).run()
+    monkeypatch.setattr(TopK, "compute", lambda self, state: {"top1": random.random() + np.random.rand()})
+    found = []
+    for seed in range(3):
+        random.seed(seed)
+        np.random.seed(seed)
+        found.append(evaluate(run, "val").metrics["top1"])
+        assert random.random() == random.Random(seed).random(), "the caller's own numbers go on"
+    assert found == [found[0]] * 3
 
 
 def test_numbers_of_the_caller_go_on(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from torch import Tensor, nn
@@ -30,9 +31,14 @@ def is_channels_last_faster(model: nn.Module, images: Iterable[Tensor]) -> bool:
     sizes = [image.shape for image in images]
     values = sum(size.numel() for size in sizes)
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
-    kernels = [each for each in convolutions if each.groups == 1 and each.kernel_size != (1, 1)]
+    kernels = [
+        # Not of `weight`: where it is parametrized, as by spectral norm, a look at it changes buffers, here on rank 0.
+        each.in_channels * each.out_channels * math.prod(each.kernel_size)
+        for each in convolutions
+        if each.groups == 1 and each.kernel_size != (1, 1)
+    ]
     return (
         all(len(size) == 3 for size in sizes)
         and max((each.out_channels for each in convolutions), default=0) >= _MIN_CHANNELS
-        and values >= max(_MIN_VALUES, sum(each.weight.numel() for each in kernels) / _MAX_WEIGHTS)
+        and values >= max(_MIN_VALUES, sum(kernels) / _MAX_WEIGHTS)
     )
