@@ -256,6 +256,8 @@ def test_predict_from_python(runs: Path) -> None:
     by_file, by_array = predictor.predict(files), predictor.predict([np.asarray(Image.open(path)) for path in files])
     assert by_file == by_array
     assert by_file[0] is not None
+    again = predictor.predict([files[1], files[0], files[1]])
+    assert again == [by_file[1], by_file[0], by_file[1]], "one for each input"
     assert set(by_file[0]["probabilities"]) == set(predictor.classes) == {"a", "b"}
     (mask,) = paceline.load(runs / "runs" / "saliency").predict(val_files(runs, "saliency")[:1])
     assert mask is not None

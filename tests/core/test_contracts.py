@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -25,6 +25,13 @@ class OnlyUpdate:
 
 class NarrowUpdate(OnlyUpdate):
     def update(self, preds: Tensor) -> None: ...  # type: ignore[override]
+
+    def compute(self) -> float:
+        return 0.0
+
+
+class SharedMetric(OnlyUpdate):
+    seen: ClassVar[list[float]] = []
 
     def compute(self) -> float:
         return 0.0
@@ -85,6 +92,7 @@ MISSING = [
     ("metric", Nothing, "update", "def update(self, preds, target)"),
     ("metric", OnlyUpdate, "compute", "def compute(self)"),
     ("metric", NarrowUpdate, "(preds)", "def update(self, preds, target)"),
+    ("metric", SharedMetric, "seen is a list of the class", "`self.seen = []`"),
     ("task", Nothing, "counts", "paceline.Task"),
     ("task", HalfTask, "predict", "def predict(self, model, batch)"),
     ("model", NoForward, "forward", "def forward(self, images)"),
