@@ -64,7 +64,7 @@ def test_predictions(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     capsys.readouterr()
     exec(code, {})
     first, second = capsys.readouterr().out.splitlines()
-    assert {first.split()[0], second.split()[0]} <= {"['daisy']", "['rose']"}
+    assert {first.split()[0], second.split()[0]} <= {"daisy", "rose"}
 
 
 def test_exported_files_are_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,13 +36,13 @@ def test_snippets_are_valid(folder: Path) -> None:
 
 def test_values_mean_what_the_table_says() -> None:
     rows = re.findall(r"^\| `(\S+?=.*?)` \| (.*) \|$", SWEEP, re.MULTILINE)
-    assert len(rows) == 6
+    assert len(rows) == 7
     for override, meaning in rows:
         parts = read_search_space([override, "train.seed=0,1"]).parts
         kind = Range if "a range" in meaning else str if "one value" in meaning else Choices
         assert isinstance(parts[0], kind), override
         if isinstance(parts[0], Choices):
-            assert len(parts[0].values) == 2
+            assert len(parts[0].values) == (3 if "fold" in override else 2)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -54,7 +54,7 @@ _RECIPE = {
     "name": "fragile",
     "task": "classification",
     "model": {"name": "fragile"},
-    "data": {"batch_size": 16, "train": {"dataset": "fragile"}, "cache": "memory", "num_workers": 0},
+    "data": {"batch_size": 16, "train": {"dataset": "fragile"}, "num_workers": 0},
     "losses": [{"name": "cross_entropy"}],
     "optimizer": {"name": "sgd", "lr": 0.01},
     "train": {"steps": 2},

@@ -100,7 +100,7 @@ def _check_transform(target: type) -> None:
 def _check_metric(target: type) -> None:
     own = vars(target).items() if not target.__module__.startswith("torchmetrics") else ()
     for name, value in own:
-        if type(value) in (list, dict, set) and not name.startswith("_"):
+        if type(value) in (list, dict, set) and not value and not name.startswith("_"):
             found = f"{target.__name__}.{name} is a {type(value).__name__} of the class, which all evaluations share"
             raise TypeError(f"{found}; set it in __init__: `self.{name} = {value!r}`")
     update, compute = _method(target, "update"), _method(target, "compute")

@@ -19,7 +19,7 @@ from paceline.tasks.task import Task
 
 _OF_MODULES = vars(nn.Module()).keys()
 _CONTAINERS = (list, dict, set)
-_STATELESS = {"paceline", "timm", "torch", "torchmetrics", "torchvision"}  # whose functions keep nothing between calls
+_STATELESS = {"paceline", "timm", "torch", "torchvision"}  # whose functions keep nothing between calls
 
 
 class Replica(NamedTuple):
@@ -76,7 +76,7 @@ def make_replicas(original: Replica, number: int) -> list[Replica]:
     if number == 1:
         return replicas
     modules = _modules(original)
-    parts = [*(each for top in modules for each in top.modules()), original.task, *original.metrics]
+    parts = [*(each for top in modules for each in top.modules()), original.task]
     has_shared = any(map(_is_shared, _functions(original.task, modules))) or any(map(_has_shared_container, parts))
     if original.model._compiled_call_impl is not None or has_shared:
         return replicas
