@@ -80,6 +80,20 @@ def test_an_error_that_all_find_is_reported_once_and_not_tried_again(tmp_path: P
     assert [notes(tmp_path, rank) for rank in range(3)] == [["0"]] * 3
 
 
+def test_a_reader_who_leaves_ends_all_processes_once(tmp_path: Path) -> None:
+    """As `paceline eval … | grep -m1` does."""
+    body = """
+    def body():
+        note(start)
+        wait_for_all()
+        if rank == 0:
+            raise BrokenPipeError
+        time.sleep(60)
+    """
+    assert run(tmp_path, body).returncode == 1
+    assert [notes(tmp_path, rank) for rank in range(2)] == [["0"]] * 2
+
+
 def test_what_others_die_of_in_consequence_is_not_printed(tmp_path: Path) -> None:
     body = """
     def body():

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 _before: dict[str, str | None] = {}
+_is_inside: list[bool] = []
 
 
 def set_variables(variables: Mapping[str, str]) -> None:
@@ -24,13 +25,20 @@ def set_missing_variables(variables: Mapping[str, str]) -> None:
 @contextmanager
 def restored_variables() -> Iterator[None]:
     """Put back what `set_variables` changes inside: a Python program that runs a command keeps its environment."""
-    is_outermost = not _before
+    if _is_inside:
+        yield
+        return
+    outside = dict(_before)  # set by a run that was built in this program, and still in use
+    _before.clear()
+    _is_inside.append(True)
     try:
         yield
     finally:
-        while is_outermost and _before:
-            name, value = _before.popitem()
+        for name, value in _before.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+        _before.clear()
+        _before.update(outside)
+        _is_inside.clear()

@@ -29,6 +29,9 @@ def run_as_worker(body: Callable[[], int], text: Callable[[PacelineError], str] 
     except PacelineError as error:
         report_exit(error.exit_code, text(error), explained=True)
         return error.exit_code
+    except BrokenPipeError:  # as without a launcher; to start again would not bring the reader back
+        report_exit(1, "whatever read the output has closed it", explained=True)
+        os._exit(1)
     except KeyboardInterrupt:
         return 130
     except Exception:  # noqa: BLE001 - the launcher prints it
