@@ -50,8 +50,8 @@ RUN = {
     "docs/sweep.md": "tests/test_sweep_docs.py",
     "docs/install.md": "tests/test_sweep_docs.py",
     "docs/plan.md": "tests/test_plan_docs.py",
-    "docs/coming-from/pet.md": "tests/recipe/test_foreign_config.py",
-    "docs/coming-from/dali-json.md": "tests/recipe/test_foreign_config.py",
+    "docs/coming-from/pet.md": "tests/convert/test_foreign_config.py",
+    "docs/coming-from/dali-json.md": "tests/convert/test_foreign_config.py",
 }
 """Pages whose commands or code a test runs for real."""
 OWN_RECIPES = {"docs/data.md", "docs/extending.md", "docs/zh/data.md", "docs/zh/extending.md"}

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from paceline.convert.foreign_config import AsNumbers, ForeignConfig, Names, Numbers, make_section, run_name
+from paceline.convert.pet_solver import SOLVER, convert_solver
 from paceline.core.errors import RecipeError
-from paceline.recipe.foreign_config import AsNumbers, ForeignConfig, Names, Numbers, make_section, run_name
-from paceline.recipe.pet_solver import SOLVER, convert_solver
 from paceline.recipe.problems import join_or
 from paceline.recipe.schema import BatchSize, Workers
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from paceline.convert.foreign_config import ForeignConfig, Keys, Numbers
 from paceline.core.arguments import (
     Count,
     CountOrZero,
@@ -16,7 +17,6 @@ from paceline.core.arguments import (
     Positive,
     Share,
 )
-from paceline.recipe.foreign_config import ForeignConfig, Keys, Numbers
 from paceline.recipe.schema import Epochs, Steps
 
 _DECAYS = {"STEP": "multi_step", "COSINE": "cosine", "POLY": "poly", "STEP_COSINE": "step_cosine"}

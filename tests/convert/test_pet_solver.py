@@ -14,7 +14,7 @@ import torch
 import yaml
 from torch import nn
 
-from paceline.commands.convert_config import convert_config
+from paceline.convert.convert_config import convert_config
 from paceline.core.errors import RecipeError
 from paceline.core.intervals import Progress
 from paceline.core.world import World

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from paceline.convert.foreign_config import ForeignConfig, Text, make_section, run_name
 from paceline.core.arguments import Count, NonNegative, PartialShare, Positive
 from paceline.core.registry import register
-from paceline.recipe.foreign_config import ForeignConfig, Text, make_section, run_name
 from paceline.recipe.schema import BatchSize, Epochs, Workers
 
 _NORMALIZE = {"name": "normalize", "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
