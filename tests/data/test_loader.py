@@ -52,6 +52,7 @@ def batches(workers: int, step: int = 0, rank: int = 0, world: int = 1, broken: 
         World(rank, world, rank, CPU),
         Progress(10, updates.steps_per_epoch, step),
         workers,
+        kind="process",
     )
 
 

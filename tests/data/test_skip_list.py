@@ -66,7 +66,9 @@ def updates(broken: set[int], workers: int, limit: int = 20, rank: int = 0, worl
         SkipList("train", limit),
     )
     progress = Progress(8, cut.steps_per_epoch, 0)
-    return TrainBatches(source, cut, Permutation(SIZE, 5), World(rank, world, rank, CPU), progress, workers)
+    return TrainBatches(
+        source, cut, Permutation(SIZE, 5), World(rank, world, rank, CPU), progress, workers, kind="process"
+    )
 
 
 def held(stream: TrainBatches) -> list[tuple[MicroBatch, Batch]]:

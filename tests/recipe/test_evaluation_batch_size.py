@@ -12,10 +12,11 @@ from paceline.core.errors import DataError
 from paceline.core.world import World
 from paceline.data.batch import Sample
 from paceline.data.datasets.idx import MemoryImages
+from paceline.data.loader import automatic_batch_size
 from paceline.data.skip_list import SkipList
 from paceline.data.split_loader import SplitLoader
 from paceline.recipe.build_context import BuildContext
-from paceline.recipe.build_data import automatic_batch_size, make_sampler
+from paceline.recipe.build_data import make_sampler
 from paceline.recipe.load import load
 from paceline.recipe.validate import validate
 

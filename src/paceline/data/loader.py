@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 
 from paceline.core.intervals import Progress
@@ -79,6 +80,22 @@ def automatic_workers(source: SplitLoader, world: World) -> int:
     return 0 if source.in_memory else usable_cores(world.local_size)
 
 
+_MAX_EVALUATION_BATCH = 256
+_EVALUATED_VALUES = 1 << 22  # pixel values, over all channels, of an evaluation batch
+
+
+def automatic_batch_size(loader: SplitLoader, is_cpu: bool) -> int:
+    """A power of two, 256 at most: on a CPU as many samples as the first one's size leaves in the budget of a batch.
+
+    A CPU evaluates a batch on each core, whose activations should not leave its cache. On machines of one kind it is a
+    pure function of the data, so metrics do not depend on processes or restarts.
+    """
+    if not is_cpu:
+        return _MAX_EVALUATION_BATCH
+    num_values = int(loader.fetch(0, np.arange(1))["image"].numel())
+    return 1 << (min(_MAX_EVALUATION_BATCH, max(1, _EVALUATED_VALUES // num_values)).bit_length() - 1)
+
+
 Passes = Literal["own", "at_least_one", "equal"]
 """How many micro-batches a process computes: its own, at least one, or as many as every other."""
 
@@ -99,10 +116,10 @@ class TrainBatches:
     order: Permutation
     world: World
     progress: Progress
-    workers: int | None
+    workers: int | None = None
     """How many read ahead; None for one for each core."""
     passes: Passes = "own"
-    kind: Kind = "process"
+    kind: Kind = "auto"
 
     _last: tuple[int, _Planned | None] = (-1, None)
 

@@ -64,6 +64,14 @@ def derive(seed: int, *parts: int) -> int:
     return _fold_numbers(seed, *parts) >> 1
 
 
+_MODEL_STREAM = 0x4D4F  # keeps the seed of the initial weights apart from those of the steps
+
+
+def model_seed(seed: int) -> int:
+    """The seed of a model's initial weights: `world.seed(model_seed(0))`."""
+    return derive(seed, _MODEL_STREAM)
+
+
 def _fold_numbers(*parts: int) -> int:
     word = 0
     for part in parts:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isqrt
+from math import ceil, isqrt
 
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.errors import UsageError
+from paceline.core.text import pluralize
 from paceline.data.rng import derive
 
 Indices = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
 _ROUNDS = 8
+_WORLD_PARTS, _WORLD_MIN = 8, 16  # micro-batches of a step that is divided alike for any world, and their minimum size
 _BLOCK = 8192  # positions permuted at a time; the only memory the order needs
 _FIRST, _SECOND, _HALF = np.uint64(0x9E37_79B9_7F4A_7C15), np.uint64(0xD6E8_FEB8_6659_FD93), np.uint64(32)
 
@@ -136,6 +139,26 @@ class BatchSampler:
     def rank_slices(self, step: int, rank: int, world: int) -> list[BatchSlice]:
         """The contiguous range of micro-batches that one rank computes; it may be empty."""
         return rank_slices(self.slices(step), rank, world)
+
+
+def automatic_micro_batch_size(samples: int, num_processes: int, is_same_for_any: bool = False) -> int:
+    """The size that divides a step of `samples` by processes; with `is_same_for_any`, by 8 whatever their number."""
+    if is_same_for_any:
+        return max(ceil(samples / _WORLD_PARTS), min(samples, _WORLD_MIN))
+    share = ceil(samples / num_processes)
+    return share if ceil(samples / share) >= num_processes else max(1, samples // num_processes)
+
+
+def check_processes(sampler: BatchSampler, num_processes: int) -> None:
+    """Raise UsageError if there are more processes than micro-batches in a step."""
+    number, samples = len(sampler.slices(0)), min(sampler.batch, sampler.size)
+    if number < num_processes or samples < num_processes:
+        most = min(number, samples)
+        raise UsageError(
+            f"{num_processes} processes are too many: a step of {pluralize(samples, 'sample')} is divided into"
+            f" {pluralize(most, 'micro-batch')} of at most {sampler.micro_batch_size}, and each process needs one;"
+            f" use at most --procs {most}, or change data.batch_size ({sampler.batch}) or train.micro_batch_size"
+        )
 
 
 def rank_slices(items: list[BatchSlice], rank: int, world: int) -> list[BatchSlice]:

@@ -17,7 +17,7 @@ from paceline.core.errors import DataError
 from paceline.core.text import pluralize
 from paceline.core.world import World
 from paceline.data.batch import Batch, Sample
-from paceline.data.loader import MicroBatch, StepBatch
+from paceline.data.loader import MicroBatch, StepBatch, automatic_batch_size
 from paceline.data.split_loader import SplitLoader
 from paceline.engine.measured_batches import num_parallel
 from paceline.engine.run import Run
@@ -28,7 +28,7 @@ from paceline.plan.memory import Memory, MemoryTracker, Timeline
 from paceline.plan.phases import Phase, begin, evaluation_memory, training_phases
 from paceline.plan.shards import MOST_REHEARSED, divide
 from paceline.plan.surrogate import Shape, SurrogateBuilder, largest_draw
-from paceline.recipe.build_data import automatic_batch_size, make_split_loaders
+from paceline.recipe.build_data import make_split_loaders
 from paceline.recipe.validate import CheckedRecipe
 
 _CPU = torch.device("cpu")

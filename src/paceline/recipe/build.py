@@ -26,7 +26,7 @@ from paceline.core.intervals import Progress, to_steps
 from paceline.core.process import spins_long
 from paceline.core.world import World, join
 from paceline.data.batch import KeypointNames
-from paceline.data.rng import derive
+from paceline.data.rng import model_seed
 from paceline.data.sampler import BatchSampler
 from paceline.data.split_loader import SplitLoader
 from paceline.engine.nonfinite import BufferBackup, FiniteCheck, HostFiniteCheck, NoBackup
@@ -36,6 +36,7 @@ from paceline.engine.replay import explain_and_keep
 from paceline.engine.run import Intervals, Run
 from paceline.engine.state import Choices, RunState
 from paceline.engine.stateful import unchanged_state
+from paceline.engine.torch_settings import configure_torch
 from paceline.losses.adapter import as_loss
 from paceline.losses.loss_term import Loss
 from paceline.metrics.adapter import as_metric
@@ -47,7 +48,7 @@ from paceline.optim.lr_scheduler import LRChangeLog
 from paceline.recipe.build_context import BuildContext, check_data, check_recipe, open_together, read_weights_together
 from paceline.recipe.build_data import (
     check_dali,
-    check_processes,
+    check_sampler,
     find_classes,
     make_batches,
     make_evaluations,
@@ -58,7 +59,6 @@ from paceline.recipe.build_data import (
 from paceline.recipe.build_engine import (
     checkpoint_activations,
     choose_precision,
-    configure_torch,
     may_continue,
     prepare_model,
     shard,
@@ -76,8 +76,6 @@ from paceline.recipe.schema import Weights
 from paceline.recipe.user_modules import read_checked
 from paceline.recipe.validate import CheckedRecipe
 from paceline.tasks.task import Task, check_task
-
-_MODEL_STREAM = 0x4D4F  # keeps the seed of the initial weights apart from those of the steps
 
 
 @unchanged_generators()
@@ -144,13 +142,14 @@ class Builder(BuildContext):
 
     def run(self, out: Path | None = None, loaders: dict[str, SplitLoader] | None = None) -> Run:
         """The whole run; with `loaders`, on these instead of the recipe's data."""
-        threads = configure_torch(self)
+        train = self.recipe.train
+        threads = configure_torch(self.world, None if train.threads == "auto" else train.threads, train.reproducible)
         loaders = loaders or make_split_loaders(self)
         self.check_data(loaders)
         classes = find_classes(self, loaders)
         sampler = make_sampler(self, len(loaders["train"].dataset))
         if self.trains:
-            check_processes(self, sampler)
+            check_sampler(self, sampler)
             check_dali(self, loaders["train"])
         progress = Progress(self.total_steps(sampler.steps_per_epoch), sampler.steps_per_epoch)
         model = self.model(loaders["train"], classes)
@@ -172,7 +171,7 @@ class Builder(BuildContext):
         batches.passes = strategy.passes
         check_expected(self, task)
         out = out or Path("runs") / self.recipe.name
-        layout = self.recipe.train.channels_last
+        layout = train.channels_last
         check_class = HostFiniteCheck if self.decides_on_host else FiniteCheck
         state = RunState(
             model=master_model,
@@ -182,14 +181,14 @@ class Builder(BuildContext):
             choices=Choices(threads, sampler.micro_batch_size, self.world.size, None if layout == "auto" else layout),
             averaging=make_averaging(self, progress),
             precision=precision,
-            finite_check=check_class(self.recipe.train.on_nonfinite),
+            finite_check=check_class(train.on_nonfinite),
             parts=self.parts,
             recipe=self.resolved(),
         )
         return Run(
             name=self.recipe.name,
             out=out,
-            seed=self.recipe.train.seed,
+            seed=train.seed,
             world=self.world,
             task=task,
             model=model,
@@ -220,7 +219,7 @@ class Builder(BuildContext):
         joints: KeypointNames | None = getattr(loader.dataset, "joints", None)
         supplied = {"num_classes": len(classes), "in_channels": num_channels(loader)}
         supplied["num_keypoints"] = len(joints.names) if joints else 0
-        self.world.seed(derive(self.recipe.train.seed, _MODEL_STREAM))
+        self.world.seed(model_seed(self.recipe.train.seed))
         with self.error_context("model"), limit_size():
             model = self.make("model", part.name, part, **supplied)
             if not isinstance(model, nn.Module):

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from paceline.core.errors import DataError, RecipeError, UsageError
+from paceline.core.errors import DataError, RecipeError
 from paceline.core.intervals import Progress
 from paceline.core.signatures import signature_of
 from paceline.core.text import join_first, pluralize
 from paceline.data.datasets.torch_dataset import as_dataset
 from paceline.data.io.image import Encoded
-from paceline.data.loader import TrainBatches, automatic_workers
-from paceline.data.sampler import BatchSampler, Permutation
+from paceline.data.loader import TrainBatches, automatic_batch_size, automatic_workers
+from paceline.data.sampler import BatchSampler, Permutation, automatic_micro_batch_size, check_processes
 from paceline.data.skip_list import UNREADABLE, SkipList, automatic_limit
 from paceline.data.split_loader import Dataset, SplitLoader
 from paceline.data.transforms.base import KeepOriginal
@@ -26,12 +23,9 @@ from paceline.engine.run import EvaluationSet
 from paceline.recipe.build_context import BuildContext, resolve
 from paceline.recipe.schema import DatasetPart
 
-_MAX_EVALUATION_BATCH = 256
-_EVALUATED_VALUES = 1 << 22  # pixel values, over all channels, of an evaluation batch
 _MAX_CLASSES = 5  # that a message lists
 _EXAMINED = 8  # images of each split
 _MAX_NOTES = 5  # of a data set, at the start of a run
-_WORLD_PARTS, _WORLD_MIN = 8, 16  # micro-batches of a step with `reproducible: world`, and their minimum size
 
 
 def make_split_loaders(context: BuildContext) -> dict[str, SplitLoader]:
@@ -81,8 +75,10 @@ def make_sampler(context: BuildContext, size: int) -> BatchSampler:
         raise RecipeError(f"{context.checked.locate('data.batch_size')}: {message}, got {data.batch_size}")
     context.notes += oversized_batch(context, size)
     multiple = context.world.size if context.recipe.train.sync_bn else 1
-    size_of_micro = automatic_micro_batch(context, min(data.batch_size, size)) if micro == "auto" else micro
-    return BatchSampler(size, data.batch_size, size_of_micro, data.drop_last, multiple)
+    if micro == "auto":
+        is_world = context.recipe.train.reproducible == "world"
+        micro = automatic_micro_batch_size(min(data.batch_size, size), context.world.size, is_world)
+    return BatchSampler(size, data.batch_size, micro, data.drop_last, multiple)
 
 
 def oversized_batch(context: BuildContext, size: int) -> list[str]:
@@ -92,27 +88,10 @@ def oversized_batch(context: BuildContext, size: int) -> list[str]:
     return [f"{context.checked.locate('data.batch_size')}: {found}"] if asked > size else []
 
 
-def automatic_micro_batch(context: BuildContext, samples: int) -> int:
-    """The automatic micro-batch size: a step divided by processes; with `world`, by 8."""
-    if context.recipe.train.reproducible == "world":
-        return max(math.ceil(samples / _WORLD_PARTS), min(samples, _WORLD_MIN))
-    world = context.world.size
-    share = math.ceil(samples / world)
-    return share if math.ceil(samples / share) >= world else max(1, samples // world)
-
-
-def check_processes(context: BuildContext, sampler: BatchSampler) -> None:
-    """Raise if there are more processes than micro-batches in a step."""
-    world, number = context.world.size, len(sampler.slices(0))
-    samples = min(sampler.batch, sampler.size)
-    if number < world or samples < world:
-        most = min(number, samples)
-        raise UsageError(
-            f"{world} processes are too many: a step of {pluralize(samples, 'sample')} is divided into"
-            f" {pluralize(most, 'micro-batch')} of at most {sampler.micro_batch_size}, and each process needs one;"
-            f" use at most --procs {most}, or change data.batch_size ({sampler.batch}) or train.micro_batch_size"
-        )
-    last = sampler.size % sampler.batch
+def check_sampler(context: BuildContext, sampler: BatchSampler) -> None:
+    """Raise if a step cannot be divided among the processes."""
+    world, last = context.world.size, sampler.size % sampler.batch
+    check_processes(sampler, world)
     if sampler.multiple > 1 and 0 < last < world and not sampler.drop_last:
         found = f"the last step of an epoch has {pluralize(last, 'sample')}"
         message = f"{found}, fewer than the {world} processes of sync_bn"
@@ -126,11 +105,8 @@ def make_batches(context: BuildContext, loader: SplitLoader, sampler: BatchSampl
         message = "memory needs a data set in memory and batch transforms only; use auto"
         raise RecipeError(f"{context.checked.locate('data.loader')}: {message}")
     workers = None if data.num_workers == "auto" else data.num_workers
-    if loader.in_memory and data.loader == "auto":
-        workers = 0
     order = Permutation(sampler.size, context.recipe.train.seed)
-    kind = "process" if loader.uses_global_rng and data.loader in ("auto", "thread") else data.loader
-    return TrainBatches(loader, sampler, order, context.world, progress, workers, kind=kind)
+    return TrainBatches(loader, sampler, order, context.world, progress, workers, kind=data.loader)
 
 
 def check_dali(context: BuildContext, loader: SplitLoader) -> None:
@@ -161,18 +137,6 @@ def make_evaluations(context: BuildContext, loaders: Mapping[str, SplitLoader]) 
             batch_size = automatic_batch_size(loaders[split], context.world.device.type == "cpu")
         sets[split] = EvaluationSet(loaders[split], batch_size, workers, evaluate.threads)
     return sets
-
-
-def automatic_batch_size(loader: SplitLoader, is_cpu: bool) -> int:
-    """A power of two, 256 at most: on a CPU as many samples as the first one's size leaves in the budget of a batch.
-
-    A CPU evaluates a batch on each core, whose activations should not leave its cache. On machines of one kind it is a
-    pure function of the data, so metrics do not depend on processes or restarts.
-    """
-    if not is_cpu:
-        return _MAX_EVALUATION_BATCH
-    num_values = int(loader.fetch(0, np.arange(1))["image"].numel())
-    return 1 << (min(_MAX_EVALUATION_BATCH, max(1, _EVALUATED_VALUES // num_values)).bit_length() - 1)
 
 
 def num_channels(loader: SplitLoader) -> int:

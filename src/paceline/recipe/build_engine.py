@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,40 +10,16 @@ import torch
 from torch import nn
 
 from paceline.core.errors import RecipeError
-from paceline.core.process import forget_spinning, keep_freed_memory, num_cores
 from paceline.engine.precision.base import Precision
 from paceline.engine.precision.mixed import make_precision
 from paceline.engine.strategies.deterministic import DeterministicStrategy
 from paceline.engine.strategies.single import SingleStrategy
+from paceline.engine.torch_settings import compile_model
 from paceline.models.memory_format import make_dense, use_channels_last
 from paceline.models.norm import convert_sync_batchnorm
 from paceline.recipe.build_context import BuildContext
 
 _SHARDED = ("fsdp", "zero")
-
-
-def configure_torch(context: BuildContext) -> int:
-    """Set torch's threads and deterministic algorithms in this process."""
-    train = context.recipe.train
-    threads = automatic_threads(context) if train.threads == "auto" else train.threads
-    torch.set_num_threads(threads)
-    forget_spinning()  # OpenMP has read it at the latest by now
-    torch.use_deterministic_algorithms(train.reproducible != "off")
-    # Meant for finding kernels that read what they should write; it costs a pass over every new tensor.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    torch.backends.cudnn.benchmark = train.reproducible == "off"
-    if context.world.device.type == "cpu":
-        keep_freed_memory()
-    else:  # it stays set: torch reads it before each product of matrices
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    return threads
-
-
-def automatic_threads(context: BuildContext) -> int:
-    """The automatic number of threads: cores per process; 1 with `world`."""
-    if context.recipe.train.reproducible == "world":
-        return 1
-    return max(1, num_cores() // context.world.local_size)
 
 
 def prepare_model(context: BuildContext, model: nn.Module) -> None:
@@ -116,19 +91,10 @@ def wrap(context: BuildContext, model: nn.Module) -> SingleStrategy:
     """Wrap the model, for strategies that replicate, after the optimizer is built."""
     train = context.recipe.train
     if train.compile:
-        _compile(model)
+        compile_model(model)
     if train.reproducible == "world":
         return DeterministicStrategy(model, context.world)
     return _strategy(context, model)
-
-
-def _compile(model: nn.Module) -> None:
-    """Compile the model on first call; `compile()` of a plain nn.Sequential does nothing."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-
-    model._compiled_call_impl = torch.compile(call)
 
 
 def _strategy(context: BuildContext, model: nn.Module) -> SingleStrategy:
