@@ -123,6 +123,12 @@ class TrainBatches:
 
     _last: tuple[int, _Planned | None] = (-1, None)
 
+    def __post_init__(self) -> None:
+        if self.source.in_memory and self.kind == "auto":
+            self.workers = 0
+        elif self.source.uses_global_rng and self.kind in ("auto", "thread"):
+            self.kind = "process"
+
     def __iter__(self) -> Iterator[StepBatch]:
         steps = range(self.progress.step, self.progress.total_steps)
         with closing(self._load(steps)) as loaded:  # type: ignore[type-var]  # workers end with it
