@@ -38,10 +38,10 @@ def test_blocks_run_in_order(
     monkeypatch.chdir(tmp_path)
     Image.fromarray(np.zeros((28, 28), np.uint8)).save("photo.png")
     blocks = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     names: dict[str, Any] = {}
     for block in blocks:
-        small = block if "my_net" in block else block.replace("{", '{"model.widths": [2], ', 1)
+        small = block if "my_net" in block or "Recipe" in block else block.replace("{", '{"model.widths": [2], ', 1)
         exec(small, names)
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].split()[0] == "top1"

@@ -14,15 +14,17 @@ if TYPE_CHECKING:
     from paceline.engine.step import train_step
     from paceline.recipe.build import build
     from paceline.recipe.build_predictor import load
+    from paceline.recipe.recipe import Recipe
     from paceline.tasks.task import Task
 
 limit_spinning()  # now, since a script may import torch next
 
 __version__ = "0.1.0"
-__all__ = ["Task", "build", "evaluate", "load", "register", "train", "train_step"]
+__all__ = ["Recipe", "Task", "build", "evaluate", "load", "register", "train", "train_step"]
 
 # Imported on first use: `import paceline` stays free of torch.
 _HOMES = {
+    "Recipe": "paceline.recipe.recipe",
     "Task": "paceline.tasks.task",
     "build": "paceline.recipe.build",
     "evaluate": "paceline.engine.evaluate",

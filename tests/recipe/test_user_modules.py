@@ -152,7 +152,7 @@ def test_paths_are_those_of_the_file_that_names_them(tmp_path: Path, own_names: 
     checked = read_checked(str(tmp_path / "above" / "above.json"))
     file = tmp_path / "base" / "base_parts.py"
     assert [each["file"] for each in checked.resolved()["use"]] == [str(file)]
-    assert len(import_modules([str(file)], str(tmp_path / "above" / "above.json")).modules) == 1, "once is enough"
+    assert len(import_modules([str(file)], load(str(tmp_path / "above" / "above.json"))).modules) == 1, "once is enough"
 
 
 def test_wrong_names_are_told_with_their_place(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -19,7 +19,8 @@ from paceline.core.class_metrics import HEADER, split_classes, summarize
 from paceline.core.errors import RecipeError, UsageError
 from paceline.core.text import doubled_loss, format_metric
 from paceline.launch.environment import find_place
-from paceline.recipe.load import run_recipe, shipped_recipes
+from paceline.recipe.document import Document
+from paceline.recipe.load import load, run_recipe, shipped_recipes
 from paceline.recipe.user_modules import import_modules, read_checked
 from paceline.recipe.validate import CheckedRecipe
 
@@ -76,7 +77,10 @@ def run_directory(reference: str) -> Path | None:
 
 def use_modules(names: Sequence[str], reference: str) -> None:
     """Import the user's modules: those of `--use`, and those of the recipe or run that a command line names."""
-    _print(import_modules(names, recipe_file(reference), run_directory(reference) is not None).notes)
+    document: Document | None = None
+    with suppress(RecipeError):  # reported when the recipe is checked
+        document = load(recipe_file(reference))
+    _print(import_modules(names, document, run_directory(reference) is not None).notes)
 
 
 def command_line(command: str, run: Path) -> str:

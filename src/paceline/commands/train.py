@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from paceline.engine.run import Run
     from paceline.loggers.events import Logger
     from paceline.recipe.build import Builder
-    from paceline.recipe.schema_logging import Logging
+    from paceline.recipe.schema import Logging
     from paceline.recipe.validate import CheckedRecipe
 
 _IMAGE = re.compile(r"(?P<name>.+)-(?P<step>\d{8,})")

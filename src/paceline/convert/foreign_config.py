@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, create
 
 from paceline.core.arguments import Arguments, NonNegative
 from paceline.core.errors import RecipeError
-from paceline.recipe.document import Document, Origin, children, places
+from paceline.recipe.document import Document, Origin, children, document_of
 from paceline.recipe.problems import problems_of, show
 from paceline.recipe.validate import nearest_origin, recipe_error
 from paceline.recipe.yaml_tree import KeyPath, Unreadable, compose, dotted
@@ -131,9 +131,7 @@ class ForeignConfig:
 
     def document(self, recipe: dict[str, Any]) -> Document:
         """The recipe as a document whose mistakes are the file's."""
-        origin = Origin(self._document.values[()].source, 1, 1)
-        found = dict.fromkeys(places(recipe, ()), origin)
-        return Document(recipe, dict(found), dict(found))
+        return document_of(recipe, Origin(self._document.values[()].source, 1, 1))
 
     def _about_taken(self, section: str, values: dict[str, Any]) -> tuple[Origin, str]:
         found = ", ".join(f"{key} {show(value)}" for key, value in values.items())

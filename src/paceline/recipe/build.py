@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping
 from functools import partial
@@ -20,7 +19,7 @@ from torch.nn.parameter import UninitializedParameter
 from paceline.checkpoint.pretrained import is_pretrained_name
 from paceline.checkpoint.state import Stateful
 from paceline.checkpoint.store import Store
-from paceline.core.errors import CheckpointError, RecipeError, UsageError
+from paceline.core.errors import CheckpointError, RecipeError
 from paceline.core.generators import unchanged_generators
 from paceline.core.intervals import Progress, to_steps
 from paceline.core.process import spins_long
@@ -72,6 +71,7 @@ from paceline.recipe.build_optim import (
     make_scheduler,
 )
 from paceline.recipe.problems import unknown_name
+from paceline.recipe.recipe import Recipe, as_overrides
 from paceline.recipe.schema import Weights
 from paceline.recipe.user_modules import read_checked
 from paceline.recipe.validate import CheckedRecipe
@@ -79,16 +79,21 @@ from paceline.tasks.task import Task, check_task
 
 
 @unchanged_generators()
-def build(reference: str | Path, overrides: Mapping[str, Any] | None = None, out: str | Path | None = None) -> Run:
-    """A run, ready for `train`, `train_step` or `evaluate`, from a recipe file or the name of a recipe that ships.
+def build(
+    reference: Recipe | str | Path, overrides: Mapping[str, Any] | None = None, out: str | Path | None = None
+) -> Run:
+    """A run, ready for `train`, `train_step` or `evaluate`, from a `Recipe`, its file or the name of one that ships.
 
     From a run directory it has the weights of the best checkpoint, else the newest; `train` continues from the newest.
     """
-    place = Path(reference)
-    folder = place if (place / "recipe.yaml").is_file() else None
-    written = [f"{key}={_as_json(key, value)}" for key, value in (overrides or {}).items()]
-    recipe = str(folder / "recipe.yaml") if folder else str(reference)
-    builder = Builder(read_checked(recipe, written, is_run=folder is not None))
+    written, folder = as_overrides(overrides), None
+    if isinstance(reference, Recipe):
+        checked = reference.checked(written)
+    else:
+        folder = Path(reference) if (Path(reference) / "recipe.yaml").is_file() else None
+        recipe = str(folder / "recipe.yaml") if folder else str(reference)
+        checked = read_checked(recipe, written, is_run=folder is not None)
+    builder = Builder(checked)
     builder.notes += builder.checked.notes
     run = builder.run(Path(out) if out else folder)
     if folder:
@@ -103,23 +108,6 @@ def build(reference: str | Path, overrides: Mapping[str, Any] | None = None, out
             stacklevel=3,  # the caller of `build`, behind its decorator
         )
     return run
-
-
-def _as_json(key: str, value: Any) -> str:
-    """The value of an override as JSON; UsageError for what a recipe cannot hold."""
-
-    def plain(inner: Any) -> Any:
-        if isinstance(inner, np.generic):
-            return inner.item()
-        if isinstance(inner, Path):
-            return str(inner)
-        raise TypeError(f"got {type(inner).__name__}")
-
-    try:
-        return json.dumps(value, default=plain)
-    except (TypeError, ValueError) as error:
-        expected = "strings, numbers, true, false, None, lists and mappings of these, a Path or a NumPy number"
-        raise UsageError(f"{key}: expected {expected}, {error}; convert it first, an array with tolist()") from None
 
 
 class Builder(BuildContext):

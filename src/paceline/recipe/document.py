@@ -65,6 +65,12 @@ class Document:
             self.values.pop(place, None)
 
 
+def document_of(tree: Any, origin: Origin) -> Document:
+    """A tree that is not read from a file."""
+    origins = dict.fromkeys(places(tree, ()), origin)
+    return Document(tree, {path: origin for path in origins if path and isinstance(path[-1], str)}, origins)
+
+
 def are_named_parts(value: Any) -> bool:
     """Whether a value is a mapping of names to data sets, rather than one data set."""
     is_mapping = isinstance(value, dict) and bool(value) and "dataset" not in value

@@ -17,8 +17,7 @@ from pydantic.json_schema import models_json_schema
 
 from paceline.core.arguments import Arguments
 from paceline.core.registry import Entry, Family, Registry, register
-from paceline.recipe import schema as schema_module
-from paceline.recipe import schema_logging
+from paceline.recipe import schema
 from paceline.recipe.parts import PARTS, PartSpec
 from paceline.recipe.problems import LenientJsonSchema, Node
 from paceline.recipe.schema import NamedPart, Recipe
@@ -74,9 +73,8 @@ def _sections() -> dict[str, Node]:
 def _docstrings() -> dict[tuple[str, str], str]:
     """What is written below each key of a section, by the section's and the key's name."""
     found = {}
-    files = [Path(str(module.__file__)) for module in (schema_module, schema_logging)]
-    nodes = [node for file in files for node in ast.parse(file.read_text(encoding="utf-8")).body]
-    for section in (node for node in nodes if isinstance(node, ast.ClassDef)):
+    tree = ast.parse(Path(schema.__file__).read_text(encoding="utf-8"))
+    for section in (node for node in tree.body if isinstance(node, ast.ClassDef)):
         for key, text in zip(section.body, section.body[1:], strict=False):
             is_text = isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
             if isinstance(key, ast.AnnAssign) and isinstance(key.target, ast.Name) and is_text:

@@ -38,7 +38,21 @@ def load(reference: str, overrides: Sequence[str] = (), parts: Sequence[PartSpec
     document = files.read(path, display, ())
     if files.problems:
         raise RecipeError(files.problems)
-    return _override(document, assigned, files.count, parts)
+    return _override(document, assigned, parts)
+
+
+def extended(document: Document, source: str) -> Document:
+    """A document that is not of a file, with parts given as a name expanded, merged over those it extends."""
+    files = _Files(PARTS)
+    merged = files.extended(document, Path(source), source)
+    if files.problems:
+        raise RecipeError(files.problems)
+    return merged
+
+
+def override(document: Document, overrides: Sequence[str]) -> Document:
+    """A document with overrides as the command line gives them, which win over all that it has."""
+    return _override(document, [_split_override(each) for each in overrides], PARTS)
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -126,6 +140,10 @@ class _Files:
         except RecipeError as error:
             self.problems += error.problems
             return Document({}, {}, {(): Origin(display, 1, 1)})
+        return self.extended(document, path, display, above)
+
+    def extended(self, document: Document, path: Path, display: str, above: tuple[Path, ...] = ()) -> Document:
+        """A document merged over those it extends."""
         bases = self._bases(document, path, display, (*above, path.resolve()))
         expand_shorthand(document, self._parts)
         merged: Document | None = None
@@ -218,10 +236,9 @@ def _split_override(override: str) -> tuple[list[str], str, str]:
     return segments, value, override
 
 
-def _override(
-    document: Document, overrides: list[tuple[list[str], str, str]], layer: int, parts: Sequence[PartSpec]
-) -> Document:
+def _override(document: Document, overrides: list[tuple[list[str], str, str]], parts: Sequence[PartSpec]) -> Document:
     problems: list[str] = []
+    layer = 1 + max(origin.layer for origin in document.values.values())
     for segments, text, override in overrides:
         label = f"{COMMAND_LINE}: {override}"
         try:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from paceline.core.arguments import Arguments, Count, CountOrZero, NonNegative, Positive, Share, Weight
 from paceline.optim.group_presets import KindName, PresetName
 from paceline.recipe.document import are_named_parts
-from paceline.recipe.schema_logging import Logging
 
 Auto = Literal["auto"]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -20,9 +19,28 @@ BatchSize = Annotated[int, Field(ge=1, le=2**20)]
 Epochs = Annotated[int, Field(ge=1, le=10**6)]
 Steps = Annotated[int, Field(ge=1, le=10**9)]
 RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+Text = Annotated[str, Field(min_length=1)]
 
 
-class UsedModule(Arguments):
+class Section(Arguments):
+    """A section of a recipe. One that is made in Python is checked with the whole recipe: all mistakes at once."""
+
+    if not TYPE_CHECKING:
+
+        def __init__(self, **keys: Any) -> None:
+            fields = type(self).model_fields.items()
+            defaults = {name: field.get_default() for name, field in fields if not field.is_required()}
+            known = {"__pydantic_extra__": {}, "__pydantic_fields_set__": set(keys), "__pydantic_private__": None}
+            self.__setstate__({"__dict__": defaults | keys, **known})
+
+        __init__.__pydantic_base_init__ = True  # else pydantic would check by calling it
+
+    def given(self) -> dict[str, Any]:
+        """The keys that were given when the section was made in Python."""
+        return {key: self.__dict__[key] for key in self.model_fields_set}
+
+
+class UsedModule(Section):
     """A module of the user's own, as a run records it."""
 
     module: str
@@ -33,7 +51,7 @@ class UsedModule(Arguments):
     """The SHA-256 sum of the file; a run that finds another says so."""
 
 
-class Part(Arguments):
+class Part(Section):
     """A section that names a part; its arguments are further keys."""
 
     model_config = ConfigDict(extra="allow")
@@ -50,7 +68,7 @@ class TaskPart(NamedPart):
     """The vision problem to solve."""
 
 
-class Weights(Arguments):
+class Weights(Section):
     """Pretrained weights, and how they may differ from the model; everything else must match."""
 
     file: str
@@ -77,7 +95,7 @@ class Weights(Arguments):
     """interpolate fits position embeddings to another image size; strict does not."""
 
 
-class Unfreeze(Arguments):
+class Unfreeze(Section):
     """Modules to unfreeze later."""
 
     match: Annotated[list[str], Field(min_length=1)]
@@ -135,7 +153,7 @@ _Several = Annotated[dict[SetName, DatasetPart], Tag("several")]
 TestSets = Annotated[Annotated[DatasetPart, Tag("one")] | _Several, Discriminator(_test_form)]
 
 
-class Data(Arguments):
+class Data(Section):
     """The data sets and how to load them."""
 
     batch_size: BatchSize
@@ -173,7 +191,7 @@ class LossPart(NamedPart):
     """The factor of this loss in the sum."""
 
 
-class ParamGroup(Arguments):
+class ParamGroup(Section):
     """Settings of some parameters: by kind, by name, or a preset."""
 
     preset: PresetName | None = None
@@ -188,7 +206,7 @@ class ParamGroup(Arguments):
     """Their weight decay."""
 
 
-class TrustRatio(Arguments):
+class TrustRatio(Section):
     """LARC, or LARS without clip: limits the step of each layer relative to its weights."""
 
     coefficient: Positive = 0.02
@@ -274,7 +292,7 @@ class StrategyPart(NamedPart):
     """How the model is replicated or sharded over processes."""
 
 
-class Train(Arguments):
+class Train(Section):
     """Length, device, precision, strategy and reproducibility."""
 
     epochs: Epochs | None = None
@@ -327,7 +345,7 @@ class MetricPart(NamedPart):
     """A metric in addition to those of the task."""
 
 
-class Evaluate(Arguments):
+class Evaluate(Section):
     """When and how to evaluate."""
 
     every_epochs: Positive | None = None
@@ -348,7 +366,7 @@ class Evaluate(Arguments):
     """Write the prediction of each sample to predictions/: PNG files of maps, else a CSV table."""
 
 
-class Checkpoint(Arguments):
+class Checkpoint(Section):
     """When to save and which checkpoints to keep; one is also saved before each evaluation."""
 
     every_epochs: Positive | None = None
@@ -365,7 +383,54 @@ class Checkpoint(Arguments):
     """Whether higher or lower is better; auto: `higher_is_better` of the metric."""
 
 
-class Recipe(Arguments):
+class Wandb(Section):
+    """Weights & Biases; install `paceline[wandb]`."""
+
+    project: Text
+    """The project that the run belongs to."""
+    entity: Text | None = None
+    """The team or user that owns the project; null: your default."""
+    group: Text | None = None
+    """The group that the run belongs to."""
+    tags: list[Text] = []
+    """Tags of the run."""
+    mode: Literal["online", "offline"] = "online"
+    """offline: write to RUN/wandb only, to be sent later by `wandb sync`."""
+
+
+class Mlflow(Section):
+    """MLflow; install `paceline[mlflow]`."""
+
+    experiment: Text = "Default"
+    """The experiment that the run belongs to; created if there is none."""
+    tracking_uri: Text | None = None
+    """A server (http://HOST:5000) or a database (sqlite:///mlflow.db); null: MLflow's own default."""
+    tags: dict[str, str] = {}
+    """Tags of the run."""
+
+
+class Logging(Section):
+    """What to log, and how often."""
+
+    every_steps: Count | None = None
+    """How often, in steps; by default every 20."""
+    every_epochs: Positive | None = None
+    """How often, in epochs."""
+    tensorboard: bool = True
+    """Whether event files for TensorBoard are written."""
+    images: bool = True
+    """Whether samples, predictions and metrics are drawn."""
+    lr_change_ratio: Annotated[float, Field(ge=1)] = 1.1
+    """Changes of the learning rate by more than this ratio are logged."""
+    results: Annotated[str, Field(pattern=r"^.+\.(csv|xlsx)$")] | None = None
+    """A results table with one row per run and split; relative to the current folder."""
+    wandb: Wandb | None = None
+    """Also log to Weights & Biases."""
+    mlflow: Mlflow | None = None
+    """Also log to MLflow."""
+
+
+class Recipe(Section):
     """A whole recipe."""
 
     name: RunName

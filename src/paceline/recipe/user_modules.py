@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from paceline.core.cache_folder import cache_folders, make_private
-from paceline.core.errors import PacelineError, RecipeError, UsageError
+from paceline.core.errors import PacelineError, UsageError
 from paceline.recipe.document import COMMAND_LINE, Document, Origin, places
 from paceline.recipe.load import load
 from paceline.recipe.problems import near
@@ -50,17 +50,22 @@ def read_checked(
     reference: str, overrides: Sequence[str] = (), modules: Sequence[str] = (), is_run: bool = False
 ) -> CheckedRecipe:
     """The checked recipe, after importing `modules` and what its `use` names; `is_run` if a run has written it."""
-    imported = import_modules(modules, reference, is_run)
-    checked = validate(imported.record(load(reference, overrides)))
+    return check_document(load(reference, overrides), modules, is_run)
+
+
+def check_document(document: Document, modules: Sequence[str] = (), is_run: bool = False) -> CheckedRecipe:
+    """The same of a recipe that is loaded."""
+    imported = import_modules(modules, document, is_run)
+    checked = validate(imported.record(document))
     return replace(checked, notes=[*imported.notes, *checked.notes])
 
 
-def import_modules(given: Sequence[str], reference: str | None = None, is_run: bool = False) -> ImportedModules:
+def import_modules(given: Sequence[str], document: Document | None = None, is_run: bool = False) -> ImportedModules:
     """Import what `--use` names and then what the recipe's `use` names; a given one replaces one of the same name."""
     imported = ImportedModules()
     for name in given:
         _import_named(name, Path.cwd(), f"--use {name}", Origin(COMMAND_LINE), imported)
-    for written, origin in _written(reference) if reference else ():
+    for written, origin in _written(document) if document else ():
         known = [module.module.rpartition(".")[2] for module, _ in imported.modules]
         if isinstance(written, UsedModule):
             is_gone = not Path(written.file).is_file()
@@ -74,12 +79,8 @@ def import_modules(given: Sequence[str], reference: str | None = None, is_run: b
     return imported
 
 
-def _written(reference: str) -> Iterator[tuple[str | UsedModule, Origin]]:
-    """The items of a recipe's `use`; none where it cannot be read, which is reported when it is checked."""
-    try:
-        document = load(reference)
-    except RecipeError:
-        return
+def _written(document: Document) -> Iterator[tuple[str | UsedModule, Origin]]:
+    """The items of a recipe's `use`; those that are wrong are reported when it is checked."""
     written: Any = document.tree.get("use", [])
     for index, each in enumerate(written if isinstance(written, list) else [written]):
         origin = document.values["use", index] if isinstance(written, list) else document.values["use",]
