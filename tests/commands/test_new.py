@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from paceline.cli import main
 from paceline.commands import new
 from paceline.loggers.jsonl import read_records
 
+ROOT = Path(__file__).resolve().parents[2]
 TASKS = ["classification", "detection", "keypoints", "masked_autoencoder", "saliency", "segmentation", "video"]
 TEST = """
 import os, sys, unittest
@@ -77,14 +79,17 @@ def test_each_project_is_whole_and_marked(projects: Path, task: str) -> None:
         "test_parts.py",
     }
     parts, recipe = ((folder / name).read_text(encoding="utf-8") for name in ("parts.py", "recipe.yaml"))
+    for words in (["check"], ["format", "--check"]):
+        ruff = [sys.executable, "-m", "ruff", *words, "--config", ROOT / "pyproject.toml", folder]
+        assert subprocess.run(ruff, capture_output=True).returncode == 0, words
     for place in ("your model", "your data set", "your loss", "your metric", "your layer ids"):
         assert f"# ← {place}" in parts
     written: dict[str, Any] = yaml.safe_load(recipe)
     assert (written["name"], written["task"]) == (task, task)
     assert written.get("losses", []) == ([] if task == "detection" else ["my_loss"])
     assert ("random_masking" in recipe) == (task == "masked_autoencoder")
-    assert "#:" not in recipe
-    assert "$" not in recipe
+    assert "$" not in recipe + parts
+    assert "#:" not in recipe + parts
 
 
 @pytest.mark.usefixtures("own_names")

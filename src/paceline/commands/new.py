@@ -12,7 +12,7 @@ from paceline.commands.sample import create_folder, write_samples
 
 _TEMPLATES = Path(__file__).parent.parent / "templates"
 _NUM_SAMPLES = 48
-_ONLY = re.compile(r" *#: ([\w ]+)$")  # behind a line that is for these tasks alone
+_ONLY = re.compile(r" *#: (not )?([\w ]+)$")  # behind a line, or before lines, for these tasks alone
 
 
 def main(options: argparse.Namespace) -> int:
@@ -27,17 +27,24 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _write(folder: Path, task: str, name: str) -> None:
-    for file in ("README.md", "recipe.yaml", "finetune.yaml", "test_parts.py"):
-        text = (_TEMPLATES / file).read_text(encoding="utf-8")
-        if not file.endswith(".py"):
-            text = Template(text).substitute(name=name, task=task)
-        (folder / file).write_text(_lines_of(task, text), encoding="utf-8")
-    (folder / "parts.py").write_text((_TEMPLATES / f"{task}.py").read_text(encoding="utf-8"), encoding="utf-8")
+    for file in ("README.md", "recipe.yaml", "finetune.yaml", "test_parts.py", "parts.txt"):
+        text = Template((_TEMPLATES / file).read_text(encoding="utf-8")).substitute(name=name, task=task)
+        (folder / file.replace(".txt", ".py")).write_text(_lines_of(task, text), encoding="utf-8")
     (folder / "data").mkdir()
     write_samples("classification" if task == "masked_autoencoder" else task, folder / "data", _NUM_SAMPLES, seed=0)
 
 
 def _lines_of(task: str, text: str) -> str:
-    """The text without the lines that are for other tasks alone."""
-    lines = [(_ONLY.sub("", line), _ONLY.search(line)) for line in text.splitlines()]
-    return "".join(f"{line}\n" for line, only in lines if only is None or task in only[1].split())
+    """The lines for a task: `#: TASKS` behind a line is about it, alone on a line about what follows, up to the next.
+
+    `#: not TASKS` are all others, `#: all` is every task.
+    """
+    lines, is_block_kept = [], True
+    for line in text.splitlines():
+        mark = _ONLY.search(line)
+        is_kept = mark is None or (task in mark[2].split()) != bool(mark[1]) or mark[2] == "all"
+        if mark is not None and mark.start() == 0:
+            is_block_kept = is_kept
+        elif is_kept and is_block_kept:
+            lines.append(_ONLY.sub("", line))
+    return "".join(f"{line}\n" for line in lines)
