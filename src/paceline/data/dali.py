@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,9 +19,9 @@ from paceline.core.errors import DataError
 from paceline.core.process import num_cores
 from paceline.data.batch import Batch, Sample, as_arrays, collate
 from paceline.data.io.image import Encoded
-from paceline.data.rng import uniforms_of_streams
+from paceline.data.prefetch import map_in_order
 from paceline.data.skip_list import UNREADABLE
-from paceline.data.split_loader import Request, SplitLoader
+from paceline.data.split_loader import Request, SplitLoader, TransformPipeline
 from paceline.data.transforms.base import OnSamples, SampleTransform, name_of
 from paceline.data.transforms.color import LUMA
 from paceline.data.transforms.functional import Draws, height_and_width
@@ -66,25 +64,18 @@ class _Loading:
     def __init__(self, source: SplitLoader, threads: int, device: torch.device) -> None:
         self.source, self.threads, self.device = source, threads, device
         self.opened: Callable[[int], Sample] = source.dataset.open  # type: ignore[attr-defined]
+        self._draws = TransformPipeline(source.dataset, source.sample_transforms, source.seed).draw
         self._pipeline: Any = None
         self._capacity = 0
 
     def batches(self, requests: Iterable[Request]) -> Iterator[Batch]:
         """DALI works on one request while the one before is used and the next ones are read."""
-        remaining = iter(requests)
-        with ThreadPoolExecutor(_READERS, thread_name_prefix="reader") as pool:
-            ahead = deque(pool.submit(self._read, request) for request in islice(remaining, _AHEAD))
-            try:
-                running = self._start(ahead)
-                while running is not None:
-                    batch = self._collect(running)
-                    ahead.extend(pool.submit(self._read, request) for request in islice(remaining, 1))
-                    running = self._start(ahead)
-                    yield batch
-            finally:
-                for future in ahead:
-                    future.cancel()
-                self._pipeline = None
+        with closing(map_in_order(self._read, requests, _READERS, _AHEAD)) as read:  # type: ignore[type-var]
+            running = self._start(next(read, None))
+            while running is not None:
+                batch = self._collect(running)
+                running = self._start(next(read, None))
+                yield batch
 
     def _read(self, request: Request) -> _Read | Batch | Exception:
         """A request that is ready for DALI, or else its answer, which may be an error to be raised in its turn."""
@@ -103,33 +94,24 @@ class _Loading:
         others = None if mine.all() else self.source.fetch(request.epoch, request.ids[~mine])
         if not mine.any() or (others is not None and (others.skipped or others["image"].dtype != torch.uint8)):
             return None
-        draws = self._draws(request)
-        planned = []
-        for place in np.flatnonzero(mine):
-            image: Encoded = samples[place]["image"]
-            planned.append(make_plan(self.source.sample_transforms, image.height, image.width, draws[place]))
-        sizes = {each.size for each in planned} | (set() if others is None else {tuple(others["image"].shape[-2:])})
+        draws = self._draws(request.epoch, request.ids)
+        images = {place: samples[place]["image"] for place in np.flatnonzero(mine)}
+        planned = [
+            _plan(self.source.sample_transforms, image.height, image.width, draws[place])
+            for place, image in images.items()
+        ]
+        sizes = {size for _, size in planned} | (set() if others is None else {tuple(others["image"].shape[-2:])})
         if len(sizes) > 1:
             return None
-        inputs = {"data": [np.frombuffer(samples[place]["image"].data, np.uint8) for place in np.flatnonzero(mine)]}
-        for name in planned[0].numbers:
-            inputs[name] = [each.numbers[name] for each in planned]
+        inputs = {"data": [np.frombuffer(image.data, np.uint8) for image in images.values()]}
+        inputs |= {name: [numbers[name] for numbers, _ in planned] for name in planned[0][0]}
         # All fields but the images are stacked already: without their files, what waits takes little memory.
         fields = collate(request.ids, [{**sample, "image": _PIXEL} for sample in samples])
         self.source.check(fields)
         return _Read(request, fields, inputs, mine, others)
 
-    def _draws(self, request: Request) -> NDArray[np.float64]:
-        wanted = [transform.draws for transform in self.source.sample_transforms]
-        if not any(wanted):
-            return np.empty((len(request.ids), 0))
-        return uniforms_of_streams(self.source.seed, request.epoch, request.ids, 0, wanted)
-
-    def _start(self, ahead: deque[Future[_Read | Batch | Exception]]) -> _Read | Batch | Exception | None:
-        """The next request, with DALI at work on it; None after the last."""
-        if not ahead:
-            return None
-        read = ahead.popleft().result()
+    def _start(self, read: _Read | Batch | Exception | None) -> _Read | Batch | Exception | None:
+        """What was read, with DALI at work on it."""
         if isinstance(read, _Read):
             count = len(read.inputs["data"])
             if self._pipeline is None or count > self._capacity:
@@ -221,23 +203,17 @@ def find_refusal(loader: SplitLoader) -> Refusal | None:
     return None
 
 
-class Plan(NamedTuple):
-    """What is done to one sample, and the height and width that it comes to."""
-
-    numbers: Numbers
-    size: tuple[int, int]
-
-
-def make_plan(transforms: Sequence[SampleTransform], height: int, width: int, draws: Draws) -> Plan:
-    """The numbers for an image of that size, from its row of draws for all transforms."""
+def _plan(
+    transforms: Sequence[SampleTransform], height: int, width: int, draws: Draws
+) -> tuple[Numbers, tuple[int, int]]:
+    """What the operators are fed for an image of that size, from its row of draws, and the size that it comes to."""
     numbers: Numbers = {}
-    used = 0
     for stage in _stages(transforms):
-        stop = used + stage.transform.draws
-        own, (height, width) = stage.plan(height, width, draws[used:stop])
+        number = stage.transform.draws
+        own, (height, width) = stage.plan(height, width, draws[:number])
         numbers |= {stage.input(name): value for name, value in own.items()}
-        used = stop
-    return Plan(numbers, (height, width))
+        draws = draws[number:]
+    return numbers, (height, width)
 
 
 def make_pipeline(transforms: Sequence[SampleTransform], capacity: int, threads: int, device_id: int | None) -> Any:
