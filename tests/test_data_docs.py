@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
-from paceline.commands.data_recipe import read_data_recipe
+from paceline.commands.data import read_data_recipe
 from paceline.core.registry import register
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "data.md").read_text(encoding="utf-8")

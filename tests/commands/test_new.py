@@ -80,7 +80,7 @@ def test_each_project_is_whole_and_marked(projects: Path, task: str) -> None:
     }
     parts, recipe = ((folder / name).read_text(encoding="utf-8") for name in ("parts.py", "recipe.yaml"))
     for words in (["check"], ["format", "--check"]):
-        ruff = [sys.executable, "-m", "ruff", *words, "--config", ROOT / "pyproject.toml", folder]
+        ruff = [sys.executable, "-m", "ruff", *words, "--config", str(ROOT / "pyproject.toml"), str(folder)]
         assert subprocess.run(ruff, capture_output=True).returncode == 0, words
     for place in ("your model", "your data set", "your loss", "your metric", "your layer ids"):
         assert f"# ← {place}" in parts

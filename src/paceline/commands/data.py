@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import argparse
+import re
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from paceline.commands.common import print_json, progress_bar
-from paceline.commands.data_recipe import open_split, read_data_recipe
+from paceline.commands.common import print_json, progress_bar, recipe_file, use_modules
 from paceline.core.errors import DataError, UsageError
 from paceline.core.text import evenly_spaced, pluralize
-from paceline.recipe.validate import CheckedRecipe
+from paceline.recipe.document import Document, places
+from paceline.recipe.load import load, merge
+from paceline.recipe.validate import CheckedRecipe, validate
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from paceline.commands.data_report import SplitReport
     from paceline.data.inspect import ContactSheet
+    from paceline.data.pack import WrittenPack
+    from paceline.data.split_loader import SplitLoader
 
+_SPLITS = ("train", "val", "test")
+# What a recipe has to have beside its data, as plain as can be: nothing of it is built.
+_PLACEHOLDER: dict[str, Any] = {
+    "task": {"name": "classification"},
+    "model": {"name": "convnet"},
+    "data": {"batch_size": 1},
+    "losses": [{"name": "cross_entropy"}],
+    "optimizer": {"name": "sgd", "lr": 0.1},
+    "train": {"epochs": 1},
+}
 _MEASURED_IN_MEMORY = 8192
 _DRAWN = {True: 15, False: 5}  # samples on the sheet: of the first split, and of each further one
 _INTERRUPTED = 130
@@ -35,10 +49,44 @@ def main(options: argparse.Namespace) -> int:
     if options.split and options.split not in known:
         raise UsageError(f"--split {options.split}: the recipe has no data.{options.split}")
     if options.pack:
-        from paceline.commands.data_pack import pack
-
-        return pack(checked, splits, options)
+        return _pack(checked, splits, options)
     return _inspect(checked, splits, options)
+
+
+def read_data_recipe(options: argparse.Namespace) -> CheckedRecipe:
+    """A command line's recipe with its own data section and name; the rest stands for anything."""
+    use_modules(options.use, options.recipe)
+    return validate(_data_alone(load(recipe_file(options.recipe), options.overrides)))
+
+
+def _data_alone(document: Document) -> Document:
+    """Name, data and seed of a recipe, with placeholders for everything else."""
+    kept = {key: value for key, value in document.tree.items() if key in ("name", "data")}
+    train = document.tree.get("train")
+    if isinstance(train, dict) and "seed" in train:
+        kept["train"] = {"seed": train["seed"]}
+    own = Document(kept)
+    for table, origins in ((own.keys, document.keys), (own.values, document.values)):
+        table.update({path: origin for path, origin in origins.items() if path == () or path[0] in kept})
+    placeholder = Document(_PLACEHOLDER, {}, dict.fromkeys(places(_PLACEHOLDER, ()), own.values[()]))
+    return merge(placeholder, own)
+
+
+def open_split(checked: CheckedRecipe, split: str) -> SplitLoader:
+    """Open one split with its transforms, or raise DataError."""
+    import torch
+
+    from paceline.core.world import World
+    from paceline.recipe.build_context import BuildContext
+    from paceline.recipe.build_data import make_split_loaders
+
+    kept, _, name = split.partition(".")
+    changes: dict[str, Any] = {each: None for each in _SPLITS if each != kept}
+    if name:
+        changes["test"] = {name: checked.recipe.data.splits()[split]}
+    recipe = checked.recipe.model_copy(update={"data": checked.recipe.data.model_copy(update=changes)})
+    context = BuildContext(CheckedRecipe(recipe, checked.document), World(0, 1, 0, torch.device("cpu")))
+    return make_split_loaders(context)[split]
 
 
 def _clear_cache(as_json: bool) -> int:
@@ -137,3 +185,53 @@ def _write_sheet(sheet: ContactSheet, checked: CheckedRecipe, path: Path, report
         reports[0].add_note(f"cannot write the contact sheet {path}: {error.strerror}; choose another with --sheet")
         return None
     return path
+
+
+def _pack(checked: CheckedRecipe, splits: list[str], options: argparse.Namespace) -> int:
+    """Write a pack for each split: `FILE`, or `FILE-SPLIT` if there are several."""
+    from paceline.data.pack import write_pack
+
+    size = _size(options.size)
+    written: dict[str, WrittenPack] = {}
+    with progress_bar() as bar:
+        for split in splits:
+            path: Path = options.pack
+            if len(splits) > 1:
+                path = path.with_stem(f"{path.stem}-{split}")
+            source = open_split(checked, split)
+            if getattr(source.dataset, "reads_videos", False):
+                raise UsageError(f"--pack: data.{split} has videos; a pack holds images")
+            row = bar.add_task(split, total=len(source.dataset))
+            allowed = 0 if source.skips is None else source.skips.limit
+            written[split] = write_pack(source.dataset, path, size, partial(_show, bar, row), allowed)
+    if options.json:
+        packs = {
+            split: {"file": str(each.path), "samples": each.samples, "bytes": each.bytes}
+            | {"left_out": [left_out._asdict() for left_out in each.skipped]}
+            for split, each in written.items()
+        }
+        print_json({"name": checked.recipe.name, "packs": packs})
+        return 0
+    for split, each in written.items():
+        print(f"{split}: {pluralize(each.samples, 'sample')}, {each.bytes / 1e6:,.1f} MB in {each.path}")
+        for left_out in each.skipped:
+            print(f"  skipped: {left_out}")
+    print("\nto use it, write this into the recipe and keep the transforms:\n\ndata:")
+    for split, each in written.items():
+        print(f"  {split}: {{dataset: packed, file: {each.path.absolute()}}}")
+    return 0
+
+
+def _show(bar: Progress, row: Any, done: int, total: int) -> None:
+    bar.update(row, completed=done)
+
+
+def _size(text: str | None) -> int | list[int] | None:
+    """Parse `--size`: a shorter side, or height and width."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"([1-9]\d{0,4})(?:x([1-9]\d{0,4}))?", text)
+    if not match:
+        raise UsageError(f"--size {text}: expected a shorter side such as 256, or height x width such as 224x320")
+    height, width = match.groups()
+    return int(height) if width is None else [int(height), int(width)]

@@ -24,7 +24,6 @@ _MAX_CLASSES = 12  # of more classes, only the largest and smallest are printed
 _MAX_SIZES = 4
 _MAX_DUPLICATES, _MAX_FILES = 2, 8  # duplicates, and files of equal problems, that are named
 _DETAILS = re.compile(r"/[^\s:,;)]+|'[^']*'|\d+")
-_BUCKETS, _BAR = 8, 30
 _ADVICE = {
     "disk": "disk-bound: {pack}a faster disk would help most",
     "decode": "decode-bound: {pack}more cores would help most",
@@ -282,25 +281,8 @@ def _sizes(sizes: Counter[tuple[int, int]]) -> Iterator[tuple[str, str]]:
         heights[height] += number
         widths[width] += number
         shorter[min(height, width)] += number
-    yield "sizes", f"{len(sizes):,} different: width {_range(widths)}, height {_range(heights)}; by the shorter side:"
-    for first, last, number in buckets(shorter):
-        yield "", f"{first:>6}–{last:<6} {'█' * _length(number, shorter)} {number:,}"
-
-
-def _length(number: int, counter: Counter[int]) -> int:
-    """The length of a bar; at least one character if there is anything."""
-    return max(int(number > 0), round(_BAR * number / sum(counter.values())))
-
-
-def buckets(counter: Counter[int]) -> list[tuple[int, int, int]]:
-    """Histogram bins of equal width: first value, last value and number of samples."""
-    low, high = min(counter), max(counter)
-    length = -(-(high - low + 1) // _BUCKETS)
-    found = []
-    for first in range(low, high + 1, length):
-        last = min(high, first + length - 1)
-        found.append((first, last, sum(number for value, number in counter.items() if first <= value <= last)))
-    return found
+    yield "sizes", f"{len(sizes):,} different: width {_range(widths)}, height {_range(heights)}"
+    yield "", f"the shorter side {_range(shorter)}"
 
 
 def _range(counter: Counter[int]) -> str:

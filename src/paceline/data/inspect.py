@@ -21,6 +21,7 @@ from paceline.core.text import join_first, pluralize
 from paceline.data.batch import Batch, KeypointNames, Sample, as_arrays
 from paceline.data.io.image import Encoded
 from paceline.data.io.video import EncodedVideo
+from paceline.data.loader_profile import transformed_batches
 from paceline.data.prefetch import map_in_order
 from paceline.data.skip_list import UNREADABLE, Skipped, as_skipped, locate_error
 from paceline.data.split_loader import Dataset, SplitLoader, decode_image
@@ -205,15 +206,8 @@ def look(dataset: Dataset, sample: Sample) -> Look:
     frames = pixels.shape[-4] if pixels.ndim > 3 else None
     is_turned = isinstance(image, Encoded) and image.header.orientation != 1 and not _PLACES.isdisjoint(sample)
     digest = blake2b(np.ascontiguousarray(pixels).data, digest_size=16, key=str(pixels.shape).encode()).digest()
-    return Look(*_whole_size(sample, height, width), frames, objects, counts, is_turned, digest)
-
-
-def _whole_size(sample: Sample, height: int, width: int) -> tuple[int, int]:
-    """The size of the file's image, which may have been decoded smaller."""
-    if "size" not in sample:
-        return height, width
-    height, width = (int(each) for each in sample["size"])
-    return height, width
+    whole_height, whole_width = map(int, sample.get("size", (height, width)))  # it may have been decoded smaller
+    return Look(whole_height, whole_width, frames, objects, counts, is_turned, digest)
 
 
 def _all_frames(video: EncodedVideo) -> Iterator[NDArray[np.uint8]]:
@@ -276,7 +270,6 @@ def _histogram(rows: NDArray[np.uint8]) -> Counts:
 
 CELL = 240
 _MAX_WIDTH = 1296  # five cells
-_CPU = torch.device("cpu")
 
 
 @dataclass
@@ -332,26 +325,12 @@ def draw_sample(sample: Sample, side: int, classes: Sequence[str], joints: Keypo
 
 def load_augmented(source: SplitLoader, ids: Sequence[int]) -> tuple[list[tuple[int, Sample]], str | None]:
     """Return samples by id after the transforms of the first epoch, images uint8, and why they cannot be a batch."""
-    try:
-        return _load(source, ids), None
-    except UNREADABLE as error:
-        problem = str(error)
-    loaded = []
-    for index in ids:
-        try:
-            loaded += _load(source, [index])
-        except UNREADABLE as error:
-            problem = str(error)
-    return loaded, problem
-
-
-def _load(source: SplitLoader, ids: Sequence[int]) -> list[tuple[int, Sample]]:
-    fetched = source.fetch(0, np.array(ids, np.int64))
-    if fetched.is_placeholder:
-        raise DataError("; ".join(map(str, fetched.skipped)))
-    batch = source.transform_batch(fetched, 0, _CPU)
-    images = _denormalize(source, batch["image"])
-    return [(int(number), _take(batch, images, place)) for place, number in enumerate(batch.ids.tolist())]
+    problems: list[str] = []
+    samples = []
+    for batch in transformed_batches(source, ids, len(ids), problems):
+        images = _denormalize(source, batch["image"])
+        samples += [(number, _take(batch, images, place)) for place, number in enumerate(batch.ids.tolist())]
+    return samples, problems[-1] if problems else None
 
 
 def _denormalize(source: SplitLoader, images: Tensor) -> NDArray[np.uint8]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from itertools import islice
+from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Literal, NamedTuple
@@ -15,9 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.core.errors import DataError
 from paceline.core.regular_file import open_regular
 from paceline.core.text import evenly_spaced
-from paceline.data.batch import Sample
+from paceline.data.batch import Batch, Sample
+from paceline.data.prefetch import map_in_order
 from paceline.data.skip_list import UNREADABLE
 from paceline.data.split_loader import Dataset, SplitLoader, TransformPipeline
 from paceline.data.transforms.batch import Normalize
@@ -96,13 +97,14 @@ def _memory() -> int:
 
 
 def _speed(pipeline: TransformPipeline, ids: list[int], threads: int) -> float:
-    until = perf_counter() + _MAX_SECONDS
-    begin, done = perf_counter(), 0
-    with ThreadPoolExecutor(threads, "measuring") as pool:
-        todo = iter(ids * 4)
-        while perf_counter() < until and (piece := list(islice(todo, 4 * threads))):
-            done += sum(1 for _ in pool.map(lambda index: _load(pipeline, index), piece))
-    return done / (perf_counter() - begin)
+    begin, number = perf_counter(), 0
+    samples = map_in_order(partial(_load, pipeline), ids * 4, threads, 4 * threads)
+    with closing(samples) as loaded:  # type: ignore[type-var]  # threads end with it
+        for _ in loaded:
+            number += 1
+            if perf_counter() > begin + _MAX_SECONDS:
+                break
+    return number / (perf_counter() - begin)
 
 
 def _from_memory(source: SplitLoader, ids: Sequence[int]) -> LoaderProfile:
@@ -164,7 +166,8 @@ def input_stats(loader: SplitLoader, ids: Sequence[int]) -> InputStats | None:
     ids = [ids[place] for place in evenly_spaced(len(ids), NUM_MEASURED)]
     total = squares = torch.zeros(0, dtype=torch.float64)
     count, is_float = 0, False
-    for images in _images(loader, ids):
+    for batch in transformed_batches(loader, ids, _TOGETHER, []):
+        images: Tensor = batch["image"]
         is_float = is_float or bool((images.amin() < 0) | (images.amax() > 1))
         values = images.double().movedim(channel_axis(images), 0).flatten(1)
         sums = values.sum(1), values.square().sum(1)
@@ -178,21 +181,33 @@ def input_stats(loader: SplitLoader, ids: Sequence[int]) -> InputStats | None:
     return InputStats(mean.tolist(), std.tolist(), has_normalize or is_float)
 
 
-def _images(loader: SplitLoader, ids: Sequence[int]) -> Iterator[Tensor]:
-    """The images of a few samples at a time, or of each on its own where they do not fit together."""
-    for start in range(0, len(ids), _TOGETHER):
-        some = ids[start : start + _TOGETHER]
+def transformed_batches(
+    loader: SplitLoader, ids: Sequence[int], num_together: int, problems: list[str]
+) -> Iterator[Batch]:
+    """Samples after all transforms of the first epoch: so many at a time, or each on its own where they do not fit.
+
+    Why some cannot be loaded, or not be a batch, is added to `problems`.
+    """
+    for start in range(0, len(ids), num_together):
+        some = ids[start : start + num_together]
         try:
-            yield _load_images(loader, some)
-        except UNREADABLE:
-            for index in some:
-                with suppress(*UNREADABLE):
-                    yield _load_images(loader, [index])
+            batches = [_transformed(loader, some)]
+        except UNREADABLE as error:
+            problems.append(str(error))
+            batches = []
+            for index in some if len(some) > 1 else ():
+                try:
+                    batches.append(_transformed(loader, [index]))
+                except UNREADABLE as own:
+                    problems.append(str(own))
+        yield from batches
 
 
-def _load_images(loader: SplitLoader, ids: Sequence[int]) -> Tensor:
-    images: Tensor = loader.transform_batch(loader.fetch(0, np.array(ids, np.int64)), 0, _CPU)["image"]
-    return images
+def _transformed(loader: SplitLoader, ids: Sequence[int]) -> Batch:
+    fetched = loader.fetch(0, np.array(ids, np.int64))
+    if fetched.is_placeholder:
+        raise DataError("; ".join(map(str, fetched.skipped)))
+    return loader.transform_batch(fetched, 0, _CPU)
 
 
 def input_warnings(splits: Mapping[str, InputStats]) -> list[str]:
