@@ -6,46 +6,27 @@ import csv
 import io
 import math
 import os
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from paceline.core.atomic_write import sync_folder
+from paceline.core.atomic_write import sync_folder, write_all
 from paceline.core.errors import DataError, UsageError, in_one_line
 from paceline.core.file_lock import is_at, lock_file
+from paceline.core.regular_file import open_regular
 from paceline.core.text import as_cell, from_cell
+
+if TYPE_CHECKING:
+    from paceline.loggers.xlsx_table import XlsxTable
 
 SUFFIXES = (".csv", ".xlsx")
 MAX_BYTES = 1 << 25
 """The largest file that is read as a results table."""
-_ATTEMPTS = 3
 _PATIENCE_SECONDS = 60.0  # others need a fraction of a second; who was stopped while it wrote is not waited for
 
 Value = str | int | float | None
 """A cell; None for a metric that is not finite."""
-
-
-class Table(Protocol):
-    """Cells by row and column, both from 0; the first row is the header."""
-
-    num_rows: int
-    """The number of rows up to the last that is not empty."""
-    num_columns: int
-    is_changed: bool
-
-    def text(self, row: int, column: int) -> str:
-        """A cell as it reads; empty where there is none."""
-        ...
-
-    def write(self, row: int, column: int, value: Value) -> None:
-        """Change a cell."""
-        ...
-
-    def dump(self) -> bytes:
-        """The whole file."""
-        ...
 
 
 def check_suffix(path: Path) -> None:
@@ -65,16 +46,66 @@ def update_rows(
     unchanged.
     """
     check_suffix(path)
-    with locked(path) as file:
-        for _ in range(_ATTEMPTS):
-            table = _open(path, file.read(MAX_BYTES), key)
+    place = Path(os.path.realpath(path))  # a link stays one: what it leads to is replaced
+    for name in (f"~${place.name}", f".~lock.{place.name}#"):  # of Excel and LibreOffice; saving there would undo ours
+        if os.path.lexists(place.with_name(name)):
+            raise DataError(
+                f"{path}: is open in another program ({place.with_name(name)} exists); close it there, or remove"
+                " that file if it was left behind"
+            )
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with _partial_file(path, place) as (partial, descriptor):
+            content = _content(path, place)
+            table = _open(path, content, key)
             _put(table, (*key, *further), rows)
-            if not table.is_changed or file.replace(table.dump()):
-                return
-    raise DataError(f"{path}: kept changing while it was written; it is unchanged")
+            if table.is_changed:
+                os.ftruncate(descriptor, 0)
+                write_all(descriptor, table.dump())
+                if content is not None:
+                    os.fchmod(descriptor, place.stat().st_mode & 0o777)
+                os.fsync(descriptor)
+                partial.replace(place)
+                sync_folder(place.parent)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
-def _open(path: Path, content: bytes | None, key: Sequence[str]) -> Table:
+@contextmanager
+def _partial_file(path: Path, place: Path) -> Iterator[tuple[Path, int]]:
+    """A file beside the table that becomes the table; locked, so one process at a time updates it.
+
+    Nothing is left behind; the rest of a killed process is overwritten.
+    """
+    partial = place.with_name(f".{place.name}.partial")
+    try:
+        descriptor = lock_file(partial, _PATIENCE_SECONDS)
+    except BlockingIOError as error:
+        reason = f"another process has been writing it for more than {_PATIENCE_SECONDS:.0f} seconds"
+        raise DataError(f"{path}: {reason}") from error
+    try:
+        yield partial, descriptor
+    finally:
+        if is_at(descriptor, partial):
+            partial.unlink()
+        os.close(descriptor)
+
+
+def _content(path: Path, place: Path) -> bytes | None:
+    """The content of a table that may be changed; None if there is no such file."""
+    try:
+        with open_regular(place) as file:
+            mode, content = os.fstat(file.fileno()).st_mode, file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    if not mode & 0o222 or not os.access(place, os.W_OK):
+        raise DataError(f"{path}: is read-only; it is unchanged")
+    if len(content) > MAX_BYTES:
+        raise DataError(f"{path}: has more than {MAX_BYTES:,} bytes, too many for a results table")
+    return content
+
+
+def _open(path: Path, content: bytes | None, key: Sequence[str]) -> CsvTable | XlsxTable:
     if path.suffix.lower() == ".csv":
         return CsvTable(path, content, key)
     from paceline.loggers.xlsx_table import XlsxTable  # takes a third of a second, which only such files need
@@ -82,26 +113,21 @@ def _open(path: Path, content: bytes | None, key: Sequence[str]) -> Table:
     return XlsxTable(path, content, key)
 
 
-def _put(table: Table, key: Sequence[str], rows: Sequence[Mapping[str, Value]]) -> None:
+def _put(table: CsvTable | XlsxTable, key: Sequence[str], rows: Sequence[Mapping[str, Value]]) -> None:
     columns: dict[str, int] = {}
     for column in range(table.num_columns):
         columns.setdefault(table.text(0, column), column)  # of two with one name the first is ours
-    for name in rows[0] if rows else ():
-        _add_column(table, columns, name)
+    for name in dict.fromkeys(name for values in rows for name in values):
+        if name not in columns:
+            columns[name] = table.num_columns
+            table.write(0, columns[name], name)
     places: dict[tuple[str, ...], int] = {}
     for row in range(1, table.num_rows):
         places.setdefault(tuple(table.text(row, columns[name]) for name in key), row)
     for values in rows:
         row = places.setdefault(tuple(in_one_line(str(values[name])) for name in key), max(1, table.num_rows))
         for name, value in values.items():
-            _add_column(table, columns, name)
             table.write(row, columns[name], value)
-
-
-def _add_column(table: Table, columns: dict[str, int], name: str) -> None:
-    if name not in columns:
-        columns[name] = table.num_columns
-        table.write(0, columns[name], name)
 
 
 _DELIMITERS = (",", ";", "\t")
@@ -109,7 +135,7 @@ _MARK = "\ufeff"
 
 
 class CsvTable:
-    """The cells of a CSV file; numbers are written without loss."""
+    """Cells of a CSV file by row and column, both from 0; the first row is the header. Numbers are without loss."""
 
     def __init__(self, path: Path, content: bytes | None, key: Sequence[str]) -> None:
         text = _decoded(path, content or b"")
@@ -117,16 +143,21 @@ class CsvTable:
         text = text.removeprefix(_MARK)
         self._line_end = "\r\n" if text.partition("\n")[0].endswith("\r") else "\n"
         self._delimiter, self._rows = _parsed(path, text, key)
-        filled = [number for number, row in enumerate(self._rows) if any(row)]
-        self.num_rows = filled[-1] + 1 if filled else 0
+        while self._rows and not any(self._rows[-1]):
+            self._rows.pop()
         self.num_columns = max(map(len, self._rows), default=0)
         self.is_changed = False
 
+    @property
+    def num_rows(self) -> int:
+        """The number of rows up to the last that is not empty."""
+        return len(self._rows)
+
     def text(self, row: int, column: int) -> str:
-        """A cell as it reads."""
+        """A cell as it reads; empty where there is none."""
         return from_cell(self._written(row, column))
 
-    def write(self, row: int, column: int, value: str | int | float | None) -> None:
+    def write(self, row: int, column: int, value: Value) -> None:
         """Change a cell, creating it if needed."""
         text = _text_of(value)
         if self._written(row, column) == text:
@@ -135,7 +166,7 @@ class CsvTable:
         cells = self._rows[row]
         cells += [""] * (column + 1 - len(cells))
         cells[column] = text
-        self.num_rows, self.num_columns = max(self.num_rows, row + 1), max(self.num_columns, column + 1)
+        self.num_columns = max(self.num_columns, column + 1)
         self.is_changed = True
 
     def dump(self) -> bytes:
@@ -187,100 +218,3 @@ def _text_of(value: str | int | float | None) -> str:
     if isinstance(value, str):
         return as_cell(in_one_line(value))
     return "nan" if value is None or not math.isfinite(value) else repr(value)
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[LockedFile]:
-    """Lock a file against other writers of this module, or raise DataError.
-
-    The lock is on the temporary file, so nothing is left behind; the rest of a killed process is overwritten.
-    """
-    place = Path(os.path.realpath(path))  # a link stays one: what it leads to is replaced
-    _refuse_opened(path, place)
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        aside = place.with_name(f".{place.name}.partial")
-        descriptor = _lock(path, aside)
-        try:
-            yield LockedFile(path, place, aside, descriptor)
-        finally:
-            if is_at(descriptor, aside):
-                aside.unlink()
-            os.close(descriptor)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written: {error.strerror or error}") from error
-
-
-class LockedFile:
-    """A locked file; only programs that ignore the lock can change it."""
-
-    def __init__(self, path: Path, place: Path, aside: Path, descriptor: int) -> None:
-        self.path = path
-        self._place, self._aside, self._descriptor = place, aside, descriptor
-        self._found: os.stat_result | None = None
-
-    def read(self, most: int) -> bytes | None:
-        """The content, limited to so many bytes; None if there is no such file."""
-        self._found = None
-        try:
-            # Without blocking, or a pipe would be waited for until somebody writes into it.
-            descriptor = os.open(self._place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
-        try:
-            self._found = os.fstat(descriptor)
-            if not stat.S_ISREG(self._found.st_mode):
-                raise DataError(f"{self.path}: is not a file; expected a results table")
-            if not self._found.st_mode & 0o222 or not os.access(self._place, os.W_OK):
-                raise DataError(f"{self.path}: is read-only; it is unchanged")
-            with open(descriptor, "rb", closefd=False) as file:
-                content = file.read(most + 1)
-        finally:
-            os.close(descriptor)
-        if len(content) > most:
-            raise DataError(f"{self.path}: has more than {most:,} bytes, too many for a results table")
-        return content
-
-    def replace(self, content: bytes) -> bool:
-        """Replace the file by `content`; return False and do nothing if it changed since it was read.
-
-        A kill or a full disk leaves the file unchanged.
-        """
-        os.ftruncate(self._descriptor, 0)
-        left = memoryview(content)
-        while left:
-            left = left[os.pwrite(self._descriptor, left, len(content) - len(left)) :]
-        if self._found is not None:
-            os.fchmod(self._descriptor, stat.S_IMODE(self._found.st_mode))
-        os.fsync(self._descriptor)
-        if not self._is_as_found():
-            return False
-        self._aside.replace(self._place)
-        sync_folder(self._place.parent)
-        return True
-
-    def _is_as_found(self) -> bool:
-        try:
-            now = self._place.stat()
-        except FileNotFoundError:
-            return self._found is None
-        then = self._found
-        return then is not None and os.path.samestat(now, then) and now.st_mtime_ns == then.st_mtime_ns
-
-
-def _lock(path: Path, aside: Path) -> int:
-    try:
-        return lock_file(aside, _PATIENCE_SECONDS)
-    except BlockingIOError as error:
-        reason = f"another process has been writing it for more than {_PATIENCE_SECONDS:.0f} seconds"
-        raise DataError(f"{path}: {reason}") from error
-
-
-def _refuse_opened(path: Path, place: Path) -> None:
-    """Raise DataError if a spreadsheet program has the file open: saving there would undo our rows."""
-    for name in (f"~${place.name}", f".~lock.{place.name}#"):
-        if os.path.lexists(place.with_name(name)):
-            raise DataError(
-                f"{path}: is open in another program ({place.with_name(name)} exists); close it there, or remove"
-                " that file if it was left behind"
-            )
