@@ -1,6 +1,7 @@
 """DALI behind the loader's contract: same samples in the same order and nearly the same pixels, whatever the files."""
 
 import json
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -398,7 +399,7 @@ def test_giving_up_early_ends_its_threads(paths: list[Path]) -> None:
 
 
 def test_without_dali_it_says_how_to_get_it(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dali, "is_installed", lambda: False)
+    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     with pytest.raises(DataError, match=r"pip install 'paceline\[dali\]', or use data.loader: auto"):
         load_by_dali(SplitLoader(Photos(paths), [Resize(32)], seed=0), requests([2]))
 

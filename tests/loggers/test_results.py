@@ -305,8 +305,8 @@ REFUSED: dict[str, tuple[str, Callable[[], bytes], str]] = {
         lambda: sheet_with('<row r="1048576"><c r="XFD1048576"><v>1</v></c></row></sheetData>'),
         "1,048,576 rows and 16,384 columns",
     ),
-    "a slicer": ("t.xlsx", lambda: packed(**{"xl/slicers/slicer1.xml": b"<a/>"}), "would lose content.*xl/slicers/slicer1.xml"),
-    "shapes": ("t.xlsx", lambda: packed(**{"xl/drawings/drawing1.xml": b"<a><sp/></a>"}), "would lose content.*xl/drawings/drawing1.xml"),
+    "a slicer": ("t.xlsx", lambda: packed(**{"xl/slicers/slicer1.xml": b"<a/>"}), "would lose content.*slicer1"),
+    "shapes": ("t.xlsx", lambda: packed(**{"xl/drawings/drawing1.xml": b"<a><sp/></a>"}), "would lose .*drawing1"),
     "an extension": (
         "t.xlsx", lambda: sheet_with('</sheetData><extLst><ext uri="{1}"/></extLst>'), "would lose content",
     ),

@@ -140,7 +140,7 @@ def test_a_missing_package_is_an_error_of_the_recipe(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("paceline.commands.common.find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, name, None)
     section = {"wandb": "{project: p, mode: offline}", "mlflow": "{}"}[name]
     Path("recipe.yaml").write_text(f"extends: quickstart\nname: t\nlogging:\n  images: false\n  {name}: {section}\n")
     for command in ("train", "check"):

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.commands.common import check_trackers, print_json, read_recipe
+from paceline.commands.common import check_extras, print_json, read_recipe
 from paceline.core.errors import CheckpointError, TrainingError
 from paceline.core.text import join_first, pluralize
 from paceline.recipe.problems import near
@@ -25,7 +25,7 @@ _TRIED = 8
 def main(options: argparse.Namespace) -> int:
     """Run each check; the first that fails ends the command with its own exit code."""
     checked = read_recipe(options)
-    check_trackers(checked)
+    check_extras(checked)
     from paceline.engine.replay import explain_nonfinite
     from paceline.recipe.build import Builder
     from paceline.recipe.build_data import oversized_batch

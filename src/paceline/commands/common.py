@@ -11,12 +11,12 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from paceline.core.class_metrics import HEADER, split_classes, summarize
 from paceline.core.errors import RecipeError, UsageError
+from paceline.core.extras import missing_extra
 from paceline.core.text import doubled_loss, format_metric
 from paceline.launch.environment import find_place
 from paceline.recipe.document import Document
@@ -47,18 +47,17 @@ def _print(notes: Sequence[str]) -> None:
             print(f"note: {note}", file=sys.stderr)
 
 
-def check_trackers(checked: CheckedRecipe) -> None:
-    """Raise RecipeError if the package of a tracker that the recipe names is not installed."""
-    wanted = {"wandb": checked.recipe.logging.wandb, "mlflow": checked.recipe.logging.mlflow}
-    missing = [name for name, section in wanted.items() if section is not None and find_spec(name) is None]
-    if missing:
-        raise RecipeError(
-            [
-                f"{checked.locate(f'logging.{name}')}: {name} is not installed: pip install 'paceline[{name}]', or set"
-                f" logging.{name} to null"
-                for name in missing
-            ]
-        )
+def check_extras(checked: CheckedRecipe) -> None:
+    """Raise RecipeError if packages that training by this recipe needs are not installed."""
+    logging, data = checked.recipe.logging, checked.recipe.data
+    wanted = [(f"logging.{name}", name, "or set it to null") for name in ("wandb", "mlflow") if getattr(logging, name)]
+    if (logging.results or "").endswith(".xlsx"):
+        wanted.append(("logging.results", "excel", "or name a .csv file"))
+    if data.train.dataset.startswith("video_"):
+        wanted.append(("data.train.dataset", "video", "which reads videos"))
+    found = [(key, missing_extra(extra), cure) for key, extra, cure in wanted]
+    if problems := [f"{checked.locate(key)}: {missing}, {cure}" for key, missing, cure in found if missing]:
+        raise RecipeError(problems)
 
 
 def recipe_file(reference: str) -> str:

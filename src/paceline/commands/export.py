@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paceline.commands.common import print_json, print_notes
 from paceline.core.errors import UsageError
+from paceline.core.extras import missing_extra
 from paceline.core.text import pluralize
 from paceline.recipe.load import run_recipe
 
@@ -21,10 +22,9 @@ def main(options: argparse.Namespace) -> int:
 
     from paceline.checkpoint.weights import DTYPES
     from paceline.engine.export import ExportOptions
-    from paceline.engine.export_graph import why_no_onnx
     from paceline.recipe.build_predictor import EXPORT, build_predictor, check_run
 
-    reason = why_no_onnx()
+    reason = missing_extra("onnx")
     if reason and "onnx" in (options.format or ()):
         raise UsageError(f"--format onnx: {reason}, or choose other formats")
     formats = options.format or [each for each in ExportOptions().formats if each != "onnx" or not reason]

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.checkpoint.best import best_step, resolve_best
-from paceline.commands.common import check_trackers, check_writable
+from paceline.commands.common import check_extras, check_writable
 from paceline.commands.run_directory import refuse_foreign
 from paceline.commands.run_lock import hold_lock
 from paceline.commands.train import train_in_directory
 from paceline.core.agreement import decide
 from paceline.core.errors import UsageError
+from paceline.core.extras import missing_extra
 from paceline.core.generators import unchanged_generators
 from paceline.engine.run import Run
 from paceline.loggers.events import LoggerGroup, Record
@@ -51,7 +52,7 @@ class TrainResult:
         try:
             import pandas as pd
         except ModuleNotFoundError as error:
-            raise UsageError("to_pandas needs pandas: pip install pandas; `history` is a list of dicts") from error
+            raise UsageError(f"to_pandas: {missing_extra('pandas') or error}; `history` is a list of dicts") from error
         return pd.json_normalize(self.history)
 
 
@@ -63,7 +64,7 @@ def train(run: Run, fresh: bool = False) -> TrainResult:
     """
     if getattr(run, "builder", None) is None:
         raise UsageError("paceline.train takes a run that paceline.build made: paceline.train(paceline.build(RECIPE))")
-    check_trackers(run.builder.checked)
+    check_extras(run.builder.checked)
     check_writable(run.out)
     refuse_foreign(run.out)
     options = argparse.Namespace(fresh=fresh, start=None, accept_data=False, is_process=False)

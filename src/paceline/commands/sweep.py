@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from paceline.commands.common import check_trackers, check_writable, print_json, recipe_file, use_modules
+from paceline.commands.common import check_extras, check_writable, print_json, recipe_file, use_modules
 from paceline.commands.results import groups_json, print_groups, read_groups
 from paceline.commands.run_lock import hold_lock
 from paceline.commands.slurm import check_job, folder_of_command
@@ -72,7 +72,7 @@ def _check_all(file_name: str, space: SearchSpace, trials: Sequence[tuple[str, .
     for trial in trials:
         try:
             checked = validate(load(file_name, space.overrides(trial)))
-            check_trackers(checked)
+            check_extras(checked)
             recipes.append(checked.recipe)
         except RecipeError as error:
             problems += error.problems

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.commands.common import check_trackers, check_writable, command_line, read_recipe, run_directory
+from paceline.commands.common import check_extras, check_writable, command_line, read_recipe, run_directory
 from paceline.commands.run_directory import refuse_foreign, write_recipe
 from paceline.commands.run_lock import RunLock, check_free, hold_lock
 from paceline.core.atomic_write import remove_partial_files
@@ -36,7 +36,7 @@ _IMAGE = re.compile(r"(?P<name>.+)-(?P<step>\d{8,})")
 def main(options: argparse.Namespace) -> int:
     """Train; 0 when the run is finished."""
     checked = read_recipe(options)
-    check_trackers(checked)
+    check_extras(checked)
     continued = run_directory(options.recipe)
     if continued and options.out and not continued.samefile(options.out):
         raise UsageError(f"--out {options.out}: {continued} is a run that is continued where it is; leave --out away")

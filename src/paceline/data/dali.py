@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from paceline.core.errors import DataError
+from paceline.core.extras import missing_extra
 from paceline.core.process import num_cores
 from paceline.data.batch import Batch, Sample, as_arrays, collate
 from paceline.data.io.image import Encoded
@@ -176,13 +176,13 @@ class Refusal(NamedTuple):
 
 def is_installed() -> bool:
     """Whether DALI can be imported."""
-    return find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
+    return not missing_extra("dali")
 
 
 def find_refusal(loader: SplitLoader) -> Refusal | None:
     """Why DALI cannot load the split of a loader; None if it can."""
     if not is_installed():
-        return Refusal(None, "dali is not installed: pip install 'paceline[dali]', or use data.loader: auto")
+        return Refusal(None, f"{missing_extra('dali')}, or use data.loader: auto")
     if loader.in_memory or not hasattr(loader.dataset, "open"):
         found = type(loader.dataset).__name__
         return Refusal("dataset", f"{found} has no image files, which data.loader: dali decodes; use data.loader: auto")

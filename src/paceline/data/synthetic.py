@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from paceline.core.errors import UsageError
+from paceline.core.extras import missing_extra
 from paceline.visualize.colors import class_colors
 
 IGNORED = 255
@@ -203,6 +205,8 @@ def _film(random: Random, motion: str) -> list[Pixels]:
 
 
 def _encode(path: Path, frames: Sequence[Pixels]) -> None:
+    if missing := missing_extra("video"):
+        raise UsageError(f"videos: {missing}")
     import av
 
     with av.open(str(path), "w", options={"fflags": "+bitexact"}) as container:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import re
 import traceback
@@ -23,7 +22,6 @@ Outputs = dict[str, Tensor]
 """Tensors by name."""
 Shape = list[int | str]
 """A number, or the name of a side that may have any length."""
-_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 _OPERATOR = re.compile(
     r"OpOverload\(op='([\w.:]+)'|(?:operator|function) (?:for )?'?((?:aten|torchvision|prims)[.:]+\w+)"
 )
@@ -109,12 +107,6 @@ def _named(shape: Any, names: dict[str, str]) -> Shape:
     """A shape with our names of the sides that may have any length."""
     texts = [re.sub(r"\bs\d+\b", lambda found: names.get(found[0], found[0]), str(side)) for side in shape]
     return [int(text) if text.isdecimal() else text for text in texts]
-
-
-def why_no_onnx() -> str | None:
-    """Which packages are missing that ONNX files are written and checked with, and how to install them; else None."""
-    missing = ", ".join(name for name in _PACKAGES if importlib.util.find_spec(name) is None)
-    return f"ONNX needs {missing}: pip install 'paceline[onnx]'" if missing else None
 
 
 def save_onnx(graph: Graph, path: Path) -> None:

@@ -12,13 +12,17 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
-import openpyxl
-from openpyxl.cell.cell import MergedCell
-from openpyxl.styles import Font
-from openpyxl.utils import get_column_letter
-
-from paceline.core.errors import DataError, in_one_line
+from paceline.core.errors import DataError, UsageError, in_one_line
+from paceline.core.extras import missing_extra
 from paceline.core.text import starts_formula
+
+try:
+    import openpyxl
+    from openpyxl.cell.cell import MergedCell
+    from openpyxl.styles import Font
+    from openpyxl.utils import get_column_letter
+except ModuleNotFoundError as error:
+    raise UsageError(f"XLSX tables: {missing_extra('excel') or error}, or name a .csv file") from error
 
 _SHEET = "results"
 _MAX_CELLS = 1_000_000

@@ -29,8 +29,6 @@ from paceline.data.index.folders import (
 from paceline.data.index.index import IndexBuilder, open_index, read_part, split_arguments, write_parts
 from paceline.data.io.image import EXTENSIONS, MAX_PIXELS, Encoded
 from paceline.data.io.image import EXTENSIONS as IMAGE_EXTENSIONS
-from paceline.data.io.video import EXTENSIONS as VIDEO_EXTENSIONS
-from paceline.data.io.video import EncodedVideo
 
 if TYPE_CHECKING:
     from paceline.data.fingerprint import DataDigest
@@ -163,6 +161,8 @@ class UnlabeledFiles:
         """The image or video, not decoded unless the model takes gray images, and placeholders for its labels."""
         path = self._paths[index]
         if self.reads_videos:
+            from paceline.data.io.video import EncodedVideo
+
             return {"image": EncodedVideo(path), **self._placeholder(0, 0)}
         image = Encoded.read(path)
         size = {"size": np.array([image.height, image.width])}
@@ -219,7 +219,9 @@ def find_files(inputs: Sequence[Path], videos: bool) -> list[Path]:
 
     A list is a .txt or .csv file with a path in the first column of each line, relative to the list's folder.
     """
-    extensions = VIDEO_EXTENSIONS if videos else IMAGE_EXTENSIONS
+    extensions = IMAGE_EXTENSIONS
+    if videos:
+        from paceline.data.io.video import EXTENSIONS as extensions  # noqa: N811
     found: dict[Path, None] = {}
     for place in inputs:
         if place.is_dir():

@@ -11,18 +11,23 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import av
 import numpy as np
-from av.codec import CodecContext
-from av.container import InputContainer
-from av.stream import Discard, Disposition
-from av.video.frame import VideoFrame
-from av.video.reformatter import VideoReformatter
-from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
-from paceline.core.errors import DamagedFileError, DataError
+from paceline.core.errors import DamagedFileError, DataError, UsageError
+from paceline.core.extras import missing_extra
 from paceline.core.regular_file import open_regular
+
+try:
+    import av
+    from av.codec import CodecContext
+    from av.container import InputContainer
+    from av.stream import Discard, Disposition
+    from av.video.frame import VideoFrame
+    from av.video.reformatter import VideoReformatter
+    from av.video.stream import VideoStream
+except ModuleNotFoundError as error:
+    raise UsageError(f"videos: {missing_extra('video') or error}") from error
 
 Pixels = NDArray[np.uint8]
 Times = NDArray[np.int64]
