@@ -16,10 +16,10 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
+from PIL.JpegImagePlugin import JpegImageFile
 
 from paceline.core.errors import DamagedFileError, DataError
 from paceline.core.regular_file import open_regular
-from paceline.data.io.exif import exif_orientation
 
 Pixels = NDArray[np.uint8]
 
@@ -47,6 +47,7 @@ _TURNS = {  # of what lies so, to stand upright
 }
 # Pillow warns of half of what it refuses; whatever is above our own bound is refused.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+warnings.filterwarnings("ignore", module=r"PIL\.TiffImagePlugin")  # Exif data is often damaged, and images are fine
 
 
 class Header(NamedTuple):
@@ -126,10 +127,34 @@ def _jpeg_header(data: bytes, max_pixels: int) -> Header:
     scans = data.count(b"\xff\xda") if len(data) // _SCAN_BYTES * height * width > _MAX_SCANNED else 1
     if scans * height * width > _MAX_SCANNED:
         raise _RefusedError(f"{width}×{height} pixels in {scans} scans would take too long to decode")
-    orientation = exif_orientation(data)
+    orientation = _jpeg_orientation(data)
     if orientation >= 5:  # lies on its side
         height, width = width, height
     return Header(height, width, orientation, colors not in ("CMYK", "YCCK"))
+
+
+def _jpeg_orientation(data: bytes) -> int:
+    """The Exif orientation of a JPEG file. Pillow is asked only if there is any Exif data before the pixels."""
+    start_of_scan = data.find(b"\xff\xda")
+    if data.find(b"Exif\0\0", 0, start_of_scan) == -1:
+        return 1
+    try:
+        return _exif_orientation(JpegImageFile(io.BytesIO(data)), data)
+    except _DAMAGE:  # of parts that other decoders pass over
+        return 1
+
+
+def _exif_orientation(image: Image.Image, data: bytes) -> int:
+    """The Exif orientation of an open image, 1 to 8; 1, upright, if none or damaged. XMP is not asked."""
+    tags = Image.Exif()
+    try:
+        if image.format == "PNG" and "exif" not in image.info and b"eXIf" in data:
+            image.load()  # it may come behind the pixels
+        tags.load(image.info.get("exif", b""))
+        orientation = tags.get(_ORIENTATION)
+    except _DAMAGE:
+        return 1
+    return int(orientation) if orientation in _TURNS else 1
 
 
 def _decode_jpeg(data: bytes, header: Header, min_size: tuple[int, int]) -> Pixels:
@@ -172,8 +197,8 @@ def _other_header(data: bytes, formats: tuple[str, ...], max_pixels: int) -> Hea
     with _opened(data, formats, max_pixels) as opened:
         tags = getattr(opened, "tag_v2", {})  # of a TIFF file, whose size Pillow has upright already, or has not
         height, width = int(tags.get(_HEIGHT, opened.height)), int(tags.get(_WIDTH, opened.width))
-        orientation = tags.get(_ORIENTATION) if tags else exif_orientation(data)
-        orientation = int(orientation) if orientation in _TURNS else 1
+        found = tags.get(_ORIENTATION) if tags else _exif_orientation(opened, data)
+        orientation = int(found) if found in _TURNS else 1
         return Header(height, width, orientation) if orientation < 5 else Header(width, height, orientation)
 
 
