@@ -104,12 +104,12 @@ def _() -> list[str]:
     (kept,) = Path("cache").iterdir()  # which tells what it is called
     for path in (Path("photos/.paceline") / kept.name.rpartition("-")[0], Path("photos/.paceline") / kept.name):
         path.parent.mkdir(exist_ok=True)
+        writer = ArrayWriter()
+        writer.append("label", np.zeros(1, np.int64))
+        writer.append_texts("file", [b"../secret.png"])
+        writer.append_texts("watched", [])
+        writer.append("watched.state", np.empty((0, 3), np.int64))
+        writer.facts = {"name": path.name, "began": 1, "classes": ["one"], "notes": []}
         with path.open("w+b") as file:
-            writer = ArrayWriter(file)
-            writer.append("label", np.zeros(1, np.int64))
-            writer.append_texts("file", [b"../secret.png"])
-            writer.append_texts("watched", [])
-            writer.append("watched.state", np.empty((0, 3), np.int64))
-            writer.facts = {"name": path.name, "began": 1, "classes": ["one"], "notes": []}
-            writer.finish()
+            writer.write(file)
     return command

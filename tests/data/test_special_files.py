@@ -139,14 +139,14 @@ def photos(tmp_path: Path) -> Path:
 def write_index(path: Path, name: str) -> None:
     """One that is always true, since nothing is watched, and names a file elsewhere."""
     path.parent.mkdir(exist_ok=True)
+    writer = ArrayWriter()
+    writer.append_texts("file", [name.encode()])
+    writer.append("label", np.zeros(1, np.int64))
+    writer.append_texts("watched", [])
+    writer.append("watched.state", np.empty((0, 3), np.int64))
+    writer.facts = {"name": path.name, "began": 1, "classes": ["cat"], "notes": []}
     with path.open("w+b") as file:
-        writer = ArrayWriter(file)
-        writer.append_texts("file", [name.encode()])
-        writer.append("label", np.zeros(1, np.int64))
-        writer.append_texts("watched", [])
-        writer.append("watched.state", np.empty((0, 3), np.int64))
-        writer.facts = {"name": path.name, "began": 1, "classes": ["cat"], "notes": []}
-        writer.finish()
+        writer.write(file)
 
 
 def test_an_index_that_came_with_the_data_is_not_even_looked_at(photos: Path, own_cache: Path) -> None:

@@ -70,6 +70,12 @@ class KeypointNames(NamedTuple):
     pairs: list[tuple[int, int]]
     limbs: list[tuple[int, int]]
 
+    @classmethod
+    def from_json(cls, content: Any) -> KeypointNames:
+        """The names as JSON has them, with lists for tuples."""
+        names, pairs, limbs = content
+        return cls(list(names), [(a, b) for a, b in pairs], [(a, b) for a, b in limbs])
+
 
 class MissingFieldError(DataError, KeyError):
     """A field that a batch does not have; the message names those that it has."""

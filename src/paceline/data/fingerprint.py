@@ -58,16 +58,8 @@ class DataFingerprint:
         """What `to_json` gave, also after JSON has made lists of its tuples."""
         groups = {name: FileGroup(*group) for name, group in content["groups"].items()}
         classes, channels = list(content["classes"]), int(content.get("channels", 3))
-        joints = keypoint_names_of(content.get("joints"))
+        joints = content.get("joints") and KeypointNames.from_json(content["joints"])
         return cls(classes, int(content["num_samples"]), str(content["digest"]), groups, channels, joints)
-
-
-def keypoint_names_of(content: Any) -> KeypointNames | None:
-    """The names of keypoints as JSON has them, or None."""
-    if content is None:
-        return None
-    names, pairs, limbs = content
-    return KeypointNames(list(names), [(a, b) for a, b in pairs], [(a, b) for a, b in limbs])
 
 
 class DataDigest:

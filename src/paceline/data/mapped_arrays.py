@@ -11,9 +11,8 @@ import mmap
 import os
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,20 +37,8 @@ class DamagedFileError(Exception):
     """The file does not hold mapped arrays, or is truncated."""
 
 
-class WriteError(OSError):
-    """Arrays cannot be written here: the disk is full, or may not be written to."""
-
-
-class _Place(NamedTuple):
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    start: int
-    end: int
-    checksum: int
-
-
 class MappedArrays:
-    """A file of named arrays. They are mapped into memory and may not be written to.
+    """A file of named arrays. They are mapped into memory and may not be written to; it pickles as its file's name.
 
     Raises DamagedFileError unless the header is sound and every array has its place; `verify` compares the arrays.
     """
@@ -59,12 +46,25 @@ class MappedArrays:
     def __init__(self, path: Path) -> None:
         self.path = path
         with open_regular(path, buffering=0) as file:
-            self.owner = os.fstat(file.fileno()).st_uid
             header = file.read(_HEADER)
             self._header = header.rstrip(b" ")  # which goes to other processes
             try:
-                self._places = _places(header, os.fstat(file.fileno()).st_size)
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                if int.from_bytes(header[:8], "little") != _HEADER - 8 or len(header) != _HEADER:
+                    raise ValueError("is no file of mapped arrays, or truncated")
+                described: dict[str, Any] = json.loads(header[8:])
+                self._checksums: dict[str, str] = described.pop("__metadata__")
+                if self._checksums.pop("header") != _checksum_of(described, self._checksums):
+                    raise ValueError("has a damaged header")
+                if (
+                    _HEADER + max(each["data_offsets"][1] for each in described.values())
+                    != os.fstat(file.fileno()).st_size
+                ):
+                    raise ValueError("another length than its header says")
+                memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                self._arrays: dict[str, Array] = {
+                    name: np.ndarray(each["shape"], _TYPES[each["dtype"]], memory, _HEADER + each["data_offsets"][0])
+                    for name, each in described.items()
+                }
                 self.facts: dict[str, Any] = json.loads(self[_FACTS].tobytes())
             except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
                 raise DamagedFileError(f"{path}: {error}") from error
@@ -73,54 +73,21 @@ class MappedArrays:
         return _reopen, (self.path, self._header)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._places
+        return name in self._arrays
 
     def __getitem__(self, name: str) -> Array:
         """An array by name."""
-        place = self._places[name]
-        return np.ndarray(place.shape, place.dtype, self._map, place.start)
-
-    def column(self, name: str) -> Column:
-        """An array that is sent to other processes without being copied."""
-        return Column(self, name)
+        return self._arrays[name]
 
     def rows(self, name: str) -> Rows:
         """An array of rows of different lengths."""
         return Rows(self, name)
 
-    def has_header(self, header: bytes) -> bool:
-        """Whether the file is the one that had this header, checksums of all arrays included."""
-        return self._header == header
-
     def verify(self, skip: Collection[str] = ()) -> None:
         """Compare all arrays but those in `skip` with their checksums; a difference is a DamagedFileError."""
-        with open_regular(self.path, buffering=0) as file:  # read, not mapped: this process shall not keep it in memory
-            for name, place in self._places.items():
-                checksum = 0
-                for start in () if name in skip else range(place.start, place.end, _CHUNK):
-                    checksum = zlib.crc32(os.pread(file.fileno(), min(_CHUNK, place.end - start), start), checksum)
-                if name not in skip and checksum != place.checksum:
-                    raise DamagedFileError(f"{self.path}: {name} is not what was written")
-
-
-class Column:
-    """An array that pickles as the name of its file."""
-
-    def __init__(self, arrays: MappedArrays, name: str) -> None:
-        self.values = arrays[name]
-        self._origin = arrays, name
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Column, self._origin
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __getitem__(self, row: int) -> Any:
-        return self.values[row]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.values.tolist())
+        for name in self._arrays.keys() - skip:
+            if str(zlib.crc32(self[name].data)) != self._checksums[name]:
+                raise DamagedFileError(f"{self.path}: {name} is not what was written")
 
 
 class Rows:
@@ -150,31 +117,14 @@ class Rows:
 
 
 def _reopen(path: Path, header: bytes) -> MappedArrays:
-    """The same file in another process; it was verified in the first one."""
+    """The same file in another process, checksums of all arrays included; it was verified in the first one."""
     try:
         arrays = MappedArrays(path)
     except (OSError, DamagedFileError) as error:
         raise DataError(f"{path}: cannot be opened again ({error})") from error
-    if not arrays.has_header(header):
+    if arrays._header != header:
         raise DataError(f"{path}: was replaced while it was in use; start again")
     return arrays
-
-
-def _places(header: bytes, size: int) -> dict[str, _Place]:
-    """Where each array is in a file of this size; ValueError unless header and size are what was written."""
-    if int.from_bytes(header[:8], "little") != _HEADER - 8 or len(header) != _HEADER:
-        raise ValueError("is no file of mapped arrays, or truncated")
-    described: dict[str, Any] = json.loads(header[8:])
-    checksums = described.pop("__metadata__")
-    if checksums.pop("header") != _checksum_of(described, checksums):
-        raise ValueError("has a damaged header")
-    places = {}
-    for name, each in described.items():
-        start, end = (_HEADER + offset for offset in each["data_offsets"])
-        places[name] = _Place(np.dtype(_TYPES[each["dtype"]]), tuple(each["shape"]), start, end, int(checksums[name]))
-    if max(place.end for place in places.values()) != size:
-        raise ValueError("another length than its header says")
-    return places
 
 
 def _checksum_of(described: dict[str, Any], checksums: dict[str, str]) -> str:
@@ -182,32 +132,20 @@ def _checksum_of(described: dict[str, Any], checksums: dict[str, str]) -> str:
 
 
 class ArrayWriter:
-    """Writes named arrays into a file, each in pieces of any length.
+    """Takes named arrays, each in pieces of any length, and writes them into a file.
 
-    Whole numbers are stored in the smallest type that holds them. Arrays wait in memory until all are known, but for
-    the bytes of the one that is called `streamed`, whose rows must have a multiple of 8 of them.
+    Whole numbers are stored in the smallest type that holds them.
     """
 
-    def __init__(self, file: IO[bytes], streamed: str = "") -> None:
-        self._file, self._streamed = file, streamed
+    def __init__(self) -> None:
         self._pieces: dict[str, list[Array]] = {}
         self._totals: dict[str, int] = {}
-        self._num_streamed = self._checksum = 0
         self.facts: dict[str, Any] = {}
         """What to keep beside the arrays; JSON must be able to hold it."""
-        with _write_errors():
-            file.seek(0)
-            file.write(bytes(_HEADER))
 
     def append(self, name: str, values: Array) -> None:
         """Add rows to an array."""
-        if name != self._streamed:
-            self._pieces.setdefault(name, []).append(np.array(values))
-            return
-        with _write_errors():
-            self._file.write(values.data)
-        self._checksum = zlib.crc32(values.data, self._checksum)
-        self._num_streamed += len(values)
+        self._pieces.setdefault(name, []).append(np.array(values))
 
     def append_rows(self, name: str, lengths: Sequence[int] | Array, values: Array) -> None:
         """Add rows of different lengths: all their numbers, and how many belong to each."""
@@ -220,43 +158,45 @@ class ArrayWriter:
         """Add rows of text."""
         self.append_rows(name, [len(text) for text in texts], np.frombuffer(b"".join(texts), np.uint8))
 
-    def finish(self) -> None:
-        """Write what is not written yet. The file is whole then."""
+    def write(self, file: IO[bytes], streamed: Streamed | None = None) -> None:
+        """Write the whole file, behind the array that was streamed into it if there is one."""
         self.append(_FACTS, np.frombuffer(json.dumps(self.facts).encode(), np.uint8))
-        arrays = {name: _narrow(np.concatenate(pieces)) for name, pieces in self._pieces.items()}
-        described: dict[str, Any] = {}
-        checksums: dict[str, str] = {}
-        end = 0
-
-        def describe(name: str, dtype: str, shape: list[int], num_bytes: int, checksum: int) -> None:
-            nonlocal end
+        arrays = [(name, _narrow(np.concatenate(pieces))) for name, pieces in self._pieces.items()]
+        arrays.sort(key=lambda item: -item[1].itemsize)  # so that every array is aligned to the size of its numbers
+        parts = [(streamed.name, "U8", [streamed.size], streamed.size, streamed.checksum)] if streamed else []
+        parts += [
+            (name, _NAMES[array.dtype], [*array.shape], array.nbytes, zlib.crc32(array.data)) for name, array in arrays
+        ]
+        described, end = {}, 0
+        for name, dtype, shape, num_bytes, _ in parts:
             described[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + num_bytes]}
-            checksums[name] = str(checksum)
             end += num_bytes
-
-        if self._streamed:
-            describe(self._streamed, "U8", [self._num_streamed], self._num_streamed, self._checksum)
-        with _write_errors():
-            # Wide types first, so that every array is aligned to the size of its numbers.
-            for name, array in sorted(arrays.items(), key=lambda item: -item[1].itemsize):
-                describe(name, _NAMES[array.dtype], list(array.shape), array.nbytes, zlib.crc32(array.data))
-                self._file.write(array.data)
-            self._file.truncate()
-            checksums["header"] = _checksum_of(described, checksums)
-            header = json.dumps({"__metadata__": checksums, **described}).encode()
-            assert len(header) <= _HEADER - 8, "too many arrays for a header of this length"
-            self._file.seek(0)
-            self._file.write((_HEADER - 8).to_bytes(8, "little") + header.ljust(_HEADER - 8))
-            self._file.seek(0, os.SEEK_END)
-            self._file.flush()
+        checksums = {name: str(checksum) for name, *_, checksum in parts}
+        checksums["header"] = _checksum_of(described, checksums)
+        header = json.dumps({"__metadata__": checksums, **described}).encode()
+        assert len(header) <= _HEADER - 8, "too many arrays for a header of this length"
+        file.seek(0)
+        file.write((_HEADER - 8).to_bytes(8, "little") + header.ljust(_HEADER - 8))
+        file.seek(_HEADER + (streamed.size if streamed else 0))
+        for _, array in arrays:
+            file.write(array.data)
+        file.truncate()
+        file.flush()
 
 
-@contextmanager
-def _write_errors() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise WriteError(error.errno, error.strerror) from error
+class Streamed:
+    """Writes rows of bytes into a file before its other arrays are known. They are as long as multiples of 8."""
+
+    def __init__(self, name: str, file: IO[bytes]) -> None:
+        self.name, self._file = name, file
+        self.size = self.checksum = 0
+        file.seek(_HEADER)
+
+    def append(self, row: bytes) -> None:
+        """Add a row."""
+        self._file.write(row)
+        self.checksum = zlib.crc32(row, self.checksum)
+        self.size += len(row)
 
 
 def _narrow(values: Array) -> Array:

@@ -1,7 +1,7 @@
 """Packs: all samples of a data set in one file, resized, so that training decodes nothing.
 
-A pack is a file of mapped arrays with the samples as records and a checksum of each. All processes of a machine share
-its memory.
+A pack is a file of mapped arrays. A record is a sample's fields one behind the other, each at a multiple of 64 bytes;
+beside the records are the shapes in them, and a checksum of each. All processes of a machine share its memory.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import errno
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple
 
@@ -27,9 +28,8 @@ from paceline.core.file_lock import lock_file
 from paceline.core.process import num_cores
 from paceline.core.registry import register
 from paceline.data.batch import RAGGED, KeypointNames, Sample
-from paceline.data.mapped_arrays import ArrayWriter, DamagedFileError, MappedArrays
+from paceline.data.mapped_arrays import ArrayWriter, DamagedFileError, MappedArrays, Streamed
 from paceline.data.prefetch import map_in_order
-from paceline.data.records import read_record, record_fields, record_pieces
 from paceline.data.skip_list import UNREADABLE, Skipped, as_skipped
 from paceline.data.split_loader import Dataset, TransformPipeline
 from paceline.data.transforms.functional import size_of
@@ -46,12 +46,18 @@ _VIEWS = ("image", "mask")  # what transforms and stacking copy anyway; anything
 def packed(file: Path) -> PackedSamples:
     """The samples of a pack; where all have the same shapes, whole batches of them can be had at once."""
     samples = PackedSamples(Path(file))
-    if not samples.facts["even"] or RAGGED.intersection(samples.facts["fields"]):
-        return samples
-    with suppress(DataError):  # of a damaged first sample, which is to be named when it is read
-        even = EvenSamples(samples.file)
-        return even if len(even.gather(torch.zeros(1, dtype=torch.int64))["image"].shape) == 4 else samples
-    return samples
+    return EvenSamples(samples.file) if samples.is_even else samples
+
+
+class Field(NamedTuple):
+    """A field of every sample: its type, and its number of dimensions, or None if it is a number."""
+
+    name: str
+    dtype: str
+    dimensions: int | None
+
+    def __str__(self) -> str:
+        return f"{self.dtype} in {self.dimensions} dimensions" if self.dimensions else self.dtype
 
 
 class PackedSamples:
@@ -73,22 +79,29 @@ class PackedSamples:
         except (OSError, DamagedFileError) as error:
             why = getattr(error, "strerror", None) or str(error).removeprefix(f"{file}: ")
             raise DataError(f"{file}: not a pack, or damaged ({why}); {_WRITE_AGAIN}") from error
+        self.fields = [Field(*each) for each in self.facts["fields"]]
         self._records, self._checksums = arrays.rows("record"), arrays["checksum"]
-        self._memory = self._records.values
+        self._shapes = arrays["shape"].reshape(len(self._records), -1)
         self._checked = np.zeros(len(self._records), np.bool_)
         self.classes: list[str] = self.facts["classes"]
         self.channels: int = self.facts["channels"]
         self.skipped = [Skipped(*each) for each in self.facts["skipped"]]
         self.notes = [f"left out when the pack was written: {each}" for each in self.skipped]
-        if self.facts["keypoint_names"] is not None:
-            names, pairs, limbs = self.facts["keypoint_names"]
-            self.joints = KeypointNames(names, [(a, b) for a, b in pairs], [(a, b) for a, b in limbs])
+        names = self.facts["keypoint_names"]
+        self.joints = None if names is None else KeypointNames.from_json(names)
 
     def __reduce__(self) -> tuple[type[PackedSamples], tuple[Path]]:
         return type(self), (self.file,)  # a worker maps the file itself, and shares its pages
 
     def __len__(self) -> int:
         return len(self._records)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all samples have the same shapes, and an image that is no clip."""
+        dimensions = {each.name: each.dimensions for each in self.fields}
+        is_plain = dimensions.get("image") == 3 and RAGGED.isdisjoint(dimensions)
+        return is_plain and bool((self._shapes == self._shapes[0]).all())
 
     def path(self, index: int) -> Path:
         """The pack, which holds all samples."""
@@ -102,11 +115,20 @@ class PackedSamples:
         """Sample `index` as it was packed."""
         if not self._checked[index]:
             self._check(index)
-        sample = read_record(self._memory, self._records.span(index)[0])
-        for name, value in sample.items():
-            if isinstance(value, np.ndarray) and name not in _VIEWS:
-                sample[name] = value.copy()
+        sample: Sample = {}
+        for field, array in self._arrays(index):
+            is_view = field.name in _VIEWS and field.dimensions is not None
+            sample[field.name] = array if is_view else array.item() if field.dimensions is None else array.copy()
         return sample
+
+    def _arrays(self, index: int) -> Iterator[tuple[Field, NDArray[Any]]]:
+        """The fields of a sample; they are the memory itself."""
+        start, sizes = self._records.span(index)[0], iter(self._shapes[index].tolist())
+        for field in self.fields:
+            shape = tuple(islice(sizes, field.dimensions or 0))
+            array: NDArray[Any] = np.ndarray(shape, field.dtype, self._records.values, start)
+            yield field, array
+            start += _aligned(array.nbytes)
 
     def _check(self, index: int) -> None:
         if zlib.crc32(self._records[index].data) != int(self._checksums[index]):
@@ -119,11 +141,12 @@ class EvenSamples(PackedSamples):
 
     def __init__(self, file: Path) -> None:
         super().__init__(file)
-        self._check(0)  # what it says of its shapes holds for all
+        first, memory = self._records[0], self._records.values
         self._columns: dict[str, NDArray[Any]] = {}
-        for name, dtype, shape, start in record_fields(self._memory, 0):
-            strides = (len(self._memory) // len(self), *np.empty(shape or (), dtype).strides)
-            self._columns[name] = np.ndarray((len(self), *(shape or ())), dtype, self._memory, start, strides)
+        for field, array in self._arrays(0):
+            start = array.ctypes.data - first.ctypes.data
+            shape, strides = (len(self), *array.shape), (len(first), *array.strides)
+            self._columns[field.name] = np.ndarray(shape, array.dtype, memory, start, strides)
 
     def gather(self, ids: Tensor) -> dict[str, Tensor]:
         """The samples `ids` (int64 [N]) together: "image" [N, C, H, W] and the fields, copied."""
@@ -145,14 +168,13 @@ def _planar(images: NDArray[Any], numbers: NDArray[np.int64]) -> NDArray[Any]:
     return planes
 
 
-PACK_VERSION = 3
+PACK_VERSION = 4
 PackSize = int | Sequence[int] | None
 """What images are resized to: their shorter side (smaller ones stay), a height and width, or nothing."""
 ReportProgress = Callable[[int, int], None]
 """Is given how many samples are done, and of how many."""
-Layout = dict[str, tuple[str, int]]
-"""The type and number of dimensions of each field."""
 
+_ALIGNMENT = 64
 _AHEAD = 4  # samples a thread that may wait for being written
 
 
@@ -220,11 +242,10 @@ def _write(
     threads: int,
 ) -> WrittenPack:
     pipeline = TransformPipeline(dataset, [] if size is None else [_Shrink(size)], seed=0)
-    writer = ArrayWriter(file, streamed="record")
+    records = Streamed("record", file)
+    fields: list[Field] | None = None
+    ends, checksums, shapes = list[int](), list[int](), list[tuple[int, ...]]()
     skipped: list[Skipped] = []
-    layout: Layout | None = None
-    descriptions: set[bytes] = set()
-    count = 0
 
     def read(index: int) -> Sample | Skipped:
         try:
@@ -237,31 +258,33 @@ def _write(
             skipped.append(sample)
             _check_skipped(path, skipped, max_skipped)
         else:
-            layout = _checked_layout(layout, count, sample)
-            pieces = record_pieces(sample)
-            if len(descriptions) < 2:
-                descriptions.add(bytes(pieces[0]))
-            record = b"".join(pieces)
-            writer.append_texts("record", [record])
-            writer.append("checksum", np.array([zlib.crc32(record)], np.uint32))
-            count += 1
+            fields = _checked_fields(fields, len(ends), sample)
+            arrays = [np.asarray(sample[name], dtype) for name, dtype, _ in fields]
+            record = b"".join(array.tobytes().ljust(_aligned(array.nbytes), b"\0") for array in arrays)
+            records.append(record)
+            ends.append(records.size)
+            checksums.append(zlib.crc32(record))
+            shapes.append(tuple(length for array in arrays for length in array.shape))
         if progress is not None:
             progress(done, len(dataset))
-    if not count:
+    if not ends:
         why = f"; the first one: {skipped[0]}" if skipped else ""
         raise DataError(f"{path}: there is no sample that could be packed{why}")
+    writer = ArrayWriter()
+    writer.append("record.ends", np.array(ends))
+    writer.append("checksum", np.array(checksums))
+    writer.append("shape", np.array(shapes, np.int64))
     writer.facts |= {
         "pack": PACK_VERSION,
         "classes": list(dataset.classes),
         "channels": dataset.channels,
         "keypoint_names": getattr(dataset, "joints", None),
         "size": size,
-        "fields": list(layout or ()),
-        "even": len(descriptions) == 1,
+        "fields": fields,
         "skipped": skipped,
     }
-    writer.finish()
-    return WrittenPack(path, count, file.tell(), skipped)
+    writer.write(file, records)
+    return WrittenPack(path, len(ends), file.tell(), skipped)
 
 
 def _check_skipped(path: Path, skipped: list[Skipped], most: int) -> None:
@@ -272,24 +295,29 @@ def _check_skipped(path: Path, skipped: list[Skipped], most: int) -> None:
         )
 
 
-def _checked_layout(first: Layout | None, number: int, sample: Sample) -> Layout:
-    """The layout of a sample, which must be that of the first one."""
-    layout: Layout = {}
+def _checked_fields(first: list[Field] | None, number: int, sample: Sample) -> list[Field]:
+    """The fields of a sample, which must be those of the first one."""
+    fields = []
     for name, value in sample.items():
         array = np.asarray(value)
         if array.dtype.kind not in "buif":
             raise DataError(f"a pack holds numbers and arrays of them, but {name!r} of sample {number} is {value!r}")
-        layout[name] = array.dtype.name if array.ndim else "number", array.ndim
-    expected = layout if first is None else first
-    for name in {**expected, **layout}:
-        if layout.get(name) != expected.get(name):
-            found, wanted = (_describe_field(each.get(name)) for each in (layout, expected))
-            raise DataError(f"{name!r} of sample {number} is {found}, but of the first one {wanted}")
-    return layout
+        if array.ndim or isinstance(value, np.ndarray):
+            fields.append(Field(name, array.dtype.name, array.ndim))
+        else:
+            fields.append(Field(name, np.asarray(array.item()).dtype.name, None))
+    if first is None:
+        return fields
+    found, expected = ({field.name: field for field in each} for each in (fields, first))
+    for name in expected | found:
+        if found.get(name) != expected.get(name):
+            is_, was = (each.get(name, "missing") for each in (found, expected))
+            raise DataError(f"{name!r} of sample {number} is {is_}, but of the first one {was}")
+    return first
 
 
-def _describe_field(field: tuple[str, int] | None) -> str:
-    return "missing" if field is None else field[0] if not field[1] else f"{field[0]} in {field[1]} dimensions"
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 @dataclass(frozen=True)

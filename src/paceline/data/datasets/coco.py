@@ -86,10 +86,8 @@ class Coco(DetectionDataset):
         index = open_index(root, "coco", arguments | split_arguments(split_shares, split_seed), build)
         super().__init__(index, root / images, None if follow_links else root, max_pixels, split, split_shares)
         self.category_ids: list[int] = index.facts["category_ids"]
-        names = index.facts["keypoint_names"]
-        self.joints = None if names is None else KeypointNames(names[0], *([(a, b) for a, b in of] for of in names[1:]))
+        self.joints = KeypointNames.from_json(index.facts["keypoint_names"]) if keypoints else None
         self._masks = index.rows("mask") if masks else None
-        self._keypoints = index.column("keypoints") if keypoints else None
         self._chosen: NDArray[np.int64] | None = None
         if per_object:
             self._part, self._chosen = self._divide()
@@ -111,8 +109,8 @@ class Coco(DetectionDataset):
         if self._masks is not None:
             runs = [self._masks[place].tobytes() for place in range(which.start, which.stop)]
             sample["masks"] = decode_runs(runs, height, width)
-        if self._keypoints is not None:
-            sample["keypoints"] = self._keypoints.values[which].copy()
+        if self.joints is not None:
+            sample["keypoints"] = self._index["keypoints"][which].copy()
         if self._chosen is not None:
             place = int(self._chosen[index]) - which.start
             sample = {name: value[place : place + 1] if name in RAGGED else value for name, value in sample.items()}
@@ -120,12 +118,11 @@ class Coco(DetectionDataset):
 
     def _divide(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The image and the number of each object that is a sample of its own."""
-        assert self._keypoints is not None
-        starts, rows = np.asarray(self._index["starts"]), np.asarray(self._part)
+        starts, rows = self._index["starts"].astype(np.int64), np.asarray(self._part)
         objects = np.concatenate([np.arange(starts[row], starts[row + 1]) for row in rows])
         owners = np.repeat(rows, starts[rows + 1] - starts[rows])
-        is_labeled = (np.asarray(self._index["keypoints"])[objects, :, 2] > 0).any(1)
-        kept = is_labeled & (np.asarray(self._index["crowd"])[objects] == 0)
+        is_labeled = (self._index["keypoints"][objects, :, 2] > 0).any(1)
+        kept = is_labeled & (self._index["crowd"][objects] == 0)
         return owners[kept], objects[kept]
 
 

@@ -58,8 +58,6 @@ class DetectionDataset(FileDataset):
         self.max_pixels = max_pixels
         self._index = index
         self._files = NamedFiles(index, "file", folder, inside)
-        self._starts, self._boxes = index.column("starts"), index.column("boxes")
-        self._classes, self._crowd, self._area = (index.column(name) for name in ("classes", "crowd", "area"))
         self._part = read_part(index, split, shares, len(self._files))
 
     def update_digest(self, digest: DataDigest) -> None:
@@ -77,15 +75,15 @@ class DetectionDataset(FileDataset):
 
     def _span(self, row: int) -> slice:
         """The objects of the image in a row."""
-        return slice(int(self._starts[row]), int(self._starts[row + 1]))
+        return slice(*self._index["starts"][row : row + 2].tolist())
 
     def _objects(self, row: int) -> Sample:
         which = self._span(row)
         return {
-            "boxes": self._boxes.values[which].copy(),
-            "classes": self._classes.values[which].astype(np.int64),
-            "crowd": self._crowd.values[which].astype(np.bool_),
-            "area": self._area.values[which].copy(),
+            "boxes": self._index["boxes"][which].copy(),
+            "classes": self._index["classes"][which].astype(np.int64),
+            "crowd": self._index["crowd"][which].astype(np.bool_),
+            "area": self._index["area"][which].copy(),
         }
 
 

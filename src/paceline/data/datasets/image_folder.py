@@ -78,10 +78,10 @@ class ClassFolders(FileDataset):
             write_parts(builder, len(joined), shares, seed, joined if stratify else None)
 
         arguments = {"kind": self.kind, "extensions": suffixes, "follow_links": follow_links}
-        index = open_index(folder, "folders", arguments | split_arguments(shares, seed, stratify), build)
+        self._index = index = open_index(folder, "folders", arguments | split_arguments(shares, seed, stratify), build)
         self.classes: list[str] = index.facts["classes"]
         self.notes: list[str] = index.facts["notes"]
-        self._files, self._labels = NamedFiles(index, "file", folder, inside), index.column("label")
+        self._files = NamedFiles(index, "file", folder, inside)
         self._part = read_part(index, split, shares, len(self._files))
 
     def update_digest(self, digest: DataDigest) -> None:
@@ -92,7 +92,7 @@ class ClassFolders(FileDataset):
         return self._files.checked(self._part[index])
 
     def _label(self, index: int) -> int:
-        return int(self._labels[self._part[index]])
+        return int(self._index["label"][self._part[index]])
 
 
 @register.dataset("image_folder", checks=[KeyOf("split", "split_shares")])

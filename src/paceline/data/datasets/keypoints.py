@@ -108,9 +108,7 @@ class Keypoints(DetectionDataset):
         arguments |= {"names": [names, flip_pairs, skeleton]} | split_arguments(split_shares, split_seed)
         index = open_index(root, "keypoints", arguments, build)
         super().__init__(index, root / images, None if follow_links else root, max_pixels, split, split_shares)
-        called, pairs, limbs = index.facts["keypoint_names"]
-        self.joints = KeypointNames(called, [(a, b) for a, b in pairs], [(a, b) for a, b in limbs])
-        self._keypoints = index.column("keypoints")
+        self.joints = KeypointNames.from_json(index.facts["keypoint_names"])
 
     def update_digest(self, digest: DataDigest) -> None:
         """Add the names and sizes of the images to a fingerprint, and the content of the file of keypoints."""
@@ -127,7 +125,7 @@ class Keypoints(DetectionDataset):
             raise DataError(
                 f"{self.path(index)}: all of its keypoints lie outside the image, which is {width}×{height}"
             )
-        keypoints = self._keypoints.values[self._span(int(self._part[index]))].copy()
+        keypoints = self._index["keypoints"][self._span(int(self._part[index]))].copy()
         return {**sample, "boxes": boxes, "area": sides[:, 0] * sides[:, 1], "keypoints": keypoints}
 
 

@@ -200,26 +200,21 @@ class _Labels:
     """The label of each row: a class, or a vector of 0 and 1 where a row may have several."""
 
     def __init__(self, index: MappedArrays, num_classes: int) -> None:
-        self._meaning = index["meaning"]
+        self._index, self._num_classes = index, num_classes
         self._several = index.rows("labels") if "labels" in index else None
-        self._single = index.column("label") if "label" in index else None
-        self._num_classes = num_classes
 
     def seen(self, part: Part) -> list[bool]:
         """Whether each class is the label of one of these rows; where rows have several labels, of any row at all."""
-        if self._single is not None:
-            numbers = self._single.values[np.asarray(getattr(part, "values", part))]
-        else:
-            numbers = self._several.values if self._several is not None else np.empty(0, np.int64)
-        is_seen: list[bool] = np.isin(np.arange(self._num_classes), self._meaning[np.unique(numbers)]).tolist()
+        numbers = self._index["label"][np.asarray(part)] if self._several is None else self._several.values
+        seen = self._index["meaning"][np.unique(numbers)]
+        is_seen: list[bool] = np.isin(np.arange(self._num_classes), seen).tolist()
         return is_seen
 
     def __getitem__(self, row: int) -> int | NDArray[np.float32]:
-        if self._single is not None:
-            return int(self._meaning[self._single[row]])
+        if self._several is None:
+            return int(self._index["meaning"][self._index["label"][row]])
         vector = np.zeros(self._num_classes, np.float32)
-        if self._several is not None:
-            vector[self._meaning[self._several[row]]] = 1
+        vector[self._index["meaning"][self._several[row]]] = 1
         return vector
 
 

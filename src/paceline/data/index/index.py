@@ -28,13 +28,13 @@ from paceline.core.errors import DataError
 from paceline.core.file_lock import is_at, lock_file
 from paceline.core.regular_file import open_regular
 from paceline.core.text import join_first
-from paceline.data.mapped_arrays import ArrayWriter, Column, DamagedFileError, MappedArrays, WriteError
+from paceline.data.mapped_arrays import ArrayWriter, DamagedFileError, MappedArrays, Streamed
 from paceline.data.rng import derive
 from paceline.data.sampler import Permutation
 
 MAX_BYTES = 2 << 30
 """What all indexes may take together; those that were not used for longest are removed first."""
-_VERSION = 5  # of what data sets write into their indexes
+_VERSION = 6  # of what data sets write into their indexes
 _PATIENCE = 5.0  # seconds until something is said about work that goes on
 _TICK, _COARSE_TICK = 20_000_000, 2_000_000_000  # nanoseconds within which two changes may have one time
 _SECOND = 1_000_000_000
@@ -46,11 +46,11 @@ _BLOCK = 1 << 20
 class IndexBuilder(ArrayWriter):
     """Takes the arrays and facts of an index, and which files and folders they are made of."""
 
-    def __init__(self, file: IO[bytes], folder: Path) -> None:
-        super().__init__(file)
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
         self._base = folder
         self._watched: list[tuple[bytes, int, int, int]] = []
-        self.facts["notes"] = []
+        self.facts |= {"notes": [], "began": time.time_ns()}
 
     def note(self, text: str) -> None:
         """Add something odd to the data set's notes."""
@@ -61,15 +61,14 @@ class IndexBuilder(ArrayWriter):
 
         With `by_content`, the whole file is compared whenever the index is opened.
         """
-        content = _checksum(path) if by_content else _UNREAD
         name = path.relative_to(self._base) if path.is_relative_to(self._base) else path.absolute()
-        self._watched.append((os.fsencode(name), *_state(path), content))
+        self._watched.append((os.fsencode(name), *_state(path), _checksum(path) if by_content else _UNREAD))
 
-    def finish(self) -> None:
-        """Write everything, with what is watched."""
+    def write(self, file: IO[bytes], streamed: Streamed | None = None) -> None:
+        """Write the whole file, with what is watched."""
         self.append_texts("watched", [name for name, *_ in self._watched])
         self.append("watched.state", np.array([state for _, *state in self._watched], np.int64).reshape(-1, 3))
-        super().finish()
+        super().write(file, streamed)
 
 
 def open_index(
@@ -85,13 +84,9 @@ def open_index(
     try:
         for cache in caches:
             path = cache / name
-            found = _find(path, folder, asked)
+            found = _find(path, folder, asked) or _build(path, folder, asked, build)
             if found is not None:
-                with suppress(OSError):
-                    os.utime(path)  # among the last to be removed
                 return found
-            with suppress(WriteError):
-                return _build(path, folder, asked, build)
     except OSError as error:
         raise DataError(f"{error.filename or folder}: cannot be read ({error.strerror})") from error
     tried = " nor ".join(map(str, caches))
@@ -119,11 +114,14 @@ def _find(path: Path, folder: Path, asked: int) -> MappedArrays | None:
     """The index in a file, if this user wrote it, it is whole, and what it was made of has not changed."""
     try:
         index = MappedArrays(path)
-        if index.owner != os.getuid() or index.facts.get("name") != path.name or not _is_valid(index, folder, asked):
+        is_ours = path.stat().st_uid == os.getuid() and index.facts.get("name") == path.name
+        if not is_ours or not _is_valid(index, folder, asked):
             return None
         index.verify()
     except (OSError, DamagedFileError, LookupError, ValueError):
         return None
+    with suppress(OSError):
+        os.utime(path)  # among the last to be removed
     return index
 
 
@@ -156,41 +154,30 @@ def _checksum(path: Path) -> int:
     return checksum
 
 
-def _build(path: Path, folder: Path, asked: int, build: Callable[[IndexBuilder], None]) -> MappedArrays:
+def _build(path: Path, folder: Path, asked: int, build: Callable[[IndexBuilder], None]) -> MappedArrays | None:
+    """The index, written to `path`; None if that is no place for it. What `build` raises is raised."""
+    partial = path.with_name(f"{path.name}.partial")
     try:
         make_private(path.parent)
-    except OSError as error:
-        raise WriteError(error.errno, error.strerror) from error
-    partial = path.with_name(f"{path.name}.partial")
-    with _locked(partial, folder) as file:
-        found = _find(path, folder, asked)  # by the process that was waited for
-        if found is not None:
-            return found
-        with _message_after_patience(f"indexing {folder}; this is done once and kept in {path}"):
-            began = time.time_ns()
-            builder = IndexBuilder(file, folder)
-            build(builder)
-            builder.facts |= {"name": path.name, "began": began}
-            builder.finish()
-        try:
-            partial.replace(path)
-            _remove_oldest(path.parent, path)
-            return MappedArrays(path)
-        except OSError as error:
-            raise WriteError(error.errno, error.strerror) from error
-
-
-@contextmanager
-def _locked(partial: Path, folder: Path) -> Iterator[IO[bytes]]:
-    """The file that an index is written to, ours alone once whoever has it is done; unless renamed it is gone then."""
-    try:
         with _message_after_patience(f"waiting for another process to index {folder}"):
             file = os.fdopen(lock_file(partial), "r+b")
-    except OSError as error:  # no permission, no space, or a file system without locks
-        raise WriteError(error.errno, error.strerror) from error
+    except OSError:  # no permission, no space, or a file system without locks
+        return None
     with file:
         try:
-            yield file
+            found = _find(path, folder, asked)  # by the process that was waited for
+            if found is not None:
+                return found
+            with _message_after_patience(f"indexing {folder}; this is done once and kept in {path}"):
+                builder = IndexBuilder(folder)
+                build(builder)
+            builder.facts["name"] = path.name
+            with suppress(OSError):
+                builder.write(file)
+                partial.replace(path)
+                _remove_oldest(path.parent, path)
+                return MappedArrays(path)
+            return None
         finally:
             if is_at(file.fileno(), partial):
                 partial.unlink()
@@ -224,7 +211,7 @@ def _remove_oldest(cache: Path, newest: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-Part = Column | range | NDArray[Any]
+Part = range | NDArray[Any]
 """The rows of an index that belong to a split."""
 
 _PURPOSE = 0x5917  # keeps the order that samples are drawn in apart from the one they are trained in
@@ -301,7 +288,7 @@ def read_part(index: MappedArrays, split: str | None, shares: Mapping[str, float
         return range(size)
     if split is None or split not in shares:
         raise DataError(f"the split {split!r} is none of split_shares, which are {', '.join(shares)}")
-    members = index.column(f"part.{split}")
+    members = index[f"part.{split}"]
     if not len(members):
         raise DataError(f"the split {split} has no samples: its share is {shares[split]:g} of {size:,}; give it more")
     return members
@@ -339,7 +326,7 @@ def read_split_column(index: MappedArrays, file: Path, split: str | None, column
         counts = [f"{name} ({len(index[f'listed.{number}']):,})" for name, number in names.items()]
         found = f"the column {column!r} has {join_first(counts, _MAX_NAMES)}"
         raise DataError(f"{file}: no line is of the split {split!r}; {found}; give one of these as `split`")
-    return index.column(f"listed.{names[split]}")
+    return index[f"listed.{names[split]}"]
 
 
 def read_fold(index: MappedArrays, file: Path, fold: int, is_held_out: bool) -> Part:
@@ -349,7 +336,7 @@ def read_fold(index: MappedArrays, file: Path, fold: int, is_held_out: bool) -> 
         found = f"the folds are {join_first(sorted(names), _MAX_NAMES)}"
         raise DataError(f"{file}: no line is in fold {fold}; {found}; give another fold or fold_column")
     if is_held_out:
-        return index.column(f"listed.{names[str(fold)]}")
+        return index[f"listed.{names[str(fold)]}"]
     others = [index[f"listed.{number}"] for name, number in names.items() if name != str(fold)]
     if not others:
         raise DataError(f"{file}: all lines are in fold {fold}, so none are left to train on")
