@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from chaos.row import Row
-from paceline.commands.run_directory import recipe_lines
 from paceline.core.errors import RecipeError, UsageError
 from paceline.recipe.json_schema import json_schema
 from paceline.recipe.load import load, shipped_recipes
+from paceline.recipe.resolved import recipe_lines
 from paceline.recipe.validate import validate
 
 FULL, QUICK = 20_000, 400

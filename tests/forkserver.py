@@ -26,7 +26,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 # One server forks for all tests of a process, and keeps what it has imported at its start.
 CONTEXT.set_forkserver_preload(
     [
-        *("paceline.cli", "paceline.recipe.build", "paceline.commands.train", "paceline.engine.strategies.fsdp"),
+        *("paceline.cli", "paceline.recipe.build", "paceline.run.train", "paceline.engine.strategies.fsdp"),
         *("paceline.loggers.tensorboard", "tensorboard.compat.proto.event_pb2", "paceline.launch.agent"),
         *("torch._inductor.config", "torch._dynamo", "torch.utils.flop_counter", "matplotlib.pyplot", "PIL.Image"),
     ]

@@ -12,7 +12,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "paceline"
 ROOMS = [
     "core", "visualize", "data", "models", "losses", "optim", "metrics", "tasks", "checkpoint", "loggers", "engine",
-    "recipe", "convert", "plan", "launch", "report", "commands", "cli",
+    "recipe", "convert", "plan", "launch", "report", "run", "commands", "cli",
 ]  # fmt: skip
 SUB_ROOMS = {
     "data": ["io", "index", "datasets", "transforms"],

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from paceline.core.process import limit_spinning
 
 if TYPE_CHECKING:
-    from paceline.commands.python_api import train
     from paceline.core.registry import register
     from paceline.engine.evaluate import evaluate
     from paceline.engine.step import train_step
     from paceline.recipe.build import build
     from paceline.recipe.build_predictor import load
     from paceline.recipe.recipe import Recipe
+    from paceline.run.train import train
     from paceline.tasks.task import Task
 
 limit_spinning()  # now, since a script may import torch next
@@ -30,7 +30,7 @@ _HOMES = {
     "evaluate": "paceline.engine.evaluate",
     "load": "paceline.recipe.build_predictor",
     "register": "paceline.core.registry",
-    "train": "paceline.commands.python_api",
+    "train": "paceline.run.train",
     "train_step": "paceline.engine.step",
 }
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
-from paceline.commands.common import metrics_tables
 from paceline.loggers.events import Record
 from paceline.loggers.jsonl import read_records
+from paceline.loggers.tables import metrics_tables
 
 SMALL = [
     "model.widths=[4]",

@@ -12,8 +12,8 @@ import pytest
 from paceline import cli
 from paceline.checkpoint.reader import open_checkpoint
 from paceline.checkpoint.store import Store
-from paceline.commands.run_directory import recipe_differences
 from paceline.recipe.load import load
+from paceline.recipe.resolved import recipe_differences
 from paceline.recipe.validate import validate
 
 # Keys with defaults, in sections, in parts with a name, in lists, and a section as a whole.

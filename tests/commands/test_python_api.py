@@ -63,8 +63,8 @@ def test_overrides_take_paths_and_numpy_numbers(tmp_path: Path) -> None:
     run = build(
         tmp_path / "run", **{"optimizer.lr": half, "train.steps": np.int64(3), "data.drop_last": np.bool_(True)}
     )
-    recipe = run.builder.recipe
-    assert (recipe.optimizer.lr, recipe.train.steps, recipe.data.drop_last) == (0.5, 3, True)
+    recipe = run.state.recipe
+    assert (recipe["optimizer"]["lr"], recipe["train"]["steps"], recipe["data"]["drop_last"]) == (0.5, 3, True)
 
 
 @pytest.mark.parametrize("value", [torch.tensor(1.0), [np.zeros(2)], {"betas": {1, 2}}, {np.int64(1): 1}, 1j])

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import paceline
-from paceline.commands.summary import derivation
 from paceline.engine.run import Run
 from paceline.optim.decays import MultiStep
 from paceline.optim.lr_scheduler import Schedule
 from paceline.recipe.build import Builder
 from paceline.recipe.load import load
 from paceline.recipe.validate import validate
+from paceline.run.summary import derivation
 
 SMALL = {
     "model.widths": [4],
@@ -118,15 +118,14 @@ def test_the_pet_recipe_has_its_rates_and_groups() -> None:
 
 def test_the_derivation_that_is_printed(tmp_path: Path) -> None:
     overrides = ["data.batch_size=100", "train.micro_batch_size=50", "optimizer.lr=0.1", "optimizer.base_batch_size=25"]
-    builder = Builder(validate(load("quickstart", overrides)))
-    lines = derivation(builder, builder.run(tmp_path))
+    lines = derivation(Builder(validate(load("quickstart", overrides))).run(tmp_path))
     assert lines == [
         "batch    a step of 100 samples = 2 micro-batches of 50, on 1 process",
         "steps    60 per epoch, 540 in total",
         "lr       0.4 = 0.1 × 100 / 25 (base_batch_size)",
     ]
     square = Builder(validate(load("quickstart", [*overrides, "optimizer.lr_scaling=sqrt"])))
-    assert derivation(square, square.run(tmp_path))[2] == "lr       0.2 = 0.1 × √(100 / 25) (base_batch_size)"
+    assert derivation(square.run(tmp_path))[2] == "lr       0.2 = 0.1 × √(100 / 25) (base_batch_size)"
 
 
 def test_frozen_parts_neither_move_nor_get_state_until_they_learn(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_gray_images_are_noted_once_for_each_split() -> None:
     train, val = write_images("train", ["a", "b"], channels=1), write_images("val", ["a", "b"])
     gray = [
         note
-        for note in paceline.build("quickstart", {"data.train": train, "data.val": val}).builder.notes
+        for note in paceline.build("quickstart", {"data.train": train, "data.val": val}).info.notes
         if "gray" in note
     ]
     assert len(gray) == 1

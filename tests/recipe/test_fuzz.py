@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from paceline.commands.run_directory import recipe_lines
 from paceline.core.errors import RecipeError, UsageError
 from paceline.recipe.load import load
+from paceline.recipe.resolved import recipe_lines
 from paceline.recipe.validate import validate
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,19 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
-from paceline.core.class_metrics import HEADER, split_classes, summarize
-from paceline.core.errors import RecipeError, UsageError
+from paceline.core.errors import RecipeError
 from paceline.core.extras import missing_extra
-from paceline.core.text import doubled_loss, format_metric
 from paceline.launch.environment import find_place
 from paceline.recipe.document import Document
 from paceline.recipe.load import load, run_recipe, shipped_recipes
@@ -82,88 +77,9 @@ def use_modules(names: Sequence[str], reference: str) -> None:
     _print(import_modules(names, document, run_directory(reference) is not None).notes)
 
 
-def command_line(command: str, run: Path) -> str:
-    """The words that run a command on a run directory, which knows the modules that it uses."""
-    return shlex.join(["paceline", command, str(run)])
-
-
-def check_writable(folder: Path) -> None:
-    """Raise UsageError if nothing can be created in a folder."""
-    existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-    if not existing.is_dir():
-        raise UsageError(f"{folder} cannot be a run directory: {existing} is a file; choose another with --out")
-    try:
-        with tempfile.TemporaryFile(dir=existing):
-            pass
-    except OSError as error:
-        raise UsageError(
-            f"{folder} cannot be written: {existing}: {error.strerror}; choose another with --out"
-        ) from error
-
-
 def print_json(value: dict[str, Any]) -> None:
     """Print one JSON object on standard output; names that are not UTF-8 are escaped."""
     print(json.dumps(value, indent=2, ensure_ascii=False).encode(errors="backslashreplace").decode())
-
-
-def terminal_width(stream: TextIO) -> int | None:
-    """The width of the terminal behind a stream, or COLUMNS; None if neither is known."""
-    asked = os.environ.get("COLUMNS", "")
-    return shutil.get_terminal_size().columns if stream.isatty() or asked.isdecimal() else None
-
-
-def table_lines(
-    header: Sequence[str], rows: Sequence[Sequence[str]], num_words: int = 1, width: int | None = None
-) -> list[str]:
-    """Format rows under a header; columns beyond `width` continue in another table below.
-
-    The first column is repeated there.
-    """
-    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
-    lines: list[str] = []
-    left = list(range(1, len(header)))
-    while left or not lines:
-        columns, used = [0], widths[0]
-        while left and (used + 2 + widths[left[0]] <= (width or sys.maxsize) or len(columns) == 1):
-            used += 2 + widths[left[0]]
-            columns.append(left.pop(0))
-        lines += [""] * bool(lines)
-        for row in [header, *rows]:
-            cells = [f"{row[i]:<{widths[i]}}" if i < num_words else f"{row[i]:>{widths[i]}}" for i in columns]
-            lines.append("  ".join(cells).rstrip())
-    return lines
-
-
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], num_words: int = 1) -> None:
-    """Print `table_lines`, as wide as the terminal."""
-    print("\n".join(table_lines(header, rows, num_words, terminal_width(sys.stdout))))
-
-
-Table = tuple[list[str], list[list[str]]]
-"""The header and the rows."""
-
-
-def metrics_tables(splits: Mapping[str, Mapping[str, float]], main_metric: str | None = None) -> list[Table]:
-    """A row for each split, a column for each metric, the main one first; metrics of many classes in further tables."""
-    doubled = {doubled_loss(metrics) for metrics in splits.values()}
-    hidden = doubled if len(doubled) == 1 else set()
-    names, by_class = split_classes(n for metrics in splits.values() for n in metrics if n not in hidden)
-    names.sort(key=lambda name: name != main_metric)
-    rows = [
-        [split.removeprefix("test."), *(format_metric(metrics[name]) if name in metrics else "" for name in names)]
-        for split, metrics in splits.items()
-    ]
-    named = {split.removeprefix("test."): metrics for split, metrics in splits.items()}
-    return [(["", *names], rows), *class_tables(named, by_class)]
-
-
-def class_tables(rows: Mapping[str, Mapping[str, float | None]], by_class: Sequence[str]) -> list[Table]:
-    """For each of these metrics a table over its classes, with the rows that have them."""
-    tables = []
-    for metric in by_class:
-        found = {name: summarize(metrics, metric) for name, metrics in rows.items()}
-        tables.append(([f"{metric}.*", *HEADER], [[name, *cells] for name, cells in found.items() if cells[0]]))
-    return tables
 
 
 @contextmanager

@@ -10,17 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.checkpoint.best import find_checkpoint, read_pointer
-from paceline.commands.common import (
-    metrics_tables,
-    print_json,
-    print_notes,
-    print_table,
-    recipe_file,
-    run_directory,
-)
+from paceline.commands.common import print_json, print_notes, recipe_file, run_directory
 from paceline.core.errors import CheckpointError, PacelineError, UsageError
 from paceline.core.text import format_metric, join_first, pluralize
 from paceline.launch.launcher import launch_if_needed
+from paceline.loggers.tables import metrics_tables, print_table
 from paceline.recipe.load import load
 from paceline.recipe.schema import Recipe
 from paceline.recipe.user_modules import read_checked
@@ -132,9 +126,9 @@ def _report(
     run: Run, builder: Builder, checkpoint: Checkpoint | None, evaluations: dict[str, Evaluation], options: Any
 ) -> None:
     """Print the metrics and update the results table."""
-    from paceline.commands.resume import data_differences
     from paceline.data.fingerprint import fingerprint
     from paceline.engine.predictions import predictions_place
+    from paceline.run.resume import data_differences
 
     if checkpoint is not None:
         now = {split: fingerprint(run.evaluations[split].loader.dataset).to_json() for split in evaluations}

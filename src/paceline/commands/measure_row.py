@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from paceline.core.errors import PacelineError
 from paceline.core.process import free_memory
 from paceline.core.temporary import temporary_folder
-from paceline.launch.environment import LAUNCHER, RECORDS, RESTARTS, take_place
+from paceline.launch.environment import LAUNCHED, take_place
 from paceline.launch.launcher import Launch, launch
 from paceline.recipe.user_modules import read_checked
 
@@ -24,11 +24,6 @@ if TYPE_CHECKING:
     from paceline.plan.grid import Grid
     from paceline.plan.measure import Measured
     from paceline.plan.rows import Row, Unrehearsed
-
-LAUNCHED = frozenset(
-    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", LAUNCHER, RECORDS, RESTARTS}
-)
-"""Variables that give a process its place among others, which a process of its own must not have."""
 
 
 class OutOfMemoryError(PacelineError):

@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.commands.common import print_json, read_recipe, table_lines
-from paceline.commands.run_directory import leaves, recipe_lines
+from paceline.commands.common import print_json, read_recipe
 from paceline.core.errors import CheckpointError, DataError
 from paceline.core.text import join_first, pluralize
+from paceline.loggers.tables import table_lines
+from paceline.recipe.resolved import leaves, recipe_lines
 from paceline.recipe.validate import CheckedRecipe
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def _groups(run: Run) -> list[dict[str, Any]]:
 
 
 def _print(run: Run, builder: SurrogateBuilder) -> None:
-    from paceline.commands.summary import derivation
+    from paceline.run.summary import derivation
     from paceline.visualize.curves import terminal_curve
 
     rows, _ = model_table(run, builder.is_known_task)
@@ -181,7 +182,7 @@ def _print(run: Run, builder: SurrogateBuilder) -> None:
         for g in _groups(run)
     ]
     print("\n".join(table_lines(("group", "lr ×", "weight decay", "tensors", "parameters"), groups)))
-    print("", *derivation(builder, run), "", sep="\n")
+    print("", *derivation(run), "", sep="\n")
     print("learning rate before group factors, over the run")
     print("\n".join(terminal_curve([run.scheduler.lr(step) for step in _plotted_steps(run)])))
 

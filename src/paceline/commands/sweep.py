@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from paceline.commands.common import check_extras, check_writable, print_json, recipe_file, use_modules
+from paceline.commands.common import check_extras, print_json, recipe_file, use_modules
 from paceline.commands.results import groups_json, print_groups, read_groups
-from paceline.commands.run_lock import hold_lock
 from paceline.commands.slurm import check_job, folder_of_command
 from paceline.commands.sweep_file import Command, SweepFile, Trial
 from paceline.commands.sweep_run import run_trials
@@ -30,6 +29,8 @@ from paceline.recipe.schema import Recipe
 from paceline.recipe.search_space import SearchSpace, read_search_space
 from paceline.recipe.validate import validate
 from paceline.report.page import write_report
+from paceline.run.directory import check_writable
+from paceline.run.lock import hold_lock
 
 _MOST = 256
 

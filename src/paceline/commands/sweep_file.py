@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.commands.run_lock import LOCK, check_free
 from paceline.core.atomic_write import is_partial, replace_file
 from paceline.core.errors import UsageError
 from paceline.core.regular_file import read_json
 from paceline.core.text import join_first
 from paceline.loggers.results import read_state
+from paceline.run.lock import LOCK, check_free
 
 SWEEP = "sweep.json"
 _MAX_BYTES = 1 << 24

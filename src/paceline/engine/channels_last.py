@@ -8,22 +8,24 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 
 from paceline.data.loader import StepBatch
-from paceline.engine.run import Run
+from paceline.engine.trainer import Trainer
 
 _MIN_VALUES = 1 << 15  # of the images of a micro-batch; with fewer, other things than convolutions take the time
 _MIN_CHANNELS = 8  # narrower layers fill no vector of the processor
 _MAX_WEIGHTS = 50  # per value of the images: large kernels over few pixels are faster in oneDNN's own layout
 
 
-def choose_channels_last(run: Run, step_batch: StepBatch) -> None:
+def choose_channels_last(trainer: Trainer, step_batch: StepBatch) -> None:
     """Choose the memory layout of images and weights on a CPU; rank 0, whose images may have other sizes, decides."""
-    can_choose = run.world.device.type == "cpu" and run.strategy.can_probe and run.model._compiled_call_impl is None
+    can_choose = (
+        trainer.world.device.type == "cpu" and trainer.strategy.can_probe and trainer.model._compiled_call_impl is None
+    )
     chosen = (
         can_choose
-        and run.world.is_main
-        and is_channels_last_faster(run.model, step_batch.micro_batches[0].batch["image"])
+        and trainer.world.is_main
+        and is_channels_last_faster(trainer.model, step_batch.micro_batches[0].batch["image"])
     )
-    run.state.set_channels_last(bool(run.world.start_sum([float(chosen)])()[0]))
+    trainer.state.set_channels_last(bool(trainer.world.start_sum([float(chosen)])()[0]))
 
 
 def is_channels_last_faster(model: nn.Module, images: Iterable[Tensor]) -> bool:

@@ -20,6 +20,7 @@ from paceline.engine.saving import complete_save, finish_saves, log_saves, recor
 from paceline.engine.step import train_step
 from paceline.engine.training_log import add_result, log_all, log_evaluation, log_training, read_results
 from paceline.engine.visualizer import visualize_samples
+from paceline.loggers.events import Note
 
 
 def train(run: Run) -> None:
@@ -35,6 +36,8 @@ def train(run: Run) -> None:
         for step_batch, waited in timed(run.batches):
             started = time.perf_counter()
             run.heartbeat.beat(step_batch.step, "summing counts")
+            if step_batch.step in run.freezing.unfreeze_steps:
+                run.logger.emit(Note(run.freezing.describe_unfrozen(step_batch.step)))
             try:
                 result = train_step(run, step_batch)
             except _OOM_ERRORS as error:

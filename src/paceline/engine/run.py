@@ -1,68 +1,27 @@
-"""A run: the objects that train a model. `Run.state` is what a checkpoint saves."""
+"""A run: a trainer with the data, evaluations, checkpoints and loggers of the training loop."""
 
 from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from paceline.checkpoint.reader import Checkpoint
 from paceline.checkpoint.store import Store
 from paceline.checkpoint.writer import NoSaver, Saver
 from paceline.core.errors import TrainingError
-from paceline.core.intervals import Progress, Triggers
-from paceline.core.process import StopRequest
-from paceline.core.world import World
+from paceline.core.intervals import Triggers
 from paceline.data.loader import StepBatch, TrainBatches
 from paceline.data.split_loader import SplitLoader
-from paceline.engine.loss_accumulator import LossAccumulator, read_columns
-from paceline.engine.nonfinite import BufferBackup, FiniteCheck, NoBackup
-from paceline.engine.precision.base import Precision
-from paceline.engine.state import RunState
-from paceline.engine.strategies.single import SingleStrategy
-from paceline.engine.timing import StepTimer
-from paceline.engine.watchdog import Heartbeat, NoHeartbeat
+from paceline.engine.loss_accumulator import read_columns
+from paceline.engine.trainer import StepResult, Trainer
 from paceline.loggers.events import Logged, LoggerGroup, Note
-from paceline.models.freezing import Freezing
-from paceline.optim.averaging import Averaging
-from paceline.optim.clipping import Clip, NoClip, Norm
-from paceline.optim.lr_scheduler import LRChangeLog, Scheduler
-from paceline.tasks.task import Task
-
-
-class StepResult(NamedTuple):
-    """What a step did.
-
-    Losses and the gradient norm stay on the device until `read_results`: at a line of the log, unless the last was a
-    moment ago, at a save or an evaluation, or when 100 steps are unread.
-    """
-
-    step: int
-    accumulator: LossAccumulator
-    grad_norm: Norm
-    lr: float
-    should_stop: bool
-    """Whether any rank was asked to stop; all ranks agree."""
-    overflowed: Tensor | None = None
-    """Whether a non-finite norm is blamed on the loss scale: any is, until the scale is at its least (a fixed scale:
-    after 50 in a row). None without a loss scale."""
-
-    @property
-    def losses(self) -> dict[str, Tensor]:
-        """The weighted sum as "loss", then each loss by name: this rank's share of them, read from the device."""
-        return self.accumulator.own()
-
-    @property
-    def skipped(self) -> bool:
-        """Whether its gradient was not finite, so that it changed no weights; reads the norm from the device."""
-        return not math.isfinite(self.grad_norm)
+from paceline.optim.lr_scheduler import LRChangeLog
 
 
 @dataclass(frozen=True)
@@ -84,82 +43,67 @@ class EvaluationSet:
     threads: int
 
 
+@dataclass(frozen=True)
+class RunInfo:
+    """What a run records and prints about itself, beside its metrics; see `run.train`."""
+
+    task: str = ""
+    model: str = ""
+    """Names, for the console and the results table."""
+    recipe_yaml: str = ""
+    """The resolved recipe, with where each value came from; empty without a recipe."""
+    notes: Sequence[str] = ()
+    """Lines about its data and parts."""
+    lr: str = ""
+    """The learning rate and where it comes from."""
+    origin_of_weights: Sequence[str] = ("weights  random",)
+    precision: str = "fp32"
+    """Its name in recipes; only others are printed."""
+    checkpointed_blocks: int = 0
+    """The number of blocks with activation checkpointing."""
+    expect: Mapping[str, float] = field(default_factory=dict)
+    """Metrics that it is known to reach."""
+    hang_seconds: float = 600.0
+    """After how long without progress a rank is said to hang."""
+    tensorboard: bool = True
+    results: Path | None = None
+    """A table of results, .csv or .xlsx, that gets a row."""
+    wandb: Mapping[str, Any] | None = None
+    mlflow: Mapping[str, Any] | None = None
+
+
 @dataclass
-class Run:
-    """Everything that training needs; built by `recipe.build`, changed by `train_step` and `train`."""
+class UnreadResults:
+    """Steps whose losses are still on the device, and lines of the log that wait for them."""
+
+    results: list[StepResult] = field(default_factory=list)
+    lines: list[Logged] = field(default_factory=list)
+    next_read: float = 0.0
+    """The moment before which a line of the log may wait."""
+
+
+@dataclass(kw_only=True)
+class Run(Trainer):
+    """What the training loop needs beside its step; built by `recipe.build`, changed by `train_step` and `train`."""
 
     name: str
     out: Path
-    seed: int
-    world: World
-    task: Task
-    model: nn.Module
-    """What computes. With O2 it holds float16 copies of the weights of `state.model`; else both are one object."""
-    state: RunState
-    scheduler: Scheduler
-    train_loader: SplitLoader
     batches: TrainBatches
     evaluations: dict[str, EvaluationSet]
     intervals: Intervals
     store: Store
-    clip_gradients: Clip = field(default_factory=NoClip)
-    freezing: Freezing = field(default_factory=lambda: Freezing(nn.Identity()))
+    info: RunInfo = field(default_factory=RunInfo)
     explain_nonfinite: Callable[[Run, StepBatch], str] = lambda run, step_batch: "cause unknown"
     """Names the module and the samples behind a non-finite gradient."""
-    buffer_backup: BufferBackup | NoBackup = field(default_factory=NoBackup)
-    heartbeat: Heartbeat | NoHeartbeat = field(default_factory=NoHeartbeat)
     logger: LoggerGroup = field(default_factory=LoggerGroup)
-    stop: StopRequest = field(default_factory=StopRequest)
-    timer: StepTimer = field(default_factory=StepTimer)
     lr_changes: LRChangeLog = field(default_factory=LRChangeLog)
     visualize: bool = True
     save_predictions: bool = False
-    builder: Any = None
-    """What built it from a recipe, if anything did."""
-    unread_results: list[StepResult] = field(default_factory=list)
-    """Steps whose losses are still on the device."""
-    unwritten_lines: list[Logged] = field(default_factory=list)
-    """Lines of the log that wait for these losses."""
-    next_read: float = 0.0
-    """The moment before which a line of the log may wait."""
+    unread: UnreadResults = field(default_factory=UnreadResults)
 
     def __post_init__(self) -> None:
-        self.strategy.parts = self.state.parts
-        self.finite_check.attach(self.optimizer, self.world.device)
+        super().__post_init__()
         self.saver = self._make_saver()
-        self.optimized = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        own = getattr(self.task, "training_metrics", ())
-        self.training_metrics = [name for name in own if name not in self.task.weights]
-
-    @property
-    def progress(self) -> Progress:
-        """How many steps are done."""
-        return self.state.progress
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """The optimizer."""
-        return self.state.optimizer
-
-    @property
-    def strategy(self) -> SingleStrategy:
-        """The strategy: how ranks share the model and its gradients."""
-        return self.state.strategy
-
-    @property
-    def precision(self) -> Precision:
-        """The precision that the model computes in."""
-        return self.state.precision
-
-    @property
-    def finite_check(self) -> FiniteCheck:
-        """What decides about gradients that are not finite."""
-        return self.state.finite_check
-
-    @property
-    def averaging(self) -> Averaging:
-        """The average of the weights."""
-        return self.state.averaging
 
     def check_finite(self, results: Sequence[StepResult]) -> list[float]:
         """The gradient norms of steps, in order, read from the device: warns of those skipped.
@@ -189,12 +133,6 @@ class Run:
             except TrainingError:
                 self.progress.step = result.step + 1  # steps after it changed nothing
                 raise
-
-    def unfreeze(self, step: int) -> None:
-        """Unfreeze the parameters whose training starts with this step."""
-        self.freezing.apply(step)
-        self.strategy.rewrap()
-        self.logger.emit(Note(self.freezing.describe_unfrozen(step)))
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint of the same recipe, bit-identically."""

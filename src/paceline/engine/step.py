@@ -4,40 +4,40 @@ from __future__ import annotations
 
 from paceline.data.loader import StepBatch
 from paceline.engine.forward import forward, start_losses, warm_up
-from paceline.engine.run import Run, StepResult
+from paceline.engine.trainer import StepResult, Trainer
 
 
-def train_step(run: Run, step_batch: StepBatch) -> StepResult:
+def train_step(trainer: Trainer, step_batch: StepBatch) -> StepResult:
     """One step on a global batch, by whose counts losses are divided, however many micro-batches and ranks share it."""
-    if step_batch.step in run.freezing.unfreeze_steps:
-        run.unfreeze(step_batch.step)
-    warm_up(run, step_batch)
-    run.buffer_backup.keep()
+    if step_batch.step in trainer.freezing.unfreeze_steps:
+        trainer.unfreeze(step_batch.step)
+    warm_up(trainer, step_batch)
+    trainer.buffer_backup.keep()
 
-    losses = start_losses(run, step_batch)
+    losses = start_losses(trainer, step_batch)
     for micro in step_batch.micro_batches:
-        with run.strategy.accumulate(micro, is_last=micro is step_batch.micro_batches[-1]):
-            terms = forward(run, micro)
+        with trainer.strategy.accumulate(micro, is_last=micro is step_batch.micro_batches[-1]):
+            terms = forward(trainer, micro)
             # Times the loss scale. In the last backward pass, ddp and fsdp average over ranks: a sum with grad_divisor.
-            run.precision.backward(losses.to_backward(terms, micro, run.strategy.grad_divisor))
+            trainer.precision.backward(losses.to_backward(terms, micro, trainer.strategy.grad_divisor))
         losses.add(terms, micro)
     losses.wait()  # a rank without micro-batches has not yet
 
     # `deterministic` sums gradients now. Ranks share buffers, but for BatchNorm's, which follow rank 0 at saves.
-    run.strategy.after_backward(step_batch)
-    run.precision.unscale(run.optimized)
+    trainer.strategy.after_backward(step_batch)
+    trainer.precision.unscale(trainer.optimized)
     # The norm over all ranks before clipping; a gradient that is not finite is not clipped.
-    grad_norm = run.clip_gradients(run.strategy.local(run.optimized))
-    lr = run.scheduler.apply(step_batch.step)  # a function of the step alone
-    overflowed = run.precision.update_loss_scale(grad_norm)
+    grad_norm = trainer.clip_gradients(trainer.strategy.local(trainer.optimized))
+    lr = trainer.scheduler.apply(step_batch.step)  # a function of the step alone
+    overflowed = trainer.precision.update_loss_scale(grad_norm)
     # If the norm is not finite, this step is skipped and, where the run is to stop, all later ones. A GPU decides that
     # itself, and the host learns of it when it reads losses (training_log.read_results).
-    if run.finite_check.decide(grad_norm, overflowed):
-        run.optimizer.step()
-    run.precision.sync_weights()
-    run.buffer_backup.restore(run.finite_check.found_inf)
-    run.averaging.update(run.state.model)  # parameters only; after a skipped step too, with the same weights
-    for parameter in run.optimized:  # what optimizer.zero_grad does, without its profiler range
+    if trainer.finite_check.decide(grad_norm, overflowed):
+        trainer.optimizer.step()
+    trainer.precision.sync_weights()
+    trainer.buffer_backup.restore(trainer.finite_check.found_inf)
+    trainer.averaging.update(trainer.state.model)  # parameters only; after a skipped step too, with the same weights
+    for parameter in trainer.optimized:  # what optimizer.zero_grad does, without its profiler range
         parameter.grad = None
-    run.progress.step = step_batch.step + 1
+    trainer.progress.step = step_batch.step + 1
     return StepResult(step_batch.step, losses, grad_norm, lr, losses.should_stop, overflowed)

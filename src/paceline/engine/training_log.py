@@ -13,7 +13,8 @@ from operator import attrgetter
 from paceline.data.loader import StepBatch
 from paceline.engine.evaluate import Evaluation
 from paceline.engine.loss_accumulator import Columns, read, read_columns
-from paceline.engine.run import Run, StepResult
+from paceline.engine.run import Run, UnreadResults
+from paceline.engine.trainer import StepResult
 from paceline.engine.visualizer import visualize_evaluation
 from paceline.loggers.events import SECONDS_BETWEEN_FLUSHES, Evaluated, Logged, Note, Snapshot
 
@@ -22,8 +23,8 @@ _MOST_UNREAD = 100  # steps whose losses may wait on the device
 
 def add_result(run: Run, step_batch: StepBatch, result: StepResult) -> None:
     """Record a step; tensors are read when there are many."""
-    run.unread_results.append(result)
-    if len(run.unread_results) >= _MOST_UNREAD:
+    run.unread.results.append(result)
+    if len(run.unread.results) >= _MOST_UNREAD:
         read_results(run)
     if change := run.lr_changes(result.lr):
         logged, lr = change
@@ -39,9 +40,8 @@ def read_results(run: Run) -> None:
 
     See `Run.check_finite` for norms that are not finite.
     """
-    results, run.unread_results = run.unread_results, []
-    lines, run.unwritten_lines = run.unwritten_lines, []
-    run.next_read = time.monotonic() + SECONDS_BETWEEN_FLUSHES
+    results, lines = run.unread.results, run.unread.lines
+    run.unread = UnreadResults(next_read=time.monotonic() + SECONDS_BETWEEN_FLUSHES)
     [norms] = read_columns([[result.grad_norm for result in results]])
     columns = read([result.accumulator for result in results], run.world)
     columns |= {"grad_norm": norms, "lr": [result.lr for result in results]}
@@ -73,8 +73,8 @@ def log_training(run: Run) -> None:
         if loader.skips is not None:
             loader.skips.refresh()
     clock = run.timer.metrics(run.world, run.progress, _seconds_left(run))
-    run.unwritten_lines.append(Logged(run.progress.step, run.progress.epoch, run.precision.metrics(), clock=clock))
-    if run.world.size > 1 or time.monotonic() >= run.next_read:
+    run.unread.lines.append(Logged(run.progress.step, run.progress.epoch, run.precision.metrics(), clock=clock))
+    if run.world.size > 1 or time.monotonic() >= run.unread.next_read:
         read_results(run)
         if run.world.device.type == "cpu" and (sentence := run.timer.contention()):
             run.logger.emit(Note(sentence, "warning"))
@@ -86,7 +86,7 @@ def log_all(run: Run) -> Iterator[None]:
     try:
         yield
     except Exception:
-        if run.unwritten_lines:
+        if run.unread.lines:
             with suppress(Exception):  # the device may be what failed
                 read_results(run)
         raise

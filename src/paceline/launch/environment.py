@@ -19,6 +19,10 @@ RECORDS = "PACELINE_RECORDS"  # the folder of exit records
 PARENT = "PACELINE_PARENT"  # process id of the sweep that this process ends with
 
 _NUM_PORTS = 12000  # range of ports derived from a job id
+LAUNCHED = frozenset(
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", LAUNCHER, RECORDS, RESTARTS}
+)
+"""Variables that give a process its place among others, which a process of its own must not have."""
 
 
 def take_place() -> Place | None:

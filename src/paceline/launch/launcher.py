@@ -49,7 +49,7 @@ def launch_if_needed(
 ) -> int | None:
     """Run the command in the processes that the options describe, and return the exit code; None: run it here.
 
-    A process that a launcher started ignores the options and joins the others. `options.device_mapping` is then the
+    A process that a launcher started ignores the options and joins the others. `options.device_notes` is then the
     device mapping as text, if the recipe lists devices.
     """
     place = take_place()
@@ -62,7 +62,7 @@ def launch_if_needed(
         if plan.processes > 1 or plan.rendezvous:
             return launch(worker_command(options.arguments), plan)
     num_processes = place.local_world if place else 1
-    options.device_mapping = None if device == "cpu" else use_devices(devices, num_processes, strategy)
+    options.device_notes = [] if device == "cpu" else [use_devices(devices, num_processes, strategy)]
     return None
 
 

@@ -42,9 +42,9 @@ def _name(run: Run, step: int) -> str:
     if not step:
         return "from the start" if run.freezing.unfreeze_steps else "training"
     when = f"step {step:,}"
-    for stage in run.builder.recipe.model.unfreeze:  # its epochs are known even if the length of the data is not
-        if stage.at_epochs and round(to_steps(stage.at_epochs, None, run.progress.steps_per_epoch, 0)) == step:
-            when = f"epoch {stage.at_epochs:g}"
+    for stage in run.state.recipe["model"]["unfreeze"]:  # its epochs are known even if the length of the data is not
+        if stage["at_epochs"] and round(to_steps(stage["at_epochs"], None, run.progress.steps_per_epoch, 0)) == step:
+            when = f"epoch {stage['at_epochs']:g}"
     return f"from {when}, after unfreezing {run.freezing.modules(run.freezing.due(step))}"
 
 

@@ -85,7 +85,7 @@ class Rehearsal:
 
     def evaluations(self, is_cpu: bool) -> Iterator[Evaluated]:
         """What it takes to evaluate each split; on a CPU, a batch on each core."""
-        automatic = self.run.builder.recipe.evaluate.batch_size == "auto"
+        automatic = self.run.state.recipe["evaluate"]["batch_size"] == "auto"
         for split, each in self.run.evaluations.items():
             parallel = num_parallel(self.run, each) if is_cpu else 1
             size = automatic_batch_size(each.loader, is_cpu) if automatic else each.batch_size

@@ -32,7 +32,7 @@ from paceline.engine.nonfinite import BufferBackup, FiniteCheck, HostFiniteCheck
 from paceline.engine.precision.base import Precision
 from paceline.engine.precision.mixed import fit_half_weights
 from paceline.engine.replay import explain_and_keep
-from paceline.engine.run import Intervals, Run
+from paceline.engine.run import Intervals, Run, RunInfo
 from paceline.engine.state import Choices, RunState
 from paceline.engine.stateful import unchanged_state
 from paceline.engine.torch_settings import configure_torch
@@ -65,6 +65,7 @@ from paceline.recipe.build_engine import (
 )
 from paceline.recipe.build_optim import (
     build_optimizer,
+    effective_lr,
     make_averaging,
     make_clip,
     make_freezing,
@@ -72,6 +73,7 @@ from paceline.recipe.build_optim import (
 )
 from paceline.recipe.problems import unknown_name
 from paceline.recipe.recipe import Recipe, as_overrides
+from paceline.recipe.resolved import recipe_lines
 from paceline.recipe.schema import Weights
 from paceline.recipe.user_modules import read_checked
 from paceline.recipe.validate import CheckedRecipe
@@ -194,7 +196,33 @@ class Builder(BuildContext):
             explain_nonfinite=explain_and_keep,
             visualize=self.recipe.logging.images,
             save_predictions=self.recipe.evaluate.save_predictions,
-            builder=self,
+            info=self.info(),
+        )
+
+    def info(self) -> RunInfo:
+        """What the run records and prints about itself."""
+        recipe, optimizer = self.recipe, self.recipe.optimizer
+        lr = f"{effective_lr(self):g}"
+        if optimizer.base_batch_size:
+            ratio = f"{recipe.data.batch_size} / {optimizer.base_batch_size}"
+            ratio = ratio if optimizer.lr_scaling == "linear" else f"√({ratio})"
+            lr += f" = {optimizer.lr:g} × {ratio} (base_batch_size)"
+        logging = recipe.logging
+        return RunInfo(
+            task=recipe.task.name,
+            model=recipe.model.name,
+            recipe_yaml="\n".join([*recipe_lines(self.resolved(), self.checked), ""]),
+            notes=self.notes,
+            lr=lr,
+            origin_of_weights=self.origin_of_weights(),
+            precision=recipe.train.precision,
+            checkpointed_blocks=len(self.checkpointed_blocks),
+            expect=recipe.expect,
+            hang_seconds=recipe.train.hang_seconds,
+            tensorboard=logging.tensorboard,
+            results=Path(logging.results).expanduser() if logging.results else None,
+            wandb=dict(logging.wandb) if logging.wandb else None,
+            mlflow=dict(logging.mlflow) if logging.mlflow else None,
         )
 
     def check_data(self, loaders: Mapping[str, SplitLoader]) -> None:

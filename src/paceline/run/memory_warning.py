@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from paceline.commands.measure_row import LAUNCHED
 from paceline.core.process import free_memory
 from paceline.core.temporary import temporary_folder
 from paceline.engine.measured_batches import num_parallel
+from paceline.launch.environment import LAUNCHED
 
 if TYPE_CHECKING:
     from paceline.engine.run import Run
@@ -36,6 +36,8 @@ def memory_warning(run: Run, seconds: float = _SECONDS) -> list[str]:
     A run that obviously fits is not planned, so that it starts as fast as ever. Other processes wait meanwhile: a plan
     that takes more `seconds` is given up.
     """
+    if not run.state.recipe:  # built without one
+        return []
     memory = _memory(run)
     needed = _bound(run)
     if needed is None or needed <= memory:

@@ -5,27 +5,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from paceline.commands.common import command_line, metrics_tables, table_lines, terminal_width
 from paceline.core.text import format_metric, pluralize
 from paceline.engine.run import Run
 from paceline.loggers.console import LINE_WIDTH
 from paceline.loggers.messages import duration
+from paceline.loggers.tables import metrics_tables, table_lines, terminal_width
 from paceline.metrics.metric import is_higher_better
-from paceline.recipe.build import Builder
-from paceline.recipe.build_optim import effective_lr
+from paceline.run.directory import command_line
 
 
-def opening_lines(builder: Builder, run: Run) -> list[str]:
+def opening_lines(run: Run) -> list[str]:
     """The lines before the first step: model, data, batch and learning rate."""
-    recipe = builder.recipe
     splits = ", ".join(f"{len(each.loader.dataset):,} {split}" for split, each in run.evaluations.items())
     data = f"{len(run.train_loader.dataset):,} train" + (f", {splits}" if splits else "")
     return [
-        f"model    {recipe.model.name}, {_parameters(run)}",
+        f"model    {run.info.model}, {_parameters(run)}",
         f"data     {data}; {_readers(run)}",
-        *(f"         {note}" for note in builder.notes),
-        *_computing(builder, run),
-        *derivation(builder, run),
+        *(f"         {note}" for note in run.info.notes),
+        *_computing(run),
+        *derivation(run),
     ]
 
 
@@ -50,24 +48,24 @@ def _readers(run: Run) -> str:
     return pluralize(workers, {"thread": "thread", "process": "worker process"}.get(kind, "reader"))
 
 
-def _computing(builder: Builder, run: Run) -> list[str]:
+def _computing(run: Run) -> list[str]:
     """Strategy, precision and activation checkpointing, where they are not the default."""
-    train, lines = builder.recipe.train, []
+    lines = []
     if run.world.size > 1 or run.strategy.name != "single":
         lines.append(f"strategy {run.strategy.describe()}; {pluralize(run.state.choices.threads, 'thread')} each")
-    if train.precision != "fp32":
+    if run.info.precision != "fp32":
         lines.append(f"dtype    {run.precision.describe()}")
     if run.precision.warning:
         lines.append(f"warning: {run.precision.warning}")
-    if builder.checkpointed_blocks:
-        blocks = pluralize(len(builder.checkpointed_blocks), "block")
+    if run.info.checkpointed_blocks:
+        blocks = pluralize(run.info.checkpointed_blocks, "block")
         lines.append(f"memory   activation checkpointing of {blocks}")
     return lines
 
 
-def derivation(builder: Builder, run: Run) -> list[str]:
+def derivation(run: Run) -> list[str]:
     """How a step is divided and where the learning rate comes from."""
-    recipe, sampler, progress = builder.recipe, run.batches.sampler, run.progress
+    sampler, progress = run.batches.sampler, run.progress
     slices = sampler.slices(0)
     samples = slices[-1].stop - slices[0].start
     sizes = sorted({cut.stop - cut.start for cut in slices}, reverse=True)
@@ -78,27 +76,22 @@ def derivation(builder: Builder, run: Run) -> list[str]:
         [f"         the last step of an epoch has {last}"] if 0 < last < sampler.batch and not sampler.drop_last else []
     )
     processes = pluralize(run.world.size, "process")
-    lr = f"{effective_lr(builder):g}"
-    if recipe.optimizer.base_batch_size:
-        ratio = f"{recipe.data.batch_size} / {recipe.optimizer.base_batch_size}"
-        ratio = ratio if recipe.optimizer.lr_scaling == "linear" else f"√({ratio})"
-        lr += f" = {recipe.optimizer.lr:g} × {ratio} (base_batch_size)"
     return [
         f"batch    a step of {pluralize(samples, 'sample')} = {number} of {micro}, on {processes}",
         *ends,
         f"steps    {progress.steps_per_epoch} per epoch, {progress.total_steps} in total",
-        f"lr       {lr}",
+        f"lr       {run.info.lr}",
     ]
 
 
-def closing_lines(run: Run, expect: Mapping[str, float], seconds: float) -> list[str]:
+def closing_lines(run: Run, seconds: float) -> list[str]:
     """The closing lines: metrics, expectations and where everything is."""
     lines = [f"{pluralize(run.progress.step, 'step')}, {pluralize(run.progress.epoch, 'epoch')}, {duration(seconds)}"]
     if rows := _last_and_best(run):
         width = min(LINE_WIDTH, terminal_width(sys.stderr) or LINE_WIDTH) - 2
         for table in metrics_tables(rows, run.store.best):
             lines += table_lines(*table, width=width)
-    lines += expectations(run, expect)
+    lines += expectations(run)
     places = {
         "checkpoints": run.out / "checkpoints",
         "best": run.out / "best",
@@ -128,7 +121,7 @@ def _last_and_best(run: Run) -> dict[str, Mapping[str, float]]:
     return rows
 
 
-def expectations(run: Run, expect: Mapping[str, float]) -> list[str]:
+def expectations(run: Run) -> list[str]:
     """Compare each expected metric with the result."""
     named = {
         f"{split.removeprefix('test.')}.{name}": value
@@ -136,8 +129,8 @@ def expectations(run: Run, expect: Mapping[str, float]) -> list[str]:
         for name, value in run.state.metrics.get(split, {}).items()
     }
     reached = named | (run.state.metrics.get("test") or run.state.metrics.get("val") or {})
-    directions, lines = expected_directions(run, expect), []
-    for name, value in expect.items():
+    directions, lines = expected_directions(run), []
+    for name, value in run.info.expect.items():
         if name not in reached:
             lines.append(f"expected     {name} {value:g}: no such metric; there are {', '.join(reached)}")
             continue
@@ -149,6 +142,6 @@ def expectations(run: Run, expect: Mapping[str, float]) -> list[str]:
     return lines
 
 
-def expected_directions(run: Run, expect: Mapping[str, float]) -> dict[str, bool | None]:
+def expected_directions(run: Run) -> dict[str, bool | None]:
     """Whether a higher value of each expected metric is better."""
-    return {name: is_higher_better(name.rpartition(".")[2], run.task.metrics()) for name in expect}
+    return {name: is_higher_better(name.rpartition(".")[2], run.task.metrics()) for name in run.info.expect}

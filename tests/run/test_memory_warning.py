@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from paceline.commands import memory_warning as module
-from paceline.commands.memory_warning import memory_warning
 from paceline.engine.run import Run
 from paceline.recipe.build import build
+from paceline.run import memory_warning as module
+from paceline.run.memory_warning import memory_warning
 
 SMALL = {"model.widths": [4], "data.batch_size": 64, "train.channels_last": False, "train.threads": 1}
 

@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
-from paceline.commands.run_directory import move_aside
 from paceline.core.errors import PacelineError, UsageError
 from paceline.core.file_lock import is_at, is_seen_everywhere, open_lock, try_lock
 from paceline.launch.environment import restart_count
+from paceline.run.directory import move_aside
 
 LOCK = ".lock"
 _EXIT_SECONDS = 3.0

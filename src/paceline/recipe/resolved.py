@@ -1,19 +1,13 @@
-"""The run directory: its recipe.yaml, and whether a recipe may continue it."""
+"""A resolved recipe: as YAML with where each value came from, and whether another one may continue its run."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from paceline.core import atomic_write as disk
-from paceline.core.atomic_write import is_partial, replace_file
-from paceline.core.errors import RecipeError, UsageError
-from paceline.core.regular_file import read_json
-from paceline.core.text import join_first
+from paceline.core.errors import RecipeError
 from paceline.recipe.document import Document
 from paceline.recipe.validate import CheckedRecipe, validate
 
@@ -27,11 +21,7 @@ _MAY_CHANGE = (
 # What these change of the data, its fingerprint tells.
 _PLACE = re.compile(r"data\.(train|val|test(\.[^.]+)?)\.(root|file|stratify)")
 
-# What a start that was cut short may leave before the run has a status; its lock may be empty, on a full disk.
-_BEGINNINGS = {".lock", "logs", "recipe.yaml", "metrics.jsonl", "tensorboard"}
-
 _MAX_VALUE = 200  # characters of a value in a message
-
 _PLAIN = re.compile(r"[A-Za-z/][\w./-]*")
 _NOT_STRINGS = {"true", "false", "null", "True", "False", "Null", "TRUE", "FALSE", "NULL"}
 
@@ -73,13 +63,8 @@ def leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield from leaves(value, f"{prefix}.{key}" if prefix else str(key))
 
 
-def write_recipe(path: Path, resolved: dict[str, Any], checked: CheckedRecipe) -> None:
-    """Write the resolved recipe as YAML, with the origin of each value as a comment."""
-    replace_file(path, "\n".join([*recipe_lines(resolved, checked), ""]).encode(errors="backslashreplace"))
-
-
 def recipe_lines(resolved: dict[str, Any], checked: CheckedRecipe) -> list[str]:
-    """The lines of `write_recipe`."""
+    """The resolved recipe as lines of YAML, with the origin of each value as a comment."""
     written = list(_written(resolved, "", 0))
     width = min(60, max(len(text) for text, key in written if key is not None))
     return [text if key is None else f"{text:<{width}}  # {checked.origin(key)}" for text, key in written]
@@ -120,34 +105,3 @@ def _scalar(value: Any) -> str:
 def _escaped(character: str) -> str:
     """The escape of a character that JSON allows and YAML does not."""
     return character if character.isprintable() else f"\\U{ord(character):08x}"
-
-
-def refuse_foreign(out: Path) -> None:
-    """Raise UsageError if a folder holds anything but a run, whose files could be overwritten."""
-    held = sorted(path.name for path in out.iterdir() if not is_partial(path.name)) if out.is_dir() else []
-    is_begun = held == [".lock"] or ("logs" in held and _BEGINNINGS.issuperset(held))
-    is_known = _is_object(out / "status.json", "state", "step") or _is_object(out / ".lock", "pid", "host")
-    if not held or is_begun or is_known:
-        return
-    found = f"{out} is not a run directory and not empty: it holds {join_first(held, 5)}"
-    raise UsageError(f"{found}; choose a new or empty one with --out")
-
-
-def _is_object(path: Path, *keys: str) -> bool:
-    """Whether a file holds a JSON object with these keys."""
-    found = read_json(path)
-    return isinstance(found, dict) and found.keys() >= set(keys)
-
-
-def move_aside(out: Path) -> Path:
-    """Rename an earlier run's directory to the first free `NAME~1`, `NAME~2`, ….
-
-    If it is a link, its target is renamed and the link stays.
-    """
-    place = Path(os.path.realpath(out))
-    try:
-        return disk.move_aside(place)
-    except OSError as error:
-        raise UsageError(
-            f"{place}: cannot rename the earlier run: {error.strerror}; choose another directory with --out"
-        ) from error

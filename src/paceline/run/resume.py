@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline.checkpoint.reader import Checkpoint, open_checkpoint, step_folders
-from paceline.commands.run_directory import recipe_differences
 from paceline.core.agreement import decide, read_together
 from paceline.core.atomic_write import replace_file
 from paceline.core.errors import CheckpointError, DataError, RecipeError, TrainingError
@@ -24,6 +23,7 @@ from paceline.engine.watchdog import EVALUATING, Heartbeat, read_beat
 from paceline.launch.environment import is_supervised, restart_count
 from paceline.launch.worker import report_exit
 from paceline.recipe.document import Document, Origin
+from paceline.recipe.resolved import recipe_differences
 from paceline.recipe.validate import validate
 
 Fingerprints = Mapping[str, Mapping[str, Any]]
