@@ -62,7 +62,8 @@ def launch_if_needed(
         if plan.processes > 1 or plan.rendezvous:
             return launch(worker_command(options.arguments), plan)
     num_processes = place.local_world if place else 1
-    options.device_notes = [] if device == "cpu" else [use_devices(devices, num_processes, strategy)]
+    mapping = None if device == "cpu" else use_devices(devices, num_processes, strategy)
+    options.device_notes = [mapping] if mapping else []
     return None
 
 
