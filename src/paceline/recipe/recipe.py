@@ -96,18 +96,19 @@ def _plain(value: Any, path: KeyPath, problems: list[Problem]) -> Any:
         value = value.given()
     elif isinstance(value, os.PathLike):
         value = os.fspath(value)
-    elif getattr(value, "ndim", None) == 0:  # a NumPy number
+    elif type(value).__module__ == "numpy" and value.ndim == 0:
         value = value.item()
     if len(path) > MAX_DEPTH:
-        problems.append(Problem(path, f"nested more than {MAX_DEPTH} deep"))
-    elif isinstance(value, Mapping):
-        problems += [
-            Problem((*path, str(key)), "expected a string as key") for key in value if not isinstance(key, str)
-        ]
-        return {str(key): _plain(inner, (*path, str(key)), problems) for key, inner in value.items()}
+        found = f"nested more than {MAX_DEPTH} deep"
+    elif value is None or isinstance(value, bool | int | float | str):
+        return value
     elif isinstance(value, list | tuple):
         return [_plain(inner, (*path, index), problems) for index, inner in enumerate(value)]
-    elif value is not None and not isinstance(value, bool | int | float | str):
-        found = f"expected {_VALUES}, got {type(value).__name__}; convert it first, an array with tolist()"
-        problems.append(Problem(path, found))
-    return value
+    elif isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: _plain(inner, (*path, key), problems) for key, inner in value.items()}
+    else:
+        kinds = [type(key).__name__ for key in value if not isinstance(key, str)] if isinstance(value, Mapping) else []
+        found = f"a key of type {kinds[0]}" if kinds else type(value).__name__
+        found = f"expected {_VALUES}, got {found}; convert it first, an array with tolist()"
+    problems.append(Problem(path, found))
+    return None
