@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+import paceline
 from paceline.cli import main
 from paceline.core.torchvision_ops import import_torchvision
 from paceline.recipe.load import shipped_recipes
@@ -68,6 +69,49 @@ def test_flops_are_those_of_one_pass_of_the_plain_model(capsys: pytest.CaptureFi
 def test_flops_are_those_that_are_published(capsys: pytest.CaptureFixture[str]) -> None:
     """R(2+1)D-18 by torchvision: 40.519 thousand million products of a clip of 16 × 112 × 112."""
     assert shown_flops(capsys, "r2plus1d_18") == pytest.approx(2 * 40.519e9, rel=0.001)
+
+
+OWN_LOSS = """from paceline import register
+from torch.nn import functional
+
+
+@register.loss("my_loss")
+def my_loss(output, target):
+    return functional.cross_entropy(output, target)
+"""
+
+
+@pytest.mark.usefixtures("own_names")
+def test_show_names_the_code_of_each_part(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each line that is named is the one on which the part begins, decorators included."""
+    Path("shown_parts.py").write_text(OWN_LOSS)
+    transforms = "data.train.transforms=[random_horizontal_flip, torchvision/gaussian_noise]"
+    words = ["show", "image_folder", "--use", "shown_parts.py", "losses=[my_loss]", transforms, "model=timm/resnet18"]
+    assert main([*words, "--json"]) == 0
+    parts = {(part["kind"], part["name"]): part for part in json.loads(capsys.readouterr().out)["parts"]}
+    own = {"kind": "loss", "name": "my_loss", "module": "shown_parts", "file": "shown_parts.py", "line": 5}
+    assert parts["loss", "my_loss"] == own
+    expected = {
+        ("model", "timm/resnet18"): ("timm/models/resnet.py", "class ResNet("),
+        ("optimizer", "sgd"): ("torch/optim/sgd.py", "class SGD("),
+        ("transform", "torchvision/gaussian_noise"): ("torchvision/transforms/v2/_misc.py", "class GaussianNoise("),
+        ("transform", "random_horizontal_flip"): ("paceline/data/transforms/geometric.py", "@register.transform("),
+        ("dataset", "image_folder"): ("paceline/data/datasets/image_folder.py", "@register.dataset("),
+        ("task", "classification"): ("paceline/tasks/classification.py", "@register.task("),
+        ("schedule", "cosine"): ("paceline/optim/decays.py", "@register.schedule("),
+        ("strategy", "auto"): ("paceline/engine/strategies/ddp.py", "@register.strategy("),
+        ("averaging", "none"): ("paceline/optim/averaging.py", "@register.averaging("),
+    }
+    for part, (file, first) in expected.items():
+        assert parts[part]["file"] == file
+        assert parts[part]["module"].replace(".", "/") == file.removesuffix(".py")
+        roots = [Path(str(package.__file__)).parents[1] for package in (paceline, torch)]
+        source = next(root / file for root in roots if (root / file).exists())
+        assert source.read_text().splitlines()[parts[part]["line"] - 1].startswith(first)
+    assert main(words) == 0
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    for (kind, name), part in parts.items():
+        assert [kind, name, part["module"], f"{part['file']}:{part['line']}"] in printed
 
 
 def test_show_needs_no_weights(capsys: pytest.CaptureFixture[str]) -> None:

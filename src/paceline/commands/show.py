@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
+import sysconfig
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.commands.common import print_json, read_recipe
+from paceline.core.contracts import relative_path
 from paceline.core.errors import CheckpointError, DataError
+from paceline.core.registry import register
 from paceline.core.text import join_first, pluralize
 from paceline.loggers.tables import table_lines
+from paceline.recipe.parts import PARTS
 from paceline.recipe.resolved import leaves, recipe_lines
-from paceline.recipe.validate import CheckedRecipe
+from paceline.recipe.schema import Recipe
+from paceline.recipe.validate import CheckedRecipe, instances
 
 if TYPE_CHECKING:
     from torch import nn
@@ -83,6 +89,7 @@ def _as_json(run: Run, builder: SurrogateBuilder) -> dict[str, Any]:
         "recipe": run.state.recipe,
         "origins": {key: str(builder.checked.origin(key)) for key, _ in leaves(run.state.recipe)},
         "model": {"parameters": rows[0]["parameters"], "flops_per_sample": flops, "layers": rows},
+        "parts": code_of_parts(run, builder.recipe),
         "weights": builder.fitted.as_dict() if builder.fitted else None,
         "frozen": run.freezing.frozen_at(0),
         "groups": groups,
@@ -97,6 +104,41 @@ def _as_json(run: Run, builder: SurrogateBuilder) -> dict[str, Any]:
             "lr": lr.lr,
         },
     }
+
+
+def code_of_parts(run: Run, recipe: Recipe) -> list[dict[str, Any]]:
+    """Each part that the recipe names, with its module and where its code is: what a library's name makes is theirs."""
+    from paceline.core.user_code import is_ours
+    from paceline.data.transforms.torchvision_v2 import v2_classes
+
+    made = {"model": type(run.model), "optimizer": type(run.optimizer)}
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for part in PARTS:
+        for _, section in instances(recipe, part.pattern):
+            name = getattr(section, part.name_key)
+            entry = register.kind(part.kind).find(name)
+            assert entry is not None, "validation let an unknown name through"
+            code: Any = inspect.unwrap(getattr(entry.resolve(), "func", entry.resolve()))
+            if part.kind == "transform" and entry.member:
+                code = v2_classes()[entry.member]
+            elif part.kind in made and is_ours(code) and not is_ours(made[part.kind]):
+                code = made[part.kind]
+            about = {"kind": part.kind, "name": name, "module": code.__module__, **_place(code)}
+            found.setdefault((part.kind, name), about)
+    return list(found.values())
+
+
+def _place(code: Any) -> dict[str, Any]:
+    """File and line: of installed packages below where they are installed; of the user's as the file lies."""
+    import torch
+
+    try:
+        file, line = Path(str(inspect.getsourcefile(code))), inspect.getsourcelines(code)[1]
+    except (OSError, TypeError):  # it has no source, as when it was typed into an interpreter
+        return {"file": None, "line": None}
+    roots = [Path(__file__).parents[2], Path(torch.__file__).parents[1], Path(sysconfig.get_path("purelib"))]
+    below = [file.relative_to(root) for root in roots if file.is_relative_to(root)]
+    return {"file": str(below[0]) if below else relative_path(str(file)), "line": line}
 
 
 class _FirstCall(Exception):  # noqa: N818 - not an error
@@ -169,6 +211,11 @@ def _print(run: Run, builder: SurrogateBuilder) -> None:
 
     rows, _ = model_table(run, builder.is_known_task)
     print("\n".join(recipe_lines(run.state.recipe, builder.checked)))
+    print()
+    parts = code_of_parts(run, builder.recipe)
+    places = [f"{part['file']}:{part['line']}" if part["file"] else "" for part in parts]
+    code = [(p["kind"], p["name"], p["module"], place) for p, place in zip(parts, places, strict=True)]
+    print("\n".join(table_lines(("part", "name", "module", "code"), code, num_words=4)))
     print()
     modules = [row for row in rows if row["parameters"] or row["flops"]]
     cells = [(r["name"] or "(all)", r["type"], f"{r['parameters']:,}", f"{r['flops'] / 1e6:,.2f}") for r in modules]

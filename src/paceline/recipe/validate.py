@@ -229,7 +229,7 @@ def _with_arguments(recipe: Recipe, arguments: dict[KeyPath, dict[str, Any]]) ->
     """The recipe with validated arguments in all parts, also those it leaves out."""
     recipe = recipe.model_copy(deep=True)  # default sections are shared between recipes
     for part in PARTS:
-        for path, section in _instances(recipe, part.pattern):
+        for path, section in instances(recipe, part.pattern):
             extra = section.model_extra
             assert extra is not None
             if path not in arguments:
@@ -241,7 +241,8 @@ def _with_arguments(recipe: Recipe, arguments: dict[KeyPath, dict[str, Any]]) ->
     return recipe
 
 
-def _instances(recipe: Recipe, pattern: tuple[str, ...]) -> list[tuple[KeyPath, Arguments]]:
+def instances(recipe: Recipe, pattern: tuple[str, ...]) -> list[tuple[KeyPath, Arguments]]:
+    """The parts of a recipe at the places that a pattern stands for."""
     found: list[tuple[KeyPath, Any]] = [((), recipe)]
     for segment in pattern:
         if segment == "*":
