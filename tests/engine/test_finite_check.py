@@ -27,8 +27,9 @@ from paceline.engine.run import Run
 from paceline.engine.state import check_state
 from paceline.loggers.events import Logger, LoggerGroup, Snapshot
 from paceline.loggers.jsonl import metrics_of, read_records
+from paceline.optim import clipping
 from paceline.optim.clipping import NoClip, NoClipOnHost, Norm
-from paceline.recipe import build, build_optim
+from paceline.recipe import build
 
 KINDS: dict[str, tuple[float, bool | None]] = {
     ".": (1.5, None),
@@ -231,7 +232,7 @@ def test_what_a_gpu_does_leaves_the_same_bits(
             return is_called
 
     monkeypatch.setattr(build, "HostFiniteCheck", Watched)
-    monkeypatch.setattr(build_optim, "NoClipOnHost", NoClip)
+    monkeypatch.setattr(clipping, "NoClipOnHost", NoClip)
     device = train_command(tmp_path / "device", words)
     assert not all(decided)
     assert host.code == device.code == (1 if case == "stop" else 0)

@@ -114,6 +114,11 @@ def find_heads(model: nn.Module) -> list[str]:
     return layers[-1:]
 
 
+def head_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters of the classifier modules."""
+    return [parameter for name in find_heads(model) for parameter in model.get_submodule(name).parameters()]
+
+
 def add_head_batch_norm(model: nn.Module) -> None:
     """Put a BatchNorm without affine parameters before the classifier, as MAE's linear probing does."""
     heads = {name: model.get_submodule(name) for name in find_heads(model)}

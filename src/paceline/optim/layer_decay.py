@@ -50,7 +50,7 @@ def find_layers(model: nn.Module, name: str | None = None) -> Layers:
     parameter's name to its layer, or to None for what comes after all layers.
     """
     if name is not None:
-        return _make_layers(model, _registered(name)(model))
+        return make_layers(model, _registered(name)(model))
     first = next((key for key, _ in model.named_parameters()), "")
     level = [("", model)]
     while level:
@@ -59,7 +59,7 @@ def find_layers(model: nn.Module, name: str | None = None) -> Layers:
             parts = ", ".join(prefix.rstrip(".") for prefix, _ in maps)
             raise ValueError(f"{type(model).__name__} has layers in several parts ({parts}); {_ADVICE}")
         if maps and first.startswith(maps[0][0]):  # otherwise something nearer to the input would have the full rate
-            return _make_layers(model, _with_prefix(*maps[0]))
+            return make_layers(model, _with_prefix(*maps[0]))
         level = [(f"{prefix}{key}.", child) for prefix, part in level for key, child in part.named_children()]
     raise ValueError(f"layer_decay does not know the layers of {type(model).__name__}; {_ADVICE}")
 
@@ -80,7 +80,8 @@ def _registered(name: str) -> Callable[[nn.Module], LayerMap]:
     return entry.resolve()
 
 
-def _make_layers(model: nn.Module, layer_map: LayerMap) -> Layers:
+def make_layers(model: nn.Module, layer_map: LayerMap) -> Layers:
+    """The layers of a model by a map from the names of its parameters."""
     found: dict[str, Any] = {name: layer_map(name) for name, _ in model.named_parameters()}
     numbers = [number for number in found.values() if number is not None]
     for name, number in found.items():

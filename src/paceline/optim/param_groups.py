@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -84,7 +85,7 @@ def find_parameters(model: nn.Module) -> list[Found]:
 def build_groups(
     model: nn.Module,
     weight_decay: float,
-    kinds: Mapping[str, Settings],
+    kinds: Mapping[str, Settings] = MappingProxyType({}),
     rules: Sequence[Rule] = (),
     layers: Layers | None = None,
     layer_decay: float | None = None,

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from torch import nn
-from torch.nn.parameter import UninitializedParameter
 
 from paceline.checkpoint.pretrained import is_pretrained_name
 from paceline.checkpoint.state import Stateful
@@ -41,6 +39,7 @@ from paceline.losses.loss_term import Loss
 from paceline.metrics.adapter import as_metric
 from paceline.metrics.metric import declared_values, is_higher_better
 from paceline.models.model_errors import limit_size
+from paceline.models.placement import initialize_lazy_layers, place_model
 from paceline.models.surgery import Surgery, add_head_batch_norm, apply
 from paceline.models.surgery_report import SurgeryReport
 from paceline.optim.lr_scheduler import LRChangeLog
@@ -59,7 +58,6 @@ from paceline.recipe.build_engine import (
     checkpoint_activations,
     choose_precision,
     may_continue,
-    prepare_model,
     shard,
     wrap,
 )
@@ -143,7 +141,6 @@ class Builder(BuildContext):
             check_dali(self, loaders["train"])
         progress = Progress(self.total_steps(sampler.steps_per_epoch), sampler.steps_per_epoch)
         model = self.model(loaders["train"], classes)
-        prepare_model(self, model)
         ignored = getattr(loaders["train"].dataset, "ignore_index", None)
         joints = getattr(loaders["train"].dataset, "joints", None)
         task, precision = self.task(classes, model, ignored, joints), choose_precision(self)
@@ -243,15 +240,16 @@ class Builder(BuildContext):
                 raise TypeError(f"{part.name} gave {found}, expected an nn.Module: inherit from it, or return one")
             if next(model.parameters(), None) is None:
                 raise ValueError(f"{part.name} has no parameters to train; keep layers of a list in nn.ModuleList")
-            if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
-                _initialize_lazy_layers(model, loader)
+            initialize_lazy_layers(model, loader)
         if part.weights is not None:
             with self.error_context("model.weights"):
                 self.fitted = self._load_weights(model, part.weights)
         if part.head_batch_norm:
             with self.error_context("model.head_batch_norm"):
                 add_head_batch_norm(model)
-        return model.to(self.world.device)
+        train = self.recipe.train
+        with self.error_context("train.sync_bn"):
+            return place_model(model, self.world.device, train.channels_last is True, train.sync_bn)
 
     def _try_pass(
         self, model: nn.Module, task: Task, precision: Precision, loaders: dict[str, SplitLoader], sampler: BatchSampler
@@ -346,16 +344,6 @@ class Builder(BuildContext):
             return apply(model, found.tensors, Surgery(**options))
         except ValueError as error:
             raise CheckpointError(str(error)) from error
-
-
-def _initialize_lazy_layers(model: nn.Module, loader: SplitLoader) -> None:
-    """Initialize lazy layers with the first images."""
-    device = torch.device("cpu")
-    batch = loader.transform_batch(loader.fetch(0, np.arange(min(2, len(loader.dataset)))), 0, device)
-    model.eval()
-    with torch.no_grad():
-        model(batch["image"])
-    model.train()
 
 
 def best_direction(context: BuildContext, task: Task) -> tuple[str | None, Literal["max", "min"]]:

@@ -52,11 +52,11 @@ class BuildContext:
         # None of what the data tell too is left to them, such as `num_classes` of torchmetrics.
         arguments = {name: value for name, value in arguments.items() if value is not None or name not in supplied}
         unset = {name: value for name, value in supplied.items() if name not in arguments}
-        accepted = _accepted(target, unset, takes_any=kind not in ("loss", "metric"))
+        more = accepted(target, unset, takes_any=kind not in ("loss", "metric"))
         if is_ours(target):
-            return target(**arguments, **accepted)
+            return target(**arguments, **more)
         try:
-            return target(**arguments, **accepted)
+            return target(**arguments, **more)
         except (PacelineError, ArgumentError, MemoryError):
             raise
         except Exception as error:
@@ -115,7 +115,7 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
     return entry.resolve()
 
 
-def _accepted(target: Callable[..., Any], supplied: dict[str, Any], takes_any: bool) -> dict[str, Any]:
+def accepted(target: Callable[..., Any], supplied: dict[str, Any], takes_any: bool) -> dict[str, Any]:
     """What is supplied and named by the signature; with `takes_any`, all of it where there are `**kwargs`."""
     parameters = signature_of(target).parameters
     # A module without an __init__ of its own has torch's, which takes any arguments and then refuses them.

@@ -21,7 +21,7 @@ from paceline.data.transforms.base import KeepOriginal
 from paceline.data.transforms.torchvision_v2 import as_transform
 from paceline.engine.run import EvaluationSet
 from paceline.recipe.build_context import BuildContext, resolve
-from paceline.recipe.schema import DatasetPart
+from paceline.recipe.schema import DatasetPart, Recipe
 
 _MAX_CLASSES = 5  # that a message lists
 _EXAMINED = 8  # images of each split
@@ -205,16 +205,15 @@ def add_transforms(
 
             require_clips(dataset, transforms)
             dataset = split_clips(dataset, transforms[0])
-        if split != "train" and _measures_original_size(context):
+        if split != "train" and measures_original_size(context.recipe):
             transforms.insert(0, KeepOriginal())
         return SplitLoader(dataset, transforms, context.recipe.train.seed, skips)
 
 
-def _measures_original_size(context: BuildContext) -> bool:
-    asked = context.recipe.evaluate.original_size
-    return (
-        bool(getattr(resolve("task", context.recipe.task.name), "original_size", False)) if asked == "auto" else asked
-    )
+def measures_original_size(recipe: Recipe) -> bool:
+    """Whether evaluation is in the pixels of the images as they were read."""
+    asked = recipe.evaluate.original_size
+    return bool(getattr(resolve("task", recipe.task.name), "original_size", False)) if asked == "auto" else asked
 
 
 def _shortened(split: str, notes: list[str]) -> list[str]:

@@ -15,23 +15,9 @@ from paceline.engine.precision.mixed import make_precision
 from paceline.engine.strategies.deterministic import DeterministicStrategy
 from paceline.engine.strategies.single import SingleStrategy
 from paceline.engine.torch_settings import compile_model
-from paceline.models.memory_format import make_dense, use_channels_last
-from paceline.models.norm import convert_sync_batchnorm
 from paceline.recipe.build_context import BuildContext
 
 _SHARDED = ("fsdp", "zero")
-
-
-def prepare_model(context: BuildContext, model: nn.Module) -> None:
-    """Apply memory format, SyncBN and precision to the model, before anything holds its parameters."""
-    train = context.recipe.train
-    if train.sync_bn:
-        with context.error_context("train.sync_bn"):
-            if not convert_sync_batchnorm(model):
-                raise RecipeError(f"{context.checked.locate('train.sync_bn')}: the model has no BatchNorm layers")
-    make_dense(model)
-    if train.channels_last is True:
-        use_channels_last(model)
 
 
 def checkpoint_activations(context: BuildContext, model: nn.Module) -> list[str]:

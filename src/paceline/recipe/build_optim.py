@@ -12,9 +12,9 @@ from paceline.core.errors import RecipeError
 from paceline.core.intervals import Progress, to_steps
 from paceline.engine.strategies.single import SingleStrategy
 from paceline.models.freezing import Freezing
-from paceline.models.surgery import find_heads
+from paceline.models.surgery import find_heads, head_parameters
 from paceline.optim.averaging import Averaging
-from paceline.optim.clipping import AdaptiveClip, Clip, ClipGradNorm, ClipGradValue, NoClip, NoClipOnHost
+from paceline.optim.clipping import AdaptiveClip, Clip, ClipGradNorm, ClipGradValue, NoClip, norm_alone
 from paceline.optim.group_presets import PRESETS, Preset, Rule, Settings, combine
 from paceline.optim.layer_decay import find_layers
 from paceline.optim.lr_scheduler import Schedule, Scheduler, Transition
@@ -22,7 +22,7 @@ from paceline.optim.optimizers import make_optimizer
 from paceline.optim.param_groups import Group, RulesError, build_groups
 from paceline.optim.trust_ratio import add_trust_ratio
 from paceline.recipe.build_context import BuildContext, resolve
-from paceline.recipe.schema import SchedulePart, TransitionPart
+from paceline.recipe.schema import OptimizerPart, SchedulePart, TransitionPart
 
 
 def effective_lr(context: BuildContext) -> float:
@@ -47,36 +47,40 @@ def make_freezing(context: BuildContext, model: nn.Module, progress: Progress) -
         return Freezing(model, part.freeze, stages)
 
 
+def group_settings(part: OptimizerPart) -> Preset:
+    """The kinds, rules and exceptions of `param_groups`: presets, then kinds, then names."""
+    presets = [PRESETS[each.preset] for each in part.param_groups if each.preset]
+    kinds = [each for each in part.param_groups if each.kind is not None and each.match is None]
+    own = Preset(
+        kinds={each.kind: Settings(each.lr_scale, each.weight_decay) for each in kinds if each.kind},
+        rules=tuple(
+            Rule(each.match, each.kind, 1.0 if each.lr_scale is None else each.lr_scale, each.weight_decay)
+            for each in part.param_groups
+            if each.match is not None
+        ),
+    )
+    return combine(*presets, own)
+
+
 def make_groups(context: BuildContext, model: nn.Module) -> list[Group]:
     """The parameter groups."""
     part = context.recipe.optimizer
-    presets = {index: PRESETS[each.preset] for index, each in enumerate(part.param_groups) if each.preset}
-    named = {index: each for index, each in enumerate(part.param_groups) if each.match is not None}
-    own = Preset(
-        kinds={
-            each.kind: Settings(each.lr_scale, each.weight_decay)
-            for each in part.param_groups
-            if each.kind is not None and each.match is None
-        },
-        rules=tuple(
-            Rule(each.match or "", each.kind, 1.0 if each.lr_scale is None else each.lr_scale, each.weight_decay)
-            for each in named.values()
-        ),
-    )
-    wanted = combine(*presets.values(), own)
+    wanted = group_settings(part)
     try:
         return build_groups(
             model,
             part.weight_decay,
             wanted.kinds,
             wanted.rules,
-            find_layers(model, part.layer_map) if part.layer_decay is not None else None,
+            find_layers(model, part.layer_map) if part.layer_map and part.layer_decay else None,
             part.layer_decay,
             wanted.no_decay_1d,
             wanted.use_no_weight_decay,
         )
     except RulesError as error:
-        entries = [*(index for index, preset in presets.items() for _ in preset.rules), *named]
+        groups = list(enumerate(part.param_groups))
+        entries = [index for index, each in groups if each.preset for _ in PRESETS[each.preset].rules]
+        entries += [index for index, each in groups if each.match is not None]
         keys = [f"optimizer.param_groups.{entries[number]}" for number, _ in error.problems]
         lines = [f"{context.checked.locate(key)}: {text}" for key, (_, text) in zip(keys, error.problems, strict=True)]
         raise RecipeError(lines) from error
@@ -107,10 +111,8 @@ def make_clip(context: BuildContext, model: nn.Module, strategy: SingleStrategy)
     if train.clip_grad_value is not None:
         return ClipGradValue(train.clip_grad_value, measure)
     if train.adaptive_clip is not None:
-        heads = [parameter for name in find_heads(model) for parameter in model.get_submodule(name).parameters()]
-        return AdaptiveClip(train.adaptive_clip, skip=heads)
-    is_whole_on_host = context.world.device.type == "cpu" and strategy.norm_across is None
-    return NoClipOnHost() if is_whole_on_host else measure
+        return AdaptiveClip(train.adaptive_clip, skip=head_parameters(model))
+    return norm_alone(context.world.device, strategy.norm_across)
 
 
 def make_averaging(context: BuildContext, progress: Progress) -> Averaging:
