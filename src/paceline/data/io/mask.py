@@ -266,7 +266,7 @@ class LabelMap:
 
 def encode_runs(outline: Any, height: int, width: int) -> bytes:
     """The mask of a COCO outline, polygons or run lengths, as COCO's packed run lengths; ValueError if it is none."""
-    from pycocotools import mask
+    from faster_coco_eval.core import mask
 
     if isinstance(outline, list) and outline:
         for polygon in outline:
@@ -293,7 +293,7 @@ def decode_runs(packed: Sequence[bytes], height: int, width: int) -> Pixels:
     """Masks from packed run lengths: 0 and 1, uint8 [K, H, W]."""
     if not packed:
         return np.zeros((0, height, width), np.uint8)
-    from pycocotools import mask
+    from faster_coco_eval.core import mask
 
     decoded = mask.decode([{"size": [height, width], "counts": each} for each in packed])
     return np.ascontiguousarray(decoded.transpose(2, 0, 1))
