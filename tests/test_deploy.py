@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from waiting import TIMEOUT
+from support.waiting import TIMEOUT
 
 import paceline
 from paceline.cli import _parse, main

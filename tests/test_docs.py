@@ -21,10 +21,10 @@ import subprocess
 from pathlib import Path
 from urllib.parse import unquote
 
-import pages
 import pytest
-from chromium import open_page
-from pages import PAGES, ROOT, Block, blocks, check_command, check_recipe, commands, name_of, without_comments
+from support import pages
+from support.chromium import open_page
+from support.pages import PAGES, ROOT, Block, blocks, check_command, check_recipe, commands, name_of, without_comments
 
 from paceline import cli
 from paceline.core.errors import RecipeError

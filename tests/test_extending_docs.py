@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from forkserver import paceline_ranks, script_ranks
 from PIL import Image
+from support.forkserver import paceline_ranks, script_ranks
 
 from paceline.checkpoint.reader import open_checkpoint
 from paceline.cli import main

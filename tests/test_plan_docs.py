@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from pages import ROOT, blocks, commands
+from support.pages import ROOT, blocks, commands
 
 from paceline.cli import main
 

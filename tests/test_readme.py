@@ -11,7 +11,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from forkserver import paceline, script_ranks
+from support.forkserver import paceline, script_ranks
 
 from paceline.recipe.load import load
 from paceline.recipe.validate import validate

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from forkserver import paceline
+from support.forkserver import paceline
 
 from paceline.core.torchvision_ops import import_torchvision
 from paceline.models.surgery import Surgery, apply

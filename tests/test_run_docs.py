@@ -7,7 +7,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from pages import ROOT, blocks, commands
+from support.pages import ROOT, blocks, commands
 
 from paceline.cli import main
 from paceline.core.registry import register

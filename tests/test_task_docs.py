@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from forkserver import paceline
 from PIL import Image
+from support.forkserver import paceline
 
 from paceline.cli import main
 from paceline.core.registry import register

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from forkserver import paceline
+from support.forkserver import paceline
 
 from paceline.checkpoint.reader import open_checkpoint
 from paceline.cli import main

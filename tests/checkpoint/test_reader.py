@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from forked import FORK, WORLD, in_processes
-from waiting import TIMEOUT
+from support.forked import FORK, WORLD, in_processes
+from support.waiting import TIMEOUT
 
 from paceline.checkpoint.reader import open_checkpoint
 from paceline.checkpoint.store import Store

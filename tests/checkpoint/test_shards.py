@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 from damage import unnoticed
+from support.waiting import TIMEOUT
 from torch import Tensor
-from waiting import TIMEOUT
 
 from paceline.checkpoint.reader import Checkpoint, open_checkpoint
 from paceline.checkpoint.shards import SaveRank, TensorShard

@@ -17,7 +17,7 @@ import pytest
 import safetensors.torch
 import torch
 from damage import unnoticed
-from full_disk import files_limited_to
+from support.full_disk import files_limited_to
 from torch import Tensor, nn
 
 from paceline.checkpoint.files import dump_checksummed, load_checksummed

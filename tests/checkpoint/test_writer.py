@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from full_disk import files_limited_to
+from support.full_disk import files_limited_to
 from torch import Tensor, nn
 
 from paceline.checkpoint.reader import open_checkpoint

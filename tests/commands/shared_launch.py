@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from forkserver import script_ranks
+from support.forkserver import script_ranks
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 

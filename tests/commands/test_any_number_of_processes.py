@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from forkserver import paceline_ranks
+from support.forkserver import paceline_ranks
 
 NET = """
 from torch import nn

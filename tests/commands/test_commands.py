@@ -10,7 +10,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from forkserver import paceline
+from support.forkserver import paceline
 
 SMALL = [
     "model.widths=[4]",

@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from support.sample_recipes import KINDS, settings_kept, write_sample
 from torch import Tensor, nn
 
 import paceline
@@ -23,9 +24,6 @@ from paceline.core.errors import ExportError
 from paceline.core.registry import register
 from paceline.models.torchvision_detection import build_detection
 from paceline.tasks.detection import Detection
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tasks"))
-from sample_recipes import KINDS, settings_kept, write_sample
 
 SCRIPT = Path(__file__).resolve().parent / "scripts" / "load_exported.py"
 MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.25, 0.3]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from forkserver import script_ranks
 from shared_launch import SCRIPTS
+from support.forkserver import script_ranks
 
 from paceline import build, train
 from paceline.checkpoint.reader import open_checkpoint

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from forkserver import Done, Running, paceline, paceline_ranks
 from safetensors.torch import load_file
-from waiting import wait_until
+from support.forkserver import Done, Running, paceline, paceline_ranks
+from support.waiting import wait_until
 
 NETS = """
 import os

@@ -6,22 +6,19 @@ import csv
 import io
 import json
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import forkserver
 import numpy as np
 import pytest
 from PIL import Image
+from support import forkserver
+from support.sample_recipes import KINDS, NUM_VAL, NUMBER, predictions, settings_kept, write_sample
 
 import paceline
 from paceline import cli
 from paceline.recipe.build_predictor import build_predictor, check_run
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tasks"))
-from sample_recipes import KINDS, NUM_VAL, NUMBER, predictions, settings_kept, write_sample
 
 STEPS = ["train.steps=3", "evaluate.every_steps=3"]
 # Whole images: new ones have no boxes to crop people from.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forkserver import paceline, paceline_apart
+from support.forkserver import paceline, paceline_apart
 
 RECIPE: dict[str, Any] = {
     "name": "followed",

@@ -6,9 +6,9 @@ import csv
 import json
 from pathlib import Path
 
-import forkserver
 import openpyxl
 import pytest
+from support import forkserver
 
 SMALL = [
     "model.widths=[4]",

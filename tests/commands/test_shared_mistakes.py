@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import forkserver
 import pytest
 from shared_launch import SCRIPTS, environment
+from support import forkserver
 
 from paceline import cli
 

@@ -9,10 +9,10 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import forkserver
 import pytest
 from shared_launch import environment, shared_runs
-from waiting import is_alive, wait_until
+from support import forkserver
+from support.waiting import is_alive, wait_until
 
 RECIPE = {
     "name": "shared",

@@ -6,9 +6,9 @@ import json
 import os
 from pathlib import Path
 
-import forkserver
 import pytest
 import torch
+from support import forkserver
 
 import paceline
 from paceline.engine.run import Run

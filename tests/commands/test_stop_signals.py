@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forkserver import Running
 from shared_launch import environment
-from waiting import TIMEOUT, wait_until
+from support.forkserver import Running
+from support.waiting import TIMEOUT, wait_until
 
 RECIPE = {
     "name": "asked",

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forkserver import Running, paceline
 from shared_launch import SCRIPTS, environment
-from waiting import is_alive, wait_until
+from support.forkserver import Running, paceline
+from support.waiting import is_alive, wait_until
 
 from paceline.cli import main
 from paceline.commands.sweep_file import Command, SweepFile

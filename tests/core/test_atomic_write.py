@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from full_disk import files_limited_to
+from support.full_disk import files_limited_to
 
 from paceline.checkpoint.files import write_file
 from paceline.core.atomic_write import create_file, is_partial, partial_path, remove_partial_files, replace_file

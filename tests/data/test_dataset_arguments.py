@@ -1,6 +1,6 @@
 import pytest
 from pydantic import ValidationError
-from registered import arguments_of
+from support.registered import arguments_of
 
 ROOT = {"root": "data"}
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from registered import arguments_of
 from scenes import apply, box_of, rectangles, same, samples
+from support.registered import arguments_of
 
 from paceline.data.batch import Sample
 from paceline.data.transforms.detection import RandomIoUCrop, RandomZoomOut

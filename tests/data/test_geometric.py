@@ -9,8 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
-from registered import arguments_of
 from scenes import NONE, SHARES, apply, box_of, rectangles, samples
+from support.registered import arguments_of
 
 from paceline.core.errors import ArgumentError, DataError
 from paceline.core.torchvision_ops import import_torchvision

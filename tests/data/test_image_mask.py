@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from pydantic import ValidationError
-from registered import arguments_of
+from support.registered import arguments_of
 
 from paceline.core.errors import ArgumentError, DataError
 from paceline.data.datasets.image_mask import ImageMask

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from waiting import TIMEOUT, wait_until
+from support.waiting import TIMEOUT, wait_until
 
 from paceline.core.errors import DataError
 from paceline.data.index import index as index_module

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from pydantic import ValidationError
-from registered import arguments_of
+from support.registered import arguments_of
 
 from paceline.core.errors import ArgumentError, DataError
 from paceline.data.datasets.list_file import ListFile

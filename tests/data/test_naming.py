@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from registered import arguments_of
+from support.registered import arguments_of
 from video_files import write_video
 
 from paceline.core.errors import DataError

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from registered import arguments_of
+from support.registered import arguments_of
 
 from paceline.core.errors import ArgumentError, DataError
 from paceline.data.datasets.list_file import ListFile

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from forkserver import script_ranks
+from support.forkserver import script_ranks
 
 from paceline.core.errors import DataError
 from paceline.core.world import World

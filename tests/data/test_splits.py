@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from pydantic import ValidationError
-from registered import arguments_of
+from support.registered import arguments_of
 
 from paceline.core.errors import DataError
 from paceline.data.datasets.image_folder import ImageFolder

@@ -4,7 +4,7 @@ import inspect
 from typing import Any
 
 import pytest
-from registered import entry_of
+from support.registered import entry_of
 
 from paceline.core.registry import register
 from paceline.core.torchvision_ops import import_torchvision

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from registered import arguments_of, entry_of
+from support.registered import arguments_of, entry_of
 
 from paceline.core.errors import DataError, RecipeError
 from paceline.core.registry import register

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
-from registered import arguments_of
+from support.registered import arguments_of
 
 from paceline.data.batch import Image, Sample
 from paceline.data.transforms.base import BatchTransform, OnSamples, SampleTransform, split

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from registered import arguments_of
+from support.registered import arguments_of
 from video_files import HEIGHT, WIDTH, decode_all, write_video
 
 from paceline.core.errors import ArgumentError, DataError

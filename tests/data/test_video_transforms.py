@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from registered import arguments_of
+from support.registered import arguments_of
 from video_files import HEIGHT, WIDTH, Pixels, decode_all, write_video
 
 from paceline.core.errors import ArgumentError, DataError

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from forkserver import script_ranks
+from support.forkserver import script_ranks
 
 SCRIPT = Path(__file__).parent / "scripts" / "checkpointing_processes.py"
 

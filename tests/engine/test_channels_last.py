@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from forked import WORLD, in_processes
+from support.forked import WORLD, in_processes
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from evaluated_splits import SPLITS, measure_all, tables, written_images
-from forkserver import script_ranks
 from small_runs import ALONE, NUM_CLASSES, NormedNet, Small, images, threads
+from support.forkserver import script_ranks
+from support.waiting import wait_until
 from torch import Tensor
-from waiting import wait_until
 
 from paceline.core.errors import DataError, TrainingError
 from paceline.data.batch import Batch, Ids

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import torch
 from small_runs import CLASSES, NormedNet, PlainNet, Small, grouped, one_thread, with_solver  # noqa: F401
+from support.waiting import TIMEOUT
 from torch import Tensor
-from waiting import TIMEOUT
 
 from paceline.checkpoint.store import Store
 from paceline.checkpoint.writer import Saver

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from forkserver import paceline
 from small_runs import PlainNet, Remembering, Small, one_thread  # noqa: F401
+from support.forkserver import paceline
 from torch import Tensor
 
 from paceline.checkpoint.reader import open_checkpoint

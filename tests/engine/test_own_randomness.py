@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from forked import WORLD, in_processes
 from small_runs import ALONE, PlainNet, Small, grouped, one_thread, with_solver  # noqa: F401
+from support.forked import WORLD, in_processes
 from test_evaluate import bits, with_cores
 from torch import Tensor
 

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from forkserver import Running
+from support.forkserver import Running
+from support.waiting import wait_until
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from waiting import wait_until
 
 import paceline.recipe.schema  # noqa: F401 - the names that ship, before the registry is copied
 from paceline import cli

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forkserver import script_ranks
+from support.forkserver import script_ranks
 
 SCRIPT = Path(__file__).parent / "scripts" / "shared_updates.py"
 

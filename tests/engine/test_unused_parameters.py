@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from forked import WORLD, in_processes
 from small_runs import ALONE, PlainNet, Small, grouped, one_thread, with_solver  # noqa: F401
+from support.forked import WORLD, in_processes
 from torch import Tensor, nn
 
 from paceline.core.world import World

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import torch
-from waiting import TIMEOUT, wait_until
+from support.waiting import TIMEOUT, wait_until
 
 from paceline.core.world import World
 from paceline.engine.watchdog import Heartbeat, read_beat

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from forkserver import CONTEXT
-from waiting import TIMEOUT
+from support.forkserver import CONTEXT
+from support.waiting import TIMEOUT
 
 from paceline.core.errors import PacelineError
 from paceline.launch.launcher import Launch, launch

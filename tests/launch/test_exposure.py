@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from launching import begin, free_port, launcher, notes, write_worker
 from namespaces import Machine, two_machines
+from support.waiting import TIMEOUT, wait_until
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousStateError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
-from waiting import TIMEOUT, wait_until
 
 from paceline.launch.launcher import Launch
 from paceline.launch.network import Endpoint, can_connect

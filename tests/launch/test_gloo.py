@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from launching import environment, free_port, notes, run
-from waiting import TIMEOUT
+from support.waiting import TIMEOUT
 
 from paceline.launch.launcher import Launch
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from launching import environment
-from waiting import TIMEOUT, is_alive, wait_until
+from support.waiting import TIMEOUT, is_alive, wait_until
 
 from paceline.launch.job_pool import Job, JobPool, share_of
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from launching import environment
-from waiting import TIMEOUT
+from support.waiting import TIMEOUT
 
 from paceline import __version__
 from paceline.core.errors import UsageError

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from launching import begin, environment, free_port, launcher, notes, run, write_worker
-from waiting import TIMEOUT, is_alive, wait_until
+from support.waiting import TIMEOUT, is_alive, wait_until
 
 from paceline.core.process import STOP_SIGNALS
 from paceline.launch.launcher import Launch, worker_command

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from forkserver import Running
 from launching import environment
+from support.forkserver import Running
 from torch import distributed as dist
 
 from paceline.core.errors import RecipeError

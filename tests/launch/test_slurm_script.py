@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from launching import environment
-from waiting import TIMEOUT, wait_until
+from support.waiting import TIMEOUT, wait_until
 
 from paceline.cli import main
 from paceline.launch.slurm import Job, array_script, job_script

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from launching import launcher, write_worker
 from namespaces import Machine, two_machines
-from waiting import TIMEOUT, is_alive, wait_until
+from support.waiting import TIMEOUT, is_alive, wait_until
 
 from paceline import cli
 from paceline.launch.launcher import Launch

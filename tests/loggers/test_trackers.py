@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from waiting import TIMEOUT
+from support.waiting import TIMEOUT
 
 from paceline.cli import main
 from paceline.loggers.events import Ended, Evaluated, Event, Logged, LoggerGroup, Note, Snapshot, Started, Visualized

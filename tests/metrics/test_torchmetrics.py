@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from forkserver import paceline_ranks
 from pydantic import ValidationError
+from support.forkserver import paceline_ranks
 from test_metric_adapter import batches, over_processes
 
 from paceline import build, register

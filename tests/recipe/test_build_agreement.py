@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from forked import WORLD, in_processes
+from support.forked import WORLD, in_processes
 
 from paceline.checkpoint.store import Store
 from paceline.core.world import World

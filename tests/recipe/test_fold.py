@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from forkserver import paceline
 from PIL import Image
+from support.forkserver import paceline
 
 from paceline.core.errors import RecipeError
 from paceline.recipe.load import load

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from forkserver import Done, paceline, paceline_ranks
+from support.forkserver import Done, paceline, paceline_ranks
 
 from paceline.core.errors import RecipeError, UsageError
 from paceline.recipe.load import load

@@ -10,8 +10,8 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from chromium import Page, open_page
 from sample_runs import CLASSES, write_run, write_worst_samples
+from support.chromium import Page, open_page
 
 from paceline.report.page import write_report
 from paceline.report.server import ReportServer

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pages import ROOT, blocks, commands
 from sample_runs import write_run
+from support.pages import ROOT, blocks, commands
 
 from paceline.cli import main
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from page_elements import Elements
 from sample_runs import write_recipe
-from waiting import wait_until
+from support.waiting import wait_until
 
 import paceline
 from paceline.loggers.events import Ended, Evaluated, LoggerGroup, Note, Started

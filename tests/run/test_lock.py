@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from full_disk import files_limited_to
+from support.full_disk import files_limited_to
 
 from paceline.core.errors import PacelineError, UsageError
 from paceline.run import lock as run_lock_module

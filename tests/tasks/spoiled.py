@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from sample_recipes import settings_kept
+from support.sample_recipes import settings_kept
 
 from paceline.cli import main
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from safetensors.torch import save_file
-from sample_recipes import records, settings_kept
+from support.sample_recipes import records, settings_kept
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 

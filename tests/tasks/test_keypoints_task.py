@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from forkserver import script_ranks
-from sample_recipes import SCRIPTS, records, settings_kept, small_recipe, write_sample
 from spoiled import NORMALIZE, Spoiled, copy_of
+from support.forkserver import script_ranks
+from support.sample_recipes import SCRIPTS, records, settings_kept, small_recipe, write_sample
 from torch import Tensor, nn
 
 import paceline

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sample_recipes import records, settings_kept
+from support.sample_recipes import records, settings_kept
 
 import paceline
 from paceline.cli import main

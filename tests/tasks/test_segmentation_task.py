@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from registered import arguments_of
+from support.registered import arguments_of
 from torch import Tensor, nn
 
 from paceline.core.errors import ArgumentError, RecipeError

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from forkserver import script_ranks
 from PIL import Image
-from sample_recipes import NUM_VAL, NUMBER, SCRIPTS, TASKS, predictions, records, settings_kept, write_sample
+from support.forkserver import script_ranks
+from support.sample_recipes import NUM_VAL, NUMBER, SCRIPTS, TASKS, predictions, records, settings_kept, write_sample
 
 from paceline import cli
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sample_recipes import TASKS, settings_kept, write_sample
+from support.sample_recipes import TASKS, settings_kept, write_sample
 from torch import Tensor
 
 from paceline.engine.evaluate import evaluate

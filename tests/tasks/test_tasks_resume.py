@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forkserver import Done, paceline
-from sample_recipes import SCRIPTS, STEPS, TASKS, predictions, records, settings_kept, write_sample
+from support.forkserver import Done, paceline
+from support.sample_recipes import SCRIPTS, STEPS, TASKS, predictions, records, settings_kept, write_sample
 
 from paceline import cli
 

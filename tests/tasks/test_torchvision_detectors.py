@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forkserver import paceline_ranks
-from sample_recipes import records, settings_kept
+from support.forkserver import paceline_ranks
+from support.sample_recipes import records, settings_kept
 
 from paceline import cli
 

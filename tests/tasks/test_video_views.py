@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from forkserver import paceline, paceline_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
+from support.forkserver import paceline, paceline_ranks
 from torch import Tensor
 
 from paceline.data.batch import Batch

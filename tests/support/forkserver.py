@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from waiting import TIMEOUT
+from support.waiting import TIMEOUT
 
 Done = subprocess.CompletedProcess[str]
 

@@ -13,7 +13,7 @@ import torch
 
 from paceline import cli
 
-SCRIPTS = Path(__file__).resolve().parent / "scripts"
+SCRIPTS = Path(__file__).resolve().parents[1] / "tasks" / "scripts"
 KINDS = ["detection", "keypoints", "saliency", "segmentation", "video"]
 TASKS = [*KINDS, "masked_autoencoder"]
 NUMBER, NUM_VAL = 28, 7  # 21 to learn from: steps of 6, 6, 6 and 3; neither 2 nor 3 processes divide 7

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import distributed as dist
-from waiting import TIMEOUT
 
 from paceline.core.errors import PacelineError
 from paceline.core.world import World
+from support.waiting import TIMEOUT
 
 FORK = multiprocessing.get_context("fork")
 WORLD = 3

@@ -16,7 +16,7 @@ from paceline.recipe.load import load, shipped_recipes
 from paceline.recipe.search_space import read_search_space
 from paceline.recipe.validate import validate
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 FENCE = re.compile(r"^```(\S*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 BASES = {

@@ -1,0 +1,1 @@
+"""What tests share: processes, pages, waiting, and the small helpers that several rooms use."""
