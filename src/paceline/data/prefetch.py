@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
 import signal
@@ -16,17 +15,15 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from threading import current_thread, main_thread
-from time import perf_counter, sleep
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from paceline.core.errors import DataError, PacelineError
 from paceline.core.process import block_stop_signals, end_with_parent
 from paceline.core.temporary import share_folder
-from paceline.core.text import join_first
 from paceline.data.batch import ON_HOST, Batch, map_tensors
 from paceline.data.split_loader import Request, SplitLoader
 
@@ -35,14 +32,12 @@ R = TypeVar("R")
 
 _THREAD_PREFETCH = 2  # requests queued for each thread, the one it works on included
 _PROCESS_PREFETCH = 4  # requests queued for each process
-_PATIENCE = 5.0  # seconds until a worker that closed its connection has ended
-_MAX_IDS = 32  # samples that a message lists
 
 
 def map_in_order(work: Callable[[T], R], items: Iterable[T], threads: int, ahead: int) -> Iterator[R]:
     """What `work` gives for each item, in order, computed ahead by threads, which end with the iterator."""
     remaining = iter(items)
-    with _pool(threads) as pool:
+    with ThreadPoolExecutor(threads, thread_name_prefix="loader") as pool:
         waiting = deque(pool.submit(work, item) for item in islice(remaining, ahead))
         try:
             while waiting:
@@ -57,10 +52,6 @@ def map_in_order(work: Callable[[T], R], items: Iterable[T], threads: int, ahead
 def load_by_threads(source: SplitLoader, requests: Iterable[Request], workers: int) -> Iterator[Batch]:
     """A batch for each request, in order, prefetched by that many threads."""
     return map_in_order(partial(_fetch, source), requests, workers, _THREAD_PREFETCH * workers + 1)
-
-
-def _pool(workers: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(workers, thread_name_prefix="loader")
 
 
 def _fetch(source: SplitLoader, request: Request) -> Batch:
@@ -79,25 +70,21 @@ class _Failure(NamedTuple):
 class _RequestDataset(TorchDataset[Batch | _Failure]):
     """Reads a request inside a worker process."""
 
-    def __init__(self, source: SplitLoader, worker_status: WorkerStatus) -> None:
+    def __init__(self, source: SplitLoader) -> None:
         self.source = source
-        self.worker_status = worker_status
 
-    def __getitem__(self, numbered: tuple[int, Request]) -> Batch | _Failure:
-        number, request = numbered
+    def __getitem__(self, request: Request) -> Batch | _Failure:
         try:
-            with self.worker_status.working_on(number):
-                return self.source.fetch(request.epoch, request.ids)
+            return self.source.fetch(request.epoch, request.ids)
         except PacelineError as error:
             return _Failure(type(error), str(error), traceback.format_exc())
 
 
 def load_by_processes(source: SplitLoader, requests: Iterable[Request], workers: int) -> Iterator[Batch]:
     """A batch for each request, in order, prefetched by that many processes."""
-    worker_status = WorkerStatus(workers)
     loader = DataLoader(
-        _RequestDataset(source, worker_status),
-        sampler=worker_status.number_requests(requests),
+        _RequestDataset(source),
+        sampler=requests,
         batch_size=None,
         num_workers=workers,
         collate_fn=_unchanged,
@@ -111,19 +98,14 @@ def load_by_processes(source: SplitLoader, requests: Iterable[Request], workers:
     # Schedulers and terminals signal every process; a run that was asked to stop still needs its workers for a step.
     with block_stop_signals():
         answers = iter(loader)
-    with worker_status.open(), explain_dead_workers():
+    with explain_dead_workers():
         try:
-            for number, answer in enumerate(answers):
-                worker_status.pending.pop(number)
+            for answer in answers:
                 if isinstance(answer, _Failure):
                     raise answer.error(answer.message) from RuntimeError(f"in a loader worker:\n{answer.lines}")
                 yield answer
-        except (EOFError, OSError) as error:  # memory of a worker that died could not be received
-            dead = _wait_for_dead(answers._workers)  # type: ignore[attr-defined]
-            if dead is None:
-                raise
-            code = dead.exitcode or 0
-            raise _dead_worker_error([dead.pid or 0], signal.strsignal(-code) if code < 0 else None) from error
+        except (EOFError, ConnectionError, FileNotFoundError) as error:  # memory of a dead worker cannot be received
+            raise _dead_worker_error(None) from error
         finally:
             # Now, and not when it is collected: the traceback of an error would keep the iterator, whose dead worker
             # torch reports again at any later signal of a child.
@@ -147,85 +129,22 @@ def _init_worker(worker: int, is_main_thread: bool) -> None:
     threading.Thread(target=wait, name="end with parent", daemon=True).start()
 
 
-class WorkerStatus:
-    """What each worker is reading, in memory that outlives the worker."""
-
-    _all: ClassVar[list[WorkerStatus]] = []
-
-    def __init__(self, workers: int) -> None:
-        self._held = multiprocessing.RawArray("q", 2 * workers)  # of each worker, its process id and 1 + a number
-        self.pending: dict[int, Request] = {}
-
-    def number_requests(self, requests: Iterable[Request]) -> Iterator[tuple[int, Request]]:
-        """The requests with their numbers, each kept until its batch is there."""
-        for numbered in enumerate(requests):
-            self.pending[numbered[0]] = numbered[1]
-            yield numbered
-
-    @contextmanager
-    def working_on(self, number: int) -> Iterator[None]:
-        """Record, inside a worker, which request it reads."""
-        info = get_worker_info()
-        assert info is not None
-        self._held[2 * info.id : 2 * info.id + 2] = [os.getpid(), number + 1]
-        try:
-            yield
-        finally:
-            self._held[2 * info.id + 1] = 0
-
-    @contextmanager
-    def open(self) -> Iterator[None]:
-        """Have `find` look here as long as the workers live."""
-        self._all.append(self)
-        try:
-            yield
-        finally:
-            self._all.remove(self)
-
-    @classmethod
-    def find(cls, worker: int) -> Request | None:
-        """What the worker with this process id was reading."""
-        for worker_status in cls._all:
-            for place in range(0, len(worker_status._held), 2):
-                if worker_status._held[place] == worker and worker_status._held[place + 1]:
-                    return worker_status.pending.get(worker_status._held[place + 1] - 1)
-        return None
-
-
 @contextmanager
 def explain_dead_workers() -> Iterator[None]:
-    """Re-raise torch's error of a dead worker as a DataError that says what the worker was reading."""
+    """Re-raise torch's error of a dead worker as a DataError that says what to do."""
     try:
         yield
     except RuntimeError as error:
-        died = re.search(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)(?: is killed by signal: (\w+))?", str(error))
+        died = re.search(r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\)(?: is killed by signal: (\w+))?", str(error))
         if died is None:
             raise
-        raise _dead_worker_error([int(number) for number in died[1].split(",")], died[2]) from error
+        raise _dead_worker_error(died[1]) from error
 
 
-def _dead_worker_error(workers: list[int], signal_name: str | None) -> DataError:
+def _dead_worker_error(signal_name: str | None) -> DataError:
     of_signal = f" of signal {signal_name}" if signal_name else ""
-    busy = "; ".join(_occupation(worker) for worker in workers)
-    return DataError(f"a loader worker died{of_signal}: {busy}; the system log may say why, often a lack of memory")
-
-
-def _wait_for_dead(workers: list[multiprocessing.Process]) -> multiprocessing.Process | None:
-    """The first worker that has ended, or ends within a few seconds."""
-    until = perf_counter() + _PATIENCE
-    while perf_counter() < until:
-        for worker in workers:
-            if not worker.is_alive():
-                return worker
-        sleep(0.01)
-    return None
-
-
-def _occupation(worker: int) -> str:
-    request = WorkerStatus.find(worker)
-    if request is None:
-        return f"pid {worker}, between two batches"
-    return f"pid {worker}, while it read the samples {join_first(request.ids, _MAX_IDS)} of epoch {request.epoch}"
+    advice = "often a lack of memory; fewer workers (data.num_workers) need less"
+    return DataError(f"a loader worker died{of_signal}: the system log may say why, {advice}")
 
 
 def _unchanged(batch: Any) -> Any:
@@ -237,10 +156,9 @@ def prefetch_to_device(batches: Iterator[Batch], device: torch.device) -> Iterat
 
     The copy of a batch is queued while the device is still busy with the one before, and does not wait for it.
     """
-    return _copy_ahead(batches, device) if device.type == "cuda" else batches
-
-
-def _copy_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    if device.type != "cuda":
+        yield from batches
+        return
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     for batch in batches:
         with torch.cuda.stream(stream):
