@@ -25,12 +25,10 @@ from paceline.data.index.folders import FileDataset, NamedFiles, files_below
 from paceline.data.index.index import IndexBuilder, open_index, read_part, split_arguments, write_parts
 from paceline.data.index.list_file import (
     Columns,
-    LineNumbers,
     Row,
     at_line,
     delimiter_hint,
     encode_name,
-    find_line,
     read_list,
 )
 from paceline.data.io.image import EXTENSIONS, MAX_PIXELS, Encoded, Pixels
@@ -137,7 +135,7 @@ class ImageMask(FileDataset):
         """The line of the list that names image `index`, or its file without a list."""
         if self._list is None:
             return str(self.path(index))
-        return at_line(self._list, find_line(self._index, int(self._part[index])))
+        return at_line(self._list, int(self._index["line"][self._part[index]]))
 
     def update_digest(self, digest: DataDigest) -> None:
         """Add the names and sizes of the images and masks to a fingerprint, and the content of the list."""
@@ -319,7 +317,7 @@ class _Pairs:
         rows = list(read_list(list_file, columns, self._builder.facts["notes"]))
         if not rows:
             raise DataError(f"{list_file}: the list is empty; expected a line for each image")
-        LineNumbers(self._builder).append([row.line for row in rows])
+        self._builder.append("line", np.array([row.line for row in rows]))
         pairs = self._by_name(list_file, rows) if rows[0].label is None else self._by_column(list_file, rows)
         encoded = partial(encode_name, list_file)
         lines = zip((row.line for row in rows), pairs, strict=True)

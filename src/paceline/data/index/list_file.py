@@ -12,13 +12,10 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
-import numpy as np
-
 from paceline.core.errors import DataError
 from paceline.core.regular_file import open_regular
 from paceline.core.text import join_first, pluralize
 from paceline.data.argument_types import Column
-from paceline.data.mapped_arrays import ArrayWriter, MappedArrays
 
 Format = Literal["csv", "tsv", "json", "jsonl", "txt"]
 Line = tuple[int, list[str]]
@@ -353,30 +350,3 @@ class NamePattern:
             expected = "something" if digits is None else "a whole number"
             raise DataError(f"{at_line(self._path, line)}: column {column!r} is {cell!r}, expected {expected}")
         return cell if digits is None or whole is None else whole[1].zfill(int(digits))
-
-
-# --- lines in an index --------------------------------------------------------------------------------------
-
-
-class LineNumbers:
-    """Writes where the distance of a sample's row and its line changes: hardly ever, unless lines are empty."""
-
-    def __init__(self, writer: ArrayWriter) -> None:
-        self._writer = writer
-        self._size, self._distance = 0, -1
-
-    def append(self, lines: Sequence[int]) -> None:
-        """The lines of the next samples."""
-        rows = np.arange(self._size, self._size + len(lines))
-        distances = np.array(lines, np.int64) - rows
-        changed = np.flatnonzero(np.diff(distances, prepend=self._distance))
-        self._writer.append("line.row", rows[changed])
-        self._writer.append("line.distance", distances[changed])
-        self._size += len(lines)
-        self._distance = int(distances[-1])
-
-
-def find_line(index: MappedArrays, row: int) -> int:
-    """The line of the sample in this row."""
-    last = int(np.searchsorted(index["line.row"], row, side="right")) - 1
-    return row + int(index["line.distance"][last])
