@@ -39,7 +39,6 @@ from paceline.data.io.mask import (
     PaintedClasses,
     decode_gray,
     decode_ids,
-    unknown_colors,
 )
 
 if TYPE_CHECKING:
@@ -99,8 +98,7 @@ class ImageMask(FileDataset):
         self.classes, label_ids = _classes_and_ids(classes, label_map, ignore_index, binary)
         self.ignore_index = ignore_index
         self.max_pixels = max_pixels
-        self._painted = None if colors is None else PaintedClasses(colors, ignore_index)
-        mapped = label_ids or self._painted
+        mapped = label_ids or (None if colors is None else PaintedClasses(colors, ignore_index))
         self._decode: Callable[[Path, int], Pixels]
         self._decode = decode_gray if binary and mapped is None else partial(decode_ids, mapped=mapped)
         known = {*range(len(self.classes)), *(() if ignore_index is None else (ignore_index,))}
@@ -143,10 +141,6 @@ class ImageMask(FileDataset):
             digest.content(self._list)
         for files in (self._files, self._masks):
             digest.files(self.root, files.names(self._part))
-
-    def unknown_colors(self, index: int) -> str:
-        """The commonest colors of painted mask `index` that are of no class; empty if there is none."""
-        return "" if self._painted is None else unknown_colors(self.mask_path(index), self.max_pixels, self._painted)
 
     def open(self, index: int) -> Sample:
         """The image, not decoded yet, and its mask, uint8 [H, W]."""

@@ -62,11 +62,6 @@ def decode_ids(path: Path, max_pixels: int = MAX_PIXELS, mapped: PaintedClasses 
     return ids.astype(np.uint8) if mapped is None else mapped.ids(path, ids)
 
 
-def unknown_colors(path: Path, max_pixels: int, painted: PaintedClasses) -> str:
-    """The commonest colors of a painted mask that are of no class, as text; empty if there is none."""
-    return painted.unknown(_load(path, read_bytes(path), max_pixels))
-
-
 def _scaled(image: Image.Image, data: bytes) -> str | None:
     """What keeps the values of a file from being those that Pillow gives, if something does."""
     if image.format == "PPM" and image.mode != "1":
