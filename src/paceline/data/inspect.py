@@ -17,8 +17,8 @@ from torch import Tensor
 
 from paceline.core.errors import DataError
 from paceline.data.batch import Batch, KeypointNames, Sample, as_arrays
+from paceline.data.loader import map_in_order
 from paceline.data.loader_profile import transformed_batches
-from paceline.data.prefetch import map_in_order
 from paceline.data.skip_list import UNREADABLE, Skipped, as_skipped, locate_error
 from paceline.data.split_loader import Dataset, SplitLoader, decode_image
 from paceline.data.transforms.base import SampleTransform
