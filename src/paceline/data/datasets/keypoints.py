@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +16,10 @@ from paceline.core.regular_file import open_regular
 from paceline.data.argument_types import ClassNames, KeypointPairs, Name, SplitShares
 from paceline.data.batch import KeypointNames, Sample
 from paceline.data.datasets.detection import DetectionDataset, at_most, list_names, read_json, read_names, write_objects
+from paceline.data.fingerprint import DataDigest
 from paceline.data.index.index import IndexBuilder, open_index, split_arguments, write_parts
 from paceline.data.index.list_file import encode_name
 from paceline.data.io.image import EXTENSIONS, MAX_PIXELS
-
-if TYPE_CHECKING:
-    from paceline.data.fingerprint import DataDigest
 
 _LSP = [
     *("right_ankle", "right_knee", "right_hip", "left_hip", "left_knee", "left_ankle", "right_wrist", "right_elbow"),

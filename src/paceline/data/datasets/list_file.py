@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from paceline.core.regular_file import why_no_file
 from paceline.core.text import join_first, pluralize
 from paceline.data.argument_types import ClassNames, Column, Name, SplitShares
 from paceline.data.batch import Sample
+from paceline.data.fingerprint import DataDigest
 from paceline.data.index.folders import FileDataset, NamedFiles, hint_on_missing
 from paceline.data.index.index import (
     IndexBuilder,
@@ -44,9 +45,6 @@ from paceline.data.index.list_file import (
 )
 from paceline.data.io.image import MAX_PIXELS, Encoded
 from paceline.data.mapped_arrays import MappedArrays
-
-if TYPE_CHECKING:
-    from paceline.data.fingerprint import DataDigest
 
 LIST_CHECKS = [
     KeyOf("split", "split_shares"),
