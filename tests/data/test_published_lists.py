@@ -150,7 +150,7 @@ def test_labels_are_folders_if_asked_for(tmp_path: Path) -> None:
 def test_labels_that_begin_at_1(tmp_path: Path) -> None:
     text = "".join(f"{number}.avi {number}\n" for number in range(1, 4))
     counted = video_list(tmp_path / "a.txt", text)
-    assert counted.notes[0] == "the least label is 1, none is 0: if labels begin at 1, add `first_label: 1`"
+    assert counted.notes == ["no sample of 1 class: 0"]
     with pytest.raises(DataError, match=r"line 3: the label 3 is out of range: expected 0 to 2, .*; labels go from 1"):
         video_list(tmp_path / "a.txt", text, classes=["x", "y", "z"])
     named = video_list(tmp_path / "a.txt", text, classes=["x", "y", "z"], first_label=1)
