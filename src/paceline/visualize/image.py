@@ -9,6 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import cv2
 import numpy as np
 import numpy.typing as npt
 import PIL.Image
@@ -31,6 +32,13 @@ def to_image(tensor: Tensor) -> Image:
     low, high = values.min(), values.max()
     scaled = (values - low) / (high - low).clamp(min=1e-6) * 255
     return to_rgb(scaled.round().byte().movedim(0, -1).numpy())
+
+
+def draw_map(values: Tensor, low: float, high: float) -> Image:
+    """Draw values [H, W] or [1, H, W] in color, from `low` (dark) to `high` (bright); others are clipped."""
+    plane = values.detach().float().cpu().reshape(values.shape[-2:])
+    scaled = ((plane - low) / max(high - low, 1e-6)).clamp(0, 1).mul(255).round().byte().numpy()
+    return np.ascontiguousarray(cv2.applyColorMap(scaled, cv2.COLORMAP_VIRIDIS)[..., ::-1])
 
 
 def to_rgb(pixels: npt.NDArray[np.uint8]) -> Image:
