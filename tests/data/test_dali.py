@@ -294,7 +294,7 @@ def test_what_dali_stumbles_over_is_read_the_ordinary_way(paths: list[Path], tmp
 
 
 REFUSED = [
-    ("image_folder", "      - {name: gaussian_blur}", 11, "data.train.transforms.1", "gaussian_blur"),
+    ("image_folder", "      - {name: rand_augment}", 11, "data.train.transforms.1", "rand_augment"),
     (
         "image_folder",
         "      - {name: random_rotation, degrees: 5, fill: [1, 2, 3]}",

@@ -33,7 +33,7 @@ def draw_curves(
     colors: Mapping[str, Color] | None = None,
 ) -> Image:
     """Plot curves on common axes, with a legend if there are several; beside those in `colors`, the others are dark."""
-    fig, axes = _figure(*_CURVES_SIZE, title)
+    fig, axes = _new_axes(*_CURVES_SIZE, title)
     for name, (xs, ys) in curves.items():
         style = {} if colors is None else _style(colors.get(name))
         axes.plot(xs, ys, label=name, **{"linewidth": 1.6} | style)
@@ -57,7 +57,7 @@ def draw_stacked_bars(
 
     A dashed line marks the limit, and totals beyond it are red.
     """
-    fig, axes = _figure(_BARS_WIDTH, _MARGINS + _BAR * len(labels), title)
+    fig, axes = _new_axes(_BARS_WIDTH, _MARGINS + _BAR * len(labels), title)
     places, start = np.arange(len(labels), dtype=np.float64), np.zeros(len(labels))
     for (name, values), color in zip(parts.items(), _BAR_COLORS, strict=False):
         axes.barh(places, values, left=start, height=0.7, label=name, color=color)
@@ -82,8 +82,8 @@ def draw_stacked_bars(
     return _pixels(fig)
 
 
-def _figure(width: int, height: int, title: str) -> tuple[Any, Any]:
-    """A figure of this size in pixels, and its axes."""
+def _new_axes(width: int, height: int, title: str) -> tuple[Any, Any]:
+    """A matplotlib canvas of this size in pixels, and its axes."""
     from matplotlib.figure import Figure
 
     fig = Figure(figsize=(width / _DPI, height / _DPI), dpi=_DPI, layout="constrained")
