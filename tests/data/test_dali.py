@@ -24,11 +24,16 @@ from paceline.data.io.image import Encoded
 from paceline.data.loader import load
 from paceline.data.skip_list import SkipList
 from paceline.data.split_loader import Request, SplitLoader
-from paceline.data.transforms.affine import RandomRotation
 from paceline.data.transforms.base import BatchTransform, OnSamples, SampleTransform
 from paceline.data.transforms.batch import Normalize
 from paceline.data.transforms.color import ColorJitter
-from paceline.data.transforms.geometric import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from paceline.data.transforms.geometric import (
+    CenterCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomRotation,
+    Resize,
+)
 
 needs_dali = pytest.mark.skipif(not is_installed(), reason="NVIDIA DALI is not installed: pip install 'paceline[dali]'")
 

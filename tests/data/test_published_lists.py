@@ -11,7 +11,7 @@ from support.registered import arguments_of
 
 from paceline.core.errors import ArgumentError, DataError
 from paceline.data.datasets.list_file import ListFile
-from paceline.data.datasets.video import ClipDataset, VideoList
+from paceline.data.datasets.video import VideoList
 from paceline.data.index.folders import hint_on_missing
 
 
@@ -132,7 +132,6 @@ def test_a_delimiter_that_is_not_the_usual_one_is_reported(tmp_path: Path) -> No
 def test_a_list_without_labels_says_so(tmp_path: Path) -> None:
     videos = video_list(tmp_path / "testlist01.txt", "\nApplyEyeMakeup/v_x.avi\nArchery/v_y.avi\n")
     assert videos.notes == [videos.why_no_labels]
-    assert ClipDataset(videos, 2).why_no_labels == videos.why_no_labels
     expected = "testlist01.txt, line 2: no label beside 'ApplyEyeMakeup/v_x.avi'; give a list that has labels, or"
     assert f"{expected} `label_from: folder` if a folder is a class" in videos.why_no_labels
 

@@ -6,7 +6,6 @@ An image is uint8 [H, W, C], a clip [T, H, W, C]. Factors are relative: 1 change
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +23,7 @@ from paceline.data.argument_types import Fill, PixelValue, PositiveRange
 from paceline.data.batch import Sample
 from paceline.data.transforms.annotations import AffineMatrix
 from paceline.data.transforms.functional import Draws, between, size_of, warp_affine
+from paceline.data.transforms.geometric import affine_matrix
 
 Pixels = NDArray[np.uint8]
 LUMA = np.array([0.299, 0.587, 0.114])  # how bright red, green and blue look
@@ -278,9 +278,8 @@ def _around_center(linear: list[list[float]], height: int, width: int) -> Affine
 
 
 def _rotate(signed: float, height: int, width: int) -> AffineMatrix:
-    angle = math.radians(30 * signed)
-    cosine, sine = math.cos(angle), math.sin(angle)
-    return _around_center([[cosine, -sine], [sine, cosine]], height, width)
+    center = width / 2, height / 2
+    return affine_matrix(center, center, 30 * signed)
 
 
 def _translate(x: float, y: float) -> AffineMatrix:
