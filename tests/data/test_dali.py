@@ -24,10 +24,15 @@ from paceline.data.io.image import Encoded
 from paceline.data.loader import load
 from paceline.data.skip_list import SkipList
 from paceline.data.split_loader import Request, SplitLoader
-from paceline.data.transforms.affine import RandomRotation
 from paceline.data.transforms.base import BatchTransform, OnSamples, SampleTransform
 from paceline.data.transforms.batch import Normalize
-from paceline.data.transforms.geometric import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from paceline.data.transforms.geometric import (
+    CenterCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomRotation,
+    Resize,
+)
 
 needs_dali = pytest.mark.skipif(not is_installed(), reason="NVIDIA DALI is not installed: pip install 'paceline[dali]'")
 
@@ -276,7 +281,7 @@ def test_what_dali_stumbles_over_is_read_the_ordinary_way(paths: list[Path], tmp
 
 
 REFUSED = [
-    ("image_folder", "      - {name: gaussian_blur}", 11, "data.train.transforms.1", "gaussian_blur"),
+    ("image_folder", "      - {name: rand_augment}", 11, "data.train.transforms.1", "rand_augment"),
     (
         "image_folder",
         "      - {name: random_rotation, degrees: 5, fill: [1, 2, 3]}",

@@ -15,7 +15,7 @@ from paceline.data.datasets.image_folder import ImageFolder
 from paceline.data.datasets.image_mask import ImageMask
 from paceline.data.datasets.keypoints import Keypoints
 from paceline.data.datasets.list_file import ListFile
-from paceline.data.datasets.video import ClipDataset, VideoFolder
+from paceline.data.datasets.video import VideoFolder
 from paceline.data.datasets.voc import Voc
 from paceline.data.fingerprint import DataDigest, DataFingerprint, differences, fingerprint
 from paceline.data.pack import packed, write_pack
@@ -193,11 +193,6 @@ def test_splits_that_come_and_go_are_named(tmp_path: Path) -> None:
     one = fingerprint(ImageFolder(folder(tmp_path)))
     found = differences({"train": one, "val": one}, {"train": one, "test": one})
     assert [sentence.split(":")[0] for sentence in found] == ["val", "test"]
-
-
-def test_wrappers_do_not_change_it(tmp_path: Path) -> None:
-    plain = ImageFolder(folder(tmp_path))
-    assert fingerprint(ClipDataset(plain, 3)) == fingerprint(plain)
 
 
 def test_images_in_memory_and_packs_are_known_by_content(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 from paceline.core.errors import in_one_line
 from paceline.core.text import join_first, pluralize
 from paceline.data.batch import KeypointNames
-from paceline.data.datasets.video import whole_videos
 from paceline.data.inspect import Findings
 from paceline.data.loader_profile import InputStats, LoaderProfile, input_warnings
 from paceline.data.skip_list import Skipped
@@ -53,7 +52,7 @@ class SplitReport:
         self.classes = list(getattr(source.dataset, "classes", []))
         self.joints = getattr(source.dataset, "joints", None)
         self.notes = list(getattr(source.dataset, "notes", []))
-        self.find_path = getattr(whole_videos(source.dataset), "path", None)
+        self.find_path = getattr(source.dataset, "path", None)
 
     def name_of(self, index: int) -> str:
         """The file of a sample, or its number."""

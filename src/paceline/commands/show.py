@@ -207,7 +207,7 @@ def _groups(run: Run) -> list[dict[str, Any]]:
 
 def _print(run: Run, builder: SurrogateBuilder) -> None:
     from paceline.run.summary import derivation
-    from paceline.visualize.curves import terminal_curve
+    from paceline.visualize.charts import terminal_curve
 
     rows, _ = model_table(run, builder.is_known_task)
     print("\n".join(recipe_lines(run.state.recipe, builder.checked)))
@@ -241,7 +241,7 @@ def _plotted_steps(run: Run) -> list[int]:
 
 def _plot(run: Run, path: Path) -> None:
     """Plot the learning rate of each group to a PNG file; groups with the same rate share a curve."""
-    from paceline.visualize.curves import draw_curves
+    from paceline.visualize.charts import draw_curves
     from paceline.visualize.image import save_png
 
     steps = _plotted_steps(run)

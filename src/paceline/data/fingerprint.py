@@ -155,7 +155,6 @@ def fingerprint(dataset: Dataset, with_sizes: bool = True) -> DataFingerprint:
     A data set adds its files in `update_digest(digest)`, in the order of its samples; without that method, one of a
     user's say, only class names and the number of samples are known.
     """
-    dataset = getattr(dataset, "undivided", dataset)  # a data set of clips is known by its videos
     classes = [str(name) for name in getattr(dataset, "classes", None) or []]
     channels = int(getattr(dataset, "channels", 3))
     joints: KeypointNames | None = getattr(dataset, "joints", None)

@@ -200,11 +200,9 @@ def add_transforms(
             transforms.append(as_transform(transform.name, made))
     with context.error_context(f"{key}.transforms"):
         if getattr(dataset, "reads_videos", False):
-            from paceline.data.datasets.video import split_clips
             from paceline.data.transforms.video import require_clips
 
             require_clips(dataset, transforms)
-            dataset = split_clips(dataset, transforms[0])
         if split != "train" and measures_original_size(context.recipe):
             transforms.insert(0, KeepOriginal())
         return SplitLoader(dataset, transforms, context.recipe.train.seed, skips)

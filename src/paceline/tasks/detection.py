@@ -20,8 +20,8 @@ from paceline.metrics.metric import Metric
 from paceline.models.detector import Detections, Detector, Target, batched_nms
 from paceline.models.model_errors import call_model
 from paceline.tasks.task import Task, compare_by
+from paceline.visualize.charts import Curve, draw_curves
 from paceline.visualize.colors import class_color
-from paceline.visualize.curves import Curve, draw_curves
 from paceline.visualize.grid import Panel, class_legend
 from paceline.visualize.image import Image, fit, to_image
 from paceline.visualize.overlay import draw_boxes

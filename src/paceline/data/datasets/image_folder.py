@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
@@ -17,6 +16,7 @@ from paceline.core.errors import DataError, UsageError
 from paceline.core.registry import register
 from paceline.data.argument_types import Extensions, Name, SplitShares
 from paceline.data.batch import KeypointNames, Sample
+from paceline.data.fingerprint import DataDigest
 from paceline.data.index.folders import (
     FileDataset,
     NamedFiles,
@@ -28,9 +28,6 @@ from paceline.data.index.folders import (
 from paceline.data.index.index import IndexBuilder, open_index, read_part, split_arguments, write_parts
 from paceline.data.io.image import EXTENSIONS, MAX_PIXELS, Encoded
 from paceline.data.io.image import EXTENSIONS as IMAGE_EXTENSIONS
-
-if TYPE_CHECKING:
-    from paceline.data.fingerprint import DataDigest
 
 
 class ClassFolders(FileDataset):

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
@@ -21,6 +21,7 @@ from paceline.core.regular_file import why_no_file
 from paceline.core.text import join_first, pluralize
 from paceline.data.argument_types import ClassNames, Color, Extensions, IdRanges, Name, PixelValue, SplitShares
 from paceline.data.batch import Sample
+from paceline.data.fingerprint import DataDigest
 from paceline.data.index.folders import FileDataset, NamedFiles, files_below
 from paceline.data.index.index import IndexBuilder, open_index, read_part, split_arguments, write_parts
 from paceline.data.index.list_file import (
@@ -40,9 +41,6 @@ from paceline.data.io.mask import (
     decode_gray,
     decode_ids,
 )
-
-if TYPE_CHECKING:
-    from paceline.data.fingerprint import DataDigest
 
 _FAINTEST = 32  # a mask that is nowhere lighter, but not empty, holds ids rather than grays
 _MAX_NAMES = 5
