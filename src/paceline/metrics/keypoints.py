@@ -152,21 +152,6 @@ class KeypointAP:
         return {name: value for name, value in zip(OKS_NAMES, stats, strict=True) if value >= 0}
 
 
-class PoseRows:
-    """All predictions: "poses" float64 [N, 3 + 3 J] as sample, image id, score, and x, y and score of each keypoint."""
-
-    def __init__(self) -> None:
-        self.higher_is_better: dict[str, bool] = {}
-
-    def update(self, predictions: Poses, batch: Batch) -> State:
-        """The rows of one batch."""
-        return {"poses": pose_rows(predictions, batch)}
-
-    def compute(self, state: State) -> MetricValues:
-        """The rows of all batches."""
-        return dict(state)
-
-
 def pose_rows(predictions: Poses, batch: Batch) -> Tensor:
     """Sample, image id, score, and x, y and score of each keypoint: float64 [N, 3 + 3 J]."""
     scores = predictions.scores.detach().cpu().double()

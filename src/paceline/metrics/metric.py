@@ -7,8 +7,9 @@ number of processes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from safetensors.torch import load, save
@@ -77,6 +78,40 @@ class LossMetrics:
         if len(values) == len(self.losses):
             values["loss"] = sum(self.weights[name] * values[name] for name in self.losses)
         return values
+
+
+@dataclass(frozen=True)
+class MetricOf:
+    """A metric of a part of the predictions: `select` gives what it gets of predictions and batch."""
+
+    metric: Metric
+    select: Callable[[Any, Batch], tuple[Any, Batch]]
+    higher_is_better: ClassVar[Mapping[str, bool]] = {}
+
+    @property
+    def wrapped(self) -> Sequence[Metric]:
+        return [self.metric]
+
+    def update(self, predictions: Any, batch: Batch) -> State:
+        return self.metric.update(*self.select(predictions, batch))
+
+    def compute(self, state: State) -> MetricValues:
+        return self.metric.compute(state)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Collects rows of all predictions, float64 with the sample's id first, as `rows` gives them for a batch."""
+
+    name: str
+    rows: Callable[[Any, Batch], Tensor]
+    higher_is_better: ClassVar[Mapping[str, bool]] = {}
+
+    def update(self, predictions: Any, batch: Batch) -> State:
+        return {self.name: self.rows(predictions, batch)}
+
+    def compute(self, state: State) -> MetricValues:
+        return dict(state)
 
 
 def is_higher_better(name: str, metrics: Iterable[Metric]) -> bool | None:

@@ -15,8 +15,8 @@ from paceline.core.registry import register
 from paceline.core.world import to_float64
 from paceline.data.batch import Batch
 from paceline.losses.loss_term import Count, LossTerm
-from paceline.metrics.detection import CocoAP, DetectionRows, count_mistakes, truth_field
-from paceline.metrics.metric import Metric
+from paceline.metrics.detection import CocoAP, count_mistakes, detection_rows, truth_field
+from paceline.metrics.metric import Metric, Rows
 from paceline.models.detector import Detections, Detector, Target, batched_nms
 from paceline.models.model_errors import call_model
 from paceline.tasks.task import Task, compare_by
@@ -151,7 +151,7 @@ class Detection(Task):
 
     def detection_metric(self) -> Metric:
         """What collects the detections of each image."""
-        return DetectionRows()
+        return Rows("detections", detection_rows)
 
     def _merge(self, first: Detections, flipped: Detections, width: int) -> Detections:
         """The best detections of an image and its mirror image, without those that overlap a better one."""
