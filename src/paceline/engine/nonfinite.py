@@ -58,7 +58,7 @@ class FiniteCheck:
     def decide(self, norm: Norm, overflowed: Tensor | None) -> bool:
         """Set `found_inf` to 1 where the optimizer must skip this step; `overflowed` if the loss scale is to blame.
 
-        Whether the host is to call the optimizer: always where that looks at `found_inf` itself, else as the host reads.
+        Whether the host is to call the optimizer: always, if that looks at `found_inf` itself.
         """
         norm = torch.as_tensor(norm)
         if overflowed is None and self.policy == "stop":
