@@ -22,7 +22,7 @@ from paceline.engine.run import Run
 from paceline.engine.step import train_step
 from paceline.engine.strategies.deterministic import DeterministicStrategy
 from paceline.engine.strategies.single import SingleStrategy
-from paceline.models.memory_format import has_strides_of, make_dense, use_channels_last
+from paceline.models.placement import has_strides_of, make_dense, use_channels_last
 from paceline.optim.optimizers import make_optimizer
 from paceline.recipe.build import Builder
 from paceline.recipe.load import load

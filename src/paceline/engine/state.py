@@ -23,7 +23,7 @@ from paceline.engine.precision.base import FullPrecision, Precision
 from paceline.engine.stateful import load_state
 from paceline.engine.strategies.single import SingleStrategy
 from paceline.loggers.meters import Meters
-from paceline.models.memory_format import use_channels_last, with_strides_of
+from paceline.models.placement import use_channels_last, with_strides_of
 from paceline.optim.averaging import Averaging
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]

@@ -19,7 +19,7 @@ from paceline.core.arguments import Count, CountOrZero, PartialShare
 from paceline.core.errors import CheckpointError
 from paceline.core.registry import register
 from paceline.core.text import join_first, pluralize
-from paceline.models.memory_format import with_strides_of
+from paceline.models.placement import with_strides_of
 
 T = TypeVar("T")
 
