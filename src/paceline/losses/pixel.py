@@ -38,7 +38,6 @@ class PixelCrossEntropy:
         self.weights = make_class_weights("class_weights", class_weights)
 
     def check(self, batch: Batch) -> tuple[int, str] | None:
-        """The first sample with an id that is no class."""
         return self.targets.find_unknown_id(batch)
 
     def count(self, batch: Batch) -> Tensor | float:
@@ -86,7 +85,6 @@ class OhemCrossEntropy:
         self.weights = make_class_weights("class_weights", class_weights)
 
     def check(self, batch: Batch) -> tuple[int, str] | None:
-        """The first sample with an id that is no class."""
         return self.targets.find_unknown_id(batch)
 
     def count(self, batch: Batch) -> float | None:
@@ -128,11 +126,9 @@ class PixelBinaryCrossEntropy:
     """
 
     def count(self, batch: Batch) -> float:
-        """The number of images."""
         return float(len(masks_of("pixel_bce", batch)))
 
     def __call__(self, outputs: Tensor, batch: Batch) -> LossTerm:
-        """The mean over pixels, summed over images, and the number of images."""
         masks = masks_of("pixel_bce", batch)
         logits, targets = binary_targets("pixel_bce", outputs, masks)
         total = F.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
@@ -148,7 +144,6 @@ class MaskTargets:
         self.ignore_index = ignore_index
 
     def masks(self, batch: Batch) -> Tensor:
-        """The masks [N, H, W]."""
         return masks_of(self.loss, batch)
 
     def find_unknown_id(self, batch: Batch) -> tuple[int, str] | None:

@@ -67,7 +67,6 @@ class BoundaryF:
         return {"scores": rows}
 
     def compute(self, state: State) -> MetricValues:
-        """The mean, and the means of classes."""
         columns = state["scores"].T
         means = torch.tensor(
             [math.nan if column.isnan().all() else nan_mean(column) for column in columns], dtype=torch.float64

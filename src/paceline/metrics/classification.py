@@ -48,7 +48,6 @@ class TopK:
         return {**correct, "samples": torch.tensor(num_samples)}
 
     def compute(self, state: State) -> MetricValues:
-        """Accuracies from 0 to 1."""
         num_samples = int(state["samples"])
         return {name: int(correct) / num_samples for name, correct in state.items() if name != "samples"}
 
@@ -79,7 +78,6 @@ class ConfusionMatrix:
         return {"counts": torch.bincount(cells, minlength=self.num_classes * width).view(-1, width)}
 
     def compute(self, state: State) -> MetricValues:
-        """The matrix and the averages."""
         confusion = state["counts"][:, : self.num_classes]
         tp = confusion.diagonal()
         fp, fn = confusion.sum(dim=0) - tp, state["counts"].sum(dim=1) - tp
@@ -117,7 +115,6 @@ class MultiLabel:
         return {name: count.cpu() for name, count in counts.items()} | {"samples": torch.tensor(len(logits))}
 
     def compute(self, state: State) -> MetricValues:
-        """Values from 0 to 1."""
         tp, fp, fn = state["tp"], state["fp"], state["fn"]
         num_samples = int(state["samples"])
         double_tp = 2 * int(tp.sum())
@@ -155,7 +152,6 @@ class _RankingMetric(ABC):
         return {"logits": predictions.detach().float().cpu(), "labels": columns.float().cpu()}
 
     def compute(self, state: State) -> MetricValues:
-        """The mean over classes, if it is defined."""
         # In float64, far fewer confident predictions round to the same probability.
         logits, labels = state["logits"].double(), state["labels"]
         if labels.shape[1] == self.num_classes:

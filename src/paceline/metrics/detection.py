@@ -101,11 +101,9 @@ class CocoAP:
         self.higher_is_better = dict.fromkeys((*COCO_NAMES, *(f"ap.{name}" for name in named)), True)
 
     def update(self, predictions: Sequence[Any], batch: Batch) -> State:
-        """The detections and the ground truth of a batch."""
         return objects_state(predictions, batch)
 
     def compute(self, state: State) -> MetricValues:
-        """The values that have objects to measure them on."""
         truth, found = _objects(state["truth"], True), _objects(state["detections"], False)
         samples = state["samples"].long().tolist()
         if not len(truth.sample):
@@ -134,11 +132,9 @@ class VocAP:
         self.higher_is_better = dict.fromkeys(("voc_ap50", *(f"voc_ap50.{name}" for name in named)), True)
 
     def update(self, predictions: Sequence[Any], batch: Batch) -> State:
-        """The detections and the ground truth of a batch."""
         return objects_state(predictions, batch)
 
     def compute(self, state: State) -> MetricValues:
-        """The mean, and each class that has objects."""
         truth, found = _objects(state["truth"], True), _objects(state["detections"], False)
         values = {}
         for number, name in enumerate(self.classes):

@@ -68,7 +68,6 @@ class LossMetrics:
         return state
 
     def compute(self, state: State) -> MetricValues:
-        """The losses over all batches, and "loss"."""
         values: MetricValues = {}
         for name in self.losses:
             # Python adds in batch order; the order in which torch adds can depend on its threads.
@@ -163,7 +162,6 @@ class StateAccumulator:
         self._parts: dict[str, list[Tensor]] = {}
 
     def add(self, state: State) -> None:
-        """Add the state of the next batch."""
         for name, value in state.items():
             if value.is_floating_point():
                 self._parts.setdefault(name, []).append(value)
@@ -171,7 +169,6 @@ class StateAccumulator:
                 self._sums[name] = self._sums[name] + value if name in self._sums else value
 
     def result(self) -> State:
-        """The state of all batches together."""
         return self._sums | {name: torch.cat(parts) for name, parts in self._parts.items()}
 
 

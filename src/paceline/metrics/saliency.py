@@ -76,7 +76,6 @@ class Saliency:
         return state
 
     def compute(self, state: State) -> MetricValues:
-        """Means over images, from 0 to 1."""
         num_samples = int(state["samples"])
         means: MetricValues = {}
         for name in self._measures:
@@ -139,7 +138,6 @@ class _Image:
 
     @cached_property
     def errors(self) -> Values:
-        """Absolute errors [H, W]."""
         return np.asarray(np.abs(self.values - self.truth))
 
     @cached_property
@@ -152,12 +150,10 @@ class _Image:
 
     @cached_property
     def adaptive(self) -> _Confusion:
-        """The counts at twice the mean."""
         return self._confusion(self.values >= min(2 * self.values.mean(), 1.0))
 
     @cached_property
     def half(self) -> _Confusion:
-        """The counts at 0.5."""
         return self._confusion(self.values > 0.5)
 
     @cached_property

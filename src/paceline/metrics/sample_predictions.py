@@ -26,7 +26,6 @@ class SamplePredictions:
         self.higher_is_better: dict[str, bool] = {}
 
     def update(self, predictions: Tensor, batch: Batch) -> State:
-        """The rows of one batch, to concatenate."""
         rows = {
             "sample": batch.ids.cpu().double(),
             "file": batch.get("first", batch.ids).cpu().double(),
@@ -40,7 +39,6 @@ class SamplePredictions:
         return rows | {"probability": probability.float(), "best": best.double()}
 
     def compute(self, state: State) -> MetricValues:
-        """A row for each sample."""
         labels, class_ids = state["label"], torch.arange(self.num_classes)
         predicted, probabilities = self._predicted(state, class_ids)
         return {

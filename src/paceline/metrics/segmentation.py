@@ -56,7 +56,6 @@ class Segmentation:
         return {"counts": counts.view(width, width)[: self.num_classes].clone()}
 
     def compute(self, state: State) -> MetricValues:
-        """Values from 0 to 1, and the tables."""
         confusion = state["counts"][:, : self.num_classes].contiguous()
         correct, in_truth = confusion.diagonal(), state["counts"].sum(1)
         union = in_truth + confusion.sum(0) - correct

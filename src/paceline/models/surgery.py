@@ -95,7 +95,6 @@ class SurgeryReport:
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for JSON."""
         reshaped = {n: {"weights": [*r.before], "model": [*r.after], "how": r.how} for n, r in self.reshaped.items()}
         replaced = {name: {"weights": [*old], "model": [*new]} for name, (old, new) in self.replaced.items()}
         return vars(self) | {"reshaped": reshaped, "replaced": replaced}

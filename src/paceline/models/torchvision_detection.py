@@ -103,14 +103,12 @@ class UnchangedImages(nn.Module):
         self._size_divisible = size_divisible
 
     def forward(self, images: list[Tensor], targets: Any) -> tuple[Any, Any]:
-        """The images as torchvision's detectors take them."""
         height, width = images[0].shape[-2:]
         padding = (0, -width % self._size_divisible, 0, -height % self._size_divisible)
         image_list = import_torchvision().models.detection.image_list.ImageList
         return image_list(F.pad(torch.stack(images), padding), [(height, width)] * len(images)), targets
 
     def postprocess(self, found: Any, sizes: Any, original_sizes: Any) -> Any:
-        """The detections, in pixels of the images as they were given."""
         return found
 
 

@@ -67,7 +67,6 @@ class Classification(Task):
         self._metrics += [*self._own_metrics(top_k), *extra_metrics]
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:
-        """Logits [N, classes]."""
         logits = super().forward(model, batch)
         size, num_classes = batch["image"].shape[0], len(self.classes)
         if not isinstance(logits, Tensor):
@@ -141,21 +140,17 @@ class Classification(Task):
         return Panel(image, f"{self.classes[best]} {float(probabilities[best]):.2f}")
 
     def export_outputs(self, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
-        """Logits [N, classes]."""
         return {"logits": model(images)}
 
     def export_details(self) -> dict[str, Any]:
-        """What makes probabilities of logits."""
         return {"activation": "sigmoid" if self._multi_label else "softmax"}
 
     def draw_metrics(self, metrics: dict[str, Any]) -> dict[str, Image]:
-        """Draw the confusion matrix."""
         if "confusion" not in metrics:
             return {}
         return {"confusion": draw_confusion_matrix(metrics["confusion"], self.classes, "Confusion matrix")}
 
     def prediction_metric(self) -> Metric:
-        """The metric that collects the probabilities of each sample."""
         return SamplePredictions(len(self.classes), self._multi_label)
 
     def _own_metrics(self, top_k: Sequence[int]) -> list[Metric]:

@@ -125,7 +125,6 @@ class Keypoints(Task):
         return self._panel(image, found, "", max(image.shape[:2]))
 
     def keypoint_metric(self) -> Metric:
-        """What collects the keypoints of each image."""
         return Rows("poses", pose_rows)
 
     def _visible(self, points: Tensor, scores: Tensor) -> np.ndarray[Any, Any]:

@@ -63,7 +63,6 @@ class MaskedAutoencoder(Task):
         self._metrics += [*([FeatureAccuracy(len(classes))] if classes else []), *extra_metrics]
 
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The predicted pixels of all patches."""
         masks_of(batch)
         patches: Tensor = call_model(model, batch["image"], batch["visible_patches"])
         return patches

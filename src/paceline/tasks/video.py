@@ -31,7 +31,6 @@ class VideoClassification(Classification):
     """
 
     def losses(self, model: nn.Module, batch: Batch) -> Mapping[str, AnyTerm]:
-        """Each loss of the prediction for each sample."""
         logits = self._average_views(self.predict(model, batch))
         terms = {name: loss(logits, batch) for name, loss in self.loss_functions.items()}
         return {**self.training_terms(logits, batch), **terms}
@@ -54,11 +53,9 @@ class VideoClassification(Classification):
         return torch.stack([call_model(model, view).float() for view in views], 1)
 
     def metrics(self) -> Sequence[Metric]:
-        """The metrics of classification for whole videos, and the accuracy of single views."""
         return [PerVideo(super().metrics(), self._multi_label)]
 
     def prediction_metric(self) -> Metric:
-        """The metric that collects the probabilities of each video."""
         return PerVideo([SamplePredictions(len(self.classes), self._multi_label)], self._multi_label)
 
     def draw(self, batch: Batch, predictions: Tensor | None, index: int) -> list[Panel]:
@@ -66,7 +63,6 @@ class VideoClassification(Classification):
         return super().draw(batch, None if predictions is None else self._average_views(predictions), index)
 
     def sample_errors(self, predictions: Tensor, batch: Batch) -> Tensor:
-        """The cross-entropy of each sample, [N]."""
         return super().sample_errors(self._average_views(predictions), batch)
 
     def draw_prediction(self, image: Image, batch: Batch, predictions: Tensor, index: int) -> Panel:
