@@ -20,9 +20,15 @@ from paceline.core.world import to_float64
 from paceline.data.batch import Batch
 from paceline.losses.classification import labels_of
 from paceline.losses.loss_term import AnyTerm, LazyTerm, Loss, LossTerm
-from paceline.metrics.classification import Auroc, ConfusionMatrix, MeanAveragePrecision, MultiLabel, TopK
+from paceline.metrics.classification import (
+    Auroc,
+    ConfusionMatrix,
+    MeanAveragePrecision,
+    MultiLabel,
+    SamplePredictions,
+    TopK,
+)
 from paceline.metrics.metric import Metric
-from paceline.metrics.sample_predictions import SamplePredictions
 from paceline.tasks.task import Task
 from paceline.visualize.confusion_matrix import draw_confusion_matrix
 from paceline.visualize.grid import Panel

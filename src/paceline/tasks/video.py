@@ -11,8 +11,8 @@ from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.data.batch import Batch
 from paceline.losses.loss_term import AnyTerm
+from paceline.metrics.classification import SamplePredictions
 from paceline.metrics.metric import Metric
-from paceline.metrics.sample_predictions import SamplePredictions
 from paceline.metrics.video import PerVideo
 from paceline.models.model_errors import call_model
 from paceline.tasks.classification import Classification, average_logits
