@@ -34,11 +34,9 @@ class PixelCrossEntropy:
         label_smoothing: PartialShare = 0.0,
     ) -> None:
         self.targets = MaskTargets("pixel_cross_entropy", num_classes, ignore_index)
+        self.check = self.targets.find_unknown_id
         self.label_smoothing = label_smoothing
         self.weights = make_class_weights("class_weights", class_weights)
-
-    def check(self, batch: Batch) -> tuple[int, str] | None:
-        return self.targets.find_unknown_id(batch)
 
     def count(self, batch: Batch) -> Tensor | float:
         """The labeled fraction of each image, or the mean weight of its pixels, summed over images."""
@@ -79,13 +77,11 @@ class OhemCrossEntropy:
         per_image: bool = False,
     ) -> None:
         self.targets = MaskTargets("ohem_cross_entropy", num_classes, ignore_index)
+        self.check = self.targets.find_unknown_id
         self.loss_threshold = -math.log(threshold)
         self.min_kept = min_kept
         self.per_image = per_image
         self.weights = make_class_weights("class_weights", class_weights)
-
-    def check(self, batch: Batch) -> tuple[int, str] | None:
-        return self.targets.find_unknown_id(batch)
 
     def count(self, batch: Batch) -> float | None:
         """The number of images if each has its own mean; otherwise the number of hard pixels depends on outputs."""
