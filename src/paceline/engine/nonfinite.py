@@ -17,7 +17,7 @@ from paceline.core.errors import TrainingError
 from paceline.core.text import join_first
 from paceline.data.loader import MicroBatch
 from paceline.engine.stateful import Parts, copy_state, load_state
-from paceline.losses.loss_term import AnyTerm
+from paceline.losses.loss_term import LossTerm
 from paceline.optim.clipping import Norm
 
 OnNonFinite = Literal["stop", "skip"]
@@ -153,7 +153,7 @@ class BufferBackup:
             load_state(self._parts, self._state)
 
 
-Pass = Callable[[MicroBatch], Mapping[str, AnyTerm]]
+Pass = Callable[[MicroBatch], Mapping[str, LossTerm]]
 """A forward and a backward pass of a micro-batch; gives its losses."""
 _MAX_IDS = 8
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.data.batch import Batch
-from paceline.losses.loss_term import AnyTerm
+from paceline.losses.loss_term import LossTerm
 from paceline.metrics.classification import SamplePredictions
 from paceline.metrics.metric import Metric
 from paceline.metrics.video import PerVideo
@@ -30,7 +30,7 @@ class VideoClassification(Classification):
     views of one video too, whichever ranks they are on.
     """
 
-    def losses(self, model: nn.Module, batch: Batch) -> Mapping[str, AnyTerm]:
+    def losses(self, model: nn.Module, batch: Batch) -> Mapping[str, LossTerm]:
         logits = self._average_views(self.predict(model, batch))
         terms = {name: loss(logits, batch) for name, loss in self.loss_functions.items()}
         return {**self.training_terms(logits, batch), **terms}
