@@ -185,7 +185,7 @@ RECIPE = {
 }
 CASES = {
     "skipped by the fused kernel": ["train.on_nonfinite=skip"],
-    "skipped by copies": ["train.on_nonfinite=skip", "optimizer.name=lion"],
+    "skipped by the host": ["train.on_nonfinite=skip", "optimizer.name=lion"],
     "skipped, else clipped": ["train.on_nonfinite=skip", "train.clip_grad_norm=0.5"],
     "overflow of fp16": ["train.precision=fp16", "losses.0.weight=40"],
     "stop": [],

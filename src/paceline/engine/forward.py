@@ -14,7 +14,7 @@ from paceline.data.rng import derive
 from paceline.engine.channels_last import choose_channels_last
 from paceline.engine.loss_accumulator import LossAccumulator, WeightedLoss, sum_rows, zeros_to_sum
 from paceline.engine.trainer import Trainer
-from paceline.losses.loss_term import AnyTerm
+from paceline.losses.loss_term import LossTerm
 from paceline.tasks.task import check_terms
 
 
@@ -23,7 +23,7 @@ def transformed(trainer: Trainer, micro: MicroBatch) -> Batch:
     return trainer.train_loader.transform_batch(micro.batch, micro.epoch, trainer.world.device, micro.step)
 
 
-def forward(trainer: Trainer, micro: MicroBatch) -> Mapping[str, AnyTerm]:
+def forward(trainer: Trainer, micro: MicroBatch) -> Mapping[str, LossTerm]:
     """The losses of a micro-batch.
 
     The model's generators (dropout) are seeded from (seed, step, micro-batch). Batch transforms draw from (seed, epoch,

@@ -17,9 +17,8 @@ from paceline.core.errors import TrainingError
 from paceline.core.text import join_first
 from paceline.data.loader import MicroBatch
 from paceline.engine.stateful import Parts, copy_state, load_state
-from paceline.losses.loss_term import AnyTerm
+from paceline.losses.loss_term import LossTerm
 from paceline.optim.clipping import Norm
-from paceline.optim.found_inf import skip_on_inf
 
 OnNonFinite = Literal["stop", "skip"]
 
@@ -42,7 +41,10 @@ class FiniteCheck:
         self.found_inf = torch.zeros((), device=device)
         self._tainted = torch.zeros((), device=device)
         self._in_a_row = torch.zeros((), dtype=torch.int32, device=device)
-        skip_on_inf(optimizer, self.found_inf)
+        # The kernels of fused optimizers look at it; others are not called where it is 1.
+        self._is_fused = all(group.get("fused") for group in optimizer.param_groups)
+        if self._is_fused:
+            optimizer.found_inf = self.found_inf  # type: ignore[attr-defined]
 
     def state_dict(self) -> dict[str, int]:
         """How many of the last steps were skipped, when the host has read all norms."""
@@ -56,19 +58,19 @@ class FiniteCheck:
     def decide(self, norm: Norm, overflowed: Tensor | None) -> bool:
         """Set `found_inf` to 1 where the optimizer must skip this step; `overflowed` if the loss scale is to blame.
 
-        Whether the host is to call the optimizer: always, since the optimizer looks at `found_inf` itself.
+        Whether the host is to call the optimizer: always, if that looks at `found_inf` itself.
         """
         norm = torch.as_tensor(norm)
         if overflowed is None and self.policy == "stop":
             self._tainted.add_(norm, alpha=0)  # stays 0, and is NaN from the first norm on that is not finite
             torch.nan_to_num(self._tainted, nan=1.0, out=self.found_inf)
-            return True
+            return self._is_fused or not self.found_inf.item()
         is_bad = ~norm.isfinite()
         is_counted = is_bad if overflowed is None else is_bad & ~overflowed
         has_ended = self._in_a_row > self.limit
         self._in_a_row = torch.where(is_bad | has_ended, self._in_a_row + is_counted, 0)
         self.found_inf.copy_(is_bad | (self._in_a_row > self.limit))
-        return True
+        return self._is_fused or not self.found_inf.item()
 
     def report(self, norm: float, step: int, explain: Callable[[], str], warn: Callable[[str], None]) -> None:
         """Act on a norm that is not finite, and not due to the loss scale; the host calls it in order.
@@ -151,7 +153,7 @@ class BufferBackup:
             load_state(self._parts, self._state)
 
 
-Pass = Callable[[MicroBatch], Mapping[str, AnyTerm]]
+Pass = Callable[[MicroBatch], Mapping[str, LossTerm]]
 """A forward and a backward pass of a micro-batch; gives its losses."""
 _MAX_IDS = 8
 

@@ -232,7 +232,7 @@ class PredictsBoxes(Protocol):
     classes: list[str]
 
     def detection_metric(self) -> Metric:
-        """What collects them: the tensor "detections" [K, 8], see `metrics.detection.DetectionRows`."""
+        """What collects them: the tensor "detections" [K, 8], see `metrics.detection.detection_rows`."""
         ...
 
 
@@ -244,7 +244,7 @@ class PredictsKeypoints(Protocol):
     joints: KeypointNames
 
     def keypoint_metric(self) -> Metric:
-        """What collects them: the tensor "poses" [N, 3 + 3 J], see `metrics.keypoints.PoseRows`."""
+        """What collects them: the tensor "poses" [N, 3 + 3 J], see `metrics.keypoints.pose_rows`."""
         ...
 
 

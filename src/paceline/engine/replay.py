@@ -16,7 +16,7 @@ from paceline.engine.forward import forward
 from paceline.engine.loss_accumulator import WeightedLoss
 from paceline.engine.nonfinite import find_nonfinite
 from paceline.engine.run import Run
-from paceline.losses.loss_term import AnyTerm
+from paceline.losses.loss_term import LossTerm
 
 _MODEL, _RECIPE = "model.safetensors", "recipe.json"
 
@@ -24,7 +24,7 @@ _MODEL, _RECIPE = "model.safetensors", "recipe.json"
 def explain_nonfinite(run: Run, step_batch: StepBatch) -> str:
     """What is not finite in this rank's part of a step, in one sentence."""
 
-    def run_pass(micro: MicroBatch) -> Mapping[str, AnyTerm]:
+    def run_pass(micro: MicroBatch) -> Mapping[str, LossTerm]:
         terms = forward(run, micro)
         run.precision.backward([WeightedLoss(terms[name].numerator, 1.0) for name in run.task.weights])
         return terms

@@ -141,7 +141,7 @@ def rehearse(
 ) -> Iterator[Rehearsal]:
     """A recipe's run on fake tensors. Its data is read for the shape of a sample, or is assumed to have `shape`.
 
-    Unless `is_cpu`, steps are skipped as on a GPU: of optimizers that are not fused, that keeps copies.
+    Unless `is_cpu`, steps are skipped as on a GPU.
     """
     rehearsed = min(processes, MOST_REHEARSED)
     world = FakeWorld(0, rehearsed, 0, _CPU, rehearsed) if processes > 1 else World(0, 1, 0, _CPU)

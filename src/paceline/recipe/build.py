@@ -40,8 +40,7 @@ from paceline.metrics.adapter import as_metric
 from paceline.metrics.metric import declared_values, is_higher_better
 from paceline.models.model_errors import limit_size
 from paceline.models.placement import initialize_lazy_layers, place_model
-from paceline.models.surgery import Surgery, add_head_batch_norm, apply
-from paceline.models.surgery_report import SurgeryReport
+from paceline.models.surgery import Surgery, SurgeryReport, add_head_batch_norm, apply
 from paceline.optim.lr_scheduler import LRChangeLog
 from paceline.recipe.build_context import BuildContext, check_data, check_recipe, open_together, read_weights_together
 from paceline.recipe.build_data import (

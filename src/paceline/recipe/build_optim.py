@@ -18,9 +18,8 @@ from paceline.optim.clipping import AdaptiveClip, Clip, ClipGradNorm, ClipGradVa
 from paceline.optim.group_presets import PRESETS, Preset, Rule, Settings, combine
 from paceline.optim.layer_decay import find_layers
 from paceline.optim.lr_scheduler import Schedule, Scheduler, Transition
-from paceline.optim.optimizers import make_optimizer
+from paceline.optim.optimizers import add_trust_ratio, make_optimizer
 from paceline.optim.param_groups import Group, RulesError, build_groups
-from paceline.optim.trust_ratio import add_trust_ratio
 from paceline.recipe.build_context import BuildContext, resolve
 from paceline.recipe.schema import OptimizerPart, SchedulePart, TransitionPart
 

@@ -17,7 +17,7 @@ from paceline.data.loader import MicroBatch, StepBatch
 from paceline.data.sampler import rank_range
 from paceline.engine.stateful import FirstState
 from paceline.engine.strategies.single import SingleStrategy, parameter_ids, refuse_changed_parameters
-from paceline.models.memory_format import with_strides_of
+from paceline.models.placement import with_strides_of
 
 Node = tuple[int, int]
 """(level, index): the sum of micro-batches [index·2^level, (index + 1)·2^level), as far as there are so many."""
