@@ -11,17 +11,14 @@ from typing import Any
 from paceline.core.atomic_write import replace_file
 from paceline.core.errors import DataError
 from paceline.core.regular_file import open_regular
-from paceline.loggers.events import Evaluated, Event, Logged, Logger, Record
-from paceline.loggers.files import AppendFile
+from paceline.loggers.events import Evaluated, Event, Logged, Record
+from paceline.loggers.files import AppendingLogger
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
-class JsonlLogger(Logger):
+class JsonlLogger(AppendingLogger):
     """Appends a record for every logged and evaluated event, atomically."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = AppendFile(path)
 
     def handle(self, event: Event) -> None:
         """Write a line if the event has metrics."""
@@ -31,10 +28,6 @@ class JsonlLogger(Logger):
             except ValueError:
                 line = _encode(_finite(event.record))
             self._file.append(line.encode(errors="backslashreplace") + b"\n")  # as JSON escapes them
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
 
 def _finite(value: Any) -> Any:
