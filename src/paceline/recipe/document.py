@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from paceline.core.errors import RecipeError
 from paceline.recipe.yaml_tree import (
     MAX_DEPTH,
@@ -74,20 +76,20 @@ def document_of(tree: Any, origin: Origin) -> Document:
 def are_named_parts(value: Any) -> bool:
     """Whether a value is a mapping of names to data sets, rather than one data set."""
     is_mapping = isinstance(value, dict) and bool(value) and "dataset" not in value
-    return is_mapping and all(isinstance(each, dict) for each in value.values())
+    return is_mapping and all(isinstance(each, dict | BaseModel) for each in value.values())
 
 
 def children(value: Any) -> list[tuple[str | int, Any]]:
-    """The items of a mapping or list with their keys or indices."""
-    if isinstance(value, dict):
-        return list(value.items())
+    """The items of a mapping, a section or a list with their keys or indices."""
+    if isinstance(value, dict | BaseModel):
+        return list(value.items() if isinstance(value, dict) else value)
     return list(enumerate(value)) if isinstance(value, list) else []
 
 
 def lookup(tree: Any, path: KeyPath) -> Any:
     """The value at an existing place."""
     for segment in path:
-        tree = tree[segment]
+        tree = getattr(tree, str(segment)) if isinstance(tree, BaseModel) else tree[segment]
     return tree
 
 
