@@ -13,9 +13,12 @@ from paceline.core.errors import RecipeError, UsageError, in_one_line
 from paceline.core.text import pluralize
 from paceline.recipe.document import (
     COMMAND_LINE,
+    MAX_DEPTH,
     SUFFIXES,
     Document,
+    KeyPath,
     Origin,
+    dotted,
     lookup,
     parse_value,
     places,
@@ -23,7 +26,6 @@ from paceline.recipe.document import (
 )
 from paceline.recipe.parts import PARTS
 from paceline.recipe.problems import near
-from paceline.recipe.yaml_tree import MAX_DEPTH, KeyPath, dotted
 
 MAX_EXTENDS = 8
 MAX_FILES = 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.recipe.document import are_named_parts, children, lookup
+from paceline.recipe.document import KeyPath, are_named_parts, children, lookup
 from paceline.recipe.schema import (
     AveragingPart,
     CheckpointingPart,
@@ -22,7 +22,6 @@ from paceline.recipe.schema import (
     TransformPart,
     TransitionPart,
 )
-from paceline.recipe.yaml_tree import KeyPath
 
 SEVERAL = "{}"
 

@@ -16,13 +16,12 @@ from pydantic import ValidationError
 from paceline.core.arguments import Arguments
 from paceline.core.errors import RecipeError
 from paceline.core.registry import KINDS, SUPPLIED, Entry, register
-from paceline.recipe.document import COMMAND_LINE, Document, Origin, children, lookup, places
+from paceline.recipe.document import COMMAND_LINE, Document, KeyPath, Origin, children, dotted, lookup, places
 from paceline.recipe.fitted_schedule import fit_schedule
 from paceline.recipe.incompatible import cross_checks
 from paceline.recipe.parts import DATASETS, PARTS, PartSpec
 from paceline.recipe.problems import Problem, expected_names, own_parts, problems_of, show, unknown_name
 from paceline.recipe.schema import Recipe
-from paceline.recipe.yaml_tree import KeyPath, dotted
 
 DEFAULT = Origin("default")
 _ENDLESS = re.compile(r"(\S{200})\S+")  # a value that a check repeats in full
