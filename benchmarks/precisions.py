@@ -19,7 +19,7 @@ from benchmarks.report import Goal, Section
 from paceline.core.errors import TrainingError
 from paceline.core.process import num_cores
 from paceline.data import synthetic
-from paceline.data.stick_people import write_keypoints
+from paceline.data.synthetic import write_keypoints
 from paceline.plan.memory import MemoryTracker
 
 _PLAIN = "fp32"

@@ -16,9 +16,9 @@ from torch.utils.dlpack import from_dlpack
 from paceline.core.errors import DataError
 from paceline.core.extras import missing_extra
 from paceline.core.process import num_cores
+from paceline.core.threads import map_in_order
 from paceline.data.batch import Batch, Sample, as_arrays, collate
 from paceline.data.io.image import Encoded
-from paceline.data.loader import map_in_order
 from paceline.data.skip_list import UNREADABLE
 from paceline.data.split_loader import Request, SplitLoader, TransformPipeline
 from paceline.data.transforms.base import OnSamples, SampleTransform, name_of

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.core.errors import DataError
+from paceline.core.threads import map_in_order
 from paceline.data.batch import Batch, KeypointNames, Sample, as_arrays
-from paceline.data.loader import map_in_order
 from paceline.data.loader_profile import transformed_batches
 from paceline.data.skip_list import UNREADABLE, Skipped, as_skipped, locate_error
 from paceline.data.split_loader import Dataset, SplitLoader, decode_image
