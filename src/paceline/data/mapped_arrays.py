@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 from paceline.core.errors import DataError
 from paceline.core.regular_file import open_regular
 
-_TYPES = {
+TYPES = {
     "U8": "|u1", "U16": "<u2", "U32": "<u4", "U64": "<u8",
-    "I8": "|i1", "I16": "<i2", "I32": "<i4", "I64": "<i8", "F32": "<f4", "F64": "<f8",
+    "I8": "|i1", "I16": "<i2", "I32": "<i4", "I64": "<i8", "F32": "<f4", "F64": "<f8", "BOOL": "|b1",
 }  # fmt: skip
-_NAMES = {np.dtype(kind): name for name, kind in _TYPES.items()}
-_INTEGERS = [np.dtype(_TYPES[name]) for name in ("U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")]
+"""Types of numbers, as safetensors and NumPy call them."""
+_NAMES = {np.dtype(kind): name for name, kind in TYPES.items()}
+_INTEGERS = [np.dtype(TYPES[name]) for name in ("U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")]
 _HEADER = 1 << 16  # bytes, its length of 8 bytes included
 _FACTS = "facts"
 
@@ -61,7 +62,7 @@ class MappedArrays:
                     raise ValueError("another length than its header says")
                 memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 self._arrays: dict[str, Array] = {
-                    name: np.ndarray(each["shape"], _TYPES[each["dtype"]], memory, _HEADER + each["data_offsets"][0])
+                    name: np.ndarray(each["shape"], TYPES[each["dtype"]], memory, _HEADER + each["data_offsets"][0])
                     for name, each in described.items()
                 }
                 self.facts: dict[str, Any] = json.loads(self[_FACTS].tobytes())
