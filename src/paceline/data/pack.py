@@ -7,7 +7,6 @@ the records is a checksum of each. All processes of a machine share its memory.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +30,7 @@ from paceline.core.process import num_cores
 from paceline.core.registry import register
 from paceline.core.threads import map_in_order
 from paceline.data.batch import RAGGED, KeypointNames, Sample
-from paceline.data.mapped_arrays import TYPES, ArrayWriter, DamagedFileError, MappedArrays, Streamed
+from paceline.data.mapped_arrays import ArrayWriter, DamagedFileError, MappedArrays, header_of, views
 from paceline.data.skip_list import UNREADABLE, Skipped, as_skipped
 from paceline.data.split_loader import Dataset, TransformPipeline
 from paceline.data.transforms.functional import size_of
@@ -61,7 +60,6 @@ class PackedSamples:
         self.file = Path(file)
         try:
             arrays = MappedArrays(self.file)
-            arrays.verify(skip=["record"])
             self.facts = arrays.facts
             if self.facts.get("pack") != PACK_VERSION:
                 raise DamagedFileError(f"holds no pack of version {PACK_VERSION}")
@@ -70,8 +68,8 @@ class PackedSamples:
         except (OSError, DamagedFileError) as error:
             why = getattr(error, "strerror", None) or str(error).removeprefix(f"{file}: ")
             raise DataError(f"{file}: not a pack, or damaged ({why}); {_WRITE_AGAIN}") from error
-        self._records, self._checksums = arrays.rows("record"), arrays["checksum"]
-        self._checked = np.zeros(len(self._records), np.bool_)
+        self._memory, self._ends, self._checksums = arrays.stream, arrays["end"], arrays["checksum"]
+        self._checked = np.zeros(len(self._ends), np.bool_)
         self.classes: list[str] = self.facts["classes"]
         self.channels: int = self.facts["channels"]
         self.skipped = [Skipped(*each) for each in self.facts["skipped"]]
@@ -85,7 +83,7 @@ class PackedSamples:
         return PackedSamples, (self.file,)  # a worker maps the file itself, and shares its pages
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self._ends)
 
     def path(self, index: int) -> Path:
         """The pack, which holds all samples."""
@@ -104,25 +102,28 @@ class PackedSamples:
 
     def _fields(self, index: int) -> dict[str, NDArray[Any]]:
         """The fields of a sample; they are the memory itself."""
-        record = self._records[index]
+        record = self._record(index)
         if not self._checked[index]:
             if zlib.crc32(record.data) != int(self._checksums[index]):
                 raise DataError(f"{self.file}: sample {index} is damaged (its checksum is wrong); {_WRITE_AGAIN}")
             self._checked[index] = True
-        return _views(record, record[: _header_length(record)].tobytes())
+        return views(record, header_of(record))
+
+    def _record(self, index: int) -> NDArray[np.uint8]:
+        return self._memory[int(self._ends[index - 1]) if index else 0 : int(self._ends[index])]
 
     def _columns(self, header: bytes) -> dict[str, NDArray[Any]]:
         """Each field of all samples, which have the same header."""
-        first, memory = self._records[0], self._records.values
+        first = self._record(0)
         return {
             name: np.ndarray(
                 (len(self), *array.shape),
                 array.dtype,
-                memory.data,
+                self._memory.data,
                 array.ctypes.data - first.ctypes.data,
                 (len(first), *array.strides),
             )
-            for name, array in _views(first, header).items()
+            for name, array in views(first, header).items()
         }
 
     def _gather(self, columns: dict[str, NDArray[Any]], ids: Tensor) -> dict[str, Tensor]:
@@ -134,19 +135,6 @@ class PackedSamples:
             name: torch.from_numpy(_planar(column, numbers) if name == "image" else column[numbers])
             for name, column in columns.items()
         }
-
-
-def _views(record: NDArray[np.uint8], header: bytes) -> dict[str, NDArray[Any]]:
-    """The fields of a sample, which lie behind the header that describes them."""
-    return {
-        name: np.ndarray(each["shape"], TYPES[each["dtype"]], record.data, len(header) + each["data_offsets"][0])
-        for name, each in json.loads(header[_LENGTH:]).items()
-    }
-
-
-def _header_length(record: Any) -> int:
-    """Where the numbers of a sample begin, behind what describes them."""
-    return _LENGTH + int.from_bytes(record[:_LENGTH], "little")
 
 
 def _planar(images: NDArray[Any], numbers: NDArray[np.int64]) -> NDArray[Any]:
@@ -165,7 +153,6 @@ ReportProgress = Callable[[int, int], None]
 """Is given how many samples are done, and of how many."""
 
 _ALIGNMENT = 64
-_LENGTH = 8  # bytes that tell how long the header of a sample is
 _BYTES = "latin-1"  # a character for each
 _AHEAD = 4  # samples a thread that may wait for being written
 
@@ -234,7 +221,6 @@ def _write(
     threads: int,
 ) -> WrittenPack:
     pipeline = TransformPipeline(dataset, [] if size is None else [_Shrink(size)], seed=0)
-    records = Streamed("record", file)
     ends, checksums, headers = list[int](), list[int](), set[bytes]()
     skipped: list[Skipped] = []
     is_even = True
@@ -251,10 +237,10 @@ def _write(
             _check_skipped(path, skipped, max_skipped)
         else:
             record = _encode(sample, len(ends))
-            records.append(record)
-            ends.append(records.size)
+            file.write(record)
+            ends.append(file.tell())
             checksums.append(zlib.crc32(record))
-            headers.add(record[: _header_length(record)])
+            headers.add(header_of(np.frombuffer(record, np.uint8)))
             is_even = len(headers) == 1 and np.ndim(sample["image"]) == 3 and RAGGED.isdisjoint(sample)
         if progress is not None:
             progress(done, len(dataset))
@@ -262,7 +248,7 @@ def _write(
         why = f"; the first one: {skipped[0]}" if skipped else ""
         raise DataError(f"{path}: there is no sample that could be packed{why}")
     writer = ArrayWriter()
-    writer.append("record.ends", np.array(ends))
+    writer.append("end", np.array(ends))
     writer.append("checksum", np.array(checksums))
     writer.facts |= {
         "pack": PACK_VERSION,
@@ -273,7 +259,7 @@ def _write(
         "header": headers.pop().decode(_BYTES) if is_even else None,
         "skipped": skipped,
     }
-    writer.write(file, records)
+    writer.write(file)
     return WrittenPack(path, len(ends), file.tell(), skipped)
 
 

@@ -28,13 +28,13 @@ from paceline.core.errors import DataError
 from paceline.core.file_lock import is_at, lock_file
 from paceline.core.regular_file import open_regular
 from paceline.core.text import join_first
-from paceline.data.mapped_arrays import ArrayWriter, DamagedFileError, MappedArrays, Streamed
+from paceline.data.mapped_arrays import ArrayWriter, DamagedFileError, MappedArrays
 from paceline.data.rng import derive
 from paceline.data.sampler import Permutation
 
 MAX_BYTES = 2 << 30
 """What all indexes may take together; those that were not used for longest are removed first."""
-_VERSION = 7  # of what data sets write into their indexes
+_VERSION = 8  # of what data sets write into their indexes
 _PATIENCE = 5.0  # seconds until something is said about work that goes on
 _TICK, _COARSE_TICK = 20_000_000, 2_000_000_000  # nanoseconds within which two changes may have one time
 _SECOND = 1_000_000_000
@@ -64,11 +64,11 @@ class IndexBuilder(ArrayWriter):
         name = path.relative_to(self._base) if path.is_relative_to(self._base) else path.absolute()
         self._watched.append((os.fsencode(name), *_state(path), _checksum(path) if by_content else _UNREAD))
 
-    def write(self, file: IO[bytes], streamed: Streamed | None = None) -> None:
+    def write(self, file: IO[bytes]) -> None:
         """Write the whole file, with what is watched."""
         self.append_texts("watched", [name for name, *_ in self._watched])
         self.append("watched.state", np.array([state for _, *state in self._watched], np.int64).reshape(-1, 3))
-        super().write(file, streamed)
+        super().write(file)
 
 
 def open_index(
@@ -117,7 +117,6 @@ def _find(path: Path, folder: Path, asked: int) -> MappedArrays | None:
         is_ours = path.stat().st_uid == os.getuid() and index.facts.get("name") == path.name
         if not is_ours or not _is_valid(index, folder, asked):
             return None
-        index.verify()
     except (OSError, DamagedFileError, LookupError, ValueError):
         return None
     with suppress(OSError):
