@@ -31,6 +31,8 @@ _LENGTH = 8  # bytes that tell how long the header of safetensors is
 _END = struct.Struct("<QQ8s")  # where the arrays begin, their checksum, and what the file is
 _NAME = b"arrays 2"
 _FACTS = "facts"
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What `views` raises of bytes that were not encoded by safetensors, whatever their checksum."""
 
 Array = NDArray[Any]
 
@@ -73,8 +75,11 @@ class MappedArrays:
         if zlib.crc32(encoded.data, start) != checksum:
             raise DamagedFileError(f"{path}: is not what was written")
         self.stream = memory[:start]
-        self._arrays = views(encoded, header_of(encoded))
-        self.facts: dict[str, Any] = json.loads(self[_FACTS].tobytes())
+        try:
+            self._arrays = views(encoded, header_of(encoded))
+            self.facts: dict[str, Any] = json.loads(self[_FACTS].tobytes())
+        except MALFORMED as error:
+            raise DamagedFileError(f"{path}: holds no arrays ({error})") from error
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.path, self._end)

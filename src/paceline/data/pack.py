@@ -30,7 +30,7 @@ from paceline.core.process import num_cores
 from paceline.core.registry import register
 from paceline.core.threads import map_in_order
 from paceline.data.batch import RAGGED, KeypointNames, Sample
-from paceline.data.mapped_arrays import ArrayWriter, DamagedFileError, MappedArrays, header_of, views
+from paceline.data.mapped_arrays import MALFORMED, ArrayWriter, DamagedFileError, MappedArrays, header_of, views
 from paceline.data.skip_list import UNREADABLE, Skipped, as_skipped
 from paceline.data.split_loader import Dataset, TransformPipeline
 from paceline.data.transforms.functional import size_of
@@ -107,7 +107,10 @@ class PackedSamples:
             if zlib.crc32(record.data) != int(self._checksums[index]):
                 raise DataError(f"{self.file}: sample {index} is damaged (its checksum is wrong); {_WRITE_AGAIN}")
             self._checked[index] = True
-        return views(record, header_of(record))
+        try:
+            return views(record, header_of(record))
+        except MALFORMED as error:
+            raise DataError(f"{self.file}: sample {index} is no sample ({error}); {_WRITE_AGAIN}") from error
 
     def _record(self, index: int) -> NDArray[np.uint8]:
         return self._memory[int(self._ends[index - 1]) if index else 0 : int(self._ends[index])]
