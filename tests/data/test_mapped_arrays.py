@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.core.errors import DataError
-from paceline.data.mapped_arrays import ArrayWriter, DamagedFileError, MappedArrays
+from paceline.core.errors import DamagedFileError, DataError
+from paceline.data.mapped_arrays import ArrayWriter, MappedArrays
 
 
 def write(path: Path, build: object) -> MappedArrays:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from paceline.core.errors import DataError
+from paceline.core.errors import DamagedFileError, DataError
 from paceline.core.regular_file import open_regular
 
 _TYPES = {
@@ -35,10 +35,6 @@ MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What `views` raises of bytes that were not encoded by safetensors, whatever their checksum."""
 
 Array = NDArray[Any]
-
-
-class DamagedFileError(Exception):
-    """The file does not hold mapped arrays, or is truncated."""
 
 
 def header_of(encoded: Array) -> bytes:

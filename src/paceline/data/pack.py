@@ -24,13 +24,13 @@ from safetensors.numpy import save
 from torch import Tensor
 
 from paceline.core.atomic_write import sync_folder
-from paceline.core.errors import DataError
+from paceline.core.errors import DamagedFileError, DataError
 from paceline.core.file_lock import lock_file
 from paceline.core.process import num_cores
 from paceline.core.registry import register
 from paceline.core.threads import map_in_order
 from paceline.data.batch import RAGGED, KeypointNames, Sample
-from paceline.data.mapped_arrays import MALFORMED, ArrayWriter, DamagedFileError, MappedArrays, header_of, views
+from paceline.data.mapped_arrays import MALFORMED, ArrayWriter, MappedArrays, header_of, views
 from paceline.data.skip_list import UNREADABLE, Skipped, as_skipped
 from paceline.data.split_loader import Dataset, TransformPipeline
 from paceline.data.transforms.functional import size_of
