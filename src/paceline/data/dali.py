@@ -141,15 +141,10 @@ class Refusal(NamedTuple):
     reason: str
 
 
-def is_installed() -> bool:
-    """Whether DALI can be imported."""
-    return not missing_extra("dali")
-
-
 def find_refusal(loader: SplitLoader) -> Refusal | None:
     """Why DALI cannot load the split of a loader; None if it can."""
-    if not is_installed():
-        return Refusal(None, f"{missing_extra('dali')}, or use data.loader: auto")
+    if missing := missing_extra("dali"):
+        return Refusal(None, f"{missing}, or use data.loader: auto")
     if loader.in_memory or not hasattr(loader.dataset, "open"):
         found = type(loader.dataset).__name__
         return Refusal("dataset", f"{found} has no image files, which data.loader: dali decodes; use data.loader: auto")

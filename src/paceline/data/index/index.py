@@ -231,9 +231,10 @@ def draw_parts(
     sums = [fsum(shares[name] for name in names[:number]) for number in range(len(names) + 1)]
     bounds = [round(size * each / sums[-1]) for each in sums]
     order = Permutation(size, derive(seed, _PURPOSE))
-    if labels is None:
-        return {name: _members(order, start, stop) for name, (start, stop) in zip(names, pairwise(bounds), strict=True)}
     drawn = np.concatenate([order.permute(0, rows) for rows in np.split(np.arange(size), range(_CHUNK, size, _CHUNK))])
+    if labels is None:
+        parts = zip(names, pairwise(bounds), strict=True)
+        return {name: np.sort(drawn[start:stop]).astype(np.uint32) for name, (start, stop) in parts}
     _, firsts, classes, counts = np.unique(labels[drawn], return_index=True, return_inverse=True, return_counts=True)
     ideal = counts[:, None] * (np.array([shares[name] for name in names]) / sums[-1])
     whole = _rounded(ideal, counts, np.diff(bounds), firsts)
@@ -258,15 +259,6 @@ def _rounded(
             rows[row] -= more
             columns[column] -= more
     return whole
-
-
-def _members(order: Permutation, start: int, stop: int) -> NDArray[np.uint32]:
-    members = np.empty(stop - start, np.uint32)
-    for first in range(start, stop, _CHUNK):
-        last = min(first + _CHUNK, stop)
-        members[first - start : last - start] = order.permute(0, np.arange(first, last))
-    members.sort()
-    return members
 
 
 def write_parts(
