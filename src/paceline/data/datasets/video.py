@@ -14,7 +14,7 @@ from paceline.core.registry import register
 from paceline.data.argument_types import ClassNames, Column, Extensions, Name
 from paceline.data.batch import Sample
 from paceline.data.datasets.image_folder import ClassFolders
-from paceline.data.datasets.list_file import LIST_CHECKS, ListFile
+from paceline.data.datasets.list_file import LIST_CHECKS, Delimiter, ListFile
 from paceline.data.index.list_file import Format
 from paceline.data.io.video import EXTENSIONS, MAX_FRAMES, MAX_PIXELS, EncodedVideo
 
@@ -83,7 +83,7 @@ class VideoList(ListFile):
         follow_links: bool = False,
         max_pixels: Count = MAX_PIXELS,
         max_frames: Count = MAX_FRAMES,
-        delimiter: Name | None = None,
+        delimiter: Delimiter | None = None,
         label_from: Literal["column", "folder"] = "column",
         first_label: CountOrZero = 0,
         split_column: Column | None = None,
