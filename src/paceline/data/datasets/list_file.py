@@ -7,18 +7,17 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from paceline.core.arguments import AtMostOneOf, Count, CountOrZero, KeyOf, Requires
 from paceline.core.errors import ArgumentError, DataError
 from paceline.core.registry import register
 from paceline.core.regular_file import why_no_file
 from paceline.core.text import join_first, pluralize
-from paceline.data.argument_types import ClassNames, Column, Name, SplitShares
+from paceline.data.argument_types import ClassNames, Column, Delimiter, Name, SplitShares
 from paceline.data.batch import Sample
 from paceline.data.fingerprint import DataDigest
 from paceline.data.index.folders import FileDataset, NamedFiles, hint_on_missing
@@ -52,8 +51,6 @@ LIST_CHECKS = [
     Requires("split_column", "split"),
     Requires("fold", "split"),
 ]
-Delimiter = Annotated[str, Field(pattern=r'^[^\r\n"]$')]
-"""One character that is neither a line end nor a quote; a tab is "\\t" in double quotes."""
 _MAX_NAMES = 10  # classes without a sample that are named
 _CHUNK = 1 << 14  # lines that are held as Python objects at a time
 

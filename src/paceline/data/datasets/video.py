@@ -11,10 +11,10 @@ from pydantic import Field
 from paceline.core.arguments import Count, CountOrZero, KeyOf, Positive
 from paceline.core.errors import DataError
 from paceline.core.registry import register
-from paceline.data.argument_types import ClassNames, Column, Extensions, Name
+from paceline.data.argument_types import ClassNames, Column, Delimiter, Extensions, Name
 from paceline.data.batch import Sample
 from paceline.data.datasets.image_folder import ClassFolders
-from paceline.data.datasets.list_file import LIST_CHECKS, Delimiter, ListFile
+from paceline.data.datasets.list_file import LIST_CHECKS, ListFile
 from paceline.data.index.list_file import Format
 from paceline.data.io.video import EXTENSIONS, MAX_FRAMES, MAX_PIXELS, EncodedVideo
 
