@@ -380,7 +380,7 @@ def test_arguments_that_make_no_sense(arguments: dict[str, object]) -> None:
 
 
 def test_a_delimiter_is_one_character() -> None:
-    for wrong in ("; ", ""):
+    for wrong in ("; ", "", "\n", '"'):
         with pytest.raises(ValidationError, match="delimiter"):
             arguments_of("dataset", "list_file")(file="x", delimiter=wrong)
     assert arguments_of("dataset", "list_file")(file="x", delimiter="\t").delimiter == "\t"
