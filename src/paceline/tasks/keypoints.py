@@ -40,6 +40,7 @@ class Keypoints(Task):
 
     original_size = True
     error_name = "mean distance in diagonals of the image"
+    output_name = "heatmaps"
 
     def __init__(
         self,
@@ -92,10 +93,6 @@ class Keypoints(Task):
             found = list(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
             raise RecipeError(f"model: got {found}, expected heatmaps [N, {expected}, h, w]; use simple_baseline")
         return outputs.float()
-
-    def export_outputs(self, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
-        """Heatmaps [N, joints, h, w]."""
-        return {"heatmaps": model(images)}
 
     def export_details(self) -> dict[str, Any]:
         """The joints of the heatmaps, and how their maxima are refined."""

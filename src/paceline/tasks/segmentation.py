@@ -48,6 +48,11 @@ class Segmentation(Task):
     `scales`, `window` and `stride` are test-time augmentation.
     """
 
+    main_metric = "miou"
+    error_name = "share of wrong pixels"
+    training_metrics = ("pixel_accuracy",)
+    activation = "softmax"
+
     def __init__(
         self,
         losses: Mapping[str, Loss],
@@ -67,9 +72,6 @@ class Segmentation(Task):
                 " `classes` of the data set, or use task: saliency for binary masks"
             )
         super().__init__(losses, weights, classes)
-        self.main_metric = "miou"
-        self.error_name = "share of wrong pixels"
-        self.training_metrics = ["pixel_accuracy"]
         self._ignore_index = ignore_index
         self.palette = class_colors(classes[:256], 256)
         names = self.classes if len(self.classes) <= _MAX_REPORTED else None
@@ -140,9 +142,6 @@ class Segmentation(Task):
     def export_outputs(self, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
         """Logits [N, classes, H, W] at the size of the images, without test-time augmentation."""
         return {"logits": resize(self._check(main_output(model(images))), images.shape[-2:])}
-
-    def export_details(self) -> dict[str, Any]:
-        return {"activation": "softmax"}
 
     def draw_metrics(self, metrics: dict[str, Any]) -> dict[str, Image]:
         if "confusion" not in metrics:
