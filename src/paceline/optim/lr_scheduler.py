@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.core.errors import ArgumentError
 from paceline.core.signatures import signature_of
-from paceline.optim.decays import Span, either, snap
+from paceline.optim.decays import Decay, Span, either, snap
 
 if TYPE_CHECKING:  # a recipe's schedule is checked and drawn without torch
     from torch.optim import Optimizer
@@ -184,32 +184,23 @@ class LRChangeLog:
         return before, lr
 
 
-class _Function:
-    """A decay function, called with the arguments that it takes."""
-
-    def __init__(self, function: Callable[..., float], arguments: Mapping[str, Any], span: Span) -> None:
-        self._taken = [name for name in SUPPLIED if name in signature_of(function).parameters]
-        if not self._taken:
-            name = getattr(function, "__name__", str(function))
-            raise ArgumentError("decay", f"{name} takes none of span, {', '.join(SUPPLIED)}")
-        self._function, self._arguments, self._span, self._length = function, arguments, span, span.length
-
-    def __call__(self, at: float) -> float:
-        done = at / self._length
-        if self._taken == ["done"]:
-            return self._function(done, **self._arguments)
-        span = self._span
-        step = round(at + span.begin)
-        known = (done, step, step / span.steps_per_epoch, span.total, span.total / span.steps_per_epoch)
-        supplied = dict(zip(SUPPLIED, known, strict=True))
-        return self._function(**{name: supplied[name] for name in self._taken}, **self._arguments)
-
-
-def _make(decay: Callable[..., Any], arguments: Mapping[str, Any], span: Span) -> Callable[[float], float]:
-    if "span" in signature_of(decay).parameters:
-        made: Callable[[float], float] = decay(span, **arguments)
+def _make(decay: Callable[..., Any], arguments: Mapping[str, Any], span: Span) -> Decay:
+    """The factor by position: what `decay` gives for the span, or `decay` itself with what it takes of a position."""
+    taken = signature_of(decay).parameters
+    if "span" in taken:
+        made: Decay = decay(span, **arguments)
         return made
-    return _Function(decay, arguments, span)
+    if not any(name in taken for name in SUPPLIED):
+        name = getattr(decay, "__name__", str(decay))
+        raise ArgumentError("decay", f"{name} takes none of span, {', '.join(SUPPLIED)}")
+
+    def factor(at: float) -> float:
+        step = round(at + span.begin)
+        known = (at / span.length, step, step / span.steps_per_epoch, span.total, span.total / span.steps_per_epoch)
+        supplied = {name: value for name, value in zip(SUPPLIED, known, strict=True) if name in taken}
+        return float(decay(**supplied, **arguments))
+
+    return factor
 
 
 def _warmup_length(epochs: float | None, steps: float | None, total_steps: int, steps_per_epoch: int) -> float:

@@ -118,11 +118,7 @@ class Segmentation(Task):
         # The aspect ratio of the image may differ from that of the mask.
         image = fit(to_image(batch["image"][index]), _IMAGE_SIDE, maps["truth"].shape)
         panels = [Panel(image, "image")]
-        for name, label_map in maps.items():
-            ids = label_map.cpu().numpy()
-            overlay = draw_label_map(image, ids, self.palette[: len(self.classes)])
-            panels.append(Panel(overlay, name, legend=class_legend(ids, self.classes)))
-        return panels
+        return panels + [self._panel(image, label_map, name) for name, label_map in maps.items()]
 
     def sample_errors(self, predictions: PixelPrediction, batch: Batch) -> Tensor:
         """The share of each sample's labeled pixels whose class is wrong, [N]."""
@@ -135,9 +131,12 @@ class Segmentation(Task):
 
     def draw_prediction(self, image: Image, batch: Batch, predictions: PixelPrediction, index: int) -> Panel:
         """Draw the predicted classes blended over the image."""
-        ids = predictions.maps[index].cpu().numpy()
+        return self._panel(image, predictions.maps[index])
+
+    def _panel(self, image: Image, label_map: Tensor, caption: str = "") -> Panel:
+        ids = label_map.cpu().numpy()
         overlay = draw_label_map(image, ids, self.palette[: len(self.classes)])
-        return Panel(overlay, legend=class_legend(ids, self.classes))
+        return Panel(overlay, caption, legend=class_legend(ids, self.classes))
 
     def export_outputs(self, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
         """Logits [N, classes, H, W] at the size of the images, without test-time augmentation."""
