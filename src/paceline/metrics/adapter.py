@@ -110,8 +110,9 @@ class GatheredMetric(MetricAdapter):
     def compute(self, state: State) -> MetricValues:
         metric = copy.deepcopy(self._metric)
         sizes = state["sizes"].long().tolist()
+        batches = torch.split(state["words"], [number for _, number in sizes])
         with one_thread(), torch.no_grad():
-            for (length, _), words in zip(sizes, state["words"].split([each for _, each in sizes]), strict=True):
+            for (length, _), words in zip(sizes, batches, strict=True):
                 tensors = unpack(words.view(torch.uint8)[:length])
                 for index in range(len(tensors) // 2):
                     self._updated(metric, tensors[f"preds{index}"], tensors[f"target{index}"])

@@ -103,8 +103,8 @@ class Classification(Task):
         target = labels.argmax(1) if labels.ndim == 2 else labels
         # How many classes the label is at least as likely as, itself included; none if it is NaN.
         behind = (logits <= logits.gather(1, target.unsqueeze(1))).sum(1, dtype=torch.int32)
-        correct = {k: (behind > logits.shape[1] - k).sum().float() for k in self._top_k}
-        return {f"top{k}": LossTerm(each, float(labels.shape[0])) for k, each in correct.items()}
+        count, num_classes = float(labels.shape[0]), logits.shape[1]
+        return {f"top{k}": LossTerm((behind > num_classes - k).sum().float(), count) for k in self._top_k}
 
     def draw(self, batch: Batch, predictions: Tensor | None, index: int) -> list[Panel]:
         """Draw the image with its label, framed in green or red by whether the prediction is correct."""
