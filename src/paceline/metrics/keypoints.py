@@ -17,7 +17,7 @@ from paceline.data.batch import Batch, KeypointNames
 from paceline.losses.heatmap import only_person
 from paceline.metrics.detection import evaluate_coco, truth_field
 from paceline.metrics.metric import MetricValues, State
-from paceline.models.heatmaps import Poses
+from paceline.models.simple_baseline import Poses
 
 NamePair = Annotated[Sequence[Name], Field(min_length=2, max_length=2)]
 TORSO = (("left_shoulder", "right_hip"), ("right_shoulder", "left_hip"))

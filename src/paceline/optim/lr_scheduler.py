@@ -62,16 +62,14 @@ class Schedule:
         self._is_warmup_linear, self._warmup_from = warmup == "linear", warmup_from
         self._decay = _make(decay, arguments or {}, span)
         self._is_bounded = getattr(decay, "is_bounded", False)
-        # Copies: attribute lookups through the span would take longer than the formula.
-        self._tick, self._first, self._total = span.tick, span.first, span.total
-        self._warmup, self._begin = span.warmup, span.begin
 
     def __call__(self, step: int) -> float:
         """The learning rate of the step with this index, counted from 0."""
-        at = min(step - step % self._tick, self._total)
-        if at < self._warmup:
+        span = self.span
+        at = min(step - step % span.tick, span.total)
+        if at < span.warmup:
             return self.lr * self._warmup_factor(at)
-        factor: float = self._decay(at - self._begin)
+        factor: float = self._decay(at - span.begin)
         if self._is_bounded:
             return max(self.lr * factor, self.floor_lr)
         return self.floor_lr + (self.lr - self.floor_lr) * factor
@@ -79,7 +77,7 @@ class Schedule:
     def _warmup_factor(self, at: float) -> float:
         if not self._is_warmup_linear:
             return self._warmup_from
-        progress = min((at + self._first) / self._warmup, 1.0)
+        progress = min((at + self.span.first) / self.span.warmup, 1.0)
         return self._warmup_from * (1 - progress) + progress
 
 

@@ -18,8 +18,8 @@ from paceline.losses.heatmap import stack_keypoints
 from paceline.losses.loss_term import Loss
 from paceline.metrics.keypoints import PCK, TORSO, KeypointAP, known_sigmas, pose_rows, truth_keypoints
 from paceline.metrics.metric import LossMetrics, Metric, MetricOf, Rows
-from paceline.models.heatmaps import Decode, Poses, decode_heatmaps, flip_heatmaps
 from paceline.models.model_errors import call_model
+from paceline.models.simple_baseline import Decode, Poses, decode_heatmaps, flip_heatmaps
 from paceline.tasks.task import Task, compare_by
 from paceline.visualize.grid import KEYPOINT_LEGEND, Panel
 from paceline.visualize.image import Image, fit, to_image
