@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.core.class_metrics import HEADER, split_classes, summarize
 from paceline.core.text import doubled_loss, pluralize
 from paceline.loggers.events import Ended, Evaluated, Event, Logged, Note, Saved, Snapshot, Started, Visualized
+from paceline.metrics.class_metrics import HEADER, split_classes, summarize
 
 Words = list[tuple[str, str]]
 """A line as pairs of text and style; plain output ignores styles."""
