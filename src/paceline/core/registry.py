@@ -186,7 +186,7 @@ class Definition:
         if self.kind == "loss" and not self.is_ours:
             supplied = supplied_to_loss(self.target, supplied)
         filled_in = FILLED_IN if self.kind == "metric" and not self.is_ours else set()
-        return arguments_of(self.target, supplied - filled_in, self.checks, self.kind, filled_in)
+        return arguments_of(self.target, supplied - filled_in, self.checks, filled_in)
 
     def row(self) -> Row:
         """All of it as JSON."""

@@ -201,14 +201,11 @@ class LoggerGroup:
         try:
             method(*arguments)
         except OSError as error:
-            self._report(sink, error)
-
-    def _report(self, sink: Logger, error: OSError) -> None:
-        if any(sink is failed for failed in self._failed):
-            return
-        self._failed.append(sink)
-        where = error.filename or type(sink).__name__
-        note = Note(f"cannot write to {where}: {error.strerror or error}; training continues", "warning")
-        for other in self._sinks:
-            if other is not sink:
-                self._call(other, other.handle, note)
+            if sink in self._failed:
+                return
+            self._failed.append(sink)
+            where = error.filename or type(sink).__name__
+            note = Note(f"cannot write to {where}: {error.strerror or error}; training continues", "warning")
+            for other in self._sinks:
+                if other is not sink:
+                    self._call(other, other.handle, note)

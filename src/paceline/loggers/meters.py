@@ -40,11 +40,6 @@ class Meter:
             "latest": self._window[-1],
         }
 
-    @property
-    def mean(self) -> float:
-        """The mean of the window."""
-        return sum(self._window) / len(self._window)
-
     def state_dict(self) -> dict[str, Any]:
         """The state as JSON values; loading it gives bit-identical summaries."""
         return {
@@ -76,10 +71,6 @@ class Meters:
     def summary(self, name: str) -> dict[str, float]:
         """The summary of one meter, see `Meter.summary`; empty if there is none of that name."""
         return self._meters[name].summary() if name in self._meters else {}
-
-    def mean(self, name: str) -> float:
-        """The mean of one meter's window."""
-        return self._meters[name].mean
 
     def summaries(self) -> dict[str, dict[str, float]]:
         """The summary of each meter, see `Meter.summary`."""
