@@ -21,7 +21,7 @@ from paceline.core.atomic_write import replace_file
 from paceline.core.process import num_cores
 from paceline.core.regular_file import open_regular, read_json
 from paceline.loggers.events import Ended, Evaluated, Event, Logged, Logger, Started
-from paceline.loggers.messages import lines_of, plain
+from paceline.loggers.messages import lines_of
 
 _SECONDS_BETWEEN_STEPS = 1.0
 _PACKAGES = ("paceline", "torch", "torchvision", "timm", "numpy")
@@ -104,7 +104,7 @@ class LogFile(AppendingLogger):
         if isinstance(event, Started):
             self._total_steps = event.total_steps
         now = datetime.now().astimezone().isoformat(timespec="milliseconds")
-        lines = [f"{now} {plain(words)}\n" for words in lines_of(event, self._total_steps)]
+        lines = [f"{now} {line}\n" for line in lines_of(event, self._total_steps)]
         if lines:
             self._file.append("".join(lines).encode(errors="backslashreplace"))
 

@@ -196,7 +196,7 @@ class Predictor:
         recipe = self.builder.recipe
         split, part = _split(self.builder)
         try:
-            loader = self._loader(self._files(samples)) if samples else make_split_loader(self.builder, split, part)
+            loader = self.loader(self._files(samples)) if samples else make_split_loader(self.builder, split, part)
         except DataError as error:
             raise error if samples else DataError(f"{error}; or give files with --samples") from error
         about = {
@@ -215,11 +215,12 @@ class Predictor:
         files, filled = find_files(paths, reads_videos), placeholder(self.run.task)
         return UnlabeledFiles(files, self.data.classes, self.data.channels, filled, reads_videos)
 
-    def _loader(self, dataset: Dataset, skips: SkipList | None = None) -> SplitLoader:
+    def loader(self, dataset: Dataset, skips: SkipList | None = None) -> SplitLoader:
+        """The inputs as evaluation sees its samples."""
         return add_transforms(self.builder, *_split(self.builder), dataset, skips)
 
     def _predict(self, dataset: Dataset, writer: FileWriter | ResultList, skips: SkipList) -> Predicted:
-        with self._evaluating(self._loader(dataset, skips)):
+        with self._evaluating(self.loader(dataset, skips)):
             return predict(self.run, self.run.evaluations["val"], writer)
 
     def _evaluating(self, loader: SplitLoader) -> AbstractContextManager[Any]:
