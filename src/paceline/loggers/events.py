@@ -46,7 +46,6 @@ class Logged:
 
     @cached_property
     def record(self) -> Record:
-        """The event as a record, for all loggers that write it."""
         return _record(self, "train", smoothed=self.smoothed)
 
 
@@ -65,7 +64,6 @@ class Evaluated:
 
     @cached_property
     def record(self) -> Record:
-        """The event as a record, for all loggers that write it."""
         return _record(self, self.split, num_samples=self.num_samples, num_skipped=self.num_skipped)
 
 
@@ -192,7 +190,6 @@ class LoggerGroup:
             self._call(sink, sink.tick, snapshot)
 
     def close(self) -> None:
-        """Close every sink."""
         self.flush()
         for sink in self._sinks:
             self._call(sink, sink.close)

@@ -17,7 +17,6 @@ class Meter:
         self._count = 0
 
     def extend(self, values: Sequence[float]) -> None:
-        """Add numbers."""
         for value in values:  # one by one: how many come at once must not show in the last bit of the sum
             self._sum += value
         self._count += len(values)
@@ -49,7 +48,6 @@ class Meter:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state."""
         self._window.clear()
         self._window.extend(float(value) for value in state["window"])
         self._sum = float(state["sum"])
@@ -73,11 +71,9 @@ class Meters:
         return self._meters[name].summary() if name in self._meters else {}
 
     def summaries(self) -> dict[str, dict[str, float]]:
-        """The summary of each meter, see `Meter.summary`."""
         return {name: meter.summary() for name, meter in self._meters.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all meters by name, ready for JSON."""
         return {name: meter.state_dict() for name, meter in self._meters.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

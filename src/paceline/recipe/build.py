@@ -168,7 +168,6 @@ class Builder(BuildContext):
         )
 
     def info(self) -> RunInfo:
-        """What the run records and prints about itself."""
         recipe, optimizer = self.recipe, self.recipe.optimizer
         lr = f"{build_training.effective_lr(self):g}"
         if optimizer.base_batch_size:
@@ -194,7 +193,6 @@ class Builder(BuildContext):
         )
 
     def check_data(self, loaders: Mapping[str, SplitLoader]) -> None:
-        """Raise if ranks found different samples."""
         check_data(self, loaders)
 
     def model(self, loader: SplitLoader, classes: list[str]) -> nn.Module:
@@ -240,7 +238,6 @@ class Builder(BuildContext):
         ignore_index: int | None = None,
         joints: KeypointNames | None = None,
     ) -> Task:
-        """The task with its losses and metrics."""
         supplied: dict[str, Any] = {"num_classes": len(classes), "classes": classes, "ignore_index": ignore_index}
         supplied["joints"] = joints
         losses, metrics = {}, []
@@ -271,7 +268,6 @@ class Builder(BuildContext):
         return task
 
     def intervals(self, progress: Progress) -> Intervals:
-        """Logging, evaluation and checkpoint intervals in steps."""
         recipe, epoch = self.recipe, progress.steps_per_epoch
         evaluate, checkpoint, logging = recipe.evaluate, recipe.checkpoint, recipe.logging
         return Intervals(
@@ -281,7 +277,6 @@ class Builder(BuildContext):
         )
 
     def store(self, out: Path, task: Task) -> Store:
-        """The checkpoint store."""
         checkpoint = self.recipe.checkpoint
         best, direction = best_direction(self, task)
         return Store(out / "checkpoints", checkpoint.keep_last, best, direction, checkpoint.keep_every)

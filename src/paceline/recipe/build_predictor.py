@@ -145,7 +145,6 @@ class Predictor:
 
     @property
     def classes(self) -> list[str]:
-        """The names of the classes."""
         return list(self.data.classes)
 
     def predict(
