@@ -64,23 +64,23 @@ class Console(Logger):
             if event.is_reported:
                 return
             event = replace(event, reason=None)
-        if isinstance(event, Note):
-            if event.level == "detail" or (event.level == "warning" and not self._is_due(event.text)):
+        elif isinstance(event, Note):
+            if event.level == "detail" or (text := self._due(event)) is None:
                 return
-            event = replace(event, text=event.text + self._times(event.text))
+            event = replace(event, text=text)
         for line in lines_of(event, self._total_steps, LINE_WIDTH, self._main_metric):
             self._page.print(line)
 
-    def _is_due(self, text: str) -> bool:
-        """Whether a warning is new, or has come 10, 100, … times; those that differ in numbers alone are the same."""
-        kind = re.sub(r"\d+", "#", text)
+    def _due(self, note: Note) -> str | None:
+        """The text of a note; of a warning that differs from others in numbers alone, the 1st, 10th, 100th, …"""
+        if note.level != "warning":
+            return note.text
+        kind = re.sub(r"\d+", "#", note.text)
         self._warnings[kind] += 1
         times = self._warnings[kind]
-        return str(times).strip("0") == "1"
-
-    def _times(self, text: str) -> str:
-        times = self._warnings[re.sub(r"\d+", "#", text)]
-        return f" ({times:,} times so far; all are in logs/)" if times > 1 else ""
+        if str(times).strip("0") != "1":
+            return None
+        return note.text + (f" ({times:,} times so far; all are in logs/)" if times > 1 else "")
 
     def tick(self, snapshot: Snapshot) -> None:
         """Redraw the bar if the last drawing is old enough, or if this is the end of training or an evaluation."""

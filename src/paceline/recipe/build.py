@@ -22,7 +22,7 @@ from paceline.core.process import spins_long
 from paceline.core.world import World, join
 from paceline.data.batch import KeypointNames
 from paceline.data.rng import model_seed
-from paceline.data.split_loader import SplitLoader
+from paceline.data.split_loader import Dataset, SplitLoader
 from paceline.engine.nonfinite import BufferBackup, FiniteCheck, HostFiniteCheck, NoBackup
 from paceline.engine.precision.mixed import fit_half_weights
 from paceline.engine.replay import explain_and_keep
@@ -113,9 +113,7 @@ class Builder(BuildContext):
         total_steps = round(to_steps(train.epochs, train.steps, sampler.steps_per_epoch, 0))
         progress = Progress(total_steps, sampler.steps_per_epoch)
         model = self.model(loaders["train"], classes)
-        ignored = getattr(loaders["train"].dataset, "ignore_index", None)
-        joints = getattr(loaders["train"].dataset, "joints", None)
-        task, precision = self.task(classes, model, ignored, joints), build_training.choose_precision(self)
+        task, precision = self.task(loaders["train"].dataset, classes, model), build_training.choose_precision(self)
         for loader in loaders.values():
             loader.checks = [loss.check for loss in self.losses.values() if hasattr(loss, "check")]
         self.checkpointed_blocks = build_training.checkpoint_activations(self, model)
@@ -231,15 +229,10 @@ class Builder(BuildContext):
             return ["weights  random"]
         return [f"weights  from {self.weights_file()}", *(f"         {line}" for line in self.fitted.summary())]
 
-    def task(
-        self,
-        classes: list[str],
-        model: nn.Module,
-        ignore_index: int | None = None,
-        joints: KeypointNames | None = None,
-    ) -> Task:
-        supplied: dict[str, Any] = {"num_classes": len(classes), "classes": classes, "ignore_index": ignore_index}
-        supplied["joints"] = joints
+    def task(self, dataset: Dataset, classes: list[str], model: nn.Module) -> Task:
+        known: dict[str, Any] = {name: getattr(dataset, name, None) for name in ("ignore_index", "joints")}
+        known["classes"] = classes
+        supplied = known | {"num_classes": len(classes)}
         losses, metrics = {}, []
         for index, loss in enumerate(self.recipe.losses):
             with self.error_context(f"losses.{index}"):
@@ -249,18 +242,9 @@ class Builder(BuildContext):
                 metrics.append(as_metric(metric.name, self.make("metric", metric.name, metric, **supplied)))
         self.notes += [part.describe() for part in (*losses.values(), *metrics) if hasattr(part, "describe")]
         weights = {loss.name: loss.weight for loss in self.recipe.losses}
-        brought = {
-            "model": model,
-            "losses": losses,
-            "weights": weights,
-            "classes": classes,
-            "joints": joints,
-            "extra_metrics": metrics,
-            "ignore_index": ignore_index,
-        }
+        brought = known | {"model": model, "losses": losses, "weights": weights, "extra_metrics": metrics}
         with self.error_context("task"):
             task: Task = self.make("task", self.recipe.task.name, self.recipe.task, **brought)
-        with self.error_context("task"):
             check_task(task)
         self.losses = losses
         made = {"task": task, **{f"loss {name}": loss for name, loss in losses.items()}}
@@ -303,13 +287,12 @@ def best_direction(context: BuildContext, task: Task) -> tuple[str | None, Liter
     recipe = context.recipe
     chosen, direction = recipe.checkpoint.best, recipe.checkpoint.direction
     best = task.main_metric if chosen == "auto" else chosen
-    if direction != "auto":
-        return best, direction
-    if best is None or not (recipe.data.val or recipe.data.test):
-        return best, "max"
-    return best, "max" if _is_higher_better(
-        context, "checkpoint.best", best, task, must_exist=chosen != "auto"
-    ) else "min"
+    if direction == "auto":
+        is_measured = best is not None and (recipe.data.val or recipe.data.test)
+        must_exist = chosen != "auto"
+        is_higher = not is_measured or _is_higher_better(context, "checkpoint.best", str(best), task, must_exist)
+        direction = "max" if is_higher else "min"
+    return best, direction
 
 
 def check_expected(context: BuildContext, task: Task) -> None:
