@@ -9,8 +9,7 @@ from small_runs import one_thread  # noqa: F401
 from torch import Tensor, nn
 
 from paceline.checkpoint.state import load_optimizer, optimizer_tree
-from paceline.engine.precision.base import Precision
-from paceline.engine.precision.mixed import fit_half_weights, make_precision
+from paceline.engine.precision.mixed import Precision, fit_half_weights, make_precision
 from paceline.models.freezing import Freezing
 from paceline.models.zoo import build_timm, build_torchvision
 from paceline.optim.averaging import Ema

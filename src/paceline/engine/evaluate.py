@@ -25,7 +25,7 @@ from paceline.data.sampler import BatchSlice, evaluation_slices, rank_slices
 from paceline.engine.measured_batches import measure_batches, seed_batch
 from paceline.engine.predictions import GuardedWriter, NoPredictions, make_writer
 from paceline.engine.run import EvaluationSet, Run
-from paceline.engine.stateful import unchanged_state
+from paceline.engine.stateful import unchanged
 from paceline.engine.visualizer import Drawn, NoVisualizer, Visualizer
 from paceline.engine.watchdog import EVALUATING
 from paceline.loggers.events import EvaluationProgress, Snapshot
@@ -234,7 +234,7 @@ def evaluation_mode(run: Run, threads: int) -> Iterator[None]:
     run.model.eval()
     torch.set_num_threads(threads)
     try:
-        with unchanged_generators(), unchanged_state(run.state.parts):
+        with unchanged_generators(), unchanged(run.state.parts):
             yield
     finally:
         run.strategy.reshard()

@@ -21,9 +21,8 @@ from paceline.data.rng import derive
 from paceline.data.sampler import BatchSlice
 from paceline.data.skip_list import Skipped
 from paceline.engine.predictions import GuardedWriter, NoPredictions
-from paceline.engine.replicas import KeptState, Replica, make_replicas
+from paceline.engine.replicas import KeptReplica, Replica, make_replicas
 from paceline.engine.run import EvaluationSet, Run
-from paceline.engine.stateful import copy_state, load_state
 from paceline.engine.visualizer import NoVisualizer, Visualizer
 from paceline.metrics.metric import Metric, State
 from paceline.tasks.task import Task
@@ -53,10 +52,10 @@ def measure_batches(
     Threads share the generators of the process. From the first batch in which something draws, there is one thread.
     """
     original = Replica(run.model, run.task, metrics, run.state.parts)
-    replicas: SimpleQueue[tuple[Replica, KeptState]] = SimpleQueue()
+    replicas: SimpleQueue[tuple[Replica, KeptReplica]] = SimpleQueue()
     for each in make_replicas(original, num_parallel(run, split_set)):
-        replicas.put((each, KeptState(each)))
-    before, saved = copy_state(run.state.parts), set[int]()
+        replicas.put((each, KeptReplica(each)))
+    saved = set[int]()
 
     def measure(number: int, fetched: Batch, undrawn: object = None) -> MeasuredBatch | None:
         """None if the generators are no longer in the state `undrawn`."""
@@ -64,7 +63,6 @@ def measure_batches(
         del fetched  # its images, of which the batch has normalized copies
         replica, kept = replicas.get()
         try:
-            load_state(replica.parts, before)
             with without_gradient(run), run.precision.compute():
                 predictions = replica.task.predict(replica.model, batch)
                 states = [_update(metric, predictions, batch, replica.task) for metric in replica.metrics]

@@ -12,11 +12,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from paceline.checkpoint.state import Tree
 from paceline.core.errors import TrainingError
 from paceline.core.text import join_first
 from paceline.data.loader import MicroBatch
-from paceline.engine.stateful import Parts, copy_state, load_state
 from paceline.losses.loss_term import AnyTerm
 from paceline.optim.clipping import Norm
 from paceline.optim.found_inf import skip_on_inf
@@ -112,43 +110,6 @@ class HostFiniteCheck(FiniteCheck):
         self._is_skipped = is_bad or self._num_skipped > self.limit
         self.found_inf.fill_(self._is_skipped)
         return not self._is_skipped
-
-
-class NoBackup:
-    """For runs without a loss scale that stop at a non-finite step: their buffers are not used afterwards."""
-
-    def keep(self) -> None:
-        """Keep nothing."""
-
-    def restore(self, found_inf: Tensor) -> None:
-        """Nothing was kept."""
-
-
-class BufferBackup:
-    """Copies of a model's buffers, in reused memory, and of the state of losses."""
-
-    def __init__(self, model: nn.Module, parts: Parts) -> None:
-        self._parts = parts
-        self._state: Tree = {}
-        groups: dict[torch.dtype, list[Tensor]] = {}
-        for buffer in model.buffers():
-            groups.setdefault(buffer.dtype, []).append(buffer)
-        self._groups = [(group, [buffer.clone() for buffer in group]) for group in groups.values()]
-
-    def keep(self) -> None:
-        """Before a step."""
-        for own, copies in self._groups:
-            torch._foreach_copy_(copies, own)
-        self._state = copy_state(self._parts)
-
-    def restore(self, found_inf: Tensor) -> None:
-        """After a step, if it is skipped; decided on the device, but for losses and tasks that have a state."""
-        is_skipped = found_inf > 0
-        for own, copies in self._groups:
-            for buffer, copy in zip(own, copies, strict=True):
-                torch.where(is_skipped, copy, buffer, out=buffer)
-        if self._parts and is_skipped:
-            load_state(self._parts, self._state)
 
 
 Pass = Callable[[MicroBatch], Mapping[str, AnyTerm]]

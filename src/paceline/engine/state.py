@@ -19,7 +19,7 @@ from paceline.checkpoint.state import Stateful, Tree, load_optimizer, optimizer_
 from paceline.core.errors import CheckpointError
 from paceline.core.intervals import Progress
 from paceline.engine.nonfinite import FiniteCheck
-from paceline.engine.precision.base import FullPrecision, Precision
+from paceline.engine.precision.mixed import Precision
 from paceline.engine.stateful import load_state
 from paceline.engine.strategies.single import SingleStrategy
 from paceline.loggers.meters import Meters
@@ -54,7 +54,7 @@ class RunState:
     """Knows which part of each tensor this process holds; it has no state itself."""
     choices: Choices
     averaging: Averaging = field(default_factory=NoAveraging)
-    precision: Precision = field(default_factory=FullPrecision)
+    precision: Precision = field(default_factory=Precision)
     finite_check: FiniteCheck = field(default_factory=FiniteCheck)
     parts: dict[str, Stateful] = field(default_factory=dict)
     """Losses, the task and whatever else remembers something, by name."""

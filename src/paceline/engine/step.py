@@ -12,7 +12,7 @@ def train_step(trainer: Trainer, step_batch: StepBatch) -> StepResult:
     if step_batch.step in trainer.freezing.unfreeze_steps:
         trainer.unfreeze(step_batch.step)
     warm_up(trainer, step_batch)
-    trainer.buffer_backup.keep()
+    kept = trainer.keep_state()
 
     losses = start_losses(trainer, step_batch)
     for micro in step_batch.micro_batches:
@@ -35,7 +35,7 @@ def train_step(trainer: Trainer, step_batch: StepBatch) -> StepResult:
     if trainer.finite_check.decide(grad_norm, overflowed):
         trainer.optimizer.step()
     trainer.precision.sync_weights()
-    trainer.buffer_backup.restore(trainer.finite_check.found_inf)
+    kept.restore_where(trainer.finite_check.found_inf)
     trainer.averaging.update(trainer.state.model)  # parameters only; after a skipped step too, with the same weights
     for parameter in trainer.optimized:  # what optimizer.zero_grad does, without its profiler range
         parameter.grad = None

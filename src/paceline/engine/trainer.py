@@ -14,9 +14,10 @@ from paceline.core.process import StopRequest
 from paceline.core.world import World
 from paceline.data.split_loader import SplitLoader
 from paceline.engine.loss_accumulator import LossAccumulator
-from paceline.engine.nonfinite import BufferBackup, FiniteCheck, NoBackup
-from paceline.engine.precision.base import Precision
+from paceline.engine.nonfinite import FiniteCheck
+from paceline.engine.precision.mixed import Precision
 from paceline.engine.state import RunState
+from paceline.engine.stateful import KeptState
 from paceline.engine.strategies.single import SingleStrategy
 from paceline.engine.timing import StepTimer
 from paceline.engine.watchdog import Heartbeat, NoHeartbeat
@@ -70,7 +71,6 @@ class Trainer:
     train_loader: SplitLoader
     clip_gradients: Clip = field(default_factory=NoClip)
     freezing: Freezing = field(default_factory=lambda: Freezing(nn.Identity()))
-    buffer_backup: BufferBackup | NoBackup = field(default_factory=NoBackup)
     heartbeat: Heartbeat | NoHeartbeat = field(default_factory=NoHeartbeat)
     stop: StopRequest = field(default_factory=StopRequest)
     timer: StepTimer = field(default_factory=StepTimer)
@@ -111,6 +111,11 @@ class Trainer:
     def averaging(self) -> Averaging:
         """The average of the weights."""
         return self.state.averaging
+
+    def keep_state(self) -> KeptState:
+        """What a skipped step must leave as it is beside the weights: nothing in a run that ends at the first one."""
+        can_continue = self.finite_check.policy == "skip" or self.precision.has_loss_scale
+        return KeptState(self.model.modules(), self.state.parts) if can_continue else KeptState((), {})
 
     def unfreeze(self, step: int) -> None:
         """Unfreeze the parameters whose training starts with this step."""

@@ -26,13 +26,12 @@ from paceline.data.batch import KeypointNames
 from paceline.data.rng import model_seed
 from paceline.data.sampler import BatchSampler
 from paceline.data.split_loader import SplitLoader
-from paceline.engine.nonfinite import BufferBackup, FiniteCheck, HostFiniteCheck, NoBackup
-from paceline.engine.precision.base import Precision
-from paceline.engine.precision.mixed import fit_half_weights
+from paceline.engine.nonfinite import FiniteCheck, HostFiniteCheck
+from paceline.engine.precision.mixed import Precision, fit_half_weights
 from paceline.engine.replay import explain_and_keep
 from paceline.engine.run import Intervals, Run, RunInfo
 from paceline.engine.state import Choices, RunState
-from paceline.engine.stateful import unchanged_state
+from paceline.engine.stateful import unchanged
 from paceline.engine.torch_settings import configure_torch
 from paceline.losses.adapter import as_loss
 from paceline.losses.loss_term import Loss
@@ -57,7 +56,6 @@ from paceline.recipe.build_data import (
 from paceline.recipe.build_engine import (
     checkpoint_activations,
     choose_precision,
-    may_continue,
     shard,
     wrap,
 )
@@ -189,7 +187,6 @@ class Builder(BuildContext):
             clip_gradients=make_clip(self, model, strategy),
             freezing=freezing,
             lr_changes=LRChangeLog(self.recipe.logging.lr_change_ratio),
-            buffer_backup=BufferBackup(model, self.parts) if may_continue(self) else NoBackup(),
             explain_nonfinite=explain_and_keep,
             visualize=self.recipe.logging.images,
             save_predictions=self.recipe.evaluate.save_predictions,
@@ -257,7 +254,7 @@ class Builder(BuildContext):
         """Run a forward pass on the largest micro-batch, as in training."""
         loader, size = loaders["train"], max(cut.stop - cut.start for cut in sampler.slices(0))
         batch = loader.transform_batch(loader.fetch(0, np.arange(size)), 0, self.world.device)
-        with unchanged_state(self.parts), precision.compute():
+        with unchanged(self.parts), precision.compute():
             task.losses(model.train(), batch)
 
     def weights_file(self) -> str:

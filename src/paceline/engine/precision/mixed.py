@@ -1,16 +1,16 @@
-"""The named precisions: autocast, TF32, and Apex's levels O0 to O3."""
+"""The precision a run computes in: float32, TF32, autocast, and Apex's levels O0 to O3."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from paceline.core.errors import TrainingError
 from paceline.engine.loss_accumulator import WeightedLoss
-from paceline.engine.precision.base import FullPrecision, Precision, add_gradients
 from paceline.engine.precision.loss_scale import LossScale, make_loss_scale, unscale
 from paceline.engine.precision.master_weights import (
     Copies,
@@ -47,7 +47,12 @@ def make_precision(
     if name in ("fp32", "tf32", "O0"):
         if device.type == "cuda":
             return CudaFloat32(name == "tf32")
-        return NoTf32(device) if name == "tf32" else FullPrecision()
+        precision = Precision()
+        if name == "tf32":
+            precision.warning = (
+                f"precision tf32 changes nothing here: only CUDA devices have TF32, and this is {device}"
+            )
+        return precision
     if name == "bf16":
         return Bf16(device)
     usual: float | Literal["dynamic"] = 1.0 if name == "O3" else "dynamic"
@@ -57,19 +62,67 @@ def make_precision(
     return HalfWeights(device, scale, name == "O2", name == "O2" if keep_norms is None else keep_norms)
 
 
-class NoTf32(FullPrecision):
-    """Float32 where TF32 is set but not available."""
+class Precision:
+    """Float32, and the interface of a precision, in the order in which a run calls it."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    warning: str | None = None
+    """A warning for the user before the run, if there is one."""
+    has_loss_scale = False
+    """Whether a step may be skipped because its losses were scaled too high."""
 
-    @property
-    def warning(self) -> str | None:
-        """TF32 makes no difference here."""
-        return f"precision tf32 changes nothing here: only CUDA devices have TF32, and this run is on {self._device}"
+    def attach(self, model: nn.Module) -> nn.Module:
+        """Convert the model's weights: once, after the optimizer is built and before the model is wrapped.
+
+        The result has the model's names and buffers and the weights that the optimizer holds: averages, optimizer
+        states and checkpoints are kept by it. Where the model holds those weights itself, it is the model.
+        """
+        return model
+
+    def compute(self) -> AbstractContextManager[None]:
+        """A context for forward passes, in training and evaluation."""
+        return nullcontext()
+
+    def backward(self, losses: Sequence[WeightedLoss]) -> None:
+        """Add the gradients of the losses, times the loss scale, to those of the step."""
+        add_gradients(losses)
+
+    def carriers(self, parameters: Sequence[nn.Parameter]) -> Sequence[nn.Parameter]:
+        """The model's counterparts of the optimizer's parameters, on which `backward` leaves gradients."""
+        return parameters
+
+    def unscale(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Give the optimizer's parameters the unscaled gradient of the step.
+
+        It comes after the last micro-batch and the exchange among processes.
+        """
+
+    def update_loss_scale(self, norm: Norm) -> Tensor | None:
+        """Update the loss scale; whether it was too high, so that the step must be skipped. None without a loss scale.
+
+        Called once a step, with the norm of the unscaled gradient, which stays on the device.
+        """
+        return None
+
+    def sync_weights(self) -> None:
+        """Copy the optimizer's weights into the model, after any change of them."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state."""
+
+    def metrics(self) -> dict[str, float]:
+        """Values that change during a run and are logged, by name."""
+        return {}
+
+    def describe(self) -> str:
+        """One line for the start of a run."""
+        return "fp32"
 
 
-class CudaFloat32(FullPrecision):
+class CudaFloat32(Precision):
     """Float32 on CUDA devices, with or without TF32 in matrix products and convolutions.
 
     The switches belong to the process and torch lets convolutions use TF32, so both are set where they matter.
@@ -109,7 +162,7 @@ def _autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManage
     return torch.autocast(device.type, dtype, cache_enabled=False)
 
 
-class Bf16(FullPrecision):
+class Bf16(Precision):
     """Autocast to bfloat16; it has the range of float32, so losses are not scaled."""
 
     def __init__(self, device: torch.device) -> None:
@@ -124,19 +177,17 @@ class Bf16(FullPrecision):
         return "bf16 autocast"
 
 
-class Scaled(FullPrecision):
+class Scaled(Precision):
     """The base class of precisions with a loss scale."""
+
+    has_loss_scale = True
 
     def __init__(self, device: torch.device, scale: LossScale) -> None:
         self.device = device
         self.scale = scale
-
-    @property
-    def warning(self) -> str | None:
-        """That float16 is slow on a CPU."""
-        if self.device.type != "cpu":
-            return None
-        return "float16 is slow on a CPU, often many times slower than fp32; use it there only to try things out"
+        if device.type == "cpu":
+            slow = "float16 is slow on a CPU, often many times slower than fp32"
+            self.warning = f"{slow}; use it there only to try things out"
 
     def backward(self, losses: Sequence[WeightedLoss]) -> None:
         """Add the gradients of the losses, times the loss scale, to those of the step."""
@@ -232,3 +283,31 @@ def fit_half_weights(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         if "eps" in group and any(parameter.dtype == torch.float16 for parameter in group["params"]):
             group["eps"] = max(group["eps"], _LEAST_EPS)
+
+
+_GRAPH_ERRORS = {
+    "modified by an inplace operation": "use no operation in place, such as exp_ or +=, on what a gradient needs",
+    "through the graph a second time": "call no backward(), and detach() what you keep from one step to the next",
+}
+"""What torch says about mistakes that only a backward pass meets, and their cures."""
+
+
+def add_gradients(losses: Sequence[WeightedLoss], scale: float | Tensor = 1.0) -> None:
+    """Add the gradients of the losses, times `scale`, to those of the leaves."""
+    # The factors enter where the chain rule starts: a multiplication in the graph would cost several times more.
+    roots = [loss for loss in losses if loss.value.requires_grad]
+    # Beyond the range of a float16 value a factor becomes infinite, and the step an overflow.
+    factors = [_like(loss.value, loss.weight * scale) for loss in roots]
+    try:
+        torch.autograd.backward([loss.value for loss in roots], factors)
+    except RuntimeError as error:
+        cure = next((cure for words, cure in _GRAPH_ERRORS.items() if words in str(error)), None)
+        if cure is None:
+            raise
+        found = str(error).partition(" Hint:")[0].partition(". Saved")[0].rstrip(".")
+        raise TrainingError(f"the backward pass failed: {found}; in your model or loss, {cure}") from error
+
+
+def _like(value: Tensor, factor: float | Tensor) -> Tensor:
+    # The scale of the first step is still on the host, and must not wait for the device.
+    return factor.to(value, non_blocking=True) if isinstance(factor, Tensor) else value.new_full((), factor)

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from paceline.checkpoint.state import Tree
 from paceline.core.text import pluralize
 from paceline.core.world import World
 from paceline.data.loader import MicroBatch, StepBatch
 from paceline.data.sampler import rank_range
-from paceline.engine.stateful import FirstState
+from paceline.engine.stateful import Parts, copy_state, load_state, share_state
 from paceline.engine.strategies.single import SingleStrategy, parameter_ids, refuse_changed_parameters
 from paceline.models.memory_format import with_strides_of
 
@@ -218,6 +219,34 @@ class RunningStatistics:
     def _put_back(self, values: dict[str, Tensor]) -> None:
         for name, buffer in self._model.named_buffers():
             buffer.copy_(values[name])
+
+
+class FirstState:
+    """Each micro-batch starts from the state before the step; the state after the first one is kept.
+
+    So it does not matter which process computes which micro-batch.
+    """
+
+    def __init__(self) -> None:
+        self._before: Tree = None
+        self._first: Tree = None
+
+    @contextmanager
+    def of_one(self, parts: Parts, counts: bool) -> Iterator[None]:
+        """A context for the passes of one micro-batch of this rank."""
+        if self._before is None:
+            self._before = copy_state(parts)
+        else:
+            load_state(parts, self._before)
+        yield
+        if counts and self._first is None:
+            self._first = copy_state(parts)
+
+    def finish(self, parts: Parts, world: World) -> None:
+        """Call after the last micro-batch, on all ranks."""
+        load_state(parts, self._first or self._before or {})
+        share_state(parts, world)
+        self._before = self._first = None
 
 
 def _shares(momentum: float | None, tracked: Tensor | None, steps: int) -> list[float]:

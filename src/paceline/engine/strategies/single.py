@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from paceline.checkpoint.shards import TensorShard
 from paceline.core.errors import TrainingError
 from paceline.core.registry import register
 from paceline.data.loader import MicroBatch, Passes, StepBatch
-from paceline.engine.stateful import Parts, unchanged_buffers, unchanged_state
+from paceline.engine.stateful import Parts, unchanged
 
 
 class SingleStrategy:
@@ -39,11 +39,9 @@ class SingleStrategy:
         """A context for the passes of a micro-batch; strategies that exchange gradients do so in the last one."""
         return self.unchanged() if micro.is_padding else nullcontext()
 
-    @contextmanager
-    def unchanged(self) -> Iterator[None]:
+    def unchanged(self) -> AbstractContextManager[None]:
         """A context for passes that do not count: buffers and the state of losses are restored."""
-        with unchanged_buffers(self.model), unchanged_state(self.parts):
-            yield
+        return unchanged(self.parts, self.model)
 
     def preview(self) -> AbstractContextManager[None]:
         """A context for a pass before those of a step, which does not count."""
