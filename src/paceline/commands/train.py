@@ -50,8 +50,9 @@ def main(options: argparse.Namespace) -> int:
 
 def _build_and_train(options: argparse.Namespace, checked: CheckedRecipe, out: Path, stop: StopRequest) -> None:
     with stop.held():  # the recipe is known to be right: from here on torch is needed
+        from paceline.engine.loop import train
         from paceline.recipe.build import Builder
-        from paceline.run.train import Start, train_locked
+        from paceline.run.train import Start, open_locked
 
     builder = Builder(checked)
     start = Start(
@@ -60,4 +61,5 @@ def _build_and_train(options: argparse.Namespace, checked: CheckedRecipe, out: P
     with builder.world.together(), hold_lock(out) if builder.world.is_main else nullcontext() as lock:
         run = builder.run(out)
         run.stop = stop
-        train_locked(run, lock, start)
+        with open_locked(run, lock, start):
+            train(run)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import NoReturn
 
@@ -18,6 +18,7 @@ from paceline.engine.evaluate import evaluate_with_average
 from paceline.engine.run import Run
 from paceline.engine.saving import complete_save, finish_saves, log_saves, record_val_metrics, save
 from paceline.engine.step import train_step
+from paceline.engine.trainer import StepResult
 from paceline.engine.training_log import add_result, log_all, log_evaluation, log_training, read_results
 from paceline.engine.visualizer import visualize_samples
 from paceline.loggers.events import Note
@@ -30,32 +31,59 @@ def train(run: Run) -> None:
     which is then pending. What was pending when a resumed checkpoint was saved is done first.
     """
     triggers = run.triggers()
+    with training(run):
+        do_pending(run)
+        for step_batch in steps(run):
+            result = train_step(run, step_batch)
+            record_step(run, step_batch, result)
+            run.state.pending = triggers.due(run.progress.step)
+            do_pending(run)
+            stop_if_asked(run, result)
+
+
+@contextmanager
+def training(run: Run) -> Iterator[None]:
+    """A context for training: stop signals become requests; at its end, whatever it is, saves and logs are finished."""
     run.freezing.train_mode(run.model)
     with run.stop.on_signals(), run.heartbeat.watched(), finish_saves(run), explain_dead_workers(), log_all(run):
-        do_pending(run)
-        for step_batch, waited in timed(run.batches):
+        try:
+            yield
+        except _OOM_ERRORS as error:
+            _explain_oom(error, partial(_advise_evaluation if run.state.pending else _advise_step, run))
+
+
+def steps(run: Run) -> Iterator[StepBatch]:
+    """The global batches that are left; with each, the time of its step begins, which `record_step` ends."""
+    with closing(iter(run.batches)) as batches:  # type: ignore[type-var]  # workers end with it, whatever happens
+        while True:
             started = time.perf_counter()
+            step_batch = next(batches, None)
+            if step_batch is None:
+                return
+            run.timer.start_step(waited=time.perf_counter() - started)
             run.heartbeat.beat(step_batch.step, "summing counts")
             if step_batch.step in run.freezing.unfreeze_steps:
                 run.logger.emit(Note(run.freezing.describe_unfrozen(step_batch.step)))
-            try:
-                result = train_step(run, step_batch)
-            except _OOM_ERRORS as error:
-                _explain_oom(error, partial(_advise_step, run))
-            seconds = time.perf_counter() - started
-            run.timer.add_step(seconds, waited, step_batch.num_samples, run.progress.total_steps)
-            add_result(run, step_batch, result)
-            resume_gc()  # which start-up paused
-            if step_batch.step == 0:
-                visualize_samples(run)
-            run.state.pending = triggers.due(run.progress.step)
-            do_pending(run)
+            yield step_batch
             if saves := run.saver.poll():
                 log_saves(run, saves)
             run.heartbeat.beat(run.progress.step, "waiting for data")
-            if result.should_stop and not run.progress.is_done:
-                save_all(run)
-                raise Stopped(f"stopped after step {run.progress.step} {run.stop}; state is saved")
+
+
+def record_step(run: Run, step_batch: StepBatch, result: StepResult) -> None:
+    """Record the time, losses and norm of a step; of the first one, draw the samples."""
+    run.timer.end_step(step_batch.num_samples, run.progress.total_steps)
+    add_result(run, step_batch, result)
+    resume_gc()  # which start-up paused
+    if step_batch.step == 0:
+        visualize_samples(run)
+
+
+def stop_if_asked(run: Run, result: StepResult) -> None:
+    """Raise Stopped, with everything saved, if some process was asked to stop before the end."""
+    if result.should_stop and not run.progress.is_done:
+        save_all(run)
+        raise Stopped(f"stopped after step {run.progress.step} {run.stop}; state is saved")
 
 
 def do_pending(run: Run) -> None:
@@ -63,22 +91,8 @@ def do_pending(run: Run) -> None:
     while run.state.pending:
         name = run.state.pending[0]
         with run.timer.action(name):
-            try:
-                _ACTIONS[name](run)
-            except _OOM_ERRORS as error:
-                _explain_oom(error, partial(_advise_evaluation, run))
+            _ACTIONS[name](run)
         del run.state.pending[0]
-
-
-def timed(batches: Iterable[StepBatch]) -> Iterator[tuple[StepBatch, float]]:
-    """Each global batch with the seconds that were spent waiting for it."""
-    with closing(iter(batches)) as iterator:  # type: ignore[type-var]  # workers end with it, whatever happens
-        while True:
-            started = time.perf_counter()
-            step_batch = next(iterator, None)
-            if step_batch is None:
-                return
-            yield step_batch, time.perf_counter() - started
 
 
 def save_all(run: Run) -> None:

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -16,7 +16,8 @@ from paceline.checkpoint.store import Store
 from paceline.checkpoint.writer import NoSaver, Saver
 from paceline.core.errors import TrainingError
 from paceline.core.intervals import Triggers
-from paceline.data.loader import StepBatch, TrainBatches
+from paceline.core.world import World
+from paceline.data.loader import StepBatch, TrainBatches, automatic_batch_size, automatic_workers
 from paceline.data.split_loader import SplitLoader
 from paceline.engine.loss_accumulator import read_columns
 from paceline.engine.trainer import StepResult, Trainer
@@ -41,6 +42,23 @@ class EvaluationSet:
     batch_size: int
     num_workers: int
     threads: int
+
+
+def make_evaluation_set(
+    loader: SplitLoader,
+    world: World,
+    batch_size: int | Literal["auto"] = "auto",
+    num_workers: int | Literal["auto"] = "auto",
+    threads: int = 1,
+) -> EvaluationSet:
+    """A split to evaluate; by default in batches that fit the device, read in the way that is fastest there."""
+    is_cpu = world.device.type == "cpu"
+    if batch_size == "auto":
+        batch_size = automatic_batch_size(loader, is_cpu)
+    if num_workers == "auto":
+        # On a CPU, the threads that measure also read: worker processes would only compete with them.
+        num_workers = 0 if is_cpu else automatic_workers(loader, world)
+    return EvaluationSet(loader, batch_size, num_workers, threads)
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,15 @@ class StepTimer:
         self._fastest = float("inf")
         self._actions: dict[str, deque[float]] = {}
         self._has_warned = False
+        self._waited = self._started = 0.0
+
+    def start_step(self, waited: float) -> None:
+        """Start a step, after `waited` seconds for its data."""
+        self._waited, self._started = waited, time.perf_counter()
+
+    def end_step(self, num_samples: int, total_steps: int) -> None:
+        """Record the step that was started last."""
+        self.add_step(time.perf_counter() - self._started, self._waited, num_samples, total_steps)
 
     def add_step(self, seconds: float, waited: float, num_samples: int, total_steps: int) -> None:
         """Record a step of a run of `total_steps`: `waited` for its data, then `seconds`."""
