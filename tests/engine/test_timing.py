@@ -1,4 +1,4 @@
-"""When a run will end, and whether others use its cores; by numbers that stand for the clock."""
+"""When a run will end, by numbers that stand for the clock."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from paceline.core.intervals import Triggers
 from paceline.engine.timing import StepTimer
 
 TOTAL = 1000
-STEP, EVALUATE, SAVE, TEST = 0.1, 40.0, 2.0, 120.0
-SIZES = {"evaluate": 5000, "test": 15000}
+STEP, EVALUATE, SAVE = 0.1, 40.0, 2.0
 
 
 def triggers() -> Triggers:
@@ -19,13 +18,12 @@ def triggers() -> Triggers:
     made.add(50, "save")
     made.add(100, "evaluate")
     made.add(20, "log")
-    made.add(float("inf"), "test")
     return made
 
 
 def estimates(step_seconds: list[float]) -> list[tuple[float, float]]:
     """At each line of the log the time left as estimated, and as it turns out."""
-    durations = {"save": SAVE, "evaluate": EVALUATE, "log": 0.01, "test": TEST}
+    durations = {"save": SAVE, "evaluate": EVALUATE, "log": 0.01}
     timer, due = StepTimer(), triggers()
     truth = sum(step_seconds) + sum(durations[name] * number for name, number in due.left(0).items())
     found = []
@@ -36,7 +34,7 @@ def estimates(step_seconds: list[float]) -> list[tuple[float, float]]:
         while pending:
             name = pending.pop(0)
             if name == "log":
-                found.append((timer.seconds_left(TOTAL - step, due.left(step, pending), SIZES), truth))
+                found.append((timer.seconds_left(TOTAL - step, due.left(step, pending)), truth))
             timer.add_action(name, durations[name])
             truth -= durations[name]
     return found
@@ -46,7 +44,7 @@ def test_actions_left_are_counted_as_they_will_be_due() -> None:
     due = triggers()
     for step in (0, 49, 50, 99, 640, 999, 1000):
         later = [name for each in range(step + 1, TOTAL + 1) for name in due.due(each)]
-        assert due.left(step) == {name: later.count(name) for name in ("save", "evaluate", "log", "test")}
+        assert due.left(step) == {name: later.count(name) for name in ("save", "evaluate", "log")}
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -72,30 +70,5 @@ def test_an_evaluation_that_was_held_up_does_not_move_the_end() -> None:
         timer.add_step(STEP, 0.0, 64, TOTAL)
         if step % 25 == 24:
             timer.add_action("evaluate", 10 * EVALUATE if step == 49 else EVALUATE)
-    left = timer.seconds_left(TOTAL - 100, {"evaluate": 36}, SIZES)
+    left = timer.seconds_left(TOTAL - 100, {"evaluate": 36})
     assert left == pytest.approx((TOTAL - 100) * STEP + 36 * EVALUATE)
-
-
-def test_contention_is_reported_once_and_only_if_the_machine_is_loaded() -> None:
-    timer = StepTimer()
-    for _ in range(50):
-        timer.add_step(0.1, 0.0, 64, TOTAL)
-    assert timer.contention(load=1.9, cores=2) is None
-    for _ in range(30):
-        timer.add_step(0.35, 0.0, 64, TOTAL)
-    assert timer.contention(load=1.9, cores=2) is None  # slow, but by itself
-    sentence = timer.contention(load=2.6, cores=2)
-    assert sentence is not None
-    assert "3.5 times" in sentence
-    assert "2.6 on 2 cores" in sentence
-    assert timer.contention(load=9.0, cores=2) is None
-
-
-def test_a_run_that_begins_on_a_loaded_machine_is_recognized_by_the_load() -> None:
-    timer = StepTimer()
-    assert timer.contention(load=9.0, cores=2) is None  # nothing is known yet
-    for _ in range(50):
-        timer.add_step(0.1, 0.0, 64, TOTAL)
-    sentence = timer.contention(load=4.5, cores=2)
-    assert sentence is not None
-    assert "4.5 on 2 cores" in sentence

@@ -1,27 +1,31 @@
-"""The training loop: from the current step to the end of the run."""
+"""The training loop: from the current step to the end of the run, and what is done between steps."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
 from typing import NoReturn
 
 import torch
 
-from paceline.core.errors import Stopped, TrainingError
+from paceline.checkpoint.writer import SaveResult
+from paceline.core.errors import CheckpointError, Stopped, TrainingError
 from paceline.core.process import resume_gc
 from paceline.core.text import pluralize
 from paceline.data.loader import StepBatch, explain_dead_workers
-from paceline.engine.evaluate import evaluate_with_average
+from paceline.engine.evaluate import Evaluation, evaluate_with_average
+from paceline.engine.loss_accumulator import read
 from paceline.engine.run import Run
-from paceline.engine.saving import complete_save, finish_saves, log_saves, record_val_metrics, save
 from paceline.engine.step import train_step
 from paceline.engine.trainer import StepResult
-from paceline.engine.training_log import add_result, log_all, log_evaluation, log_training, read_results
-from paceline.engine.visualizer import visualize_samples
-from paceline.loggers.events import Note
+from paceline.engine.visualizer import visualize_evaluation, visualize_samples
+from paceline.loggers.events import Evaluated, Logged, Note, Saved, Snapshot
+
+_MOST_UNREAD = 100  # steps whose losses may wait on the device
+_RETRIES, _SECONDS_BETWEEN = 12, 5.0  # of the last save, if it fails
 
 
 def train(run: Run) -> None:
@@ -45,11 +49,13 @@ def train(run: Run) -> None:
 def training(run: Run) -> Iterator[None]:
     """A context for training: stop signals become requests; at its end, whatever it is, saves and logs are finished."""
     run.freezing.train_mode(run.model)
-    with run.stop.on_signals(), run.heartbeat.watched(), finish_saves(run), explain_dead_workers(), log_all(run):
+    with run.stop.on_signals(), run.heartbeat.watched(), finish_saves(run), explain_dead_workers():
         try:
             yield
         except _OOM_ERRORS as error:
             _explain_oom(error, partial(_advise_evaluation if run.state.pending else _advise_step, run))
+        read_results(run)
+        run.logger.flush()
 
 
 def steps(run: Run) -> Iterator[StepBatch]:
@@ -73,7 +79,16 @@ def steps(run: Run) -> Iterator[StepBatch]:
 def record_step(run: Run, step_batch: StepBatch, result: StepResult) -> None:
     """Record the time, losses and norm of a step; of the first one, draw the samples."""
     run.timer.end_step(step_batch.num_samples, run.progress.total_steps)
-    add_result(run, step_batch, result)
+    run.unread.append(result)
+    if len(run.unread) >= _MOST_UNREAD:
+        read_results(run)
+    if change := run.lr_changes(result.lr):
+        logged, lr = change
+        before = run.lr_changes.jumped_from  # what changes at every step is on every line
+        change_text = f"learning rate {logged if before is None else before:g} → {lr:g} after step {step_batch.step}"
+        run.logger.emit(Note(change_text, "detail" if before is None else "info"))
+    progress = run.progress
+    run.logger.tick(Snapshot(progress.step, progress.total_steps, progress.epoch, run.timer.data_share))
     resume_gc()  # which start-up paused
     if step_batch.step == 0:
         visualize_samples(run)
@@ -95,10 +110,31 @@ def do_pending(run: Run) -> None:
         del run.state.pending[0]
 
 
-def save_all(run: Run) -> None:
-    """Start a checkpoint of everything that was logged so far."""
+def read_results(run: Run) -> None:
+    """Read the losses and norms of the last steps from the device, all at once, into the meters.
+
+    See `Run.check_finite` for norms that are not finite.
+    """
+    results, run.unread = run.unread, []
+    norms = run.check_finite(results)
+    columns = read([result.accumulator for result in results], run.world)
+    columns |= {"grad_norm": norms, "lr": [result.lr for result in results]}
+    finite = {name: list(filter(math.isfinite, column)) for name, column in columns.items()}
+    run.state.meters.extend({name: column for name, column in finite.items() if column})
+
+
+def log_training(run: Run) -> None:
+    """Log the metrics of training."""
+    for loader in (run.train_loader, *(each.loader for each in run.evaluations.values())):
+        if loader.skips is not None:
+            loader.skips.refresh()
+    step, total_steps = run.progress.step, run.progress.total_steps
+    left = run.triggers().left(step, run.state.pending[1:])  # the first is this line of the log
+    clock = run.timer.metrics(run.world, run.timer.seconds_left(total_steps - step, left))
     read_results(run)
-    save(run)
+    smoothed = run.state.meters.summaries()
+    metrics = {name: summary["latest"] for name, summary in smoothed.items()} | run.precision.metrics()
+    run.logger.emit(Logged(step, run.progress.epoch, metrics, smoothed, clock))
 
 
 def evaluate_val(run: Run) -> None:
@@ -122,12 +158,126 @@ def measure_tests(run: Run) -> None:
         measure(run, split)
 
 
+def log_evaluation(run: Run, evaluation: Evaluation) -> None:
+    """Log an evaluation's metrics and write its images."""
+    if evaluation.split == "val" and "val" not in run.state.metrics:
+        _check_best(run, evaluation.metrics)
+    if evaluation.problem:
+        run.logger.emit(Note(f"{evaluation.problem}; training continues", "warning"))
+    run.state.metrics[evaluation.split] = evaluation.metrics
+    confusion = evaluation.tables.get("confusion")
+    run.logger.emit(
+        Evaluated(
+            run.progress.step,
+            run.progress.epoch,
+            evaluation.split,
+            evaluation.metrics,
+            evaluation.num_samples,
+            evaluation.num_skipped,
+            clock={"seconds": evaluation.seconds, "time": time.time()},
+            confusion=None if confusion is None else confusion.tolist(),
+        )
+    )
+    visualize_evaluation(run, evaluation.split, evaluation.tables, evaluation.drawn)
+
+
+def _check_best(run: Run, metrics: Mapping[str, float]) -> None:
+    best = run.store.best
+    if best is not None and best not in metrics:
+        known = ", ".join(metrics)
+        run.logger.emit(
+            Note(f"checkpoint.best: no metric is called {best!r}, so none is kept; there are {known}", "warning")
+        )
+
+
+def save_all(run: Run) -> None:
+    """Start a checkpoint of everything that was logged so far."""
+    read_results(run)
+    save(run)
+
+
+def save(run: Run) -> None:
+    """Start a checkpoint, unless this step has one; every rank contributes its part."""
+    if run.saver.last_step == run.progress.step:
+        return
+    run.heartbeat.beat(run.progress.step, "saving")
+    _begin(run)
+
+
+def complete_save(run: Run) -> None:
+    """Wait for this step's checkpoint on all ranks, before what may take long or fail; tried once."""
+    save(run)
+    log_saves(run, run.saver.finish())
+    run.world.barrier()
+
+
+def record_val_metrics(run: Run) -> None:
+    """Add the metrics of the validation split to this step's checkpoint, which may be the best now."""
+    try:
+        saved = run.saver.record_metrics(run.progress.step, run.state.metrics["val"])
+    except CheckpointError as error:
+        run.logger.emit(Note(f"{error}; training continues", "warning"))
+        return
+    if saved is not None and saved.is_best:
+        run.logger.emit(Note(f"best so far: {saved.path}"))
+
+
+def log_saves(run: Run, outcomes: list[SaveResult]) -> None:
+    """Log the saves that have ended."""
+    for outcome in outcomes:
+        if outcome.error is None:
+            run.logger.emit(Saved(outcome.step, outcome.path, outcome.is_best))
+        else:
+            run.logger.emit(Note(f"{outcome.error}; training continues, and the next save tries again", "warning"))
+
+
+@contextmanager
+def finish_saves(run: Run) -> Iterator[None]:
+    """On exit, wait for saves that were started inside; if the run fails, as far as this rank can alone."""
+    try:
+        yield
+    except Stopped:  # which all processes agree on
+        _finish_newest(run)
+        raise
+    except BaseException:
+        if run.world.size == 1 or run.strategy.passes != "equal":  # else a checkpoint has parts of all processes
+            log_saves(run, run.saver.finish())
+        raise
+    _finish_newest(run)
+
+
+def _finish_newest(run: Run) -> None:
+    """Wait for the newest checkpoint; a failed save is retried, and in the end it is an error."""
+    for attempt in range(_RETRIES + 1):
+        log_saves(run, run.saver.finish())
+        if not run.world.start_sum([float(run.saver.has_failed)])()[0]:
+            return
+        if attempt < _RETRIES:
+            time.sleep(_SECONDS_BETWEEN)
+            run.heartbeat.beat(run.progress.step, "saving again")
+            _begin(run)
+    raise CheckpointError(
+        f"the state after step {run.progress.step} could not be saved; the checkpoints before it are as they were."
+        f" Free some space at {run.store.root} and start the same command again"
+    )
+
+
+def _begin(run: Run) -> None:
+    state = run.state
+    model, tree = state.model_parts(), state.state_dict()
+    metrics = state.metrics.get("val", {}) if state.evaluated_step == run.progress.step else {}
+    run.logger.flush()  # a checkpoint means that all is recorded but what it says is pending
+    run.saver.start(run.progress.step, model, tree, metrics)
+
+
 _ACTIONS: dict[str, Callable[[Run], None]] = {
     "save": save_all,
     "evaluate": evaluate_val,
     "log": log_training,
     "test": measure_tests,
 }
+
+
 _OOM_ERRORS = (torch.OutOfMemoryError, MemoryError, RuntimeError)
 
 

@@ -6,6 +6,7 @@ import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +22,7 @@ from paceline.data.loader import StepBatch, TrainBatches, automatic_batch_size, 
 from paceline.data.split_loader import SplitLoader
 from paceline.engine.loss_accumulator import read_columns
 from paceline.engine.trainer import StepResult, Trainer
-from paceline.loggers.events import Logged, LoggerGroup, Note
+from paceline.loggers.events import LoggerGroup, Note
 from paceline.optim.lr_scheduler import LRChangeLog
 
 
@@ -90,16 +91,6 @@ class RunInfo:
     mlflow: Mapping[str, Any] | None = None
 
 
-@dataclass
-class UnreadResults:
-    """Steps whose losses are still on the device, and lines of the log that wait for them."""
-
-    results: list[StepResult] = field(default_factory=list)
-    lines: list[Logged] = field(default_factory=list)
-    next_read: float = 0.0
-    """The moment before which a line of the log may wait."""
-
-
 @dataclass(kw_only=True)
 class Run(Trainer):
     """What the training loop needs beside its step; built by `recipe.build`, changed by `train_step` and `train`."""
@@ -117,7 +108,8 @@ class Run(Trainer):
     lr_changes: LRChangeLog = field(default_factory=LRChangeLog)
     visualize: bool = True
     save_predictions: bool = False
-    unread: UnreadResults = field(default_factory=UnreadResults)
+    unread: list[StepResult] = field(default_factory=list)
+    """Steps whose losses are still on the device."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,24 +125,22 @@ class Run(Trainer):
         """
         [norms] = read_columns([[result.grad_norm for result in results]])
         for result, norm in zip(results, norms, strict=True):
-            self.check_norm(result, norm)
-        return norms
-
-    def check_norm(self, result: StepResult, norm: float) -> None:
-        """The same for one step whose norm was read."""
-        if math.isfinite(norm):
-            self.finite_check.in_a_row = 0
-        elif result.overflowed is None or not result.overflowed:
+            if math.isfinite(norm):
+                self.finite_check.in_a_row = 0
+                continue
+            if result.overflowed is not None and result.overflowed:
+                continue
             try:
                 self.finite_check.report(
                     norm,
                     result.step,
-                    explain=lambda: self.explain_nonfinite(self, self.batches.load_step(result.step)),
+                    explain=partial(self.explain_nonfinite, self, self.batches.load_step(result.step)),
                     warn=lambda text: self.logger.emit(Note(text, "warning")),
                 )
             except TrainingError:
                 self.progress.step = result.step + 1  # steps after it changed nothing
                 raise
+        return norms
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint of the same recipe, bit-identically."""

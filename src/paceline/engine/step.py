@@ -31,7 +31,7 @@ def train_step(trainer: Trainer, step_batch: StepBatch) -> StepResult:
     lr = trainer.scheduler.apply(step_batch.step)  # a function of the step alone
     overflowed = trainer.precision.update_loss_scale(grad_norm)
     # If the norm is not finite, this step is skipped and, where the run is to stop, all later ones. A GPU decides that
-    # itself, and the host learns of it when it reads losses (training_log.read_results).
+    # itself, and the host learns of it when it reads losses (loop.read_results).
     if trainer.finite_check.decide(grad_norm, overflowed):
         trainer.optimizer.step()
     trainer.precision.sync_weights()
