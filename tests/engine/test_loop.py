@@ -415,7 +415,7 @@ def test_predictions_that_cannot_be_written_do_not_end_training(tmp_path: Path) 
     warnings = [event.text for event in diary.events if isinstance(event, Note) and event.level == "warning"]
     assert run.progress.is_done
     assert warnings
-    assert all("predictions/val.csv: predictions cannot be written (" in text for text in warnings)
+    assert all("predictions/val.csv: the prediction cannot be written (" in text for text in warnings)
     assert all(text.endswith("; training continues") for text in warnings)
 
 

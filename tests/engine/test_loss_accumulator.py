@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from paceline.data.loader import StepBatch
 from paceline.data.rng import derive
 from paceline.data.transforms.batch import MixUp
-from paceline.engine.forward import forward, start_losses, transformed
 from paceline.engine.loss_accumulator import LossAccumulator, Normalizer
 from paceline.engine.run import Run
 from paceline.engine.stateful import unchanged
-from paceline.engine.step import train_step
+from paceline.engine.step import forward, start_losses, train_step, transformed
 from paceline.losses.classification import BinaryCrossEntropy, CrossEntropy
 from paceline.losses.loss_term import Loss, LossTerm
 

@@ -13,7 +13,7 @@ from small_runs import NamedFiles
 from paceline.core.errors import UsageError
 from paceline.data.batch import Batch, Sample
 from paceline.data.io.mask import decode_gray, decode_ids
-from paceline.engine.predictions import Map, PredictionFolder, file_names
+from paceline.engine.predictions import Map, MapFolder, file_names
 from paceline.visualize.colors import Color, class_color
 
 
@@ -53,8 +53,8 @@ def test_numbers_come_back_as_they_were(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     found = [random.integers(0, 256, size).astype(np.uint8) for size in ((5, 7), (9, 4))]
     dataset, ids = NamedFiles("a.jpg", "b.jpg", "c.jpg"), Batch(id=torch.tensor([2, 0]))
-    gray = PredictionFolder(tmp_path / "gray", dataset, Maps())
-    colored = PredictionFolder(tmp_path / "ids", dataset, Maps([class_color(number) for number in range(256)]))
+    gray = MapFolder(tmp_path / "gray", dataset, Maps())
+    colored = MapFolder(tmp_path / "ids", dataset, Maps([class_color(number) for number in range(256)]))
     for folder in (gray, colored, gray):  # a second time, they are replaced
         folder.save(ids, found)
     assert sorted(path.name for path in (tmp_path / "gray").iterdir()) == ["a.png", "c.png"]
@@ -64,7 +64,7 @@ def test_numbers_come_back_as_they_were(tmp_path: Path) -> None:
 
 def test_what_cannot_be_saved_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    folder = PredictionFolder(tmp_path / "file", NamedFiles("a.jpg"), Maps())
+    folder = MapFolder(tmp_path / "file", NamedFiles("a.jpg"), Maps())
     with pytest.raises(UsageError, match=r"file/a\.png: the prediction cannot be written"):
         folder.save(Batch(id=torch.tensor([0])), [np.zeros((2, 2), np.uint8)])
 
@@ -73,7 +73,7 @@ def test_a_folder_holds_the_predictions_of_one_evaluation(tmp_path: Path) -> Non
     place, plain = tmp_path / "run" / "val", np.zeros((2, 2), np.uint8)
 
     def evaluate(*names: str, left_out: Sequence[int] = ()) -> list[str]:
-        folder = PredictionFolder(place, NamedFiles(*names), Maps())
+        folder = MapFolder(place, NamedFiles(*names), Maps())
         read = [index for index in range(len(names)) if index not in left_out]
         folder.save(Batch(id=torch.tensor(read)), [plain] * len(read))
         folder.finish([], left_out)

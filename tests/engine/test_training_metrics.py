@@ -14,9 +14,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.data.batch import Batch
-from paceline.engine.forward import forward, start_losses
 from paceline.engine.loss_accumulator import Columns, Value, read, read_columns
-from paceline.engine.step import train_step
+from paceline.engine.step import forward, start_losses, train_step
 from paceline.losses.classification import BinaryCrossEntropy, CrossEntropy
 from paceline.losses.loss_term import AnyTerm, LazyTerm, LossTerm
 from paceline.losses.pixel import PixelBinaryCrossEntropy, PixelCrossEntropy

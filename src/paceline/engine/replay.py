@@ -12,10 +12,10 @@ from paceline.checkpoint.files import TensorFile, read_tensors, write_file
 from paceline.core.errors import CheckpointError
 from paceline.data.batch import Batch
 from paceline.data.loader import MicroBatch, StepBatch
-from paceline.engine.forward import forward
 from paceline.engine.loss_accumulator import WeightedLoss
 from paceline.engine.nonfinite import find_nonfinite
 from paceline.engine.run import Run
+from paceline.engine.step import forward
 from paceline.losses.loss_term import AnyTerm
 
 _MODEL, _RECIPE = "model.safetensors", "recipe.json"

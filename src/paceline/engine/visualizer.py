@@ -81,13 +81,6 @@ class Visualizer:
         return Drawn({sample: panels[sample] for sample in sorted(self._ids & panels.keys())}, worst)
 
 
-class NoVisualizer:
-    """Draws nothing."""
-
-    def add(self, batch: Batch, predictions: Any) -> None:
-        """Nothing."""
-
-
 def visualize_samples(run: Run) -> None:
     """Draw the first training samples as the model gets them, augmented."""
     number = min(_num_visualized(run), run.batches.sampler.size)

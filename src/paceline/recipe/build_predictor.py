@@ -21,7 +21,15 @@ from paceline.data.skip_list import SkipList
 from paceline.data.split_loader import Dataset, SplitLoader
 from paceline.engine.evaluate import averaged
 from paceline.engine.export import ExportedFile, ExportOptions, export
-from paceline.engine.predict import FileWriter, Predicted, ResultList, every_placeholder, placeholder, predict
+from paceline.engine.predict import (
+    Predicted,
+    ResultList,
+    every_placeholder,
+    placeholder,
+    predict,
+    prediction_writers,
+)
+from paceline.engine.predictions import PredictionWriter
 from paceline.engine.run import Run
 from paceline.recipe.build import Builder
 from paceline.recipe.build_context import open_together, resolve
@@ -192,7 +200,7 @@ class Predictor:
             )
         writer = ResultList(len(dataset), self.run.task)
         if len(dataset):
-            found = self._predict(dataset, writer, SkipList("inputs", len(dataset)))
+            found = self._predict(dataset, [writer], SkipList("inputs", len(dataset)))
             if found.problem:
                 raise UsageError(found.problem)
         places = {dataset.path(index): index for index in range(len(dataset))} if paths else {}  # type: ignore[attr-defined]
@@ -213,8 +221,7 @@ class Predictor:
         """
         dataset = self._files(paths)
         skips = SkipList("inputs", len(dataset))
-        writer = FileWriter(out, dataset, self.run.task, draws, progress)
-        return self._predict(dataset, writer, skips)
+        return self._predict(dataset, prediction_writers(out, dataset, self.run.task, draws), skips, progress)
 
     def export(self, folder: Path, options: ExportOptions, samples: Sequence[Path] | None = None) -> list[ExportedFile]:
         """Write the model into a folder, checked on the run's own samples, or on the files that are given."""
@@ -237,7 +244,13 @@ class Predictor:
         files = find_files(paths, inputs.reads_videos)
         return UnlabeledFiles(files, inputs.classes, inputs.channels, inputs.placeholder, inputs.reads_videos)
 
-    def _predict(self, dataset: Dataset, writer: FileWriter | ResultList, skips: SkipList) -> Predicted:
+    def _predict(
+        self,
+        dataset: Dataset,
+        writers: Sequence[PredictionWriter],
+        skips: SkipList,
+        progress: Callable[[int, int], None] = lambda number, total: None,
+    ) -> Predicted:
         self.run.evaluations = make_evaluations(self.inputs.builder, {"val": self.inputs.loader(dataset, skips)})
         with averaged(self.run, "val") if self.average else nullcontext():
-            return predict(self.run, self.run.evaluations["val"], writer)
+            return predict(self.run, self.run.evaluations["val"], writers, progress)

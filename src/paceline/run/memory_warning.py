@@ -16,7 +16,7 @@ from torch import nn
 
 from paceline.core.process import free_memory
 from paceline.core.temporary import temporary_folder
-from paceline.engine.measured_batches import num_parallel
+from paceline.engine.evaluate import num_parallel
 from paceline.launch.environment import LAUNCHED
 
 if TYPE_CHECKING:
