@@ -175,10 +175,8 @@ def class_table(rows: Rows, dataset: Dataset, classes: Sequence[str]) -> str:
         names = _BETWEEN.join(compress(classes, predicted))
         theirs = _BETWEEN.join(compress(shares, predicted) if is_of_all else shares if names else [])
         label = [_BETWEEN.join(compress(classes, truth))] if has_labels else []
-        words = [*label, names]
-        written.append(
-            [sample, *_path_cell(dataset, file), *map(as_cell, words), theirs, *(shares if is_of_all else [])]
-        )
+        words = [*_path_cell(dataset, file), *map(as_cell, [*label, names])]
+        written.append([sample, *words, theirs, *(shares if is_of_all else [])])
     return _csv(written)
 
 

@@ -21,12 +21,11 @@ from paceline.core.user_code import named_errors
 from paceline.engine.loop import train as train_steps
 from paceline.engine.run import Run, RunInfo
 from paceline.launch.environment import is_supervised, restart_count
-from paceline.loggers.events import Ended, LoggerGroup, Note, Record, Started
+from paceline.loggers.events import Ended, LoggerGroup, Record, Started
 from paceline.loggers.jsonl import read_records
 from paceline.run.directory import check_writable, command_line, refuse_foreign
 from paceline.run.lock import RunLock, hold_lock
 from paceline.run.loggers import list_skipped, open_directory
-from paceline.run.memory_warning import memory_warning
 from paceline.run.resume import check_place, fingerprints, resume, watch_over
 from paceline.run.summary import closing_lines, opening_lines
 
@@ -191,9 +190,6 @@ def _logged(run: Run, notes: list[str]) -> Iterator[None]:
         )
     )
     try:
-        if run.world.is_main and progress.step == 0 and restart_count() == 0:
-            for text in memory_warning(run, run.info.hang_seconds / 2):
-                logger.emit(Note(text, "warning"))
         with named_errors():
             yield
         lines = closing_lines(run, time.monotonic() - started)
