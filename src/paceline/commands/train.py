@@ -13,8 +13,7 @@ from paceline.core.errors import UsageError
 from paceline.core.process import StopRequest
 from paceline.launch.environment import find_place
 from paceline.launch.launcher import launch_if_needed
-from paceline.run.directory import check_writable, refuse_foreign
-from paceline.run.lock import check_free, hold_lock
+from paceline.run.directory import check_free, check_writable, hold_lock, refuse_foreign
 
 if TYPE_CHECKING:
     from paceline.recipe.validate import CheckedRecipe

@@ -18,9 +18,8 @@ from paceline.core.text import pluralize
 from paceline.data.loader import StepBatch, explain_dead_workers
 from paceline.engine.evaluate import Evaluation, evaluate_with_average
 from paceline.engine.loss_accumulator import read
-from paceline.engine.run import Run
+from paceline.engine.run import Run, StepResult
 from paceline.engine.step import train_step
-from paceline.engine.trainer import StepResult
 from paceline.engine.visualizer import visualize_evaluation, visualize_samples
 from paceline.loggers.events import Evaluated, Logged, Note, Saved, Snapshot
 

@@ -13,7 +13,7 @@ from paceline.data.batch import Batch
 from paceline.data.loader import MicroBatch, StepBatch
 from paceline.data.rng import derive
 from paceline.engine.loss_accumulator import LossAccumulator, WeightedLoss, sum_rows, zeros_to_sum
-from paceline.engine.trainer import StepResult, Trainer
+from paceline.engine.run import StepResult, Trainer
 from paceline.losses.loss_term import AnyTerm
 from paceline.tasks.task import check_terms
 

@@ -235,7 +235,7 @@ def _pack(panels: Panels, problem: str | None) -> Tensor:
     about = [problem, {sample: [panel[1:] for panel in own] for sample, own in panels.items()}]
     text = torch.frombuffer(bytearray(json.dumps(about).encode()), dtype=torch.uint8)
     images = {f"{sample}/{number}": panel.image for sample, own in panels.items() for number, panel in enumerate(own)}
-    return pack({"about": text, **{name: torch.from_numpy(image) for name, image in images.items()}})
+    return pack({"about": text, **{name: torch.tensor(image) for name, image in images.items()}})
 
 
 def _unpack(packed: Tensor) -> tuple[Panels, str | None]:

@@ -23,8 +23,7 @@ from paceline.engine.run import Run, RunInfo
 from paceline.launch.environment import is_supervised, restart_count
 from paceline.loggers.events import Ended, LoggerGroup, Record, Started
 from paceline.loggers.jsonl import read_records
-from paceline.run.directory import check_writable, command_line, refuse_foreign
-from paceline.run.lock import RunLock, hold_lock
+from paceline.run.directory import RunLock, check_writable, command_line, hold_lock, refuse_foreign
 from paceline.run.loggers import list_skipped, open_directory
 from paceline.run.resume import check_place, fingerprints, resume, watch_over
 from paceline.run.summary import closing_lines, opening_lines
