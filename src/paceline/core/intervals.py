@@ -21,15 +21,12 @@ class Progress:
 
     @property
     def is_done(self) -> bool:
-        """Whether all steps are done."""
         return self.step >= self.total_steps
 
     def state_dict(self) -> dict[str, int]:
-        """What a checkpoint keeps."""
         return {"step": self.step}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue from a checkpoint."""
         self.step = state["step"]
 
 

@@ -120,7 +120,6 @@ class DrawnImages(PredictionWriter):
         self._has_draw_only = own == [False, True]
 
     def save(self, batch: Batch, predictions: Any) -> None:
-        """Draw and write the samples of a batch."""
         for index, sample in enumerate(batch.ids.tolist()):
             drawn = self._drawn(batch, predictions, index, sample)
             path = self._folder / self._names[sample]
@@ -162,7 +161,6 @@ class ResultList(PredictionWriter):
         self.metrics = [row_metric(task)] if self._kind == "classes" else []
 
     def save(self, batch: Batch, predictions: Any) -> None:
-        """Take the maps, boxes, keypoints or outputs of a batch."""
         for sample, result in zip(batch.ids.tolist(), self._results(batch, predictions), strict=False):
             self.results[sample] = result
 

@@ -69,7 +69,6 @@ class OutputRows:
         return {"sample": batch.ids.cpu().double(), **rows} if rows else {}
 
     def compute(self, state: State) -> MetricValues:
-        """The rows of all batches."""
         return {name.removeprefix("output "): value for name, value in state.items()}
 
 

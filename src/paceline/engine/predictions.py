@@ -175,7 +175,6 @@ class ArrayFolder(PredictionWriter):
         self._names = file_names(dataset)
 
     def save(self, batch: Batch, predictions: Any) -> None:
-        """Write the arrays of a batch."""
         of_samples = tables.output_arrays(self._task, predictions, batch.size)
         for sample, outputs in zip(batch.ids.tolist(), of_samples, strict=True):
             for name, value in outputs.items():

@@ -46,7 +46,6 @@ class KeptReplica(KeptState):
         self._containers = [(value, copy.copy(value)) for value in values if type(value) in _CONTAINERS]
 
     def restore(self) -> None:
-        """Make it as it was."""
         for own, before in zip(self._owners, self._attributes, strict=True):
             if len(own.keys() - _OF_MODULES) != len(before) or any(own.get(key) is not before[key] for key in before):
                 for key in own.keys() - _OF_MODULES - before.keys():

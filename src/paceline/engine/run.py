@@ -95,32 +95,26 @@ class Trainer:
 
     @property
     def progress(self) -> Progress:
-        """How many steps are done."""
         return self.state.progress
 
     @property
     def optimizer(self) -> Optimizer:
-        """The optimizer."""
         return self.state.optimizer
 
     @property
     def strategy(self) -> SingleStrategy:
-        """The strategy: how ranks share the model and its gradients."""
         return self.state.strategy
 
     @property
     def precision(self) -> Precision:
-        """The precision that the model computes in."""
         return self.state.precision
 
     @property
     def finite_check(self) -> FiniteCheck:
-        """What decides about gradients that are not finite."""
         return self.state.finite_check
 
     @property
     def averaging(self) -> Averaging:
-        """The average of the weights."""
         return self.state.averaging
 
     def keep_state(self) -> KeptState:

@@ -42,7 +42,6 @@ class StepTimer:
         self._waited, self._started = waited, time.perf_counter()
 
     def end_step(self, num_samples: int, total_steps: int) -> None:
-        """Record the step that was started last."""
         self.add_step(time.perf_counter() - self._started, self._waited, num_samples, total_steps)
 
     def add_step(self, seconds: float, waited: float, num_samples: int, total_steps: int) -> None:

@@ -188,7 +188,6 @@ class Ranking:
 
     @property
     def samples(self) -> set[int]:
-        """The ids of the worst samples so far."""
         return set(self._errors)
 
     def gather(self, world: World) -> dict[int, float]:

@@ -209,7 +209,6 @@ class RunLock:
         return aside
 
     def release(self) -> None:
-        """Release the lock."""
         self._ended.set()
         if self._descriptor is not None:
             with suppress(OSError):

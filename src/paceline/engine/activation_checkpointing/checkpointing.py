@@ -34,7 +34,6 @@ class NoActivationCheckpointing:
     """Everything is kept."""
 
     def apply(self, model: nn.Module) -> list[str]:
-        """Change nothing."""
         return []
 
 
@@ -72,7 +71,6 @@ class CheckpointedModule(nn.Module):
     _block_name: str
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own outputs."""
         plain = super().forward
         if not _is_needed(self):
             return plain(*args, **kwargs)
@@ -87,7 +85,6 @@ class CheckpointedRuns(nn.Sequential):
     """The name of the run that begins with a child, and its children."""
 
     def forward(self, input: Any) -> Any:  # noqa: A002 - as in torch
-        """The sequence's own output."""
         runs = self.__dict__.get("_runs", {})  # a slice of the sequence has none
         if not runs or not _is_needed(self):
             return super().forward(input)  # type: ignore[no-untyped-call]

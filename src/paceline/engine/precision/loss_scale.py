@@ -39,12 +39,10 @@ class LossScale(ABC):
 
     @property
     def value(self) -> float:
-        """The factor as a number."""
         return float(self.factor)
 
     @property
     def skipped(self) -> int:
-        """Updates left out so far."""
         return int(self._skipped.item())
 
     def state_dict(self) -> dict[str, Any]:
@@ -80,7 +78,6 @@ class DynamicScale(LossScale):
         self.least = least
 
     def update(self, norm: Tensor) -> Tensor:
-        """Halve or double the scale; whether it was too high for this step."""
         scale, is_finite = self.factor, norm.isfinite()
         overflowed = ~is_finite & (scale > self.least)
         clean = torch.where(overflowed, 0, self._count + is_finite)
@@ -93,12 +90,10 @@ class DynamicScale(LossScale):
         return overflowed
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with the saved scale."""
         super().load_state_dict(state)
         self.factor = torch.tensor(state["scale"])
 
     def describe(self) -> str:
-        """The kind and the current value."""
         return f"dynamic loss scale, now {self.value:,g}"
 
 
@@ -112,7 +107,6 @@ class FixedScale(LossScale):
         self.patience = patience
 
     def update(self, norm: Tensor) -> Tensor:
-        """Count the overflow; whether the scale was too high for this step."""
         is_bad = ~norm.isfinite()
         overflowed = is_bad & (self._count < self.patience)
         self._count = torch.where(is_bad, self._count + overflowed, 0)
@@ -120,7 +114,6 @@ class FixedScale(LossScale):
         return overflowed
 
     def describe(self) -> str:
-        """The value."""
         return f"loss scale {self.value:,g}"
 
 

@@ -132,16 +132,13 @@ class CudaFloat32(Precision):
         self.tf32 = tf32
 
     def compute(self) -> AbstractContextManager[None]:
-        """A context for forward passes."""
         return _tf32(self.tf32)
 
     def backward(self, losses: Sequence[WeightedLoss]) -> None:
-        """Add the gradients of the losses to those of the step."""
         with _tf32(self.tf32):
             add_gradients(losses)
 
     def describe(self) -> str:
-        """The format, and that of products."""
         return "fp32, matrix products and convolutions in tf32" if self.tf32 else "fp32"
 
 
@@ -169,11 +166,9 @@ class Bf16(Precision):
         self._device = device
 
     def compute(self) -> AbstractContextManager[None]:
-        """A context for forward passes."""
         return _autocast(self._device, torch.bfloat16)
 
     def describe(self) -> str:
-        """The format."""
         return "bf16 autocast"
 
 
@@ -190,27 +185,21 @@ class Scaled(Precision):
             self.warning = f"{slow}; use it there only to try things out"
 
     def backward(self, losses: Sequence[WeightedLoss]) -> None:
-        """Add the gradients of the losses, times the loss scale, to those of the step."""
         add_gradients(losses, self.scale.factor)
 
     def unscale(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Divide the gradients by the loss scale."""
         unscale(parameters, self.scale.factor)
 
     def update_loss_scale(self, norm: Norm) -> Tensor:
-        """Update the scale; whether the step must be skipped."""
         return self.scale.update(torch.as_tensor(norm))
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the loss scale."""
         return self.scale.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
         self.scale.load_state_dict(state)
 
     def metrics(self) -> dict[str, float]:
-        """The scale, and the number of skipped steps."""
         return {"loss_scale": self.scale.value, "skipped_updates": self.scale.skipped}
 
 
@@ -218,11 +207,9 @@ class Fp16(Scaled):
     """Autocast to float16, with a loss scale."""
 
     def compute(self) -> AbstractContextManager[None]:
-        """A context for forward passes."""
         return _autocast(self.device, torch.float16)
 
     def describe(self) -> str:
-        """The format and the loss scale."""
         return f"fp16 autocast, {self.scale.describe()}"
 
 
@@ -240,7 +227,6 @@ class HalfWeights(Scaled):
         self._copies: Copies = {}
 
     def attach(self, model: nn.Module) -> nn.Module:
-        """Make the model's weights float16; the result has the optimizer's weights."""
         if self.has_masters:
             self._copies = put_half_copies(model, self.keep_norms)
         else:
@@ -249,7 +235,6 @@ class HalfWeights(Scaled):
         return with_masters(model, self._copies) if self.has_masters else model
 
     def carriers(self, parameters: Sequence[nn.Parameter]) -> Sequence[nn.Parameter]:
-        """The copies of those that have one."""
         return [self._copies.get(parameter, parameter) for parameter in parameters]
 
     def unscale(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -263,12 +248,10 @@ class HalfWeights(Scaled):
 
     @torch.no_grad()
     def sync_weights(self) -> None:
-        """Round the masters into the copies."""
         if self._copies:
             torch._foreach_copy_(list(self._copies.values()), list(self._copies))
 
     def describe(self) -> str:
-        """Where which format is used, and the loss scale."""
         masters = "fp32 master weights" if self.has_masters else f"no master weights, eps at least {_LEAST_EPS:g}"
         norms = "fp32" if self.keep_norms else "fp16"
         return f"fp16 weights, {masters}, norm layers in {norms}, {self.scale.describe()}"

@@ -89,7 +89,6 @@ class DDPStrategy(SingleStrategy):
             yield
 
     def alone(self) -> AbstractContextManager[None]:
-        """A context for passes of this rank alone."""
         assert isinstance(self.network, DistributedDataParallel)
         return self.network.no_sync()
 
@@ -114,11 +113,9 @@ class DDPStrategy(SingleStrategy):
         self._is_warm = True
 
     def share_buffers(self) -> None:
-        """Broadcast the buffers of rank 0, as DDP does."""
         self._broadcast(self._buffers)
 
     def describe(self) -> str:
-        """One line for the start of a run."""
         compressed = "" if self._compression == "none" else f", gradients travel as {self._compression}"
         return f"ddp: {pluralize(self._world.size, 'process')}, each with the whole model{compressed}"
 

@@ -74,7 +74,6 @@ class DeterministicStrategy(SingleStrategy):
         return self.unchanged()
 
     def describe(self) -> str:
-        """One line for the start of a run."""
         processes = pluralize(self._world.size, "process")
         return f"reproducible on any number of processes: {processes} now, gradients added in a fixed order"
 

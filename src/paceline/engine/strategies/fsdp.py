@@ -109,11 +109,9 @@ class FSDPStrategy(SingleStrategy):
         return self._world.sum(norm.square()).sqrt()
 
     def local(self, parameters: Sequence[nn.Parameter]) -> Sequence[nn.Parameter]:
-        """The local shards of the parameters, with their gradients."""
         return [cast(nn.Parameter, _Part(each.grad.to_local())) for each in parameters if each.grad is not None]  # type: ignore[attr-defined]
 
     def share_buffers(self) -> None:
-        """Broadcast the buffers of rank 0."""
         if self._world.size > 1:
             for buffer in self.model.buffers():
                 dist.broadcast(buffer, 0)
@@ -125,11 +123,9 @@ class FSDPStrategy(SingleStrategy):
                 module.reshard()
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """The full tensor of a sharded one; all ranks must call it together."""
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def part(self, tensor: Tensor) -> Tensor | TensorShard:
-        """This rank's rows of a sharded tensor."""
         if not isinstance(tensor, DTensor):
             return tensor
         _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
@@ -137,13 +133,11 @@ class FSDPStrategy(SingleStrategy):
         return TensorShard(local, tuple(tensor.shape), offset[0] if len(local) else 0)
 
     def place(self, tensor: Tensor, like: Tensor) -> Tensor:
-        """This rank's shard of a full tensor."""
         if not isinstance(like, DTensor) or tensor.shape != like.shape:
             return tensor
         return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
     def describe(self) -> str:
-        """One line for the start of a run."""
         parts = f"parameters and optimizer state in parts, {pluralize(self._blocks, 'block')}"
         if self._world.size == 1:
             return f"{self.name}: {parts}; note: one process saves no memory by it"

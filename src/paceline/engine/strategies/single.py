@@ -97,7 +97,6 @@ class DataParallelStrategy(SingleStrategy):
         self._devices = devices
 
     def describe(self) -> str:
-        """One line for the start of a run."""
         if not self._devices:
             return "dp: one process, and no device to share its batches with"
         where = ", ".join(map(str, self._devices))
