@@ -122,7 +122,7 @@ def collect_states(
     keep: Keep,
 ) -> tuple[list[State], list[int]]:
     """The state of each metric over all samples, and the ids of those that cannot be read: the same on all ranks."""
-    size = len(split_set.loader.dataset)
+    size, progress = len(split_set.loader.dataset), run.progress
     slices = evaluation_slices(size, split_set.batch_size)
     own = rank_slices(slices, run.world.rank, run.world.size)
     rounds = -(-len(slices) // run.world.size)
@@ -133,8 +133,9 @@ def collect_states(
     with evaluation_mode(run, split_set.threads), explain_dead_workers():
         batches = measure_batches(run, split_set, metrics, own + slices[:1] * padding, keep)
         for number, measured in enumerate(until_stopped(run, split, batches, rounds)):
-            run.heartbeat.beat(run.progress.step, EVALUATING)
-            run.logger.tick(_snapshot(run, EvaluationProgress(split, number + 1, rounds)))
+            run.heartbeat.beat(progress.step, EVALUATING)
+            here = EvaluationProgress(split, number + 1, rounds)
+            run.logger.tick(Snapshot(progress.step, progress.total_steps, progress.epoch, 0.0, here))
             if number >= len(own):  # computed for the sake of processes that have more
                 continue
             skipped += [each.sample for each in measured.skipped]
@@ -232,10 +233,6 @@ def num_parallel(run: Run, split_set: EvaluationSet) -> int:
     return max(1, num_cores() // run.world.local_size // split_set.threads)
 
 
-def _snapshot(run: Run, evaluation: EvaluationProgress) -> Snapshot:
-    return Snapshot(run.progress.step, run.progress.total_steps, run.progress.epoch, 0.0, evaluation)
-
-
 def _number(value: Any) -> float:
     """A metric as it is logged: counts stay whole numbers."""
     return value if type(value) is int else float(value)
@@ -281,32 +278,21 @@ def until_stopped(
 def averaged(run: Run, split: str) -> Iterator[None]:
     """Swap the averaged weights into the model, with BatchNorm statistics computed for them."""
     split_set = run.evaluations[split]
-    with _in_place(run):
-        if run.averaging.needs_statistics:
-            slices = _first_cuts(run, split_set.batch_size)
-            samples = until_stopped(run, split, _first_samples(run, slices), len(slices))
-            with evaluation_mode(run, split_set.threads), run.precision.compute():
-                update_bn(run.model, samples, lambda batch: run.task.predict(run.model, batch))
-        yield
-
-
-@contextmanager
-def _in_place(run: Run) -> Iterator[None]:
     try:
         with run.averaging.swap_in(run.state.model):
             run.precision.sync_weights()
+            if run.averaging.needs_statistics:
+                sampler = run.batches.sampler  # the same training samples, whatever the number of processes
+                slices = evaluation_slices(min(sampler.size, _STATISTICS_UPDATES * sampler.batch), split_set.batch_size)
+                samples = until_stopped(run, split, _training_samples(run, slices), len(slices))
+                with evaluation_mode(run, split_set.threads), run.precision.compute():
+                    update_bn(run.model, samples, lambda batch: run.task.predict(run.model, batch))
             yield
     finally:
         run.precision.sync_weights()
 
 
-def _first_cuts(run: Run, batch: int) -> list[BatchSlice]:
-    """The same training samples every time, sliced independently of the number of processes."""
-    sampler = run.batches.sampler
-    return evaluation_slices(min(sampler.size, _STATISTICS_UPDATES * sampler.batch), batch)
-
-
-def _first_samples(run: Run, slices: list[BatchSlice]) -> Generator[Batch, None, None]:
+def _training_samples(run: Run, slices: list[BatchSlice]) -> Generator[Batch, None, None]:
     for cut in slices:
         fetched = run.train_loader.fetch(0, run.batches.order.at(0, cut.start, cut.stop))
         seed_batch(run, cut)

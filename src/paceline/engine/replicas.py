@@ -47,16 +47,12 @@ class KeptReplica(KeptState):
 
     def restore(self) -> None:
         for own, before in zip(self._owners, self._attributes, strict=True):
-            if len(own.keys() - _OF_MODULES) != len(before) or any(own.get(key) is not before[key] for key in before):
-                for key in own.keys() - _OF_MODULES - before.keys():
-                    del own[key]
-                own.update(before)
+            for key in own.keys() - _OF_MODULES - before.keys():
+                del own[key]
+            own.update(before)
         for container, before in self._containers:
-            if isinstance(container, list):
-                container[:] = before
-            else:
-                container.clear()
-                container.update(before)
+            container.clear()
+            (container.extend if isinstance(container, list) else container.update)(before)
         super().restore()
 
 

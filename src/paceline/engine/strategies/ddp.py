@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Annotated, Any, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor, nn
-from torch import distributed as dist
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
@@ -20,7 +18,7 @@ from paceline.core.text import join_first, pluralize
 from paceline.core.world import World
 from paceline.data.loader import MicroBatch, Passes, StepBatch
 from paceline.engine.stateful import share_state
-from paceline.engine.strategies.single import SingleStrategy, parameter_ids, refuse_changed_parameters
+from paceline.engine.strategies.single import SingleStrategy, broadcast_all, parameter_ids, refuse_changed_parameters
 
 _WARM_UP_PASSES = 2
 Compression = Literal["none", "bf16", "fp16", "powersgd"]
@@ -96,8 +94,7 @@ class DDPStrategy(SingleStrategy):
         """Gradients are all-reduced by now: check that the reducer got all; share buffers and losses' state."""
         refuse_changed_parameters(parameter_ids(self.model), self._known)
         self._refuse_unused()
-        if self._read_in_training:
-            self._broadcast(self._read_in_training)
+        broadcast_all(self._read_in_training)
         share_state(self.parts, self._world)
 
     def warm_up(self, discarded_pass: Callable[[], None]) -> None:
@@ -113,7 +110,7 @@ class DDPStrategy(SingleStrategy):
         self._is_warm = True
 
     def share_buffers(self) -> None:
-        self._broadcast(self._buffers)
+        broadcast_all(self._buffers)
 
     def describe(self) -> str:
         compressed = "" if self._compression == "none" else f", gradients travel as {self._compression}"
@@ -125,14 +122,6 @@ class DDPStrategy(SingleStrategy):
                 f"strategy ddp: the loss does not depend on {join_first(unused, 3)}, whose gradients it waits for;"
                 " freeze these parameters (model.freeze), or set train.strategy={name: ddp, find_unused: true}"
             )
-
-    def _broadcast(self, buffers: list[Tensor]) -> None:
-        with torch.no_grad():
-            for group in _by_type(buffers):
-                flat = torch.cat([buffer.reshape(-1) for buffer in group])
-                dist.broadcast(flat, 0)
-                for buffer, value in zip(group, torch.split(flat, [each.numel() for each in group]), strict=True):
-                    buffer.copy_(value.view_as(buffer))
 
 
 @register.strategy("auto")
@@ -163,13 +152,6 @@ def ddp(
     if world.size == 1:
         return SingleStrategy(model)
     return DDPStrategy(model, world, is_exact, static_graph, find_unused, bucket_mb, compression)
-
-
-def _by_type(tensors: list[Tensor]) -> list[list[Tensor]]:
-    groups: dict[torch.dtype, list[Tensor]] = {}
-    for tensor in tensors:
-        groups.setdefault(tensor.dtype, []).append(tensor)
-    return list(groups.values())
 
 
 def _compress(network: DistributedDataParallel, compression: Compression) -> None:

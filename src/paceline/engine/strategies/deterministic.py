@@ -17,7 +17,7 @@ from paceline.core.world import World
 from paceline.data.loader import MicroBatch, StepBatch
 from paceline.data.sampler import rank_range
 from paceline.engine.stateful import Parts, copy_state, load_state, share_state
-from paceline.engine.strategies.single import SingleStrategy, parameter_ids, refuse_changed_parameters
+from paceline.engine.strategies.single import SingleStrategy, broadcast_all, parameter_ids, refuse_changed_parameters
 from paceline.models.memory_format import with_strides_of
 
 Node = tuple[int, int]
@@ -202,9 +202,7 @@ class RunningStatistics:
         self._put_back(self._before | self._first)
         if self._world.size > 1:
             own = {f"{name}.{buffer}" for name, norm in self._norms.items() for buffer, _ in norm.named_buffers()}
-            for name, buffer in self._model.named_buffers():
-                if name not in own:
-                    dist.broadcast(buffer, 0)
+            broadcast_all(buffer for name, buffer in self._model.named_buffers() if name not in own)
 
     def _training(self) -> list[tuple[str, _BatchNorm]]:
         return [(name, norm) for name, norm in self._norms.items() if norm.training and norm.running_mean is not None]

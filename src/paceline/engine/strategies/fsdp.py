@@ -26,7 +26,7 @@ from paceline.core.world import World
 from paceline.data.loader import MicroBatch, Passes, StepBatch
 from paceline.engine.activation_checkpointing.blocks import find_blocks
 from paceline.engine.stateful import share_state
-from paceline.engine.strategies.single import SingleStrategy, refuse_changed_parameters
+from paceline.engine.strategies.single import SingleStrategy, broadcast_all, refuse_changed_parameters
 
 Patterns = Annotated[
     Sequence[str],
@@ -113,8 +113,7 @@ class FSDPStrategy(SingleStrategy):
 
     def share_buffers(self) -> None:
         if self._world.size > 1:
-            for buffer in self.model.buffers():
-                dist.broadcast(buffer, 0)
+            broadcast_all(self.model.buffers())
 
     def reshard(self) -> None:
         """Free gathered parameters: they would be stale once shards change, as when an average is swapped in."""

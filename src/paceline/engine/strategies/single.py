@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 
 from torch import Tensor, nn
+from torch import distributed as dist
 
 from paceline.checkpoint.shards import TensorShard
 from paceline.core.errors import TrainingError
@@ -113,6 +114,12 @@ def single(model: nn.Module) -> SingleStrategy:
 def data_parallel(model: nn.Module, devices: list[int]) -> DataParallelStrategy:
     """One process, several devices."""
     return DataParallelStrategy(model, devices)
+
+
+def broadcast_all(tensors: Iterable[Tensor]) -> None:
+    """Give every rank the values of rank 0."""
+    for tensor in tensors:
+        dist.broadcast(tensor, 0)
 
 
 def parameter_ids(model: nn.Module) -> list[int]:
