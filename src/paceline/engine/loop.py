@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from functools import partial
 from typing import NoReturn
 
 import torch
@@ -52,7 +51,7 @@ def training(run: Run) -> Iterator[None]:
         try:
             yield
         except _OOM_ERRORS as error:
-            _explain_oom(error, partial(_advise_evaluation if run.state.pending else _advise_step, run))
+            _explain_oom(run, error)
         read_results(run)
         run.logger.flush()
 
@@ -280,13 +279,14 @@ _ACTIONS: dict[str, Callable[[Run], None]] = {
 _OOM_ERRORS = (torch.OutOfMemoryError, MemoryError, RuntimeError)
 
 
-def _explain_oom(error: Exception, advise: Callable[[], str]) -> NoReturn:
+def _explain_oom(run: Run, error: Exception) -> NoReturn:
     """Raise an error again, with advice if memory ran out."""
     text = str(error)
     if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "allocate memory" not in text:
         raise error
     first = text.splitlines()[0] if text else "nothing more is known"
-    raise TrainingError(f"out of memory {advise()} ({first})") from error
+    advice = _advise_evaluation(run) if run.state.pending else _advise_step(run)
+    raise TrainingError(f"out of memory {advice} ({first})") from error
 
 
 def _advise_step(run: Run) -> str:

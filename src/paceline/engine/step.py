@@ -133,15 +133,11 @@ def discarded_pass(trainer: Trainer, micro: MicroBatch) -> None:
 
 def choose_channels_last(trainer: Trainer, step_batch: StepBatch) -> None:
     """Choose the memory layout of images and weights on a CPU; rank 0, whose images may have other sizes, decides."""
-    can_choose = (
-        trainer.world.device.type == "cpu" and trainer.strategy.can_probe and trainer.model._compiled_call_impl is None
-    )
-    chosen = (
-        can_choose
-        and trainer.world.is_main
-        and is_channels_last_faster(trainer.model, step_batch.micro_batches[0].batch["image"])
-    )
-    trainer.state.set_channels_last(bool(trainer.world.start_sum([float(chosen)])()[0]))
+    world = trainer.world
+    is_compiled, is_sharded = trainer.model._compiled_call_impl is not None, trainer.strategy.passes == "equal"
+    can_choose = world.is_main and world.device.type == "cpu" and not is_compiled and not is_sharded
+    chosen = can_choose and is_channels_last_faster(trainer.model, step_batch.micro_batches[0].batch["image"])
+    trainer.state.set_channels_last(bool(world.start_sum([float(chosen)])()[0]))
 
 
 def is_channels_last_faster(model: nn.Module, images: Iterable[Tensor]) -> bool:

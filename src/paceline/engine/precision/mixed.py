@@ -86,10 +86,6 @@ class Precision:
         """Add the gradients of the losses, times the loss scale, to those of the step."""
         add_gradients(losses)
 
-    def carriers(self, parameters: Sequence[nn.Parameter]) -> Sequence[nn.Parameter]:
-        """The model's counterparts of the optimizer's parameters, on which `backward` leaves gradients."""
-        return parameters
-
     def unscale(self, parameters: Sequence[nn.Parameter]) -> None:
         """Give the optimizer's parameters the unscaled gradient of the step.
 
@@ -233,9 +229,6 @@ class HalfWeights(Scaled):
             halve_in_place(model, self.keep_norms)
         cast_at_borders(model, self.keep_norms)
         return with_masters(model, self._copies) if self.has_masters else model
-
-    def carriers(self, parameters: Sequence[nn.Parameter]) -> Sequence[nn.Parameter]:
-        return [self._copies.get(parameter, parameter) for parameter in parameters]
 
     def unscale(self, parameters: Sequence[nn.Parameter]) -> None:
         """Move the gradients from the copies to their masters and divide them by the loss scale."""

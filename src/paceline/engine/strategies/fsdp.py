@@ -50,7 +50,6 @@ class FSDPStrategy(SingleStrategy):
     """
 
     passes: Passes = "equal"
-    can_probe = False
 
     def __init__(
         self,

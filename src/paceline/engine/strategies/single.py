@@ -23,8 +23,6 @@ class SingleStrategy:
     passes: Passes = "own"
     grad_divisor = 1.0
     """What the exchange divides gradients by; losses are multiplied by it first."""
-    can_probe = True
-    """Whether one process could do the whole step alone."""
     norm_across: Callable[[Tensor], Tensor] | None = None
     """Makes the norm of the gradient that this process holds that of the whole; None where it holds the whole."""
 
