@@ -25,14 +25,10 @@ class Identified(Protocol):
     """Something that was read from a file: its path, and a digest of its content."""
 
     @property
-    def path(self) -> Path:
-        """Where it is."""
-        ...
+    def path(self) -> Path: ...
 
     @property
-    def digest(self) -> str:
-        """The same for the same content."""
-        ...
+    def digest(self) -> str: ...
 
 
 Found = TypeVar("Found", bound=Identified)

@@ -19,7 +19,6 @@ _FIRST_STEPS = 3  # that are slower than the others: memory is taken, kernels ar
 _SHARE_REMEMBERED = 0.1  # of a run's steps, in the average that the time left is estimated from
 _LEAST_REMEMBERED = 50
 _ACTIONS_REMEMBERED = 5  # of a kind; their median leaves out one that a busy moment made long
-_MAX_UNREAD = 1000  # steps that may wait for the meters
 
 
 class StepTimer:
@@ -31,7 +30,6 @@ class StepTimer:
         self.data_share = 0.0
         """The share of the last step that was spent waiting for its data."""
         self._meters = Meters()
-        self._times: list[tuple[float, ...]] = []  # of steps that are not in the meters yet
         self._num_steps = 0
         self._average = 0.0  # seconds of a step, over the last part of the run
         self._actions: dict[str, deque[float]] = {}
@@ -49,9 +47,8 @@ class StepTimer:
         self.data_share = waited / (waited + seconds)
         own, self.forward_seconds = self.forward_seconds + waited, 0.0
         step_time = seconds + waited
-        self._times.append((step_time, waited, own, num_samples))
-        if len(self._times) > _MAX_UNREAD:
-            self._read_times()
+        times = {"step_time": step_time, "data_time": waited, "own_time": own, "samples": num_samples}
+        self._meters.extend({name: (value,) for name, value in times.items()})
         self._num_steps += 1
         known = self._num_steps - _FIRST_STEPS
         weight = 1.0 if known < 1 else max(1 / known, 1 / max(_LEAST_REMEMBERED, _SHARE_REMEMBERED * total_steps))
@@ -68,17 +65,6 @@ class StepTimer:
         """Record what happened between two steps."""
         self._actions.setdefault(name, deque(maxlen=_ACTIONS_REMEMBERED)).append(seconds)
 
-    @property
-    def step_time(self) -> float:
-        """The median of the last steps, in seconds."""
-        self._read_times()
-        return self._meters.summary("step_time")["median"]
-
-    def _read_times(self) -> None:
-        times, self._times = self._times, []
-        columns = zip(*times, strict=True)
-        self._meters.extend(dict(zip(("step_time", "data_time", "own_time", "samples"), columns, strict=False)))
-
     def seconds_left(self, steps_left: int, actions_left: Mapping[str, int]) -> float:
         """The time left: for the steps, and for what is done between them as far as it was done before."""
         return steps_left * self._average + sum(
@@ -90,7 +76,6 @@ class StepTimer:
 
         The slowest process is the one that needs longest for its data and its forward passes, which wait for no other.
         """
-        self._read_times()
         step_time, data_time = self._meters.summary("step_time"), self._meters.summary("data_time")
         if not step_time:  # a resumed run that logs what was pending
             return {"time": time.time()}
