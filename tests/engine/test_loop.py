@@ -208,9 +208,9 @@ def trainable(out: Path, kind: str) -> Run:
     if kind == "thawing":
         run.freezing = Freezing(run.model, ["layers.0", "layers.1"], [(3, ["layers.0", "layers.1"])])
     if kind == "ema":
-        run.state.averaging = Ema(decay=0.8)
+        run.averaging = run.state.averaging = Ema(decay=0.8)
     if kind == "swa":
-        run.state.averaging = Swa(total_steps=6, steps_per_epoch=2, start=0.3, every_steps=1)
+        run.averaging = run.state.averaging = Swa(total_steps=6, steps_per_epoch=2, start=0.3, every_steps=1)
     return run
 
 
@@ -451,7 +451,11 @@ def measured(out: Path, kind: str = "plain", **changes: Any) -> Run:
     run = adam(small(out, net=Evaluating, evaluation_batch=4, **changes).run())
     sets = run.evaluations
     run = replace(run, evaluations={**sets, "test": sets["val"]}, store=Store(out / "checkpoints", 2, "top1"))
-    run.state.averaging = {"plain": run.averaging, "ema": Ema(0.8), "swa": Swa(6, 2, start=0.1, every_steps=1)}[kind]
+    run.averaging = run.state.averaging = {
+        "plain": run.averaging,
+        "ema": Ema(0.8),
+        "swa": Swa(6, 2, start=0.1, every_steps=1),
+    }[kind]
     return run
 
 

@@ -102,9 +102,11 @@ def evaluate(run: Run, split: str, prefix: str = "") -> Evaluation:
         problem = writers.finish(states[num_reported:], unread)
         for metric, state in zip(metrics[:num_reported], states, strict=False):
             values |= metric.compute(state)
+    numbers = {name: value for name, value in values.items() if not isinstance(value, Tensor)}
     return Evaluation(
         split,
-        {name: _number(value) for name, value in values.items() if not isinstance(value, Tensor)},
+        # counts stay whole numbers
+        {name: value if type(value) is int else float(value) for name, value in numbers.items()},
         {name: value for name, value in values.items() if isinstance(value, Tensor)},
         size - len(unread),
         time.perf_counter() - started,
@@ -231,11 +233,6 @@ def num_parallel(run: Run, split_set: EvaluationSet) -> int:
     if run.world.device.type != "cpu" or is_alone or run.strategy.passes == "equal":
         return 1
     return max(1, num_cores() // run.world.local_size // split_set.threads)
-
-
-def _number(value: Any) -> float:
-    """A metric as it is logged: counts stay whole numbers."""
-    return value if type(value) is int else float(value)
 
 
 def evaluate_with_average(run: Run, split: str) -> Evaluation:

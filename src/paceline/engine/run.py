@@ -12,28 +12,23 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from paceline.checkpoint.reader import Checkpoint
 from paceline.checkpoint.store import Store
 from paceline.checkpoint.writer import NoSaver, Saver
 from paceline.core.errors import TrainingError
-from paceline.core.intervals import Progress, Triggers
+from paceline.core.intervals import Triggers
 from paceline.core.process import StopRequest
 from paceline.core.world import World
 from paceline.data.loader import StepBatch, TrainBatches, automatic_batch_size, automatic_workers
 from paceline.data.split_loader import SplitLoader
 from paceline.engine.loss_accumulator import LossAccumulator, read_columns
-from paceline.engine.nonfinite import FiniteCheck
-from paceline.engine.precision.mixed import Precision
 from paceline.engine.state import RunState
 from paceline.engine.stateful import KeptState
-from paceline.engine.strategies.single import SingleStrategy
 from paceline.engine.timing import StepTimer
 from paceline.engine.watchdog import Heartbeat, NoHeartbeat
 from paceline.loggers.events import LoggerGroup, Note
 from paceline.models.freezing import Freezing
-from paceline.optim.averaging import Averaging
 from paceline.optim.clipping import Clip, NoClip, Norm
 from paceline.optim.lr_scheduler import LRChangeLog, Scheduler
 from paceline.tasks.task import Task
@@ -87,35 +82,14 @@ class Trainer:
     timer: StepTimer = field(default_factory=StepTimer)
 
     def __post_init__(self) -> None:
-        self.strategy.parts = self.state.parts
+        state = self.state
+        self.progress, self.optimizer, self.strategy = state.progress, state.optimizer, state.strategy
+        self.precision, self.finite_check, self.averaging = state.precision, state.finite_check, state.averaging
+        self.strategy.parts = state.parts
         self.finite_check.attach(self.optimizer, self.world.device)
         self.optimized = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         own = getattr(self.task, "training_metrics", ())
         self.training_metrics = [name for name in own if name not in self.task.weights]
-
-    @property
-    def progress(self) -> Progress:
-        return self.state.progress
-
-    @property
-    def optimizer(self) -> Optimizer:
-        return self.state.optimizer
-
-    @property
-    def strategy(self) -> SingleStrategy:
-        return self.state.strategy
-
-    @property
-    def precision(self) -> Precision:
-        return self.state.precision
-
-    @property
-    def finite_check(self) -> FiniteCheck:
-        return self.state.finite_check
-
-    @property
-    def averaging(self) -> Averaging:
-        return self.state.averaging
 
     def keep_state(self) -> KeptState:
         """What a skipped step must leave as it is beside the weights: nothing in a run that ends at the first one."""

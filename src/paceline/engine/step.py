@@ -117,18 +117,14 @@ def _sum_ratios(trainer: Trainer, step_batch: StepBatch, names: list[str]) -> Te
 def warm_up(trainer: Trainer, step_batch: StepBatch) -> None:
     """Before the first step, choose the memory layout; then and after each unfreeze, run the passes that ddp needs."""
 
-    def one_pass() -> None:
-        discarded_pass(trainer, step_batch.micro_batches[-1])  # only when asked for: an empty rank has none
+    def discarded_pass() -> None:
+        """A forward and a backward pass whose gradients are 0; the caller clears them."""
+        terms = forward(trainer, step_batch.micro_batches[-1])  # only when asked for: an empty rank has none
+        trainer.precision.backward([WeightedLoss(term.numerator, 0.0) for term in terms.values()])
 
     if trainer.state.choices.channels_last is None:
         choose_channels_last(trainer, step_batch)
-    trainer.strategy.warm_up(one_pass)
-
-
-def discarded_pass(trainer: Trainer, micro: MicroBatch) -> None:
-    """A forward and a backward pass whose gradients are 0; the caller clears them."""
-    terms = forward(trainer, micro)
-    trainer.precision.backward([WeightedLoss(term.numerator, 0.0) for term in terms.values()])
+    trainer.strategy.warm_up(discarded_pass)
 
 
 def choose_channels_last(trainer: Trainer, step_batch: StepBatch) -> None:

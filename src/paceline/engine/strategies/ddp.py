@@ -159,10 +159,9 @@ def _compress(network: DistributedDataParallel, compression: Compression) -> Non
         return
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-    hook: Any
-    state: Any = None
     if compression == "powersgd":
-        state, hook = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=10), powerSGD_hook.powerSGD_hook
+        state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=10)
+        network.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     else:
-        hook = default_hooks.bf16_compress_hook if compression == "bf16" else default_hooks.fp16_compress_hook
-    network.register_comm_hook(state, hook)
+        halved = default_hooks.bf16_compress_hook if compression == "bf16" else default_hooks.fp16_compress_hook
+        network.register_comm_hook(None, halved)
