@@ -15,7 +15,7 @@ test: lint
 	$(MAKE) --no-print-directory -j2 types pytest
 
 pytest: $(VENV)/.installed-dev
-	$(BIN)/pytest
+	$(BIN)/pytest --durations=10
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

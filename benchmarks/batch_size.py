@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from paceline.visualize.curves import draw_curves
+
 from paceline.visualize.image import save_png
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

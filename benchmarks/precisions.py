@@ -14,12 +14,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from paceline.data.stick_people import write_keypoints
+
 import paceline
 from benchmarks.report import Goal, Section
 from paceline.core.errors import TrainingError
 from paceline.core.process import num_cores
 from paceline.data import synthetic
-from paceline.data.stick_people import write_keypoints
 from paceline.plan.memory import MemoryTracker
 
 _PLAIN = "fp32"

@@ -324,8 +324,6 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="an .html file (default: RUN/report.html, of several runs report.html)"
     )
-    parser.add_argument("--serve", action="store_true", help="serve the page on this machine and keep it up to date")
-    parser.add_argument("--port", type=int, metavar="N", help="for --serve (default: any free one)")
 
 
 def _add_convert(parser: argparse.ArgumentParser) -> None:

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from scenes import SHARES, apply, box_of, rectangles, samples
 
 from paceline.data.batch import Sample
-from paceline.data.transforms.affine import PoseCrop, RandomAffine, RandomRotation, affine_matrix
 from paceline.data.transforms.annotations import transform_points
 from paceline.data.transforms.functional import warp_affine
+from paceline.data.transforms.geometric import PoseCrop, RandomAffine, RandomRotation, affine_matrix
 
 LAST = 1 - 1e-12
 

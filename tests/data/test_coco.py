@@ -176,14 +176,17 @@ RUNS_SHORT = {"size": [HEIGHT, WIDTH], "counts": [5, 5]}
     ("change", "expected"),
     [
         ({"image_id": 99}, "has a image_id that no image has: 6 (99)"),
-        ({"image_id": "7"}, "has a image_id that is no whole number: 6 ('7')"),
+        ({"image_id": "x"}, "has a wrong 'image_id', Input should be a valid integer, unable to parse"),
         ({"category_id": 4}, "has a category_id that no category has: 6 (4)"),
-        ({"bbox": [1, 2, 3]}, "has a bbox that is not 4 numbers: 6 ([1, 2, 3])"),
-        ({"bbox": [1, 2, 3, float("nan")]}, "has a bbox that is not 4 numbers: 6 ([1, 2, 3, nan])"),
-        ({"bbox": [1, 2, 3, 10**400]}, "has a bbox that is not 4 numbers"),
-        ({"bbox": None}, "has a bbox that is not 4 numbers"),
-        ({"area": "big"}, "has a area that is not a number: 6 ('big')"),
-        ({"iscrowd": 2}, "has an iscrowd that is neither 0 nor 1: 6 (2)"),
+        (
+            {"bbox": [1, 2, 3]},
+            "has a wrong 'bbox', List should have at least 4 items after validation, not 3: 6 ([1, 2, 3])",
+        ),
+        ({"bbox": [1, 2, 3, float("nan")]}, "has a wrong 'bbox', Input should be a finite number: 6 ([1, 2, 3, nan])"),
+        ({"bbox": [1, 2, 3, 10**400]}, "has a wrong 'bbox', Input should be a"),
+        ({"bbox": None}, "has a wrong 'bbox', Input should be a valid list: 6 (None)"),
+        ({"area": "big"}, "has a wrong 'area', Input should be a valid number: 6 ('big')"),
+        ({"iscrowd": 2}, "has a wrong 'iscrowd', Input should be 0 or 1: 6 (2)"),
         ({"segmentation": []}, "has a segmentation that is neither polygons nor run lengths: 6 ([])"),
         ({"segmentation": [[1, 2, 3, 4]]}, "has a polygon of fewer than three points"),
         ({"segmentation": [[1, 2, 3, 4, 5]]}, "has a polygon of fewer than three points"),
@@ -259,10 +262,21 @@ def test_a_panoptic_file_is_named(tmp_path: Path) -> None:
         ),
         (content() | {"annotations": [7]}, "annotation is no object with named values: number 1 of the list (7)"),
         (content() | {"annotations": [{}, {"id": 1}]}, "annotation has no 'id': number 1 of the list"),
-        (content() | {"images": [{"id": 1, "file_name": ""}]}, "image has a file_name that is no text: 1 ('')"),
+        (
+            content() | {"images": [{"id": 1, "file_name": ""}]},
+            "image has a wrong 'file_name', String should have at least 1 character: 1 ('')",
+        ),
+        (
+            content() | {"images": [{"id": 1, "file_name": "a", "height": 1 << 16, "width": 1 << 16}]},
+            "image has an impossible width and height, 65536×65536: 1",
+        ),
+        (
+            content() | {"categories": [{"id": 3, "name": "a", "keypoints": ["x", "y"], "skeleton": [[1, 3]]}]},
+            "category has a skeleton that is no list of pairs from 1 to 2: 3",
+        ),
         (
             content() | {"images": [{"id": 1, "file_name": "a", "height": 0, "width": 5}]},
-            "image has an impossible width and height: 1 ((5, 0))",
+            "image has a wrong 'height', Input should be greater than or equal to 1: 1 (0)",
         ),
     ],
 )

@@ -26,7 +26,7 @@ BOXES = np.array(
 
 def check(boxes: NDArray[np.float64], policy: BadBoxes) -> CheckedBoxes:
     sizes = np.tile(np.array([HEIGHT, WIDTH], np.int64), (len(boxes), 1))
-    return check_boxes(boxes, boxes[:, 2:] - boxes[:, :2], sizes, policy, lambda box: f"file: object {box + 1}")
+    return check_boxes(boxes, sizes, policy, lambda box: f"file: object {box + 1}")
 
 
 def test_clip_cuts_what_is_partly_outside_and_leaves_out_the_rest() -> None:

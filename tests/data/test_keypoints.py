@@ -124,14 +124,14 @@ def test_arrays_of_another_shape_are_named(tmp_path: Path, positions: NDArray[An
     [
         ([], 'expected {"joints"'),
         ({"joints": {}}, 'expected {"joints"'),
-        ({"a.png": 5}, "a.png has keypoints 5; expected"),
+        ({"a.png": 5}, "joints a.png is 5: Input should be a valid list; expected"),
         (
             {"a.png": [[1, 2, 1]], "b.png": [[1, 2, 1]] * 2},
-            "b.png has keypoints of shape [2, 3]; expected the same number",
+            "b.png has keypoints [[1.0, 2.0, 1.0], [1.0, 2.0, 1.0]]; expected the same number",
         ),
-        ({"a.png": [["1", 2, 1]]}, "a.png has keypoints [['1', 2, 1]]; expected"),
-        ({"a.png": [[1, 2, 1]], "b.png": [[1, 2]]}, "b.png has keypoints of shape [1, 2]; expected the same number"),
-        ({"joints": {"a.png": [[1, 2, 1]]}, "flip_pairs": [[0, 1]]}, "joint_names and flip_pairs are not 1 texts"),
+        ({"a.png": [["1", 2, 1]]}, "joints a.png 0 0 is '1': Input should be a valid number; expected"),
+        ({"a.png": [[1, 2, 1]], "b.png": [[1, 2]]}, "b.png has keypoints [[1.0, 2.0]]; expected the same number"),
+        ({"joints": {"a.png": [[1, 2, 1]]}, "joint_names": "x"}, "joint_names is 'x': Input should be a valid list"),
     ],
 )
 def test_json_of_another_shape_is_named(tmp_path: Path, whole: Any, expected: str) -> None:
@@ -139,6 +139,12 @@ def test_json_of_another_shape_is_named(tmp_path: Path, whole: Any, expected: st
     path.write_text(json.dumps(whole))
     assert message(tmp_path, file="joints.json", names=NAMES).startswith(f"{path}: ")
     assert expected in message(tmp_path, file="joints.json", names=NAMES)
+
+
+def test_pairs_of_the_file_are_checked(tmp_path: Path) -> None:
+    whole = {"joints": {"a.png": [[1, 2, 1]] * 3}, "flip_pairs": [[0, 3]], "joint_names": ["a"] * 3}
+    (tmp_path / "joints.json").write_text(json.dumps(whole))
+    assert "3 keypoints, numbered from 0, but `flip_pairs` has [0, 3]" in message(tmp_path, file="joints.json")
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:

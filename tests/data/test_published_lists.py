@@ -11,7 +11,7 @@ from support.registered import arguments_of
 
 from paceline.core.errors import ArgumentError, DataError
 from paceline.data.datasets.list_file import ListFile
-from paceline.data.datasets.video import ClipDataset, VideoList
+from paceline.data.datasets.video import VideoList
 from paceline.data.index.folders import hint_on_missing
 
 
@@ -132,7 +132,6 @@ def test_a_delimiter_that_is_not_the_usual_one_is_reported(tmp_path: Path) -> No
 def test_a_list_without_labels_says_so(tmp_path: Path) -> None:
     videos = video_list(tmp_path / "testlist01.txt", "\nApplyEyeMakeup/v_x.avi\nArchery/v_y.avi\n")
     assert videos.notes == [videos.why_no_labels]
-    assert ClipDataset(videos, 2).why_no_labels == videos.why_no_labels
     expected = "testlist01.txt, line 2: no label beside 'ApplyEyeMakeup/v_x.avi'; give a list that has labels, or"
     assert f"{expected} `label_from: folder` if a folder is a class" in videos.why_no_labels
 
@@ -150,7 +149,7 @@ def test_labels_are_folders_if_asked_for(tmp_path: Path) -> None:
 def test_labels_that_begin_at_1(tmp_path: Path) -> None:
     text = "".join(f"{number}.avi {number}\n" for number in range(1, 4))
     counted = video_list(tmp_path / "a.txt", text)
-    assert counted.notes[0] == "the least label is 1, none is 0: if labels begin at 1, add `first_label: 1`"
+    assert counted.notes == ["no sample of 1 class: 0"]
     with pytest.raises(DataError, match=r"line 3: the label 3 is out of range: expected 0 to 2, .*; labels go from 1"):
         video_list(tmp_path / "a.txt", text, classes=["x", "y", "z"])
     named = video_list(tmp_path / "a.txt", text, classes=["x", "y", "z"], first_label=1)

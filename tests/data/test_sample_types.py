@@ -21,11 +21,10 @@ from paceline.data.inspect import Findings, examine
 from paceline.data.loader import load
 from paceline.data.pack import packed, write_pack
 from paceline.data.split_loader import Request, SplitLoader
-from paceline.data.transforms.affine import RandomRotation
 from paceline.data.transforms.base import OnSamples
 from paceline.data.transforms.batch import Normalize
-from paceline.data.transforms.color import ColorJitter, GaussianBlur, RandomSolarize
-from paceline.data.transforms.geometric import CenterCrop, Pad, RandomHorizontalFlip, Resize
+from paceline.data.transforms.color import ColorJitter, RandAugment, RandomPhotometricDistort
+from paceline.data.transforms.geometric import CenterCrop, Pad, RandomHorizontalFlip, RandomRotation, Resize
 
 CPU = torch.device("cpu")
 ALONE = World(0, 1, 0, CPU)
@@ -192,7 +191,7 @@ def test_transforms_of_places_take_floats(transform: Any) -> None:
     assert 0 < fractions[fractions < 1].max() < 0.25
 
 
-@pytest.mark.parametrize("transform", [ColorJitter(0.5), RandomSolarize(p=1.0), GaussianBlur(p=1.0)])
+@pytest.mark.parametrize("transform", [ColorJitter(0.5), RandomPhotometricDistort(p=1.0), RandAugment(8)])
 def test_transforms_of_colors_refuse_floats(transform: Any) -> None:
     source = SplitLoader(Typed("float32"), [transform], 0)
     with pytest.raises(DataError) as caught:

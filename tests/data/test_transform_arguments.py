@@ -16,12 +16,9 @@ from support.registered import arguments_of, entry_of
         ("color_jitter", {"brightness": -0.1}),
         ("random_photometric_distort", {"contrast": [1.5, 0.5]}),
         ("random_photometric_distort", {"hue": [-0.6, 0.0]}),
-        ("gaussian_blur", {"sigma": [0.0, 1.0]}),
-        ("random_solarize", {"threshold": 300.0}),
         ("rand_augment", {"magnitude": 31.0}),
         ("rand_augment", {"num_ops": 0}),
-        ("mosaic", {"size": 1}),
-        ("mosaic", {"size": 8, "fill": 256}),
+        ("random_zoom_out", {"fill": 256}),
     ],
 )
 def test_wrong_arguments_are_refused(name: str, values: dict[str, object]) -> None:
@@ -31,7 +28,7 @@ def test_wrong_arguments_are_refused(name: str, values: dict[str, object]) -> No
 
 @pytest.mark.parametrize(
     ("name", "is_batch"),
-    [("mosaic", False), ("rand_augment", False), ("random_horizontal_flip", True), ("mixup", True)],
+    [("random_zoom_out", False), ("rand_augment", False), ("random_horizontal_flip", True), ("mixup", True)],
 )
 def test_kinds_are_distinguished_by_the_class(name: str, is_batch: bool) -> None:
     assert getattr(entry_of("transform", name).resolve(), "is_batch", False) is is_batch

@@ -35,18 +35,14 @@ Place = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Blend:
-    """Mixes two further samples in, weighted by what is drawn."""
+class Darken:
+    """Darkens by what is drawn."""
 
-    others: ClassVar[int] = 2
     draws: ClassVar[int] = 1
     is_batch: ClassVar[bool] = False
 
-    def __call__(self, sample: Sample, draws: npt.NDArray[np.float64], others: list[Sample] | None = None) -> Sample:
-        assert others is not None
-        shares = (draws[0], (1 - draws[0]) / 2, (1 - draws[0]) / 2)
-        mixed = sum(share * each["image"] for share, each in zip(shares, (sample, *others), strict=True))
-        return {**sample, "image": np.asarray(mixed).astype(np.uint8)}
+    def __call__(self, sample: Sample, draws: npt.NDArray[np.float64]) -> Sample:
+        return {**sample, "image": (sample["image"] * draws[0]).astype(np.uint8)}
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +63,7 @@ def batches(folder: Path, kind: Kind, workers: int | None, step: int = 0) -> Tra
     updates = BatchSampler(SIZE, BATCH, MICRO)
     transforms: list[SampleTransform | BatchTransform] = [
         RandomResizedCrop(24),
-        Blend(),
+        Darken(),
         RandomHorizontalFlip(),
         Normalize([0.5], [0.25]),
     ]

@@ -41,7 +41,7 @@ from paceline.launch.launcher import launch_if_needed
 options = argparse.Namespace(arguments=["--version"], procs=PROCS, nodes=None, rendezvous=None, restarts=0)
 
 code = launch_if_needed(options, "cuda", [1])
-print("answer", code, "torch" in sys.modules, getattr(options, "device_mapping", "none"))
+print("answer", code, "torch" in sys.modules, getattr(options, "device_notes", "none"))
 """
 
 
@@ -49,8 +49,8 @@ print("answer", code, "torch" in sys.modules, getattr(options, "device_mapping",
     ("processes", "variables", "answer"),
     [
         (2, {}, f"paceline {__version__}\nanswer 0 True none\n"),
-        (1, {}, "answer None False process 0 on device 5\n"),
-        (2, {"RANK": "0", "WORLD_SIZE": "1"}, "answer None False process 0 on device 5\n"),
+        (1, {}, "answer None False ['process 0 on device 5']\n"),
+        (2, {"RANK": "0", "WORLD_SIZE": "1"}, "answer None False ['process 0 on device 5']\n"),
     ],
 )
 def test_work_here_or_start_processes_that_do(processes: int, variables: dict[str, str], answer: str) -> None:

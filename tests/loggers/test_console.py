@@ -252,7 +252,7 @@ def test_one_loss_is_printed_once_and_several_each() -> None:
 def test_the_bar_shows_how_far_the_run_is(terminal: PseudoTerminal) -> None:
     show_run(Console(terminal.stream))
     text = re.sub(r"\x1b\[[0-9;?]*m", "", terminal.text())
-    assert "─ 243/1880  epoch 1.27  loss 0.412  lr 0.1  5300/s  data-wait 2%  eta 0:01:10  410 MB" in text
+    assert "─ 243/1880  eta 0:01:10  5300/s  data-wait 2%  epoch 1.27  loss 0.412  lr 0.1  410 MB" in text
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # the cursor is there
 
 
@@ -306,15 +306,15 @@ def test_a_terminal_that_is_gone_does_not_stop_the_run(monkeypatch: pytest.Monke
         stream.close()
 
 
-def test_the_bar_leaves_out_the_least_needed_where_it_is_narrow() -> None:
+def test_the_bar_leaves_out_its_end_where_it_is_narrow() -> None:
     snapshot = Snapshot(250, 1880, 1.3, 0.05)
     widths = [len(plain(status(snapshot, LOGGED, room))) for room in range(12, 100)]
     assert all(width <= room for width, room in zip(widths, range(12, 100), strict=True))
     assert plain(status(snapshot, LOGGED, 100)) == (
-        "250/1880  epoch 1.30  loss 0.412  lr 0.1  5300/s  data-wait 2%  eta 0:01:10  410 MB"
+        "250/1880  eta 0:01:10  5300/s  data-wait 2%  epoch 1.30  loss 0.412  lr 0.1  410 MB"
     )
-    assert plain(status(snapshot, LOGGED, 69)) == "250/1880  epoch 1.30  5300/s  data-wait 2%  eta 0:01:10  410 MB"
-    assert plain(status(snapshot, LOGGED, 40)) == "250/1880  5300/s  eta 0:01:10"
+    assert plain(status(snapshot, LOGGED, 69)) == "250/1880  eta 0:01:10  5300/s  data-wait 2%  epoch 1.30  loss 0.412"
+    assert plain(status(snapshot, LOGGED, 40)) == "250/1880  eta 0:01:10  5300/s"
     assert plain(status(snapshot, LOGGED, 12)) == "250/1880"
 
 

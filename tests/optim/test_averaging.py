@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from paceline.checkpoint.state import flatten, unflatten
 from paceline.core.errors import CheckpointError
-from paceline.optim.averaging import Averaging, Ema, NoAveraging, Swa, WeightAverage, update_bn
+from paceline.optim.averaging import Averaging, Ema, Swa, WeightAverage, update_bn
 
 
 class Weights(nn.Module):
@@ -187,7 +187,7 @@ def test_half_precision_weights_are_averaged_in_float32() -> None:
 
 
 def test_no_averaging_has_the_same_methods_and_changes_nothing() -> None:
-    model, nothing = Weights(), NoAveraging()
+    model, nothing = Weights(), Averaging()
     run(nothing, model, range(3))
     assert torch.equal(average(nothing, model), model.first)
     nothing.load_state_dict(nothing.state_dict())

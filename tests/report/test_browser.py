@@ -7,14 +7,12 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from sample_runs import CLASSES, write_run, write_worst_samples
 from support.chromium import Page, open_page
 
 from paceline.report.page import write_report
-from paceline.report.server import ReportServer
 
 CURVE = '#curves [data-metric="loss"]'
 
@@ -239,17 +237,6 @@ def running(tmp_path: Path) -> Iterator[Path]:
 def add_evaluation(folder: Path) -> None:
     with (folder / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 50, "epoch": 5, "split": "val", "top1": 0.9625, "num_samples": 3}\n')
-
-
-def test_a_served_page_follows_its_run(quick: Page, running: Path) -> None:
-    with ReportServer([running], 0) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        quick.open(server.address)
-        assert "0.8000" in text(quick, "#verdict")
-        add_evaluation(running)
-        quick.wait_for("document.querySelector('#verdict')?.innerText.includes('0.9625')")
-        quick.open("about:blank")
-        server.shutdown()
 
 
 def test_a_file_is_loaded_again_while_its_run_is_running_and_not_after(quick: Page, running: Path) -> None:

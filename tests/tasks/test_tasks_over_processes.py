@@ -26,9 +26,6 @@ METRICS = {
     "segmentation": {"loss", "ohem_cross_entropy", "dice_loss", "miou", "iou.disc", "pixel_accuracy", "boundary_f"},
     "video": {"loss", "cross_entropy", "top1", "top2", "auroc"},
 }
-# Clips of one video that are samples of their own, in batches that videos do not fill: processes share a video.
-APART = ["data.val.transforms.0.as_samples=true", "evaluate.batch_size=3"]
-CASES: dict[str, list[str]] = {**{kind: [] for kind in TASKS}, "video-apart": APART}
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +36,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for kind in TASKS:
             recipe = write_sample(kind, folder)
             assert cli.main(["train", str(recipe), "train.steps=3", "--out", str(folder / "trained" / kind)]) == 0
-        shutil.copytree(folder / "trained" / "video", folder / "trained" / "video-apart", symlinks=True)
         for procs in (1, 2, 3):
             shutil.copytree(folder / "trained", folder / str(procs), symlinks=True)
-            for case in CASES:
+            for case in TASKS:
                 shutil.rmtree(folder / str(procs) / case / "predictions", ignore_errors=True)
             measure(folder / str(procs), procs)
     return folder
@@ -50,8 +46,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def measure(folder: Path, procs: int) -> None:
     """Measure the run of each task; the same processes do all of them, since to start some costs the most."""
-    runs = [str(folder / case) for case in CASES]
-    words = [["eval", run, "--json", *CASES[case]] for run, case in zip(runs, CASES, strict=True)]
+    runs = [str(folder / case) for case in TASKS]
+    words = [["eval", run, "--json"] for run in runs]
     if procs == 1:
         for command, run in zip(words, runs, strict=True):
             with (Path(run) / "printed-0").open("w", encoding="utf-8") as file, redirect_stdout(file):
@@ -71,14 +67,6 @@ def test_one_two_and_three_processes_find_the_same_metrics(kind: str, measured: 
     assert set(alone["metrics"]) >= METRICS[kind]
     in_training = next(each for each in records(measured / "trained" / kind) if each["split"] == "val")
     assert alone["metrics"].items() <= in_training.items()
-    assert two == alone
-    assert three == alone
-
-
-def test_processes_that_share_the_clips_of_a_video_find_the_same_metrics(measured: Path) -> None:
-    alone, two, three = (answer(measured / procs / "video-apart")["metrics"] for procs in "123")
-    together = answer(measured / "1" / "video")["metrics"]
-    assert alone == pytest.approx(together, abs=1e-5)
     assert two == alone
     assert three == alone
 
@@ -116,15 +104,14 @@ def test_one_two_and_three_processes_write_the_same_keypoints(measured: Path) ->
     assert three == alone
 
 
-@pytest.mark.parametrize("case", ["video", "video-apart"])
-def test_one_two_and_three_processes_write_the_same_table(case: str, measured: Path) -> None:
-    alone, two, three = (predictions(measured / procs / case) for procs in "123")
+def test_one_two_and_three_processes_write_the_same_table(measured: Path) -> None:
+    alone, two, three = (predictions(measured / procs / "video") for procs in "123")
     rows = list(csv.DictReader(io.StringIO(alone["val.csv"].decode())))
     assert [row["sample"] for row in rows] == [str(number) for number in range(NUM_VAL)]
     assert len({row["path"] for row in rows}) == NUM_VAL
     assert all(Path(row["path"]).is_file() for row in rows)
     right = sum(row["label"] == row["predicted"] for row in rows)
-    assert right / NUM_VAL == answer(measured / "1" / case)["metrics"]["top1"]
+    assert right / NUM_VAL == answer(measured / "1" / "video")["metrics"]["top1"]
     assert two == alone
     assert three == alone
 

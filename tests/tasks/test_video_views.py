@@ -19,11 +19,8 @@ from support.forkserver import paceline, paceline_ranks
 from torch import Tensor
 
 from paceline.data.batch import Batch
-from paceline.data.datasets.video import ClipDataset, VideoList, split_clips, whole_videos
-from paceline.data.split_loader import SplitLoader
+from paceline.data.datasets.video import VideoList
 from paceline.data.synthetic import write_video
-from paceline.data.transforms.base import SampleTransform
-from paceline.data.transforms.video import MultiClip, MultiCrop
 from paceline.losses.classification import BinaryCrossEntropy, CrossEntropy
 from paceline.metrics.metric import MetricValues, State, merge_states, pack, unpack
 from paceline.metrics.video import PerVideo
@@ -193,22 +190,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_each_clip_is_a_sample_with_the_frames_it_has_in_the_video(project: Path) -> None:
-    videos = VideoList(project / "data/seven.csv", classes=CLASSES)
-    transforms: list[SampleTransform] = [MultiClip(CLIPS, 2, 3, as_samples=True), MultiCrop(72, CROPS)]
-    clips = split_clips(videos, transforms[0])
-    assert isinstance(clips, ClipDataset)
-    assert (len(clips), clips.classes, clips.path(11)) == (VIDEOS * CLIPS, CLASSES, videos.path(2))
-    assert split_clips(videos, MultiClip(CLIPS, 2, 3)) is videos is whole_videos(clips)
-    whole = SplitLoader(videos, transforms, 0).fetch(0, np.array([0, 6]))
-    parts = SplitLoader(clips, transforms, 0).fetch(0, np.array([*range(5), *range(30, 35)]))
-    assert parts["image"].shape == (10, CROPS, 3, 2, 72, 72)
-    assert torch.equal(parts["image"].view_as(whole["image"]), whole["image"])
-    assert parts["video"].tolist() == [0] * 5 + [6] * 5
-    assert set(parts) == {"id", "image", "label", "video"}
-    assert torch.equal(parts["label"], whole["label"].repeat_interleave(5))
-
-
 NET = """
 import torch
 from torch import nn
@@ -260,17 +241,17 @@ RECIPE: dict[str, Any] = {
 
 
 def measured(project: Path, procs: int) -> dict[str, Any]:
-    """What `paceline eval` finds with each clip a sample of its own."""
-    words = ["eval", "run", "data.val.transforms.0.as_samples=true", "--use", "exact_net", "--json"]
+    """What `paceline eval` finds."""
+    words = ["eval", "run", "--use", "exact_net", "--json"]
     done = paceline_ranks(procs, project, *words, OMP_NUM_THREADS="1")
     assert [each.returncode for each in done] == [0] * procs, done[0].stderr
     answer: dict[str, Any] = json.loads(done[0].stdout)
-    assert answer["num_samples"] == VIDEOS * CLIPS
+    assert answer["num_samples"] == VIDEOS
     metrics: dict[str, Any] = answer["metrics"]
     return metrics
 
 
-def test_metrics_are_bit_identical_apart_and_together_on_any_number_of_processes(project: Path) -> None:
+def test_metrics_are_bit_identical_on_any_number_of_processes(project: Path) -> None:
     trained = paceline(project, "train", "recipe.json", "--out", "run", "--use", "exact_net", OMP_NUM_THREADS="1")
     assert trained.returncode == 0, trained.stderr
     found = [measured(project, procs) for procs in (1, 2, 3)]

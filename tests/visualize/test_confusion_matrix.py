@@ -20,7 +20,7 @@ def extent(image: Image, color: tuple[int, int, int]) -> tuple[int, int]:
 def test_cells_are_colored_by_the_fraction_of_the_row() -> None:
     image = draw_confusion_matrix(np.array([[50, 0], [2, 2]]), ["cat", "dog"], "Confusion")
     height, width = extent(image, DARKEST)
-    assert height >= 70  # the cell of cats taken for cats, whole; and the top of the scale, to its right
+    assert min(height, width) >= 70  # the cell of cats taken for cats, whole
     left = int(np.nonzero((image == DARKEST).all(axis=2))[1].min())
     top = int(np.nonzero((image == DARKEST).all(axis=2))[0].min())
     cell = 72
@@ -29,12 +29,11 @@ def test_cells_are_colored_by_the_fraction_of_the_row() -> None:
     assert corners[1] == WHITE
     assert corners[2] == corners[3]
     assert corners[2] not in (DARKEST, WHITE)
-    assert width > cell
 
 
 def test_a_class_without_samples_is_white() -> None:
     image = draw_confusion_matrix(np.array([[0, 0], [0, 0]]), ["a", "b"], "nothing")
-    assert int((image == DARKEST).all(axis=2).sum()) <= 12  # only the top of the scale
+    assert not (image == DARKEST).all(axis=2).any()
 
 
 @pytest.mark.parametrize("num_classes", [1, 2, 10, 30, 31, 100, 101, 1000, 1500])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image as PILImage
 
-from paceline.visualize.image import Image, fit, save_png, to_image, to_rgb
+from paceline.visualize.image import Image, fit, load_font, save_png, to_ascii, to_image, to_rgb, truncate, wrap
 
 
 def plain(height: int, width: int, color: tuple[int, int, int] = (10, 20, 30)) -> Image:
@@ -77,3 +77,25 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkey
         save_png(plain(9, 9), path)
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.png"]
+
+
+def test_text_is_truncated_to_the_width_there_is() -> None:
+    font = load_font(12)
+    assert truncate("Bag", font, 100) == "Bag"
+    shortened = truncate("an unreasonably long class name", font, 80)
+    assert shortened.endswith("…")
+    assert font.getlength(shortened) <= 80
+
+
+def test_captions_take_two_lines_at_most() -> None:
+    font = load_font(12)
+    assert wrap("Bag", font, 96) == ["Bag"]
+    assert wrap("", font, 96) == []
+    assert wrap("Ankle boot, not Pullover", font, 96) == ["Ankle boot, not", "Pullover"]
+    lines = wrap("one two three four five six seven eight nine ten eleven twelve", font, 96)
+    assert len(lines) == 2
+    assert all(font.getlength(line) <= 96 for line in lines)
+
+
+def test_letters_that_the_font_lacks_are_replaced() -> None:
+    assert to_ascii("café × naïve – 猫…") == "cafe x naive - ?..."

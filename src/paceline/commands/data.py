@@ -137,7 +137,6 @@ def _inspect_split(
     checked: CheckedRecipe, report: SplitReport, sheet: ContactSheet, limit: int | None, bar: Progress
 ) -> None:
     """The report of one split; if it cannot be opened, the report says why."""
-    from paceline.data.datasets.video import whole_videos
     from paceline.data.inspect import examine
     from paceline.data.loader import usable_cores
     from paceline.data.loader_profile import NUM_MEASURED, input_stats, profile_loader
@@ -149,14 +148,11 @@ def _inspect_split(
         report.error = str(error)
         return
     report.opened(source)
-    files = whole_videos(source.dataset)  # a video is inspected once, even if each of its clips is a sample
-    report.samples = size = len(files)
+    size = report.samples
     indices = evenly_spaced(size, min(size, limit or size))
     threads = usable_cores()
     advance = partial(bar.advance, bar.add_task(report.split, total=len(indices)))
-    examine(files, indices, report.findings, threads, advance, source.sample_transforms)
-    for note in report.findings.notes:
-        report.add_note(note)
+    examine(source.dataset, indices, report.findings, threads, advance, source.sample_transforms)
     unreadable = {each.sample for each in report.findings.bad}
     readable = [index for index in indices if index not in unreadable] if unreadable else indices
     if not readable:

@@ -34,7 +34,7 @@ def main(options: argparse.Namespace) -> int:
     if options.steps < _MIN_STEPS:
         raise UsageError(f"find-lr: expected --steps {_MIN_STEPS} or more, got {options.steps}")
     from paceline.recipe.build import Builder
-    from paceline.visualize.curves import draw_curves, terminal_curve
+    from paceline.visualize.charts import draw_curves, terminal_curve
     from paceline.visualize.image import save_png
 
     run = Builder(checked).run(Path("runs") / checked.recipe.name)

@@ -16,7 +16,7 @@ from paceline.plan.estimate import Estimate, estimate
 from paceline.plan.measure import Measured
 from paceline.plan.memory import CATEGORIES
 from paceline.plan.rows import Refused, Row, Unrehearsed
-from paceline.visualize.bars import draw_stacked_bars
+from paceline.visualize.charts import draw_stacked_bars
 from paceline.visualize.image import save_png
 
 _UNIT = 2**20

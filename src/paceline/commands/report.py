@@ -7,22 +7,14 @@ import sys
 from pathlib import Path
 
 from paceline.core.errors import UsageError
-from paceline.core.place import LAST_PORT
 from paceline.core.text import pluralize
 from paceline.report.page import write_report
 from paceline.report.run_folders import find_runs
-from paceline.report.server import serve
 
 
 def main(options: argparse.Namespace) -> int:
-    """Write the page, or serve it until interrupted."""
+    """Write the page."""
     folders = [folder for folder, _ in find_runs(options.runs)]
-    if options.serve:
-        _check_serve(options)
-        serve(folders, options.port or 0)
-        return 0
-    if options.port is not None:
-        raise UsageError("--port is for --serve: add --serve, or leave --port away")
     out = options.out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
     if out.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"--out {out}: expected a file that ends in .html")
@@ -33,13 +25,5 @@ def main(options: argparse.Namespace) -> int:
     print(f"{pluralize(len(folders), 'run')} in {out}")
     for folder in folders:
         if not (folder / "metrics.jsonl").is_file():
-            hint = "write the report again later, or watch it with --serve"
-            print(f"{folder} has logged nothing yet: {hint}", file=sys.stderr)
+            print(f"{folder} has logged nothing yet: write the report again later", file=sys.stderr)
     return 0
-
-
-def _check_serve(options: argparse.Namespace) -> None:
-    if options.out is not None:
-        raise UsageError("--out is incompatible with --serve, which writes no file: leave one of them away")
-    if options.port is not None and not 0 <= options.port <= LAST_PORT:
-        raise UsageError(f"--port {options.port}: expected a number from 0 to {LAST_PORT}")

@@ -19,7 +19,7 @@ from paceline.loggers.tables import table_lines
 from paceline.recipe.parts import PARTS
 from paceline.recipe.resolved import leaves, recipe_lines
 from paceline.recipe.schema import Recipe
-from paceline.recipe.validate import CheckedRecipe, instances
+from paceline.recipe.validate import CheckedRecipe
 
 if TYPE_CHECKING:
     from torch import nn
@@ -114,7 +114,7 @@ def code_of_parts(run: Run, recipe: Recipe) -> list[dict[str, Any]]:
     made = {"model": type(run.model), "optimizer": type(run.optimizer)}
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for part in PARTS:
-        for _, section in instances(recipe, part.pattern):
+        for section in part.sections(recipe).values():
             name = getattr(section, part.name_key)
             entry = register.kind(part.kind).find(name)
             assert entry is not None, "validation let an unknown name through"
@@ -207,7 +207,7 @@ def _groups(run: Run) -> list[dict[str, Any]]:
 
 def _print(run: Run, builder: SurrogateBuilder) -> None:
     from paceline.run.summary import derivation
-    from paceline.visualize.curves import terminal_curve
+    from paceline.visualize.charts import terminal_curve
 
     rows, _ = model_table(run, builder.is_known_task)
     print("\n".join(recipe_lines(run.state.recipe, builder.checked)))
@@ -241,7 +241,7 @@ def _plotted_steps(run: Run) -> list[int]:
 
 def _plot(run: Run, path: Path) -> None:
     """Plot the learning rate of each group to a PNG file; groups with the same rate share a curve."""
-    from paceline.visualize.curves import draw_curves
+    from paceline.visualize.charts import draw_curves
     from paceline.visualize.image import save_png
 
     steps = _plotted_steps(run)

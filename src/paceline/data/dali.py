@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -19,11 +18,10 @@ from paceline.core.extras import missing_extra
 from paceline.core.process import num_cores
 from paceline.data.batch import Batch, Sample, as_arrays, collate
 from paceline.data.io.image import Encoded
-from paceline.data.prefetch import map_in_order
+from paceline.data.loader import map_in_order
 from paceline.data.skip_list import UNREADABLE
 from paceline.data.split_loader import Request, SplitLoader, TransformPipeline
 from paceline.data.transforms.base import OnSamples, SampleTransform, name_of
-from paceline.data.transforms.color import LUMA
 from paceline.data.transforms.functional import Draws, height_and_width
 
 _READERS = 2  # threads that read files
@@ -162,8 +160,6 @@ Numbers = dict[str, NDArray[Any]]
 _AS_IT_LIES = {"adjust_orientation": False}  # it reads some Exif data otherwise than we do
 _IN_PIXELS = {"axis_names": "HW", "normalized_anchor": False, "normalized_shape": False}
 _ALLOWED = {"image", "label", "size", "image_id"}  # fields that a change of the image does not touch
-# Rows: luma, and the two axes of color in which DALI rotates the hue (YIQ).
-_YIQ = np.array([LUMA, [0.595716, -0.274453, -0.321263], [0.211456, -0.522591, 0.311135]])
 
 
 class Refusal(NamedTuple):
@@ -310,37 +306,6 @@ class _RandomRotation(_Stage):
         return fn.warp_affine(images, matrix=given(self.input("matrix"), "f4", 2), inverse_map=False, fill_value=fill)
 
 
-class _ColorJitter(_Stage):
-    """Brightness, contrast, saturation and hue as one matrix and an offset; where nothing is clipped they commute.
-
-    The hue is rotated linearly, as DALI's own operators do, not in HSV.
-    """
-
-    def plan(self, height: int, width: int, draws: Draws) -> Planned:
-        brightness, contrast, saturation, hue = self.transform.factors(draws)
-        chroma = saturation * np.eye(3) + (1 - saturation) * LUMA
-        matrix = brightness * contrast * (_rotate_hue(hue) @ chroma)
-        offset = brightness * (1 - contrast)
-        return {"matrix": matrix.astype(np.float32), "offset": np.array(offset, np.float32)}, (height, width)
-
-    def apply(self, fn: Any, images: Any, given: Given) -> Any:
-        from nvidia.dali import types
-
-        # In shares of the image's mean luma; arguments have to lie on the host.
-        luma = fn.reductions.sum(fn.reductions.mean(images, axes=[0, 1]) * types.Constant(LUMA.tolist(), device="cpu"))
-        luma = luma if luma.device == "cpu" else luma.cpu()
-        offset = given(self.input("offset"), "f4", 0) * luma
-        matrix = given(self.input("matrix"), "f4", 2)
-        return fn.coord_transform(images, M=matrix, T=fn.stack(offset, offset, offset), dtype=types.UINT8)
-
-
-def _rotate_hue(turn: float) -> NDArray[np.float64]:
-    cosine, sine = math.cos(2 * math.pi * turn), math.sin(2 * math.pi * turn)
-    rotation = np.array([[1, 0, 0], [0, cosine, sine], [0, -sine, cosine]])
-    matrix: NDArray[np.float64] = np.linalg.inv(_YIQ) @ rotation @ _YIQ
-    return matrix
-
-
 def _as_numbers(box: Sequence[float]) -> Numbers:
     return {"anchor": np.array(box[:2], np.int32), "shape": np.array(box[2:], np.int32)}
 
@@ -351,7 +316,6 @@ _STAGES: dict[str, type[_Stage]] = {
     "random_resized_crop": _RandomResizedCrop,
     "random_horizontal_flip": _RandomHorizontalFlip,
     "random_rotation": _RandomRotation,
-    "color_jitter": _ColorJitter,
 }
 
 

@@ -27,7 +27,6 @@ _TYPES = {
 _NAMES = {np.dtype(kind): name for name, kind in _TYPES.items()}
 _INTEGERS = [np.dtype(_TYPES[name]) for name in ("U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")]
 _HEADER = 1 << 16  # bytes, its length of 8 bytes included
-_CHUNK = 1 << 20
 _FACTS = "facts"
 
 Array = NDArray[Any]

@@ -28,8 +28,8 @@ from paceline.core.file_lock import lock_file
 from paceline.core.process import num_cores
 from paceline.core.registry import register
 from paceline.data.batch import RAGGED, KeypointNames, Sample
+from paceline.data.loader import map_in_order
 from paceline.data.mapped_arrays import ArrayWriter, DamagedFileError, MappedArrays, Streamed
-from paceline.data.prefetch import map_in_order
 from paceline.data.skip_list import UNREADABLE, Skipped, as_skipped
 from paceline.data.split_loader import Dataset, TransformPipeline
 from paceline.data.transforms.functional import size_of

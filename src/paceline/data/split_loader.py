@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import cv2
@@ -76,9 +75,7 @@ class SplitLoader:
         self.seed = seed
         self.skips = skips
         self.sample_transforms, self.batch_transforms = split(transforms, have_one_size=hasattr(dataset, "gather"))
-        self._pipeline = TransformPipeline(
-            dataset, self.sample_transforms, seed, None if skips is None else skips.limit
-        )
+        self._pipeline = TransformPipeline(dataset, self.sample_transforms, seed)
         self._is_per_step = [getattr(each, "per_step", False) for each in self.batch_transforms]
         of_samples = zip(self.batch_transforms, self._is_per_step, strict=True)
         self._num_draws = [0 if is_per_step else each.draws for each, is_per_step in of_samples]
@@ -202,29 +199,19 @@ class SplitLoader:
 
 
 Draws = NDArray[np.float64]
-_OTHERS = 1 << 32  # streams from here on choose the further samples of a transform
 _READING = 1 << 40  # the stream of a data set that draws while it reads
 
 
 class TransformPipeline:
-    """The transforms of single samples, applied to what a data set reads.
+    """The transforms of single samples, applied to what a data set reads."""
 
-    A further sample that a transform mixes in goes through the transforms before it, as it would on its own. If one
-    cannot be read, the next one that can takes its place, after at most `limit` that cannot; without a limit, that is
-    an error.
-    """
-
-    def __init__(
-        self, dataset: Dataset, transforms: Sequence[SampleTransform], seed: int, limit: int | None = None
-    ) -> None:
+    def __init__(self, dataset: Dataset, transforms: Sequence[SampleTransform], seed: int) -> None:
         self.dataset = dataset
         self.transforms = list(transforms)
         self.seed = seed
-        self.limit = limit
         self._num_draws = [transform.draws for transform in self.transforms]
         self._edges = np.cumsum([0, *self._num_draws]).tolist()
         self._encoded = [bool(getattr(transform, "reads_encoded", False)) for transform in self.transforms]
-        self._others = [int(getattr(transform, "others", 0)) for transform in self.transforms]
         self._draws_to_read = int(getattr(dataset, "draws", 0))
         drawing = any(getattr(transform, "uses_global_rng", False) for transform in self.transforms)
         self.uses_global_rng = drawing or self._draws_to_read > 0
@@ -241,7 +228,7 @@ class TransformPipeline:
         """Sample `index` after the transforms, or the first `stop` of them, with its row of the drawn numbers."""
         opened = self._read(epoch, index)
         try:
-            return as_arrays(self._transformed(epoch, index, as_arrays(opened), draws, stop))
+            return as_arrays(self._transformed(as_arrays(opened), draws, stop))
         except DataError as error:
             raise locate_error(self.dataset, index, error) from error
 
@@ -251,34 +238,13 @@ class TransformPipeline:
         draw_and_read: Callable[..., Sample] = self.dataset.read
         return draw_and_read(index, uniforms(self.seed, epoch, np.array([index]), _READING, self._draws_to_read)[0])
 
-    def _transformed(self, epoch: int, index: int, sample: Sample, draws: Draws, stop: int | None) -> Sample:
+    def _transformed(self, sample: Sample, draws: Draws, stop: int | None) -> Sample:
         for number, transform in enumerate(self.transforms[:stop]):
             if not self._encoded[number]:
                 sample = decode_image(sample)
             own = draws[self._edges[number] : self._edges[number + 1]]
-            if self._others[number]:
-                mix: Callable[..., Sample] = transform
-                sample = mix(sample, own, list(self._other_samples(epoch, index, number)))
-            else:
-                sample = transform(sample, own)
+            sample = transform(sample, own)
         return decode_image(sample)
-
-    def _other_samples(self, epoch: int, index: int, number: int) -> Iterator[Sample]:
-        """The samples that transform `number` mixes into sample `index`."""
-        drawn = uniforms(self.seed, epoch, np.array([index]), _OTHERS + number, self._others[number])[0]
-        for chosen in (drawn * len(self.dataset)).astype(np.int64).tolist():
-            yield self._readable(epoch, chosen, number)
-
-    def _readable(self, epoch: int, index: int, stop: int) -> Sample:
-        size = len(self.dataset)
-        patience = min(self.limit or 0, size - 1)
-        for further in range(patience):
-            with suppress(*UNREADABLE):
-                return self._sample_alone(epoch, (index + further) % size, stop)
-        return self._sample_alone(epoch, (index + patience) % size, stop)
-
-    def _sample_alone(self, epoch: int, index: int, stop: int) -> Sample:
-        return self.sample(epoch, index, self.draw(epoch, np.array([index]))[0], stop)
 
 
 def decode_image(sample: Sample) -> Sample:

@@ -20,10 +20,10 @@ from paceline.data.loader import MicroBatch, StepBatch
 from paceline.engine.loss_accumulator import WeightedLoss
 from paceline.engine.run import Run
 from paceline.engine.step import forward
-from paceline.losses.loss_term import AnyTerm
+from paceline.losses.loss_term import LossTerm
 
 _MODEL, _RECIPE = "model.safetensors", "recipe.json"
-Pass = Callable[[MicroBatch], Mapping[str, AnyTerm]]
+Pass = Callable[[MicroBatch], Mapping[str, LossTerm]]
 """A forward and a backward pass of a micro-batch; gives its losses."""
 _MAX_IDS = 8
 
@@ -31,7 +31,7 @@ _MAX_IDS = 8
 def explain_nonfinite(run: Run, step_batch: StepBatch) -> str:
     """What is not finite in this rank's part of a step, in one sentence."""
 
-    def run_pass(micro: MicroBatch) -> Mapping[str, AnyTerm]:
+    def run_pass(micro: MicroBatch) -> Mapping[str, LossTerm]:
         terms = forward(run, micro)
         run.precision.backward([WeightedLoss(terms[name].numerator, 1.0) for name in run.task.weights])
         return terms

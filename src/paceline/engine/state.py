@@ -23,8 +23,8 @@ from paceline.engine.precision.mixed import Precision
 from paceline.engine.stateful import load_state
 from paceline.engine.strategies.single import SingleStrategy
 from paceline.loggers.meters import Meters
-from paceline.models.memory_format import use_channels_last, with_strides_of
-from paceline.optim.averaging import Averaging, NoAveraging
+from paceline.models.placement import use_channels_last, with_strides_of
+from paceline.optim.averaging import Averaging
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Number = float | Literal["nan", "inf", "-inf"]
@@ -53,7 +53,7 @@ class RunState:
     strategy: SingleStrategy
     """Knows which part of each tensor this process holds; it has no state itself."""
     choices: Choices
-    averaging: Averaging = field(default_factory=NoAveraging)
+    averaging: Averaging = field(default_factory=Averaging)
     precision: Precision = field(default_factory=Precision)
     finite_check: FiniteCheck = field(default_factory=FiniteCheck)
     parts: dict[str, Stateful] = field(default_factory=dict)

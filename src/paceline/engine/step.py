@@ -14,7 +14,7 @@ from paceline.data.loader import MicroBatch, StepBatch
 from paceline.data.rng import derive
 from paceline.engine.loss_accumulator import LossAccumulator, WeightedLoss, sum_rows, zeros_to_sum
 from paceline.engine.run import StepResult, Trainer
-from paceline.losses.loss_term import AnyTerm
+from paceline.losses.loss_term import LossTerm
 from paceline.tasks.task import check_terms
 
 # For `train.channels_last: auto`, a rule on the model and its images, since the memory layout changes bits.
@@ -64,7 +64,7 @@ def transformed(trainer: Trainer, micro: MicroBatch) -> Batch:
     return trainer.train_loader.transform_batch(micro.batch, micro.epoch, trainer.world.device, micro.step)
 
 
-def forward(trainer: Trainer, micro: MicroBatch) -> Mapping[str, AnyTerm]:
+def forward(trainer: Trainer, micro: MicroBatch) -> Mapping[str, LossTerm]:
     """The losses of a micro-batch.
 
     The model's generators (dropout) are seeded from (seed, step, micro-batch). Batch transforms draw from (seed, epoch,

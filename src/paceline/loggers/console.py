@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import sys
 from collections import Counter
 from dataclasses import replace
 from functools import cached_property
+from html import escape
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from paceline.loggers.events import Ended, Event, Logged, Logger, Note, Snapshot, Started
 from paceline.loggers.messages import Words, first_step, lines_of, plain, status
-from paceline.loggers.notebook import NotebookPage, is_notebook
 
 if TYPE_CHECKING:
     from rich.console import Console as Terminal
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 SECONDS_BETWEEN_DRAWS = 0.5  # as often as there are new metrics; a draw takes up to 2 ms
 SECONDS_BETWEEN_LINES = 1.0
 LINE_WIDTH = 80
+_NOTEBOOK_WIDTH = 80
 _BAR_WIDTHS = (40, 30, 20, 10)  # few, so that the bar does not jump whenever a metric grows by a digit
 
 
@@ -31,12 +33,12 @@ class Console(Logger):
     """Print a line for each event; on a terminal, a progress bar below the lines, in a notebook among them."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        in_notebook = stream is None and is_notebook()
+        in_notebook = stream is None and _is_notebook()
         stream = sys.stderr if stream is None else stream
         on_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
-        self._page: _PlainPage | NotebookPage = _TerminalPage(stream) if on_terminal else _PlainPage(stream)
+        self._page: _PlainPage | _NotebookPage = _TerminalPage(stream) if on_terminal else _PlainPage(stream)
         if in_notebook:
-            self._page = NotebookPage()
+            self._page = _NotebookPage()
         self._next_draw = 0.0 if on_terminal or in_notebook else inf
         self._next_line = 0.0
         self._total_steps = 0
@@ -193,3 +195,42 @@ def _printable(text: str, stream: TextIO) -> str:
     """`text` with characters escaped that the stream cannot encode."""
     encoding = stream.encoding or "utf-8"
     return text.encode(encoding, errors="backslashreplace").decode(encoding)
+
+
+class _NotebookPage:
+    """Prints lines on standard output, which notebooks show without a warning color, and draws a bar among them."""
+
+    def __init__(self) -> None:
+        self._bar = ""
+
+    def print(self, words: Words) -> None:
+        print(plain(words), flush=True)
+
+    def draw(self, snapshot: Snapshot, logged: Logged | None) -> None:
+        now, total = snapshot.evaluation[1:] if snapshot.evaluation else (snapshot.step, snapshot.total_steps)
+        text = plain(status(snapshot, logged, _NOTEBOOK_WIDTH))
+        bar = f'<progress value="{now}" max="{max(total, 1)}" style="width: 20em"></progress>'
+        self._display({"text/plain": text, "text/html": f"{bar} <code>{escape(text)}</code>"})
+
+    def keep(self) -> None:
+        self._bar = ""
+
+    def clear(self) -> None:
+        if self._bar:
+            self._display({"text/plain": "", "text/html": ""})
+            self._bar = ""
+
+    def _display(self, content: dict[str, str]) -> None:
+        from IPython.display import display, update_display
+
+        if self._bar:
+            update_display(content, raw=True, display_id=self._bar)
+        else:
+            self._bar = secrets.token_hex(8)
+            display(content, raw=True, display_id=self._bar)
+
+
+def _is_notebook() -> bool:
+    """Whether this is the kernel of a notebook."""
+    ipython: Any = sys.modules.get("IPython")
+    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None

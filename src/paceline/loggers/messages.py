@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from paceline.core.class_metrics import HEADER, split_classes, summarize
@@ -13,9 +13,6 @@ from paceline.loggers.events import Ended, Evaluated, Event, Logged, Note, Saved
 Words = list[tuple[str, str]]
 """A line as pairs of text and style; plain output ignores styles."""
 _STATE_STYLES = {"finished": "bold green", "stopped": "bold yellow", "failed": "bold red"}
-_LEAST_NEEDED = ("lr", "loss", "epoch", "memory", "wait", "speed", "eta")  # in the bar, which lines stand above
-_LINE_KEEPS = ("lr", "epoch", "eta", "samples/s")  # in a line, the last of them go first; the bar has the others
-
 _WORTH_SAYING = 1.1  # times the mean that the slowest process needs
 
 
@@ -25,7 +22,7 @@ def lines_of(event: Event, total_steps: int, width: int | None = None, main_metr
         case Started():
             return _started(event)
         case Logged():
-            return [_labeled(_fitted(_logged(event, total_steps), width))]
+            return [_fitted([_labeled(*pair) for pair in _logged(event, total_steps)], " ", width)]
         case Evaluated():
             return _evaluated(event, width, main_metric)
         case Saved():
@@ -50,30 +47,31 @@ def plain(words: Words) -> str:
 
 
 def status(snapshot: Snapshot, logged: Logged | None, room: int) -> Words:
-    """The text beside the progress bar in at most `room` columns; the least important parts are dropped first."""
+    """The text beside the progress bar in at most `room` columns; the last parts are dropped first."""
     if snapshot.evaluation is not None:
         split, done, total = snapshot.evaluation
         return [("evaluating ", "dim"), (split, "bold"), (f"  {done}/{total} batches", "")]
-    parts: dict[str, Words] = {
-        "step": [(f"{snapshot.step}/{snapshot.total_steps}", "bold")],
-        "epoch": [("epoch ", "dim"), (f"{snapshot.epoch:.2f}", "")],
-        "wait": [("data-wait ", "dim"), (f"{snapshot.data_wait:.0%}", "")],
-    }
-    if logged is not None:
-        parts |= _logged_status(snapshot, logged)
-    order = ("step", "epoch", "loss", "lr", "speed", "wait", "eta", "memory")
-    for dispensable in ("", *_LEAST_NEEDED):
-        parts.pop(dispensable, [])
-        words = _spaced((parts[name] for name in order if name in parts), "  ")
-        if len(plain(words)) <= room:
-            break
-    return words
+    metrics, clock = (logged.metrics, logged.clock) if logged else ({}, {})
+    parts: list[Words] = [[(f"{snapshot.step}/{snapshot.total_steps}", "bold")]]
+    if logged and _known(clock, "eta_seconds") and snapshot.total_steps > logged.step:
+        share = (snapshot.total_steps - snapshot.step) / (snapshot.total_steps - logged.step)
+        parts.append(_labeled("eta", duration(clock["eta_seconds"] * share)))
+    if _known(clock, "samples_per_second"):
+        parts.append([(_speed(clock), ""), ("/s", "dim")])
+    # That of the log interval, where it is known, so that it does not flicker.
+    wait = clock["data_wait"] if _known(clock, "data_wait") else snapshot.data_wait
+    parts += [_labeled("data-wait", f"{wait:.0%}"), _labeled("epoch", f"{snapshot.epoch:.2f}")]
+    if logged:
+        parts += [_labeled(name, number(_display_value(logged, name))) for name in ("loss", "lr") if name in metrics]
+    if _known(clock, "memory_mb"):
+        parts.append([(f"{clock['memory_mb']:.0f} MB", "")])
+    return _fitted(parts, "  ", room)
 
 
 def first_step(snapshot: Snapshot, seconds: float) -> Words:
     """The line of the first step, which took so long with all that comes before it."""
-    about = [("epoch", f"{snapshot.epoch:.2f}"), ("step", f"{snapshot.step}/{snapshot.total_steps}")]
-    return _labeled([*about, ("first step after", f"{seconds:.1f} s")])
+    about = {"epoch": f"{snapshot.epoch:.2f}", "step": f"{snapshot.step}/{snapshot.total_steps}"}
+    return _fitted([_labeled(*pair) for pair in [*about.items(), ("first step after", f"{seconds:.1f} s")]], " ", None)
 
 
 def number(value: float) -> str:
@@ -101,51 +99,35 @@ def _started(event: Started) -> list[Words]:
 
 
 def _logged(event: Logged, total_steps: int) -> list[tuple[str, str]]:
+    """The names and values of a line, the most important first."""
     clock = event.clock
     pairs = [("epoch", f"{event.epoch:.2f}"), ("step", f"{event.step}/{total_steps}")]
     hidden = doubled_loss(event.metrics)
-    pairs += [(name, number(_display_value(event, name))) for name in event.metrics if name != hidden]
+    metrics = [(name, number(_display_value(event, name))) for name in event.metrics if name != hidden]
+    pairs += [each for each in metrics if each[0] in ("loss", "lr")]
     if _known(clock, "samples_per_second"):
         pairs.append(("samples/s", _speed(clock)))
+    if _known(clock, "eta_seconds"):
+        pairs.append(("eta", duration(clock["eta_seconds"])))
+    pairs += [each for each in metrics if each not in pairs]
     if _known(clock, "data_wait"):
         pairs.append(("data-wait", f"{clock['data_wait']:.0%}"))
     if _known(clock, "slowest_rank") and clock["slowest_by"] >= _WORTH_SAYING:
         pairs.append(("slowest", f"rank {clock['slowest_rank']}, {clock['slowest_by']:.2f} × the mean"))
-    if _known(clock, "eta_seconds"):
-        pairs.append(("eta", duration(clock["eta_seconds"])))
     if _known(clock, "memory_mb"):
         pairs.append(("mem", f"{clock['memory_mb']:.0f} MB"))
     return pairs
 
 
-def _logged_status(snapshot: Snapshot, logged: Logged) -> dict[str, Words]:
-    parts: dict[str, Words] = {}
-    clock = logged.clock
-    for name in ("loss", "lr"):
-        if name in logged.metrics:
-            parts[name] = [(f"{name} ", "dim"), (number(_display_value(logged, name)), "")]
-    if _known(clock, "samples_per_second"):
-        parts["speed"] = [(_speed(clock), ""), ("/s", "dim")]
-    if _known(clock, "data_wait"):  # over the window, so that it does not flicker
-        parts["wait"] = [("data-wait ", "dim"), (f"{clock['data_wait']:.0%}", "")]
-    steps_then = snapshot.total_steps - logged.step
-    if _known(clock, "eta_seconds") and steps_then > 0:
-        steps_now = snapshot.total_steps - snapshot.step
-        parts["eta"] = [("eta ", "dim"), (duration(clock["eta_seconds"] * steps_now / steps_then), "")]
-    if _known(clock, "memory_mb"):
-        parts["memory"] = [(f"{clock['memory_mb']:.0f} MB", "")]
-    return parts
-
-
-def _fitted(pairs: list[tuple[str, str]], width: int | None) -> list[tuple[str, str]]:
-    """Those of the pairs that a line of `width` columns has room for."""
-    names = [name for name, _ in pairs]
-    kept = {"step", "loss", *_LINE_KEEPS}
-    for name in (*[name for name in reversed(names) if name not in kept], *reversed(_LINE_KEEPS)):
-        if width is None or len(plain(_labeled(pairs))) <= width:
+def _fitted(parts: Sequence[Words], space: str, width: int | None) -> Words:
+    """As many of the parts as a line of `width` columns has room for, at least the first."""
+    words = list(parts[0])
+    for part in parts[1:]:
+        longer = [*words, (space, ""), *part]
+        if width is not None and len(plain(longer)) > width:
             break
-        pairs = [pair for pair in pairs if pair[0] != name]
-    return pairs
+        words = longer
+    return words
 
 
 def _evaluated(event: Evaluated, width: int | None, main_metric: str | None) -> list[Words]:
@@ -184,12 +166,5 @@ def _known(clock: dict[str, Any], name: str) -> bool:
     return clock.get(name) is not None
 
 
-def _labeled(pairs: Iterable[tuple[str, str]], style: str = "") -> Words:
-    return _spaced(([(f"{label} ", "dim"), (value, style)] for label, value in pairs), " ")
-
-
-def _spaced(parts: Iterable[Words], space: str) -> Words:
-    words: Words = []
-    for part in parts:
-        words += [(space, ""), *part] if words else part
-    return words
+def _labeled(label: str, value: str) -> Words:
+    return [(f"{label} ", "dim"), (value, "")]

@@ -114,7 +114,6 @@ class GatheredMetric(MetricAdapter):
         return _packed("preds", [preds for preds, _ in pairs]) | _packed("target", [target for _, target in pairs])
 
     def compute(self, state: State) -> MetricValues:
-        """What the metric computes of all samples; a single value has the metric's name."""
         metric = copy.deepcopy(self._metric)
         with one_thread(), torch.no_grad():
             for preds, target in zip(_unpacked("preds", state), _unpacked("target", state), strict=True):
@@ -146,7 +145,6 @@ class SummedMetric(MetricAdapter):
         }
 
     def compute(self, state: State) -> MetricValues:
-        """What the metric computes of the sums over all batches."""
         metric = copy.deepcopy(self._metric)
         for name in self._sums:
             total = state[name]

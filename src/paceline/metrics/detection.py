@@ -60,25 +60,15 @@ def truth_field(batch: Batch, name: str) -> Sequence[Tensor]:
     return found
 
 
-class DetectionRows:
-    """All detections: "detections" float64 [K, 8] as sample, image id, label, score, x1, y1, x2, y2.
+def detection_rows(predictions: Sequence[Any], batch: Batch) -> Tensor:
+    """All detections of a batch, float64 [K, 8]: sample, image id, label, score, x1, y1, x2, y2.
 
     The image id is that of the data set's files, or the number of the sample.
     """
-
-    def __init__(self) -> None:
-        self.higher_is_better: dict[str, bool] = {}
-
-    def update(self, predictions: Sequence[Any], batch: Batch) -> State:
-        """The rows of one batch."""
-        rows = objects_state(predictions, batch)["detections"]
-        images = dict(zip(batch.ids.tolist(), batch.get("image_id", batch.ids).tolist(), strict=True))
-        ids = torch.tensor([images[int(sample)] for sample in rows[:, 0].tolist()], dtype=torch.float64)
-        return {"detections": torch.cat([rows[:, :1], ids[:, None], rows[:, 1:]], 1)}
-
-    def compute(self, state: State) -> MetricValues:
-        """The rows of all batches."""
-        return dict(state)
+    rows = objects_state(predictions, batch)["detections"]
+    images = dict(zip(batch.ids.tolist(), batch.get("image_id", batch.ids).tolist(), strict=True))
+    ids = torch.tensor([images[int(sample)] for sample in rows[:, 0].tolist()], dtype=torch.float64)
+    return torch.cat([rows[:, :1], ids[:, None], rows[:, 1:]], 1)
 
 
 def _objects(rows: Tensor, is_truth: bool) -> Objects:
@@ -111,11 +101,9 @@ class CocoAP:
         self.higher_is_better = dict.fromkeys((*COCO_NAMES, *(f"ap.{name}" for name in named)), True)
 
     def update(self, predictions: Sequence[Any], batch: Batch) -> State:
-        """The detections and the ground truth of a batch."""
         return objects_state(predictions, batch)
 
     def compute(self, state: State) -> MetricValues:
-        """The values that have objects to measure them on."""
         truth, found = _objects(state["truth"], True), _objects(state["detections"], False)
         samples = state["samples"].long().tolist()
         if not len(truth.sample):
@@ -144,11 +132,9 @@ class VocAP:
         self.higher_is_better = dict.fromkeys(("voc_ap50", *(f"voc_ap50.{name}" for name in named)), True)
 
     def update(self, predictions: Sequence[Any], batch: Batch) -> State:
-        """The detections and the ground truth of a batch."""
         return objects_state(predictions, batch)
 
     def compute(self, state: State) -> MetricValues:
-        """The mean, and each class that has objects."""
         truth, found = _objects(state["truth"], True), _objects(state["detections"], False)
         values = {}
         for number, name in enumerate(self.classes):

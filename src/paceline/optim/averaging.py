@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Annotated, Any, Protocol, TypeVar
+from contextlib import contextmanager
+from typing import Annotated, Any, TypeVar
 
 import torch
 from pydantic import Field
@@ -19,65 +19,45 @@ from paceline.core.arguments import Count, CountOrZero, PartialShare
 from paceline.core.errors import CheckpointError
 from paceline.core.registry import register
 from paceline.core.text import join_first, pluralize
-from paceline.models.memory_format import with_strides_of
+from paceline.models.placement import with_strides_of
 
 T = TypeVar("T")
 
 
-class Averaging(Protocol):
-    """The contract of a weight average."""
+@register.averaging("none")
+class Averaging:
+    """No average; also what an average of weights has to do."""
+
+    needs_statistics = False
+    """Whether `update_bn` should run before the averaged weights are used."""
 
     @property
     def is_ready(self) -> bool:
         """Whether there is an average yet."""
-
-    @property
-    def needs_statistics(self) -> bool:
-        """Whether `update_bn` should run before the averaged weights are used."""
+        return False
 
     def update(self, model: nn.Module) -> None:
-        """Add the weights after a step."""
+        """Add the weights after a step, if one is due."""
 
-    def swap_in(self, model: nn.Module) -> AbstractContextManager[None]:
+    @contextmanager
+    def swap_in(self, model: nn.Module) -> Iterator[None]:
         """Give the model the averaged weights inside; its own weights and buffers are restored afterwards."""
+        yield
 
     def state_dict(self) -> dict[str, Any]:
         """The state to resume from; tensors are not copied."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a saved state."""
-
-
-@register.averaging("none")
-class NoAveraging:
-    """No average."""
-
-    is_ready = False
-    needs_statistics = False
-
-    def update(self, model: nn.Module) -> None:
-        """Do nothing."""
-
-    def swap_in(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Leave the model unchanged."""
-        return nullcontext()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Empty."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Do nothing."""
+        """Resume from a saved state; whether it matches the model is checked when it is used next."""
 
 
-class WeightAverage(ABC):
+class WeightAverage(Averaging, ABC):
     """A running average of all parameters, frozen ones included, since they may be unfrozen later.
 
     It starts as a copy of the weights; that of half-precision weights is float32. Buffers are not averaged: averaged
     weights are evaluated with the model's current buffers.
     """
-
-    needs_statistics = False
 
     def __init__(self, start_step: int, every_steps: int) -> None:
         self.start_step = start_step
@@ -95,12 +75,10 @@ class WeightAverage(ABC):
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is an average yet."""
         return self.count > 0
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """Add the weights after a step, if one is due."""
         self.steps += 1
         since_start = self.steps - self.start_step
         if since_start <= 0 or since_start % self.every_steps:
@@ -117,7 +95,6 @@ class WeightAverage(ABC):
 
     @contextmanager
     def swap_in(self, model: nn.Module) -> Iterator[None]:
-        """Give the model the averaged weights inside; its own weights and buffers are restored afterwards."""
         if not self.is_ready:
             yield
             return
@@ -136,11 +113,9 @@ class WeightAverage(ABC):
                     tensor.copy_(value)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state to resume from; tensors are not copied."""
         return {"steps": self.steps, "count": self.count, "average": dict(self._average)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a saved state; whether it matches the model is checked when it is used next."""
         self.steps, self.count = state["steps"], state["count"]
         self._average = {name: tensor.clone() for name, tensor in state["average"].items()}
         self._bound = None
@@ -186,7 +161,6 @@ class Ema(WeightAverage):
         self.warmup = warmup
 
     def weight(self, count: int) -> float:
-        """The weight of the next values in the average, after `count` others."""
         return 1 - (min(self.decay, (1 + count) / (10 + count)) if self.warmup else self.decay)
 
 
@@ -217,7 +191,6 @@ class Swa(WeightAverage):
         super().__init__(start_step, every_steps)
 
     def weight(self, count: int) -> float:
-        """The weight of the next values in the average, after `count` others."""
         return 1 / (count + 1)
 
 

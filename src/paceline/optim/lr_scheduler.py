@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.core.errors import ArgumentError
 from paceline.core.signatures import signature_of
-from paceline.optim.durations import Span, either, snap
+from paceline.optim.decays import Span, either, snap
 
 if TYPE_CHECKING:  # a recipe's schedule is checked and drawn without torch
     from torch.optim import Optimizer

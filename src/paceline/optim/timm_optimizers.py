@@ -15,8 +15,7 @@ from paceline.core.arguments import PartialShare, Positive
 from paceline.core.registry import Library, register
 from paceline.core.torchvision_ops import import_torchvision
 from paceline.models.patterns import matcher
-from paceline.optim.optimizers import Group, construct
-from paceline.optim.torch_optimizers import Betas, Groups
+from paceline.optim.optimizers import Betas, Group, Groups, construct
 
 EXCLUDED = {
     "adahessian": "needs second derivatives",

@@ -1,17 +1,15 @@
 """Build a run from a recipe: the only place where names become objects.
 
-`build_data`, `build_optim` and `build_engine` build the parts; they share `build_context`.
+`build_data` and `build_training` build the parts; they share `build_context`.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from torch import nn
 
 from paceline.checkpoint.pretrained import is_pretrained_name
@@ -24,14 +22,12 @@ from paceline.core.process import spins_long
 from paceline.core.world import World, join
 from paceline.data.batch import KeypointNames
 from paceline.data.rng import model_seed
-from paceline.data.sampler import BatchSampler
 from paceline.data.split_loader import SplitLoader
 from paceline.engine.nonfinite import FiniteCheck
-from paceline.engine.precision.mixed import Precision, fit_half_weights
+from paceline.engine.precision.mixed import fit_half_weights
 from paceline.engine.replay import explain_and_keep
 from paceline.engine.run import Intervals, Run, RunInfo
 from paceline.engine.state import Choices, RunState
-from paceline.engine.stateful import unchanged
 from paceline.engine.torch_settings import configure_torch
 from paceline.losses.adapter import as_loss
 from paceline.losses.loss_term import Loss
@@ -39,8 +35,7 @@ from paceline.metrics.adapter import as_metric
 from paceline.metrics.metric import declared_values, is_higher_better
 from paceline.models.model_errors import limit_size
 from paceline.models.placement import initialize_lazy_layers, place_model
-from paceline.models.surgery import Surgery, add_head_batch_norm, apply
-from paceline.models.surgery_report import SurgeryReport
+from paceline.models.surgery import Surgery, SurgeryReport, add_head_batch_norm, apply
 from paceline.optim.lr_scheduler import LRChangeLog
 from paceline.recipe.build_context import BuildContext, check_data, check_recipe, open_together, read_weights_together
 from paceline.recipe.build_data import (
@@ -53,19 +48,17 @@ from paceline.recipe.build_data import (
     make_split_loaders,
     num_channels,
 )
-from paceline.recipe.build_engine import (
+from paceline.recipe.build_training import (
+    build_optimizer,
     checkpoint_activations,
     choose_precision,
-    shard,
-    wrap,
-)
-from paceline.recipe.build_optim import (
-    build_optimizer,
     effective_lr,
     make_averaging,
     make_clip,
     make_freezing,
     make_scheduler,
+    shard,
+    wrap,
 )
 from paceline.recipe.problems import unknown_name
 from paceline.recipe.recipe import Recipe, as_overrides
@@ -135,17 +128,17 @@ class Builder(BuildContext):
         if self.trains:
             check_sampler(self, sampler)
             check_dali(self, loaders["train"])
-        progress = Progress(self.total_steps(sampler.steps_per_epoch), sampler.steps_per_epoch)
+        total_steps = round(to_steps(train.epochs, train.steps, sampler.steps_per_epoch, 0))
+        progress = Progress(total_steps, sampler.steps_per_epoch)
         model = self.model(loaders["train"], classes)
         ignored = getattr(loaders["train"].dataset, "ignore_index", None)
         joints = getattr(loaders["train"].dataset, "joints", None)
         task, precision = self.task(classes, model, ignored, joints), choose_precision(self)
         for loader in loaders.values():
             loader.checks = [loss.check for loss in self.losses.values() if hasattr(loss, "check")]
-        trial = partial(self._try_pass, model, task, precision, loaders, sampler)
         self.checkpointed_blocks = checkpoint_activations(self, model)
         freezing = make_freezing(self, model, progress)
-        strategy = shard(self, model, trial)
+        strategy = shard(self, model)
         optimizer = build_optimizer(self, model, freezing, progress)
         master_model = precision.attach(model)
         fit_half_weights(optimizer)
@@ -245,15 +238,6 @@ class Builder(BuildContext):
         with self.error_context("train.sync_bn"):
             return place_model(model, self.world.device, train.channels_last is True, train.sync_bn)
 
-    def _try_pass(
-        self, model: nn.Module, task: Task, precision: Precision, loaders: dict[str, SplitLoader], sampler: BatchSampler
-    ) -> None:
-        """Run a forward pass on the largest micro-batch, as in training."""
-        loader, size = loaders["train"], max(cut.stop - cut.start for cut in sampler.slices(0))
-        batch = loader.transform_batch(loader.fetch(0, np.arange(size)), 0, self.world.device)
-        with unchanged(self.parts), precision.compute():
-            task.losses(model.train(), batch)
-
     def weights_file(self) -> str:
         """The value of `model.weights`; empty for random weights."""
         weights = self.recipe.model.weights
@@ -301,11 +285,6 @@ class Builder(BuildContext):
         made = {"task": task, **{f"loss {name}": loss for name, loss in losses.items()}}
         self.parts = {name: part for name, part in made.items() if isinstance(part, Stateful)}
         return task
-
-    def total_steps(self, steps_per_epoch: int) -> int:
-        """The number of steps of the run."""
-        train = self.recipe.train
-        return round(to_steps(train.epochs, train.steps, steps_per_epoch, 0))
 
     def intervals(self, progress: Progress) -> Intervals:
         """Logging, evaluation and checkpoint intervals in steps."""

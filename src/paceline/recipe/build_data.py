@@ -12,7 +12,6 @@ from paceline.core.intervals import Progress
 from paceline.core.signatures import signature_of
 from paceline.core.text import join_first, pluralize
 from paceline.data.datasets.torch_dataset import as_dataset
-from paceline.data.io.image import Encoded
 from paceline.data.loader import TrainBatches
 from paceline.data.sampler import BatchSampler, Permutation, automatic_micro_batch_size, check_processes
 from paceline.data.skip_list import UNREADABLE, SkipList, automatic_limit
@@ -24,7 +23,6 @@ from paceline.recipe.build_context import BuildContext, resolve
 from paceline.recipe.schema import DatasetPart, Recipe
 
 _MAX_CLASSES = 5  # that a message lists
-_EXAMINED = 8  # images of each split
 _MAX_NOTES = 5  # of a data set, at the start of a run
 
 
@@ -156,8 +154,7 @@ def make_split_loader(context: BuildContext, split: str, part: DatasetPart) -> S
         if not len(dataset):
             found = "expected at least one sample, found 0; check where it looks for files"
             raise DataError(f"the data set {part.dataset} is empty: {found}")
-        notes = [*getattr(dataset, "notes", []), *_gray_images(dataset)]
-    context.notes += _shortened(split, notes)
+    context.notes += _shortened(split, [*getattr(dataset, "notes", [])])
     return add_transforms(context, split, part, dataset, _skips(context, split, len(dataset)))
 
 
@@ -192,11 +189,9 @@ def add_transforms(
             transforms.append(as_transform(transform.name, made))
     with context.error_context(f"{key}.transforms"):
         if getattr(dataset, "reads_videos", False):
-            from paceline.data.datasets.video import split_clips
             from paceline.data.transforms.video import require_clips
 
             require_clips(dataset, transforms)
-            dataset = split_clips(dataset, transforms[0])
         if split != "train" and measures_original_size(context.recipe):
             transforms.insert(0, KeepOriginal())
         return SplitLoader(dataset, transforms, context.recipe.train.seed, skips)
@@ -211,18 +206,6 @@ def measures_original_size(recipe: Recipe) -> bool:
 def _shortened(split: str, notes: list[str]) -> list[str]:
     more = f"data.{split}: {len(notes) - _MAX_NOTES} more notes; `paceline data` shows them all"
     return [f"data.{split}: {note}" for note in notes[:_MAX_NOTES]] + [more] * (len(notes) > _MAX_NOTES)
-
-
-def _gray_images(dataset: Dataset) -> list[str]:
-    """A note if any of the first images is a file with one channel."""
-    read = getattr(dataset, "open", None)  # of data sets of files, whose images it gives as they are
-    with suppress(*UNREADABLE):  # reported when it is trained on
-        opened = [read(index)["image"] for index in range(min(len(dataset), _EXAMINED))] if read else []
-        gray = [image.path for image in opened if isinstance(image, Encoded) and image.is_gray]
-        if gray:
-            found = f"{len(gray)} of the first {pluralize(len(opened), 'image')} are gray, such as {gray[0]}"
-            return [f"{found}; gray is repeated to three channels"]
-    return []
 
 
 def _skips(context: BuildContext, split: str, size: int) -> SkipList | None:

@@ -24,7 +24,7 @@ _EITHER = [
 ]
 _PLACES = ("root", "file", "images", "annotations", "list_file", "joints")
 _PARTS = ("split_shares", "split_column", "fold")
-_FOR_TRAINING = ("mixup", "cutmix", "mixup_or_cutmix", "mosaic", "multi_scale")
+_FOR_TRAINING = ("mixup", "cutmix", "mixup_or_cutmix", "multi_scale")
 
 
 def cross_checks(recipe: Recipe) -> list[Check]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.core.arguments import Arguments
-from paceline.recipe.document import are_named_parts, children, lookup
+from paceline.recipe.document import KeyPath, are_named_parts, children, lookup
 from paceline.recipe.schema import (
     AveragingPart,
     CheckpointingPart,
@@ -15,13 +14,14 @@ from paceline.recipe.schema import (
     MetricPart,
     ModelPart,
     OptimizerPart,
+    Part,
+    Recipe,
     SchedulePart,
     StrategyPart,
     TaskPart,
     TransformPart,
     TransitionPart,
 )
-from paceline.recipe.yaml_tree import KeyPath
 
 SEVERAL = "{}"
 
@@ -37,10 +37,10 @@ class PartSpec:
     pattern: tuple[str, ...]
     kind: str
     name_key: str
-    section: type[Arguments]
+    section: type[Part]
 
     def places(self, tree: Any) -> list[KeyPath]:
-        """The places of such parts in a tree."""
+        """The places of such parts in a tree, or in a recipe that is valid."""
         found: list[KeyPath] = [()]
         for entry in self.pattern:
             key = entry.removesuffix(SEVERAL)
@@ -53,6 +53,11 @@ class PartSpec:
             if entry.endswith(SEVERAL):
                 found = [inner for path in found for inner in _named_parts(path, lookup(tree, path))]
         return found
+
+    def sections(self, recipe: Recipe) -> dict[KeyPath, Part]:
+        """The parts of a valid recipe by their places."""
+        found = {path: lookup(recipe, path) for path in self.places(recipe)}
+        return {path: section for path, section in found.items() if section is not None}
 
 
 def _named_parts(path: KeyPath, value: Any) -> list[KeyPath]:

@@ -16,13 +16,12 @@ from pydantic import ValidationError
 from paceline.core.arguments import Arguments
 from paceline.core.errors import RecipeError
 from paceline.core.registry import KINDS, SUPPLIED, Entry, register
-from paceline.recipe.document import COMMAND_LINE, Document, Origin, children, lookup, places
+from paceline.recipe.document import COMMAND_LINE, Document, KeyPath, Origin, children, dotted, lookup, places
 from paceline.recipe.fitted_schedule import fit_schedule
 from paceline.recipe.incompatible import cross_checks
-from paceline.recipe.parts import DATASETS, PARTS, SEVERAL, PartSpec
+from paceline.recipe.parts import DATASETS, PARTS, PartSpec
 from paceline.recipe.problems import Problem, expected_names, own_parts, problems_of, show, unknown_name
 from paceline.recipe.schema import Recipe
-from paceline.recipe.yaml_tree import KeyPath, dotted
 
 DEFAULT = Origin("default")
 _ENDLESS = re.compile(r"(\S{200})\S+")  # a value that a check repeats in full
@@ -229,7 +228,7 @@ def _with_arguments(recipe: Recipe, arguments: dict[KeyPath, dict[str, Any]]) ->
     """The recipe with validated arguments in all parts, also those it leaves out."""
     recipe = recipe.model_copy(deep=True)  # default sections are shared between recipes
     for part in PARTS:
-        for path, section in instances(recipe, part.pattern):
+        for path, section in part.sections(recipe).items():
             extra = section.model_extra
             assert extra is not None
             if path not in arguments:
@@ -239,26 +238,6 @@ def _with_arguments(recipe: Recipe, arguments: dict[KeyPath, dict[str, Any]]) ->
             extra.clear()
             extra.update(arguments[path])
     return recipe
-
-
-def instances(recipe: Recipe, pattern: tuple[str, ...]) -> list[tuple[KeyPath, Arguments]]:
-    """The parts of a recipe at the places that a pattern stands for."""
-    found: list[tuple[KeyPath, Any]] = [((), recipe)]
-    for segment in pattern:
-        if segment == "*":
-            found = [((*path, index), item) for path, items in found for index, item in enumerate(items)]
-        else:
-            key = segment.removesuffix(SEVERAL)
-            found = [((*path, key), getattr(section, key)) for path, section in found]
-        if segment.endswith(SEVERAL):
-            found = [each for path, value in found for each in _named(path, value)]
-        found = [(path, value) for path, value in found if value is not None]
-    return found
-
-
-def _named(path: KeyPath, value: Any) -> list[tuple[KeyPath, Any]]:
-    """One part, or several by name."""
-    return [((*path, name), part) for name, part in value.items()] if isinstance(value, dict) else [(path, value)]
 
 
 def _validated(model: type[Arguments], given: dict[str, Any]) -> dict[str, Any]:

@@ -1,21 +1,70 @@
-"""The history of a run from its records: a series for each metric, and its evaluations."""
+"""The history of a run from its records: a series for each metric, its evaluations, and the verdict on them.
+
+Series are bounded in size however long a run is; extremes are kept.
+"""
 
 from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, TypeGuard
 
 from paceline.core.text import doubled_loss, evenly_spaced
 from paceline.loggers.events import Record
 from paceline.loggers.jsonl import metrics_of
-from paceline.report.series import Series
 
+Json = dict[str, Any]
+Point = tuple[int, float | None]
+"""A step and the value there; None where it was not finite."""
+
+NUM_BUCKETS = 500
+"""Intervals of steps that a series is reduced to; each keeps its least and its greatest value."""
+_MAX_POINTS = 8 * NUM_BUCKETS
 _CLOCK = ("samples_per_second", "data_wait", "memory_mb")
 _MAX_EVALUATIONS = 200  # of a split, in the table
 _LARGEST = sys.float_info.max
 _MAX_SERIES = 400  # a run of a thousand classes has more metrics than anybody looks at
+
+
+class Series:
+    """The values of a metric by step, in the order in which they were logged.
+
+    Points beyond a limit are reduced at once, so that the memory of a series does not grow with the run.
+    """
+
+    def __init__(self) -> None:
+        self._points: list[Point] = []
+
+    def add(self, step: int, value: float | None) -> None:
+        """Add the next point."""
+        self._points.append((step, value if value is not None and math.isfinite(value) else None))
+        if len(self._points) > _MAX_POINTS:
+            self._points = downsample(self._points, 2 * NUM_BUCKETS)
+
+    def points(self) -> list[Point]:
+        """At most four points for each of `NUM_BUCKETS` intervals, usually two."""
+        return downsample(self._points, NUM_BUCKETS)
+
+
+def downsample(points: list[Point], num_buckets: int) -> list[Point]:
+    """The first and last point, and of each interval of steps the least, the greatest and the first missing value.
+
+    Fewer than two points per interval are returned as they are.
+    """
+    if len(points) <= 2 * num_buckets:
+        return points
+    first, last = points[0][0], points[-1][0]
+    width = max(1, math.ceil((last - first + 1) / num_buckets))
+    kept = {points[0], points[-1]}
+    for _, bucket in groupby(points, key=lambda point: (point[0] - first) // width):
+        # Missing values come last, those that are known from the least to the greatest.
+        ranked = sorted(bucket, key=lambda point: (point[1] is None, point[1] or 0.0))
+        num_known = sum(value is not None for _, value in ranked)
+        kept.update(ranked[:1], ranked[max(0, num_known - 1) : num_known + 1])
+    return sorted(kept, key=lambda point: point[0])
 
 
 @dataclass
@@ -62,7 +111,7 @@ class History:
         """The last evaluation of each split."""
         return {split: evaluations[-1] for split, evaluations in self.evaluations.items()}
 
-    def best(self, metric: str, is_higher: bool, split: str = "val") -> Evaluation | None:
+    def best(self, metric: str, is_higher: bool, split: str) -> Evaluation | None:
         """The evaluation with the best finite value of a metric, the first of equal ones."""
         found = [each for each in self.evaluations.get(split, []) if is_number(each.metrics.get(metric))]
         sign = 1 if is_higher else -1
@@ -101,3 +150,43 @@ def is_number(value: Any) -> TypeGuard[float]:
     """Whether a value is a finite number, as other programs read it."""
     is_any = isinstance(value, int | float) and not isinstance(value, bool)
     return is_any and -_LARGEST <= value <= _LARGEST
+
+
+def judge(history: History, main: tuple[str, bool] | None, tree: Mapping[str, Any]) -> Json:
+    """The metric that a run is judged by, and the evaluation on val where it was best.
+
+    Without one in the status it is the first that the recipe expects, or else the loss.
+    """
+    expected = next(iter(tree.get("expect") or {}), None)
+    metric, is_higher = main or (expected or "loss", expected is not None)
+    split = "val" if "val" in history.evaluations else next(iter(history.evaluations), "val")
+    best = history.best(metric, is_higher, split)
+    return {
+        "main": {"metric": metric, "is_higher_better": is_higher, "split": split},
+        "best": best and {"value": best.metrics[metric], "step": best.step, "epoch": best.epoch, "split": best.split},
+    }
+
+
+def expectations(history: History, expect: Any, higher: Any, main: Json) -> list[Json]:
+    """Each expected metric beside what was reached last, on test if there is one, else on val.
+
+    `is_met` is None where nothing was measured, or where it is not known whether a higher value is better.
+    """
+    last = {split: each.metrics for split, each in history.last().items()}
+    named = {
+        f"{split.removeprefix('test.')}.{name}": value
+        for split, metrics in last.items()
+        if split.startswith("test.")
+        for name, value in metrics.items()
+    }
+    reached = named | (last.get("test") or last.get("val") or {})
+    known = {main["metric"]: main["is_higher_better"]} | (higher if isinstance(higher, dict) else {})
+    found = []
+    for metric, value in expect.items() if isinstance(expect, dict) else ():
+        now, is_higher = reached.get(metric), known.get(metric)
+        is_met = None
+        if is_number(value) and is_number(now) and isinstance(is_higher, bool):
+            is_met = now >= value if is_higher else now <= value
+        expected = value if is_number(value) else None
+        found.append({"metric": str(metric), "expected": expected, "reached": now, "is_met": is_met})
+    return found

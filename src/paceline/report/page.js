@@ -134,7 +134,6 @@ function tabbed() {
 }
 
 function reloadWhileRunning() {
-  // A file cannot be asked whether it changed, so it is loaded again; a server is asked first.
   if (!report.runs.some((run) => run.state === "running")) return;
   let lastMove = 0;
   addEventListener("pointermove", () => { lastMove = Date.now(); });
@@ -144,10 +143,6 @@ function reloadWhileRunning() {
     keep();
     location.reload();
   };
-  const ask = async () => {
-    const answer = await fetch("version").catch(() => null);
-    if (answer?.ok && (await answer.text()) !== report.state) reload();
-  };
   const look = () => {
     const minutes = Math.round((Date.now() / 1000 - report.written) / 60);
     if (minutes < 15) return reload();
@@ -155,7 +150,7 @@ function reloadWhileRunning() {
     const news = `No news for ${minutes} minutes: the run may have been killed. Reload the page to look again.`;
     document.getElementById("news").textContent = news;
   };
-  const timer = report.is_served ? setInterval(ask, 3000) : setInterval(look, 15000);
+  const timer = setInterval(look, 15000);
 }
 
 function build() {

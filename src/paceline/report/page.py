@@ -15,8 +15,9 @@ from typing import Any
 
 from paceline import __version__
 from paceline.core.atomic_write import replace_file
+from paceline.report.history import Json
 from paceline.report.run_folders import read_recipe, settings_of
-from paceline.report.run_reader import Json, RunReader
+from paceline.report.run_reader import RunReader
 
 _MAX_IMAGE_BYTES = 4_000_000  # of the images of all runs together
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
@@ -29,24 +30,17 @@ class Report:
     def __init__(self, folders: Sequence[Path]) -> None:
         self._readers = [RunReader(folder) for folder in folders]
 
-    def render(self, is_served: bool = False) -> bytes:
+    def render(self) -> bytes:
         """The page as of now; reading it again costs only what is new."""
-        state = self.state()  # before reading: what changes meanwhile is read again
         per_run = _MAX_IMAGE_BYTES // max(1, len(self._readers))
         runs = [reader.read(per_run) for reader in self._readers]
         data = {
             "version": __version__,
             "written": time.time(),
-            "is_served": is_served,
-            "state": state,
             "runs": runs,
             "differences": different_keys([reader.folder for reader in self._readers]),
         }
         return _page(data, " · ".join(dict.fromkeys(run["name"] for run in runs)))
-
-    def state(self) -> str:
-        """A word that changes when there is something new to show."""
-        return hashlib.sha256(repr([reader.state() for reader in self._readers]).encode()).hexdigest()[:16]
 
 
 def write_report(folders: Sequence[Path], out: Path) -> None:
@@ -73,10 +67,9 @@ def _text(value: Any) -> str:
 
 def _page(data: Json, title: str) -> bytes:
     style, script = _asset("page.css"), "\n".join(_asset(name) for name in _SCRIPTS)
-    poll = "; connect-src 'self'" if data["is_served"] else ""
     parts = {
         # Only this very style and script may run, whatever a name or a recipe holds.
-        "policy": f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}{poll}",
+        "policy": f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}",
         "title": html.escape(title),
         "style": style,
         "script": script,

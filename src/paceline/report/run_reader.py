@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+
+import PIL.Image
 
 from paceline.core.errors import DataError, UsageError
 from paceline.core.file_lock import is_seen_everywhere, try_lock
 from paceline.core.regular_file import open_regular, read_json
-from paceline.core.text import doubled_loss
+from paceline.core.text import doubled_loss, evenly_spaced
 from paceline.data.skip_list import parse_skipped
-from paceline.loggers.confusion import read_confusion
+from paceline.loggers.files import read_confusion, read_starts
 from paceline.loggers.jsonl import RecordReader
 from paceline.loggers.results import read_main_metric
-from paceline.loggers.starts import read_starts
-from paceline.report.history import History, is_number, thinned
-from paceline.report.images import ImageFolder, read_worst
+from paceline.report.history import History, Json, Point, expectations, is_number, judge, thinned
 from paceline.report.run_folders import data_of, is_run, read_recipe
-from paceline.report.verdict import expectations, judge
-
-Json = dict[str, Any]
 
 _ORIGIN = re.compile(r"(?P<text>.*?\S) {2,}# (?P<origin>[^\"]*)")
 _MAX_SKIPPED, _MAX_STARTS, _MAX_CLASSES = 200, 100, 1000
 _MAX_SKIPPED_BYTES = 1 << 22
-_FILES = ("recipe.yaml", "status.json", "metrics.jsonl", "skipped.jsonl", "logs/starts.jsonl")
-_FOLDERS = ("images", "tables", "worst")
+_IMAGE_NAME = re.compile(r"(?P<split>.+?)-(?P<name>[^-]+)-(?P<step>\d{8,18})\.png")
+_MAX_IMAGE_STEPS = 6  # of an image that was drawn at every evaluation
+_MAX_IMAGE_SIZE = (1100, 3300)  # pixels; grids of many samples are high
+_MAX_WORST = 50  # samples of a split
+_MAX_PIXELS = 30_000_000  # a larger file is none of ours
 
 
 class RunReader:
@@ -42,7 +44,7 @@ class RunReader:
         self.folder = folder
         self._records = RecordReader(folder / "metrics.jsonl")
         self._history = History()
-        self._images = ImageFolder(folder / "images")
+        self._encoded: dict[tuple[Path, int], Json | None] = {}
 
     def read(self, max_image_bytes: int) -> Json:
         """All that the page shows of the run."""
@@ -65,16 +67,12 @@ class RunReader:
             "expect": expectations(self._history, tree.get("expect"), higher, main["main"]),
             **self._tables({main["best"]["step"]} if main["best"] else set()),
             "confusion": read_confusion(self.folder / "tables"),
-            "images": [image._asdict() for image in self._images.read(max_image_bytes * 3 // 4)],
-            "worst": read_worst(self.folder / "worst", self._images, max_image_bytes // 4),
+            "images": self._read_images(max_image_bytes * 3 // 4),
+            "worst": self._read_worst(max_image_bytes // 4),
             "recipe": list(_recipe_lines(self.folder / "recipe.yaml")),
             "starts": starts[-_MAX_STARTS:],
             "skipped": _read_skipped(self.folder / "skipped.jsonl"),
         }
-
-    def state(self) -> list[tuple[int, int] | str]:
-        """What changes with the content of the directory: times and sizes of its files, and whether it still runs."""
-        return [*(_stamp(self.folder / name) for name in (*_FILES, *_FOLDERS)), _read_status(self.folder)["state"]]
 
     def _curves(self) -> Json:
         series = [
@@ -101,16 +99,83 @@ class RunReader:
                 classes[split] = dict(dotted[:_MAX_CLASSES])
         return {"evaluations": evaluations, "classes": classes}
 
+    def _read_images(self, left: int) -> list[Json]:
+        """Some images of each kind, evenly spaced over the run and always the last; the newest if not all fit."""
+        groups: dict[tuple[str, str], list[tuple[int, Path]]] = {}
+        for path in (self.folder / "images").glob("*.png"):
+            if found := _IMAGE_NAME.fullmatch(path.name):
+                groups.setdefault((found["split"], found["name"]), []).append((int(found["step"]), path))
+        chosen = []
+        for (split, name), files in groups.items():
+            newest_first = sorted(files, reverse=True)
+            places = evenly_spaced(len(files), _MAX_IMAGE_STEPS)
+            chosen += [(rank, split, name, *newest_first[place]) for rank, place in enumerate(places)]
+        images = []
+        for _, split, name, step, path in sorted(chosen):
+            image = self._encode(path, left)
+            if image is not None:
+                images.append({"split": split, "name": name, "step": step, **image})
+                left -= len(image["uri"])
+        return sorted(images, key=lambda image: (image["split"], image["name"], image["step"]))
 
-def _stamp(path: Path) -> tuple[int, int]:
-    try:
-        status = path.stat()
-    except OSError:
-        return 0, 0
-    return status.st_mtime_ns, status.st_size
+    def _read_worst(self, left: int) -> Json:
+        """The worst samples of the last evaluation of each split, with their images as far as they fit."""
+        found = {}
+        for path in sorted((self.folder / "worst").glob("*.json")):
+            about = read_json(path)
+            samples = about.get("samples") if isinstance(about, dict) else None
+            if not isinstance(about, dict) or not isinstance(samples, list) or not is_number(about.get("step")):
+                continue
+            rows = []
+            for number, each in enumerate(samples[:_MAX_WORST], 1):
+                if not isinstance(each, dict):
+                    continue
+                file = path.with_name(f"{path.stem}-{number:02d}.png")
+                image = self._encode(file, left) if each.get("image") else None
+                left -= 0 if image is None else len(image["uri"])
+                captions = each.get("captions")
+                rows.append(
+                    {
+                        "sample": str(each.get("sample")),
+                        "path": str(each.get("path") or ""),
+                        "error": each["error"] if is_number(each.get("error")) else None,
+                        "captions": [str(text) for text in captions] if isinstance(captions, list) else [],
+                        "image": image,
+                    }
+                )
+            found[path.stem] = {"step": about["step"], "error": str(about.get("error") or "error"), "samples": rows}
+        return found
+
+    def _encode(self, path: Path, max_bytes: int) -> Json | None:
+        """The image in a file, encoded once however often the page is written; None if there is none that fits."""
+        try:
+            key = (path, path.stat().st_mtime_ns)
+        except OSError:  # removed
+            return None
+        if key not in self._encoded:
+            try:
+                self._encoded[key] = _encode(path)
+            except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
+                print(f"{path}: left out of the report ({error})", file=sys.stderr, flush=True)
+                self._encoded[key] = None
+        image = self._encoded[key]
+        return image if image is not None and len(image["uri"]) <= max_bytes else None
 
 
-def _columns(points: list[tuple[int, float | None]], digits: int = 6) -> Json:
+def _encode(path: Path) -> Json:
+    """Size and data URI of an image, reduced to what a screen shows."""
+    with open_regular(path) as file, PIL.Image.open(file, formats=["PNG"]) as image:
+        if image.width * image.height > _MAX_PIXELS:
+            raise ValueError(f"more than {_MAX_PIXELS:,} pixels")
+        pixels = image.convert("RGB")
+    pixels.thumbnail(_MAX_IMAGE_SIZE, PIL.Image.Resampling.LANCZOS)
+    content = BytesIO()
+    pixels.save(content, format="WEBP", quality=80, method=2)
+    uri = f"data:image/webp;base64,{base64.b64encode(content.getvalue()).decode('ascii')}"
+    return {"width": pixels.width, "height": pixels.height, "uri": uri}
+
+
+def _columns(points: list[Point], digits: int = 6) -> Json:
     return {"x": [step for step, _ in points], "y": [_rounded(value, digits) for _, value in points]}
 
 

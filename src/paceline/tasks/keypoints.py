@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,8 @@ from paceline.core.world import to_float64
 from paceline.data.batch import TRUTHS, Batch, KeypointNames
 from paceline.losses.heatmap import stack_keypoints
 from paceline.losses.loss_term import Loss
-from paceline.metrics.keypoints import PCK, TORSO, KeypointAP, PoseRows, known_sigmas, truth_keypoints
-from paceline.metrics.metric import LossMetrics, Metric, MetricValues, State
+from paceline.metrics.keypoints import PCK, TORSO, KeypointAP, known_sigmas, pose_rows, truth_keypoints
+from paceline.metrics.metric import LossMetrics, Metric, MetricOf, Rows
 from paceline.models.heatmaps import Decode, Poses, decode_heatmaps, flip_heatmaps
 from paceline.models.model_errors import call_model
 from paceline.tasks.task import Task, compare_by
@@ -63,7 +62,8 @@ class Keypoints(Task):
         self.joints = joints
         self._decode: Decode = decode
         self._flip = flip
-        self._metrics: list[Metric] = [_HeatmapMetric(LossMetrics(self.loss_functions, self.weights))]
+        own = LossMetrics(self.loss_functions, self.weights)
+        self._metrics: list[Metric] = [MetricOf(own, lambda found, batch: (found.heatmaps, batch))]
         if known_sigmas(joints.names):
             self._metrics.append(KeypointAP(joints))
             self.main_metric = "ap"
@@ -125,8 +125,7 @@ class Keypoints(Task):
         return self._panel(image, found, "", max(image.shape[:2]))
 
     def keypoint_metric(self) -> Metric:
-        """What collects the keypoints of each image."""
-        return PoseRows()
+        return Rows("poses", pose_rows)
 
     def _visible(self, points: Tensor, scores: Tensor) -> np.ndarray[Any, Any]:
         """One person [1, J, 3] to draw: keypoints that are not certain as hidden ones."""
@@ -138,27 +137,6 @@ class Keypoints(Task):
         scaled = keypoints * np.array([small.shape[1] / image.shape[1], small.shape[0] / image.shape[0], 1])
         drawn = draw_keypoints(small, scaled, self.joints.names, self.joints.limbs)
         return Panel(drawn, caption, legend=KEYPOINT_LEGEND)
-
-
-@dataclass(frozen=True)
-class _HeatmapMetric:
-    """A metric of heatmaps, such as the losses."""
-
-    metric: Metric
-    higher_is_better: Mapping[str, bool] = field(default_factory=dict, init=False)
-
-    @property
-    def wrapped(self) -> Sequence[Metric]:
-        """The metric whose values these are."""
-        return [self.metric]
-
-    def update(self, predictions: Poses, batch: Batch) -> State:
-        """The state of one batch."""
-        return self.metric.update(predictions.heatmaps, batch)
-
-    def compute(self, state: State) -> MetricValues:
-        """The metric's values."""
-        return self.metric.compute(state)
 
 
 def heatmaps_and_places(heatmaps: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -110,7 +110,6 @@ class Saliency(Task):
         return {"logits": resize(main_output(model(images)), images.shape[-2:])}
 
     def export_details(self) -> dict[str, Any]:
-        """What makes maps of logits."""
         return {"activation": "sigmoid"}
 
     def maps(self, predictions: PixelPrediction) -> list[Image]:

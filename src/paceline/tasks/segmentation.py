@@ -87,7 +87,6 @@ class Segmentation(Task):
         return own | {f"{_AUX}{name}": count for name, count in own.items()} if self._has_aux else own
 
     def losses(self, model: nn.Module, batch: Batch) -> dict[str, LossTerm]:
-        """Each loss of the model's logits [N, C, H, W], and of its auxiliary logits."""
         outputs, size = call_model(model, batch["image"]), batch["mask"].shape[-2:]
         logits = self._check(main_output(outputs))
         terms = {name: loss(resize(logits, size), batch) for name, loss in self.loss_functions.items()}
@@ -143,11 +142,9 @@ class Segmentation(Task):
         return {"logits": resize(self._check(main_output(model(images))), images.shape[-2:])}
 
     def export_details(self) -> dict[str, Any]:
-        """What makes probabilities of logits."""
         return {"activation": "softmax"}
 
     def draw_metrics(self, metrics: dict[str, Any]) -> dict[str, Image]:
-        """Draw the confusion matrix, in pixels."""
         if "confusion" not in metrics:
             return {}
         return {"confusion": draw_confusion_matrix(metrics["confusion"], self.classes, "Confusion matrix, in pixels")}

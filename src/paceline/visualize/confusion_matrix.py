@@ -14,8 +14,7 @@ import PIL.Image
 import PIL.ImageDraw
 
 from paceline.visualize.colors import BORDER, TEXT
-from paceline.visualize.image import Image
-from paceline.visualize.text import Font, load_font, text_width, to_ascii, truncate
+from paceline.visualize.image import Font, Image, load_font, text_width, to_ascii, truncate
 
 _MARGIN, _GAP = 16, 8
 _TITLE_SIZE, _LABEL_SIZE, _SMALL_SIZE = 17, 13, 10
@@ -23,7 +22,6 @@ _COLOR_MAP = np.array([[255, 255, 255], [189, 215, 238], [66, 134, 198], [8, 48,
 _MAX_COUNTED = 30  # classes whose counts are written: more would be too small to read
 _MAX_NAMED = 100
 _NAME_WIDTH = 130
-_COLOR_BAR = (12, 240)  # width and height
 
 
 def draw_confusion_matrix(matrix: npt.ArrayLike, classes: Sequence[str], title: str) -> Image:
@@ -39,7 +37,7 @@ def draw_confusion_matrix(matrix: npt.ArrayLike, classes: Sequence[str], title: 
     right, bottom = left + cells.width, top + cells.height
     below = longest if longest > cell_size - 6 else _LABEL_SIZE + 5
     title = to_ascii(title)
-    width = max(right + 90, text_width([title], load_font(_TITLE_SIZE)) + 2 * _MARGIN)
+    width = max(right + _MARGIN, text_width([title], load_font(_TITLE_SIZE)) + 2 * _MARGIN)
     page = PIL.Image.new("RGB", (width, bottom + below + 3 * _GAP + _LABEL_SIZE + _MARGIN), "white")
     draw = PIL.ImageDraw.Draw(page)
     draw.text((_MARGIN, _MARGIN), title, font=load_font(_TITLE_SIZE), fill=TEXT)
@@ -55,7 +53,6 @@ def draw_confusion_matrix(matrix: npt.ArrayLike, classes: Sequence[str], title: 
     label_font, label_width = load_font(_LABEL_SIZE), text_width(["true"], load_font(_LABEL_SIZE))
     draw.text(((left + right) / 2, bottom + below + 2 * _GAP), "predicted", font=label_font, fill=TEXT, anchor="ma")
     _draw_vertical(page, "true", label_font, (_MARGIN + _LABEL_SIZE / 2, (top + bottom - label_width) / 2))
-    _draw_color_bar(page, draw, right + _MARGIN + _GAP, top, min(cells.height, _COLOR_BAR[1]))
     return np.array(page)
 
 
@@ -105,13 +102,3 @@ def _draw_vertical(page: PIL.Image.Image, text: str, font: Font, top_center: tup
     PIL.ImageDraw.Draw(label).text((0, label.height / 2), text, font=font, fill=TEXT, anchor="lm")
     label = label.transpose(PIL.Image.Transpose.ROTATE_90)
     page.paste(label, (round(top_center[0] - label.width / 2), round(top_center[1])))
-
-
-def _draw_color_bar(page: PIL.Image.Image, draw: PIL.ImageDraw.ImageDraw, left: int, top: int, height: int) -> None:
-    width = _COLOR_BAR[0]
-    bar = _colorize(np.linspace(1, 0, height)[:, None].repeat(width, 1))
-    page.paste(PIL.Image.fromarray(bar), (left, top))
-    draw.rectangle((left - 1, top - 1, left + width, top + height), outline=BORDER)
-    for fraction in (1.0, 0.5, 0.0):
-        place = (left + width + 6, top + (1 - fraction) * height)
-        draw.text(place, f"{fraction:.0%}", font=load_font(_SMALL_SIZE), fill=TEXT, anchor="lm")

@@ -13,8 +13,7 @@ import PIL.ImageDraw
 
 from paceline.core.text import evenly_spaced
 from paceline.visualize.colors import BORDER, CENTER, CORRECT, LEFT, RIGHT, TEXT, WRONG, Color, class_colors
-from paceline.visualize.image import Image, fit
-from paceline.visualize.text import load_font, text_width, truncate, wrap
+from paceline.visualize.image import Image, fit, load_font, text_width, truncate, wrap
 
 _MARGIN, _GAP = 16, 8
 _CAPTION_SIZE, _TITLE_SIZE, _LINE_SPACING = 12, 13, 3

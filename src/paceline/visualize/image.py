@@ -1,15 +1,20 @@
-"""Images as arrays: convert tensors, resize, and save PNG files."""
+"""What all drawing shares: images as arrays, which are converted, resized and saved, and text in them."""
 
 from __future__ import annotations
 
+import unicodedata
+from collections.abc import Sequence
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import cv2
 import numpy as np
 import numpy.typing as npt
 import PIL.Image
 import simplejpeg
+from PIL import ImageFont
 
 from paceline.core.atomic_write import replace_file
 
@@ -18,6 +23,7 @@ if TYPE_CHECKING:
 
 Image = npt.NDArray[np.uint8]
 """RGB pixels, [H, W, 3]."""
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 def to_image(tensor: Tensor) -> Image:
@@ -26,6 +32,13 @@ def to_image(tensor: Tensor) -> Image:
     low, high = values.min(), values.max()
     scaled = (values - low) / (high - low).clamp(min=1e-6) * 255
     return to_rgb(scaled.round().byte().movedim(0, -1).numpy())
+
+
+def draw_map(values: Tensor, low: float, high: float) -> Image:
+    """Draw values [H, W] or [1, H, W] in color, from `low` (dark) to `high` (bright); others are clipped."""
+    plane = values.detach().float().cpu().reshape(values.shape[-2:])
+    scaled = ((plane - low) / max(high - low, 1e-6)).clamp(0, 1).mul(255).round().byte().numpy()
+    return np.ascontiguousarray(cv2.applyColorMap(scaled, cv2.COLORMAP_VIRIDIS)[..., ::-1])
 
 
 def to_rgb(pixels: npt.NDArray[np.uint8]) -> Image:
@@ -62,3 +75,41 @@ def save_png(image: Image, path: Path) -> None:
     PIL.Image.fromarray(image).save(content, format="PNG")
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, content.getvalue(), is_durable=False)
+
+
+@cache
+def load_font(size: int) -> Font:
+    """Return Pillow's built-in font, which covers little more than ASCII."""
+    return ImageFont.load_default(size)
+
+
+def text_width(texts: Sequence[str], font: Font) -> int:
+    """Return the width of the widest text in pixels."""
+    return max((round(font.getlength(text)) for text in texts), default=0)
+
+
+def to_ascii(text: str) -> str:
+    """Remove accents, and replace other characters that the font lacks by "?"."""
+    letters = unicodedata.normalize("NFKD", text.replace("×", "x").replace("–", "-").replace("−", "-"))
+    return "".join(letter if letter.isascii() else "?" for letter in letters if not unicodedata.combining(letter))
+
+
+def truncate(text: str, font: Font, width: int) -> str:
+    """Truncate text to `width` pixels with an ellipsis."""
+    text = to_ascii(text)
+    if font.getlength(text) <= width:
+        return text
+    while text and font.getlength(text + "…") > width:
+        text = text[:-1]
+    return text.rstrip() + "…"
+
+
+def wrap(text: str, font: Font, width: int) -> list[str]:
+    """Wrap text into at most two lines of `width` pixels; the second is truncated."""
+    words = text.split()
+    for count in range(len(words), 0, -1):
+        first = " ".join(words[:count])
+        if font.getlength(to_ascii(first)) <= width or count == 1:
+            rest = " ".join(words[count:])
+            return [truncate(line, font, width) for line in (first, rest) if line]
+    return []

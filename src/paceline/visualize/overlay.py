@@ -14,8 +14,7 @@ import PIL.ImageDraw
 from numpy.typing import NDArray
 
 from paceline.visualize.colors import CENTER, LEFT, RIGHT, Color
-from paceline.visualize.image import Image
-from paceline.visualize.text import load_font, text_width, truncate
+from paceline.visualize.image import Image, load_font, text_width, truncate
 
 _ALPHA = 0.55  # of a mask's color
 _RADIUS, _LINE_WIDTH, _TEXT_SIZE = 3, 2, 10

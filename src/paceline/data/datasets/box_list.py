@@ -6,10 +6,8 @@ import math
 from collections.abc import Sequence
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from paceline.core.arguments import Count, CountOrZero, KeyOf, Requires
@@ -19,18 +17,16 @@ from paceline.core.regular_file import open_regular, why_no_file
 from paceline.data.argument_types import ClassNames, Column, Name, SplitShares
 from paceline.data.datasets.detection import (
     BadBoxes,
+    BoxObject,
     DetectionDataset,
     Problems,
     class_index,
     read_sizes,
-    write_checked_objects,
+    write_boxes,
 )
 from paceline.data.index.index import IndexBuilder, open_index, split_arguments, write_parts
 from paceline.data.index.list_file import encode_name, sniff_delimiter, table_lines
 from paceline.data.io.image import MAX_PIXELS
-
-if TYPE_CHECKING:
-    from paceline.data.fingerprint import DataDigest
 
 BoxFormat = Literal["xyxy", "xywh", "cxcywh"]
 _CORNERS = (("xmin", "x1", "left", "x"), ("ymin", "y1", "top", "y"))
@@ -85,19 +81,20 @@ class BoxList(DetectionDataset):
         arguments: dict[str, Any] = {"file": self.file.name, "columns": [image, box, label, delimiter, box_format]}
         arguments |= {"classes": classes and list(classes), "root": str(base.absolute()), "bad_boxes": bad_boxes}
         index = open_index(self.file.parent, "boxes", arguments | split_arguments(split_shares, split_seed), build)
-        super().__init__(index, base, None if follow_links else base, max_pixels, split, split_shares)
-
-    def update_digest(self, digest: DataDigest) -> None:
-        """Add the names and sizes of the images to a fingerprint, and the content of the list."""
-        digest.content(self.file)
-        digest.files(self._files.folder, self._files.names(self._part), "images")
+        inside = None if follow_links else base
+        super().__init__(index, base, inside, max_pixels, self.file, split, split_shares)
 
 
 class _Row(NamedTuple):
     line: int
     image: str
-    box: list[float] | None
+    box: Sequence[float]
+    """Four numbers; none for an image without objects."""
     label: str
+
+    def place(self, path: Path) -> str:
+        """Where it is written, and what."""
+        return f"{path}, line {self.line} ({self.label}), {' '.join(f'{value:g}' for value in self.box)}"
 
 
 class _Columns(NamedTuple):
@@ -169,7 +166,7 @@ def _rows(path: Path, lines: Sequence[tuple[int, list[str]]], columns: _Columns)
         if not name:
             problems.add("lines without the name of an image", f"line {line}")
         elif not any(texts):
-            rows.append(_Row(line, name, None, ""))
+            rows.append(_Row(line, name, (), ""))
         elif not all(map(math.isfinite, numbers)):
             problems.add("boxes that are not four numbers", f"line {line} ({', '.join(texts)})")
         elif not label:
@@ -199,26 +196,21 @@ def _write(
     bad_boxes: BadBoxes,
 ) -> None:
     images = {name: number for number, name in enumerate(dict.fromkeys(row.image for row in rows))}
-    written = sorted((row for row in rows if row.box is not None), key=lambda row: images[row.image])
+    written = [row for row in rows if row.box]
     numbers = class_index(path, ((row.label, f"line {row.line}") for row in written), classes)
-    boxes = np.array([row.box for row in written], np.float64).reshape(-1, 4)
-    corners = _corners(boxes, box_format)
-    places = np.array([images[row.image] for row in written], np.int64)
-    sizes = read_sizes([base / name for name in images], builder)
-
-    def place(box: int) -> str:
-        values = " ".join(f"{value:g}" for value in boxes[box])
-        return f"{path}, line {written[box].line} ({written[box].label}), {values}"
-
-    labels, extents = np.array([numbers[row.label] for row in written], np.int64), corners[:, 2:] - corners[:, :2]
+    objects = [
+        BoxObject(images[row.image], numbers[row.label], _corners(row.box, box_format), row.place(path))
+        for row in sorted(written, key=lambda row: images[row.image])
+    ]
     builder.facts["classes"] = list(numbers)
     builder.append_texts("file", [encode_name(path, 0, name) for name in images])
-    write_checked_objects(builder, len(images), places, corners, extents, sizes[places], labels, bad_boxes, place)
+    write_boxes(builder, objects, read_sizes([base / name for name in images], builder), bad_boxes)
 
 
-def _corners(boxes: NDArray[np.float64], box_format: BoxFormat) -> NDArray[np.float64]:
-    first, second = boxes[:, :2], boxes[:, 2:]
+def _corners(box: Sequence[float], box_format: BoxFormat) -> list[float]:
+    x, y, width, height = box
     if box_format == "xyxy":
-        return boxes
-    start = first if box_format == "xywh" else first - second / 2
-    return np.concatenate([start, start + second], axis=1)
+        return [x, y, width, height]
+    if box_format == "cxcywh":
+        x, y = x - width / 2, y - height / 2
+    return [x, y, x + width, y + height]

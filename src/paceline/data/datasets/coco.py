@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from paceline.core.arguments import Count, CountOrZero, KeyOf, Requires
 from paceline.core.errors import DataError
@@ -29,11 +30,7 @@ from paceline.data.index.list_file import encode_name
 from paceline.data.io.image import MAX_PIXELS
 from paceline.data.io.mask import decode_runs, encode_runs
 
-if TYPE_CHECKING:
-    from paceline.data.fingerprint import DataDigest
-
 _MAX_SIZE = 1 << 31  # pixels
-_PARTS = ("categories", "images", "annotations")
 
 
 @register.dataset(
@@ -68,14 +65,13 @@ class Coco(DetectionDataset):
         max_pixels: Count = MAX_PIXELS,
     ) -> None:
         root = Path(root)
-        self.annotations = file = root / annotations
+        file = root / annotations
 
         def build(builder: IndexBuilder) -> None:
             builder.watch(file)
             content = _CocoFile(file, masks)
-            chosen = content.choose(classes)
-            _write(builder, content, chosen, keypoints, keep_empty, bad_boxes)
-            write_parts(builder, builder.facts["num_images"], split_shares, split_seed)
+            num_images = content.write(builder, content.choose(classes), keypoints, keep_empty, bad_boxes)
+            write_parts(builder, num_images, split_shares, split_seed)
 
         arguments: dict[str, Any] = {
             "file": str(file.absolute()),
@@ -84,18 +80,14 @@ class Coco(DetectionDataset):
         }
         arguments |= {"masks": masks, "keypoints": keypoints, "keep_empty": keep_empty}
         index = open_index(root, "coco", arguments | split_arguments(split_shares, split_seed), build)
-        super().__init__(index, root / images, None if follow_links else root, max_pixels, split, split_shares)
+        inside = None if follow_links else root
+        super().__init__(index, root / images, inside, max_pixels, file, split, split_shares)
         self.category_ids: list[int] = index.facts["category_ids"]
         self.joints = KeypointNames.from_json(index.facts["keypoint_names"]) if keypoints else None
         self._masks = index.rows("mask") if masks else None
         self._chosen: NDArray[np.int64] | None = None
         if per_object:
             self._part, self._chosen = self._divide()
-
-    def update_digest(self, digest: DataDigest) -> None:
-        """Add the names and sizes of the images to a fingerprint, and the content of the annotations."""
-        digest.content(self.annotations)
-        digest.files(self._files.folder, self._files.names(self._part), "images")
 
     def open(self, index: int) -> Sample:
         """The image, not decoded yet, its size and id, and the boxes, classes and so on of its objects."""
@@ -126,50 +118,59 @@ class Coco(DetectionDataset):
         return owners[kept], objects[kept]
 
 
-class _Category(NamedTuple):
+_Whole = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+_Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+
+
+@dataclass(slots=True)
+class _Category:
     """A kind of object, the names of its keypoints, and which of them, counted from 1, are joined by a line."""
 
-    number: int
-    name: str
-    keypoints: list[str]
-    skeleton: list[list[int]]
+    id: _Whole
+    name: Name
+    keypoints: list[str] | None = None
+    skeleton: list[Annotated[list[int], Field(min_length=2, max_length=2)]] | None = None
+
+    def __post_init__(self) -> None:
+        count = len(self.keypoints or ())
+        if not all(1 <= end <= count for pair in self.skeleton or () for end in pair):
+            raise ValueError(f"has a skeleton that is no list of pairs from 1 to {count}")
 
 
-class _Image(NamedTuple):
-    number: int
-    name: str
-    height: int
-    width: int
+@dataclass(slots=True)
+class _Image:
+    id: _Whole
+    file_name: Name
+    height: Count
+    width: Count
+
+    def __post_init__(self) -> None:
+        if self.height * self.width >= _MAX_SIZE:
+            raise ValueError(f"has an impossible width and height, {self.width}×{self.height}")
 
 
-class _Annotation(NamedTuple):
-    number: int
-    image: int
-    category: int
-    box: list[float]
-    crowd: bool
-    area: float
-    keypoints: list[float]
-    runs: bytes
-
-
-class _WrongEntry(Exception):  # noqa: N818 - never leaves this file
-    """An entry lacks something, or has something else."""
-
-    def __init__(self, what: str, found: Any = None) -> None:
-        super().__init__(what)
-        self.found = "" if found is None else f" ({found!r:.60})"
+@dataclass(slots=True)
+class _Annotation:
+    id: _Whole
+    image_id: _Whole
+    category_id: _Whole
+    bbox: Annotated[list[_Number], Field(min_length=4, max_length=4)]
+    area: _Number | None = None
+    iscrowd: Literal[0, 1] = 0
+    keypoints: list[_Number] | None = None
+    segmentation: Any = None
 
 
 class _CocoFile:
     """The categories, images and annotations of a file; all that is wrong with them is one DataError."""
 
     def __init__(self, path: Path, with_masks: bool) -> None:
-        self.path, self._problems, self._with_masks = path, Problems(path), with_masks
+        self.path, self._problems = path, Problems(path)
         content = read_json(path, leave_out="" if with_masks else "segmentation")
-        lacking = [name for name in _PARTS if not isinstance(content, dict) or not isinstance(content.get(name), list)]
+        parts = ("categories", "images", "annotations")
+        lacking = [name for name in parts if not isinstance(content, dict) or not isinstance(content.get(name), list)]
         if lacking:
-            expected = f"expected an object with the lists {', '.join(_PARTS)}"
+            expected = f"expected an object with the lists {', '.join(parts)}"
             raise DataError(f"{path}: has no list {', '.join(map(repr, lacking))}; {expected}")
         entries: list[Any] = content["annotations"]
         if entries and isinstance(entries[0], dict) and "segments_info" in entries[0] and "bbox" not in entries[0]:
@@ -181,74 +182,132 @@ class _CocoFile:
             entries = [
                 entry | {"id": number} if isinstance(entry, dict) else entry for number, entry in enumerate(entries, 1)
             ]
-        empty = next((name for name in _PARTS[:2] if not content[name]), None)
+        empty = next((name for name in parts[:2] if not content[name]), None)
         if empty is not None:
             raise DataError(f"{path}: the list {empty!r} is empty")
-        self._ids: dict[str, set[int]] = {}
-        self.categories = sorted(self._read("category", content["categories"], _category))
-        self.images = sorted(self._read("image", content["images"], _image))
-        self._rows = {image.number: row for row, image in enumerate(self.images)}
-        self.annotations = [each for each in self._read("annotation", entries, self._annotation) if each]
+        self._ids: dict[str, set[str]] = {"category": set(), "image": set(), "annotation": set()}
+        self.categories = dict(sorted(self._read("category", content["categories"], _Category).items()))
+        self.images = dict(sorted(self._read("image", content["images"], _Image).items()))
+        self.annotations = self._read("annotation", entries, _Annotation)
+        for number, each in self.annotations.items():
+            self._check_references(number, each)
+            if with_masks and each.image_id in self.images:
+                self._encode_mask(number, each)
         self._problems.refuse()
 
-    def _read(self, kind: str, entries: list[Any], read: Callable[[int, dict[str, Any]], Any]) -> Iterator[Any]:
-        seen = self._ids.setdefault(kind, set())
+    def _read(self, kind: str, entries: list[Any], entry_type: type[Any]) -> dict[int, Any]:
+        """The entries of a list by their ids, in the order of the list; wrong ones are problems."""
+        adapter, found, ids = TypeAdapter(entry_type), dict[int, Any](), self._ids[kind]
         for place, entry in enumerate(entries, 1):
-            name = f"number {place} of the list"
+            written = entry.get("id") if isinstance(entry, dict) else None
+            name = f"number {place} of the list" if written is None else f"{written!s:.60}"
             try:
-                if not isinstance(entry, dict):
-                    raise _WrongEntry("is no object with named values", entry)
-                number = _whole(entry, "id")
-                name = str(number)
-                if number in seen:
-                    raise _WrongEntry("has the same id as another")
-                seen.add(number)
-                yield read(number, entry)
-            except _WrongEntry as error:
-                self._problems.add(f"{kind} {error}", f"{name}{error.found}")
+                each = adapter.validate_python(entry)
+                name = str(each.id)
+                if each.id in found:
+                    self._problems.add(f"{kind} has the same id as another", name)
+                found[each.id] = each
+            except ValidationError as error:
+                self._add_problem(kind, name, entry, error)
+            ids.add(name)
+        return found
 
-    def _annotation(self, number: int, entry: dict[str, Any]) -> _Annotation | None:
-        category, image = _whole(entry, "category_id"), _whole(entry, "image_id")
-        for key, found, kind in (("category_id", category, "category"), ("image_id", image, "image")):
-            if found not in self._ids[kind]:
-                raise _WrongEntry(f"has a {key} that no {kind} has", found)
-        row = self._rows.get(image)
-        if row is None:
-            return None  # the image is a problem of its own
-        box = _numbers(entry, "bbox", 4)
-        area = _numbers(entry, "area", 1)[0] if "area" in entry else box[2] * box[3]
-        crowd = entry.get("iscrowd", 0)
-        if crowd not in (0, 1):
-            raise _WrongEntry("has an iscrowd that is neither 0 nor 1", crowd)
-        runs = b""
-        if self._with_masks:
-            try:
-                runs = encode_runs(entry.get("segmentation"), self.images[row].height, self.images[row].width)
-            except ValueError as error:
-                raise _WrongEntry(str(error), entry.get("segmentation")) from error
-        return _Annotation(number, row, category, box, bool(crowd), area, entry.get("keypoints") or [], runs)
+    def _add_problem(self, kind: str, name: str, entry: Any, error: ValidationError) -> None:
+        first = error.errors(include_url=False)[0]
+        key = str(first["loc"][0]) if first["loc"] else ""
+        if not isinstance(entry, dict):
+            self._problems.add(f"{kind} is no object with named values", f"{name} ({entry!r:.60})")
+        elif not key:
+            self._problems.add(f"{kind} {first['ctx']['error']}", name)
+        elif key not in entry:
+            self._problems.add(f"{kind} has no {key!r}", name)
+        else:
+            self._problems.add(f"{kind} has a wrong {key!r}, {first['msg']}", f"{name} ({entry[key]!r:.60})")
+
+    def _check_references(self, number: int, each: _Annotation) -> None:
+        for key, found, kind in (
+            ("category_id", each.category_id, "category"),
+            ("image_id", each.image_id, "image"),
+        ):
+            if str(found) not in self._ids[kind]:
+                self._problems.add(f"annotation has a {key} that no {kind} has", f"{number} ({found})")
+
+    def _encode_mask(self, number: int, each: _Annotation) -> None:
+        image, outline = self.images[each.image_id], each.segmentation
+        try:
+            each.segmentation = encode_runs(outline, image.height, image.width)
+        except ValueError as error:
+            self._problems.add(f"annotation {error}", f"{number} ({outline!r:.60})")
 
     def choose(self, classes: Sequence[str] | None) -> list[_Category]:
         """The categories of these names, or all."""
-        by_name = {category.name: category for category in self.categories}
+        by_name = {category.name: category for category in self.categories.values()}
         if len(by_name) < len(self.categories):
-            twice = next(category.name for category in self.categories if by_name[category.name] is not category)
+            twice = next(each.name for each in self.categories.values() if by_name[each.name] is not each)
             raise DataError(f"{self.path}: two categories are called {twice!r}; rename one of them")
         unknown = [name for name in classes or () if name not in by_name]
         if unknown:
             raise DataError(f"{self.path}: has no category {unknown[0]!r}; it has {', '.join(by_name)}")
-        return [by_name[name] for name in classes] if classes else self.categories
+        return [by_name[name] for name in classes or by_name]
 
-    def read_keypoints(self, annotations: Sequence[_Annotation], count: int) -> NDArray[np.float32]:
+    def write(
+        self,
+        builder: IndexBuilder,
+        chosen: list[_Category],
+        with_keypoints: bool,
+        keep_empty: bool,
+        bad_boxes: BadBoxes,
+    ) -> int:
+        """Write the images and the objects of the chosen categories; how many images there are."""
+        names = _keypoint_names(self.path, chosen) if with_keypoints else None
+        labels = {category.id: place for place, category in enumerate(chosen)}
+        rows = {number: row for row, number in enumerate(self.images)}
+        files = list(self.images.values())
+        found = [each for each in self.annotations.values() if each.category_id in labels]
+        found.sort(key=lambda each: each.image_id)
+        corners = np.array([each.bbox for each in found], np.float64).reshape(-1, 4)
+        corners[:, 2:] += corners[:, :2]
+        images = np.array([rows[each.image_id] for each in found], np.int64)
+        sizes = np.array([(image.height, image.width) for image in files], np.int64)
+
+        def place(box: int) -> str:
+            each, values = found[box], " ".join(f"{value:g}" for value in found[box].bbox)
+            name, file = self.categories[each.category_id].name, self.images[each.image_id].file_name
+            return f"{self.path}: annotation {each.id} ({name}, {file}), bbox {values}"
+
+        checked = check_boxes(corners, sizes[images], bad_boxes, place)
+        kept = [found[number] for number in np.flatnonzero(checked.kept)]
+        others = len(self.annotations) - len(found)
+        left_out = [f"{self.path}: {others:,} annotations of other classes are left out"] if others else []
+        builder.facts["notes"] += [*self.notes, *checked.notes, *left_out]
+        images = images[checked.kept]
+        used = np.arange(len(files)) if keep_empty else np.unique(images)
+        if not len(used):
+            wanted = ", ".join(each.name for each in chosen)
+            raise DataError(f"{self.path}: no image has an object of the classes {wanted}")
+        classes = np.array([labels[each.category_id] for each in kept], np.int64)
+        crowd = np.array([each.iscrowd for each in kept], np.bool_)
+        areas = [each.bbox[2] * each.bbox[3] if each.area is None else each.area for each in kept]
+        builder.append_texts("file", [encode_name(self.path, 0, files[row].file_name) for row in used])
+        area = np.array(areas, np.float32)
+        write_objects(builder, len(used), np.searchsorted(used, images), checked.boxes, classes, crowd, area)
+        builder.append("sizes", sizes[used])
+        builder.append("image_ids", np.array([files[row].id for row in used], np.int64))
+        builder.append_texts("mask", [each.segmentation or b"" for each in kept])
+        if names is not None:
+            builder.append("keypoints", self._read_keypoints(kept, len(names.names)))
+        builder.facts |= {"classes": [each.name for each in chosen], "category_ids": list(labels)}
+        builder.facts["keypoint_names"] = names
+        return len(used)
+
+    def _read_keypoints(self, annotations: Sequence[_Annotation], count: int) -> NDArray[np.float32]:
         """x, y and visibility of each annotation's keypoints, [M, J, 3], in the middles of their pixels."""
         rows = []
         for each in annotations:
             values = each.keypoints or [0.0] * (3 * count)
-            if len(values) != 3 * count or not _all_finite(values) or not {0, 1, 2}.issuperset(values[2::3]):
+            if len(values) != 3 * count or not {0, 1, 2}.issuperset(values[2::3]):
                 expected = f"{count} times x, y and a visibility of 0, 1 or 2"
-                self._problems.add(
-                    f"annotation has keypoints that are not {expected}", f"{each.number} ({values!r:.60})"
-                )
+                self._problems.add(f"annotation has keypoints that are not {expected}", f"{each.id} ({values!r:.60})")
             rows.append(values)
         self._problems.refuse()
         keypoints = np.array(rows, np.float32).reshape(len(rows), count, 3)
@@ -257,117 +316,16 @@ class _CocoFile:
         return np.concatenate([positions, keypoints[..., 2:]], axis=2)
 
 
-def _category(number: int, entry: dict[str, Any]) -> _Category:
-    keypoints, skeleton = entry.get("keypoints") or [], entry.get("skeleton") or []
-    if not isinstance(keypoints, list) or not all(isinstance(each, str) for each in keypoints):
-        raise _WrongEntry("has keypoints that are no list of names", keypoints)
-    ends = range(1, len(keypoints) + 1)
-    if not isinstance(skeleton, list) or not all(
-        isinstance(pair, list) and len(pair) == 2 and all(end in ends for end in pair) for pair in skeleton
-    ):
-        raise _WrongEntry(f"has a skeleton that is no list of pairs from 1 to {len(keypoints)}", skeleton)
-    return _Category(number, _text(entry, "name"), keypoints, skeleton)
-
-
-def _image(number: int, entry: dict[str, Any]) -> _Image:
-    image = _Image(number, _text(entry, "file_name"), _whole(entry, "height"), _whole(entry, "width"))
-    if image.height < 1 or image.width < 1 or image.height * image.width >= _MAX_SIZE:
-        raise _WrongEntry("has an impossible width and height", (image.width, image.height))
-    return image
-
-
-def _value(entry: dict[str, Any], key: str) -> Any:
-    if key not in entry:
-        raise _WrongEntry(f"has no {key!r}")
-    return entry[key]
-
-
-def _text(entry: dict[str, Any], key: str) -> str:
-    value = _value(entry, key)
-    if not isinstance(value, str) or not value:
-        raise _WrongEntry(f"has a {key} that is no text", value)
-    return value
-
-
-def _whole(entry: dict[str, Any], key: str) -> int:
-    value = _value(entry, key)
-    if type(value) is float and value.is_integer():
-        value = int(value)
-    if type(value) is not int or abs(value) >= 1 << 63:
-        raise _WrongEntry(f"has a {key} that is no whole number", value)
-    return int(value)
-
-
-def _numbers(entry: dict[str, Any], key: str, count: int) -> list[float]:
-    value = _value(entry, key)
-    values = [value] if count == 1 else value
-    if not isinstance(values, list) or len(values) != count or not _all_finite(values):
-        raise _WrongEntry(f"has a {key} that is not {'a number' if count == 1 else f'{count} numbers'}", value)
-    return values
-
-
-def _all_finite(values: list[Any]) -> bool:
-    try:
-        return all(type(value) in (int, float) and math.isfinite(value) for value in values)
-    except OverflowError:  # a whole number beyond all floating-point ones
-        return False
-
-
-def _write(
-    builder: IndexBuilder,
-    content: _CocoFile,
-    chosen: list[_Category],
-    with_keypoints: bool,
-    keep_empty: bool,
-    bad_boxes: BadBoxes,
-) -> None:
-    """Write the images and the objects of the chosen categories."""
-    path, numbers = content.path, {category.number: place for place, category in enumerate(chosen)}
-    names = _keypoint_names(path, chosen) if with_keypoints else None
-    objects = sorted((each for each in content.annotations if each.category in numbers), key=lambda each: each.image)
-    boxes = np.array([each.box for each in objects], np.float64).reshape(-1, 4)
-    images = np.array([each.image for each in objects], np.int64)
-    sizes = np.array([(image.height, image.width) for image in content.images], np.int64)
-
-    def place(box: int) -> str:
-        each, values = objects[box], " ".join(f"{value:g}" for value in boxes[box])
-        name, file = chosen[numbers[each.category]].name, content.images[each.image].name
-        return f"{path}: annotation {each.number} ({name}, {file}), bbox {values}"
-
-    corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
-    checked = check_boxes(corners, boxes[:, 2:], sizes[images], bad_boxes, place)
-    kept = [each for each, is_kept in zip(objects, checked.kept.tolist(), strict=True) if is_kept]
-    others = len(content.annotations) - len(objects)
-    left_out = [f"{path}: {others:,} annotations of other classes are left out"] if others else []
-    builder.facts["notes"] += [*content.notes, *checked.notes, *left_out]
-    images = images[checked.kept]
-    rows = np.arange(len(sizes)) if keep_empty else np.unique(images)
-    if not len(rows):
-        raise DataError(f"{path}: no image has an object of the classes {', '.join(each.name for each in chosen)}")
-    labels = np.array([numbers[each.category] for each in kept], np.int64)
-    crowd, area = np.array([each.crowd for each in kept], np.bool_), np.array([each.area for each in kept], np.float32)
-    builder.append_texts("file", [encode_name(path, 0, content.images[row].name) for row in rows])
-    write_objects(builder, len(rows), np.searchsorted(rows, images), checked.boxes, labels, crowd, area)
-    builder.append("sizes", sizes[rows])
-    builder.append("image_ids", np.array([content.images[row].number for row in rows], np.int64))
-    builder.append_texts("mask", [each.runs for each in kept])
-    if names is not None:
-        builder.append("keypoints", content.read_keypoints(kept, len(names.names)))
-    builder.facts |= {"classes": [each.name for each in chosen], "category_ids": list(numbers)}
-    builder.facts |= {"keypoint_names": names, "num_images": len(rows)}
-
-
 def _keypoint_names(path: Path, categories: list[_Category]) -> KeypointNames:
     """The keypoints of the categories, which those that have any must have in common."""
-    named = [category for category in categories if category.keypoints]
+    named = [(category.name, category.keypoints, category.skeleton) for category in categories if category.keypoints]
     if not named:
         raise DataError(
             f"{path}: none of the categories has keypoints; take the file with keypoints, or leave them out"
         )
-    first = named[0]
-    other = next((each for each in named if each.keypoints != first.keypoints), None)
+    first, keypoints, skeleton = named[0]
+    other = next((name for name, found, _ in named if found != keypoints), None)
     if other is not None:
-        advice = "choose one of them by `classes`"
-        raise DataError(f"{path}: {first.name} and {other.name} have different keypoints; {advice}")
-    skeleton = [(start - 1, end - 1) for start, end in first.skeleton]
-    return KeypointNames(list(first.keypoints), find_flip_pairs(first.keypoints), skeleton)
+        raise DataError(f"{path}: {first} and {other} have different keypoints; choose one of them by `classes`")
+    limbs = [(start - 1, end - 1) for start, end in skeleton or ()]
+    return KeypointNames(list(keypoints or ()), find_flip_pairs(keypoints or ()), limbs)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +17,11 @@ from paceline.core.errors import DataError
 from paceline.core.regular_file import open_regular
 from paceline.core.text import join_first, pluralize
 from paceline.data.batch import Sample
+from paceline.data.fingerprint import DataDigest
 from paceline.data.index.folders import FileDataset, NamedFiles
 from paceline.data.index.index import IndexBuilder, read_part
 from paceline.data.io.image import Encoded
 from paceline.data.mapped_arrays import ArrayWriter, MappedArrays
-
-if TYPE_CHECKING:
-    from paceline.data.fingerprint import DataDigest
 
 BadBoxes = Literal["stop", "drop", "clip"]
 """What to do about boxes that do not lie in their image.
@@ -42,7 +40,10 @@ _MAX_KINDS = 12
 
 
 class DetectionDataset(FileDataset):
-    """Images and their objects, from an index with the arrays "file" and those of `write_objects`."""
+    """Images and their objects, from an index with the arrays "file" and those of `write_objects`.
+
+    `annotations` is the file that all objects are in.
+    """
 
     def __init__(
         self,
@@ -50,9 +51,11 @@ class DetectionDataset(FileDataset):
         folder: Path,
         inside: Path | None,
         max_pixels: int,
-        split: str | None,
-        shares: Mapping[str, float] | None,
+        annotations: Path,
+        split: str | None = None,
+        shares: Mapping[str, float] | None = None,
     ) -> None:
+        self.annotations = annotations
         self.classes: list[str] = index.facts["classes"]
         self.notes: list[str] = index.facts["notes"]
         self.max_pixels = max_pixels
@@ -61,30 +64,38 @@ class DetectionDataset(FileDataset):
         self._part = read_part(index, split, shares, len(self._files))
 
     def update_digest(self, digest: DataDigest) -> None:
-        """Add the names and sizes of the images to a fingerprint, and what is known of their objects."""
+        """Add the names and sizes of the images to a fingerprint, and the content of the annotations."""
+        digest.content(self.annotations)
         digest.files(self._files.folder, self._files.names(self._part), "images")
-        for name in ("starts", "boxes", "classes", "crowd"):
-            digest.array(name, self._index[name])
 
     def open(self, index: int) -> Sample:
         """The image, not decoded yet, its size, and the boxes, classes, crowd flags and areas of its objects."""
         row = int(self._part[index])
         image = Encoded.read(self._files.checked(row), self.max_pixels)
         size = np.array([image.height, image.width], np.int64)
-        return {"image": image, **self._objects(row), "size": size}
+        which = self._span(row)
+        return {
+            "image": image,
+            "boxes": self._index["boxes"][which].copy(),
+            "classes": self._index["classes"][which].astype(np.int64),
+            "crowd": self._index["crowd"][which].astype(np.bool_),
+            "area": self._index["area"][which].copy(),
+            "size": size,
+        }
 
     def _span(self, row: int) -> slice:
         """The objects of the image in a row."""
         return slice(*self._index["starts"][row : row + 2].tolist())
 
-    def _objects(self, row: int) -> Sample:
-        which = self._span(row)
-        return {
-            "boxes": self._index["boxes"][which].copy(),
-            "classes": self._index["classes"][which].astype(np.int64),
-            "crowd": self._index["crowd"][which].astype(np.bool_),
-            "area": self._index["area"][which].copy(),
-        }
+
+class BoxObject(NamedTuple):
+    """An object as it is written: the row of its image, the number of its class, its corners, and the place."""
+
+    image: int
+    label: int
+    box: Sequence[float]
+    place: str
+    is_crowd: bool = False
 
 
 def write_objects(
@@ -109,25 +120,19 @@ def write_objects(
     writer.append("area", sides[:, 0] * sides[:, 1] if area is None else area)
 
 
-def write_checked_objects(
-    builder: IndexBuilder,
-    num_images: int,
-    images: NDArray[np.int64],
-    boxes: NDArray[np.float64],
-    extents: NDArray[np.float64],
-    sizes: NDArray[np.int64],
-    classes: NDArray[np.int64],
-    policy: BadBoxes,
-    place: Callable[[int], str],
-    crowd: NDArray[np.bool_] | None = None,
+def write_boxes(
+    builder: IndexBuilder, objects: Sequence[BoxObject], sizes: NDArray[np.int64], policy: BadBoxes
 ) -> None:
-    """Check boxes as `check_boxes` does, and write the objects of those that are kept."""
-    checked = check_boxes(boxes, extents, sizes, policy, place)
+    """Write objects, in the order of their images, whose heights and widths are `sizes` [N, 2]; bad boxes are noted."""
+    images = np.array([each.image for each in objects], np.int64)
+    boxes = np.array([each.box for each in objects], np.float64).reshape(-1, 4)
+    checked = check_boxes(boxes, sizes[images], policy, lambda number: objects[number].place)
     for note in checked.notes:
         builder.note(note)
-    is_crowd = np.zeros(len(boxes), np.bool_) if crowd is None else crowd
     kept = checked.kept
-    write_objects(builder, num_images, images[kept], checked.boxes, classes[kept], is_crowd[kept])
+    labels = np.array([each.label for each in objects], np.int64)[kept]
+    is_crowd = np.array([each.is_crowd for each in objects], np.bool_)[kept]
+    write_objects(builder, len(sizes), images[kept], checked.boxes, labels, is_crowd)
 
 
 class CheckedBoxes(NamedTuple):
@@ -139,18 +144,14 @@ class CheckedBoxes(NamedTuple):
 
 
 def check_boxes(
-    boxes: NDArray[np.float64],
-    extents: NDArray[np.float64],
-    sizes: NDArray[np.int64],
-    policy: BadBoxes,
-    place: Callable[[int], str],
+    boxes: NDArray[np.float64], sizes: NDArray[np.int64], policy: BadBoxes, place: Callable[[int], str]
 ) -> CheckedBoxes:
     """Boxes [K, 4] that lie in their images, whose heights and widths are `sizes` [K, 2].
 
-    `extents` [K, 2] are the widths and heights as the file has them; `place` says where box k is written.
+    `place` says where box k is written.
     """
     with np.errstate(over="ignore"):  # far outside is outside
-        exact = boxes.astype(np.float32)
+        exact, extents = boxes.astype(np.float32), boxes[:, 2:] - boxes[:, :2]
     clipped = np.clip(exact, 0, sizes[:, [1, 0, 1, 0]].astype(np.float32))
     flaws = np.zeros(len(boxes), np.int8)
     flaws[(abs(clipped - exact) > _ROUNDING).any(1)] = _PARTLY_OUTSIDE

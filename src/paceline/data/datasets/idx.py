@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
+from typing import Annotated, BinaryIO, Literal
 
 import numpy as np
 import torch
@@ -22,10 +22,7 @@ from paceline.core.registry import register
 from paceline.core.regular_file import first_file, open_regular
 from paceline.data.argument_types import Name
 from paceline.data.batch import Sample
-
-if TYPE_CHECKING:
-    from paceline.data.fingerprint import DataDigest
-
+from paceline.data.fingerprint import DataDigest
 
 Split = Literal["train", "test"]
 

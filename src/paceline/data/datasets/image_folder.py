@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
@@ -17,21 +16,18 @@ from paceline.core.errors import DataError, UsageError
 from paceline.core.registry import register
 from paceline.data.argument_types import Extensions, Name, SplitShares
 from paceline.data.batch import KeypointNames, Sample
+from paceline.data.fingerprint import DataDigest
 from paceline.data.index.folders import (
     FileDataset,
     NamedFiles,
     class_folders,
     files_below,
     refuse_escape,
-    refuse_escapes,
     skipped_note,
 )
 from paceline.data.index.index import IndexBuilder, open_index, read_part, split_arguments, write_parts
 from paceline.data.io.image import EXTENSIONS, MAX_PIXELS, Encoded
 from paceline.data.io.image import EXTENSIONS as IMAGE_EXTENSIONS
-
-if TYPE_CHECKING:
-    from paceline.data.fingerprint import DataDigest
 
 
 class ClassFolders(FileDataset):
@@ -61,9 +57,9 @@ class ClassFolders(FileDataset):
         def build(builder: IndexBuilder) -> None:
             builder.watch(folder)
             builder.facts["classes"] = classes = class_folders(root, folder, self.example)
-            labels, skipped, escaping = list[NDArray[np.int32]](), Counter[str](), list[Path]()
+            labels, skipped = list[NDArray[np.int32]](), Counter[str]()
             for label, name in enumerate(classes):
-                files = files_below(folder, name, suffixes, inside, builder.watch, (), skipped, escaping)
+                files = files_below(folder, name, suffixes, inside, builder.watch, (), skipped)
                 found = sorted(map(os.fsencode, files))
                 if not found:
                     expected = f"expected files with the extensions {' '.join(suffixes)}"
@@ -71,7 +67,6 @@ class ClassFolders(FileDataset):
                 builder.append_texts("file", found)
                 labels.append(np.full(len(found), label, np.int32))
                 builder.append("label", labels[-1])
-            refuse_escapes(escaping, inside)
             if note := skipped_note(skipped, f"{self.kind}s", suffixes):
                 builder.note(note)
             joined = np.concatenate(labels)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
@@ -21,16 +21,15 @@ from paceline.core.regular_file import why_no_file
 from paceline.core.text import join_first, pluralize
 from paceline.data.argument_types import ClassNames, Color, Extensions, IdRanges, Name, PixelValue, SplitShares
 from paceline.data.batch import Sample
+from paceline.data.fingerprint import DataDigest
 from paceline.data.index.folders import FileDataset, NamedFiles, files_below
 from paceline.data.index.index import IndexBuilder, open_index, read_part, split_arguments, write_parts
 from paceline.data.index.list_file import (
     Columns,
-    LineNumbers,
     Row,
     at_line,
     delimiter_hint,
     encode_name,
-    find_line,
     read_list,
 )
 from paceline.data.io.image import EXTENSIONS, MAX_PIXELS, Encoded, Pixels
@@ -41,11 +40,7 @@ from paceline.data.io.mask import (
     PaintedClasses,
     decode_gray,
     decode_ids,
-    unknown_colors,
 )
-
-if TYPE_CHECKING:
-    from paceline.data.fingerprint import DataDigest
 
 _FAINTEST = 32  # a mask that is nowhere lighter, but not empty, holds ids rather than grays
 _MAX_NAMES = 5
@@ -101,8 +96,7 @@ class ImageMask(FileDataset):
         self.classes, label_ids = _classes_and_ids(classes, label_map, ignore_index, binary)
         self.ignore_index = ignore_index
         self.max_pixels = max_pixels
-        self._painted = None if colors is None else PaintedClasses(colors, ignore_index)
-        mapped = label_ids or self._painted
+        mapped = label_ids or (None if colors is None else PaintedClasses(colors, ignore_index))
         self._decode: Callable[[Path, int], Pixels]
         self._decode = decode_gray if binary and mapped is None else partial(decode_ids, mapped=mapped)
         known = {*range(len(self.classes)), *(() if ignore_index is None else (ignore_index,))}
@@ -137,7 +131,7 @@ class ImageMask(FileDataset):
         """The line of the list that names image `index`, or its file without a list."""
         if self._list is None:
             return str(self.path(index))
-        return at_line(self._list, find_line(self._index, int(self._part[index])))
+        return at_line(self._list, int(self._index["line"][self._part[index]]))
 
     def update_digest(self, digest: DataDigest) -> None:
         """Add the names and sizes of the images and masks to a fingerprint, and the content of the list."""
@@ -145,10 +139,6 @@ class ImageMask(FileDataset):
             digest.content(self._list)
         for files in (self._files, self._masks):
             digest.files(self.root, files.names(self._part))
-
-    def unknown_colors(self, index: int) -> str:
-        """The commonest colors of painted mask `index` that are of no class; empty if there is none."""
-        return "" if self._painted is None else unknown_colors(self.mask_path(index), self.max_pixels, self._painted)
 
     def open(self, index: int) -> Sample:
         """The image, not decoded yet, and its mask, uint8 [H, W]."""
@@ -319,7 +309,7 @@ class _Pairs:
         rows = list(read_list(list_file, columns, self._builder.facts["notes"]))
         if not rows:
             raise DataError(f"{list_file}: the list is empty; expected a line for each image")
-        LineNumbers(self._builder).append([row.line for row in rows])
+        self._builder.append("line", np.array([row.line for row in rows]))
         pairs = self._by_name(list_file, rows) if rows[0].label is None else self._by_column(list_file, rows)
         encoded = partial(encode_name, list_file)
         lines = zip((row.line for row in rows), pairs, strict=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from paceline.core.arguments import Count, CountOrZero, KeyOf, NonNegative
 from paceline.core.errors import DataError
@@ -19,9 +21,6 @@ from paceline.data.datasets.detection import DetectionDataset, at_most, list_nam
 from paceline.data.index.index import IndexBuilder, open_index, split_arguments, write_parts
 from paceline.data.index.list_file import encode_name
 from paceline.data.io.image import EXTENSIONS, MAX_PIXELS
-
-if TYPE_CHECKING:
-    from paceline.data.fingerprint import DataDigest
 
 _LSP = [
     *("right_ankle", "right_knee", "right_hip", "left_hip", "left_knee", "left_ankle", "right_wrist", "right_elbow"),
@@ -90,8 +89,7 @@ class Keypoints(DetectionDataset):
         follow_links: bool = False,
         max_pixels: Count = MAX_PIXELS,
     ) -> None:
-        root = Path(root)
-        self._file = path = root / file
+        root, path = Path(root), Path(root, file)
         list_name = None if split_shares else split
 
         def build(builder: IndexBuilder) -> None:
@@ -107,13 +105,9 @@ class Keypoints(DetectionDataset):
         arguments = {"file": file, "images": images, "split": list_name, "margin": margin}
         arguments |= {"names": [names, flip_pairs, skeleton]} | split_arguments(split_shares, split_seed)
         index = open_index(root, "keypoints", arguments, build)
-        super().__init__(index, root / images, None if follow_links else root, max_pixels, split, split_shares)
+        inside = None if follow_links else root
+        super().__init__(index, root / images, inside, max_pixels, path, split, split_shares)
         self.joints = KeypointNames.from_json(index.facts["keypoint_names"])
-
-    def update_digest(self, digest: DataDigest) -> None:
-        """Add the names and sizes of the images to a fingerprint, and the content of the file of keypoints."""
-        digest.content(self._file)
-        digest.files(self._files.folder, self._files.names(self._part), "images")
 
     def open(self, index: int) -> Sample:
         """The image, not decoded yet, its size, and the keypoints and box of its person, if any is labeled."""
@@ -164,14 +158,14 @@ def _named(
     if len(called) != count:
         given = f"`names` has {len(called)}" if names else "their names are not known: give them as `names`"
         raise DataError(f"{path}: has {count} keypoints, but {given}")
-    for key, pairs in (("flip_pairs", flip_pairs), ("skeleton", skeleton)):
-        wrong = [pair for pair in pairs or () if not all(0 <= end < count for end in pair)]
+    pairs = flip_pairs if flip_pairs is not None else None if names else found.flip_pairs
+    for key, given in (("flip_pairs", pairs), ("skeleton", skeleton)):
+        wrong = [pair for pair in given or () if not all(0 <= end < count for end in pair)]
         if wrong:
             raise DataError(f"{path}: has {count} keypoints, numbered from 0, but `{key}` has {list(wrong[0])}")
-    given_pairs = flip_pairs if flip_pairs is not None else found.flip_pairs if not names else None
-    is_known = known is not None and called == known.names
-    limbs = skeleton if skeleton is not None else known.limbs if known is not None and is_known else ()
-    return called, find_flip_pairs(called) if given_pairs is None else given_pairs, limbs
+    if skeleton is None:
+        skeleton = known.limbs if known is not None and called == known.names else ()
+    return called, find_flip_pairs(called) if pairs is None else pairs, skeleton
 
 
 def _image_names(path: Path, folder: Path, count: int, builder: IndexBuilder) -> list[str]:
@@ -189,6 +183,9 @@ def _split_rows(root: Path, split: str, images: list[str], builder: IndexBuilder
     numbers |= {name: number for number, name in enumerate(images)}
     names = read_names(path, numbers, builder, "list the split's images there, or give `split_shares`")
     return np.array([numbers[name] for name in names], np.int64)
+
+
+_Keypoint = Annotated[list[Annotated[float, Field(strict=True)]], Field(min_length=2, max_length=3)]
 
 
 class _KeypointsFile(NamedTuple):
@@ -220,42 +217,33 @@ def _read_npy(path: Path) -> NDArray[Any]:
         raise DataError(f"{path}: cannot be read as an array ({getattr(error, 'strerror', None) or error})") from error
 
 
+@dataclass
+class _JsonFile:
+    joints: Annotated[dict[str, Annotated[list[_Keypoint], Field(min_length=1)]], Field(min_length=1)]
+    joint_names: list[str] | None = None
+    flip_pairs: list[Annotated[list[int], Field(min_length=2, max_length=2)]] | None = None
+
+
 def _read_json(path: Path) -> _KeypointsFile:
     """{"joints": {image: [[x, y, visibility], ...]}, "joint_names": [...], "flip_pairs": [...]}, or what is inside."""
     content = read_json(path)
-    keypoints = content.get("joints", content) if isinstance(content, dict) else None
-    if not isinstance(keypoints, dict) or not keypoints:
-        raise DataError(f'{path}: expected {{"joints": {{"image.jpg": [[x, y, visibility], ...], ...}}}}')
-    images = sorted(keypoints)
-    shapes = {image: _shape(keypoints[image]) for image in images}
-    first = shapes[images[0]]
-    wrong = next((image for image in images if first is None or shapes[image] != first or first[1] not in (2, 3)), None)
+    try:
+        is_whole = isinstance(content, dict) and "joints" in content
+        found = TypeAdapter(_JsonFile).validate_python(content if is_whole else {"joints": content})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = " ".join(map(str, first["loc"]))
+        expected = 'expected {"joints": {"image.jpg": [[x, y, visibility], ...], ...}}'
+        raise DataError(f"{path}: {place} is {first['input']!r:.60}: {first['msg']}; {expected}") from error
+    images = sorted(found.joints)
+    lengths = {image: [len(row) for row in found.joints[image]] for image in images}
+    count, columns = len(lengths[images[0]]), lengths[images[0]][0]
+    wrong = next((image for image in images if lengths[image] != [columns] * count), None)
     if wrong is not None:
-        found = f"{keypoints[wrong]!r:.60}" if shapes[wrong] is None else f"of shape {list(shapes[wrong] or ())}"
         expected = "expected the same number of [x, y, visibility] or [x, y] for every image"
-        raise DataError(f"{path}: {wrong} has keypoints {found}; {expected}")
-    count = len(keypoints[images[0]])
-    names, pairs = (content.get(key) if keypoints is not content else None for key in ("joint_names", "flip_pairs"))
-    is_named = names is None or (isinstance(names, list) and [type(name) for name in names] == [str] * count)
-    shape = (0, 2) if not pairs else _shape(pairs)
-    if (
-        not is_named
-        or shape is None
-        or shape[1] != 2
-        or not all(end in range(count) for pair in pairs or () for end in pair)
-    ):
-        raise DataError(f"{path}: joint_names and flip_pairs are not {count} texts, and pairs of their numbers from 0")
-    values = np.array([keypoints[image] for image in images], np.float64)
-    return _KeypointsFile(_labeled(path, values), images, names, pairs)
-
-
-def _shape(rows: Any) -> tuple[int, int] | None:
-    """Of rows of numbers that are all of one length, or None."""
-    if not isinstance(rows, list) or not rows or not all(isinstance(row, list) for row in rows):
-        return None
-    lengths = {len(row) for row in rows}
-    are_numbers = all(type(value) in (int, float) for row in rows for value in row)
-    return (len(rows), lengths.pop()) if len(lengths) == 1 and are_numbers else None
+        raise DataError(f"{path}: {wrong} has keypoints {found.joints[wrong]!r:.60}; {expected}")
+    values = np.array([found.joints[image] for image in images], np.float64)
+    return _KeypointsFile(_labeled(path, values), images, found.joint_names, found.flip_pairs)
 
 
 def _labeled(path: Path, values: NDArray[Any]) -> NDArray[np.float32]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,11 @@ from paceline.core.regular_file import why_no_file
 from paceline.core.text import join_first, pluralize
 from paceline.data.argument_types import ClassNames, Column, Name, SplitShares
 from paceline.data.batch import Sample
+from paceline.data.fingerprint import DataDigest
 from paceline.data.index.folders import FileDataset, NamedFiles, hint_on_missing
 from paceline.data.index.index import (
     IndexBuilder,
-    Part,
-    SplitColumn,
+    append_split_words,
     open_index,
     read_fold,
     read_part,
@@ -34,19 +34,13 @@ from paceline.data.index.index import (
 from paceline.data.index.list_file import (
     Columns,
     Format,
-    LineNumbers,
     Row,
     at_line,
     delimiter_hint,
     encode_name,
-    find_line,
     read_list,
 )
 from paceline.data.io.image import MAX_PIXELS, Encoded
-from paceline.data.mapped_arrays import MappedArrays
-
-if TYPE_CHECKING:
-    from paceline.data.fingerprint import DataDigest
 
 LIST_CHECKS = [
     KeyOf("split", "split_shares"),
@@ -120,7 +114,7 @@ class ListFile(FileDataset):
         self._index = open_index(self.file.parent, "list", arguments, build)
         self.classes: list[str] = self._index.facts["classes"]
         self._files = NamedFiles(self._index, "file", self.root, None if follow_links else self.root)
-        self._labels = _Labels(self._index, len(self.classes)) if "meaning" in self._index else None
+        self._several = self._index.rows("labels") if "labels" in self._index else None
         if fold is not None:
             self._part = read_fold(self._index, self.file, fold, is_held_out=split != "train")
         elif split_column is not None:
@@ -130,7 +124,7 @@ class ListFile(FileDataset):
 
     def place(self, index: int) -> str:
         """The list, and the line of it that names sample `index`."""
-        return at_line(self.file, find_line(self._index, int(self._part[index])))
+        return at_line(self.file, int(self._index["line"][self._part[index]]))
 
     def update_digest(self, digest: DataDigest) -> None:
         """Add the names and sizes of the files to a fingerprint, and the content of the list."""
@@ -139,21 +133,23 @@ class ListFile(FileDataset):
 
     @property
     def notes(self) -> list[str]:
-        """What is odd about labels, and which classes have no sample."""
-        if self._labels is None:
+        """What is odd about labels, and which classes have no sample; of several labels, in the whole list."""
+        if self.why_no_labels:
             return [self.why_no_labels]
-        absent = [name for name, seen in zip(self.classes, self._labels.seen(self._part), strict=True) if not seen]
-        missing = (
-            [f"no sample of {pluralize(len(absent), 'class')}: {join_first(absent, _MAX_NAMES)}"] if absent else []
-        )
-        return [*self._index.facts["notes"], *missing]
+        numbers = self._index["label"][np.asarray(self._part)] if self._several is None else self._several.values
+        seen = set(self._index["meaning"][np.unique(numbers)].tolist())
+        absent = [name for number, name in enumerate(self.classes) if number not in seen]
+        if not absent:
+            return list(self._index.facts["notes"])
+        missing = f"no sample of {pluralize(len(absent), 'class')}: {join_first(absent, _MAX_NAMES)}"
+        return [*self._index.facts["notes"], missing]
 
     @property
     def why_no_labels(self) -> str:
         """Why samples have no label, and what to do about it; empty if they have."""
-        if self._labels is not None:
+        if "meaning" in self._index:
             return ""
-        name, place = self._files.name(0), at_line(self.file, find_line(self._index, 0))
+        name, place = self._files.name(0), at_line(self.file, int(self._index["line"][0]))
         advice = "; ".join(self._index.facts["notes"]) or delimiter_hint([name]) or "give a list that has labels"
         return f"{place}: no label beside {name!r}; {advice}, or `label_from: folder` if a folder is a class"
 
@@ -171,7 +167,14 @@ class ListFile(FileDataset):
             raise DataError(f"{self.place(index)}: {error}{hint}") from error
 
     def _label(self, index: int) -> Sample:
-        return {} if self._labels is None else {"label": self._labels[self._part[index]]}
+        if "meaning" not in self._index:
+            return {}
+        row, meaning = self._part[index], self._index["meaning"]
+        if self._several is None:
+            return {"label": int(meaning[self._index["label"][row]])}
+        vector = np.zeros(len(self.classes), np.float32)
+        vector[meaning[self._several[row]]] = 1
+        return {"label": vector}
 
 
 def _check_arguments(
@@ -196,28 +199,6 @@ def _expected_list(file: Path, root: Path | None, what: str) -> str:
     return f"{expected}; with `root`, `file` is looked for in it{found}"
 
 
-class _Labels:
-    """The label of each row: a class, or a vector of 0 and 1 where a row may have several."""
-
-    def __init__(self, index: MappedArrays, num_classes: int) -> None:
-        self._index, self._num_classes = index, num_classes
-        self._several = index.rows("labels") if "labels" in index else None
-
-    def seen(self, part: Part) -> list[bool]:
-        """Whether each class is the label of one of these rows; where rows have several labels, of any row at all."""
-        numbers = self._index["label"][np.asarray(part)] if self._several is None else self._several.values
-        seen = self._index["meaning"][np.unique(numbers)]
-        is_seen: list[bool] = np.isin(np.arange(self._num_classes), seen).tolist()
-        return is_seen
-
-    def __getitem__(self, row: int) -> int | NDArray[np.float32]:
-        if self._several is None:
-            return int(self._index["meaning"][self._index["label"][row]])
-        vector = np.zeros(self._num_classes, np.float32)
-        vector[self._index["meaning"][self._several[row]]] = 1
-        return vector
-
-
 def _write(
     builder: IndexBuilder,
     encoder: LabelEncoder,
@@ -226,8 +207,7 @@ def _write(
     classes: Sequence[str] | None,
 ) -> tuple[int, NDArray[np.int32] | None]:
     """Write the arrays of an index, a few lines at a time; how many lines there are, and the class of each if one."""
-    file, lines, size, single = encoder.path, LineNumbers(builder), 0, list[NDArray[np.int32]]()
-    parts = SplitColumn(builder, file)
+    file, size, single = encoder.path, 0, list[NDArray[np.int32]]()
     first = next(rows, None)
     if first is None:
         raise DataError(f"{file}: the list has no samples; expected a line for each")
@@ -244,14 +224,13 @@ def _write(
             single.append(np.array(numbers, np.int32))
             builder.append("label", single[-1])
         if first.part is not None:
-            parts.append([row.part for row in chunk])
-        lines.append([row.line for row in chunk])
+            append_split_words(builder, file, [row.part for row in chunk])
+        builder.append("line", np.array([row.line for row in chunk]))
         size += len(chunk)
     builder.facts["classes"] = list(classes or [])
     if first.label is not None:
         builder.facts["classes"], meaning = encoder.classes(classes, size)
         builder.append("meaning", meaning)
-        builder.facts["notes"] += encoder.notes()
         if single:
             return size, meaning[np.concatenate(single)]
     return size, None
@@ -339,13 +318,6 @@ class LabelEncoder:
         unknown = next(label for label in labels if label not in given)
         expected = f"expected one of the {len(given):,} classes: {join_first(given, _MAX_NAMES)}"
         raise DataError(f"{self._at(unknown)}: the label {unknown!r} is no class; {expected}")
-
-    def notes(self) -> list[str]:
-        """What is odd about the labels."""
-        labels = list(self._numbers)
-        if self._first != 0 or not labels or not all(map(_WHOLE.fullmatch, labels)) or min(map(int, labels)) != 1:
-            return []
-        return ["the least label is 1, none is 0: if labels begin at 1, add `first_label: 1`"]
 
     def _counted(
         self, given: Sequence[str] | None, first: int, num_samples: int

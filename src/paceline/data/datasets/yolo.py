@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 import yaml
@@ -19,7 +19,8 @@ from paceline.core.regular_file import open_regular, why_no_file
 from paceline.core.text import join_first
 from paceline.data.argument_types import Name
 from paceline.data.batch import Sample
-from paceline.data.datasets.detection import BadBoxes, DetectionDataset, Problems, write_checked_objects
+from paceline.data.datasets.detection import BadBoxes, BoxObject, DetectionDataset, Problems, write_boxes
+from paceline.data.fingerprint import DataDigest
 from paceline.data.index.folders import files_below
 from paceline.data.index.index import IndexBuilder, open_index
 from paceline.data.io.image import EXTENSIONS, MAX_PIXELS
@@ -71,15 +72,23 @@ class Yolo(DetectionDataset):
             names = _class_names(self.file, content.get("names"))
             images = _find_images(self.file, base, content, split, inside, builder)
             files = _find_labels(self.file, images, None if labels is None else base / labels, builder)
-            lines = _Lines(self.file, len(names), kpt_shape or _keypoint_shape(self.file, content))
-            _write(builder, base, names, images, lines.read(base, files), bad_boxes)
+            objects = _Lines(self.file, names, kpt_shape or _keypoint_shape(self.file, content)).read(base, files)
+            builder.facts["classes"] = names
+            builder.append_texts("file", [os.fsencode(os.path.relpath(image, base)) for image in images])
+            write_boxes(builder, objects, np.full((len(images), 2), _UNIT), bad_boxes)
 
         if not self.file.is_file():
             raise DataError(f"{self.file}: {why_no_file(self.file)}; expected the YAML file of a YOLO data set")
         arguments = {"file": self.file.name, "split": split, "bad_boxes": bad_boxes, "links": follow_links}
         arguments |= {"labels": labels, "kpt_shape": kpt_shape and list(kpt_shape)}
         index = open_index(base, "yolo", arguments, build)
-        super().__init__(index, base, inside, max_pixels, None, None)
+        super().__init__(index, base, inside, max_pixels, self.file)
+
+    def update_digest(self, digest: DataDigest) -> None:
+        """Add the names and sizes of the images to a fingerprint, and what is known of their objects."""
+        digest.files(self._files.folder, self._files.names(self._part), "images")
+        for name in ("starts", "boxes", "classes", "crowd"):
+            digest.array(name, self._index[name])
 
     def open(self, index: int) -> Sample:
         """The image, not decoded yet, its size, and the boxes, classes, crowd flags and areas of its objects."""
@@ -207,31 +216,6 @@ def _label_below(folder: Path, image: Path, known: Collection[str]) -> Path:
     return folder / next((name for name in names if name in known), parts[-1])
 
 
-def _write(
-    builder: IndexBuilder, base: Path, names: list[str], images: list[Path], lines: list[_Line], bad_boxes: BadBoxes
-) -> None:
-    corners = np.array([line.box for line in lines], np.float64).reshape(-1, 4) * _UNIT
-    sizes = np.full((len(corners), 2), _UNIT, np.int64)
-    builder.facts["classes"] = names
-    builder.append_texts("file", [os.fsencode(os.path.relpath(image, base)) for image in images])
-    owners, classes = (np.array([line[place] for line in lines], np.int64) for place in range(2))
-    extents = corners[:, 2:] - corners[:, :2]
-
-    def place(number: int) -> str:
-        return f"{lines[number].place} ({names[lines[number].label]})"
-
-    write_checked_objects(builder, len(images), owners, corners, extents, sizes, classes, bad_boxes, place)
-
-
-class _Line(NamedTuple):
-    """An object of the image in a row: its class, the corners of its box, and where it is written."""
-
-    row: int
-    label: int
-    box: list[float]
-    place: str
-
-
 class _Lines:
     """Reads label files; all that is wrong with them is one DataError.
 
@@ -239,25 +223,28 @@ class _Lines:
     outline are refused; and all of them if they are equally long and hardly any does not begin with a sound box.
     """
 
-    def __init__(self, path: Path, num_classes: int, shape: Sequence[int] | None) -> None:
-        self._problems, self._num_classes, self._shape = Problems(path), num_classes, shape
+    def __init__(self, path: Path, names: list[str], shape: Sequence[int] | None) -> None:
+        self._problems, self._names, self._shape = Problems(path), names, shape
         self._lengths, self._num_outlines = set[int](), 0
         self._maybe_poses: list[str] = []
 
-    def read(self, base: Path, files: Sequence[Path | None]) -> list[_Line]:
+    def read(self, base: Path, files: Sequence[Path | None]) -> list[BoxObject]:
         """The objects in the label files of images, in their order."""
-        lines = []
+        objects = []
         for row, file in enumerate(files):
             text = "" if file is None else file.read_text(encoding="utf-8-sig", errors="replace")
             for number, line in enumerate(text.splitlines(), 1):
                 place = f"{os.path.relpath(file or base, base)} line {number}"
                 if line.strip() and (found := self._parse(line, place)) is not None:
-                    lines.append(_Line(row, *found, place))
+                    label, box = found
+                    objects.append(
+                        BoxObject(row, label, [_UNIT * each for each in box], f"{place} ({self._names[label]})")
+                    )
         if len(self._lengths) == 1 and len(self._maybe_poses) >= _MOST * self._num_outlines:
             for place in self._maybe_poses:
                 self._problems.add(f"lines that may be outlines or boxes with keypoints ({_SAY_WHICH})", place)
         self._problems.refuse(_EXPECTED)
-        return lines
+        return objects
 
     def _parse(self, line: str, place: str) -> tuple[int, list[float]] | None:
         """The class and the corners of the box in a line, as shares of the image; None if it has a problem."""
@@ -268,8 +255,8 @@ class _Lines:
         problem = ""
         if len(numbers) < 4 or not all(map(math.isfinite, (label, *numbers))):
             problem, place = "lines that are no label", f"{place} ({line.strip()!r:.40})"
-        elif not label.is_integer() or not 0 <= label < self._num_classes:
-            problem, place = f"classes that are not 0 to {self._num_classes - 1}", f"{place} ({label:g})"
+        elif not label.is_integer() or not 0 <= label < len(self._names):
+            problem, place = f"classes that are not 0 to {len(self._names) - 1}", f"{place} ({label:g})"
         elif max(map(abs, numbers)) > 2:
             problem = "boxes in pixels, not as shares of the image"
         elif len(numbers) > 5:  # a fifth is how sure a detector was

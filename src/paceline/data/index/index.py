@@ -34,7 +34,7 @@ from paceline.data.sampler import Permutation
 
 MAX_BYTES = 2 << 30
 """What all indexes may take together; those that were not used for longest are removed first."""
-_VERSION = 6  # of what data sets write into their indexes
+_VERSION = 7  # of what data sets write into their indexes
 _PATIENCE = 5.0  # seconds until something is said about work that goes on
 _TICK, _COARSE_TICK = 20_000_000, 2_000_000_000  # nanoseconds within which two changes may have one time
 _SECOND = 1_000_000_000
@@ -299,34 +299,24 @@ def split_arguments(shares: Mapping[str, float] | None, seed: int, stratify: boo
     return {"split_shares": dict(shares), "split_seed": seed, "stratify": stratify} if shares else {}
 
 
-class SplitColumn:
-    """Takes the words of a list's column of splits or folds, and writes the rows of each word into an index."""
-
-    def __init__(self, writer: ArrayWriter, file: Path) -> None:
-        self._writer, self._file = writer, file
-        self._names: dict[str, int] = writer.facts.setdefault("listed", {})
-        self._size = 0
-
-    def append(self, words: Sequence[Any]) -> None:
-        """The words of the next rows."""
-        numbers = np.array([self._names.setdefault(str(word).strip(), len(self._names)) for word in words])
-        if len(self._names) > _MAX_PARTS:
-            some = join_first(list(self._names), _MAX_NAMES)
-            found = f"the column of splits or folds has more than {_MAX_PARTS} different words: {some}"
-            raise DataError(f"{self._file}: {found}; name another column")
-        for number in np.unique(numbers):
-            self._writer.append(f"listed.{number}", np.flatnonzero(numbers == number) + self._size)
-        self._size += len(words)
+def append_split_words(writer: ArrayWriter, file: Path, words: Sequence[Any]) -> None:
+    """Add the words of the next rows in a list's column of splits or folds to an index."""
+    names: dict[str, int] = writer.facts.setdefault("listed", {})
+    writer.append("listed", np.array([names.setdefault(str(word).strip(), len(names)) for word in words]))
+    if len(names) > _MAX_PARTS:
+        some = join_first(list(names), _MAX_NAMES)
+        found = f"the column of splits or folds has more than {_MAX_PARTS} different words: {some}"
+        raise DataError(f"{file}: {found}; name another column")
 
 
 def read_split_column(index: MappedArrays, file: Path, split: str | None, column: str | int) -> Part:
     """The rows that have a split's name in the column of splits."""
     names: dict[str, int] = index.facts["listed"]
     if split not in names:
-        counts = [f"{name} ({len(index[f'listed.{number}']):,})" for name, number in names.items()]
+        counts = [f"{name} ({count:,})" for name, count in zip(names, np.bincount(index["listed"]), strict=True)]
         found = f"the column {column!r} has {join_first(counts, _MAX_NAMES)}"
         raise DataError(f"{file}: no line is of the split {split!r}; {found}; give one of these as `split`")
-    return index[f"listed.{names[split]}"]
+    return np.flatnonzero(index["listed"] == names[split])
 
 
 def read_fold(index: MappedArrays, file: Path, fold: int, is_held_out: bool) -> Part:
@@ -335,9 +325,7 @@ def read_fold(index: MappedArrays, file: Path, fold: int, is_held_out: bool) -> 
     if str(fold) not in names:
         found = f"the folds are {join_first(sorted(names), _MAX_NAMES)}"
         raise DataError(f"{file}: no line is in fold {fold}; {found}; give another fold or fold_column")
-    if is_held_out:
-        return index[f"listed.{names[str(fold)]}"]
-    others = [index[f"listed.{number}"] for name, number in names.items() if name != str(fold)]
-    if not others:
+    rows = np.flatnonzero((index["listed"] == names[str(fold)]) == is_held_out)
+    if not len(rows):
         raise DataError(f"{file}: all lines are in fold {fold}, so none are left to train on")
-    return np.sort(np.concatenate(others).astype(np.int64))
+    return rows

@@ -8,9 +8,9 @@ wants for a sample (`draws`) and is given them, uniform in [0, 1).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeGuard
+from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,9 @@ class BatchTransform(Protocol):
     One whose attribute `per_step` is True is given one row of draws for all that a step computes, whatever process
     computes it; any other a row for each sample. One whose attribute `keeps_counts` is True changes no label, and not
     how many pixels of a mask are of which class; after any other, what losses are divided by is counted again.
+
+    One that has a method `on_sample(sample, draws)` can also change single samples, in the same way for the same draws;
+    if its `unifies_size` is True, it brings images of any size to one.
     """
 
     @property
@@ -57,30 +60,24 @@ class BatchTransform(Protocol):
         ...
 
 
-class EitherTransform(BatchTransform, Protocol):
-    """A batch transform that can also change single samples, in the same way for the same draws.
-
-    One whose attribute `unifies_size` is True brings images of any size to one.
-    """
-
-    def on_sample(self, sample: Sample, draws: NDArray[np.float64]) -> Sample:
-        """The changed sample, from `draws` [self.draws]; the given one stays as it is."""
-        ...
+Transform = SampleTransform | BatchTransform
 
 
 @dataclass(frozen=True)
 class OnSamples:
-    """A transform of either kind, used on single samples."""
+    """A transform that has `on_sample`, used on single samples."""
 
-    transform: EitherTransform
+    transform: Any
 
     @property
     def draws(self) -> int:
         """As many as on batches."""
-        return self.transform.draws
+        draws: int = self.transform.draws
+        return draws
 
     def __call__(self, sample: Sample, draws: NDArray[np.float64]) -> Sample:
-        return self.transform.on_sample(sample, draws)
+        changed: Sample = self.transform.on_sample(sample, draws)
+        return changed
 
 
 @dataclass(frozen=True)
@@ -102,58 +99,33 @@ class KeepOriginal:
 
 
 def split(
-    transforms: Sequence[SampleTransform | BatchTransform], have_one_size: bool = False
+    transforms: Sequence[Transform], have_one_size: bool = False
 ) -> tuple[list[SampleTransform], list[BatchTransform]]:
     """Decide which of a recipe's transforms run on samples, and which behind them on batches.
 
     What can run on either runs on batches, unless a sample transform follows, or it is what gives the images one size.
     With `have_one_size` they have one from the start, as far as no sample transform changes it.
     """
-    first_sample = _first(not _is_batch(each) for each in transforms)
-    first_batch = _first(_is_batch(each) and not _is_either(each) for each in transforms)
+    is_batch = [getattr(each, "is_batch", False) for each in transforms]
+    is_either = [hasattr(each, "on_sample") for each in transforms]
+    # The places of the first transform of samples, and of the first of batches alone; behind all if there is none.
+    first_sample = [*is_batch, False].index(False)
+    first_batch = [*(each and not either for each, either in zip(is_batch, is_either, strict=True)), True].index(True)
     unsized = range(first_sample if have_one_size else 0, first_batch)
-    on_samples = [
-        place
-        for place, each in enumerate(transforms)
-        if not _is_batch(each) or (place in unsized and _unifies_size(each))
-    ]
-    end = on_samples[-1] + 1 if on_samples else 0
+    end = 0
+    for place, each in enumerate(transforms):
+        if not is_batch[place] or (place in unsized and getattr(each, "unifies_size", False)):
+            end = place + 1
     if end > first_batch:
-        raise ValueError(_out_of_order(transforms[end - 1], transforms[first_batch]))
-    samples = [OnSamples(each) if _is_either(each) else each for each in transforms[:end]]
-    return [each for each in samples if _is_sample(each)], [each for each in transforms[end:] if _is_batch(each)]
+        late, early = name_of(transforms[end - 1]), name_of(transforms[first_batch])
+        works_on = f"it works on single images of any size, {early} on whole batches of one size"
+        raise ValueError(f"{late} must come before {early}: {works_on}")
+    samples = [OnSamples(each) if either else each for each, either in zip(transforms[:end], is_either, strict=False)]
+    return cast(list[SampleTransform], samples), cast(list[BatchTransform], list(transforms[end:]))
 
 
-def name_of(transform: SampleTransform | BatchTransform) -> str:
+def name_of(transform: Transform) -> str:
     """What recipes call a transform."""
     kind = type(transform.transform if isinstance(transform, OnSamples) else transform)
     names = [name for (_, name), definition in register.definitions.items() if definition.target is kind]
     return names[0] if names else re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
-
-
-def _first(found: Iterable[bool]) -> int:
-    """The place of the first True; behind all if there is none."""
-    return [*found, True].index(True)
-
-
-def _is_either(transform: SampleTransform | BatchTransform) -> TypeGuard[EitherTransform]:
-    return hasattr(transform, "on_sample")
-
-
-def _unifies_size(transform: SampleTransform | BatchTransform) -> bool:
-    return getattr(transform, "unifies_size", False)
-
-
-def _is_batch(transform: SampleTransform | BatchTransform) -> TypeGuard[BatchTransform]:
-    return getattr(transform, "is_batch", False)
-
-
-def _is_sample(transform: SampleTransform | BatchTransform) -> TypeGuard[SampleTransform]:
-    return not _is_batch(transform)
-
-
-def _out_of_order(late: SampleTransform | BatchTransform, early: SampleTransform | BatchTransform) -> str:
-    moved, found = name_of(late), name_of(early)
-    return (
-        f"{moved} must come before {found}: it works on single images of any size, {found} on whole batches of one size"
-    )

@@ -6,7 +6,6 @@ An image is uint8 [H, W, C], a clip [T, H, W, C]. Factors are relative: 1 change
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +23,7 @@ from paceline.data.argument_types import Fill, PixelValue, PositiveRange
 from paceline.data.batch import Sample
 from paceline.data.transforms.annotations import AffineMatrix
 from paceline.data.transforms.functional import Draws, between, size_of, warp_affine
+from paceline.data.transforms.geometric import affine_matrix
 
 Pixels = NDArray[np.uint8]
 LUMA = np.array([0.299, 0.587, 0.114])  # how bright red, green and blue look
@@ -102,46 +102,6 @@ class RandomPhotometricDistort:
         return {**sample, "image": image}
 
 
-@register.transform("random_grayscale")
-@dataclass(frozen=True)
-class RandomGrayscale:
-    """Convert to gray with probability `p`."""
-
-    p: Share = 0.1
-    draws: ClassVar[int] = 1
-
-    def __call__(self, sample: Sample, draws: Draws) -> Sample:
-        return sample if draws[0] >= self.p else {**sample, "image": rgb_to_grayscale(sample["image"])}
-
-
-@register.transform("gaussian_blur")
-@dataclass(frozen=True)
-class GaussianBlur:
-    """Blur with probability `p` by a Gaussian whose standard deviation, in pixels, is drawn from the range `sigma`."""
-
-    sigma: PositiveRange = (0.1, 2.0)
-    p: Share = 1.0
-    draws: ClassVar[int] = 2
-
-    def __call__(self, sample: Sample, draws: Draws) -> Sample:
-        if draws[0] >= self.p:
-            return sample
-        return {**sample, "image": gaussian_blur(sample["image"], between(draws[1], *self.sigma))}
-
-
-@register.transform("random_solarize")
-@dataclass(frozen=True)
-class RandomSolarize:
-    """Invert the pixels at or above `threshold` (0 to 255) with probability `p`."""
-
-    threshold: Annotated[float, Field(ge=0, le=255)] = 128.0
-    p: Share = 0.5
-    draws: ClassVar[int] = 1
-
-    def __call__(self, sample: Sample, draws: Draws) -> Sample:
-        return sample if draws[0] >= self.p else {**sample, "image": solarize(sample["image"], self.threshold)}
-
-
 def scale_pixels(image: Pixels, factor: float, offset: float = 0.0) -> Pixels:
     """factor · pixel + offset, rounded and cut at 0 and 255."""
     tall = _as_tall_image(image)
@@ -180,15 +140,6 @@ def adjust_hue_and_saturation(image: Pixels, turn: float, factor: float) -> Pixe
     return _as_shape_of(image, cv2.convertScaleAbs(cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB, dst=hsv)))
 
 
-def rgb_to_grayscale(image: Pixels) -> Pixels:
-    """Gray, in as many channels as before."""
-    if not _is_rgb(image):
-        return image
-    return _as_shape_of(
-        image, cv2.cvtColor(cv2.cvtColor(_as_tall_image(image), cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
-    )
-
-
 _ADJUSTMENTS = (scale_pixels, adjust_contrast, adjust_saturation, adjust_hue)
 
 
@@ -220,15 +171,6 @@ def equalize(image: Pixels) -> Pixels:
 def adjust_sharpness(image: Pixels, factor: float) -> Pixels:
     """Away from a smoothed version (factor > 1), or toward it; the outermost pixels stay as they are."""
     frames = [_sharpen(frame, factor) for frame in _frames(image)]
-    return _as_shape_of(image, np.stack(frames))
-
-
-def gaussian_blur(image: Pixels, sigma: float) -> Pixels:
-    """Smoothed by a Gaussian of that standard deviation in pixels, cut off at three of them."""
-    size = 2 * int(np.ceil(3 * sigma)) + 1
-    frames = [
-        cv2.GaussianBlur(frame, (size, size), sigma, borderType=cv2.BORDER_REFLECT_101) for frame in _frames(image)
-    ]
     return _as_shape_of(image, np.stack(frames))
 
 
@@ -336,9 +278,8 @@ def _around_center(linear: list[list[float]], height: int, width: int) -> Affine
 
 
 def _rotate(signed: float, height: int, width: int) -> AffineMatrix:
-    angle = math.radians(30 * signed)
-    cosine, sine = math.cos(angle), math.sin(angle)
-    return _around_center([[cosine, -sine], [sine, cosine]], height, width)
+    center = width / 2, height / 2
+    return affine_matrix(center, center, 30 * signed)
 
 
 def _translate(x: float, y: float) -> AffineMatrix:

@@ -1,4 +1,4 @@
-"""Transforms that detectors are trained with: zoom out, IoU crop (SSD) and mosaic (YOLO)."""
+"""Transforms that detectors such as SSD are trained with: zoom out and IoU crop."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from paceline.core.arguments import AtMost, Count, Ordered, Positive, PositiveShare, Share
-from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.data.argument_types import Fill, PixelValue
-from paceline.data.batch import RAGGED, Sample
-from paceline.data.transforms.annotations import CropBox, Floats, box_area, select_objects, transform_annotations
-from paceline.data.transforms.functional import Draws, between, crop, height_and_width, resized_crop, size_of
+from paceline.data.batch import Sample
+from paceline.data.transforms.annotations import CropBox, Floats, box_area, select_objects
+from paceline.data.transforms.functional import Draws, between, crop, size_of
 
 _TWO = Field(min_length=2, max_length=2)
 AtLeastOne = Annotated[float, Field(ge=1)]
-AtLeastTwo = Annotated[int, Field(ge=2)]
 
 
 @register.transform("random_zoom_out")
@@ -110,78 +108,3 @@ def _box_iou(parts: Floats, boxes: Floats) -> Floats:
     common = np.maximum(shared, 0).prod(2)
     iou: Floats = common / (box_area(parts)[:, None] + box_area(boxes) - common)
     return iou
-
-
-@register.transform("mosaic")
-@dataclass(frozen=True)
-class Mosaic:
-    """Lay four images around a point of a canvas of `size`, each fitted into half of its height and width.
-
-    The point is drawn from the central half of the canvas; one corner of each image touches it, what reaches beyond
-    the canvas is cut off, and what nothing covers is filled. Objects of which less than `min_visible` is left are
-    removed. With twice the final size, cut down by what follows, objects keep about their scale. It happens with
-    probability `p`; else the sample stays as it is, so a transform that gives one size has to follow.
-    """
-
-    size: AtLeastTwo | Annotated[Sequence[AtLeastTwo], _TWO]
-    p: Share = 1.0
-    fill: Fill = 114
-    mask_fill: PixelValue = 0
-    min_visible: Share = 0.1
-    others: ClassVar[int] = 3
-    draws: ClassVar[int] = 3
-    reads_encoded: ClassVar[bool] = True
-
-    def __call__(self, sample: Sample, draws: Draws, others: Sequence[Sample]) -> Sample:
-        """The four as one: the sample above and left of the point, the `others` right of it, below, and both."""
-        if draws[0] >= self.p:
-            return dict(sample)
-        if "label" in sample:
-            raise DataError("mosaic joins images with their objects, but a label is of one image alone: leave it out")
-        canvas = height_and_width(self.size)
-        row, column = (_central(side, float(draw)) for side, draw in zip(canvas, draws[1:], strict=True))
-        tiles = [
-            self._tile(each, canvas, row, column, is_below=number > 1, is_right=number % 2 == 1)
-            for number, each in enumerate([sample, *others])
-        ]
-        joined = {name: value for name, value in sample.items() if name != "matrix"}
-        joined["image"] = _join(tiles, "image", -3, -2)
-        if "mask" in sample:
-            joined["mask"] = _join(tiles, "mask", -2, -1)
-        return joined | {name: np.concatenate([tile[name] for tile in tiles]) for name in RAGGED.intersection(sample)}
-
-    def _tile(
-        self, sample: Sample, canvas: tuple[int, int], row: int, column: int, is_below: bool, is_right: bool
-    ) -> Sample:
-        """One of the four as its part of the canvas shows it, with objects where they are on the whole canvas."""
-        height, width = size_of(sample)
-        factor = min(canvas[0] / height, canvas[1] / width) / 2
-        rows, columns = max(1, round(height * factor)), max(1, round(width * factor))
-        fitted = resized_crop(sample, CropBox(0, 0, height, width), rows, columns)
-        top, part_height = (0, canvas[0] - row) if is_below else (rows - row, row)
-        left, part_width = (0, canvas[1] - column) if is_right else (columns - column, column)
-        box = CropBox(top, left, part_height, part_width)
-        tile = crop(fitted, box, self.fill, self.mask_fill, self.min_visible)
-        start = row if is_below else 0, column if is_right else 0
-        matrix = np.array([[1.0, 0, start[1]], [0, 1, start[0]]])
-        return transform_annotations(tile, matrix, canvas, _on_canvas(tile, start, canvas))
-
-
-def _central(side: int, draw: float) -> int:
-    """A place in the central half of a side, with a pixel at least before and after it."""
-    return min(max(1, int(side * (0.25 + 0.5 * draw))), side - 1)
-
-
-def _join(tiles: Sequence[Sample], name: str, down: int, across: int) -> NDArray[np.uint8]:
-    above, below = (np.concatenate([tile[name] for tile in pair], across) for pair in (tiles[:2], tiles[2:]))
-    return np.concatenate([above, below], down)
-
-
-def _on_canvas(tile: Sample, start: tuple[int, int], canvas: tuple[int, int]) -> NDArray[np.uint8] | None:
-    """The masks of a part, on the whole canvas."""
-    if "masks" not in tile:
-        return None
-    masks: NDArray[np.uint8] = tile["masks"]
-    whole = np.zeros((len(masks), *canvas), np.uint8)
-    whole[:, start[0] : start[0] + masks.shape[1], start[1] : start[1] + masks.shape[2]] = masks
-    return whole

@@ -63,23 +63,16 @@ class MultiClip:
     """Several clips of a video, evenly spread from its beginning to its end, "image" uint8 [V, T, H, W, 3].
 
     V views of one sample: a batch of them is [N, V, C, T, H, W], and a task averages the outputs of the views to one
-    prediction for each video. A single clip lies in the center. With `as_samples` each clip is a sample of its own,
-    [T, H, W, 3], the one that "clip" in the sample tells; the prediction is still that of all clips of the video.
+    prediction for each video. A single clip lies in the center.
     """
 
     num_clips: Count
     num_frames: Count
     stride: Stride = 1
     short: Short = "loop"
-    as_samples: bool = False
     draws: ClassVar[int] = 0
     reads_encoded: ClassVar[bool] = True
     makes_clips: ClassVar[bool] = True
-
-    @property
-    def samples_per_video(self) -> int:
-        """How many samples a data set has for each video."""
-        return self.num_clips if self.as_samples else 1
 
     def __call__(self, sample: Sample, draws: Draws) -> Sample:
         video = _video(sample, "multi_clip")
@@ -88,9 +81,6 @@ class MultiClip:
             frame_numbers(video.num_frames, self.num_frames, self.stride, position, self.short)
             for position in self._positions()
         ]
-        if "clip" in sample:
-            rest = {name: value for name, value in sample.items() if name != "clip"}
-            return {**rest, "image": video.frames(chosen[sample["clip"]])}
         pixels = video.frames(np.concatenate(chosen))  # together, so that what clips share is decoded once
         return {**sample, "image": pixels.reshape(self.num_clips, self.num_frames, *pixels.shape[1:])}
 

@@ -18,7 +18,7 @@ from paceline.data.loader import MicroBatch, StepBatch
 from paceline.data.sampler import rank_range
 from paceline.engine.stateful import Parts, copy_state, load_state, share_state
 from paceline.engine.strategies.single import SingleStrategy, broadcast_all, parameter_ids, refuse_changed_parameters
-from paceline.models.memory_format import with_strides_of
+from paceline.models.placement import with_strides_of
 
 Node = tuple[int, int]
 """(level, index): the sum of micro-batches [index·2^level, (index + 1)·2^level), as far as there are so many."""

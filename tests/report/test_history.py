@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.report.series import NUM_BUCKETS, Point, Series, downsample
+from paceline.report.history import NUM_BUCKETS, Point, Series, downsample
 
 values = st.none() | st.floats(-1e6, 1e6)
 
