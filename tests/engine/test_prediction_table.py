@@ -38,7 +38,7 @@ def write(path: Path, chosen: Classification, *measured: tuple[torch.Tensor, Bat
     """The rows of a split whose batches come in this order."""
     table = PredictionTable(path, NamedFiles("a.jpg", "b.jpg", "c.jpg", "\udcff.jpg"), chosen)
     (metric,) = table.metrics
-    table.finish([merge_states(metric.update(*each) for each in measured)], [])
+    table.finish([merge_states(metric.update(*each) for each in measured)])
     return rows(path)
 
 
@@ -51,7 +51,7 @@ def test_names_are_no_formulas_and_labels_that_are_numbers_stay(tmp_path: Path) 
     table = PredictionTable(tmp_path / "val.csv", Relative("@a.jpg", "-b/c.jpg"), chosen)
     (metric,) = table.metrics
     batch = Batch(id=torch.arange(2), label=torch.tensor([0, 1]))
-    table.finish([merge_states([metric.update(torch.tensor([[1.0, 1.0], [0.0, 1.0]]), batch)])], [])
+    table.finish([merge_states([metric.update(torch.tensor([[1.0, 1.0], [0.0, 1.0]]), batch)])])
     found = rows(tmp_path / "val.csv")
     assert list(found[0])[-2:] == ["-1", "'=1+1"]
     written = [[row[name] for name in ("path", "label", "predicted", "probability")] for row in found]

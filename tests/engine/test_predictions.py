@@ -67,33 +67,3 @@ def test_what_cannot_be_saved_is_reported(tmp_path: Path) -> None:
     folder = MapFolder(tmp_path / "file", NamedFiles("a.jpg"), Maps())
     with pytest.raises(UsageError, match=r"file/a\.png: the prediction cannot be written"):
         folder.save(Batch(id=torch.tensor([0])), [np.zeros((2, 2), np.uint8)])
-
-
-def test_a_folder_holds_the_predictions_of_one_evaluation(tmp_path: Path) -> None:
-    place, plain = tmp_path / "run" / "val", np.zeros((2, 2), np.uint8)
-
-    def evaluate(*names: str, left_out: Sequence[int] = ()) -> list[str]:
-        folder = MapFolder(place, NamedFiles(*names), Maps())
-        read = [index for index in range(len(names)) if index not in left_out]
-        folder.save(Batch(id=torch.tensor(read)), [plain] * len(read))
-        folder.finish([], left_out)
-        return sorted(str(path.relative_to(place)) for path in place.rglob("*") if not path.is_dir())
-
-    assert evaluate("x/a.jpg", "x/in/b.jpg", "y/a.jpg") == ["x/a.png", "x/in/b.png", "y/a.png"]
-    (place / "x" / ("." + "0" * 16 + ".partial")).touch()
-    (place / "y" / "notes.txt").touch()
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "own.png").touch()
-    (tmp_path / "run" / "own.png").touch()
-    (place / "linked").symlink_to(outside)
-    (place / "gone.png").symlink_to(outside / "own.png")
-    assert evaluate("x/a.jpg", "z/c.jpg") == ["x/a.png", "y/notes.txt", "z/c.png"]
-    assert (place / "linked").is_symlink()
-    assert not (place / "x" / "in").exists()
-    assert evaluate("x/a.jpg", "z/c.jpg", left_out=[0]) == ["y/notes.txt", "z/c.png"]
-    assert (outside / "own.png").is_file()
-    assert (tmp_path / "run" / "own.png").is_file()
-    place = tmp_path / "run" / "test"
-    place.symlink_to(outside)
-    assert evaluate("a.jpg") == ["a.png", "own.png"], "a link may lead to what others use"

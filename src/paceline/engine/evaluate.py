@@ -99,7 +99,7 @@ def evaluate(run: Run, split: str, prefix: str = "") -> Evaluation:
     values: dict[str, Any] = {}
     with unchanged_generators():
         run.world.seed(derive(run.seed, _COMPUTING))
-        problem = writers.finish(states[num_reported:], unread)
+        problem = writers.finish(states[num_reported:])
         for metric, state in zip(metrics[:num_reported], states, strict=False):
             values |= metric.compute(state)
     numbers = {name: value for name, value in values.items() if not isinstance(value, Tensor)}

@@ -76,7 +76,7 @@ def steps(run: Run) -> Iterator[StepBatch]:
 
 def record_step(run: Run, step_batch: StepBatch, result: StepResult) -> None:
     """Record the time, losses and norm of a step; of the first one, draw the samples."""
-    run.timer.end_step(step_batch.num_samples, run.progress.total_steps)
+    run.timer.end_step(step_batch.num_samples)
     run.unread.append(result)
     if len(run.unread) >= _MOST_UNREAD:
         read_results(run)
@@ -103,8 +103,7 @@ def do_pending(run: Run) -> None:
     """Do what is due at the current step. It is saved before it is evaluated, so that no failure costs training."""
     while run.state.pending:
         name = run.state.pending[0]
-        with run.timer.action(name):
-            _ACTIONS[name](run)
+        _ACTIONS[name](run)
         del run.state.pending[0]
 
 
@@ -126,9 +125,8 @@ def log_training(run: Run) -> None:
     for loader in (run.train_loader, *(each.loader for each in run.evaluations.values())):
         if loader.skips is not None:
             loader.skips.refresh()
-    step, total_steps = run.progress.step, run.progress.total_steps
-    left = run.triggers().left(step, run.state.pending[1:])  # the first is this line of the log
-    clock = run.timer.metrics(run.world, run.timer.seconds_left(total_steps - step, left))
+    step = run.progress.step
+    clock = run.timer.metrics(run.world, run.progress.total_steps - step)
     read_results(run)
     smoothed = run.state.meters.summaries()
     metrics = {name: summary["latest"] for name, summary in smoothed.items()} | run.precision.metrics()

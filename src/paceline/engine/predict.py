@@ -62,7 +62,7 @@ def predict(
         progress(batch.size, size)
 
     states, unread = collect_states(run, "predict", inputs, guarded.metrics, keep)
-    problem = guarded.finish(states, unread)
+    problem = guarded.finish(states)
     return Predicted(size - len(unread), len(unread), problem)
 
 
@@ -181,7 +181,7 @@ class ResultList(PredictionWriter):
             ]
         return [] if self._kind == "classes" else output_arrays(self._task, predictions, batch.size)
 
-    def finish(self, states: Sequence[State], skipped_ids: Sequence[int]) -> None:
+    def finish(self, states: Sequence[State]) -> None:
         """Take the classes of all samples."""
         for metric, state in zip(self.metrics, states, strict=True):
             rows = metric.compute(state)

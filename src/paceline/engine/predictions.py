@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.agreement import gather_texts
-from paceline.core.atomic_write import is_partial, replace_file
+from paceline.core.atomic_write import replace_file
 from paceline.core.errors import UsageError
 from paceline.core.world import World
 from paceline.data.batch import Batch
@@ -72,11 +72,8 @@ class PredictionWriter:
     def save(self, batch: Batch, predictions: Any) -> None:
         """Take the predictions of a batch, in any order."""
 
-    def finish(self, states: Sequence[State], skipped_ids: Sequence[int]) -> None:
-        """Called on rank 0 after all ranks have saved all batches.
-
-        `states` are those of its metrics, `skipped_ids` the samples that cannot be read.
-        """
+    def finish(self, states: Sequence[State]) -> None:
+        """Called on rank 0, with the states of its metrics, after all ranks have saved all batches."""
 
 
 class GuardedWriters:
@@ -92,14 +89,14 @@ class GuardedWriters:
         for writer in self._writers:
             self._try(partial(writer.save, batch, predictions))
 
-    def finish(self, states: Sequence[State], skipped_ids: Sequence[int]) -> str | None:
+    def finish(self, states: Sequence[State]) -> str | None:
         """Finish writing, each writer with the states of its own metrics; return the first problem of any rank."""
         if not self._writers:
             return None
         self._agree()  # all have written
         left = iter(states)
         for writer in self._writers if self._world.is_main else ():
-            self._try(partial(writer.finish, [next(left) for _ in writer.metrics], skipped_ids))
+            self._try(partial(writer.finish, [next(left) for _ in writer.metrics]))
         return self._agree()  # none begins to write again before
 
     def _try(self, action: Callable[[], None]) -> None:
@@ -159,13 +156,6 @@ class MapFolder(PredictionWriter):
             # Two processes may write the same sample, if one of them only keeps step with the other.
             _write(self._folder / self._names[index], encoded.getvalue())
 
-    def finish(self, states: Sequence[State], skipped_ids: Sequence[int]) -> None:
-        """Leave no prediction there but those of this evaluation, unless the folder is a link and others may use it."""
-        if self._folder.is_symlink() or self._folder.parent.is_symlink():
-            return
-        skipped = set(skipped_ids)
-        _remove_others(self._folder, {name for index, name in enumerate(self._names) if index not in skipped})
-
 
 class ArrayFolder(PredictionWriter):
     """Writes outputs with two or more dimensions a sample into .npy files that are named like the inputs."""
@@ -195,7 +185,7 @@ class PredictionTable(PredictionWriter):
         self._format = _FORMATS[kind][path.suffix]
         self._names = task.joints.names if kind == "keypoints" else getattr(task, "classes", [])
 
-    def finish(self, states: Sequence[State], skipped_ids: Sequence[int]) -> None:
+    def finish(self, states: Sequence[State]) -> None:
         """Write the file, if there is a row; an earlier one is replaced whole, never seen half-written."""
         if rows := self.metrics[0].compute(states[0]):
             # Names of files may be no UTF-8: the file is, so that everything can read it.
@@ -227,21 +217,3 @@ def _write(path: Path, content: bytes) -> None:
         replace_file(path, content, is_durable=False)
     except OSError as error:
         raise UsageError(f"{path}: the prediction cannot be written ({error.strerror or error})") from error
-
-
-def _remove_others(folder: Path, names: set[str]) -> None:
-    """Remove predictions of other names, those half-written, and the folders that are empty then; nothing else."""
-    for place, _, files in os.walk(folder, topdown=False):
-        below = os.path.relpath(place, folder)
-        old = [file for file in files if _is_prediction(file) and os.path.normpath(f"{below}/{file}") not in names]
-        try:
-            for file in old:
-                (Path(place) / file).unlink(missing_ok=True)
-            if place != os.fspath(folder) and not os.listdir(place):  # noqa: PTH208
-                Path(place).rmdir()
-        except OSError as error:
-            raise UsageError(f"{place}: an earlier prediction cannot be removed ({error.strerror or error})") from error
-
-
-def _is_prediction(file: str) -> bool:
-    return file.endswith(".png") or is_partial(file)
