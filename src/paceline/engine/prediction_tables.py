@@ -134,7 +134,7 @@ def coco_keypoints(rows: Rows, dataset: Dataset, names: Sequence[str]) -> str:
 def keypoint_table(rows: Rows, dataset: Dataset, names: Sequence[str]) -> str:
     """Keypoints as a CSV file: a row a sample, with x, y and score of each, in pixels of the image."""
     columns = [f"{name}.{part}" for name in names for part in ("x", "y", "score")]
-    written = [["sample", *_path_column(dataset), "score", *map(as_cell, columns)]]
+    written: list[list[Any]] = [["sample", *_path_column(dataset), "score", *map(as_cell, columns)]]
     for sample, _, score, *places in rows["poses"].tolist():
         values = [f"{value:.6g}" if place % 3 == 2 else f"{value:.3f}" for place, value in enumerate(places)]
         written.append([int(sample), *_path_cell(dataset, sample), f"{score:.6g}", *values])

@@ -12,13 +12,7 @@ from torch import Tensor, nn
 from paceline.core.errors import TrainingError
 from paceline.engine.loss_accumulator import WeightedLoss
 from paceline.engine.precision.loss_scale import LossScale, make_loss_scale, unscale
-from paceline.engine.precision.master_weights import (
-    Copies,
-    cast_at_borders,
-    halve_in_place,
-    put_half_copies,
-    with_masters,
-)
+from paceline.engine.precision.master_weights import Copies, cast_at_borders, halve, with_masters
 from paceline.optim.clipping import Norm
 from paceline.optim.optimizers import unfuse_half
 
@@ -223,10 +217,7 @@ class HalfWeights(Scaled):
         self._copies: Copies = {}
 
     def attach(self, model: nn.Module) -> nn.Module:
-        if self.has_masters:
-            self._copies = put_half_copies(model, self.keep_norms)
-        else:
-            halve_in_place(model, self.keep_norms)
+        self._copies = halve(model, self.keep_norms, self.has_masters)
         cast_at_borders(model, self.keep_norms)
         return with_masters(model, self._copies) if self.has_masters else model
 
