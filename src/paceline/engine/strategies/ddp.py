@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -52,7 +52,6 @@ class DDPStrategy(SingleStrategy):
         # The sum of two numbers has no order: what buckets they travel in shows with a third process only.
         # A static graph is learned from a pass that exchanges gradients, and the first of a step may not.
         self._needs_warm_up = static_graph or (is_exact and world.size > 2)
-        self._buffers = [buffer for module in model.modules() for buffer in module.buffers(recurse=False)]
         self._read_in_training = [
             buffer
             for module in model.modules()
@@ -78,12 +77,7 @@ class DDPStrategy(SingleStrategy):
     @contextmanager
     def accumulate(self, micro: MicroBatch, is_last: bool) -> Iterator[None]:
         """A context for the passes of a micro-batch; gradients are all-reduced with the last one."""
-        assert isinstance(self.network, DistributedDataParallel)
-        with ExitStack() as stack:
-            if not is_last:
-                stack.enter_context(self.network.no_sync())
-            if micro.is_padding:
-                stack.enter_context(self.unchanged())
+        with nullcontext() if is_last else self.alone(), super().accumulate(micro, is_last):
             yield
 
     def alone(self) -> AbstractContextManager[None]:
@@ -110,7 +104,7 @@ class DDPStrategy(SingleStrategy):
         self._is_warm = True
 
     def share_buffers(self) -> None:
-        broadcast_all(self._buffers)
+        broadcast_all(self.model.buffers())
 
     def describe(self) -> str:
         compressed = "" if self._compression == "none" else f", gradients travel as {self._compression}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Annotated, Literal, NamedTuple, cast
 
@@ -93,9 +93,7 @@ class FSDPStrategy(SingleStrategy):
         assert isinstance(self.model, FSDPModule)
         self.model.set_requires_gradient_sync(is_last)
         self.model.set_is_last_backward(is_last)
-        with ExitStack() as stack:
-            if micro.is_padding:
-                stack.enter_context(self.unchanged())
+        with super().accumulate(micro, is_last):
             yield
 
     def after_backward(self, step_batch: StepBatch) -> None:
