@@ -149,7 +149,9 @@ def collect_states(
     skipped_ids = torch.tensor(skipped, dtype=torch.int64)
     check_ledger(run.world, [*ids, skipped_ids], size)
     unread = torch.cat(run.world.gather(skipped_ids)).tolist() if split_set.loader.skips is not None else []
-    return [_merge_ranks(run.world, accumulator.result()) for accumulator in accumulators], unread
+    # Ranks hold batches in their order, so merging keeps it.
+    of_ranks = [run.world.gather(pack(accumulator.result())) for accumulator in accumulators]
+    return [merge_states(map(unpack, packed)) for packed in of_ranks], unread
 
 
 def measure_batches(
@@ -307,11 +309,6 @@ def check_ledger(world: World, ids: Sequence[Tensor], size: int) -> None:
         f"evaluation did not see each of {pluralize(size, 'sample')} once: {len(missing)} missing {missing[:5]},"
         f" {len(doubled)} seen more than once {doubled[:5]}"
     )
-
-
-def _merge_ranks(world: World, own: State) -> State:
-    """Merge the states of all ranks; ranks hold batches in their order, so this keeps it."""
-    return merge_states(unpack(part) for part in world.gather(pack(own)))
 
 
 @contextmanager

@@ -35,17 +35,22 @@ def load_state(parts: Parts, state: Tree) -> None:
             part.load_state_dict(unflatten(copies, skeleton))
 
 
+def buffers_of(modules: Iterable[nn.Module]) -> list[tuple[dict[str, Tensor | None], str, Tensor]]:
+    """The buffers that modules hold now: where each is kept, and its name."""
+    return [
+        (module._buffers, name, buffer)
+        for module in modules
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+
+
 class KeptState:
     """The buffers of modules, and the state of losses and the task, as they are now: for passes that do not count."""
 
     def __init__(self, modules: Iterable[nn.Module], parts: Parts) -> None:
         self._parts, self._state = parts, copy_state(parts)
-        self._buffers = [
-            (module._buffers, name, buffer, buffer.clone())
-            for module in modules
-            for name, buffer in module._buffers.items()
-            if buffer is not None
-        ]
+        self._buffers = [(owner, name, buffer, buffer.clone()) for owner, name, buffer in buffers_of(modules)]
 
     def restore(self) -> None:
         """Make everything as it was."""

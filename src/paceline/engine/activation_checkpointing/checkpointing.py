@@ -10,7 +10,7 @@ itself what to keep of a checkpointed block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from paceline.core.arguments import Count
 from paceline.core.registry import register
 from paceline.engine.activation_checkpointing.blocks import Block, best_number, find_blocks, join_neighbors
+from paceline.engine.stateful import buffers_of
 
 
 @register.activation_checkpointing("none")
@@ -173,12 +174,12 @@ class KeptBuffers:
         owners = [each for module in modules for each in module.modules() if each._buffers]
         self._norms = [each for each in owners if _only_tracks(each)]
         others = [each for each in owners if not _only_tracks(each)]
-        self._before = [(buffers, name, buffer.clone()) for buffers, name, buffer in _buffers_of(others)]
+        self._before = [(buffers, name, buffer.clone()) for buffers, name, buffer in buffers_of(others)]
         self._now: list[tuple[dict[str, Tensor | None], str, Tensor | None]] = []
 
     def __enter__(self) -> None:
         """Before a second pass: it gets copies, so that neither buffers nor tensors held by a graph change."""
-        given = [*_buffers_of(norm for norm in self._norms if norm.training), *self._before]
+        given = [*buffers_of(norm for norm in self._norms if norm.training), *self._before]
         self._now = [(buffers, name, buffers[name]) for buffers, name, _ in given]
         for buffers, name, value in given:
             buffers[name] = value.clone()
@@ -187,15 +188,6 @@ class KeptBuffers:
         for buffers, name, buffer in self._now:
             buffers[name] = buffer
         self._now = []
-
-
-def _buffers_of(modules: Iterable[nn.Module]) -> list[tuple[dict[str, Tensor | None], str, Tensor]]:
-    return [
-        (module._buffers, name, buffer)
-        for module in modules
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
 
 
 def _only_tracks(module: nn.Module) -> bool:
