@@ -13,9 +13,8 @@ from small_runs import CLASSES, NUM_CLASSES, PlainNet, Small, one_thread  # noqa
 from torch import Tensor
 
 from paceline.data.batch import Batch
-from paceline.engine.forward import forward, start_losses
 from paceline.engine.loss_accumulator import Columns, Value, read, read_columns
-from paceline.engine.step import train_step
+from paceline.engine.step import forward, start_losses, train_step
 from paceline.losses.classification import BinaryCrossEntropy, CrossEntropy
 from paceline.losses.loss_term import LossTerm
 from paceline.losses.pixel import PixelBinaryCrossEntropy, PixelCrossEntropy

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.engine.worst_samples import WorstSample, write_worst
+from paceline.engine.visualizer import WorstSample, write_worst
 from paceline.loggers.events import Ended, Evaluated, Logged, LoggerGroup, Started
 from paceline.loggers.files import ConfusionFile, StartsFile, StatusFile, environment
 from paceline.loggers.jsonl import JsonlLogger

@@ -21,7 +21,7 @@ from paceline.loggers.results_table import check_suffix
 from paceline.loggers.tables import class_tables, print_table
 from paceline.metrics.class_metrics import split_classes
 from paceline.report.run_folders import data_of, find_runs, read_recipe
-from paceline.run.lock import check_free
+from paceline.run.directory import check_free
 
 _MAX_KEYS = 6  # columns for keys; runs that differ in more have little in common
 

@@ -117,7 +117,8 @@ class LossAccumulator:
         factor = 0.0 if micro.is_padding else factor
         if len(self.normalizers) < len(self.weights):  # a ratio loss in a step of one micro-batch
             for name in self.weights.keys() - self.normalizers:
-                self.normalizers[name] = _own_ratio(terms[name])
+                numerator, count = terms[name].numerator, torch.as_tensor(terms[name].denominator)
+                self.normalizers[name] = _ratio(numerator.detach(), count.detach())
         if not any(terms[name].numerator.requires_grad for name in self.weights):
             raise TrainingError(
                 f"loss {', '.join(self.weights)}: has no gradient, so nothing would be learned; compute it from the"
@@ -157,7 +158,9 @@ class LossAccumulator:
         if on_device:
             self.normalizers |= self._sum_on_device(on_device)
         if ratios and self.num_micro_batches > 1:
-            self.normalizers |= _ratios(ratios, first_pass(ratios))
+            sums_of_all = first_pass(ratios)
+            for name, numerator, count in zip(ratios, sums_of_all[::2], sums_of_all[1::2], strict=True):
+                self.normalizers[name] = _ratio(numerator, count)
 
     def _sum_on_device(self, names: list[str]) -> dict[str, Normalizer]:
         """The counts of the global batch where the host does not know them."""
@@ -185,15 +188,7 @@ def _unread(value: Tensor | float) -> Tensor | float:
     return float(value.item()) if value.is_cpu else value.detach()
 
 
-def _ratios(names: list[str], sums: Tensor) -> dict[str, Normalizer]:
-    numerators, counts = sums[::2], sums[1::2]
-    counts = counts.where(counts != 0, 1.0)  # without a readable sample the loss is 0
-    losses = numerators / counts
-    return {name: Normalizer(1.0, counts[i], losses[i]) for i, name in enumerate(names)}
-
-
-def _own_ratio(term: LossTerm) -> Normalizer:
-    numerator, count = term.numerator.detach(), torch.as_tensor(term.denominator).detach()
+def _ratio(numerator: Tensor, count: Tensor) -> Normalizer:
     count = count.where(count != 0, 1.0)  # without anything to count the loss is 0
     return Normalizer(1.0, count, numerator / count)
 

@@ -23,7 +23,7 @@ from paceline.core.world import World, join
 from paceline.data.batch import KeypointNames
 from paceline.data.rng import model_seed
 from paceline.data.split_loader import Dataset, SplitLoader
-from paceline.engine.nonfinite import BufferBackup, FiniteCheck, HostFiniteCheck, NoBackup
+from paceline.engine.nonfinite import FiniteCheck
 from paceline.engine.precision.mixed import fit_half_weights
 from paceline.engine.replay import explain_and_keep
 from paceline.engine.run import Intervals, Run, RunInfo
@@ -88,8 +88,6 @@ class Builder(BuildContext):
         check_recipe(self)
         self.trains = trains
         """Whether the run will train; evaluation may use more processes than a step has micro-batches."""
-        self.decides_on_host = self.world.device.type == "cpu"
-        """Whether the host, for which reading a norm costs nothing there, decides what steps are skipped."""
         self.fitted: SurgeryReport | None = None
         """How the weights of the recipe were loaded."""
         self.losses: dict[str, Loss] = {}
@@ -127,7 +125,6 @@ class Builder(BuildContext):
         check_expected(self, task)
         out = out or Path("runs") / self.recipe.name
         layout = train.channels_last
-        check_class = HostFiniteCheck if self.decides_on_host else FiniteCheck
         state = RunState(
             model=master_model,
             optimizer=optimizer,
@@ -136,7 +133,7 @@ class Builder(BuildContext):
             choices=Choices(threads, sampler.micro_batch_size, self.world.size, None if layout == "auto" else layout),
             averaging=build_training.make_averaging(self, progress),
             precision=precision,
-            finite_check=check_class(train.on_nonfinite),
+            finite_check=FiniteCheck(train.on_nonfinite),
             parts=self.parts,
             recipe=self.resolved(),
         )
@@ -157,7 +154,6 @@ class Builder(BuildContext):
             clip_gradients=build_training.make_clip(self, model, strategy),
             freezing=freezing,
             lr_changes=LRChangeLog(self.recipe.logging.lr_change_ratio),
-            buffer_backup=BufferBackup(model, self.parts) if build_training.may_continue(self) else NoBackup(),
             explain_nonfinite=explain_and_keep,
             visualize=self.recipe.logging.images,
             save_predictions=self.recipe.evaluate.save_predictions,

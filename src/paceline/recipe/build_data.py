@@ -12,13 +12,13 @@ from paceline.core.intervals import Progress
 from paceline.core.signatures import signature_of
 from paceline.core.text import join_first, pluralize
 from paceline.data.datasets.torch_dataset import as_dataset
-from paceline.data.loader import TrainBatches, automatic_batch_size, automatic_workers
+from paceline.data.loader import TrainBatches
 from paceline.data.sampler import BatchSampler, Permutation, automatic_micro_batch_size, check_processes
 from paceline.data.skip_list import UNREADABLE, SkipList, automatic_limit
 from paceline.data.split_loader import Dataset, SplitLoader
 from paceline.data.transforms.base import KeepOriginal
 from paceline.data.transforms.torchvision_v2 import as_transform
-from paceline.engine.run import EvaluationSet
+from paceline.engine.run import EvaluationSet, make_evaluation_set
 from paceline.recipe.build_context import BuildContext, resolve
 from paceline.recipe.schema import DatasetPart, Recipe
 
@@ -125,16 +125,8 @@ def check_dali(context: BuildContext, loader: SplitLoader) -> None:
 def make_evaluations(context: BuildContext, loaders: Mapping[str, SplitLoader]) -> dict[str, EvaluationSet]:
     """The splits to evaluate."""
     evaluate = context.recipe.evaluate
-    sets = {}
-    for split in [split for split in loaders if split != "train"]:
-        # On a CPU, the threads that measure also read: worker processes would only compete with them.
-        automatic = 0 if context.world.device.type == "cpu" else automatic_workers(loaders[split], context.world)
-        workers = automatic if evaluate.num_workers == "auto" else evaluate.num_workers
-        batch_size = evaluate.batch_size
-        if batch_size == "auto":
-            batch_size = automatic_batch_size(loaders[split], context.world.device.type == "cpu")
-        sets[split] = EvaluationSet(loaders[split], batch_size, workers, evaluate.threads)
-    return sets
+    settings = context.world, evaluate.batch_size, evaluate.num_workers, evaluate.threads
+    return {split: make_evaluation_set(loader, *settings) for split, loader in loaders.items() if split != "train"}
 
 
 def num_channels(loader: SplitLoader) -> int:

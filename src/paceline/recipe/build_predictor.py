@@ -21,7 +21,15 @@ from paceline.data.skip_list import SkipList
 from paceline.data.split_loader import Dataset, SplitLoader
 from paceline.engine.evaluate import averaged
 from paceline.engine.export import ExportedFile, ExportOptions, export
-from paceline.engine.predict import FileWriter, Predicted, ResultList, every_placeholder, placeholder, predict
+from paceline.engine.predict import (
+    Predicted,
+    ResultList,
+    every_placeholder,
+    placeholder,
+    predict,
+    prediction_writers,
+)
+from paceline.engine.predictions import PredictionWriter
 from paceline.engine.run import Run
 from paceline.recipe.build import Builder
 from paceline.recipe.build_context import open_together, resolve
@@ -171,7 +179,7 @@ class Predictor:
 
     def _results(self, dataset: Dataset) -> list[dict[str, Any] | None]:
         writer = ResultList(len(dataset), self.run.task)
-        if len(dataset) and (problem := self._predict(dataset, writer, SkipList("inputs", len(dataset))).problem):
+        if len(dataset) and (problem := self._predict(dataset, [writer], SkipList("inputs", len(dataset))).problem):
             raise UsageError(problem)
         return writer.results
 
@@ -187,8 +195,8 @@ class Predictor:
         `progress` is called with the number of inputs of each batch of this rank, and that of all inputs.
         """
         dataset = self._files(paths)
-        writer = FileWriter(out, dataset, self.run.task, draws, progress)
-        return self._predict(dataset, writer, SkipList("inputs", len(dataset)))
+        writers = prediction_writers(out, dataset, self.run.task, draws)
+        return self._predict(dataset, writers, SkipList("inputs", len(dataset)), progress)
 
     def export(self, folder: Path, options: ExportOptions, samples: Sequence[Path] | None = None) -> list[ExportedFile]:
         """Write the model into a folder, checked on the run's own samples, or on the files that are given."""
@@ -218,9 +226,15 @@ class Predictor:
         """The inputs as evaluation sees its samples."""
         return add_transforms(self.builder, *_split(self.builder), dataset, skips)
 
-    def _predict(self, dataset: Dataset, writer: FileWriter | ResultList, skips: SkipList) -> Predicted:
+    def _predict(
+        self,
+        dataset: Dataset,
+        writers: Sequence[PredictionWriter],
+        skips: SkipList,
+        progress: Callable[[int, int], None] = lambda number, total: None,
+    ) -> Predicted:
         with self._evaluating(self.loader(dataset, skips)):
-            return predict(self.run, self.run.evaluations["val"], writer)
+            return predict(self.run, self.run.evaluations["val"], writers, progress)
 
     def _evaluating(self, loader: SplitLoader) -> AbstractContextManager[Any]:
         """The run evaluates this split, with its average if that is asked for."""

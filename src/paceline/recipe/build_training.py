@@ -11,8 +11,7 @@ from torch.optim import Optimizer
 
 from paceline.core.errors import RecipeError
 from paceline.core.intervals import Progress, to_steps
-from paceline.engine.precision.base import Precision
-from paceline.engine.precision.mixed import make_precision
+from paceline.engine.precision.mixed import Precision, make_precision
 from paceline.engine.strategies.deterministic import DeterministicStrategy
 from paceline.engine.strategies.single import SingleStrategy
 from paceline.engine.torch_settings import compile_model
@@ -42,12 +41,6 @@ def choose_precision(context: BuildContext) -> Precision:
     train = context.recipe.train
     with context.error_context("train.precision"):
         return make_precision(train.precision, context.world.device, train.loss_scale, train.keep_norms_fp32)
-
-
-def may_continue(context: BuildContext) -> bool:
-    """Whether steps may be skipped, so that buffers must be restorable."""
-    train = context.recipe.train
-    return train.on_nonfinite == "skip" or train.precision in ("fp16", "O1", "O2", "O3")
 
 
 def shard(context: BuildContext, model: nn.Module) -> SingleStrategy | None:
