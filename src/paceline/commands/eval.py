@@ -10,33 +10,60 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.checkpoint.best import find_checkpoint, read_pointer
-from paceline.commands.common import print_json, print_notes, recipe_file, run_directory
+from paceline.commands.common import (
+    add_json,
+    add_processes,
+    add_recipe,
+    print_json,
+    print_notes,
+    recipe_file,
+    run_directory,
+)
 from paceline.core.errors import CheckpointError, PacelineError, UsageError
 from paceline.core.text import format_metric, join_first, pluralize
 from paceline.launch.launcher import launch_if_needed
 from paceline.loggers.tables import metrics_tables, print_table
-from paceline.recipe.load import load
-from paceline.recipe.schema import Recipe
-from paceline.recipe.user_modules import read_checked
-from paceline.recipe.validate import CheckedRecipe, validate
 
 if TYPE_CHECKING:
     from paceline.checkpoint.reader import Checkpoint
     from paceline.engine.evaluate import Evaluation
     from paceline.engine.run import Run
     from paceline.recipe.build import Builder
+    from paceline.recipe.schema import Recipe
+    from paceline.recipe.validate import CheckedRecipe
 
 _WITHOUT_EFFECT = ("logging.", "evaluate.save_predictions=", "evaluate.num_workers=")
 """Overrides that do not change metrics."""
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_recipe(parser)
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="PATH",
+        help="a checkpoint or a weights file (default: model.weights=… of this command, else the run's best checkpoint,"
+        " else its newest, else the recipe's model.weights)",
+    )
+    parser.add_argument(
+        "--split", metavar="SPLIT", help="val, test, or test.NAME (default: test if the recipe has it, else val)"
+    )
+    add_json(parser)
+    add_processes(parser)
+
+
 def main(options: argparse.Namespace) -> int:
     """Evaluate, and print the metrics."""
+    from paceline.recipe.load import load
+    from paceline.recipe.user_modules import read_checked
+    from paceline.recipe.validate import validate
+
     reference, own_run = recipe_file(options.recipe), run_directory(options.recipe)
     weights = _named_weights(options.checkpoint)
     overrides = ["model.weights=null", *options.overrides, *weights] if weights else options.overrides
     checked = read_checked(reference, overrides, options.use, is_run=own_run is not None)
-    print_notes(checked)
+    print_notes(checked.notes)
     run_folder = own_run or Path("runs") / checked.recipe.name
     has_run = (run_folder / "checkpoints").is_dir() and not _names_weights(options.overrides)
     if not weights and options.checkpoint is None and not has_run:

@@ -9,9 +9,8 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from paceline.commands.common import print_json, recipe_file, use_modules
-from paceline.commands.measure_row import OutOfMemoryError, Trial, measure_row
-from paceline.commands.plan import read_device, read_shape
+from paceline.commands.common import add_json, add_recipe, print_json, recipe_file, use_modules
+from paceline.commands.plan import add_device, read_shape
 from paceline.core.errors import UsageError
 from paceline.core.process import free_memory
 from paceline.core.text import pluralize
@@ -35,16 +34,28 @@ class Tried:
     fits: bool
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_recipe(parser)
+    parser.add_argument(
+        "--procs", type=int, default=1, metavar="N", help="processes, each with a device of its own (default: 1)"
+    )
+    add_device(parser)
+    add_json(parser)
+
+
 def main(options: argparse.Namespace) -> int:
     """Print the largest micro-batch; 0 also if there is none."""
     use_modules(options.use, options.recipe)
     if options.procs < 1:
         raise UsageError(f"--procs {options.procs}: expected 1 or more")
     shape, reference = read_shape(options), recipe_file(options.recipe)
+    from paceline.commands.measure_row import Trial, measure_row
+    from paceline.plan.devices import parse_device
     from paceline.plan.grid import Grid, plan_rows
     from paceline.plan.rows import Refused
 
-    device = read_device(options) or _device_at_hand(options.procs)
+    device = parse_device(options.memory) if options.memory else _device_at_hand(options.procs)
     grid = Grid(reference, options.overrides, device.memory, shape, device.is_cpu)
     with redirect_stdout(sys.stderr):  # what a model prints is no part of the answer
         (row,) = plan_rows(grid, [{"procs": str(options.procs)}])
@@ -53,7 +64,8 @@ def main(options: argparse.Namespace) -> int:
     planned = row.largest_micro_batch or 0
     reason = _why_not_tried(device.memory * options.procs, planned)
     if not options.json:
-        _print_plan(device, row, planned)
+        print(f"{device.name}: {device.memory / 2**20:,.0f} MiB for each of {pluralize(row.processes, 'process')}")
+        print(f"planned: a micro-batch of {pluralize(planned, 'sample')}; {row.step.name}", flush=True)
 
     def take(size: int) -> int:
         print(f"trying {pluralize(size, 'sample')} …", file=sys.stderr, flush=True)
@@ -97,6 +109,8 @@ def try_sizes(planned: int, limit: int, take: Callable[[int], int]) -> list[Trie
     `take` gives the bytes that a step of so many samples takes, the most of all processes; it raises OutOfMemoryError
     if one of them does not get them.
     """
+    from paceline.commands.measure_row import OutOfMemoryError
+
     trials, size = list[Tried](), planned
     while size and len(trials) < _MOST_TRIALS and not (trials and trials[-1].fits):
         try:
@@ -108,11 +122,6 @@ def try_sizes(planned: int, limit: int, take: Callable[[int], int]) -> list[Trie
             trials.append(Tried(size, taken, taken <= limit))
             size = min(size - 1, int(size * limit / taken))
     return trials
-
-
-def _print_plan(device: Device, row: Row, planned: int) -> None:
-    print(f"{device.name}: {device.memory / 2**20:,.0f} MiB for each of {pluralize(row.processes, 'process')}")
-    print(f"planned: a micro-batch of {pluralize(planned, 'sample')}; {row.step.name}", flush=True)
 
 
 def _print_result(row: Row, trials: list[Tried], reason: str, largest: int) -> None:

@@ -5,14 +5,21 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from paceline.commands.common import print_json
+from paceline.commands.common import add_json, print_json
 from paceline.core.errors import UsageError
-from paceline.recipe.load import find_recipe, load, shipped_recipes
-from paceline.recipe.validate import validate
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument("name", nargs="?", metavar="NAME", help="print this recipe (default: list all)")
+    add_json(parser)
 
 
 def main(options: argparse.Namespace) -> int:
     """Print one recipe, or list every recipe with its task, expected metrics and description."""
+    from paceline.recipe.load import load, shipped_recipes
+    from paceline.recipe.validate import validate
+
     if options.name is not None:
         return _print_recipe(options.name, options.json)
     recipes = {name: validate(load(name)).recipe for name in shipped_recipes()}
@@ -37,6 +44,8 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _print_recipe(name: str, as_json: bool) -> int:
+    from paceline.recipe.load import find_recipe, shipped_recipes
+
     path, _ = find_recipe(name)
     if path not in shipped_recipes().values():
         raise UsageError(f"{name}: is a file of yours; expected the name of a recipe that ships with paceline")

@@ -9,13 +9,24 @@ from pathlib import Path
 from paceline.core.errors import UsageError
 from paceline.core.place import LAST_PORT
 from paceline.core.text import pluralize
-from paceline.report.page import write_report
-from paceline.report.run_folders import find_runs
-from paceline.report.server import serve
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="runs, or folders of them")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="an .html file (default: RUN/report.html, of several runs report.html)"
+    )
+    parser.add_argument("--serve", action="store_true", help="serve the page on this machine and keep it up to date")
+    parser.add_argument("--port", type=int, metavar="N", help="for --serve (default: any free one)")
 
 
 def main(options: argparse.Namespace) -> int:
     """Write the page, or serve it until interrupted."""
+    from paceline.report.page import write_report
+    from paceline.report.run_folders import find_runs
+    from paceline.report.server import serve
+
     folders = [folder for folder, _ in find_runs(options.runs)]
     if options.serve:
         _check_serve(options)

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.commands.common import check_extras, read_recipe, run_directory
+from paceline.commands.common import add_processes, add_recipe, check_extras, read_recipe, run_directory
 from paceline.core.errors import UsageError
 from paceline.core.process import StopRequest
 from paceline.launch.environment import find_place
@@ -18,6 +18,18 @@ from paceline.run.lock import check_free, hold_lock
 
 if TYPE_CHECKING:
     from paceline.recipe.validate import CheckedRecipe
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_recipe(parser)
+    parser.add_argument("--out", type=Path, help="run directory (default: runs/NAME)")
+    parser.add_argument("--from", dest="start", type=Path, metavar="CHECKPOINT", help="start from this checkpoint")
+    parser.add_argument("--fresh", action="store_true", help="start over; the earlier run is renamed and kept")
+    parser.add_argument(
+        "--accept-data", action="store_true", help="resume although the data changed; prints what changed"
+    )
+    add_processes(parser)
 
 
 def main(options: argparse.Namespace) -> int:
