@@ -28,6 +28,7 @@ from paceline.data.sampler import evaluation_slices
 from paceline.data.split_loader import SplitLoader
 from paceline.engine.evaluate import evaluation_mode
 from paceline.engine.measured_batches import measure_batches, num_parallel
+from paceline.engine.nonfinite import FiniteCheck
 from paceline.engine.predictions import NoPredictions
 from paceline.engine.run import EvaluationSet, Run
 from paceline.engine.step import train_step
@@ -148,7 +149,6 @@ def rehearse(
     """
     world = FakeWorld(0, processes, 0, _CPU, processes) if processes > 1 else World(0, 1, 0, _CPU)
     builder = SurrogateBuilder(checked, world, shape)
-    builder.decides_on_host = is_cpu
     loaders = make_split_loaders(builder)
     examples = {"train": loaders["train"].fetch(0, np.arange(min(_FIRST, len(loaders["train"].dataset))))}
     for split in loaders.keys() - {"train"}:
@@ -162,6 +162,9 @@ def rehearse(
         run = builder.run(Path("runs"), {name: _faked(each, examples[name], mode) for name, each in loaders.items()})
         run.state.choices.channels_last = False  # which layout is the faster one makes no difference to memory
         run.freezing.train_mode(run.model)
+        if not is_cpu:
+            run.state.finite_check = FiniteCheck(checked.recipe.train.on_nonfinite)
+            run.finite_check.attach(run.optimizer, _CPU)
         yield Rehearsal(run, examples["train"], mode, tracker, builder.missing)
 
 

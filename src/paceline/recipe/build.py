@@ -118,8 +118,6 @@ class Builder(BuildContext):
         check_recipe(self)
         self.trains = trains
         """Whether the run will train; evaluation may use more processes than a step has micro-batches."""
-        self.decides_on_host = self.world.device.type == "cpu"
-        """Whether the host, for which reading a norm costs nothing there, decides what steps are skipped."""
         self.fitted: SurgeryReport | None = None
         """How the weights of the recipe were loaded."""
         self.losses: dict[str, Loss] = {}
@@ -132,8 +130,9 @@ class Builder(BuildContext):
         """The whole run; with `loaders`, on these instead of the recipe's data."""
         train = self.recipe.train
         threads = configure_torch(self.world, None if train.threads == "auto" else train.threads, train.reproducible)
-        loaders = loaders or make_split_loaders(self)
-        self.check_data(loaders)
+        if loaders is None:
+            loaders = make_split_loaders(self)
+            check_data(self, loaders)
         classes = find_classes(self, loaders)
         sampler = make_sampler(self, len(loaders["train"].dataset))
         if self.trains:
@@ -159,7 +158,8 @@ class Builder(BuildContext):
         check_expected(self, task)
         out = out or Path("runs") / self.recipe.name
         layout = train.channels_last
-        check_class = HostFiniteCheck if self.decides_on_host else FiniteCheck
+        # Reading a norm costs nothing on a CPU, so the host decides there what steps are skipped.
+        check_class = HostFiniteCheck if self.world.device.type == "cpu" else FiniteCheck
         state = RunState(
             model=master_model,
             optimizer=optimizer,
@@ -221,10 +221,6 @@ class Builder(BuildContext):
             wandb=dict(logging.wandb) if logging.wandb else None,
             mlflow=dict(logging.mlflow) if logging.mlflow else None,
         )
-
-    def check_data(self, loaders: Mapping[str, SplitLoader]) -> None:
-        """Raise if ranks found different samples."""
-        check_data(self, loaders)
 
     def model(self, loader: SplitLoader, classes: list[str]) -> nn.Module:
         """The model on its device, initialized from the seed, with the recipe's weights loaded."""
