@@ -31,15 +31,13 @@ def main(options: argparse.Namespace) -> int:
         ]
         print_json({"recipes": rows})
         return 0
-    width = max(len(name) for name in recipes)
-    tasks = max(len(recipe.task.name) for recipe in recipes.values())
-    metrics = {
-        name: ", ".join(f"{metric} {value:g}" for metric, value in recipe.expect.items())
-        for name, recipe in recipes.items()
-    }
-    expected = max(map(len, metrics.values()))
+    rows = []
     for name, recipe in recipes.items():
-        print(f"{name:<{width}}  {recipe.task.name:<{tasks}}  {metrics[name]:<{expected}}  {about[name]}")
+        expected = ", ".join(f"{metric} {value:g}" for metric, value in recipe.expect.items())
+        rows.append((name, recipe.task.name, expected, about[name]))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
     return 0
 
 
