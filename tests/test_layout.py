@@ -12,7 +12,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "paceline"
 ROOMS = [
     "core", "visualize", "data", "models", "losses", "optim", "metrics", "tasks", "checkpoint", "loggers", "engine",
-    "recipe", "convert", "plan", "launch", "report", "run", "commands", "cli",
+    "recipe", "plan", "launch", "report", "run", "commands", "cli",
 ]  # fmt: skip
 SUB_ROOMS = {
     "data": ["io", "index", "datasets", "transforms"],
@@ -72,13 +72,6 @@ def test_imports_point_one_way(path: Path) -> None:
     allowed = {*ROOMS[: ROOMS.index(room) + 1], "__version__"}
     wrong = [f"{path}:{line}: {module}" for line, module in imported(path) if room_of(module) not in allowed]
     assert wrong == []
-
-
-def test_only_commands_import_converters() -> None:
-    users = {
-        room_of(module_name(path)) for path in FILES for _, module in imported(path) if room_of(module) == "convert"
-    }
-    assert users == {"convert", "commands"}
 
 
 @pytest.mark.parametrize(("room", "order"), SUB_ROOMS.items())
