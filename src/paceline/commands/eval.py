@@ -167,18 +167,15 @@ def _report(
     for split in evaluations if run.save_predictions and not problems else ():
         print(f"predictions are in {predictions_place(run, split)}", file=sys.stderr)
     if builder.recipe.logging.results:
-        folder = _run_of(checkpoint.path, run.out) if checkpoint else Path(measured)
+        folder = Path(measured)
+        if checkpoint:  # its run directory
+            folder = checkpoint.path.parent.parent if checkpoint.path.parent.name == "checkpoints" else run.out
         step = checkpoint.step if checkpoint else 0
         numbers = (step, step / run.progress.steps_per_epoch)
         for split, evaluation in evaluations.items():
             _keep(builder.recipe, folder, split, numbers, evaluation, options.overrides)
     if problems:
         raise UsageError(problems[0])
-
-
-def _run_of(checkpoint: Path, otherwise: Path) -> Path:
-    """The run directory of a checkpoint."""
-    return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else otherwise
 
 
 def _keep(

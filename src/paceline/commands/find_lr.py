@@ -141,10 +141,8 @@ def suggest(rates: Sequence[float], losses: Sequence[float], steps: int) -> floa
 
 def _crossing(x: Sequence[float], y: Sequence[float], level: float) -> float:
     """Where the line through the points with the least squares has a level."""
-    mean_x, mean_y = statistics.fmean(x), statistics.fmean(y)
-    spread = sum((each - mean_x) ** 2 for each in x)
-    slope = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread if spread else 0.0
-    return mean_x + (level - mean_y) / slope if slope else mean_x
+    slope, intercept = statistics.linear_regression(x, y) if len(x) > 1 else (0.0, 0.0)
+    return (level - intercept) / slope if slope else statistics.fmean(x)
 
 
 def _expected(run: Run, step_batch: StepBatch) -> str:

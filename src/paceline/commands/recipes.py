@@ -25,11 +25,11 @@ def main(options: argparse.Namespace) -> int:
     recipes = {name: validate(load(name)).recipe for name in shipped_recipes()}
     about = {name: _about(path) for name, path in shipped_recipes().items()}
     if options.json:
-        rows = [
+        found = [
             {"name": name, "task": recipe.task.name, "expect": recipe.expect, "about": about[name]}
             for name, recipe in recipes.items()
         ]
-        print_json({"recipes": rows})
+        print_json({"recipes": found})
         return 0
     rows = []
     for name, recipe in recipes.items():

@@ -62,10 +62,10 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def add_job(parser: argparse.ArgumentParser) -> None:
+def add_job(parser: argparse.ArgumentParser, when: str = "") -> None:
     """The resources of a job."""
-    parser.add_argument("--time", metavar="HH:MM:SS", help="time limit of a Slurm job")
-    parser.add_argument("--partition", metavar="NAME", help="the partition of Slurm to run on")
+    parser.add_argument("--time", metavar="HH:MM:SS", help=f"{when}time limit of one job")
+    parser.add_argument("--partition", metavar="NAME", help=f"{when}the partition to run on")
 
 
 def make_job(options: argparse.Namespace, nodes: int = 1, processes: int = 1) -> Job:

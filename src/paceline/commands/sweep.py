@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of all runs (default: runs/NAME-sweep)")
     parser.add_argument("--retry", action="store_true", help="start failed runs again too")
     parser.add_argument("--slurm", action="store_true", help="write a Slurm job array instead of running anything")
-    add_job(parser)
+    add_job(parser, "with --slurm: ")
     add_json(parser)
 
 
