@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.checkpoint.best import find_checkpoint, read_pointer
 from paceline.commands.common import (
     add_json,
     add_processes,
@@ -21,8 +20,6 @@ from paceline.commands.common import (
 )
 from paceline.core.errors import CheckpointError, PacelineError, UsageError
 from paceline.core.text import format_metric, join_first, pluralize
-from paceline.launch.launcher import launch_if_needed
-from paceline.loggers.tables import metrics_tables, print_table
 
 if TYPE_CHECKING:
     from paceline.checkpoint.reader import Checkpoint
@@ -55,6 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Evaluate, and print the metrics."""
+    from paceline.checkpoint.best import find_checkpoint
+    from paceline.launch.launcher import launch_if_needed
     from paceline.recipe.load import load
     from paceline.recipe.user_modules import read_checked
     from paceline.recipe.validate import validate
@@ -105,6 +104,8 @@ def main(options: argparse.Namespace) -> int:
 
 def _named_weights(named: Path | None) -> list[str]:
     """The override that loads `--checkpoint` as a weights file; none for our own checkpoints."""
+    from paceline.checkpoint.best import read_pointer
+
     if named is None or not named.is_file() or read_pointer(named) is not None:
         return []
     return [f"model.weights={json.dumps({'file': str(named.absolute()), 'head': 'keep'})}"]
@@ -197,6 +198,8 @@ def _keep(
 
 def _print(measured: str, step: int | None, evaluations: dict[str, Evaluation], as_json: bool) -> None:
     """Print the metrics of one split, or a table of several."""
+    from paceline.loggers.tables import metrics_tables, print_table
+
     if as_json:
         print_json({"checkpoint": measured, "step": step, **_as_json(evaluations)})
         return

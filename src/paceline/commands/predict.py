@@ -13,7 +13,6 @@ from paceline.commands.common import add_processes, add_trained_run, print_notes
 from paceline.core.atomic_write import replace_file
 from paceline.core.errors import DataError, UsageError
 from paceline.core.text import join_first, pluralize
-from paceline.launch.launcher import launch_if_needed
 
 if TYPE_CHECKING:
     from paceline.checkpoint.reader import Checkpoint
@@ -43,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Predict all inputs, and print where the predictions are."""
+    from paceline.launch.launcher import launch_if_needed
     from paceline.recipe.load import run_recipe
 
     run_recipe(options.run)  # where there is none, that is known before torch is loaded

@@ -11,16 +11,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.commands.common import add_json, print_json
-from paceline.core.class_metrics import split_classes
 from paceline.core.errors import DataError, PacelineError, UsageError
 from paceline.core.text import doubled_loss, format_metric, join_first, pluralize
-from paceline.loggers.results import Result, read_last_and_best, read_main_metric, write_results
-from paceline.loggers.results_table import check_suffix
-from paceline.loggers.tables import class_tables, print_table
-from paceline.run.lock import check_free
+
+if TYPE_CHECKING:
+    from paceline.loggers.results import Result
 
 _MAX_KEYS = 6  # columns for keys; runs that differ in more have little in common
 _NO_SETTINGS = re.compile(
@@ -48,6 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Print the metrics of runs and update their rows in `--out`."""
+    from paceline.loggers.results import write_results
+    from paceline.loggers.results_table import check_suffix
+
     if options.out:
         check_suffix(options.out)
     rows = _read_all(options.runs, options.split, options.best)
@@ -95,6 +96,7 @@ def groups_json(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def _read_all(runs: Sequence[Path], split: str | None, best: bool) -> list[Row]:
+    from paceline.loggers.results import read_last_and_best
     from paceline.report.run_folders import data_of, find_runs, read_recipe, settings_of
 
     found: list[Row] = []
@@ -124,6 +126,8 @@ def _names(split: str) -> tuple[str, str]:
 
 def _as_it_is(result: Result) -> Result:
     """The state of a run; "killed" if it is unfinished and no process works on it."""
+    from paceline.run.lock import check_free
+
     if result.state != "running":
         return result
     try:
@@ -172,6 +176,8 @@ class Group:
     """Rows that can be compared, the best first."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
+        from paceline.loggers.results import read_main_metric
+
         first = rows[0]
         self.about = {"task": first.result.about.task, "split": first.result.split, "data": first.data}
         self.title = f"{first.result.about.task}, {first.result.split}" + (f": {first.data}" if first.data else "")
@@ -232,6 +238,9 @@ class Group:
 
     def print(self) -> None:
         """The table, as wide as the terminal, and what it leaves out."""
+        from paceline.core.class_metrics import split_classes
+        from paceline.loggers.tables import class_tables, print_table
+
         hidden = {doubled_loss({n: row.result.metrics[n] or math.nan for n in self.metrics}) for row in self.rows}
         names, by_class = split_classes([*self.metrics, *(name for row in self.rows for name in row.result.metrics)])
         metrics = [name for name in names if name in self.metrics and hidden != {name}]

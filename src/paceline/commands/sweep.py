@@ -13,18 +13,14 @@ from typing import TYPE_CHECKING
 
 from paceline.commands.common import add_json, add_recipe, check_extras, print_json, recipe_file, use_modules
 from paceline.commands.slurm import Job, add_job, array_script, make_job
-from paceline.commands.sweep_trials import SweepFile, Trial, run_trials
 from paceline.core.atomic_write import replace_file
 from paceline.core.errors import RecipeError, Stopped, UsageError
 from paceline.core.process import StopRequest
 from paceline.core.text import pluralize
-from paceline.launch.devices import count_devices, visible_names
 from paceline.launch.environment import find_place
-from paceline.launch.job_pool import JobPool
-from paceline.run.directory import check_writable
-from paceline.run.lock import hold_lock
 
 if TYPE_CHECKING:
+    from paceline.commands.sweep_trials import SweepFile, Trial
     from paceline.recipe.schema import Recipe
     from paceline.recipe.search_space import SearchSpace
 
@@ -53,7 +49,10 @@ def main(options: argparse.Namespace) -> int:
         if getattr(options, name) is not None and not 1 <= getattr(options, name) <= _MOST:
             raise UsageError(f"--{name}: expected a number from 1 to {_MOST}, got {getattr(options, name)}")
     job = make_job(options, processes=options.procs or 1)
+    from paceline.commands.sweep_trials import SweepFile
     from paceline.recipe.search_space import read_search_space
+    from paceline.run.directory import check_writable
+    from paceline.run.lock import hold_lock
 
     use_modules(options.use, options.recipe)
     file_name, space = recipe_file(options.recipe), read_search_space(options.overrides)
@@ -110,6 +109,9 @@ def _due(file: SweepFile, is_retried: bool) -> list[Trial]:
 
 
 def _run(file: SweepFile, recipe: Recipe, words: Callable[[Trial], list[str]], options: argparse.Namespace) -> int:
+    from paceline.commands.sweep_trials import run_trials
+    from paceline.launch.job_pool import JobPool
+
     due = _due(file, options.retry)
     counts = ", ".join(f"{number} {state}" for state, number in Counter(each.state for each in file.wanted).items())
     print(f"sweep    {pluralize(len(file.wanted), 'trial')} in {file.out}: {counts}", file=sys.stderr)
@@ -126,6 +128,8 @@ def _run(file: SweepFile, recipe: Recipe, words: Callable[[Trial], list[str]], o
 
 def _devices() -> list[str]:
     """The CUDA devices that this process may use, by the names that CUDA_VISIBLE_DEVICES takes."""
+    from paceline.launch.devices import count_devices, visible_names
+
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = [str(number) for number in range(count_devices())]
     return names if visible is None else visible_names(visible)[: len(names)]

@@ -12,9 +12,6 @@ from paceline.commands.common import add_processes, add_recipe, check_extras, re
 from paceline.core.errors import UsageError
 from paceline.core.process import StopRequest
 from paceline.launch.environment import find_place
-from paceline.launch.launcher import launch_if_needed
-from paceline.run.directory import check_writable, refuse_foreign
-from paceline.run.lock import check_free, hold_lock
 
 if TYPE_CHECKING:
     from paceline.recipe.validate import CheckedRecipe
@@ -34,6 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Train; 0 when the run is finished."""
+    from paceline.launch.launcher import launch_if_needed
+    from paceline.run.directory import check_writable, refuse_foreign
+    from paceline.run.lock import check_free
+
     checked = read_recipe(options)
     check_extras(checked)
     continued = run_directory(options.recipe)
@@ -63,6 +64,7 @@ def main(options: argparse.Namespace) -> int:
 def _build_and_train(options: argparse.Namespace, checked: CheckedRecipe, out: Path, stop: StopRequest) -> None:
     with stop.held():  # the recipe is known to be right: from here on torch is needed
         from paceline.recipe.build import Builder
+        from paceline.run.lock import hold_lock
         from paceline.run.train import Start, train_locked
 
     builder = Builder(checked)
