@@ -49,7 +49,7 @@ def main(options: argparse.Namespace) -> int:
     fixed, choices = split_choices(options.overrides)
     checked = validate(load(reference, fixed))
     device = parse_device(options.memory) if options.memory else device_at_hand(max(map(int, processes)))
-    settings = list(combinations({"procs": processes, **(choices or default_choices(checked, fixed))}))
+    settings = list(combinations({"procs": processes, **(choices or _default_choices(checked, fixed))}))
     is_cpu = device.is_cpu or checked.recipe.train.device == "cpu"
     grid = Grid(reference, fixed, device.memory, shape, is_cpu, device.is_cpu)
     speed = _measure_loader(checked) if device.speed else None
@@ -102,7 +102,7 @@ def _processes(written: str) -> list[str]:
     return written.split(",")
 
 
-def default_choices(checked: CheckedRecipe, fixed: Sequence[str] = ()) -> dict[str, list[str]]:
+def _default_choices(checked: CheckedRecipe, fixed: Sequence[str] = ()) -> dict[str, list[str]]:
     """The settings to compare by default: precisions, and activation checkpointing off and on."""
     given = {override.partition("=")[0] for override in fixed}
     train = checked.recipe.train

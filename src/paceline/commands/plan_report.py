@@ -52,7 +52,7 @@ class Report:
         for refused in self.refused:
             found = "not planned" if isinstance(refused, Unrehearsed) else "not possible"
             print(f"{found}: {refused}: {refused.reason}", file=sys.stderr)
-        for line in advice(self.rows, self.device.memory):
+        if line := _advice(self.rows, self.device.memory):
             print(line)
 
     def as_json(self) -> dict[str, Any]:
@@ -167,33 +167,26 @@ class Report:
             "changes_to_fit": row.changes_to_fit(self.device.memory),
             "flops": row.step.cost.flops,
             "moved_bytes": row.step.cost.bytes,
-            "estimated": None
-            if times is None
-            else {
-                "step_seconds": times.step,
-                "run_seconds": times.run,
-                "bound": times.bound,
-            },
+            "estimated": times and {"step_seconds": times.step, "run_seconds": times.run, "bound": times.bound},
             "measured": measured,
         }
 
 
-def advice(rows: Sequence[Row], limit: int) -> list[str]:
-    """What to change first when nothing fits; nothing if something does."""
+def _advice(rows: Sequence[Row], limit: int) -> str:
+    """What to change first when nothing fits; empty if something does."""
     if not rows or any(row.fits(limit) for row in rows):
-        return []
+        return ""
     possible = [(row, changes) for row in rows if (changes := row.changes_to_fit(limit)) is not None]
     if possible:
         best, changes = max(possible, key=lambda each: (each[0].largest_micro_batch or 0, -each[0].memory.total))
         is_chosen = len({row.processes for row in rows}) > 1
         words = " ".join([*[f"--procs {best.processes}"] * is_chosen, *best.overrides, *changes])
-        return [f"nothing fits as it is; this does: {words}"]
+        return f"nothing fits as it is; this does: {words}"
     least = min(rows, key=lambda row: row.memory.total)
     part = max(least.memory.parts, key=lambda each: least.memory.parts[each])
-    hint = {
-        "activations": "use smaller images", "temporaries": "use smaller images",
-    }.get(part, "use train.strategy=fsdp with more processes, or a smaller model")  # fmt: skip
-    return [f"nothing fits, not even batches of one sample; {part} are the most: {hint}"]
+    passes = part in ("activations", "temporaries")
+    hint = "use smaller images" if passes else "use train.strategy=fsdp with more processes, or a smaller model"
+    return f"nothing fits, not even batches of one sample; {part} are the most: {hint}"
 
 
 def _size(number: int | None) -> str:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from paceline.commands.common import add_json, print_json
-from paceline.core.errors import DataError, PacelineError, UsageError
+from paceline.commands.common import add_json, is_in_use, print_json
+from paceline.core.errors import DataError, PacelineError
 from paceline.core.text import doubled_loss, format_metric, join_first, pluralize
 
 if TYPE_CHECKING:
@@ -126,15 +126,8 @@ def _names(split: str) -> tuple[str, str]:
 
 def _as_it_is(result: Result) -> Result:
     """The state of a run; "killed" if it is unfinished and no process works on it."""
-    from paceline.run.lock import check_free
-
-    if result.state != "running":
-        return result
-    try:
-        check_free(result.folder)
-    except UsageError:
-        return result
-    return replace(result, state="killed")
+    is_killed = result.state == "running" and not is_in_use(result.folder)
+    return replace(result, state="killed") if is_killed else result
 
 
 def _grouped(rows: Sequence[Row]) -> list[Group]:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.commands.common import progress_bar
+from paceline.commands.common import is_in_use, progress_bar
 from paceline.core.atomic_write import is_partial, replace_file
 from paceline.core.errors import Stopped, UsageError
 from paceline.core.process import StopRequest
@@ -20,7 +20,7 @@ from paceline.launch.job_pool import JobPool
 from paceline.launch.launcher import worker_command
 from paceline.loggers.messages import duration
 from paceline.loggers.results import read_state
-from paceline.run.lock import LOCK, check_free
+from paceline.run.lock import LOCK
 
 SWEEP = "sweep.json"
 _MAX_BYTES = 1 << 24
@@ -93,7 +93,7 @@ class SweepFile:
         found = read_state(self.folder(trial))
         if found == "finished":
             trial.state, trial.exit_code, trial.reason = "finished", 0, None
-        elif _is_in_use(self.folder(trial)):
+        elif is_in_use(self.folder(trial)):
             trial.state = "running"
         elif found == "failed" and trial.state != "failed":
             trial.state, trial.reason = "failed", self.failure_reason(trial)
@@ -119,14 +119,6 @@ def _read_trials(out: Path, shared: Mapping[str, Any]) -> list[Trial]:
         return [Trial(**each | {"overrides": tuple(each["overrides"])}) for each in found["trials"]]
     except (TypeError, KeyError) as error:
         raise UsageError(f"{out / SWEEP}: was changed or damaged; remove it, or choose another --out") from error
-
-
-def _is_in_use(folder: Path) -> bool:
-    try:
-        check_free(folder)
-    except UsageError:
-        return True
-    return False
 
 
 def run_trials(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -58,11 +57,6 @@ class Steps:
         self._taken: dict[tuple[int, int], Taken] = {}
         self._growth: dict[int, Growth] = {}
 
-    @cached_property
-    def num_samples(self) -> int:
-        """The samples of the training data."""
-        return len(self.run.train_loader.dataset)
-
     def take(self, size: int, number: int) -> Taken:
         """What a step of micro-batches of this size took; more than two need as much memory as two."""
         key = size, min(2, number)
@@ -78,7 +72,7 @@ class Steps:
         def total(size: int) -> int:
             return divide(self._grown(size, number), self.run, processes).total
 
-        return largest_micro_batch(total, _FEWEST, limit, min(MOST_SAMPLES, self.num_samples))
+        return largest_micro_batch(total, _FEWEST, limit, min(MOST_SAMPLES, len(self.run.train_loader.dataset)))
 
     def _grown(self, size: int, number: int) -> Memory:
         """What a step needs by the growth between two others; few samples are taken, since they may be special."""
