@@ -74,6 +74,11 @@ def test_imports_point_one_way(path: Path) -> None:
     assert wrong == []
 
 
+def test_only_commands_import_the_plan() -> None:
+    users = {room_of(module_name(path)) for path in FILES for _, module in imported(path) if room_of(module) == "plan"}
+    assert users == {"plan", "commands"}
+
+
 @pytest.mark.parametrize(("room", "order"), SUB_ROOMS.items())
 def test_sub_rooms_import_one_way(room: str, order: list[str]) -> None:
     wrong = []
