@@ -98,14 +98,14 @@ def test_a_task_of_an_array_runs_its_own_command(cluster: Path) -> None:
 
 
 def test_what_slurm_is_asked_for() -> None:
-    script = job_script(Job("cats", 2, 4, "01:00:00", "gpu", needs_gpus=True), ["train", "x"])
+    script = job_script(Job("cats", 2, 4, "01:00:00", needs_gpus=True), ["train", "x"])
     asked = {line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")}
     assert asked == {
-        "job-name=cats", "nodes=2", "ntasks-per-node=4", "gpus-per-node=4", "time=01:00:00", "partition=gpu",
+        "job-name=cats", "nodes=2", "ntasks-per-node=4", "gpus-per-node=4", "time=01:00:00",
         "signal=B:USR1@120", "open-mode=append", "output=%x-%j.log", "requeue",
     }  # fmt: skip
     plain = job_script(Job("cats"), ["train", "x"])
-    assert not any(name in plain for name in ("--time=", "--partition=", "--gpus"))
+    assert not any(name in plain for name in ("--time=", "--gpus"))
 
 
 def test_the_command_checks_the_recipe_and_writes_the_script(
@@ -122,6 +122,5 @@ def test_the_command_checks_the_recipe_and_writes_the_script(
     assert subprocess.run(["bash", "-n", str(out)]).returncode == 0
     assert main(["slurm", "quickstart", "optimizer.lr=fast"]) == 2
     assert main(["slurm", "quickstart", "--time", "soon"]) == 2
-    assert main(["slurm", "quickstart", "--partition", "a b"]) == 2
     assert main(["slurm", "quickstart", "--nodes", "0"]) == 2
     assert main(["slurm", "quickstart", "--out", str(tmp_path / "no" / "job.sh")]) == 2

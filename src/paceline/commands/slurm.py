@@ -25,7 +25,6 @@ class Job:
     nodes: int = 1
     processes: int = 1
     time: str | None = None
-    partition: str | None = None
     needs_gpus: bool = False
     programs: Path | None = None  # the folder of the paceline command, if it may not be on the path
 
@@ -35,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="machines (default: 1)")
     parser.add_argument("--procs", type=int, default=1, metavar="N", help="processes per machine (default: 1)")
-    add_job(parser)
+    parser.add_argument("--time", metavar="HH:MM:SS", help="time limit of one job")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the script here (default: standard output)")
 
 
@@ -62,19 +61,11 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def add_job(parser: argparse.ArgumentParser, when: str = "") -> None:
-    """The resources of a job."""
-    parser.add_argument("--time", metavar="HH:MM:SS", help=f"{when}time limit of one job")
-    parser.add_argument("--partition", metavar="NAME", help=f"{when}the partition to run on")
-
-
 def make_job(options: argparse.Namespace, nodes: int = 1, processes: int = 1) -> Job:
-    """A job with the resources of a command line; UsageError for what Slurm would refuse."""
+    """A job with the resources of a command line; UsageError for a time that Slurm would refuse."""
     if options.time and not re.fullmatch(r"(\d+-)?\d+(:\d{1,2}){0,2}", options.time):
         raise UsageError(f"--time: expected HH:MM:SS or DAYS-HH:MM:SS, got {options.time!r}")
-    if options.partition and not re.fullmatch(r"[\w.,+-]+", options.partition):
-        raise UsageError(f"--partition: expected the name of a partition, got {options.partition!r}")
-    return Job("", nodes, processes, options.time, options.partition, programs=_folder_of_command())
+    return Job("", nodes, processes, options.time, programs=_folder_of_command())
 
 
 def _folder_of_command() -> Path | None:
@@ -108,7 +99,6 @@ def _script(job: Job, opening: Sequence[str], command: str, more: Mapping[str, s
         "ntasks-per-node": job.processes,
         "gpus-per-node": job.processes if job.needs_gpus else None,
         "time": job.time,
-        "partition": job.partition,
         "signal": f"B:USR1@{_WARNING_SECONDS}",
         "open-mode": "append",
         **more,

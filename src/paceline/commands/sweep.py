@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.commands.common import add_json, add_recipe, check_extras, print_json, recipe_file, use_modules
-from paceline.commands.slurm import Job, add_job, array_script, make_job
+from paceline.commands.slurm import Job, array_script, make_job
 from paceline.core.atomic_write import replace_file
 from paceline.core.errors import RecipeError, Stopped, UsageError
 from paceline.core.process import StopRequest
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of all runs (default: runs/NAME-sweep)")
     parser.add_argument("--retry", action="store_true", help="start failed runs again too")
     parser.add_argument("--slurm", action="store_true", help="write a Slurm job array instead of running anything")
-    add_job(parser, "with --slurm: ")
+    parser.add_argument("--time", metavar="HH:MM:SS", help="with --slurm: time limit of one job")
     add_json(parser)
 
 
