@@ -8,11 +8,15 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.commands.common import add_recipe, read_recipe
 from paceline.core.errors import Stopped, UsageError
+
+if TYPE_CHECKING:
+    from paceline.recipe.schema import Recipe
 
 _WARNING_SECONDS = 120  # before the time limit, for the run to save its state
 
@@ -43,12 +47,12 @@ def main(options: argparse.Namespace) -> int:
     for name in ("nodes", "procs"):
         if getattr(options, name) < 1:
             raise UsageError(f"--{name}: expected a number ≥ 1, got {getattr(options, name)}")
-    job = make_job(options, options.nodes, options.procs)
+    check_time(options.time)
     recipe = read_recipe(options).recipe
     used = [word for module in options.use for word in ("--use", module)]
     # Slurm starts the processes; with a single task nothing else may.
     alone = ["--procs", "1"] if options.nodes * options.procs == 1 else []
-    job = replace(job, name=recipe.name, needs_gpus=recipe.train.device.startswith("cuda"))
+    job = make_job(recipe, recipe.name, options.time, options.procs, options.nodes)
     script = job_script(job, ["train", options.recipe, *options.overrides, *used, *alone])
     if options.out is None:
         print(script, end="")
@@ -61,11 +65,15 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def make_job(options: argparse.Namespace, nodes: int = 1, processes: int = 1) -> Job:
-    """A job with the resources of a command line; UsageError for a time that Slurm would refuse."""
-    if options.time and not re.fullmatch(r"(\d+-)?\d+(:\d{1,2}){0,2}", options.time):
-        raise UsageError(f"--time: expected HH:MM:SS or DAYS-HH:MM:SS, got {options.time!r}")
-    return Job("", nodes, processes, options.time, programs=_folder_of_command())
+def check_time(limit: str | None) -> None:
+    """Raise UsageError for a time limit that Slurm would refuse."""
+    if limit and not re.fullmatch(r"(\d+-)?\d+(:\d{1,2}){0,2}", limit):
+        raise UsageError(f"--time: expected HH:MM:SS or DAYS-HH:MM:SS, got {limit!r}")
+
+
+def make_job(recipe: Recipe, name: str, limit: str | None, processes: int, nodes: int = 1) -> Job:
+    """The job of a recipe."""
+    return Job(name, nodes, processes, limit, recipe.train.device.startswith("cuda"), _folder_of_command())
 
 
 def _folder_of_command() -> Path | None:

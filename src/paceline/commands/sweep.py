@@ -7,12 +7,12 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.commands.common import add_json, add_recipe, check_extras, print_json, recipe_file, use_modules
-from paceline.commands.slurm import Job, array_script, make_job
+from paceline.commands.slurm import array_script, check_time, make_job
 from paceline.core.atomic_write import replace_file
 from paceline.core.errors import RecipeError, Stopped, UsageError
 from paceline.core.process import StopRequest
@@ -48,7 +48,7 @@ def main(options: argparse.Namespace) -> int:
     for name in ("jobs", "procs"):
         if getattr(options, name) is not None and not 1 <= getattr(options, name) <= _MOST:
             raise UsageError(f"--{name}: expected a number from 1 to {_MOST}, got {getattr(options, name)}")
-    job = make_job(options, processes=options.procs or 1)
+    check_time(options.time)
     from paceline.commands.sweep_trials import SweepFile
     from paceline.recipe.search_space import read_search_space
     from paceline.run.directory import check_writable
@@ -73,7 +73,7 @@ def main(options: argparse.Namespace) -> int:
         file = SweepFile(out, shared, trials)
         file.write()
         if options.slurm:
-            return _write_array(file, job, recipe, words, options)
+            return _write_array(file, recipe, words, options)
         return _run(file, recipe, words, options)
 
 
@@ -169,7 +169,7 @@ def _exit_code(file: SweepFile, stop: StopRequest) -> int:
 
 
 def _write_array(
-    file: SweepFile, job: Job, recipe: Recipe, words: Callable[[Trial], list[str]], options: argparse.Namespace
+    file: SweepFile, recipe: Recipe, words: Callable[[Trial], list[str]], options: argparse.Namespace
 ) -> int:
     """Write a script that trains each unfinished trial as a task of a job array."""
     due = _due(file, options.retry)
@@ -179,7 +179,7 @@ def _write_array(
         )
         return 0
     script, tasks = file.out / "array.sh", {int(trial.run): words(trial) for trial in due}
-    job = replace(job, name=f"{recipe.name}-sweep", needs_gpus=recipe.train.device.startswith("cuda"))
+    job = make_job(recipe, f"{recipe.name}-sweep", options.time, options.procs or 1)
     replace_file(script, array_script(job, tasks, options.jobs).encode())
     print(f"wrote {script} with {pluralize(len(due), 'task')}; submit it with: sbatch {script}", file=sys.stderr)
     return 0
