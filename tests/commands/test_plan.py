@@ -8,9 +8,7 @@ import pytest
 
 from paceline.cli import main
 from paceline.core.errors import UsageError
-from paceline.core.registry import register
 from paceline.plan.devices import CUDA_CONTEXT, GIB, parse_device
-from paceline.tasks.classification import Classification
 
 SMALL = ["model.widths=[4]", "data.batch_size=8", "evaluate.batch_size=1"]
 
@@ -245,35 +243,3 @@ def test_what_cannot_be_rehearsed_is_measured(
     assert "predicted beside measured" in printed.out
     assert "–" in printed.out
     assert "memory of each" not in printed.out
-
-
-def test_processes_are_measured_together(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["train.precision=fp32", "train.activation_checkpointing=none", "--procs", "2", "--measure", "--json"]
-    assert main(["plan", "quickstart", *SMALL, *words]) == 0
-    (row,) = json.loads(capsys.readouterr().out)["rows"]
-    assert row["micro_batch_size"] == 4
-    assert row["measured"]["tensor_bytes"] == pytest.approx(row["total_bytes"], rel=0.1)
-
-
-def test_data_that_is_needed_and_missing_has_the_exit_code_of_data(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, own_names: None
-) -> None:
-    """Samples of a task of a user's cannot be assumed."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("PACELINE_DATA", raising=False)
-    register.task("own_task")(type("OwnTask", (Classification,), {}))
-    assert main(["plan", "image_folder", "task=own_task", "--memory", "1GiB"]) == 3
-    assert "image_folder.yaml" in capsys.readouterr().err
-
-
-def test_an_error_of_a_real_step_names_the_line_of_the_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, own_names: None
-) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    module = tmp_path / "own_network_of_a_trial.py"
-    forward = "assert type(images) is not torch.Tensor, 'real after all'; return self.layers(images)"
-    module.write_text(_network(forward).replace("Lazy", "").replace("(16)", "(784, 16)"), encoding="utf-8")
-    words = ["plan", "quickstart", "model.name=own_network", "train.precision=fp32", "--use", str(module)]
-    assert main([*words, "train.activation_checkpointing=none", "data.batch_size=8", "--measure", "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)["rows"]
-    assert f"{module.name}:25: AssertionError: real after all" in row["measured"]

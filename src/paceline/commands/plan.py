@@ -28,16 +28,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
     parser.add_argument("--procs", default="1", metavar="N,…", help="numbers of processes, one per device (default: 1)")
     parser.add_argument("--measure", action="store_true", help="take real steps here; print predicted beside measured")
+    add_device(parser)
+    add_json(parser)
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """What a run is planned for: a device, and samples where the data is missing."""
     parser.add_argument("--memory", metavar="SIZE", help="of a device: 24GiB, or a GPU's, by its name (default: here)")
     parser.add_argument("--image", default="640x480", metavar="WxH", help="without the data: the size of images")
     parser.add_argument("--classes", type=int, default=100, metavar="N", help="without the data: number of classes")
-    add_json(parser)
 
 
 def main(options: argparse.Namespace) -> int:
     """Rehearse each combination of settings on fake tensors and print what it needs."""
     use_modules(options.use, options.recipe)
-    reference, shape = recipe_file(options.recipe), _read_shape(options)
+    reference, shape = recipe_file(options.recipe), read_shape(options)
     processes = _processes(options.procs)
     from paceline.commands.plan_report import Report
     from paceline.plan.devices import device_at_hand, parse_device
@@ -84,7 +89,7 @@ def _print_notes(options: argparse.Namespace, batch_size: int, rows: Sequence[Ro
         )
 
 
-def _read_shape(options: argparse.Namespace) -> Shape:
+def read_shape(options: argparse.Namespace) -> Shape:
     """What samples are where the data is missing: --image and --classes."""
     width, separator, height = options.image.partition("x")
     if not (separator and width.isdecimal() and height.isdecimal() and int(width) * int(height)):
