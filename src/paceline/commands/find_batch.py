@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.commands.common import add_json, add_recipe, print_json, recipe_file, use_modules
-from paceline.commands.plan import add_device, read_shape
+from paceline.commands.plan import add_device, read_device, read_shape
 from paceline.core.errors import UsageError
 from paceline.core.process import free_memory
 from paceline.core.text import pluralize
@@ -50,11 +50,10 @@ def main(options: argparse.Namespace) -> int:
         raise UsageError(f"--procs {options.procs}: expected 1 or more")
     shape, reference = read_shape(options), recipe_file(options.recipe)
     from paceline.commands.measure_row import OutOfMemoryError, Trial, measure_row
-    from paceline.plan.devices import parse_device
     from paceline.plan.grid import Grid, plan_rows
     from paceline.plan.rows import Refused
 
-    device = parse_device(options.memory) if options.memory else _device_at_hand(options.procs)
+    device = read_device(options) or _device_at_hand(options.procs)
     grid = Grid(reference, options.overrides, device.memory, shape, device.is_cpu)
     with redirect_stdout(sys.stderr):  # what a model prints is no part of the answer
         (row,) = plan_rows(grid, [{"procs": str(options.procs)}])
