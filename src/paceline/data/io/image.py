@@ -70,14 +70,10 @@ def _naming(path: Path, max_pixels: int) -> Iterator[None]:
         raise DamagedFileError(f"{path}: not an image that can be read ({', '.join(('JPEG', *FORMATS))})") from error
     except Image.DecompressionBombError as error:
         raise DataError(f"{path}: more than {max_pixels:,} pixels; raise max_pixels if that is right") from error
-    except _RefusedError as error:
+    except DataError as error:  # of a sound image of a kind that is not taken
         raise DataError(f"{path}: {error}") from error
     except DAMAGE as error:
         raise DamagedFileError(f"{path}: damaged or truncated image ({error})") from error
-
-
-class _RefusedError(Exception):
-    """A sound image of a kind that is not taken."""
 
 
 @contextmanager
@@ -105,7 +101,7 @@ def read_bytes(path: Path) -> bytes:
 
 def _check_size(height: int, width: int, max_pixels: int) -> None:
     if height * width > max_pixels:
-        raise _RefusedError(f"{width}×{height} is more than {max_pixels:,} pixels")
+        raise DataError(f"{width}×{height} is more than {max_pixels:,} pixels")
 
 
 def _jpeg_header(data: bytes, max_pixels: int) -> Header:
@@ -119,7 +115,7 @@ def _jpeg_header(data: bytes, max_pixels: int) -> Header:
     # Counting takes a twentieth of the time of decoding; a file this short cannot hold too many.
     scans = data.count(b"\xff\xda") if len(data) // _SCAN_BYTES * height * width > _MAX_SCANNED else 1
     if scans * height * width > _MAX_SCANNED:
-        raise _RefusedError(f"{width}×{height} pixels in {scans} scans would take too long to decode")
+        raise DataError(f"{width}×{height} pixels in {scans} scans would take too long to decode")
     orientation = _jpeg_orientation(data)
     if orientation >= 5:  # lies on its side
         height, width = width, height
@@ -197,7 +193,7 @@ def _opened(data: bytes, max_pixels: int) -> Image.Image:
 def _as_rgb(image: Image.Image) -> Pixels:
     """A band at a time, so that little memory is needed beside the image itself."""
     if image.mode == "F":
-        raise _RefusedError("pixels are floating-point numbers, which have no fixed range; save it with 8 or 16 bits")
+        raise DataError("pixels are floating-point numbers, which have no fixed range; save it with 8 or 16 bits")
     convert = _from_deep_gray if image.mode.startswith("I") else _over_white
     rows = max(1, _BAND // max(1, image.width))
     if rows >= image.height:
@@ -220,7 +216,7 @@ def _over_white(image: Image.Image) -> Pixels:
 def _from_deep_gray(image: Image.Image) -> Pixels:
     values: NDArray[np.integer[Any]] = np.asarray(image)
     if values.min() < 0 or values.max() > 0xFFFF:
-        raise _RefusedError("pixels have more than 16 bits; save it with 8 or 16 bits")
+        raise DataError("pixels have more than 16 bits; save it with 8 or 16 bits")
     gray = (values >> 8).astype(np.uint8)
     return np.repeat(gray[:, :, None], 3, axis=2)
 

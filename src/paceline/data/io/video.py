@@ -43,8 +43,6 @@ MAX_PIXELS = 8192 * 8192
 """Pixels of the largest frame that is decoded unless more are allowed."""
 MAX_FRAMES = 1_000_000
 """Frames of the longest video that is taken: nine hours at 30 a second."""
-MAX_BYTES = 1 << 32
-"""Bytes that the frames asked for at once may take."""
 
 _DECODERS = (*CODECS, "libdav1d")
 _TIMED_CONTAINERS = {"mov", "matroska"}  # a packet of these codecs in these containers is one frame
@@ -95,10 +93,6 @@ class EncodedVideo:
         unique, places = np.unique(np.asarray(numbers, np.int64), return_inverse=True)
         if not 0 <= unique[0] <= unique[-1] < self.num_frames:
             raise IndexError(f"{self.path}: frames {unique[0]} to {unique[-1]} of {self.num_frames}")
-        context = self._scanned().stream.codec_context
-        needed = 3 * len(places) * context.width * context.height
-        if needed > MAX_BYTES:
-            raise DataError(f"{self.path}: {len(places)} frames take {needed:,} bytes, more than {MAX_BYTES:,}")
         with _errors(self.path):
             decoded = self._decode(unique.tolist())
         return decoded if np.array_equal(places, np.arange(len(unique))) else decoded[places]
