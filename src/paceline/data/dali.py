@@ -111,7 +111,7 @@ class _Loader:
 
 def _is_for_dali(image: Any) -> bool:
     """Whether it is a JPEG file that DALI decodes as we do, upright; one without an end is left to us, who notice."""
-    if not isinstance(image, Encoded) or not image.header.by_simplejpeg or image.header.orientation != 1:
+    if not isinstance(image, Encoded) or not image.by_simplejpeg or image.orientation != 1:
         return False
     return _END_OF_JPEG in image.data[-_TAIL:]
 
