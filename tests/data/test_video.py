@@ -66,7 +66,7 @@ def test_frames_are_those_that_decoding_everything_gives(
         numbers = [rng.randrange(len(expected)) for _ in range(rng.randrange(1, 9))]
         np.testing.assert_array_equal(video.frames(numbers), expected[numbers])
     np.testing.assert_array_equal(EncodedVideo(path).frames(range(len(expected))), expected)
-    assert (video._scanned().timeline is not None) == (name in _TIMED | {"mjpeg.mov", "vp9.webm"})
+    assert (video._timeline is not None) == (name in _TIMED | {"mjpeg.mov", "vp9.webm"})
 
 
 @settings(max_examples=40, deadline=None)
