@@ -17,8 +17,8 @@ from benchmarks import images_dali, images_packed
 from benchmarks.measuring import Measured, Turn, interleave, spread
 from benchmarks.photos import MEAN, SIZE, STD, Photos, pillow_loader
 from benchmarks.report import Goal, Section, at_least
+from paceline.core.extras import missing_extra
 from paceline.core.process import keep_freed_memory
-from paceline.data import dali
 from paceline.data.datasets.image_folder import ImageFolder
 from paceline.data.loader import Kind, Request, load
 from paceline.data.sampler import Permutation
@@ -82,7 +82,7 @@ def contestants() -> dict[str, Callable[[Path], Epochs]]:
         PACKED: lambda root: images_packed.epochs(root, BATCH),
         PILLOW: pillow,
     }
-    if dali.is_installed():
+    if not missing_extra("dali"):
         named[DALI] = lambda root: images_dali.epochs(root, BATCH)
     return named
 

@@ -47,13 +47,13 @@ def lies(tmp_path: Path, data: bytes) -> int:
     path = tmp_path / "image"
     path.write_bytes(data)
     image = Encoded.read(path)
-    size = (HEIGHT, WIDTH) if image.header.orientation < 5 else (WIDTH, HEIGHT)
+    size = (HEIGHT, WIDTH) if image.orientation < 5 else (WIDTH, HEIGHT)
     assert (image.height, image.width) == image.decode().shape[:2] == size
     if data[8:12] != b"WEBP":
         assert decode_gray(path).shape == size
         if not data.startswith(b"\xff\xd8"):
             assert decode_ids(path).shape == size
-    return image.header.orientation
+    return image.orientation
 
 
 EXIF = segment(0xE1, b"Exif\0\0" + tags(6))
@@ -127,7 +127,7 @@ def test_what_is_cut_or_spoilt_turns_nothing_or_is_refused(tmp_path: Path, kind:
     for case in cases:
         (tmp_path / "image").write_bytes(case)
         with suppress(DataError):
-            assert Encoded.read(tmp_path / "image", 1 << 20).header.orientation in range(1, 9)
+            assert Encoded.read(tmp_path / "image", 1 << 20).orientation in range(1, 9)
 
 
 def test_a_truncated_png_is_still_refused(tmp_path: Path) -> None:

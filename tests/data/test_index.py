@@ -184,21 +184,15 @@ def test_without_any_place_it_says_so(names: Names, tmp_path: Path, monkeypatch:
     assert names.open().path.parent == tmp_path / f"paceline-{os.getuid()}"
 
 
-def test_the_oldest_make_room(names: Names, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = [names.open(size=size).path for size in range(4)]
-    lengths = [path.stat().st_size for path in paths]
-    for place, path in enumerate(paths):
-        os.utime(path, ns=(LONG_AGO + place, LONG_AGO + place))
-    names.open(size=0)  # used again, so the youngest now
+def test_what_is_not_used_for_long_is_removed(names: Names, own_cache: Path) -> None:
+    paths = [names.open(size=size).path for size in range(3)]
     left_over = own_cache / "index-names-0-0.partial"
     left_over.touch()
-    age(left_over)
-    monkeypatch.setattr(index_module, "MAX_BYTES", sum(lengths[:3]))
-    last = names.open(size=4).path
-    assert kept(own_cache) == sorted([paths[0], paths[3], last])
-    monkeypatch.setattr(index_module, "MAX_BYTES", 1)
-    assert kept(own_cache) == sorted([paths[0], paths[3], last]), "nothing is removed unless something is written"
-    assert [names.open(size=5).path] == kept(own_cache)
+    age(*paths, left_over)
+    names.open(size=0)  # used again
+    assert kept(own_cache) == sorted([*paths, left_over]), "nothing is removed unless something is written"
+    last = names.open(size=3).path
+    assert kept(own_cache) == sorted([paths[0], last])
 
 
 def test_the_cache_is_cleared(names: Names, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

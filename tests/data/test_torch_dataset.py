@@ -243,12 +243,12 @@ def test_what_is_drawn_follows_from_seed_epoch_and_sample_whatever_reads() -> No
 
 def test_threads_never_read_beside_a_training_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its dropout draws from the generator that a data set's transforms draw from."""
-    import paceline.data.loader as autotune
+    import paceline.data.loader as loader_module
 
     def refuse(*arguments: Any) -> Any:
         raise AssertionError("threads read")
 
-    monkeypatch.setattr(autotune, "load_by_threads", refuse)
+    monkeypatch.setattr(loader_module, "map_in_order", refuse)
     for kind in ("auto", "thread"):
         assert len(loaded(lambda source, requests, kind=kind: list(load(source, requests, 1, kind)))) == 6  # type: ignore[misc]
 

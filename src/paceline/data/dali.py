@@ -52,6 +52,7 @@ class _Loader:
         self.source, self.threads, self.device = source, threads, device
         self.opened: Callable[[int], Sample] = source.dataset.open  # type: ignore[attr-defined]
         self._draws = TransformPipeline(source.dataset, source.sample_transforms, source.seed).draw
+        self._stages = _stages(source.sample_transforms)
         self._lock, self._capacity = Lock(), 0
         self._pipeline: Any = None
 
@@ -73,10 +74,7 @@ class _Loader:
             return None
         draws = self._draws(request.epoch, request.ids)
         images = {place: samples[place]["image"] for place in np.flatnonzero(mine)}
-        planned = [
-            _plan(self.source.sample_transforms, image.height, image.width, draws[place])
-            for place, image in images.items()
-        ]
+        planned = [_plan(self._stages, image.height, image.width, draws[place]) for place, image in images.items()]
         sizes = {size for _, size in planned} | (set() if others is None else {tuple(others["image"].shape[-2:])})
         if len(sizes) > 1:
             return None
@@ -97,7 +95,7 @@ class _Loader:
             if self._pipeline is None or count > self._capacity:
                 self._capacity = max(count, self._capacity)
                 index = None if self.device.type == "cpu" else self.device.index or 0
-                self._pipeline = make_pipeline(self.source.sample_transforms, self._capacity, self.threads, index)
+                self._pipeline = make_pipeline(self._stages, self._capacity, self.threads, index)
             for name, values in inputs.items():
                 self._pipeline.feed_input(name, values)
             try:
@@ -111,7 +109,7 @@ class _Loader:
 
 def _is_for_dali(image: Any) -> bool:
     """Whether it is a JPEG file that DALI decodes as we do, upright; one without an end is left to us, who notice."""
-    if not isinstance(image, Encoded) or not image.header.by_simplejpeg or image.header.orientation != 1:
+    if not isinstance(image, Encoded) or not image.by_simplejpeg or image.orientation != 1:
         return False
     return _END_OF_JPEG in image.data[-_TAIL:]
 
@@ -165,12 +163,10 @@ def find_refusal(loader: SplitLoader) -> Refusal | None:
     return None
 
 
-def _plan(
-    transforms: Sequence[SampleTransform], height: int, width: int, draws: Draws
-) -> tuple[Numbers, tuple[int, int]]:
+def _plan(stages: Sequence[Any], height: int, width: int, draws: Draws) -> tuple[Numbers, tuple[int, int]]:
     """What the operators are fed for an image of that size, from its row of draws, and the size that it comes to."""
     numbers: Numbers = {}
-    for stage in _stages(transforms):
+    for stage in stages:
         number = stage.transform.draws
         own, (height, width) = stage.plan(height, width, draws[:number])
         numbers |= {stage.input(name): value for name, value in own.items()}
@@ -178,7 +174,7 @@ def _plan(
     return numbers, (height, width)
 
 
-def make_pipeline(transforms: Sequence[SampleTransform], capacity: int, threads: int, device_id: int | None) -> Any:
+def make_pipeline(stages: Sequence[Any], capacity: int, threads: int, device_id: int | None) -> Any:
     """A DALI pipeline that is fed "data", the bytes of JPEG files, and the numbers; it gives uint8 [N, C, H, W].
 
     With a device it decodes and works there, else on the host.
@@ -195,10 +191,9 @@ def make_pipeline(transforms: Sequence[SampleTransform], capacity: int, threads:
 
     with pipeline:
         data, device = given("data", "u1", 1), "cpu" if device_id is None else "mixed"
-        stages = _stages(transforms)
         if stages and isinstance(stages[0], _RandomResizedCrop):  # no more is decoded than that
             images = fn.decoders.image_slice(data, *stages[0].box(given), device=device, **_IN_PIXELS, **_AS_IT_LIES)
-            images = stages.pop(0).resize(fn, images)
+            images, stages = stages[0].resize(fn, images), stages[1:]
         else:
             images = fn.decoders.image(data, device=device, **_AS_IT_LIES)
         for stage in stages:

@@ -143,16 +143,13 @@ def transformed_batches(
     for start in range(0, len(ids), num_together):
         some = ids[start : start + num_together]
         try:
-            batches = [_transformed(loader, some)]
+            batch = _transformed(loader, some)
         except UNREADABLE as error:
             problems.append(str(error))
-            batches = []
-            for index in some if len(some) > 1 else ():
-                try:
-                    batches.append(_transformed(loader, [index]))
-                except UNREADABLE as own:
-                    problems.append(str(own))
-        yield from batches
+            if len(some) > 1:
+                yield from transformed_batches(loader, some, 1, problems)
+        else:
+            yield batch
 
 
 def _transformed(loader: SplitLoader, ids: Sequence[int]) -> Batch:

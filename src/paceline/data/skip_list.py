@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, NamedTuple
@@ -71,7 +72,7 @@ class SkipList:
         self.split = split
         self.limit = limit
         self.path: Path | None = None
-        self._log: Callable[[str], None] = _print
+        self._log: Callable[[str], None] = partial(print, file=sys.stderr)
         self._known: dict[int, Skipped] = {}
         self._reported: set[int] = set()
         self._size = 0
@@ -155,7 +156,3 @@ def parse_skipped(line: bytes) -> tuple[str, Skipped] | None:
         return str(entry["split"]), Skipped(int(entry["sample"]), entry["path"], str(entry["reason"]))
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def _print(text: str) -> None:
-    print(text, file=sys.stderr)

@@ -174,7 +174,7 @@ class ImageMask(FileDataset):
 
 
 def _advice_on_size(image: Encoded, mask: Pixels) -> str:
-    orientation = image.header.orientation
+    orientation = image.orientation
     if orientation >= 5 and mask.shape == (image.width, image.height):
         return (
             f"the image carries the Exif orientation {orientation} and is turned upright when it is read, the mask is"

@@ -1,7 +1,7 @@
 """Indexes: what a data set found in its folders, lists and annotations, built once and shared by all processes.
 
-They are kept in the user's cache folder, bounded in size, and never beside the data: other programs take every folder
-beside images for a class, and an index that came with the data could name any file of this machine.
+They are kept in the user's cache folder as long as they are used, and never beside the data: other programs take every
+folder beside images for a class, and an index that came with the data could name any file of this machine.
 """
 
 from __future__ import annotations
@@ -32,13 +32,12 @@ from paceline.data.mapped_arrays import ArrayWriter, MappedArrays
 from paceline.data.rng import derive
 from paceline.data.sampler import Permutation
 
-MAX_BYTES = 2 << 30
-"""What all indexes may take together; those that were not used for longest are removed first."""
+KEPT_SECONDS = 90 * 86_400
+"""How long an index is kept that nobody uses."""
 _VERSION = 8  # of what data sets write into their indexes
 _PATIENCE = 5.0  # seconds until something is said about work that goes on
 _TICK, _COARSE_TICK = 20_000_000, 2_000_000_000  # nanoseconds within which two changes may have one time
 _SECOND = 1_000_000_000
-_DAY = 86_400
 _UNREAD = -1  # instead of a checksum
 _BLOCK = 1 << 20
 
@@ -120,7 +119,7 @@ def _find(path: Path, folder: Path, asked: int) -> MappedArrays | None:
     except (OSError, DamagedFileError, LookupError, ValueError):
         return None
     with suppress(OSError):
-        os.utime(path)  # among the last to be removed
+        os.utime(path)  # it is used
     return index
 
 
@@ -174,7 +173,7 @@ def _build(path: Path, folder: Path, asked: int, build: Callable[[IndexBuilder],
             with suppress(OSError):
                 builder.write(file)
                 partial.replace(path)
-                _remove_oldest(path.parent, path)
+                _remove_unused(path.parent)
                 return MappedArrays(path)
             return None
         finally:
@@ -194,20 +193,12 @@ def _message_after_patience(text: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _remove_oldest(cache: Path, newest: Path) -> None:
-    """Remove the indexes that were not used for longest, until the others fit; `newest` always stays."""
-    found = []
+def _remove_unused(cache: Path) -> None:
+    """Remove the indexes, and what a killed process has left of one, that nobody has used for long."""
     for path in cache.glob("index-*"):
         with suppress(OSError):
-            status = path.stat()
-            is_being_written = path.suffix == ".partial" and time.time() - status.st_mtime < _DAY
-            if path != newest and not is_being_written:
-                found.append((status.st_mtime_ns, status.st_size, path))
-    room = MAX_BYTES - newest.stat().st_size
-    for _, size, path in sorted(found, reverse=True):
-        room -= size
-        if room < 0:
-            path.unlink(missing_ok=True)
+            if time.time() - path.stat().st_mtime > KEPT_SECONDS:
+                path.unlink()
 
 
 Part = range | NDArray[Any]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 import simplejpeg
@@ -52,13 +52,8 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 warnings.filterwarnings("ignore", module=r"PIL\.TiffImagePlugin")  # Exif data is often damaged, and images are fine
 
 
-class Header(NamedTuple):
-    """What the first bytes of an image file tell: its size when upright, and how it lies."""
-
-    height: int
-    width: int
-    orientation: int = 1
-    by_simplejpeg: bool = False
+Header = tuple[int, int, int, bool]
+"""Height and width of an image when it is upright, its Exif orientation, and whether simplejpeg decodes it."""
 
 
 @contextmanager
@@ -70,14 +65,10 @@ def _naming(path: Path, max_pixels: int) -> Iterator[None]:
         raise DamagedFileError(f"{path}: not an image that can be read ({', '.join(('JPEG', *FORMATS))})") from error
     except Image.DecompressionBombError as error:
         raise DataError(f"{path}: more than {max_pixels:,} pixels; raise max_pixels if that is right") from error
-    except _RefusedError as error:
+    except DataError as error:  # of a sound image of a kind that is not taken
         raise DataError(f"{path}: {error}") from error
     except DAMAGE as error:
         raise DamagedFileError(f"{path}: damaged or truncated image ({error})") from error
-
-
-class _RefusedError(Exception):
-    """A sound image of a kind that is not taken."""
 
 
 @contextmanager
@@ -105,7 +96,7 @@ def read_bytes(path: Path) -> bytes:
 
 def _check_size(height: int, width: int, max_pixels: int) -> None:
     if height * width > max_pixels:
-        raise _RefusedError(f"{width}×{height} is more than {max_pixels:,} pixels")
+        raise DataError(f"{width}×{height} is more than {max_pixels:,} pixels")
 
 
 def _jpeg_header(data: bytes, max_pixels: int) -> Header:
@@ -119,11 +110,11 @@ def _jpeg_header(data: bytes, max_pixels: int) -> Header:
     # Counting takes a twentieth of the time of decoding; a file this short cannot hold too many.
     scans = data.count(b"\xff\xda") if len(data) // _SCAN_BYTES * height * width > _MAX_SCANNED else 1
     if scans * height * width > _MAX_SCANNED:
-        raise _RefusedError(f"{width}×{height} pixels in {scans} scans would take too long to decode")
+        raise DataError(f"{width}×{height} pixels in {scans} scans would take too long to decode")
     orientation = _jpeg_orientation(data)
     if orientation >= 5:  # lies on its side
         height, width = width, height
-    return Header(height, width, orientation, colors not in ("CMYK", "YCCK"))
+    return height, width, orientation, colors not in ("CMYK", "YCCK")
 
 
 def _jpeg_orientation(data: bytes) -> int:
@@ -150,30 +141,11 @@ def _exif_orientation(image: Image.Image, data: bytes) -> int:
     return int(orientation) if orientation in _TURNS else 1
 
 
-def _decode_jpeg(data: bytes, header: Header, min_size: tuple[int, int]) -> Pixels:
-    height, width = _reduced(header, min_size)
-    if header.orientation >= 5:
-        height, width = width, height
-    pixels: Pixels = simplejpeg.decode_jpeg(data, min_height=height, min_width=width)
-    if header.orientation == 1:
-        return pixels
-    return np.array(Image.fromarray(pixels).transpose(_TURNS[header.orientation]))
-
-
-def _reduced(header: Header, min_size: tuple[int, int]) -> tuple[int, int]:
-    """The size to decode to: a half, quarter or eighth; other shares take longer than the whole image."""
-    for divisor in (8, 4, 2):
-        height, width = -(-header.height // divisor), -(-header.width // divisor)
-        if min_size > (0, 0) and height >= min_size[0] and width >= min_size[1]:
-            return height, width
-    return header.height, header.width
-
-
-def turn_upright(image: Image.Image, header: Header) -> Image.Image:
-    """The image of a file with that header, decoded, as it lies by its Exif orientation; XMP is not asked."""
+def turn_upright(image: Image.Image, orientation: int) -> Image.Image:
+    """The image of a file, decoded, as it lies by that Exif orientation; XMP is not asked."""
     image.info.pop("xmp", None)  # Pillow turns TIFF files itself, and would ask it
     image.load()
-    return image if image.format == "TIFF" or header.orientation == 1 else image.transpose(_TURNS[header.orientation])
+    return image if image.format == "TIFF" or orientation == 1 else image.transpose(_TURNS[orientation])
 
 
 def _other_header(data: bytes, max_pixels: int) -> Header:
@@ -182,7 +154,7 @@ def _other_header(data: bytes, max_pixels: int) -> Header:
         height, width = int(tags.get(_HEIGHT, opened.height)), int(tags.get(_WIDTH, opened.width))
         found = tags.get(_ORIENTATION) if tags else _exif_orientation(opened, data)
         orientation = int(found) if found in _TURNS else 1
-        return Header(height, width, orientation) if orientation < 5 else Header(width, height, orientation)
+        return (height, width, orientation, False) if orientation < 5 else (width, height, orientation, False)
 
 
 def _opened(data: bytes, max_pixels: int) -> Image.Image:
@@ -197,7 +169,7 @@ def _opened(data: bytes, max_pixels: int) -> Image.Image:
 def _as_rgb(image: Image.Image) -> Pixels:
     """A band at a time, so that little memory is needed beside the image itself."""
     if image.mode == "F":
-        raise _RefusedError("pixels are floating-point numbers, which have no fixed range; save it with 8 or 16 bits")
+        raise DataError("pixels are floating-point numbers, which have no fixed range; save it with 8 or 16 bits")
     convert = _from_deep_gray if image.mode.startswith("I") else _over_white
     rows = max(1, _BAND // max(1, image.width))
     if rows >= image.height:
@@ -220,7 +192,7 @@ def _over_white(image: Image.Image) -> Pixels:
 def _from_deep_gray(image: Image.Image) -> Pixels:
     values: NDArray[np.integer[Any]] = np.asarray(image)
     if values.min() < 0 or values.max() > 0xFFFF:
-        raise _RefusedError("pixels have more than 16 bits; save it with 8 or 16 bits")
+        raise DataError("pixels have more than 16 bits; save it with 8 or 16 bits")
     gray = (values >> 8).astype(np.uint8)
     return np.repeat(gray[:, :, None], 3, axis=2)
 
@@ -231,8 +203,12 @@ class Encoded:
 
     path: Path
     data: bytes
-    header: Header
     max_pixels: int
+    height: int
+    """Of the whole image, upright, in pixels; so is the width."""
+    width: int
+    orientation: int
+    by_simplejpeg: bool
 
     @classmethod
     def read(cls, path: Path, max_pixels: int = MAX_PIXELS) -> Encoded:
@@ -240,17 +216,7 @@ class Encoded:
         data = read_bytes(path)
         with _naming(path, max_pixels):
             read = _jpeg_header if data.startswith(JPEG) else _other_header
-            return cls(path, data, read(data, max_pixels), max_pixels)
-
-    @property
-    def height(self) -> int:
-        """Of the whole image, upright, in pixels."""
-        return self.header.height
-
-    @property
-    def width(self) -> int:
-        """Of the whole image, upright, in pixels."""
-        return self.header.width
+            return cls(path, data, max_pixels, *read(data, max_pixels))
 
     @property
     def is_gray(self) -> bool:
@@ -265,10 +231,24 @@ class Encoded:
         its first frame. A larger JPEG may come out reduced to not less than the given size, which is faster.
         """
         with _naming(self.path, self.max_pixels):
-            if self.header.by_simplejpeg:
-                return _decode_jpeg(self.data, self.header, (min_height, min_width))
+            if self.by_simplejpeg:
+                return self._decode_jpeg(min_height, min_width)
             with _opened(self.data, self.max_pixels) as opened:
-                return _as_rgb(turn_upright(opened, self.header))
+                return _as_rgb(turn_upright(opened, self.orientation))
+
+    def _decode_jpeg(self, min_height: int, min_width: int) -> Pixels:
+        height, width = self.height, self.width
+        for divisor in (8, 4, 2):  # other shares take longer than the whole image
+            reduced = -(-self.height // divisor), -(-self.width // divisor)
+            if (min_height, min_width) > (0, 0) and reduced[0] >= min_height and reduced[1] >= min_width:
+                height, width = reduced
+                break
+        if self.orientation >= 5:
+            height, width = width, height
+        pixels: Pixels = simplejpeg.decode_jpeg(self.data, min_height=height, min_width=width)
+        if self.orientation == 1:
+            return pixels
+        return np.array(Image.fromarray(pixels).transpose(_TURNS[self.orientation]))
 
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")

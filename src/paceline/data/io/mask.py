@@ -128,7 +128,7 @@ def _colored(pixels: Pixels) -> str | None:
 
 def _load(encoded: Encoded) -> Image.Image:
     try:
-        return turn_upright(Image.open(io.BytesIO(encoded.data), formats=_FORMATS), encoded.header)
+        return turn_upright(Image.open(io.BytesIO(encoded.data), formats=_FORMATS), encoded.orientation)
     except DAMAGE as error:
         found = f"{encoded.path}: damaged or truncated, or no mask ({error})"
         raise DamagedFileError(f"{found}; expected {', '.join(_FORMATS)}") from error

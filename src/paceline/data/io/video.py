@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,8 +43,6 @@ MAX_PIXELS = 8192 * 8192
 """Pixels of the largest frame that is decoded unless more are allowed."""
 MAX_FRAMES = 1_000_000
 """Frames of the longest video that is taken: nine hours at 30 a second."""
-MAX_BYTES = 1 << 32
-"""Bytes that the frames asked for at once may take."""
 
 _DECODERS = (*CODECS, "libdav1d")
 _TIMED_CONTAINERS = {"mov", "matroska"}  # a packet of these codecs in these containers is one frame
@@ -65,7 +63,9 @@ class EncodedVideo:
 
     def __init__(self, path: Path, max_pixels: int = MAX_PIXELS, max_frames: int = MAX_FRAMES) -> None:
         self.path, self.max_pixels, self.max_frames = path, max_pixels, max_frames
-        self._scan: _Scan | None = None
+        self._num_frames = 0
+        self._timeline: Timeline | None = None  # if decoding from the beginning has to tell which frame is which
+        self._kept: list[Any] | None = None  # all packets, unless they are large
 
     def __reduce__(self) -> tuple[type[EncodedVideo], tuple[Path, int, int]]:
         return EncodedVideo, (self.path, self.max_pixels, self.max_frames)  # an open file stays in its process
@@ -73,7 +73,13 @@ class EncodedVideo:
     @property
     def num_frames(self) -> int:
         """How many frames there are; at least one."""
-        return self._scanned().num_frames
+        if not self._num_frames:
+            with _errors(self.path):
+                self._scan()
+                self._num_frames = len(self._timeline.order) if self._timeline else self._count()
+            if not self._num_frames:
+                raise DamagedFileError(f"{self.path}: a video without frames")
+        return self._num_frames
 
     @property
     def height(self) -> int:
@@ -95,10 +101,6 @@ class EncodedVideo:
         unique, places = np.unique(np.asarray(numbers, np.int64), return_inverse=True)
         if not 0 <= unique[0] <= unique[-1] < self.num_frames:
             raise IndexError(f"{self.path}: frames {unique[0]} to {unique[-1]} of {self.num_frames}")
-        context = self._scanned().stream.codec_context
-        needed = 3 * len(places) * context.width * context.height
-        if needed > MAX_BYTES:
-            raise DataError(f"{self.path}: {len(places)} frames take {needed:,} bytes, more than {MAX_BYTES:,}")
         with _errors(self.path):
             decoded = self._decode(unique.tolist())
         return decoded if np.array_equal(places, np.arange(len(unique))) else decoded[places]
@@ -110,28 +112,48 @@ class EncodedVideo:
             " {name: clip, num_frames: 16, stride: 2} for training or {name: multi_clip, num_clips: 10, num_frames: 16}"
         )
 
-    def _scanned(self) -> _Scan:
-        if self._scan is None:
-            container, stream = open_video(self.path, self.max_pixels)
-            with _errors(self.path):
-                scan = _scan_packets(self.path, container, stream, self.max_frames)
-                self._scan = scan if scan.num_frames else self._counted(scan)
-            if not self._scan.num_frames:
-                raise DamagedFileError(f"{self.path}: a video without frames")
-        return self._scan
+    @cached_property
+    def _opened(self) -> tuple[InputContainer, VideoStream]:
+        return open_video(self.path, self.max_pixels)
 
-    def _counted(self, scan: _Scan) -> _Scan:
-        """The same, with the frames counted by decoding all; damaged ones at the end of a cut file do not count."""
+    def _scan(self) -> None:
+        """Look through all packets, which may tell which frame is which."""
+        container, stream = self._opened
+        rows, kept, size = list[tuple[Any, bool, bool]](), [], 0
+        for packet in _packets(container, stream):
+            rows.append((packet.pts, packet.is_keyframe, not packet.is_discard))
+            size += packet.size
+            if size <= _KEPT_BYTES:
+                kept.append(packet)
+            if len(rows) > self.max_frames:
+                self._refuse_length()
+        self._kept = kept if len(kept) == len(rows) else None
+        is_timed = not _TIMED_CONTAINERS.isdisjoint(container.format.name.split(","))
+        if not is_timed or stream.codec_context.codec.canonical_name not in _TIMED_CODECS or not rows or not rows[0][1]:
+            return
+        if stream.frames > len(rows):
+            found = f"its header says {stream.frames} frames, but {len(rows)} are there"
+            raise DataError(f"{self.path}: truncated video: {found}; replace or remove it")
+        timeline = None if any(time is None for time, *_ in rows) else make_timeline(*zip(*rows, strict=True))
+        # Where frames change places and no time says so, these are the times of decoding.
+        if timeline is not None and (np.any(np.diff(timeline.pts) < 0) or not stream.codec_context.has_b_frames):
+            self._timeline = timeline
+
+    def _refuse_length(self) -> NoReturn:
+        raise DataError(f"{self.path}: more than {self.max_frames:,} frames; cut it into shorter videos")
+
+    def _count(self) -> int:
+        """How many frames there are, by decoding all; damaged ones at the end of a cut file do not count."""
         whole = 0
-        for number, frame in self._decode_all(scan):
+        for number, frame in self._decode_all():
             whole = whole if frame.is_corrupt else number + 1
             if number >= self.max_frames:
-                raise DataError(f"{self.path}: more than {self.max_frames:,} frames; cut it into shorter videos")
-        return scan._replace(timeline=None, num_frames=whole)
+                self._refuse_length()
+        return whole
 
-    def _decode_all(self, scan: _Scan) -> Iterator[NumberedFrame]:
-        if scan.kept is not None:
-            packets, context = iter(scan.kept), scan.stream.codec_context
+    def _decode_all(self) -> Iterator[NumberedFrame]:
+        if self._kept is not None:
+            packets, context = iter(self._kept), self._opened[1].codec_context
             context.flush_buffers()
         else:
             container, stream = open_video(self.path, self.max_pixels)
@@ -151,13 +173,53 @@ class EncodedVideo:
 
     def _decode(self, numbers: list[int]) -> Pixels:
         """The frames with these rising numbers."""
-        scan = self._scanned()
-        if scan.timeline is not None:
+        if self._timeline is not None:
             try:
-                return self._to_rgb(_decode_timed(scan, scan.timeline, numbers), numbers)
+                return self._to_rgb(self._decode_timed(self._timeline, numbers), numbers)
             except _TimesError:
-                self._scan = scan = self._counted(scan)
-        return self._to_rgb(self._decode_all(scan), numbers)
+                self._timeline, self._num_frames = None, self._count()
+        return self._to_rgb(self._decode_all(), numbers)
+
+    def _decode_timed(self, timeline: Timeline, numbers: Sequence[int]) -> Iterator[NumberedFrame]:
+        """The frames with these rising numbers, in any order, decoding as little as that takes.
+
+        Raises _TimesError if one does not come out, if frames come out in another order than their times have, or if
+        the file cannot be entered where it should.
+        """
+        context = self._opened[1].codec_context
+        can_skip = context.codec.canonical_name in _SKIPPABLE_CODECS
+        for start, run in timeline.runs(numbers):
+            missing = {int(timeline.pts[timeline.order[number]]): number for number in run}
+            unread, last = set(missing), -math.inf
+            packets = self._packets_from(timeline, start)
+            while missing:
+                packet = next(packets, None) if unread else None  # nothing more to read: what is inside comes out
+                if packet is not None:
+                    unread.discard(packet.pts)
+                if can_skip:
+                    context.skip_frame = "DEFAULT" if packet is None or packet.pts in missing else "NONREF"
+                for frame in context.decode(packet):
+                    if frame.pts is None or frame.pts <= last:
+                        raise _TimesError
+                    last = frame.pts
+                    if frame.pts in missing:
+                        yield missing.pop(frame.pts), frame
+                if packet is None and missing:
+                    raise _TimesError
+
+    def _packets_from(self, timeline: Timeline, start: int) -> Iterator[Any]:
+        """The packets from a keyframe, or one before it, to the end, for a decoder that knows nothing of others."""
+        container, stream = self._opened
+        if self._kept is not None:
+            stream.codec_context.flush_buffers()
+            return islice(self._kept, start, None)
+        for target in (timeline.pts[start], timeline.pts[0]):
+            container.seek(int(target), stream=stream)  # this empties the decoder too
+            packets = _packets(container, stream)
+            first = next(packets, None)
+            if first is not None and first.pts in timeline.pts[: start + 1]:
+                return chain([first], packets)
+        raise _TimesError
 
     def _to_rgb(self, frames: Iterator[NumberedFrame], numbers: list[int]) -> Pixels:
         """Those of the frames that have these rising numbers, upright."""
@@ -183,19 +245,6 @@ class EncodedVideo:
                 f"{self.path}: damaged video: frame {min(places)} cannot be decoded; replace or remove it"
             )
         return pixels
-
-
-class _Scan(NamedTuple):
-    """An open file, and what its packets tell without being decoded."""
-
-    container: InputContainer
-    stream: VideoStream
-    timeline: Timeline | None = None
-    """None if decoding from the beginning has to tell which frame is which."""
-    num_frames: int = 0
-    """0 if decoding has to tell that too."""
-    kept: list[Any] | None = None
-    """All packets, unless they are large."""
 
 
 class _TimesError(Exception):
@@ -296,74 +345,6 @@ def make_timeline(pts: Sequence[int], is_key: Sequence[bool], is_visible: Sequen
 def _packets(container: InputContainer, stream: VideoStream) -> Iterator[Any]:
     """The packets from where the file stands, without the empty ones that mark the end or repeat a frame."""
     return (packet for packet in container.demux(stream) if packet.size)
-
-
-def _scan_packets(path: Path, container: InputContainer, stream: VideoStream, max_frames: int) -> _Scan:
-    """Look through the packets of a file that was just opened."""
-    context, rows, kept, size = stream.codec_context, list[tuple[Any, bool, bool]](), [], 0
-    for packet in _packets(container, stream):
-        rows.append((packet.pts, packet.is_keyframe, not packet.is_discard))
-        size += packet.size
-        if size <= _KEPT_BYTES:
-            kept.append(packet)
-        if len(rows) > max_frames:
-            raise DataError(f"{path}: more than {max_frames:,} frames; cut it into shorter videos")
-    scan = _Scan(container, stream, kept=kept if len(kept) == len(rows) else None)
-    is_timed = not _TIMED_CONTAINERS.isdisjoint(container.format.name.split(","))
-    if not is_timed or context.codec.canonical_name not in _TIMED_CODECS or not rows or not rows[0][1]:
-        return scan
-    if stream.frames > len(rows):
-        found = f"its header says {stream.frames} frames, but {len(rows)} are there"
-        raise DataError(f"{path}: truncated video: {found}; replace or remove it")
-    scan = scan._replace(num_frames=sum(is_visible for *_, is_visible in rows))
-    if any(time is None for time, *_ in rows):
-        return scan
-    timeline = make_timeline(*zip(*rows, strict=True))
-    if timeline is not None and context.has_b_frames and not np.any(np.diff(timeline.pts) < 0):
-        return scan  # frames change places, and no time says so: these are the times of decoding
-    return scan._replace(timeline=timeline)
-
-
-def _decode_timed(scan: _Scan, timeline: Timeline, numbers: Sequence[int]) -> Iterator[NumberedFrame]:
-    """The frames with these rising numbers, in any order, decoding as little as that takes.
-
-    Raises _TimesError if one does not come out, if frames come out in another order than their times have, or if the
-    file cannot be entered where it should.
-    """
-    context = scan.stream.codec_context
-    can_skip = context.codec.canonical_name in _SKIPPABLE_CODECS
-    for start, run in timeline.runs(numbers):
-        missing = {int(timeline.pts[timeline.order[number]]): number for number in run}
-        unread, last = set(missing), -math.inf
-        packets = _packets_from(scan, timeline, start)
-        while missing:
-            packet = next(packets, None) if unread else None  # nothing more to read: what is inside comes out
-            if packet is not None:
-                unread.discard(packet.pts)
-            if can_skip:
-                context.skip_frame = "DEFAULT" if packet is None or packet.pts in missing else "NONREF"
-            for frame in context.decode(packet):
-                if frame.pts is None or frame.pts <= last:
-                    raise _TimesError
-                last = frame.pts
-                if frame.pts in missing:
-                    yield missing.pop(frame.pts), frame
-            if packet is None and missing:
-                raise _TimesError
-
-
-def _packets_from(scan: _Scan, timeline: Timeline, start: int) -> Iterator[Any]:
-    """The packets from a keyframe, or one before it, to the end, for a decoder that knows nothing of others."""
-    if scan.kept is not None:
-        scan.stream.codec_context.flush_buffers()
-        return islice(scan.kept, start, None)
-    for target in (timeline.pts[start], timeline.pts[0]):
-        scan.container.seek(int(target), stream=scan.stream)  # this empties the decoder too
-        packets = _packets(scan.container, scan.stream)
-        first = next(packets, None)
-        if first is not None and first.pts in timeline.pts[: start + 1]:
-            return chain([first], packets)
-    raise _TimesError
 
 
 class _Local(threading.local):
