@@ -318,10 +318,10 @@ def test_what_is_not_wanted_of_a_large_file_is_not_kept(tmp_path: Path, encoding
 
 
 def test_a_file_beyond_the_memory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(data: bytes) -> str:
+    def fail(data: bytes, **_: Any) -> str:
         raise MemoryError
 
-    monkeypatch.setattr(detection, "_decode", fail)
+    monkeypatch.setattr(detection.json, "loads", fail)
     path = write(tmp_path, content())
     with pytest.raises(DataError, match=f"{re.escape(str(path))}: .* memory"):
         Coco(tmp_path, "instances.json")
