@@ -12,7 +12,6 @@ from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 
 from paceline.core.errors import DataError
-from paceline.data.datasets import detection
 from paceline.data.datasets.coco import Coco
 from paceline.data.datasets.detection import read_json
 from paceline.data.io.mask import decode_runs, encode_runs
@@ -321,8 +320,8 @@ def test_a_file_beyond_the_memory_is_named(tmp_path: Path, monkeypatch: pytest.M
     def fail(data: bytes, **_: Any) -> str:
         raise MemoryError
 
-    monkeypatch.setattr(detection.json, "loads", fail)
     path = write(tmp_path, content())
+    monkeypatch.setattr(json, "loads", fail)
     with pytest.raises(DataError, match=f"{re.escape(str(path))}: .* memory"):
         Coco(tmp_path, "instances.json")
 

@@ -21,6 +21,7 @@ from paceline.data.datasets.detection import (
     DetectionDataset,
     Problems,
     class_index,
+    finite_or_nan,
     read_sizes,
     write_boxes,
 )
@@ -162,12 +163,12 @@ def _rows(path: Path, lines: Sequence[tuple[int, list[str]]], columns: _Columns)
             continue
         name, texts = cells[columns.image].strip(), [cells[place].strip() for place in columns.box]
         label = "object" if columns.label is None else cells[columns.label].strip()
-        numbers = [_number(text) for text in texts]
+        numbers = [finite_or_nan(text) for text in texts]
         if not name:
             problems.add("lines without the name of an image", f"line {line}")
         elif not any(texts):
             rows.append(_Row(line, name, (), ""))
-        elif not all(map(math.isfinite, numbers)):
+        elif any(map(math.isnan, numbers)):
             problems.add("boxes that are not four numbers", f"line {line} ({', '.join(texts)})")
         elif not label:
             problems.add("boxes without a label", f"line {line}")
@@ -177,13 +178,6 @@ def _rows(path: Path, lines: Sequence[tuple[int, list[str]]], columns: _Columns)
     if not rows:
         raise DataError(f"{path}: the list has no boxes; expected a line for each")
     return rows
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
 
 
 def _write(

@@ -190,7 +190,9 @@ class _CocoFile:
         self.images = dict(sorted(self._read("image", content["images"], _Image).items()))
         self.annotations = self._read("annotation", entries, _Annotation)
         for number, each in self.annotations.items():
-            self._check_references(number, each)
+            for kind, found in (("category", each.category_id), ("image", each.image_id)):
+                if str(found) not in self._ids[kind]:
+                    self._problems.add(f"annotation has a {kind}_id that no {kind} has", f"{number} ({found})")
             if with_masks and each.image_id in self.images:
                 self._encode_mask(number, each)
         self._problems.refuse()
@@ -223,14 +225,6 @@ class _CocoFile:
             self._problems.add(f"{kind} has no {key!r}", name)
         else:
             self._problems.add(f"{kind} has a wrong {key!r}, {first['msg']}", f"{name} ({entry[key]!r:.60})")
-
-    def _check_references(self, number: int, each: _Annotation) -> None:
-        for key, found, kind in (
-            ("category_id", each.category_id, "category"),
-            ("image_id", each.image_id, "image"),
-        ):
-            if str(found) not in self._ids[kind]:
-                self._problems.add(f"annotation has a {key} that no {kind} has", f"{number} ({found})")
 
     def _encode_mask(self, number: int, each: _Annotation) -> None:
         image, outline = self.images[each.image_id], each.segmentation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -229,6 +230,15 @@ def class_index(path: Path, found: Iterable[tuple[str, str]], given: Iterable[st
             problems.add(f"the class {name!r} is not in `classes`", place)
     problems.refuse(f"`classes` has {', '.join(names)}")
     return numbers
+
+
+def finite_or_nan(text: str) -> float:
+    """The number that a text is; NaN if it is none, or not finite."""
+    try:
+        value = float(text)
+    except ValueError:
+        return math.nan
+    return value if math.isfinite(value) else math.nan
 
 
 def list_names(folder: Path, builder: IndexBuilder, expected: str) -> list[str]:
