@@ -15,7 +15,7 @@ import paceline
 from paceline.loggers.events import Ended, Evaluated, LoggerGroup, Note, Started
 from paceline.loggers.files import StatusFile
 from paceline.loggers.jsonl import JsonlLogger
-from paceline.report.report_file import ReportFile
+from paceline.report.page import ReportFile
 
 
 def data(folder: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from paceline.loggers.starts import StartsFile, environment
 from paceline.loggers.tensorboard import TensorBoardLogger, rebuild
 from paceline.loggers.tracker import Tracker, TrackerLogger
 from paceline.loggers.wandb import WandbTracker
-from paceline.report.report_file import ReportFile
+from paceline.report.page import ReportFile
 from paceline.run.summary import expected_directions
 
 _IMAGE = re.compile(r"(?P<name>.+)-(?P<step>\d{8,})")
