@@ -19,7 +19,6 @@ from benchmarks.report import Goal, Section
 from paceline.core.errors import TrainingError
 from paceline.core.process import num_cores
 from paceline.data import synthetic
-from paceline.data.stick_people import write_keypoints
 from paceline.plan.memory import MemoryTracker
 
 _PLAIN = "fp32"
@@ -151,7 +150,7 @@ def _data(name: str) -> Iterator[dict[str, object]]:
         "segmentation": synthetic.write_segmentation,
         "saliency": synthetic.write_saliency,
         "detection": synthetic.write_detection,
-        "keypoints": write_keypoints,
+        "keypoints": synthetic.write_keypoints,
     }.get(name)
     if write is None:
         yield {}

@@ -159,44 +159,6 @@ def test_masks_that_do_not_fit_are_named(tmp_path: Path, run: Any) -> None:
     assert answer.train["mask_shares"] == {"ground": 0.5, "beetle": 0.25, "leaf": 0.0, "no class": 0.25}
 
 
-def test_classes_that_no_mask_holds_are_logged(tmp_path: Path, run: Any) -> None:
-    for kind in ("images", "masks"):
-        (tmp_path / kind).mkdir()
-    painted = np.zeros((10, 20, 3), np.uint8)
-    painted[:, :5], painted[:, 5:7] = [0, 200, 0], [0, 0, 200]
-    for name in ("one", "two"):
-        Image.new("RGB", (20, 10), "gray").save(tmp_path / "images" / f"{name}.png")
-        Image.fromarray(painted).save(tmp_path / "masks" / f"{name}.png")
-    train: dict[str, Any] = {"dataset": "image_mask", "root": ".", "classes": ["ground", "beetle", "leaf"]}
-    train |= {"ignore_index": 255, "colors": [[0, 0, 0], [0, 0, 200], [0, 201, 0]]}
-    answer = run(write_recipe(tmp_path, train), "--json")
-    assert answer.code == 0
-    assert answer.train["notes"] == [
-        "no mask that was looked at has a pixel of 'leaf'; one has [0, 200, 0] (25 % of the pixels), of none of"
-        " `colors`"
-    ]
-    wrong = train | {"colors": [[1, 1, 1], [2, 2, 2], [3, 3, 3]]}
-    answer = run(write_recipe(tmp_path, wrong))
-    named = "[0, 0, 0] (65 % of the pixels), [0, 200, 0] (25 % of the pixels), [0, 0, 200] (10 % of the pixels)"
-    assert (
-        f"note     no mask that was looked at has a pixel of any class; one has {named}, of none of `colors`"
-        in answer.out
-    )
-    right = train | {"colors": [[0, 0, 0], [0, 0, 200], [0, 200, 0]]}
-    assert run(write_recipe(tmp_path, right), "--json").train["notes"] == []
-    ignored = right | {"colors": [[0, 0, 0], [0, 0, 200], [9, 9, 9]], "ignore_index": 2}
-    notes = run(write_recipe(tmp_path, ignored), "--json").train["notes"]
-    assert notes == ["ignore_index 2 is the id of 'leaf', which is left out of all metrics"], "it need not occur"
-
-
-def test_masks_of_nothing_are_logged(tmp_path: Path, run: Any) -> None:
-    for kind, shade in (("images", 90), ("masks", 0)):
-        (tmp_path / kind).mkdir()
-        Image.new("L", (20, 10), shade).save(tmp_path / kind / "one.png")
-    answer = run(write_recipe(tmp_path, {"dataset": "image_mask", "root": ".", "binary": True}), "--json")
-    assert answer.train["notes"] == ["no mask that was looked at has a pixel of 'foreground': all are black"]
-
-
 def test_a_binary_mask_is_measured_by_its_shades(tmp_path: Path, run: Any) -> None:
     for kind in ("images", "masks"):
         (tmp_path / kind).mkdir()

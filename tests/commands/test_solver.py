@@ -12,7 +12,7 @@ from support import forkserver
 
 import paceline
 from paceline.engine.run import Run
-from paceline.optim.decays import MultiStep
+from paceline.optim.decays import multi_step
 from paceline.optim.lr_scheduler import Schedule
 from paceline.recipe.build import Builder
 from paceline.recipe.load import load
@@ -106,7 +106,7 @@ def test_the_pet_recipe_has_its_rates_and_groups() -> None:
     part = recipe.schedule
     arguments = dict(part.model_extra or {})
     schedule = Schedule(
-        recipe.optimizer.lr, MultiStep, arguments, total_steps=90_000, steps_per_epoch=500, count_from=part.count_from,
+        recipe.optimizer.lr, multi_step, arguments, total_steps=90_000, steps_per_epoch=500, count_from=part.count_from,
         warmup=part.warmup, warmup_steps=part.warmup_steps, warmup_from=part.warmup_from,
     )  # fmt: skip
     for i in (1, 250, 500, 501, 59_999, 60_000, 79_999, 80_000, 90_000):

@@ -19,7 +19,7 @@ from paceline.core.errors import RecipeError
 from paceline.core.intervals import Progress
 from paceline.core.world import World
 from paceline.recipe.build_context import BuildContext
-from paceline.recipe.build_optim import make_scheduler
+from paceline.recipe.build_training import make_scheduler
 from paceline.recipe.document import lookup
 from paceline.recipe.document import places as document_places
 from paceline.recipe.load import load

@@ -22,7 +22,7 @@ from paceline.models.freezing import Freezing
 from paceline.optim.group_presets import PRESETS
 from paceline.optim.param_groups import build_groups
 from paceline.recipe.build_context import BuildContext
-from paceline.recipe.build_optim import build_optimizer, make_scheduler
+from paceline.recipe.build_training import build_optimizer, make_scheduler
 from paceline.recipe.load import load
 from paceline.recipe.validate import validate
 

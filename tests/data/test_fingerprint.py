@@ -157,14 +157,14 @@ def test_removed_files_are_counted_where_they_were(tmp_path: Path) -> None:
 
 
 def test_a_renamed_class_is_named(tmp_path: Path) -> None:
-    classes, files = compared(folder(tmp_path), lambda: (tmp_path / "b").rename(tmp_path / "d"))
-    assert {"`b`", "`d`"} <= set(classes.replace(";", "").split())
-    assert files.startswith("train: `b` was renamed to `d`")
+    found = compared(folder(tmp_path), lambda: (tmp_path / "b").rename(tmp_path / "d"))
+    assert found[0] == "train: other classes: new `d`; gone `b`"
+    assert found[1:] == ["train: `b` is gone (3 files)", "train: `d` is new (3 files)"]
 
 
 def test_a_further_class_is_named(tmp_path: Path) -> None:
     found = compared(folder(tmp_path), lambda: paint(tmp_path / "d/9.bmp", 9))
-    assert found[0] == "train: 3 classes became 4: new is `d`"
+    assert found[0] == "train: 3 classes became 4: new `d`"
     assert found[1:] == ["train: 9 samples became 10", "train: `d` is new (1 file)"]
 
 

@@ -83,14 +83,11 @@ def test_a_folder_is_known_by_its_path(root: Path) -> None:
     assert ImageFolder(root, "train").classes == ["c"]
 
 
-def test_files_that_lead_out_are_named_together(tmp_path: Path) -> None:
+def test_files_that_lead_out_are_refused(tmp_path: Path) -> None:
     (tmp_path / "set/cat").mkdir(parents=True)
-    for number in range(5):
-        Image.new("L", (4, 4), number).save(tmp_path / f"{number}.png")
-        (tmp_path / f"set/cat/{number}.png").symlink_to(tmp_path / f"{number}.png")
-    found = (
-        rf"5 files lead out of {tmp_path}/set, such as .*cat/0\.png, .*cat/1\.png and 3 more; add `follow_links: true`"
-    )
+    Image.new("L", (4, 4)).save(tmp_path / "0.png")
+    (tmp_path / "set/cat/0.png").symlink_to(tmp_path / "0.png")
+    found = rf"cat/0\.png: leads out of {tmp_path}/set, to {tmp_path}/0\.png; add `follow_links: true`"
     with pytest.raises(DataError, match=found):
         ImageFolder(tmp_path / "set")
-    assert len(ImageFolder(tmp_path / "set", follow_links=True)) == 5
+    assert len(ImageFolder(tmp_path / "set", follow_links=True)) == 1

@@ -231,10 +231,10 @@ def test_comments_and_a_first_line_of_names_in_a_list_of_pairs(root: Path) -> No
     for text in ("# a\n#a\nb\na\n", "#about a list\nb.bmp\n#\na.bmp\n"):
         (root / "list.txt").write_text(text)
         assert contents(ImageMask(root, list_file="list.txt", classes=CLASSES)) == [(20, 1), (10, 0)]
-    (root / "list.csv").write_text("photo,truth\n# b,c\n#images/a.bmp,x\nimages/b.bmp,masks/b.png\n")
+    (root / "list.csv").write_text("image,mask\n# b,c\n#images/a.bmp,x\nimages/b.bmp,masks/b.png\n")
     dataset = ImageMask(root, list_file="list.csv", classes=CLASSES)
     assert contents(dataset) == [(20, 1)]
-    assert dataset.notes == ["line 1 is taken for the header, as 'photo' has no extension: photo, truth"]
+    assert dataset.notes == []
 
 
 def test_files_of_two_columns_that_are_not_there_are_reported_at_once(root: Path) -> None:

@@ -13,7 +13,6 @@ from PIL import Image
 
 from paceline.core.errors import DataError
 from paceline.data.batch import Sample
-from paceline.data.datasets.image_folder import ImageFolder
 from paceline.data.datasets.image_mask import ImageMask
 from paceline.data.inspect import Findings, examine, look
 
@@ -113,25 +112,6 @@ def test_what_does_not_fit_together_is_an_error(sample: Sample, reported: str) -
     whole = {"image": np.zeros((4, 6, 3), np.uint8), **sample}
     with pytest.raises(DataError, match=reported):
         look(Named([whole]), whole)
-
-
-def test_images_that_are_turned_are_counted_where_something_was_drawn_on_them(tmp_path: Path) -> None:
-    for orientation in range(1, 9):
-        exif = Image.Exif()
-        exif[0x0112] = orientation
-        for folder in ("images", "masks"):
-            (tmp_path / folder / "one").mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (8, 8)).save(tmp_path / f"images/one/{orientation}.jpg", exif=exif)
-        Image.new("L", (8, 8), 255).save(tmp_path / f"masks/one/{orientation}.png")
-    findings, others = Findings(), Findings()
-    examine(ImageMask(tmp_path, binary=True), range(8), findings, 2, lambda number: None)
-    assert (findings.turned, findings.examined, findings.bad) == (7, 8, [])
-    assert findings.notes == [
-        "7 images of 8 with an Exif orientation, turned upright when read; what was drawn on them must lie so too: see"
-        " the contact sheet"
-    ]
-    examine(ImageFolder(tmp_path / "images"), range(8), others, 2, lambda number: None)
-    assert (others.turned, others.examined, others.notes) == (0, 8, []), "a label is true however an image lies"
 
 
 def test_an_image_that_cannot_be_decoded_is_reported_with_its_line(tmp_path: Path) -> None:

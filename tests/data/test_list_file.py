@@ -181,21 +181,6 @@ def test_a_class_may_be_called_like_a_column(root: Path) -> None:
     assert (len(dataset), dataset.classes, dataset.notes) == (2, ["image", "label"], [])
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "arguments"),
-    [
-        ("list.csv", "species,path,part\nbee,a.png,train\nant,b/b.png,train\n", {"image": 1, "label": 0}),
-        ("list.csv", "\n# about\npath,species\n#none,ant\na.png,bee\nb/b.png,ant\n", {}),
-        ("list.txt", "species path\nbee ./a.png\nant b/b.png\n", {"image": 1, "label": 0}),
-    ],
-)
-def test_a_first_line_that_can_be_no_sample(root: Path, name: str, text: str, arguments: dict[str, int]) -> None:
-    dataset = ListFile(write(root, name, text), **arguments)  # type: ignore[arg-type]
-    assert (pairs(dataset), dataset.classes) == ([(1, 1), (2, 0)], ["ant", "bee"])
-    line = 1 + next(number for number, each in enumerate(text.split("\n")) if each and each[0] != "#")
-    assert dataset.notes[0].startswith(f"line {line} is taken for the header, as '")
-
-
 def test_a_first_line_that_may_be_a_sample(root: Path) -> None:
     assert len(ListFile(write(root, "list.csv", "one,bee\ntwo,ant\n"))) == 2
 

@@ -10,8 +10,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from paceline.engine.loss_accumulator import WeightedLoss
-from paceline.engine.precision.base import Precision
-from paceline.engine.precision.mixed import make_precision
+from paceline.engine.precision.mixed import Precision, make_precision
 from paceline.optim.clipping import NoClip
 
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from paceline.core.world import World
-from paceline.engine import channels_last
+from paceline.engine import step
 from paceline.engine.run import Run
 from paceline.engine.step import train_step
 from paceline.recipe.build import Builder
@@ -88,7 +88,7 @@ def test_a_chosen_layout_is_the_same_as_a_written_one_and_survives_a_restart(
     first = trained(built(*words), 2)
     assert (first.state.choices.channels_last, has_layout(first)) == (auto, auto)
     saved = first.store.save(2, first.state.model_parts(), first.state.state_dict(), {})
-    monkeypatch.setattr(channels_last, "_MIN_CHANNELS", 1 if not auto else 1000)
+    monkeypatch.setattr(step, "_MIN_CHANNELS", 1 if not auto else 1000)
     resumed = built(*words)
     resumed.restore(resumed.store.open(saved.path))
     assert resumed.state.choices.channels_last is auto
@@ -105,7 +105,7 @@ def test_a_chosen_layout_is_the_same_as_a_written_one_and_survives_a_restart(
 )
 def test_what_is_not_worth_it_or_was_not_measured_stays_contiguous(words: list[str]) -> None:
     run = built(*words)
-    channels_last.choose_channels_last(run, next(iter(run.batches)))
+    step.choose_channels_last(run, next(iter(run.batches)))
     assert run.state.choices.channels_last is False
 
 
@@ -129,14 +129,14 @@ def net(*layers: tuple[int, int, int]) -> nn.Module:
     ],
 )
 def test_the_rule_looks_at_layers_and_image_sizes(model: nn.Module, images: Any, faster: bool) -> None:
-    assert channels_last.is_channels_last_faster(model, images) is faster
+    assert step.is_channels_last_faster(model, images) is faster
 
 
 def test_the_rule_changes_no_buffer_of_a_parametrized_layer() -> None:
     model = nn.Sequential(spectral_norm(nn.Conv2d(3, 8, 3))).train()
     before = [buffer.clone() for buffer in model.buffers()]
     assert before
-    assert channels_last.is_channels_last_faster(model, torch.empty(4, 3, 64, 64))
+    assert step.is_channels_last_faster(model, torch.empty(4, 3, 64, 64))
     assert all(torch.equal(one, other) for one, other in zip(model.buffers(), before, strict=True))
 
 
@@ -144,7 +144,7 @@ def test_the_first_process_decides_for_all(tmp_path: Path, monkeypatch: pytest.M
     """Images of other ranks may have other sizes."""
 
     def work(world: World) -> Any:
-        monkeypatch.setattr(channels_last, "_MIN_VALUES", 1 if world.is_main else 1 << 40)
+        monkeypatch.setattr(step, "_MIN_VALUES", 1 if world.is_main else 1 << 40)
         run = trained(built("train.micro_batch_size=64", world=world), 1)
         return [run.state.choices.channels_last, has_layout(run)]
 

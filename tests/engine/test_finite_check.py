@@ -21,15 +21,15 @@ from paceline.core.process import StopRequest
 from paceline.core.registry import register
 from paceline.data.datasets.idx import fashion_small
 from paceline.data.sampler import Permutation
+from paceline.engine import nonfinite
 from paceline.engine.loop import train
-from paceline.engine.nonfinite import FiniteCheck, HostFiniteCheck, OnNonFinite
+from paceline.engine.nonfinite import FiniteCheck, OnNonFinite
 from paceline.engine.run import Run
 from paceline.engine.state import check_state
 from paceline.loggers.events import Logger, LoggerGroup, Snapshot
 from paceline.loggers.jsonl import metrics_of, read_records
 from paceline.optim import clipping
 from paceline.optim.clipping import NoClip, NoClipOnHost, Norm
-from paceline.recipe import build
 
 KINDS: dict[str, tuple[float, bool | None]] = {
     ".": (1.5, None),
@@ -67,6 +67,13 @@ def expected(sequence: str, limit: int) -> list[bool]:
     return found
 
 
+@pytest.fixture(params=["host", "device"])
+def decider(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who decides what steps are skipped."""
+    monkeypatch.setattr(nonfinite, "decides_on_host", lambda optimizer, device: request.param == "host")
+
+
+@pytest.mark.usefixtures("decider")
 @pytest.mark.parametrize("kinds", [".ni", "-xo"])
 @pytest.mark.parametrize(("policy", "limit"), [("stop", 10), ("skip", 0), ("skip", 1), ("skip", 2)])
 def test_device_and_host_decide_alike(kinds: str, policy: OnNonFinite, limit: int) -> None:
@@ -74,7 +81,6 @@ def test_device_and_host_decide_alike(kinds: str, policy: OnNonFinite, limit: in
         text = "".join(sequence)
         right = expected(text, limit if policy == "skip" else 0)
         assert decisions(FiniteCheck(policy, limit), text) == right, text
-        assert decisions(HostFiniteCheck(policy, limit), text) == right, text
 
 
 @pytest.mark.parametrize("bad", [None, math.nan, math.inf])
@@ -112,15 +118,12 @@ class StopAt(Logger):
         self.stop.requested = snapshot.step == self.step
 
 
-@pytest.mark.parametrize("kind", [FiniteCheck, HostFiniteCheck])
 @pytest.mark.parametrize("stopped_at", [None, 6, 9])
-def test_a_run_of_nan_fails_at_step_11_interrupted_or_not(
-    stopped_at: int | None, kind: type[FiniteCheck], tmp_path: Path
-) -> None:
+def test_a_run_of_nan_fails_at_step_11_interrupted_or_not(stopped_at: int | None, tmp_path: Path) -> None:
     small = Small(tmp_path, size=8, batch=4, micro_batch_size=4, steps=30, net=NanNet, every=(100, 100, 100))
 
     def make() -> Run:
-        return small.run(finite_check=kind("skip"), explain_nonfinite=lambda run, step_batch: "NaN")
+        return small.run(finite_check=FiniteCheck("skip"), explain_nonfinite=lambda run, step_batch: "NaN")
 
     run = make()
     if stopped_at is not None:
@@ -138,10 +141,10 @@ def test_a_run_of_nan_fails_at_step_11_interrupted_or_not(
     assert run.progress.step == 11
 
 
-@pytest.mark.parametrize("kind", [FiniteCheck, HostFiniteCheck])
+@pytest.mark.usefixtures("decider")
 @pytest.mark.parametrize(("policy", "state"), [("stop", {"in_a_row": 7}), ("skip", {"in_a_row": 99}), ("skip", {})])
-def test_a_saved_count_alone_ends_no_run(kind: type[FiniteCheck], policy: OnNonFinite, state: dict[str, int]) -> None:
-    check, optimizer = kind(policy), torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0, fused=True)
+def test_a_saved_count_alone_ends_no_run(policy: OnNonFinite, state: dict[str, int]) -> None:
+    check, optimizer = FiniteCheck(policy), torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0, fused=True)
     check.attach(optimizer, torch.device("cpu"))
     check.load_state_dict(state)
     assert check.decide(torch.tensor(1.0), None)
@@ -184,8 +187,7 @@ RECIPE = {
     "logging": {"every_steps": 3, "tensorboard": False, "images": False},
 }
 CASES = {
-    "skipped by the fused kernel": ["train.on_nonfinite=skip"],
-    "skipped by copies": ["train.on_nonfinite=skip", "optimizer.name=lion"],
+    "skipped": ["train.on_nonfinite=skip"],
     "skipped, else clipped": ["train.on_nonfinite=skip", "train.clip_grad_norm=0.5"],
     "overflow of fp16": ["train.precision=fp16", "losses.0.weight=40"],
     "stop": [],
@@ -221,17 +223,15 @@ def test_what_a_gpu_does_leaves_the_same_bits(
     words = [*CASES[case], *([f"model.limit={limit_of(num_bad)}"] if num_bad else [])]
     host = train_command(tmp_path / "host", words)
     messages = capsys.readouterr().err
-    decided = []
+    decided, decide = [], FiniteCheck.decide
 
-    class Watched(FiniteCheck):
-        """That of a GPU."""
+    def watched(check: FiniteCheck, norm: Norm, overflowed: Tensor | None) -> bool:
+        is_called = decide(check, norm, overflowed)
+        decided.append(is_called and not check.found_inf)
+        return is_called
 
-        def decide(self, norm: Norm, overflowed: Tensor | None) -> bool:
-            is_called = super().decide(norm, overflowed)
-            decided.append(is_called and not self.found_inf)
-            return is_called
-
-    monkeypatch.setattr(build, "HostFiniteCheck", Watched)
+    monkeypatch.setattr(FiniteCheck, "decide", watched)
+    monkeypatch.setattr(nonfinite, "decides_on_host", lambda optimizer, device: False)
     monkeypatch.setattr(clipping, "NoClipOnHost", NoClip)
     device = train_command(tmp_path / "device", words)
     assert not all(decided)

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from paceline.data.batch import Batch
 from paceline.data.loader import MicroBatch
-from paceline.engine.nonfinite import find_nonfinite
+from paceline.engine.replay import find_nonfinite
 from paceline.losses.loss_term import LossTerm
 
 

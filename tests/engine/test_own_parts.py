@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.checkpoint.reader import open_checkpoint
 from paceline.engine.evaluate import evaluate
-from paceline.engine.nonfinite import BufferBackup, FiniteCheck
+from paceline.engine.nonfinite import FiniteCheck
 from paceline.engine.replay import explain_nonfinite
 from paceline.engine.run import Run
 from paceline.engine.step import train_step
@@ -119,7 +119,6 @@ def test_an_update_that_is_left_out_is_not_remembered(tmp_path: Path) -> None:
     run, loss = remembering(
         tmp_path, finite_check=FiniteCheck("skip"), explain_nonfinite=lambda run, step_batch: "burst"
     )
-    run.buffer_backup = BufferBackup(run.model, run.state.parts)
     assert isinstance(run.model, Bursting)
     run.model.at = 14  # four first passes and four that count a step: this one counts, in the second
     skipped = [train_step(run, step_batch).skipped for step_batch in run.batches]

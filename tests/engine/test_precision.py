@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from paceline.engine.loss_accumulator import WeightedLoss
-from paceline.engine.precision.base import FullPrecision, add_gradients
-from paceline.engine.precision.mixed import CudaFloat32, make_precision
+from paceline.engine.precision.mixed import CudaFloat32, Precision, add_gradients, make_precision
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SCALED = ["fp16", "O1", "O2", "O3"]
@@ -186,7 +185,7 @@ def test_warnings_say_what_a_cpu_does_not_have() -> None:
 
 
 def test_descriptions_tell_one_from_the_other() -> None:
-    assert FullPrecision().describe() == make_precision("O0", CPU).describe() == "fp32"
+    assert Precision().describe() == make_precision("O0", CPU).describe() == "fp32"
     assert make_precision("O1", CPU).describe() == "fp16 autocast, dynamic loss scale, now 65,536"
     assert make_precision("O2", CPU, loss_scale=128).describe() == (
         "fp16 weights, fp32 master weights, norm layers in fp32, loss scale 128"

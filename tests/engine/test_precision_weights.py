@@ -9,11 +9,10 @@ from small_runs import one_thread  # noqa: F401
 from torch import Tensor, nn
 
 from paceline.checkpoint.state import load_optimizer, optimizer_tree
-from paceline.engine.precision.base import Precision
-from paceline.engine.precision.mixed import fit_half_weights, make_precision
+from paceline.engine.precision.mixed import Precision, fit_half_weights, make_precision
 from paceline.models.freezing import Freezing
 from paceline.models.zoo import build_timm, build_torchvision
-from paceline.optim.averaging import Ema
+from paceline.optim.averaging import ema
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 HALF, FULL = torch.float16, torch.float32
@@ -66,8 +65,6 @@ def test_o2_keeps_masters_and_norm_layers_in_float32() -> None:
     assert set(dtypes(trial.weights).values()) == {FULL}
     assert list(trial.weights.state_dict()) == list(small_net().state_dict())
     assert [id(one) for one in trial.weights.parameters()] == [id(one) for one in trial.trainable]
-    carriers = trial.precision.carriers(trial.trainable)
-    assert [id(one) for one in carriers] == [id(one) for one in trial.model.parameters()]
 
 
 def test_o3_is_float16_throughout_unless_norm_layers_are_kept() -> None:
@@ -89,8 +86,8 @@ def test_changes_below_the_resolution_of_float16_add_up_in_the_masters_only() ->
         nn.init.ones_(layer.weight)
         trial = Trial(make_precision(name, CPU, loss_scale=1.0), layer)
         for _ in range(20):
-            for carrier in trial.precision.carriers(trial.trainable):
-                carrier.grad = torch.full_like(carrier, -1e-3)
+            for weight in trial.model.parameters():
+                weight.grad = torch.full_like(weight, -1e-3)
             trial.precision.unscale(trial.trainable)
             trial.optimizer.step()  # by 1e-4, where neighbors of 1 are 1e-3 apart
             trial.precision.sync_weights()
@@ -234,7 +231,7 @@ def test_a_restored_run_goes_on_to_the_same_bits(name: str) -> None:
 
 
 def test_an_average_is_of_the_masters_and_can_be_computed_with() -> None:
-    trial, average = Trial("O2", small_net()), Ema(decay=0.5, warmup=False)
+    trial, average = Trial("O2", small_net()), ema(decay=0.5, warmup=False)
     courses = []
     for _ in range(2):
         while not trial.update(*samples()):

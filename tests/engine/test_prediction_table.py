@@ -15,7 +15,7 @@ from paceline.data.batch import Batch, Sample
 from paceline.data.skip_list import SkipList
 from paceline.data.split_loader import SplitLoader
 from paceline.engine.evaluate import evaluate
-from paceline.engine.predictions import PredictionFile
+from paceline.engine.predictions import PredictionTable
 from paceline.engine.run import EvaluationSet
 from paceline.losses.classification import CrossEntropy
 from paceline.metrics.metric import merge_states
@@ -36,9 +36,9 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 def write(path: Path, chosen: Classification, *measured: tuple[torch.Tensor, Batch]) -> list[dict[str, str]]:
     """The rows of a split whose batches come in this order."""
-    table = PredictionFile(path, NamedFiles("a.jpg", "b.jpg", "c.jpg", "\udcff.jpg"), chosen)
+    table = PredictionTable(path, NamedFiles("a.jpg", "b.jpg", "c.jpg", "\udcff.jpg"), chosen)
     (metric,) = table.metrics
-    table.finish([merge_states(metric.update(*each) for each in measured)], [])
+    table.finish([merge_states(metric.update(*each) for each in measured)])
     return rows(path)
 
 
@@ -48,10 +48,10 @@ def test_names_are_no_formulas_and_labels_that_are_numbers_stay(tmp_path: Path) 
             return Path(self._names[index])
 
     chosen = Classification({"cross_entropy": CrossEntropy()}, {"cross_entropy": 1.0}, ["-1", "=1+1"])
-    table = PredictionFile(tmp_path / "val.csv", Relative("@a.jpg", "-b/c.jpg"), chosen)
+    table = PredictionTable(tmp_path / "val.csv", Relative("@a.jpg", "-b/c.jpg"), chosen)
     (metric,) = table.metrics
     batch = Batch(id=torch.arange(2), label=torch.tensor([0, 1]))
-    table.finish([merge_states([metric.update(torch.tensor([[1.0, 1.0], [0.0, 1.0]]), batch)])], [])
+    table.finish([merge_states([metric.update(torch.tensor([[1.0, 1.0], [0.0, 1.0]]), batch)])])
     found = rows(tmp_path / "val.csv")
     assert list(found[0])[-2:] == ["-1", "'=1+1"]
     written = [[row[name] for name in ("path", "label", "predicted", "probability")] for row in found]
@@ -149,7 +149,7 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "predictions").touch()
     evaluation = evaluate(Small(tmp_path, evaluation_size=3).run(save_predictions=True), "val")
     assert evaluation.problem
-    assert "predictions/val.csv: predictions cannot be written (" in evaluation.problem
+    assert "predictions/val.csv: the prediction cannot be written (" in evaluation.problem
     assert evaluation.num_samples == 3
 
 

@@ -13,7 +13,7 @@ from small_runs import NamedFiles
 from paceline.core.errors import UsageError
 from paceline.data.batch import Batch, Sample
 from paceline.data.io.mask import decode_gray, decode_ids
-from paceline.engine.predictions import Map, PredictionFolder, file_names
+from paceline.engine.predictions import Map, MapFolder, file_names
 from paceline.visualize.colors import Color, class_color
 
 
@@ -53,8 +53,8 @@ def test_numbers_come_back_as_they_were(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     found = [random.integers(0, 256, size).astype(np.uint8) for size in ((5, 7), (9, 4))]
     dataset, ids = NamedFiles("a.jpg", "b.jpg", "c.jpg"), Batch(id=torch.tensor([2, 0]))
-    gray = PredictionFolder(tmp_path / "gray", dataset, Maps())
-    colored = PredictionFolder(tmp_path / "ids", dataset, Maps([class_color(number) for number in range(256)]))
+    gray = MapFolder(tmp_path / "gray", dataset, Maps())
+    colored = MapFolder(tmp_path / "ids", dataset, Maps([class_color(number) for number in range(256)]))
     for folder in (gray, colored, gray):  # a second time, they are replaced
         folder.save(ids, found)
     assert sorted(path.name for path in (tmp_path / "gray").iterdir()) == ["a.png", "c.png"]
@@ -64,36 +64,6 @@ def test_numbers_come_back_as_they_were(tmp_path: Path) -> None:
 
 def test_what_cannot_be_saved_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    folder = PredictionFolder(tmp_path / "file", NamedFiles("a.jpg"), Maps())
+    folder = MapFolder(tmp_path / "file", NamedFiles("a.jpg"), Maps())
     with pytest.raises(UsageError, match=r"file/a\.png: the prediction cannot be written"):
         folder.save(Batch(id=torch.tensor([0])), [np.zeros((2, 2), np.uint8)])
-
-
-def test_a_folder_holds_the_predictions_of_one_evaluation(tmp_path: Path) -> None:
-    place, plain = tmp_path / "run" / "val", np.zeros((2, 2), np.uint8)
-
-    def evaluate(*names: str, left_out: Sequence[int] = ()) -> list[str]:
-        folder = PredictionFolder(place, NamedFiles(*names), Maps())
-        read = [index for index in range(len(names)) if index not in left_out]
-        folder.save(Batch(id=torch.tensor(read)), [plain] * len(read))
-        folder.finish([], left_out)
-        return sorted(str(path.relative_to(place)) for path in place.rglob("*") if not path.is_dir())
-
-    assert evaluate("x/a.jpg", "x/in/b.jpg", "y/a.jpg") == ["x/a.png", "x/in/b.png", "y/a.png"]
-    (place / "x" / ("." + "0" * 16 + ".partial")).touch()
-    (place / "y" / "notes.txt").touch()
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "own.png").touch()
-    (tmp_path / "run" / "own.png").touch()
-    (place / "linked").symlink_to(outside)
-    (place / "gone.png").symlink_to(outside / "own.png")
-    assert evaluate("x/a.jpg", "z/c.jpg") == ["x/a.png", "y/notes.txt", "z/c.png"]
-    assert (place / "linked").is_symlink()
-    assert not (place / "x" / "in").exists()
-    assert evaluate("x/a.jpg", "z/c.jpg", left_out=[0]) == ["y/notes.txt", "z/c.png"]
-    assert (outside / "own.png").is_file()
-    assert (tmp_path / "run" / "own.png").is_file()
-    place = tmp_path / "run" / "test"
-    place.symlink_to(outside)
-    assert evaluate("a.jpg") == ["a.png", "own.png"], "a link may lead to what others use"

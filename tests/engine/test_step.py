@@ -24,7 +24,7 @@ from paceline.losses.classification import CrossEntropy
 from paceline.losses.loss_term import Loss, LossTerm
 from paceline.models.freezing import Freezing
 from paceline.optim.clipping import ClipGradNorm, ClipGradValue
-from paceline.optim.decays import Cosine
+from paceline.optim.decays import cosine
 from paceline.optim.lr_scheduler import Schedule, Scheduler
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -48,7 +48,7 @@ def golden_run(out: Path, micro_batch_size: int) -> Run:
     model = Net(nn.Flatten(), linear)
     small = Small(out, size=21, steps=9, losses={"cross_entropy": (CrossEntropy(label_smoothing=0.1), 1.0)})
     optimizer = torch.optim.SGD(grouped(model), lr=1.0, momentum=0.9, weight_decay=0.01)
-    schedule = Schedule(0.5, Cosine, total_steps=9, steps_per_epoch=3, warmup_steps=2, warmup_from=0.1, floor=0.05)
+    schedule = Schedule(0.5, cosine, total_steps=9, steps_per_epoch=3, warmup_steps=2, warmup_from=0.1, floor=0.05)
     run = small.run(model=model, train_loader=source, optimizer=optimizer, scheduler=Scheduler(optimizer, schedule))
     run.batches = TrainBatches(
         source, BatchSampler(21, 8, micro_batch_size), Permutation(21, 7), run.world, run.progress, workers=0

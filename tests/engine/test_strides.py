@@ -17,13 +17,12 @@ from small_runs import ALONE, NUM_CLASSES, Net, Small, grouped, one_thread, solv
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paceline.core.errors import TrainingError
 from paceline.core.registry import register
 from paceline.engine.run import Run
 from paceline.engine.step import train_step
 from paceline.engine.strategies.deterministic import DeterministicStrategy
 from paceline.engine.strategies.single import SingleStrategy
-from paceline.models.memory_format import has_strides_of, make_dense, use_channels_last
+from paceline.models.placement import has_strides_of, make_dense, use_channels_last
 from paceline.optim.optimizers import make_optimizer
 from paceline.recipe.build import Builder
 from paceline.recipe.load import load
@@ -78,32 +77,6 @@ def test_every_optimizer_trains_the_same_weights_in_either_layout(name: str, tmp
         for parameter, state in run.optimizer.state.items():
             values = [each for each in state.values() if isinstance(each, Tensor) and each.shape == parameter.shape]
             assert all(has_strides_of(each, parameter) for each in values)
-
-
-def test_a_gradient_with_other_strides_never_reaches_a_fused_optimizer() -> None:
-    model = Filters()
-    use_channels_last(model)
-    optimizer = optimizer_over(model, "adamw")
-    for parameter in model.parameters():
-        parameter.grad = torch.ones(parameter.shape)
-    with pytest.raises(TrainingError, match=r"layers\.0\.weight \[4, 2, 3, 3\].*\(18, 1, 6, 2\).*\(18, 9, 3, 1\)"):
-        optimizer.step()
-
-
-def test_state_with_other_strides_never_reaches_a_fused_optimizer() -> None:
-    model = Filters()
-    use_channels_last(model)
-    optimizer = optimizer_over(model, "adamw")
-    for _ in range(2):
-        for parameter in model.parameters():
-            parameter.grad = torch.ones_like(parameter)
-        optimizer.step()
-    state = optimizer.state_dict()
-    for entry in state["state"].values():
-        entry["exp_avg"] = entry["exp_avg"].contiguous()
-    optimizer.load_state_dict(state)
-    with pytest.raises(TrainingError, match=r"layers\.0\.weight .*exp_avg"):
-        optimizer.step()
 
 
 def test_a_slice_of_a_larger_weight_is_trained_as_a_weight_of_its_own() -> None:

@@ -1,101 +1,41 @@
-"""When a run will end, and whether others use its cores; by numbers that stand for the clock."""
+"""When a run will end; by numbers that stand for the clock."""
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
-from paceline.core.intervals import Triggers
+from paceline.engine import timing
 from paceline.engine.timing import StepTimer
 
 TOTAL = 1000
-STEP, EVALUATE, SAVE, TEST = 0.1, 40.0, 2.0, 120.0
-SIZES = {"evaluate": 5000, "test": 15000}
+STEP, EVALUATION = 0.1, 4.0
 
 
-def triggers() -> Triggers:
-    made = Triggers(TOTAL)
-    made.add(50, "save")
-    made.add(100, "evaluate")
-    made.add(20, "log")
-    made.add(float("inf"), "test")
-    return made
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that have passed; a test moves it on."""
+    passed = [100.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: passed[0])
+    return passed
 
 
-def estimates(step_seconds: list[float]) -> list[tuple[float, float]]:
-    """At each line of the log the time left as estimated, and as it turns out."""
-    durations = {"save": SAVE, "evaluate": EVALUATE, "log": 0.01, "test": TEST}
-    timer, due = StepTimer(), triggers()
-    truth = sum(step_seconds) + sum(durations[name] * number for name, number in due.left(0).items())
-    found = []
-    for step in range(1, TOTAL + 1):
-        timer.add_step(step_seconds[step - 1], 0.0, 64, TOTAL)
-        truth -= step_seconds[step - 1]
-        pending = due.due(step)
-        while pending:
-            name = pending.pop(0)
-            if name == "log":
-                found.append((timer.seconds_left(TOTAL - step, due.left(step, pending), SIZES), truth))
-            timer.add_action(name, durations[name])
-            truth -= durations[name]
-    return found
+def take_step(timer: StepTimer, clock: list[float], seconds: float = STEP) -> None:
+    timer.start_step(waited=0.0)
+    clock[0] += seconds
+    timer.end_step(64)
 
 
-def test_actions_left_are_counted_as_they_will_be_due() -> None:
-    due = triggers()
-    for step in (0, 49, 50, 99, 640, 999, 1000):
-        later = [name for each in range(step + 1, TOTAL + 1) for name in due.due(each)]
-        assert due.left(step) == {name: later.count(name) for name in ("save", "evaluate", "log", "test")}
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_the_eta_counts_evaluations_and_saves_from_the_first_tenth_on(seed: int) -> None:
-    """Evaluations take four fifths of this run; steps vary by half, and the first ones are slow."""
-    draws = random.Random(seed)
-    steps = [STEP * draws.uniform(0.5, 1.5) for _ in range(TOTAL)]
-    steps[:3] = [5.0, 2.0, 1.0]
-    found = [pair for place, pair in enumerate(estimates(steps)) if (place + 1) * 20 >= TOTAL / 10]
-    assert max(abs(estimate - truth) / truth for estimate, truth in found) < 0.15
-    assert found[0][1] > 5 * STEP * TOTAL  # steps alone are a small part of it
-
-
-def test_a_machine_that_becomes_slower_is_followed() -> None:
-    steps = [STEP] * (TOTAL // 2) + [4 * STEP] * (TOTAL // 2)
-    estimate, truth = estimates(steps)[40]  # at step 820
-    assert estimate == pytest.approx(truth, rel=0.15)
-
-
-def test_an_evaluation_that_was_held_up_does_not_move_the_end() -> None:
+def test_the_time_left_counts_what_is_done_between_steps_but_not_the_slow_first_steps(clock: list[float]) -> None:
     timer = StepTimer()
-    for step in range(100):
-        timer.add_step(STEP, 0.0, 64, TOTAL)
-        if step % 25 == 24:
-            timer.add_action("evaluate", 10 * EVALUATE if step == 49 else EVALUATE)
-    left = timer.seconds_left(TOTAL - 100, {"evaluate": 36}, SIZES)
-    assert left == pytest.approx((TOTAL - 100) * STEP + 36 * EVALUATE)
+    for step, seconds in enumerate([5.0, 2.0, 1.0, *[STEP] * 497], 1):
+        take_step(timer, clock, seconds)
+        clock[0] += EVALUATION if step % 100 == 0 else 0.0
+    truth = 500 * STEP + 5 * EVALUATION
+    assert timer.seconds_left(TOTAL - 500) == pytest.approx(truth, rel=0.01)
 
 
-def test_contention_is_reported_once_and_only_if_the_machine_is_loaded() -> None:
+def test_the_first_steps_are_all_that_is_known_at_first(clock: list[float]) -> None:
     timer = StepTimer()
-    for _ in range(50):
-        timer.add_step(0.1, 0.0, 64, TOTAL)
-    assert timer.contention(load=1.9, cores=2) is None
-    for _ in range(30):
-        timer.add_step(0.35, 0.0, 64, TOTAL)
-    assert timer.contention(load=1.9, cores=2) is None  # slow, but by itself
-    sentence = timer.contention(load=2.6, cores=2)
-    assert sentence is not None
-    assert "3.5 times" in sentence
-    assert "2.6 on 2 cores" in sentence
-    assert timer.contention(load=9.0, cores=2) is None
-
-
-def test_a_run_that_begins_on_a_loaded_machine_is_recognized_by_the_load() -> None:
-    timer = StepTimer()
-    assert timer.contention(load=9.0, cores=2) is None  # nothing is known yet
-    for _ in range(50):
-        timer.add_step(0.1, 0.0, 64, TOTAL)
-    sentence = timer.contention(load=4.5, cores=2)
-    assert sentence is not None
-    assert "4.5 on 2 cores" in sentence
+    assert timer.seconds_left(TOTAL) == 0
+    take_step(timer, clock, 2.0)
+    assert timer.seconds_left(9) == pytest.approx(18.0)

@@ -17,9 +17,8 @@ from torch import Tensor
 from paceline.core.world import World
 from paceline.data.batch import Batch
 from paceline.engine.evaluate import evaluate
-from paceline.engine.loop import train
+from paceline.engine.loop import log_evaluation, train
 from paceline.engine.run import Run
-from paceline.engine.training_log import log_evaluation
 from paceline.engine.visualizer import Visualizer, visualize_samples
 from paceline.loggers.events import Event, Logger, LoggerGroup, Note, Visualized
 from paceline.losses.classification import CrossEntropy

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from paceline.data.batch import Batch
 from paceline.engine.evaluate import evaluate
-from paceline.engine.training_log import log_evaluation
-from paceline.engine.worst_samples import NUM_WORST, Ranking, WorstSample, write_worst
+from paceline.engine.loop import log_evaluation
+from paceline.engine.visualizer import NUM_WORST, Ranking, WorstSample, write_worst
 from paceline.loggers.events import LoggerGroup, Note
 from paceline.losses.classification import CrossEntropy
 from paceline.tasks.classification import Classification

@@ -320,7 +320,7 @@ def test_nothing_is_left_in_the_temporary_folder(tmp_path: Path) -> None:
 # Processes whose loader workers are in the middle of a sample, in which torch does not look after their parent.
 _READING = """
     import numpy as np
-    from paceline.data.prefetch import load_by_processes
+    from paceline.data.loader import load_by_processes
     from paceline.data.split_loader import Request
     class Source:
         def fetch(self, epoch, ids):

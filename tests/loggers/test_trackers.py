@@ -20,9 +20,7 @@ from support.waiting import TIMEOUT
 
 from paceline.cli import main
 from paceline.loggers.events import Ended, Evaluated, Event, Logged, LoggerGroup, Note, Snapshot, Started, Visualized
-from paceline.loggers.mlflow import MlflowTracker
-from paceline.loggers.tracker import Tracker, TrackerIds, TrackerLogger
-from paceline.loggers.wandb import WandbTracker
+from paceline.loggers.trackers import MlflowTracker, Tracker, TrackerLogger, WandbTracker, read_ids, write_id
 from paceline.visualize.image import save_png
 
 CONFIG = {"name": "tiny", "optimizer": {"lr": 0.1, "betas": [0.9, 0.99]}, "data": {"batch_size": 8}}
@@ -102,7 +100,7 @@ def test_a_failure_is_reported_while_the_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_service_that_does_not_answer_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.loggers.tracker._END_SECONDS", 0.0)
+    monkeypatch.setattr("paceline.loggers.trackers._END_SECONDS", 0.0)
     answer = threading.Event()
 
     class Slow(Broken):
@@ -127,12 +125,12 @@ def test_a_resumed_run_passes_on_its_earlier_records_first(tmp_path: Path) -> No
 
 def test_ids_of_trackers_that_start_together_are_all_kept(tmp_path: Path) -> None:
     names = [str(number) for number in range(8)]
-    threads = [threading.Thread(target=TrackerIds(tmp_path).write, args=(name, f"id-{name}")) for name in names]
+    threads = [threading.Thread(target=write_id, args=(tmp_path, name, f"id-{name}")) for name in names]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert {name: TrackerIds(tmp_path).read(name) for name in names} == {name: f"id-{name}" for name in names}
+    assert read_ids(tmp_path) == {name: f"id-{name}" for name in names}
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
@@ -159,12 +157,12 @@ def test_mlflow_holds_each_step_once_after_a_resume(tmp_path: Path, monkeypatch:
     given: dict[str, Any] = {"experiment": "tests", "tracking_uri": uri, "tags": {"team": "a"}}
     monkeypatch.chdir(tmp_path)  # artifacts are beside the database
     assert log(MlflowTracker(tmp_path, CONFIG, **given), tmp_path, range(1, 5), "stopped") == []
-    number = TrackerIds(tmp_path).read("mlflow")
+    number = read_ids(tmp_path).get("mlflow")
     client = tracking.MlflowClient(uri)
     assert client.get_run(number).info.status == "KILLED"
     assert log(MlflowTracker(tmp_path, CONFIG, **given), tmp_path, range(3, 5), "stopped") == []
     assert log(MlflowTracker(tmp_path, CONFIG, **given), tmp_path, range(6, 8)) == []  # step 5 was lost
-    assert TrackerIds(tmp_path).read("mlflow") == number
+    assert read_ids(tmp_path).get("mlflow") == number
     run = client.get_run(number)
     assert (run.info.status, run.info.run_name, run.data.tags["team"]) == ("FINISHED", "tiny", "a")
     params = {"name": "tiny", "optimizer.lr": "0.1", "optimizer.betas": "[0.9, 0.99]", "data.batch_size": "8"}
@@ -212,7 +210,7 @@ def wandb_records(path: Path) -> list[dict[str, Any]]:
 _START = """
 import sys
 from pathlib import Path
-from paceline.loggers.wandb import WandbTracker
+from paceline.loggers.trackers import WandbTracker
 assert sys.stdin.isatty() and sys.stderr.isatty()
 try:
     WandbTracker(Path(), {}, "tests").start("tiny")
@@ -243,7 +241,7 @@ def test_wandb_offline_files_hold_the_run_and_a_resume_keeps_its_id(
         monkeypatch.setenv(name, str(tmp_path / "own"))
     given: dict[str, Any] = {"project": "tests", "mode": "offline", "tags": ["a"]}
     assert log(WandbTracker(tmp_path, CONFIG, **given), tmp_path, range(1, 5), "stopped") == []
-    number = TrackerIds(tmp_path).read("wandb")
+    number = read_ids(tmp_path).get("wandb")
     assert log(WandbTracker(tmp_path, CONFIG, **given), tmp_path, range(6, 8)) == []  # step 5 was lost
     first, records = [wandb_records(path) for path in sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))]
     runs = [record for record in (*first, *records) if "id" in record]

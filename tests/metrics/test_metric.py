@@ -13,7 +13,6 @@ from torch import Tensor
 
 from paceline.data.batch import Batch
 from paceline.losses.classification import BinaryCrossEntropy, CrossEntropy
-from paceline.metrics.boundary import BoundaryF
 from paceline.metrics.classification import Auroc, ConfusionMatrix, MeanAveragePrecision, MultiLabel, TopK
 from paceline.metrics.metric import (
     LossMetrics,
@@ -26,7 +25,7 @@ from paceline.metrics.metric import (
     unpack,
 )
 from paceline.metrics.saliency import Saliency
-from paceline.metrics.segmentation import Segmentation
+from paceline.metrics.segmentation import BoundaryF, Segmentation
 from paceline.metrics.video import PerVideo
 
 

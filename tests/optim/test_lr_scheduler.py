@@ -13,8 +13,7 @@ from small_schedules import named, schedule, values
 from torch import nn
 
 from paceline.core.errors import ArgumentError
-from paceline.optim.decays import Cosine, linear
-from paceline.optim.durations import Span
+from paceline.optim.decays import Span, cosine, linear
 from paceline.optim.lr_scheduler import LRChangeLog, Schedule, Scheduler, Transition
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parents[1] / "golden" / "schedules.json").read_text())
@@ -276,7 +275,7 @@ def test_an_optimizer_without_momentum_is_refused() -> None:
 
 def test_groups_without_decay_stay_without() -> None:
     optimizer = torch.optim.AdamW(groups((1.0, 0.04), (1.0, 0.0)), lr=0.1)
-    decay = transition(0.04, 0.4, Cosine)
+    decay = transition(0.04, 0.4, cosine)
     scheduler = Scheduler(optimizer, falling(), weight_decay=decay)
     scheduler.apply(5)
     assert [group["weight_decay"] for group in optimizer.param_groups] == pytest.approx([0.22, 0.0])

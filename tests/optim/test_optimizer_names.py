@@ -14,7 +14,7 @@ import torch
 from pydantic import ValidationError
 
 from paceline.core.registry import UnlistedArguments, register
-from paceline.optim.torch_optimizers import EXCLUDED
+from paceline.optim.optimizers import EXCLUDED
 
 optimizers = register.kind("optimizer")
 OWN_DEFAULTS = {("sgd", "momentum"): 0.9, ("muon", "momentum"): 0.95}

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from paceline.checkpoint.state import load_optimizer, optimizer_tree
-from paceline.optim.trust_ratio import add_trust_ratio
+from paceline.optim.optimizers import add_trust_ratio
 
 
 def parameter(values: list[float], gradient: list[float] | None) -> nn.Parameter:

@@ -90,16 +90,6 @@ def test_an_average_is_among_the_parameters_from_its_start() -> None:
     assert parts[1]["activations"] == parts[2]["activations"] == parts[0]["activations"]
 
 
-def test_a_gpu_keeps_copies_during_the_step_of_an_optimizer_that_is_not_fused() -> None:
-    for name, copies in (("adamw", 0), ("lion", 2)):  # of the weights and of one moment
-        totals = []
-        for is_cpu in (True, False):
-            with rehearse(recipe(f"optimizer={name}", "model.widths=[256,256]"), is_cpu=is_cpu) as rehearsal:
-                totals.append(rehearsal.step(1).total)
-                size = sum(each.nbytes for each in rehearsal.run.model.parameters())
-        assert totals[1] - totals[0] == pytest.approx(copies * size, rel=0.1, abs=64)
-
-
 def shares(strategy: str, processes: int) -> Memory:
     with rehearse(recipe("model.widths=[64,128]", f"train.strategy={strategy}"), processes) as rehearsal:
         return rehearsal.step(2)

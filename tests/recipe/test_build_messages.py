@@ -19,11 +19,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def write_images(root: str, labels: list[str], channels: int = 3) -> dict[str, Any]:
+def write_images(root: str, labels: list[str]) -> dict[str, Any]:
     for label in labels:
         folder = Path(root, label)
         folder.mkdir(parents=True)
-        image = np.zeros((28, 28, channels), np.uint8)
+        image = np.zeros((28, 28, 3), np.uint8)
         assert cv2.imwrite(str(folder / "0.png"), image)
     return {"dataset": "image_folder", "root": root, "transforms": []}
 
@@ -58,17 +58,6 @@ def test_a_missing_file_is_named_by_its_own_key(key: str) -> None:
     with pytest.raises(DataError) as refusal:
         paceline.build("segmentation_sample", {"data.train": part, "data.val": part, key: "gone.txt"})
     assert str(refusal.value).startswith(f"command line: {key}: ")
-
-
-def test_gray_images_are_noted_once_for_each_split() -> None:
-    train, val = write_images("train", ["a", "b"], channels=1), write_images("val", ["a", "b"])
-    gray = [
-        note
-        for note in paceline.build("quickstart", {"data.train": train, "data.val": val}).info.notes
-        if "gray" in note
-    ]
-    assert len(gray) == 1
-    assert gray[0].startswith("data.train: 2 of the first 2 images")
 
 
 def test_a_metric_of_another_task_is_named() -> None:

@@ -11,8 +11,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.recipe import yaml_tree as composer
-from paceline.recipe.yaml_tree import Unreadable, compose, resolve_scalar
+from paceline.core.errors import RecipeError
+from paceline.recipe import document as composer
+from paceline.recipe.document import Document, KeyPath, Origin, resolve_scalar
+
+Place = tuple[int, int]
 
 SCALARS = {
     "true": True,
@@ -57,6 +60,19 @@ def test_an_unquoted_word_means_what_yaml_1_2_says(text: str) -> None:
     assert type(value) is type(SCALARS[text])
 
 
+def compose(text: str) -> Document:
+    return composer.compose(text, "t")
+
+
+def places(origins: dict[KeyPath, Origin]) -> dict[KeyPath, Place]:
+    return {path: (origin.line or 0, origin.column or 0) for path, origin in origins.items()}
+
+
+def problems(refusal: RecipeError) -> list[tuple[tuple[int, ...], str]]:
+    split = [problem.split(": ", 1) for problem in refusal.problems]
+    return [(tuple(map(int, place.split(":")[1:])), message) for place, message in split]
+
+
 @pytest.mark.parametrize("text", [".inf", "-.Inf", "+.INF", ".nan", ".NaN"])
 def test_numbers_that_are_not_finite_stay_numbers_for_validation_to_refuse(text: str) -> None:
     value = resolve_scalar(text)
@@ -71,7 +87,7 @@ def test_quoted_and_block_scalars_are_strings() -> None:
 
 def test_places_of_keys_and_values() -> None:
     composed = compose("a: 1\nb:\n  c: [x, {d: y}]\n  é: z\nempty:\nlast: 2\n")
-    assert composed.keys == {
+    assert places(composed.keys) == {
         ("a",): (1, 1),
         ("b",): (2, 1),
         ("b", "c"): (3, 3),
@@ -80,7 +96,7 @@ def test_places_of_keys_and_values() -> None:
         ("empty",): (5, 1),
         ("last",): (6, 1),
     }
-    assert composed.values == {
+    assert places(composed.values) == {
         (): (1, 1),
         ("a",): (1, 4),
         ("b",): (3, 3),
@@ -111,9 +127,9 @@ def test_json_text_reads_back_and_every_place_holds_what_it_should(tree: Any, in
     composed = compose(text)
     assert composed.tree == tree
     lines = text.split("\n")
-    for path, (line, column) in composed.keys.items():
+    for path, (line, column) in places(composed.keys).items():
         assert lines[line - 1][column - 1 :].startswith(json.dumps(path[-1], ensure_ascii=False))
-    for path, (line, column) in composed.values.items():
+    for path, (line, column) in places(composed.values).items():
         value = tree
         for segment in path:
             value = value[segment]
@@ -125,10 +141,10 @@ def test_an_alias_stands_where_it_is_written_and_its_inside_where_the_anchor_is(
     composed = compose("a: &x {k: {l: 1}, m: [2]}\nb: *x\n")
     assert composed.tree["b"] == composed.tree["a"]
     assert composed.tree["b"] is not composed.tree["a"]
-    assert composed.values["b",] == (2, 4)
-    assert composed.values["b", "k", "l"] == composed.values["a", "k", "l"] == (1, 15)
-    assert composed.keys["b", "m"] == (1, 19)
-    assert composed.values["b", "m", 0] == (1, 23)
+    assert places(composed.values)["b",] == (2, 4)
+    assert places(composed.values)["b", "k", "l"] == places(composed.values)["a", "k", "l"] == (1, 15)
+    assert places(composed.keys)["b", "m"] == (1, 19)
+    assert places(composed.values)["b", "m", 0] == (1, 23)
 
 
 def test_an_anchor_can_be_set_again() -> None:
@@ -186,24 +202,24 @@ REFUSED: dict[str, tuple[str, list[tuple[tuple[int, int], str]]]] = {
 def test_refused_with_place(case: str, loader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(composer, "_Loader", loader)
     text, expected = REFUSED[case]
-    with pytest.raises(Unreadable) as refusal:
+    with pytest.raises(RecipeError) as refusal:
         compose(text)
-    pairs = zip(refusal.value.problems, expected, strict=True)
+    pairs = zip(problems(refusal.value), expected, strict=True)
     assert [(place, message[: len(start)]) for (place, message), (_, start) in pairs] == expected
 
 
 def test_a_billion_laughs_are_cut_off() -> None:
     levels = [f"l{n}: &l{n} [" + ", ".join([f"*l{n - 1}"] * 8) + "]\n" for n in range(1, 9)]
-    with pytest.raises(Unreadable) as refusal:
+    with pytest.raises(RecipeError) as refusal:
         compose("l0: &l0 [ha, ha]\n" + "".join(levels))
-    assert [message for _, message in refusal.value.problems] == ["more than 20,000 values, aliases expanded"]
+    assert [message for _, message in problems(refusal.value)] == ["more than 20,000 values, aliases expanded"]
 
 
 def test_aliases_cannot_nest_deeper_than_text_can() -> None:
     chain = "".join(f"c{n}: &c{n} [*c{n - 1}]\n" for n in range(1, 40))
-    with pytest.raises(Unreadable) as refusal:
+    with pytest.raises(RecipeError) as refusal:
         compose("c0: &c0 [x]\n" + chain)
-    assert [message for _, message in refusal.value.problems] == ["nested more than 32 deep"]
+    assert [message for _, message in problems(refusal.value)] == ["nested more than 32 deep"]
 
 
 @pytest.mark.parametrize(
@@ -217,18 +233,18 @@ def test_aliases_cannot_nest_deeper_than_text_can() -> None:
     ],
 )
 def test_syntax_errors_have_a_place(text: str, place: tuple[int, int], words: str) -> None:
-    with pytest.raises(Unreadable) as refusal:
+    with pytest.raises(RecipeError) as refusal:
         compose(text)
-    ((found, message),) = refusal.value.problems
+    ((found, message),) = problems(refusal.value)
     assert found == place
     assert message.startswith("not valid YAML: ")
     assert words in message
 
 
 def test_problems_before_a_syntax_error_are_kept() -> None:
-    with pytest.raises(Unreadable) as refusal:
+    with pytest.raises(RecipeError) as refusal:
         compose("a: 1\na: 2\nb: [\n")
-    assert [message.split(":")[0] for _, message in refusal.value.problems] == ["a", "not valid YAML"]
+    assert [message.split(":")[0] for _, message in problems(refusal.value)] == ["a", "not valid YAML"]
 
 
 @given(st.text(alphabet="ab:-[]{}&*!?|>'\"#%@,~<1.\n \t"))
@@ -236,6 +252,6 @@ def test_problems_before_a_syntax_error_are_kept() -> None:
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
         outcome: object = compose(text)
-    except Unreadable as refusal:
+    except RecipeError as refusal:
         outcome = refusal.problems
     assert outcome

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from paceline.core.errors import RecipeError, UsageError
 from paceline.recipe.document import Document, Origin, places
 from paceline.recipe.load import expand_shorthand, load, merge, shipped_recipes
-from paceline.recipe.parts import PARTS
 
 Write = Callable[..., None]
 NEITHER = "is neither a file nor a shipped recipe"
@@ -227,7 +226,7 @@ def test_shorthand_is_expanded_in_every_layer(write: Write) -> None:
 def test_shorthand_leaves_alone_what_is_not_a_name() -> None:
     tree = {"losses": "cross_entropy", "model": 5, "task": None, "data": [1]}
     document = Document(tree, {}, {(): Origin("x"), ("losses",): Origin("x")})
-    expand_shorthand(document, PARTS)
+    expand_shorthand(document)
     assert document.tree == {"losses": "cross_entropy", "model": 5, "task": None, "data": [1]}
 
 

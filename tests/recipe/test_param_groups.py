@@ -14,7 +14,7 @@ from torch import nn
 from paceline.core.errors import RecipeError
 from paceline.core.world import World
 from paceline.recipe.build_context import BuildContext
-from paceline.recipe.build_optim import make_groups
+from paceline.recipe.build_training import make_groups
 from paceline.recipe.load import load
 from paceline.recipe.validate import validate
 

@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from paceline.engine.worst_samples import WorstSample, write_worst
-from paceline.loggers.confusion import ConfusionFile
+from paceline.engine.visualizer import WorstSample, write_worst
 from paceline.loggers.events import Ended, Evaluated, Logged, LoggerGroup, Started
-from paceline.loggers.files import StatusFile
+from paceline.loggers.files import ConfusionFile, StartsFile, StatusFile, environment
 from paceline.loggers.jsonl import JsonlLogger
-from paceline.loggers.starts import StartsFile, environment
 from paceline.visualize.grid import Panel
 from paceline.visualize.image import save_png
 

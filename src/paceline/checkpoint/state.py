@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from paceline.checkpoint.shards import TensorShard
 from paceline.core.errors import CheckpointError
 from paceline.core.text import pluralize
-from paceline.models.memory_format import with_strides_of
+from paceline.models.placement import with_strides_of
 
 Tree = Any
 """Nested dicts (string keys) and lists of tensors and JSON scalars: None, bool, int, float, str."""

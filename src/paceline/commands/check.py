@@ -108,7 +108,7 @@ def _try_smallest(run: Run) -> None:
     import torch
 
     from paceline.data.loader import MicroBatch
-    from paceline.engine.forward import forward
+    from paceline.engine.step import forward
 
     sampler = run.batches.sampler
     last = min(sampler.steps_per_epoch, run.progress.total_steps) - 1
@@ -125,7 +125,7 @@ def _try_metrics(run: Run) -> list[str]:
     """The names of the metrics of each split, from its first samples."""
     import torch
 
-    from paceline.engine.measured_batches import without_gradient
+    from paceline.engine.evaluate import without_gradient
 
     names: dict[str, None] = {}
     run.model.eval()

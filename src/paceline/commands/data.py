@@ -153,8 +153,6 @@ def _inspect_split(
     threads = usable_cores()
     advance = partial(bar.advance, bar.add_task(report.split, total=len(indices)))
     examine(source.dataset, indices, report.findings, threads, advance, source.sample_transforms)
-    for note in report.findings.notes:
-        report.add_note(note)
     unreadable = {each.sample for each in report.findings.bad}
     readable = [index for index in indices if index not in unreadable] if unreadable else indices
     if not readable:

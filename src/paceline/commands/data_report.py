@@ -24,7 +24,6 @@ _MAX_SIZES = 4
 _MAX_DUPLICATES, _MAX_FILES = 2, 8  # duplicates, and files of equal problems, that are named
 _DETAILS = re.compile(r"/[^\s:,;)]+|'[^']*'|\d+")
 _ADVICE = {
-    "disk": "disk-bound: {pack}a faster disk would help most",
     "decode": "decode-bound: {pack}more cores would help most",
     "augment": "augmentation-bound: cheaper transforms, or batch transforms, would help most",
     "memory": "in memory: training reads and decodes nothing",
@@ -293,7 +292,5 @@ def _speed(stages: LoaderProfile, can_be_packed: bool) -> Iterator[tuple[str, st
     advice = _ADVICE[stages.bound].format(pack="a pack (--pack) or " if can_be_packed else "")
     yield "speed", f"{stages.samples_per_second:,.0f} samples/s with {threads}; {advice}"
     if not stages.in_memory:
-        once = " the first time" if stages.stays_in_memory else ""
-        decode, transform = f"decoding {stages.decode * 1e3:.2f} ms", f"transforms {stages.transform * 1e3:.2f} ms"
-        parts = f"{decode}, {transform}, reading the file {stages.read * 1e3:.2f} ms{once}"
+        parts = f"reading and decoding {stages.decode * 1e3:.2f} ms, transforms {stages.transform * 1e3:.2f} ms"
         yield "", f"one thread, per sample (of {stages.samples} timed): {parts}"

@@ -18,8 +18,8 @@ def main(options: argparse.Namespace) -> int:
     checked = read_checked(str(folder / "recipe.json"), (), options.use, is_run=True)
     print_notes(checked)
 
-    from paceline.engine.forward import forward, start_losses
     from paceline.engine.replay import explain_nonfinite, read_model, read_step
+    from paceline.engine.step import forward, start_losses
     from paceline.recipe.build import Builder
 
     run = Builder(checked).run(folder)

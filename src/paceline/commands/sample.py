@@ -50,12 +50,12 @@ def create_folder(folder: Path, fill: Callable[[Path], None]) -> None:
 
 def write_samples(kind: str, folder: Path, number: int, seed: int) -> None:
     """Write a synthetic data set for a task into an empty folder."""
-    from paceline.data import stick_people, synthetic
+    from paceline.data import synthetic
 
     write = {
         "classification": synthetic.write_classification,
         "detection": synthetic.write_detection,
-        "keypoints": stick_people.write_keypoints,
+        "keypoints": synthetic.write_keypoints,
         "saliency": synthetic.write_saliency,
         "segmentation": synthetic.write_segmentation,
         "video": synthetic.write_video,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from paceline.recipe.json_schema import json_schema
-from paceline.recipe.reference import reference
+from paceline.recipe.json_schema import json_schema, reference
 
 
 def main(options: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ from paceline.loggers.tables import table_lines
 from paceline.recipe.parts import PARTS
 from paceline.recipe.resolved import leaves, recipe_lines
 from paceline.recipe.schema import Recipe
-from paceline.recipe.validate import CheckedRecipe, instances
+from paceline.recipe.validate import CheckedRecipe
 
 if TYPE_CHECKING:
     from torch import nn
@@ -114,7 +114,7 @@ def code_of_parts(run: Run, recipe: Recipe) -> list[dict[str, Any]]:
     made = {"model": type(run.model), "optimizer": type(run.optimizer)}
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for part in PARTS:
-        for _, section in instances(recipe, part.pattern):
+        for section in part.sections(recipe).values():
             name = getattr(section, part.name_key)
             entry = register.kind(part.kind).find(name)
             assert entry is not None, "validation let an unknown name through"

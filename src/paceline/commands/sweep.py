@@ -29,8 +29,7 @@ from paceline.recipe.schema import Recipe
 from paceline.recipe.search_space import SearchSpace, read_search_space
 from paceline.recipe.validate import validate
 from paceline.report.page import write_report
-from paceline.run.directory import check_writable
-from paceline.run.lock import hold_lock
+from paceline.run.directory import check_writable, hold_lock
 
 _MOST = 256
 

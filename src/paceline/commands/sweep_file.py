@@ -13,7 +13,7 @@ from paceline.core.errors import UsageError
 from paceline.core.regular_file import read_json
 from paceline.core.text import join_first
 from paceline.loggers.results import read_state
-from paceline.run.lock import LOCK, check_free
+from paceline.run.directory import LOCK, check_free
 
 SWEEP = "sweep.json"
 _MAX_BYTES = 1 << 24

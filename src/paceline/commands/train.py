@@ -13,8 +13,7 @@ from paceline.core.errors import UsageError
 from paceline.core.process import StopRequest
 from paceline.launch.environment import find_place
 from paceline.launch.launcher import launch_if_needed
-from paceline.run.directory import check_writable, refuse_foreign
-from paceline.run.lock import check_free, hold_lock
+from paceline.run.directory import check_free, check_writable, hold_lock, refuse_foreign
 
 if TYPE_CHECKING:
     from paceline.recipe.validate import CheckedRecipe
@@ -50,8 +49,9 @@ def main(options: argparse.Namespace) -> int:
 
 def _build_and_train(options: argparse.Namespace, checked: CheckedRecipe, out: Path, stop: StopRequest) -> None:
     with stop.held():  # the recipe is known to be right: from here on torch is needed
+        from paceline.engine.loop import train
         from paceline.recipe.build import Builder
-        from paceline.run.train import Start, train_locked
+        from paceline.run.train import Start, open_locked
 
     builder = Builder(checked)
     start = Start(
@@ -60,4 +60,5 @@ def _build_and_train(options: argparse.Namespace, checked: CheckedRecipe, out: P
     with builder.world.together(), hold_lock(out) if builder.world.is_main else nullcontext() as lock:
         run = builder.run(out)
         run.stop = stop
-        train_locked(run, lock, start)
+        with open_locked(run, lock, start):
+            train(run)

@@ -12,10 +12,9 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, create
 
 from paceline.core.arguments import Arguments, NonNegative
 from paceline.core.errors import RecipeError
-from paceline.recipe.document import Document, Origin, children, document_of
+from paceline.recipe.document import Document, KeyPath, Origin, children, compose, document_of, dotted
 from paceline.recipe.problems import problems_of, show
 from paceline.recipe.validate import nearest_origin, recipe_error
-from paceline.recipe.yaml_tree import KeyPath, Unreadable, compose, dotted
 
 _BRACKETS = str.maketrans("()", "[]")
 
@@ -39,8 +38,8 @@ def make_section(keys: Keys, closed: Collection[str] = (), name: str = "") -> ty
 def items(value: Any) -> list[Any]:
     """The items of a list, of a Python tuple, which YAML reads as text, or a single value."""
     if isinstance(value, str):
-        with suppress(Unreadable):
-            value = compose(value.translate(_BRACKETS)).tree
+        with suppress(RecipeError):
+            value = compose(value.translate(_BRACKETS), "").tree
     return value if isinstance(value, list) else [value]
 
 

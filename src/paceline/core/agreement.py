@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from paceline.core.errors import CheckpointError, DataError, PacelineError, UsageError
 from paceline.core.world import World
 
-_MOST_TIMES, _WAIT_SECONDS = 5, 0.2
-_MOST_SECONDS = 60.0
+_MOST_TIMES, _WAIT_SECONDS = 8, 0.2
 _ERRORS = {error.exit_code: error for error in (PacelineError, UsageError, DataError, CheckpointError)}
 
 
@@ -27,14 +25,10 @@ class Identified(Protocol):
     """Something that was read from a file: its path, and a digest of its content."""
 
     @property
-    def path(self) -> Path:
-        """Where it is."""
-        ...
+    def path(self) -> Path: ...
 
     @property
-    def digest(self) -> str:
-        """The same for the same content."""
-        ...
+    def digest(self) -> str: ...
 
 
 Found = TypeVar("Found", bound=Identified)
@@ -66,37 +60,26 @@ def read_together(world: World, find: Callable[[], Found | None], follow: Callab
     """
     if world.size == 1:
         return find()
-    choices = _Choices(find)
-    while (choice := decide(world, choices.choose)) is not None:
-        found, problem = (choices.found, "") if world.is_main else _follow(*choice, follow)
-        choices.problem = first_problem(world, problem)
-        if choices.problem is None:
-            return found
-    return None
+    found: Found | None = None
 
+    def choose() -> tuple[str, str] | None:
+        nonlocal found
+        found = find()
+        return None if found is None else (str(found.path.absolute()), found.digest)
 
-class _Choices(Generic[Found]):
-    """What rank 0 finds, repeatedly, until the other ranks can follow or clearly cannot."""
-
-    def __init__(self, find: Callable[[], Found | None]) -> None:
-        self._find = find
-        self._times: Counter[str] = Counter()
-        self._deadline = time.monotonic() + _MOST_SECONDS
-        self.found: Found | None = None
-        self.problem: str | None = None
-        """Why a process could not follow the last choice."""
-
-    def choose(self) -> tuple[str, str] | None:
-        """Its path and digest; raises CheckpointError if other ranks cannot follow it, or nothing for long."""
-        self.found = self._find()
-        if self.found is None:
+    problem: str | None = None
+    for attempt in range(_MOST_TIMES):
+        time.sleep(_WAIT_SECONDS * attempt)  # a shared disk may show what is new a little later
+        choice = decide(world, choose)
+        if choice is None:
             return None
-        digest = self.found.digest
-        if self.problem and (self._times[digest] >= _MOST_TIMES or time.monotonic() > self._deadline):
-            raise CheckpointError(f"{self.problem}; is the folder the same for all machines?")
-        time.sleep(_WAIT_SECONDS * self._times[digest])  # a shared disk may show what is new a little later
-        self._times[digest] += 1
-        return str(self.found.path.absolute()), digest
+        own_problem = ""
+        if not world.is_main:
+            found, own_problem = _follow(*choice, follow)
+        problem = first_problem(world, own_problem)
+        if problem is None:
+            return found
+    raise CheckpointError(f"{problem}; is the folder the same for all machines?")
 
 
 def _follow(place: str, digest: str, follow: Callable[[Path], Found]) -> tuple[Found | None, str]:

@@ -38,8 +38,12 @@ def check_contract(kind: str, target: Callable[..., Any]) -> None:
     if not hasattr(target, "__qualname__"):
         made = type(target).__name__
         raise TypeError(f"got an object of {made}; register the class, without (): `register.{kind}(...)({made})`")
-    if inspect.isclass(target) and kind in _CHECKS:
-        _CHECKS[kind](target)
+    if inspect.isclass(target):
+        for names, example in _METHODS.get(kind, {}).items():
+            if not any(_method(target, name) for name in names):
+                raise TypeError(_missing(kind, target, names[0], example))
+        if kind in _CHECKS:
+            _CHECKS[kind](target)
     elif kind == "loss" and is_criterion(target) and len(_required(target)) < 2:
         raise TypeError(
             f"{target.__name__} takes one tensor, expected two: `def {target.__name__}(output, target)`; if it makes"
@@ -71,30 +75,10 @@ def supplied_to_loss(target: Callable[..., Any], known: set[str]) -> set[str]:
 
 def _check_loss(target: type) -> None:
     call = _method(target, "forward") or _method(target, "__call__")
-    if call is None:
-        raise TypeError(
-            _missing(target, "forward", "def forward(self, output, target): return (output - target).abs().mean()")
-        )
-    compared = _required(call)[1:]
+    compared = _required(call)[1:] if call else []
     if _method(target, "count") is None and compared[1:2] == ["batch"]:
-        raise TypeError(_missing(target, "count", "def count(self, batch): return float(batch.size)"))
-    if len(compared) < 2:
-        example = f"def {call.__name__}(self, output, target)"
-        raise TypeError(f"{target.__name__}.{call.__name__} takes {_join_names(compared)}, expected `{example}`")
-
-
-def _check_dataset(target: type) -> None:
-    if _method(target, "read") is None and _method(target, "__getitem__") is None:
-        found = "it is iterable, but samples are asked for by number" if _method(target, "__iter__") else ""
-        example = "def __getitem__(self, index): return image, target"
-        raise TypeError(_missing(target, "__getitem__", example, found))
-    if _method(target, "__len__") is None:
-        raise TypeError(_missing(target, "__len__", "def __len__(self): return len(self.files)"))
-
-
-def _check_transform(target: type) -> None:
-    if not any(_method(target, name) for name in ("__call__", "forward", "transform")):
-        raise TypeError(_missing(target, "__call__", "def __call__(self, image): return image.flip(-1)"))
+        raise TypeError(_missing("loss", target, "count", "def count(self, batch): return float(batch.size)"))
+    _check_compared(target, call, "output, target")
 
 
 def _check_metric(target: type) -> None:
@@ -103,41 +87,18 @@ def _check_metric(target: type) -> None:
         if type(value) in (list, dict, set) and not value and not name.startswith("_"):
             found = f"{target.__name__}.{name} is a {type(value).__name__} of the class, which all evaluations share"
             raise TypeError(f"{found}; set it in __init__: `self.{name} = {value!r}`")
-    update, compute = _method(target, "update"), _method(target, "compute")
-    if update is None:
-        example = "def update(self, preds, target): self.total += (preds - target).abs().sum()"
-        raise TypeError(_missing(target, "update", example))
-    if compute is None:
-        raise TypeError(_missing(target, "compute", "def compute(self): return self.total / self.count"))
-    compared = _required(update)[1:]
-    if len(compared) < 2:
-        example = "def update(self, preds, target)"
-        raise TypeError(f"{target.__name__}.update takes {_join_names(compared)}, expected `{example}`")
+    _check_compared(target, _method(target, "update"), "preds, target")
 
 
-_TASK_METHODS = {
-    "counts": "def counts(self, batch): return {name: loss.count(batch) for name, loss in self.loss_functions.items()}",
-    "losses": "def losses(self, model, batch): return {name: LossTerm(numerator, denominator)}",
-    "predict": 'def predict(self, model, batch): return model(batch["image"])',
-    "metrics": "def metrics(self): return self.extra_metrics",
-}
-
-
-_TASK_CALLS = {
-    "forward": "(self, model, batch)",
-    "counts": "(self, batch)",
-    "losses": "(self, model, batch)",
-    "predict": "(self, model, batch)",
-    "metrics": "(self)",
-    "draw": "(self, batch, predictions, index)",
-    "draw_prediction": "(self, image, batch, predictions, index)",
-}
+def _check_compared(target: type, call: Callable[..., Any] | None, arguments: str) -> None:
+    """A loss and a metric compare two tensors."""
+    if call and len(compared := _required(call)[1:]) < 2:
+        found = f"({', '.join(compared)})" if compared else "nothing"
+        expected = f"def {call.__name__}(self, {arguments})"
+        raise TypeError(f"{target.__name__}.{call.__name__} takes {found}, expected `{expected}`")
 
 
 def _check_task(target: type) -> None:
-    for name, example in _TASK_METHODS.items():
-        if _method(target, name) is None:
-            raise TypeError(f"{_missing(target, name, example)}; or inherit from paceline.Task, which has all of them")
     for name, call in _TASK_CALLS.items():
         method = _method(target, name)
         if not inspect.isfunction(method):
@@ -149,19 +110,40 @@ def _check_task(target: type) -> None:
             raise TypeError(f"{target.__name__}.{name} takes {signature}, expected `def {name}{call}`") from None
 
 
-def _check_model(target: type) -> None:
-    if _method(target, "forward") is None:
-        raise TypeError(_missing(target, "forward", "def forward(self, images): return self.head(self.body(images))"))
-
-
-_CHECKS: dict[str, Callable[[type], None]] = {
-    "loss": _check_loss,
-    "dataset": _check_dataset,
-    "transform": _check_transform,
-    "metric": _check_metric,
-    "task": _check_task,
-    "model": _check_model,
+_METHODS: dict[str, dict[tuple[str, ...], str]] = {
+    "loss": {("forward", "__call__"): "def forward(self, output, target): return (output - target).abs().mean()"},
+    "dataset": {
+        ("__getitem__", "read"): "def __getitem__(self, index): return image, target",
+        ("__len__",): "def __len__(self): return len(self.files)",
+    },
+    "transform": {("__call__", "forward", "transform"): "def __call__(self, image): return image.flip(-1)"},
+    "metric": {
+        ("update",): "def update(self, preds, target): self.total += (preds - target).abs().sum()",
+        ("compute",): "def compute(self): return self.total / self.count",
+    },
+    "task": {
+        ("counts",): (
+            "def counts(self, batch): return {name: loss.count(batch) for name, loss in self.loss_functions.items()}"
+        ),
+        ("losses",): "def losses(self, model, batch): return {name: LossTerm(numerator, denominator)}",
+        ("predict",): 'def predict(self, model, batch): return model(batch["image"])',
+        ("metrics",): "def metrics(self): return self.extra_metrics",
+    },
+    "model": {("forward",): "def forward(self, images): return self.head(self.body(images))"},
 }
+"""The methods that each kind needs, one of several names for the same, with an example of the first."""
+
+_TASK_CALLS = {
+    "forward": "(self, model, batch)",
+    "counts": "(self, batch)",
+    "losses": "(self, model, batch)",
+    "predict": "(self, model, batch)",
+    "metrics": "(self)",
+    "draw": "(self, batch, predictions, index)",
+    "draw_prediction": "(self, image, batch, predictions, index)",
+}
+
+_CHECKS = {"loss": _check_loss, "metric": _check_metric, "task": _check_task}
 
 
 def _method(target: type, name: str) -> Callable[..., Any] | None:
@@ -184,12 +166,11 @@ def _required(function: Callable[..., Any]) -> list[str]:
     return names
 
 
-def _missing(target: type, method: str, example: str, found: str = "") -> str:
-    return f"{target.__name__} has no method {method}{f' ({found})' if found else ''}; add it, such as `{example}`"
-
-
-def _join_names(names: list[str]) -> str:
-    return f"({', '.join(names)})" if names else "nothing"
+def _missing(kind: str, target: type, method: str, example: str) -> str:
+    is_stream = kind == "dataset" and method == "__getitem__" and _method(target, "__iter__")
+    found = " (it is iterable, but samples are asked for by number)" if is_stream else ""
+    cure = "; or inherit from paceline.Task, which has all of them" if kind == "task" else ""
+    return f"{target.__name__} has no method {method}{found}; add it, such as `{example}`{cure}"
 
 
 def relative_path(file: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -21,15 +20,12 @@ class Progress:
 
     @property
     def is_done(self) -> bool:
-        """Whether all steps are done."""
         return self.step >= self.total_steps
 
     def state_dict(self) -> dict[str, int]:
-        """What a checkpoint keeps."""
         return {"step": self.step}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue from a checkpoint."""
         self.step = state["step"]
 
 
@@ -60,19 +56,3 @@ class Triggers:
             return [action for _, action in self._items]
         before = step - 1  # written out: this is asked at every step
         return [name for period, name in self._items if int(step / period + _SLACK) > int(before / period + _SLACK)]
-
-    def left(self, step: int, pending: Sequence[str] = ()) -> dict[str, int]:
-        """How often each action is still to be done after `step` steps, those `pending` of that step included."""
-        return {
-            action: self._num_due(period, self.total_steps) - self._num_due(period, step) + pending.count(action)
-            for period, action in self._items
-        }
-
-    def _num_due(self, period: float, step: int) -> int:
-        if step < self.total_steps:
-            return _whole(step / period)
-        return self._num_due(period, self.total_steps - 1) + 1
-
-
-def _whole(number: float) -> int:
-    return int(number + _SLACK)

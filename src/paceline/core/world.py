@@ -88,7 +88,6 @@ class World:
         return sent.cpu()
 
     def barrier(self) -> None:
-        """Wait for all ranks."""
         if self.size > 1:
             dist.barrier()
 
@@ -116,7 +115,6 @@ class World:
         self.leave()
 
     def leave(self) -> None:
-        """Leave the process group."""
         if dist.is_initialized():
             dist.destroy_process_group()
 

@@ -76,17 +76,14 @@ class DataDigest:
         Names are relative to `folder`; what lies in it directly, and not in a folder below, is reported as `called`.
         """
         base = os.fsencode(folder) + b"/"
-        last_parent, group = None, _GrowingGroup()
         for name in names:
             parent, _, own = name.rpartition(b"/")
-            if parent != last_parent:
-                last_parent, group = parent, self._group(os.fsdecode(parent) or called)
             path = name if name.startswith(b"/") else base + name
             size, content = 0, b""
             if self._with_sizes:
                 size, content = _content(path) if by_content else (_size(path), b"")
             self._all.update(b"%d %d %b%b" % (size, len(name), name, content))
-            group.add(size, b"%d %d %b%b" % (size, len(own), own, content))
+            self._add(os.fsdecode(parent) or called, size, b"%d %d %b%b" % (size, len(own), own, content))
 
     def content(self, path: Path) -> None:
         """Add all that one file holds, such as a list or annotations."""
@@ -107,29 +104,49 @@ class DataDigest:
             own.update(block)
             size += len(block)
         self._all.update(own.digest())
-        self._group(called).add(size, own.digest())
+        self._add(called, size, own.digest())
 
-    def _group(self, name: str) -> _GrowingGroup:
+    def _add(self, name: str, size: int, entry: bytes) -> None:
         if name not in self._groups and len(self._groups) >= _MAX_GROUPS:
             name = _OTHERS
-        return self._groups.setdefault(name, _GrowingGroup())
+        group = self._groups.setdefault(name, _GrowingGroup())
+        group.files += 1
+        group.bytes += max(size, 0)
+        group.digest.update(entry)
 
     def finish(self) -> tuple[str, dict[str, FileGroup]]:
         """The digest of everything, and of each group."""
-        return self._all.hexdigest(), {name: each.finish() for name, each in self._groups.items() if each.files}
+        groups = self._groups.items()
+        return self._all.hexdigest(), {
+            name: FileGroup(each.files, each.bytes, each.digest.hexdigest()) for name, each in groups
+        }
 
 
+def _hash() -> Any:
+    return blake2b(digest_size=16)
+
+
+@dataclass
 class _GrowingGroup:
-    def __init__(self) -> None:
-        self.files, self._bytes, self._hash = 0, 0, _hash()
+    files: int = 0
+    bytes: int = 0
+    digest: Any = field(default_factory=_hash)
 
-    def add(self, size: int, entry: bytes) -> None:
-        self.files += 1
-        self._bytes += max(size, 0)
-        self._hash.update(entry)
 
-    def finish(self) -> FileGroup:
-        return FileGroup(self.files, self._bytes, self._hash.hexdigest())
+def _size(path: bytes) -> int:
+    try:
+        return os.stat(path).st_size  # noqa: PTH116 - of many, so without a Path for each
+    except (OSError, ValueError):
+        return -1  # missing, or no name of a file at all
+
+
+def _content(path: bytes) -> tuple[int, bytes]:
+    try:
+        with open_regular(path, buffering=0) as file:
+            content = file.read()
+    except (OSError, ValueError):
+        return -1, b""
+    return len(content), blake2b(content, digest_size=16).digest()
 
 
 def fingerprint(dataset: Dataset, with_sizes: bool = True) -> DataFingerprint:
@@ -150,7 +167,7 @@ def fingerprint(dataset: Dataset, with_sizes: bool = True) -> DataFingerprint:
 
 
 def differences(old: Mapping[str, DataFingerprint], new: Mapping[str, DataFingerprint]) -> list[str]:
-    """A sentence for each thing that differs, split by split, such as "train: 7 classes became 8: new is dog".
+    """A sentence for each thing that differs, split by split, such as "train: 7 classes became 8: new `dog`".
 
     Empty if a run may continue. Splits that only one of the two has are differences as well.
     """
@@ -164,51 +181,41 @@ def differences(old: Mapping[str, DataFingerprint], new: Mapping[str, DataFinger
 
 
 def _differences(old: DataFingerprint, new: DataFingerprint) -> list[str]:
-    if old == new:
-        return []
-    found = _class_differences(old.classes, new.classes)
+    found = []
+    if old.classes != new.classes:
+        changes = [("new", _only_in(new.classes, old.classes)), ("gone", _only_in(old.classes, new.classes))]
+        named = "; ".join(f"{what} {join_first(names, _MAX_NAMES)}" for what, names in changes if names)
+        is_same_number = len(old.classes) == len(new.classes)
+        number = (
+            "other classes" if is_same_number else f"{pluralize(len(old.classes), 'class')} became {len(new.classes)}"
+        )
+        found.append(f"{number}: {named or 'they come in another order'}")
     if old.num_samples != new.num_samples:
         found.append(f"{pluralize(old.num_samples, 'sample')} became {new.num_samples:,}")
     if old.digest and new.digest:  # else one of them is of a data set that tells nothing of its files
-        found += _group_differences(old.groups, new.groups)
+        groups = [_group_difference(name, old.groups.get(name), new.groups.get(name)) for name in old.groups]
+        groups += [_group_difference(name, None, new.groups[name]) for name in new.groups if name not in old.groups]
+        sentences = [sentence for sentence in groups if sentence]
+        more = len(sentences) - _MAX_NAMES
+        found += [*sentences[:_MAX_NAMES], f"{more:,} more folders differ"] if more > 0 else sentences
         if not found and old.digest != new.digest:
             found.append("the files come in another order")
     return found
 
 
-def _class_differences(old: list[str], new: list[str]) -> list[str]:
+def _only_in(names: Iterable[str], others: Iterable[str]) -> list[str]:
+    known = set(others)
+    return [f"`{name}`" for name in names if name not in known]
+
+
+def _group_difference(name: str, old: FileGroup | None, new: FileGroup | None) -> str:
+    """What became of a folder, or of a file that is covered by its content; empty if nothing."""
     if old == new:
-        return []
-    removed, added = _only_in(old, new), _only_in(new, old)
-    if len(old) != len(new):
-        return [f"{pluralize(len(old), 'class')} became {len(new)}{_changes(removed, added)}"]
-    return [f"other class names{_changes(removed, added)}" if added else "the classes come in another order"]
-
-
-def _changes(removed: list[str], added: list[str]) -> str:
-    parts = [(f"new {_verb(added)}", added), (f"gone {_verb(removed)}", removed)]
-    changes = "; ".join(f"{text} {join_first(_quoted(names), _MAX_NAMES)}" for text, names in parts if names)
-    return f": {changes}" if changes else ""
-
-
-def _group_differences(old: Mapping[str, FileGroup], new: Mapping[str, FileGroup]) -> list[str]:
-    removed, added, found = _only_in(old, new), _only_in(new, old), []
-    by_digest = {new[name]: name for name in added}
-    for name in removed:
-        renamed = by_digest.get(old[name])
-        if renamed in added:
-            added.remove(renamed)
-            found.append(f"`{name}` was renamed to `{renamed}` (the same {pluralize(old[name].files, 'file')})")
-        else:
-            found.append(f"`{name}` is gone ({pluralize(old[name].files, 'file')})")
-    found += [f"`{name}` is new ({pluralize(new[name].files, 'file')})" for name in added]
-    found += [_group_difference(name, old[name], new[name]) for name in old if name in new and old[name] != new[name]]
-    return (
-        found if len(found) <= _MAX_NAMES else [*found[:_MAX_NAMES], f"{len(found) - _MAX_NAMES:,} more folders differ"]
-    )
-
-
-def _group_difference(name: str, old: FileGroup, new: FileGroup) -> str:
+        return ""
+    if old is None or new is None:
+        there = new or old
+        assert there is not None
+        return f"`{name}` is {'gone' if new is None else 'new'} ({pluralize(there.files, 'file')})"
     sizes = f"{old.bytes:,} bytes became {new.bytes:,}"
     if old.files != new.files:
         return f"`{name}`: {pluralize(old.files, 'file')} became {new.files:,} ({sizes})"
@@ -216,36 +223,3 @@ def _group_difference(name: str, old: FileGroup, new: FileGroup) -> str:
         return f"`{name}` has other content" + (f" ({sizes})" if old.bytes != new.bytes else "")
     changed = "sizes of files changed" if old.bytes != new.bytes else "names, order or sizes of files changed"
     return f"`{name}`: {changed} ({pluralize(old.files, 'file')}; {sizes})"
-
-
-def _only_in(names: Iterable[str], others: Iterable[str]) -> list[str]:
-    known = set(others)
-    return [name for name in names if name not in known]
-
-
-def _quoted(names: list[str]) -> list[str]:
-    return [f"`{name}`" for name in names]
-
-
-def _verb(names: list[str]) -> str:
-    return "is" if len(names) == 1 else "are"
-
-
-def _size(path: bytes) -> int:
-    try:
-        return os.stat(path).st_size  # noqa: PTH116 - of many, so without a Path for each
-    except (OSError, ValueError):
-        return -1  # missing, or no name of a file at all
-
-
-def _content(path: bytes) -> tuple[int, bytes]:
-    try:
-        with open_regular(path, buffering=0) as file:
-            content = file.read()
-    except (OSError, ValueError):
-        return -1, b""
-    return len(content), blake2b(content, digest_size=16).digest()
-
-
-def _hash() -> Any:
-    return blake2b(digest_size=16)

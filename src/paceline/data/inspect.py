@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import islice
 from typing import Any, NamedTuple
 
 import cv2
@@ -17,11 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.core.errors import DataError
-from paceline.core.text import join_first, pluralize
+from paceline.core.threads import map_in_order
 from paceline.data.batch import Batch, KeypointNames, Sample, as_arrays
-from paceline.data.io.image import Encoded
 from paceline.data.loader_profile import transformed_batches
-from paceline.data.prefetch import map_in_order
 from paceline.data.skip_list import UNREADABLE, Skipped, as_skipped, locate_error
 from paceline.data.split_loader import Dataset, SplitLoader, decode_image
 from paceline.data.transforms.base import SampleTransform
@@ -35,10 +32,7 @@ Counts = NDArray[np.int64]
 
 _BAND = 1 << 24  # pixels up to which counts in float32, which OpenCV gives, are exact
 _FRAME_BYTES = 1 << 27  # of a video that are decoded at a time
-_AHEAD = 4  # pieces of work a thread that may wait for being counted
-_PLACES = frozenset({"mask", "masks", "boxes", "keypoints"})  # what tells places in an image
-_PIECES, _LARGEST_PIECE = 200, 64
-_ASKED, _NAMED = 3, 8  # masks whose colors are asked for, and classes that are named, in a note
+_AHEAD = 16  # samples a thread that may wait for being counted
 _LAST_DRAW = float(np.nextafter(1, 0))  # which asks most of a video
 
 
@@ -50,8 +44,6 @@ class Look(NamedTuple):
     frames: int | None
     objects: int | None
     counts: dict[str, Counts]
-    is_turned: bool = False
-    """Whether the file's image does not lie upright, and something in the sample tells places in it."""
     digest: bytes = b""
     """Of the decoded image, by which exact duplicates are found."""
 
@@ -71,23 +63,8 @@ class Findings:
     counts: dict[str, Counts] = field(default_factory=dict)
     """"values" [C, 256]: pixels by channel and value; "label" and "classes" [num_classes]; "crowd" [1]; "mask" [256]:
     pixels by value; "keypoints" [J, 3]: not labeled, hidden, visible."""
-    turned: int = 0
-    """Samples whose mask, boxes or joints could have been drawn on an image that does not lie as it is read."""
     digests: dict[bytes, list[int]] = field(default_factory=dict)
     """Samples by the digest of their image."""
-    missing: str = ""
-    """What no mask holds, though it should."""
-
-    @property
-    def notes(self) -> list[str]:
-        """What may be wrong though everything can be read."""
-        missing = [self.missing] if self.missing else []
-        if not self.turned:
-            return missing
-        found = (
-            f"{pluralize(self.turned, 'image')} of {self.examined:,} with an Exif orientation, turned upright when read"
-        )
-        return [f"{found}; what was drawn on them must lie so too: see the contact sheet", *missing]
 
     def add(self, index: int, seen: Look | Skipped) -> None:
         """Count one more sample."""
@@ -95,7 +72,6 @@ class Findings:
         if isinstance(seen, Skipped):
             self.bad.append(seen)
             return
-        self.turned += seen.is_turned
         if seen.digest:
             self.digests.setdefault(seen.digest, []).append(index)
         self.sizes[seen.height, seen.width] += 1
@@ -133,41 +109,10 @@ def examine(
     `report` is given how many more are done. A first one of `transforms` that refuses short videos is asked about each.
     """
     refusing = next((each for each in transforms[:1] if getattr(each, "short", None) == "refuse"), None)
-    length = max(1, min(_LARGEST_PIECE, len(indices) // _PIECES))
-    pieces = (indices[start : start + length] for start in range(0, len(indices), length))
-
-    def look_at(piece: Sequence[int]) -> list[tuple[int, Look | Skipped]]:
-        return [(index, _try(dataset, index, refusing)) for index in piece]
-
-    for seen in map_in_order(look_at, pieces, threads, _AHEAD * threads):
-        for index, each in seen:
-            findings.add(index, each)
-        report(len(seen))
-    findings.missing = _missing(dataset, indices, findings)
-
-
-def _missing(dataset: Dataset, indices: Sequence[int], findings: Findings) -> str:
-    """Which classes no mask has a pixel of, and the colors of the first masks that may have been meant for them."""
-    pixels, classes = findings.counts.get("mask"), getattr(dataset, "classes", ())
-    if pixels is None or not classes:
-        return ""
-    if len(classes) == 1:
-        return "" if pixels[1:].any() else f"no mask that was looked at has a pixel of {classes[0]!r}: all are black"
-    ignored = getattr(dataset, "ignore_index", None)
-    counted_classes = [index for index in range(len(classes)) if index != ignored]
-    absent = [repr(classes[index]) for index in counted_classes if not pixels[index]]
-    if not absent:
-        return ""
-    whose = "any class" if len(absent) == len(counted_classes) else join_first(absent, _NAMED)
-    return f"no mask that was looked at has a pixel of {whose}{_unknown_colors(dataset, indices, findings)}"
-
-
-def _unknown_colors(dataset: Dataset, indices: Sequence[int], findings: Findings) -> str:
-    find_colors: Callable[[int], str] | None = getattr(dataset, "unknown_colors", None)
-    bad = {each.sample for each in findings.bad}
-    readable = (index for index in indices if index not in bad)
-    found = (find_colors(index) for index in islice(readable, _ASKED)) if find_colors is not None else ()
-    return "".join(f"; one has {each}" for each in dict.fromkeys(found) if each)
+    looks = map_in_order(lambda index: _try(dataset, index, refusing), indices, threads, _AHEAD * threads)
+    for index, seen in zip(indices, looks, strict=True):
+        findings.add(index, seen)
+        report(1)
 
 
 def _try(dataset: Dataset, index: int, refusing: SampleTransform | None) -> Look | Skipped:
@@ -194,7 +139,7 @@ def look(dataset: Dataset, sample: Sample) -> Look:
         for part in _all_frames(image):
             counts["values"] = counts["values"] + _values(dataset, part)
             whole.update(part.data)
-        return Look(image.height, image.width, image.num_frames, objects, counts, digest=whole.digest())
+        return Look(image.height, image.width, image.num_frames, objects, counts, whole.digest())
     pixels = decode_image(sample)["image"]
     height, width = pixels.shape[-3:-1]
     if "mask" in sample and sample["mask"].shape != (height, width):
@@ -203,10 +148,9 @@ def look(dataset: Dataset, sample: Sample) -> Look:
     if pixels.dtype == np.uint8:
         counts["values"] = _values(dataset, pixels)
     frames = pixels.shape[-4] if pixels.ndim > 3 else None
-    is_turned = isinstance(image, Encoded) and image.header.orientation != 1 and not _PLACES.isdisjoint(sample)
     digest = blake2b(np.ascontiguousarray(pixels).data, digest_size=16, key=str(pixels.shape).encode()).digest()
     whole_height, whole_width = map(int, sample.get("size", (height, width)))  # it may have been decoded smaller
-    return Look(whole_height, whole_width, frames, objects, counts, is_turned, digest)
+    return Look(whole_height, whole_width, frames, objects, counts, digest)
 
 
 def _all_frames(video: Any) -> Iterator[NDArray[np.uint8]]:

@@ -6,25 +6,46 @@ draw from generators which threads share are read by processes.
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import sys
+import threading
+import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from functools import partial
+from threading import current_thread, main_thread
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
 
+from paceline.core.errors import DataError, PacelineError
 from paceline.core.intervals import Progress
-from paceline.core.process import num_cores
+from paceline.core.process import block_stop_signals, end_with_parent, num_cores
+from paceline.core.temporary import share_folder
+from paceline.core.threads import map_in_order
 from paceline.core.world import World
-from paceline.data.batch import Batch
-from paceline.data.prefetch import explain_dead_workers as explain_dead_workers
-from paceline.data.prefetch import load_by_processes, load_by_threads, prefetch_to_device
+from paceline.data.batch import ON_HOST, Batch, map_tensors
 from paceline.data.sampler import BatchSampler, BatchSlice, Permutation, rank_slices
 from paceline.data.split_loader import Request as Request
 from paceline.data.split_loader import SplitLoader
 
+Kind = Literal["auto", "memory", "thread", "process", "dali"]
+"""What loads samples."""
+Passes = Literal["own", "at_least_one", "equal"]
+"""How many micro-batches a process computes: its own, at least one, or as many as every other."""
+
 _ALONE = World(0, 1, 0, torch.device("cpu"))
+_THREAD_PREFETCH = 2  # requests queued for each thread, the one it works on included
+_PROCESS_PREFETCH = 4  # requests queued for each process
+_MOST_THREADS = 16  # more get into each other's way wherever Python holds them
+_MAX_EVALUATION_BATCH = 256
+_EVALUATED_VALUES = 1 << 22  # pixel values, over all channels, of an evaluation batch
 
 
 @dataclass(slots=True)
@@ -49,55 +70,6 @@ class StepBatch(NamedTuple):
     num_samples: int
     num_micro_batches: int
     micro_batches: list[MicroBatch]
-
-
-def load(
-    source: SplitLoader,
-    requests: Iterable[Request],
-    workers: int | None,
-    kind: Kind = "process",
-    world: World = _ALONE,
-) -> Iterator[Batch]:
-    """A batch for each request, in order: the same with any kind and number of workers, but for DALI's own pixels.
-
-    `workers` prefetch, threads or processes; 0 is this thread alone, None one for each core of this process's share.
-    With `auto` they are threads. Data in memory is only read by workers if a kind is asked for.
-    """
-    cores = usable_cores(world.local_size)
-    if kind == "dali":
-        from paceline.data.dali import load_by_dali
-
-        return load_by_dali(source, requests, workers or cores, world.device)
-    if workers == 0 or kind == "memory" or (source.in_memory and kind == "auto"):
-        return (source.fetch(request.epoch, request.ids) for request in requests)
-    if kind == "process" or source.uses_global_rng:  # threads would draw from the generator of the training step
-        return load_by_processes(source, requests, workers or cores)
-    return load_by_threads(source, requests, workers or min(cores, _MOST_THREADS))
-
-
-def automatic_workers(source: SplitLoader, world: World) -> int:
-    """0 for data in memory, else one for each core of this process's share of the machine."""
-    return 0 if source.in_memory else usable_cores(world.local_size)
-
-
-_MAX_EVALUATION_BATCH = 256
-_EVALUATED_VALUES = 1 << 22  # pixel values, over all channels, of an evaluation batch
-
-
-def automatic_batch_size(loader: SplitLoader, is_cpu: bool) -> int:
-    """A power of two, 256 at most: on a CPU as many samples as the first one's size leaves in the budget of a batch.
-
-    A CPU evaluates a batch on each core, whose activations should not leave its cache. On machines of one kind it is a
-    pure function of the data, so metrics do not depend on processes or restarts.
-    """
-    if not is_cpu:
-        return _MAX_EVALUATION_BATCH
-    num_values = int(loader.fetch(0, np.arange(1))["image"].numel())
-    return 1 << (min(_MAX_EVALUATION_BATCH, max(1, _EVALUATED_VALUES // num_values)).bit_length() - 1)
-
-
-Passes = Literal["own", "at_least_one", "equal"]
-"""How many micro-batches a process computes: its own, at least one, or as many as every other."""
 
 
 class _Planned(NamedTuple):
@@ -172,12 +144,163 @@ class TrainBatches:
         return plan
 
 
-Kind = Literal["auto", "memory", "thread", "process", "dali"]
-"""What loads samples."""
+def load(
+    source: SplitLoader,
+    requests: Iterable[Request],
+    workers: int | None,
+    kind: Kind = "process",
+    world: World = _ALONE,
+) -> Iterator[Batch]:
+    """A batch for each request, in order: the same with any kind and number of workers, but for DALI's own pixels.
 
-_MOST_THREADS = 16  # more get into each other's way wherever Python holds them
+    `workers` prefetch, threads or processes; 0 is this thread alone, None one for each core of this process's share.
+    With `auto` they are threads. Data in memory is only read by workers if a kind is asked for.
+    """
+    cores = usable_cores(world.local_size)
+    if kind == "dali":
+        from paceline.data.dali import load_by_dali
+
+        return load_by_dali(source, requests, workers or cores, world.device)
+    if workers == 0 or kind == "memory" or (source.in_memory and kind == "auto"):
+        return (source.fetch(request.epoch, request.ids) for request in requests)
+    if kind == "process" or source.uses_global_rng:  # threads would draw from the generator of the training step
+        return load_by_processes(source, requests, workers or cores)
+    threads = workers or min(cores, _MOST_THREADS)
+    return map_in_order(partial(_fetch, source), requests, threads, _THREAD_PREFETCH * threads + 1)
+
+
+def automatic_workers(source: SplitLoader, world: World) -> int:
+    """0 for data in memory, else one for each core of this process's share of the machine."""
+    return 0 if source.in_memory else usable_cores(world.local_size)
 
 
 def usable_cores(shared_by: int = 1) -> int:
     """The cores of this process, if `shared_by` processes share those of the machine."""
     return max(1, num_cores() // shared_by)
+
+
+def automatic_batch_size(loader: SplitLoader, is_cpu: bool) -> int:
+    """A power of two, 256 at most: on a CPU as many samples as the first one's size leaves in the budget of a batch.
+
+    A CPU evaluates a batch on each core, whose activations should not leave its cache. On machines of one kind it is a
+    pure function of the data, so metrics do not depend on processes or restarts.
+    """
+    if not is_cpu:
+        return _MAX_EVALUATION_BATCH
+    num_values = int(loader.fetch(0, np.arange(1))["image"].numel())
+    return 1 << (min(_MAX_EVALUATION_BATCH, max(1, _EVALUATED_VALUES // num_values)).bit_length() - 1)
+
+
+def _fetch(source: SplitLoader, request: Request) -> Batch:
+    batch = source.fetch(request.epoch, request.ids)
+    return batch.pin_memory() if torch.cuda.is_available() else batch
+
+
+class _Failure(NamedTuple):
+    """An error of the user's data on its way out of a worker, and the worker's traceback as text."""
+
+    error: type[PacelineError]
+    message: str
+    lines: str
+
+
+class _RequestDataset(TorchDataset[Batch | _Failure]):
+    """Reads a request inside a worker process."""
+
+    def __init__(self, source: SplitLoader) -> None:
+        self.source = source
+
+    def __getitem__(self, request: Request) -> Batch | _Failure:
+        try:
+            return self.source.fetch(request.epoch, request.ids)
+        except PacelineError as error:
+            return _Failure(type(error), str(error), traceback.format_exc())
+
+
+def load_by_processes(source: SplitLoader, requests: Iterable[Request], workers: int) -> Iterator[Batch]:
+    """A batch for each request, in order, prefetched by that many processes."""
+    loader = DataLoader(
+        _RequestDataset(source),
+        sampler=requests,
+        batch_size=None,
+        num_workers=workers,
+        collate_fn=_unchanged,
+        prefetch_factor=_PROCESS_PREFETCH,
+        pin_memory=torch.cuda.is_available(),
+        # Workers share the data set's memory and block signals as we do; from Python 3.14 on it is not the default.
+        multiprocessing_context="fork" if sys.platform == "linux" else None,
+        worker_init_fn=partial(_init_worker, is_main_thread=current_thread() is main_thread()),
+    )
+    share_folder()
+    # Schedulers and terminals signal every process; a run that was asked to stop still needs its workers for a step.
+    with block_stop_signals():
+        answers = iter(loader)
+    with explain_dead_workers():
+        try:
+            for answer in answers:
+                if isinstance(answer, _Failure):
+                    raise answer.error(answer.message) from RuntimeError(f"in a loader worker:\n{answer.lines}")
+                yield answer
+        except (EOFError, ConnectionError, FileNotFoundError) as error:  # memory of a dead worker cannot be received
+            raise _dead_worker_error(None) from error
+        finally:
+            # Now, and not when it is collected: the traceback of an error would keep the iterator, whose dead worker
+            # torch reports again at any later signal of a child.
+            answers._shutdown_workers()  # type: ignore[attr-defined]
+
+
+def _init_worker(worker: int, is_main_thread: bool) -> None:
+    """Inside a worker, which is started with stop signals blocked: end with the process that started it.
+
+    It obeys a SIGTERM of its parent, and is killed as soon as its parent is gone: torch would look every few seconds.
+    """
+    parent = os.getppid()
+    if is_main_thread:
+        end_with_parent(parent)
+
+    def wait() -> None:
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+            pass
+        os._exit(0)
+
+    threading.Thread(target=wait, name="end with parent", daemon=True).start()
+
+
+@contextmanager
+def explain_dead_workers() -> Iterator[None]:
+    """Re-raise torch's error of a dead worker as a DataError that says what to do."""
+    try:
+        yield
+    except RuntimeError as error:
+        died = re.search(r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\)(?: is killed by signal: (\w+))?", str(error))
+        if died is None:
+            raise
+        raise _dead_worker_error(died[1]) from error
+
+
+def _dead_worker_error(signal_name: str | None) -> DataError:
+    of_signal = f" of signal {signal_name}" if signal_name else ""
+    advice = "often a lack of memory; fewer workers (data.num_workers) need less"
+    return DataError(f"a loader worker died{of_signal}: the system log may say why, {advice}")
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
+def prefetch_to_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """The batches, copied to a CUDA device by a stream of its own; for any other device they stay where they are.
+
+    The copy of a batch is queued while the device is still busy with the one before, and does not wait for it.
+    """
+    if device.type != "cuda":
+        yield from batches
+        return
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    for batch in batches:
+        with torch.cuda.stream(stream):
+            moved = batch.pin_memory().to(device)
+        torch.cuda.current_stream(device).wait_stream(stream)
+        for name in moved.keys() - ON_HOST:  # memory that one stream wrote is not reused until the other has read it
+            map_tensors(moved[name], lambda tensor: tensor.record_stream(torch.cuda.current_stream(device)))
+        yield moved

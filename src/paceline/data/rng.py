@@ -32,13 +32,7 @@ def uniforms(seed: int, epoch: int, ids: NDArray[np.int64], stream: int, draws: 
 
     `stream` keeps apart what draws for the same sample in the same epoch: the transforms of a recipe.
     """
-    if draws == 0:
-        return np.empty((len(ids), 0))
-    of_samples = _fold(np.uint64(_fold_numbers(seed, epoch, stream)), ids)
-    words = _fold(of_samples[:, None], np.arange(draws))
-    numbers: NDArray[np.float64] = (words >> _11).astype(np.float64)
-    numbers *= 2.0**-53
-    return numbers
+    return uniforms_of_streams(seed, epoch, ids, stream, [draws])
 
 
 def uniforms_of_streams(

@@ -1,4 +1,4 @@
-"""Small data sets that nobody had to photograph: shapes on textured ground, in the files that real data sets have."""
+"""Small data sets that nobody had to photograph: shapes and stick people, in the files that real data sets have."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from PIL import Image
 
 from paceline.core.errors import UsageError
 from paceline.core.extras import missing_extra
+from paceline.data.datasets.keypoints import known_keypoints
 from paceline.visualize.colors import class_colors
 
 IGNORED = 255
@@ -27,9 +28,14 @@ MOTIONS = ("circling", "growing", "sideways", "vertical")
 _SIDES = {"disc": 0, "square": 4, "triangle": 3}
 _VIDEO = (80, 112)  # height and width
 _FRAMES_A_SECOND = 25
+_PHOTO = (96, 160)  # of stick people
+_NUM_KEYPOINTS = 14  # those of the Leeds sports pose sets
+_COLORS, _CENTER = {"left": (200, 60, 160), "right": (235, 215, 60)}, (120, 220, 90)
+_HIDDEN, _UNLABELED = 0.1, 0.05  # shares of the keypoints
 Random = np.random.Generator
 Pixels = NDArray[np.uint8]
 Plane = NDArray[np.float32]
+Points = NDArray[np.float64]
 
 
 class Shape(NamedTuple):
@@ -52,31 +58,31 @@ class Shape(NamedTuple):
         return np.asarray(np.max(planes, 0) - self.radius * math.cos(math.pi / self.sides), np.float32)
 
 
+# --- one data set for each task -----------------------------------------------------------------------------
+
+
 def write_classification(folder: Path, number: int, seed: int) -> None:
     """Photos of a disc, a square or a triangle each, in a folder per class: disc/, square/, triangle/."""
     side = 64
     for index in range(number):
         random, label = np.random.default_rng([seed, index]), 1 + index % len(_SIDES)
         distance = _drawn_shape(random, _SIDES[SHAPES[label]], side, side).distance(side, side)
-        cover = _texture(random, side, side, 0.7, _hue(random, label))
-        path = folder / SHAPES[label] / f"image_{index:04d}.jpg"
-        path.parent.mkdir(exist_ok=True)
-        image = lay_over(paint_ground(random, side, side), cover, distance)
-        Image.fromarray(to_pixels(image)).save(path, quality=92)
+        cover = _class_texture(random, label, side, side)
+        _save(folder / SHAPES[label], index, _lay_over(_ground(random, side, side), cover, distance))
 
 
 def write_saliency(folder: Path, number: int, seed: int) -> None:
     """Photos with one to three vivid shapes, and masks that are white there: images/, masks/, train.txt, val.txt."""
 
-    def paint(random: Random) -> tuple[Pixels, Image.Image]:
+    def paint(random: Random) -> tuple[Plane, Image.Image]:
         height, width = random.integers(96, 160, 2).tolist()
-        image, inside = paint_ground(random, height, width), np.zeros((height, width), np.bool_)
+        image, inside = _ground(random, height, width), np.zeros((height, width), np.bool_)
         for _ in range(random.integers(1, 4)):
             shape = _drawn_shape(random, random.choice([0, 3, 4, 5, 6]).item(), height, width)
             distance = shape.distance(height, width)
-            image = lay_over(image, _texture(random, height, width, vivid=1.0), distance)
+            image = _lay_over(image, _texture(random, height, width, vivid=1.0), distance)
             inside |= distance < 0
-        return to_pixels(image), Image.fromarray(inside.astype(np.uint8) * 255)
+        return image, Image.fromarray(inside.astype(np.uint8) * 255)
 
     _write_pairs(folder, number, seed, paint)
 
@@ -88,64 +94,64 @@ def write_segmentation(folder: Path, number: int, seed: int) -> None:
     """
     palette = [value for color in class_colors(SHAPES) for value in color] + [255] * 3 * (256 - len(SHAPES))
 
-    def paint(random: Random) -> tuple[Pixels, Image.Image]:
+    def paint(random: Random) -> tuple[Plane, Image.Image]:
         height, width = 96, 128
-        image, ids = paint_ground(random, height, width), np.zeros((height, width), np.uint8)
+        image, ids = _ground(random, height, width), np.zeros((height, width), np.uint8)
         for _ in range(random.integers(2, 5)):
             label = int(random.integers(1, len(SHAPES)))
-            shape = _drawn_shape(random, _SIDES[SHAPES[label]], height, width)
-            distance = shape.distance(height, width)
-            image = lay_over(image, _texture(random, height, width, 0.7, _hue(random, label)), distance)
+            distance = _drawn_shape(random, _SIDES[SHAPES[label]], height, width).distance(height, width)
+            image = _lay_over(image, _class_texture(random, label, height, width), distance)
             ids[distance < 1] = IGNORED
             ids[distance < -1] = label
         mask = Image.fromarray(ids)
         mask.putpalette(palette)
-        return to_pixels(image), mask
+        return image, mask
 
     _write_pairs(folder, number, seed, paint)
 
 
 def write_detection(folder: Path, number: int, seed: int) -> None:
-    """Photos of discs, squares and triangles, and their boxes as COCO has them: images/, train.json, val.json."""
-    (folder / "images").mkdir()
-    images, annotations = [], []
-    for index in range(number):
-        image, shapes = _paint_shapes(np.random.default_rng([seed, index]))
-        height, width = image.shape[:2]
-        name = f"image_{index:04d}.jpg"
-        Image.fromarray(image).save(folder / "images" / name, quality=92)
-        images.append({"id": index, "file_name": name, "height": height, "width": width})
-        annotations.append([_coco_object(index, label, box) for label, box in shapes])
+    """Photos of discs, squares and triangles that do not hide each other, and their boxes as COCO has them."""
+
+    def paint(random: Random) -> tuple[Plane, list[dict[str, Any]]]:
+        height, width = 128, 160
+        image, objects, hidden = _ground(random, height, width), [], np.zeros((height, width), np.bool_)
+        for _ in range(random.integers(1, 5)):
+            label = int(random.integers(1, len(SHAPES)))
+            distance = _drawn_shape(random, _SIDES[SHAPES[label]], height, width).distance(height, width)
+            inside = distance < 0
+            if (inside & hidden).any():
+                continue
+            hidden |= distance < 3
+            image = _lay_over(image, _class_texture(random, label, height, width), distance)
+            rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
+            box = [float(columns[0]), float(rows[0]), float(np.ptp(columns) + 1), float(np.ptp(rows) + 1)]
+            objects.append({"category_id": label, "bbox": box, "area": box[2] * box[3], "iscrowd": 0})
+        return image, objects
+
     categories = [{"id": number, "name": name} for number, name in enumerate(SHAPES[1:], start=1)]
-    num_train = count_train(number)
-    for split, which in {"train": range(num_train), "val": range(num_train, number)}.items():
-        objects = [each for index in which for each in annotations[index]]
-        numbered = [{**each, "id": place} for place, each in enumerate(objects, start=1)]
-        content = {"images": images[which.start : which.stop], "annotations": numbered, "categories": categories}
-        (folder / f"{split}.json").write_text(json.dumps(content), encoding="utf-8")
+    _write_coco(folder, number, seed, paint, categories)
 
 
-def _paint_shapes(random: Random) -> tuple[Pixels, list[tuple[int, list[float]]]]:
-    """Shapes that do not hide each other, with the number of each one's class and its box as x1 y1 x2 y2."""
-    height, width = 128, 160
-    image, shapes, hidden = paint_ground(random, height, width), [], np.zeros((height, width), np.bool_)
-    for _ in range(random.integers(1, 5)):
-        label = int(random.integers(1, len(SHAPES)))
-        distance = _drawn_shape(random, _SIDES[SHAPES[label]], height, width).distance(height, width)
-        inside = distance < 0
-        if (inside & hidden).any():
-            continue
-        hidden |= distance < 3
-        image = lay_over(image, _texture(random, height, width, 0.7, _hue(random, label)), distance)
-        rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
-        shapes.append((label, [float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)]))
-    return to_pixels(image), shapes
+def write_keypoints(folder: Path, number: int, seed: int) -> None:
+    """Photos of one or two stick people, and their keypoints as COCO has them."""
+    names, skeleton = _body()
 
+    def paint(random: Random) -> tuple[Plane, list[dict[str, Any]]]:
+        height, width = _PHOTO
+        image, people = _ground(random, height, width), []
+        for place in [width / 4, 3 * width / 4][: random.integers(1, 3)]:
+            points = _pose(random)
+            low, high = points.min(0), points.max(0)
+            scale = random.uniform(0.75, 0.95) * min(height, width / 2) / (high - low).max()
+            points = (points - (low + high) / 2) * scale + [place, height / 2]
+            image = _draw_person(image, points, scale)
+            people.append(points)
+        return image, [_person(points, random) for points in people]
 
-def _coco_object(image: int, label: int, box: Sequence[float]) -> dict[str, Any]:
-    left, top, right, bottom = box
-    extent = [left, top, right - left, bottom - top]
-    return {"image_id": image, "category_id": label, "bbox": extent, "area": extent[2] * extent[3], "iscrowd": 0}
+    joined = [[start + 1, end + 1] for start, end in skeleton]
+    category = {"id": 1, "name": "person", "keypoints": names, "skeleton": joined}
+    _write_coco(folder, number, seed, paint, [category])
 
 
 def write_video(folder: Path, number: int, seed: int) -> None:
@@ -161,31 +167,67 @@ def write_video(folder: Path, number: int, seed: int) -> None:
     _write_lists(folder, ".csv", lines)
 
 
-def _write_pairs(folder: Path, number: int, seed: int, paint: Callable[[Random], tuple[Pixels, Image.Image]]) -> None:
-    for name in ("images", "masks"):
-        (folder / name).mkdir()
+# --- files --------------------------------------------------------------------------------------------------
+
+
+def _write_pairs(folder: Path, number: int, seed: int, paint: Callable[[Random], tuple[Plane, Image.Image]]) -> None:
+    """Images and masks."""
+    (folder / "masks").mkdir()
     for index in range(number):
         image, mask = paint(np.random.default_rng([seed, index]))
-        Image.fromarray(image).save(folder / f"images/image_{index:04d}.jpg", quality=92)
+        _save(folder / "images", index, image)
         mask.save(folder / f"masks/image_{index:04d}.png")
     _write_lists(folder, ".txt", [f"image_{index:04d}\n" for index in range(number)])
 
 
+def _write_coco(
+    folder: Path,
+    number: int,
+    seed: int,
+    paint: Callable[[Random], tuple[Plane, list[dict[str, Any]]]],
+    categories: Sequence[dict[str, Any]],
+) -> None:
+    """Images and their annotations: images/, train.json, val.json."""
+    images, annotations = [], []
+    for index in range(number):
+        image, objects = paint(np.random.default_rng([seed, index]))
+        height, width = image.shape[:2]
+        name = _save(folder / "images", index, image)
+        images.append({"id": index, "file_name": name, "height": height, "width": width})
+        annotations.append([{"image_id": index, **each} for each in objects])
+    num_train = _count_train(number)
+    for split, which in {"train": slice(num_train), "val": slice(num_train, number)}.items():
+        objects = [each for of_image in annotations[which] for each in of_image]
+        numbered = [{**each, "id": place} for place, each in enumerate(objects, start=1)]
+        content = {"images": images[which], "annotations": numbered, "categories": categories}
+        (folder / f"{split}.json").write_text(json.dumps(content), encoding="utf-8")
+
+
 def _write_lists(folder: Path, extension: str, lines: Sequence[str]) -> None:
-    """Three quarters to learn from; samples differ by chance alone, so any will do."""
-    num_train = count_train(len(lines))
+    num_train = _count_train(len(lines))
     (folder / f"train{extension}").write_text("".join(lines[:num_train]), encoding="utf-8")
     (folder / f"val{extension}").write_text("".join(lines[num_train:]), encoding="utf-8")
 
 
-def count_train(number: int) -> int:
-    """How many of so many samples are to learn from."""
+def _count_train(number: int) -> int:
+    """Three quarters to learn from; samples differ by chance alone, so any will do."""
     return number - max(1, number // 4)
+
+
+def _save(folder: Path, index: int, image: Plane) -> str:
+    folder.mkdir(exist_ok=True)
+    name = f"image_{index:04d}.jpg"
+    Image.fromarray(_to_pixels(image)).save(folder / name, quality=92)
+    return name
+
+
+def _to_pixels(image: Plane) -> Pixels:
+    return np.clip(image.round(), 0, 255).astype(np.uint8)
 
 
 def _film(random: Random, motion: str) -> list[Pixels]:
     height, width = _VIDEO
-    ground, cover = paint_ground(random, height, width), _texture(random, height, width, vivid=1.0)
+    ground, cover = _ground(random, height, width), _texture(random, height, width, vivid=1.0)
     sides, radius, turn = random.choice([0, 3, 4]).item(), random.uniform(8, 13), random.uniform(0, 2 * math.pi)
     num_frames, phase, speed = int(random.integers(24, 41)), random.uniform(0, 1), random.uniform(0.8, 1.6)
     middle = width / 2 + random.uniform(-5, 5), height / 2 + random.uniform(-5, 5)
@@ -200,7 +242,7 @@ def _film(random: Random, motion: str) -> list[Pixels]:
             "vertical": (0.0, 26 * wave, 1.0),
         }[motion]
         shape = Shape(sides, middle[0] + along, middle[1] + across, radius * growth, turn)
-        frames.append(to_pixels(lay_over(ground, cover, shape.distance(height, width))))
+        frames.append(_to_pixels(_lay_over(ground, cover, shape.distance(height, width))))
     return frames
 
 
@@ -222,18 +264,22 @@ def _encode(path: Path, frames: Sequence[Pixels]) -> None:
         container.mux(stream.encode())
 
 
+# --- shapes -------------------------------------------------------------------------------------------------
+
+
 def _drawn_shape(random: Random, sides: int, height: int, width: int) -> Shape:
     radius = random.uniform(0.14, 0.28) * min(height, width)
     x, y = random.uniform(radius, width - radius), random.uniform(radius, height - radius)
     return Shape(sides, x, y, radius, random.uniform(0, 2 * math.pi))
 
 
-def _hue(random: Random, label: int) -> float:
-    """A hue of a class, whose outlines alone would take long to learn."""
-    return 2 * math.pi / len(_SIDES) * label + random.uniform(-0.5, 0.5)
+def _class_texture(random: Random, label: int, height: int, width: int) -> Plane:
+    """The texture of a class, which has a third of all hues: outlines alone would take long to learn."""
+    hue = 2 * math.pi / len(_SIDES) * label + random.uniform(-0.5, 0.5)
+    return _texture(random, height, width, 0.7, hue)
 
 
-def paint_ground(random: Random, height: int, width: int) -> Plane:
+def _ground(random: Random, height: int, width: int) -> Plane:
     """What shapes are drawn on: dull patches, [H, W, 3]."""
     return _texture(random, height, width, vivid=0.15)
 
@@ -255,12 +301,75 @@ def _colors(random: Random, vivid: float, hue: float) -> Plane:
     return np.asarray(np.clip(brightness + 110 * vivid * pure, 0, 255), np.float32)
 
 
-def lay_over(image: Plane, cover: Plane | Sequence[int], distance: Plane) -> Plane:
+def _lay_over(image: Plane, cover: Plane | Sequence[int], distance: Plane) -> Plane:
     """The cover where the distance is below 0, with a soft edge."""
     share = np.clip(0.5 - distance, 0, 1)[..., None]
     return np.asarray(image * (1 - share) + np.asarray(cover, np.float32) * share, np.float32)
 
 
-def to_pixels(image: Plane) -> Pixels:
-    """The image in whole numbers."""
-    return np.clip(image.round(), 0, 255).astype(np.uint8)
+# --- stick people -------------------------------------------------------------------------------------------
+
+
+def _body() -> tuple[list[str], list[tuple[int, int]]]:
+    """The names of the keypoints, and which of them are joined."""
+    known = known_keypoints(_NUM_KEYPOINTS)
+    assert known is not None
+    return known.names, known.limbs
+
+
+def _pose(random: Random) -> Points:
+    """The keypoints of a person who is about 4 tall, facing the viewer: the left is on the right."""
+
+    def limb(start: Points, angle: float, bend: float, length: float) -> tuple[Points, Points]:
+        """The joint in the middle and the end of an arm or a leg; angles are from straight down, in radians."""
+        middle = start + length * np.array([math.sin(angle), math.cos(angle)])
+        return middle, middle + length * np.array([math.sin(angle + bend), math.cos(angle + bend)])
+
+    points = np.zeros((_NUM_KEYPOINTS, 2))
+    for side, (hip, knee, ankle, shoulder, elbow, wrist) in {
+        -1: (2, 1, 0, 8, 7, 6),
+        1: (3, 4, 5, 9, 10, 11),
+    }.items():
+        points[hip], points[shoulder] = (0.25 * side, 0.65), (0.4 * side, -0.65)
+        points[knee], points[ankle] = limb(points[hip], side * random.uniform(0, 0.9), random.uniform(-0.7, 0.7), 0.75)
+        arm = side * random.uniform(0.2, 2.8)
+        points[elbow], points[wrist] = limb(points[shoulder], arm, side * random.uniform(-0.9, 0.9), 0.6)
+    points[12], points[13] = (0, -0.75), (random.uniform(-0.15, 0.15), -1.35)
+    turn = random.uniform(-0.5, 0.5)
+    rotation = np.array([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
+    return np.asarray(points @ rotation.T)
+
+
+def _draw_person(image: Plane, points: Points, scale: float) -> Plane:
+    """The image with a person: left and right limbs have their colors."""
+    names, skeleton = _body()
+    for start, end in skeleton:
+        sides = {names[each].partition("_")[0] for each in (start, end)} & _COLORS.keys()
+        color = _COLORS[sides.pop()] if len(sides) == 1 else _CENTER
+        image = _lay_over(image, color, _distance(points[start], points[end]) - np.float32(0.07 * scale))
+    middle = (points[12] + points[13]) / 2
+    return _lay_over(image, _CENTER, _distance(middle, middle) - np.float32(0.28 * scale))
+
+
+def _distance(start: Points, end: Points) -> Plane:
+    """How far the center of each pixel lies from a line between two places, [H, W]."""
+    height, width = _PHOTO
+    centers = np.stack(np.meshgrid(np.arange(width) + 0.5, np.arange(height) + 0.5), -1)
+    along = end - start
+    share = np.clip((centers - start) @ along / max(float(along @ along), 1e-9), 0, 1)
+    return np.asarray(np.linalg.norm(centers - start - share[..., None] * along, axis=-1), np.float32)
+
+
+def _person(points: Points, random: Random) -> dict[str, Any]:
+    """An annotation; a few keypoints are hidden, and a few not labeled."""
+    drawn = random.random(_NUM_KEYPOINTS)
+    seen = np.where(drawn < _UNLABELED, 0, np.where(drawn < _UNLABELED + _HIDDEN, 1, 2))
+    keypoints: list[float] = []
+    for (x, y), visibility in zip((points - 0.5).round(2).tolist(), seen.tolist(), strict=True):  # numbers of pixels
+        keypoints += [x, y, visibility] if visibility else [0, 0, 0]
+    low, high = np.clip(points.min(0) - 4, 0, None), np.minimum(points.max(0) + 4, _PHOTO[::-1])
+    box = [*low.round(2).tolist(), *(high - low).round(2).tolist()]
+    return {
+        "category_id": 1, "iscrowd": 0, "bbox": box, "area": round(box[2] * box[3], 2),
+        "keypoints": keypoints, "num_keypoints": int((seen > 0).sum()),
+    }  # fmt: skip

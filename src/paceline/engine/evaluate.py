@@ -5,39 +5,47 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, TypeVar
+from queue import SimpleQueue
+from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.core.errors import DataError, Stopped, UsageError
-from paceline.core.generators import unchanged_generators
-from paceline.core.process import resume_gc
+from paceline.core.errors import DataError, RecipeError, Stopped, UsageError
+from paceline.core.generators import generator_states, unchanged_generators
+from paceline.core.process import num_cores, resume_gc
 from paceline.core.text import join_first, pluralize
 from paceline.core.world import World
 from paceline.data.batch import Batch
-from paceline.data.loader import explain_dead_workers
+from paceline.data.loader import Request, explain_dead_workers, load
 from paceline.data.rng import derive
 from paceline.data.sampler import BatchSlice, evaluation_slices, rank_slices
-from paceline.engine.measured_batches import measure_batches, seed_batch
-from paceline.engine.predictions import GuardedWriter, NoPredictions, make_writer
+from paceline.data.skip_list import Skipped
+from paceline.engine.predictions import make_writers
+from paceline.engine.replicas import KeptReplica, Replica, make_replicas
 from paceline.engine.run import EvaluationSet, Run
-from paceline.engine.stateful import unchanged_state
-from paceline.engine.visualizer import Drawn, NoVisualizer, Visualizer
+from paceline.engine.stateful import unchanged
+from paceline.engine.visualizer import Drawn, Visualizer
 from paceline.engine.watchdog import EVALUATING
 from paceline.loggers.events import EvaluationProgress, Snapshot
 from paceline.metrics.metric import Metric, State, StateAccumulator, merge_states, pack, unpack
 from paceline.optim.averaging import update_bn
+from paceline.tasks.task import Task
 
 _STATISTICS_UPDATES = 50
 _AVERAGED = "averaged_"
+_STREAM = 0x4556  # keeps the seeds of evaluations apart from those of the steps
 _COMPUTING = 0x434F  # keeps the seed of what metrics draw when they are computed apart from the others
 _AHEAD = 2  # batches that a process may be ahead of the slowest one
 
 _Item = TypeVar("_Item")
+Keep = Callable[[Batch, Any], None]
+"""Takes a batch and its predictions, each batch once, in any order, and in threads."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,15 @@ class Evaluation:
     """Why predictions could not be saved, or drawn."""
 
 
+class MeasuredBatch(NamedTuple):
+    """A measured batch without its images, which would take most of the memory."""
+
+    ids: Tensor
+    skipped: Sequence[Skipped]
+    is_placeholder: bool
+    states: list[State]
+
+
 def evaluate(run: Run, split: str, prefix: str = "") -> Evaluation:
     """The metrics of the model on `split`. Raises Stopped on all ranks once one of them was asked to stop.
 
@@ -68,21 +85,28 @@ def evaluate(run: Run, split: str, prefix: str = "") -> Evaluation:
     resume_gc()
     run.heartbeat.beat(run.progress.step, EVALUATING)
     started = time.perf_counter()
-    split_set, writer = run.evaluations[split], make_writer(run, split, prefix)
-    metrics = [*run.task.metrics(), *writer.metrics]
+    split_set, writers = run.evaluations[split], make_writers(run, split, prefix)
+    metrics = [*run.task.metrics(), *writers.metrics]
     size = len(split_set.loader.dataset)
     visualizer = Visualizer(run, size)
-    states, unread = collect_states(run, split, split_set, metrics, writer, visualizer)
-    num_reported = len(metrics) - len(writer.metrics)
+
+    def keep(batch: Batch, predictions: Any) -> None:
+        writers.save(batch, predictions)
+        visualizer.add(batch, predictions)
+
+    states, unread = collect_states(run, split, split_set, metrics, keep)
+    num_reported = len(metrics) - len(writers.metrics)
     values: dict[str, Any] = {}
     with unchanged_generators():
         run.world.seed(derive(run.seed, _COMPUTING))
-        problem = writer.finish(states[num_reported:], unread)
+        problem = writers.finish(states[num_reported:])
         for metric, state in zip(metrics[:num_reported], states, strict=False):
             values |= metric.compute(state)
+    numbers = {name: value for name, value in values.items() if not isinstance(value, Tensor)}
     return Evaluation(
         split,
-        {name: _number(value) for name, value in values.items() if not isinstance(value, Tensor)},
+        # counts stay whole numbers
+        {name: value if type(value) is int else float(value) for name, value in numbers.items()},
         {name: value for name, value in values.items() if isinstance(value, Tensor)},
         size - len(unread),
         time.perf_counter() - started,
@@ -97,11 +121,10 @@ def collect_states(
     split: str,
     split_set: EvaluationSet,
     metrics: Sequence[Metric],
-    writer: GuardedWriter | NoPredictions,
-    visualizer: Visualizer | NoVisualizer,
+    keep: Keep,
 ) -> tuple[list[State], list[int]]:
     """The state of each metric over all samples, and the ids of those that cannot be read: the same on all ranks."""
-    size = len(split_set.loader.dataset)
+    size, progress = len(split_set.loader.dataset), run.progress
     slices = evaluation_slices(size, split_set.batch_size)
     own = rank_slices(slices, run.world.rank, run.world.size)
     rounds = -(-len(slices) // run.world.size)
@@ -110,10 +133,11 @@ def collect_states(
     skipped: list[int] = []
     run.strategy.share_buffers()
     with evaluation_mode(run, split_set.threads), explain_dead_workers():
-        batches = measure_batches(run, split_set, metrics, own + slices[:1] * padding, writer, visualizer)
+        batches = measure_batches(run, split_set, metrics, own + slices[:1] * padding, keep)
         for number, measured in enumerate(until_stopped(run, split, batches, rounds)):
-            run.heartbeat.beat(run.progress.step, EVALUATING)
-            run.logger.tick(_snapshot(run, EvaluationProgress(split, number + 1, rounds)))
+            run.heartbeat.beat(progress.step, EVALUATING)
+            here = EvaluationProgress(split, number + 1, rounds)
+            run.logger.tick(Snapshot(progress.step, progress.total_steps, progress.epoch, 0.0, here))
             if number >= len(own):  # computed for the sake of processes that have more
                 continue
             skipped += [each.sample for each in measured.skipped]
@@ -125,16 +149,92 @@ def collect_states(
     skipped_ids = torch.tensor(skipped, dtype=torch.int64)
     check_ledger(run.world, [*ids, skipped_ids], size)
     unread = torch.cat(run.world.gather(skipped_ids)).tolist() if split_set.loader.skips is not None else []
-    return [_merge_ranks(run.world, accumulator.result()) for accumulator in accumulators], unread
+    # Ranks hold batches in their order, so merging keeps it.
+    of_ranks = [run.world.gather(pack(accumulator.result())) for accumulator in accumulators]
+    return [merge_states(map(unpack, packed)) for packed in of_ranks], unread
 
 
-def _snapshot(run: Run, evaluation: EvaluationProgress) -> Snapshot:
-    return Snapshot(run.progress.step, run.progress.total_steps, run.progress.epoch, 0.0, evaluation)
+def measure_batches(
+    run: Run,
+    split_set: EvaluationSet,
+    metrics: Sequence[Metric],
+    slices: list[BatchSlice],
+    keep: Keep,
+) -> Generator[MeasuredBatch, None, None]:
+    """Measure each batch, in order; what a part remembers or draws at random does not depend on the other batches.
+
+    Threads share the generators of the process. From the first batch in which something draws, there is one thread.
+    """
+    original = Replica(run.model, run.task, metrics, run.state.parts)
+    replicas: SimpleQueue[tuple[Replica, KeptReplica]] = SimpleQueue()
+    for each in make_replicas(original, num_parallel(run, split_set)):
+        replicas.put((each, KeptReplica(each)))
+    saved = set[int]()
+
+    def measure(number: int, fetched: Batch, undrawn: object = None) -> MeasuredBatch | None:
+        """None if the generators are no longer in the state `undrawn`."""
+        ids, batch = fetched.ids, split_set.loader.transform_batch(fetched, 0, run.world.device)
+        del fetched  # its images, of which the batch has normalized copies
+        replica, kept = replicas.get()
+        try:
+            with without_gradient(run), run.precision.compute():
+                predictions = replica.task.predict(replica.model, batch)
+                states = [_update(metric, predictions, batch, replica.task) for metric in replica.metrics]
+            if undrawn is not None and undrawn != generator_states():
+                return None
+            if not batch.is_placeholder and number not in saved:
+                saved.add(number)
+                keep(batch, predictions)
+        finally:
+            kept.restore()
+            replicas.put((replica, kept))
+        return MeasuredBatch(ids, batch.skipped, batch.is_placeholder, states)
+
+    requests = [Request(0, np.arange(cut.start, cut.stop)) for cut in slices]
+    done = 0
+    if replicas.qsize() > 1:
+        undrawn = generator_states()
+        with ThreadPoolExecutor(replicas.qsize()) as pool:
+            numbered = range(len(requests))
+            for measured in pool.map(lambda n: measure(n, split_set.loader.fetch(*requests[n]), undrawn), numbered):
+                if measured is None:
+                    break
+                yield measured
+                done += 1
+    for number, fetched in enumerate(load(split_set.loader, requests[done:], split_set.num_workers), done):
+        seed_batch(run, slices[number])
+        measured = measure(number, fetched)
+        assert measured is not None
+        yield measured
 
 
-def _number(value: Any) -> float:
-    """A metric as it is logged: counts stay whole numbers."""
-    return value if type(value) is int else float(value)
+def _update(metric: Metric, predictions: Any, batch: Batch, task: Task) -> State:
+    try:
+        return metric.update(predictions, batch)
+    except (AttributeError, TypeError) as error:
+        if not type(metric).__module__.startswith("paceline.metrics") or type(predictions) is Tensor:
+            raise
+        found = f"{type(metric).__name__} cannot measure what the task {type(task).__name__} predicts"
+        raise RecipeError(f"evaluate.metrics: {found} ({type(predictions).__name__}): {error}; leave it out") from error
+
+
+def seed_batch(run: Run, cut: BatchSlice) -> None:
+    """Have what a batch draws depend on the seed and its samples alone, not on the step."""
+    run.world.seed(derive(run.seed, _STREAM, cut.start))
+
+
+def without_gradient(run: Run) -> AbstractContextManager[object]:
+    """Disable gradients inside, in the cheapest way that the strategy allows."""
+    # Sharded weights that are first put together in the inference mode could not be used outside of it.
+    return torch.no_grad() if run.strategy.passes == "equal" else torch.inference_mode()
+
+
+def num_parallel(run: Run, split_set: EvaluationSet) -> int:
+    """The number of batches measured in parallel; threads per operation stay fixed, so results do not change."""
+    is_alone = split_set.num_workers or split_set.loader.uses_global_rng
+    if run.world.device.type != "cpu" or is_alone or run.strategy.passes == "equal":
+        return 1
+    return max(1, num_cores() // run.world.local_size // split_set.threads)
 
 
 def evaluate_with_average(run: Run, split: str) -> Evaluation:
@@ -177,32 +277,21 @@ def until_stopped(
 def averaged(run: Run, split: str) -> Iterator[None]:
     """Swap the averaged weights into the model, with BatchNorm statistics computed for them."""
     split_set = run.evaluations[split]
-    with _in_place(run):
-        if run.averaging.needs_statistics:
-            slices = _first_cuts(run, split_set.batch_size)
-            samples = until_stopped(run, split, _first_samples(run, slices), len(slices))
-            with evaluation_mode(run, split_set.threads), run.precision.compute():
-                update_bn(run.model, samples, lambda batch: run.task.predict(run.model, batch))
-        yield
-
-
-@contextmanager
-def _in_place(run: Run) -> Iterator[None]:
     try:
         with run.averaging.swap_in(run.state.model):
             run.precision.sync_weights()
+            if run.averaging.needs_statistics:
+                sampler = run.batches.sampler  # the same training samples, whatever the number of processes
+                slices = evaluation_slices(min(sampler.size, _STATISTICS_UPDATES * sampler.batch), split_set.batch_size)
+                samples = until_stopped(run, split, _training_samples(run, slices), len(slices))
+                with evaluation_mode(run, split_set.threads), run.precision.compute():
+                    update_bn(run.model, samples, lambda batch: run.task.predict(run.model, batch))
             yield
     finally:
         run.precision.sync_weights()
 
 
-def _first_cuts(run: Run, batch: int) -> list[BatchSlice]:
-    """The same training samples every time, sliced independently of the number of processes."""
-    sampler = run.batches.sampler
-    return evaluation_slices(min(sampler.size, _STATISTICS_UPDATES * sampler.batch), batch)
-
-
-def _first_samples(run: Run, slices: list[BatchSlice]) -> Generator[Batch, None, None]:
+def _training_samples(run: Run, slices: list[BatchSlice]) -> Generator[Batch, None, None]:
     for cut in slices:
         fetched = run.train_loader.fetch(0, run.batches.order.at(0, cut.start, cut.stop))
         seed_batch(run, cut)
@@ -222,11 +311,6 @@ def check_ledger(world: World, ids: Sequence[Tensor], size: int) -> None:
     )
 
 
-def _merge_ranks(world: World, own: State) -> State:
-    """Merge the states of all ranks; ranks hold batches in their order, so this keeps it."""
-    return merge_states(unpack(part) for part in world.gather(pack(own)))
-
-
 @contextmanager
 def evaluation_mode(run: Run, threads: int) -> Iterator[None]:
     """Evaluation mode with a fixed number of threads per operation; they, generators and states are restored."""
@@ -234,7 +318,7 @@ def evaluation_mode(run: Run, threads: int) -> Iterator[None]:
     run.model.eval()
     torch.set_num_threads(threads)
     try:
-        with unchanged_generators(), unchanged_state(run.state.parts):
+        with unchanged_generators(), unchanged(run.state.parts):
             yield
     finally:
         run.strategy.reshard()

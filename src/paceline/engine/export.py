@@ -83,7 +83,6 @@ class ImageNormalize(nn.Module):
         self.register_buffer("offset", torch.tensor([-middle / each for middle, each in pairs]).view(shape))
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Normalized images of float32."""
         return pixels.float() * self.factor + self.offset
 
 
@@ -101,7 +100,6 @@ class ExportedModel(nn.Module):
         self._outputs = export_outputs(task)
 
     def forward(self, images: Tensor) -> Outputs:
-        """The outputs of the task for a batch."""
         return self._outputs(self.model, self.normalize(images))
 
 

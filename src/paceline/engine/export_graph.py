@@ -36,8 +36,6 @@ class Graph:
     program: ExportedProgram
     input: Shape
     outputs: dict[str, Shape]
-    names: dict[str, str]
-    """What the program calls sides of any length, and what we call them."""
 
 
 def trace(model: nn.Module, example: Tensor) -> Graph:
@@ -100,7 +98,7 @@ def _graph(program: ExportedProgram, sides: dict[int, str]) -> Graph:
     named = program.module_call_graph[0].signature.out_spec.context
     for name, result in zip(named, program.graph_signature.user_outputs, strict=True):
         outputs[str(name)] = _named(results[str(result)].shape, names)
-    return Graph(program, _named(shape, names), outputs, names)
+    return Graph(program, _named(shape, names), outputs)
 
 
 def _named(shape: Any, names: dict[str, str]) -> Shape:
@@ -171,14 +169,11 @@ def _first_line(error: BaseException) -> str:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep torch's and onnxscript's notes for their own developers from the user."""
-    loggers = [logging.getLogger(name) for name in ("torch", "torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)

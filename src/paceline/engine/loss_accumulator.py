@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +18,14 @@ from torch import Tensor
 from paceline.core.errors import TrainingError
 from paceline.core.world import World
 from paceline.data.loader import MicroBatch
-from paceline.losses.loss_term import AnyTerm, Count, LazyTerm
+from paceline.losses.loss_term import Count, LossTerm
 
 Numbers = npt.NDArray[np.float64]
 Columns = dict[str, list[float]]
 """Losses and metrics of steps: by name, a number for each step."""
 Counts = Mapping[str, Count]
 """The count of each loss in a micro-batch; None where it depends on predictions (a ratio loss)."""
-Value = Tensor | float | LazyTerm
+Value = Tensor | float
 """A loss or a metric of a micro-batch that waits to be read."""
 FirstPass = Callable[[list[str]], Tensor]
 """Sums and counts of these ratio losses over the global batch, [2 · names], from passes without gradient."""
@@ -51,14 +51,14 @@ class Normalizer:
     ratio: Tensor | None = None
     """L of the global batch, of a ratio loss; D is on the device."""
 
-    def scale(self, term: AnyTerm, weight: float) -> WeightedLoss:
+    def scale(self, term: LossTerm, weight: float) -> WeightedLoss:
         """What to back-propagate; over all micro-batches, the gradients add up to that of the global batch."""
         if self.count_on_device is None:
             return WeightedLoss(term.numerator, weight / self.count)
         numerator = term.numerator if self.ratio is None else term.numerator - self.ratio * term.denominator
         return WeightedLoss(numerator / self.count_on_device, weight)
 
-    def undivided(self, term: AnyTerm) -> Tensor:
+    def undivided(self, term: LossTerm) -> Tensor:
         """The value to log; over all micro-batches, these add up to the loss of the global batch times `count`."""
         if self.count_on_device is None:
             return term.numerator
@@ -111,13 +111,14 @@ class LossAccumulator:
         if any(numbers[ratios:on_device]):  # the first pass of ratio losses comes before all others
             self.wait()
 
-    def to_backward(self, terms: Mapping[str, AnyTerm], micro: MicroBatch, factor: float = 1.0) -> list[WeightedLoss]:
+    def to_backward(self, terms: Mapping[str, LossTerm], micro: MicroBatch, factor: float = 1.0) -> list[WeightedLoss]:
         """The losses of a micro-batch, ready for the backward pass; a padding micro-batch has gradient 0."""
         self.wait()
         factor = 0.0 if micro.is_padding else factor
         if len(self.normalizers) < len(self.weights):  # a ratio loss in a step of one micro-batch
             for name in self.weights.keys() - self.normalizers:
-                self.normalizers[name] = _own_ratio(terms[name])
+                numerator, count = terms[name].numerator, torch.as_tensor(terms[name].denominator)
+                self.normalizers[name] = _ratio(numerator.detach(), count.detach())
         if not any(terms[name].numerator.requires_grad for name in self.weights):
             raise TrainingError(
                 f"loss {', '.join(self.weights)}: has no gradient, so nothing would be learned; compute it from the"
@@ -125,17 +126,14 @@ class LossAccumulator:
             )
         return [self.normalizers[name].scale(terms[name], weight * factor) for name, weight in self.weights.items()]
 
-    def add(self, terms: Mapping[str, AnyTerm], micro: MicroBatch) -> None:
+    def add(self, terms: Mapping[str, LossTerm], micro: MicroBatch) -> None:
         """Keep the losses and metrics of a micro-batch for logging."""
         if micro.is_padding:
             return
         values: list[Value] = [_unread(self.normalizers[name].undivided(terms[name])) for name in self.weights]
         for name in self.metrics:
             term = terms.get(name)
-            if isinstance(term, LazyTerm):
-                values += (term, term.denominator)
-            else:
-                values += (0.0, 0.0) if term is None else (_unread(term.numerator), _unread(term.denominator))
+            values += (0.0, 0.0) if term is None else (_unread(term.numerator), _unread(term.denominator))
         self.parts.append((micro.index, values))
 
     def wait(self) -> None:
@@ -160,7 +158,9 @@ class LossAccumulator:
         if on_device:
             self.normalizers |= self._sum_on_device(on_device)
         if ratios and self.num_micro_batches > 1:
-            self.normalizers |= _ratios(ratios, first_pass(ratios))
+            sums_of_all = first_pass(ratios)
+            for name, numerator, count in zip(ratios, sums_of_all[::2], sums_of_all[1::2], strict=True):
+                self.normalizers[name] = _ratio(numerator, count)
 
     def _sum_on_device(self, names: list[str]) -> dict[str, Normalizer]:
         """The counts of the global batch where the host does not know them."""
@@ -188,15 +188,7 @@ def _unread(value: Tensor | float) -> Tensor | float:
     return float(value.item()) if value.is_cpu else value.detach()
 
 
-def _ratios(names: list[str], sums: Tensor) -> dict[str, Normalizer]:
-    numerators, counts = sums[::2], sums[1::2]
-    counts = counts.where(counts != 0, 1.0)  # without a readable sample the loss is 0
-    losses = numerators / counts
-    return {name: Normalizer(1.0, counts[i], losses[i]) for i, name in enumerate(names)}
-
-
-def _own_ratio(term: AnyTerm) -> Normalizer:
-    numerator, count = term.numerator.detach(), torch.as_tensor(term.denominator).detach()
+def _ratio(numerator: Tensor, count: Tensor) -> Normalizer:
     count = count.where(count != 0, 1.0)  # without anything to count the loss is 0
     return Normalizer(1.0, count, numerator / count)
 
@@ -260,33 +252,7 @@ def _columns(steps: Sequence[LossAccumulator], table: Numbers) -> Columns:
 
 
 def read_columns(columns: Sequence[Sequence[Value]]) -> list[list[float]]:
-    """The values, read from the device at once; lazy terms of one kind and shape are computed together."""
-    found: list[list[Any]] = [list(column) for column in columns]
-    unread: list[tuple[Tensor, list[Any], list[int]]] = []  # numbers, and the places of a column that they are for
-    tables: dict[Any, Tensor] = {}  # of lazy terms whose inputs are the same
-    for column in found:
-        groups: dict[Any, list[int]] = {}
-        for place, value in enumerate(column):
-            if isinstance(value, Tensor):
-                groups.setdefault(None, []).append(place)
-            elif isinstance(value, LazyTerm):
-                key = (value.compute, value.column, *[each.shape for each in value.inputs])
-                groups.setdefault(key, []).append(place)
-        for kind, places in groups.items():
-            values = [column[place] for place in places]
-            numbers = torch.stack(values) if kind is None else _compute(values, tables)
-            unread.append((numbers, column, places))
-    numbers_read = iter(torch.cat([numbers for numbers, _, _ in unread]).tolist() if unread else [])
-    for _, column, places in unread:
-        for place in places:
-            column[place] = next(numbers_read)
-    return found
-
-
-def _compute(terms: list[LazyTerm], tables: dict[Any, Tensor]) -> Tensor:
-    """The numerators of terms of one kind, on their device; `tables` keeps those of all columns."""
-    inputs = [term.inputs for term in terms]
-    key = (terms[0].compute, *map(id, inputs))
-    if key not in tables:
-        tables[key] = terms[0].compute(*map(torch.stack, zip(*inputs, strict=True)))
-    return tables[key][:, terms[0].column]
+    """The values, read from the device at once."""
+    tensors = [value for column in columns for value in column if isinstance(value, Tensor)]
+    read_at_once = iter(torch.stack(tensors).tolist() if tensors else [])
+    return [[next(read_at_once) if isinstance(value, Tensor) else value for value in column] for column in columns]

@@ -14,22 +14,18 @@ from paceline.core.user_code import described
 from paceline.data.batch import Batch, Sample
 from paceline.data.split_loader import Dataset
 from paceline.engine.evaluate import collect_states
-from paceline.engine.outputs import OutputFiles, output_arrays
+from paceline.engine.prediction_tables import class_results, output_arrays
 from paceline.engine.predictions import (
-    GuardedWriter,
-    PredictionFile,
-    PredictionFolder,
+    GuardedWriters,
+    Kind,
     PredictionWriter,
-    PredictsBoxes,
-    PredictsClasses,
-    PredictsKeypoints,
-    PredictsMaps,
-    class_results,
     file_names,
+    file_writers,
+    kind_of,
+    row_metric,
 )
 from paceline.engine.run import EvaluationSet, Run
-from paceline.engine.visualizer import NoVisualizer
-from paceline.metrics.metric import Metric, State
+from paceline.metrics.metric import State
 from paceline.tasks.task import Task
 from paceline.visualize.grid import Panel, image_grid, tile_frames
 from paceline.visualize.image import Image, fit, save_jpeg, to_image, to_rgb
@@ -37,7 +33,7 @@ from paceline.visualize.image import Image, fit, save_jpeg, to_image, to_rgb
 _MAX_SIDE = 1024  # pixels of a drawn image
 _CLIP_SIDE = 320
 _DRAWS = ("draw_prediction", "draw")
-_TABLES = ("predictions.csv", "predictions.jsonl")
+_TABLES: dict[Kind, tuple[str, ...]] = {"boxes": (".json",), "keypoints": (".csv", ".json")}
 
 
 class Predicted(NamedTuple):
@@ -49,32 +45,43 @@ class Predicted(NamedTuple):
     """Why something could not be written."""
 
 
-def predict(run: Run, inputs: EvaluationSet, writer: PredictionWriter) -> Predicted:
-    """Predict all inputs and have the writer keep what is predicted; inputs that cannot be read are skipped."""
-    guarded = GuardedWriter(writer, run.world)
-    states, unread = collect_states(run, "predict", inputs, writer.metrics, guarded, NoVisualizer())
-    problem = guarded.finish(states, unread)
-    return Predicted(len(inputs.loader.dataset) - len(unread), len(unread), problem)
+def predict(
+    run: Run,
+    inputs: EvaluationSet,
+    writers: Sequence[PredictionWriter],
+    progress: Callable[[int, int], None] = lambda number, total: None,
+) -> Predicted:
+    """Predict all inputs and have the writers keep what is predicted; inputs that cannot be read are skipped.
+
+    `progress` is called with the number of inputs of each batch of this rank, and that of all inputs.
+    """
+    size, guarded = len(inputs.loader.dataset), GuardedWriters(writers, run.world)
+
+    def keep(batch: Batch, predictions: Any) -> None:
+        guarded.save(batch, predictions)
+        progress(batch.size, size)
+
+    states, unread = collect_states(run, "predict", inputs, guarded.metrics, keep)
+    problem = guarded.finish(states)
+    return Predicted(size - len(unread), len(unread), problem)
+
+
+def prediction_writers(folder: Path, dataset: Dataset, task: Task, draws: bool) -> list[PredictionWriter]:
+    """What writes predictions below a folder: PNG maps, COCO JSON of boxes and keypoints, or tables; and images."""
+    kind = kind_of(task)
+    table_files = [folder / f"predictions{ending}" for ending in _TABLES.get(kind, (".csv", ".jsonl"))]
+    writers = file_writers(task, dataset, folder / ("masks" if kind == "maps" else "outputs"), table_files)
+    return [*writers, DrawnImages(folder / "images", dataset, task)] if draws else writers
 
 
 def placeholder(task: Task) -> Callable[[int, int], Sample]:
     """The fields that stand for the labels that the inputs of a task lack, given the height and width of an image."""
-    if isinstance(task, PredictsMaps):
-        return _no_mask
-    if isinstance(task, PredictsKeypoints):
-        return _no_person
-    if isinstance(task, PredictsBoxes):
-        return _no_boxes
-    return _no_label if isinstance(task, PredictsClasses) else _nothing
+    return _PLACEHOLDERS[kind_of(task)]
 
 
 def every_placeholder(height: int, width: int) -> Sample:
     """The fields that stand for any task's labels."""
     return _no_mask(height, width) | _no_person(height, width) | _no_label(height, width)
-
-
-def _nothing(height: int, width: int) -> Sample:
-    return {}
 
 
 def _no_mask(height: int, width: int) -> Sample:
@@ -94,53 +101,17 @@ def _no_label(height: int, width: int) -> Sample:
     return {"label": 0}
 
 
-class FileWriter:
-    """Writes predictions below a folder: PNG maps, COCO JSON of boxes and keypoints, or tables (CSV, JSON lines)."""
-
-    def __init__(
-        self, folder: Path, dataset: Dataset, task: Task, draws: bool, progress: Callable[[int, int], None]
-    ) -> None:
-        self._progress, self._size = progress, len(dataset)
-        self._writers: list[PredictionWriter] = []
-        if isinstance(task, PredictsMaps):
-            self._writers.append(PredictionFolder(folder / "masks", dataset, task))
-        elif isinstance(task, PredictsBoxes):
-            self._writers.append(PredictionFile(folder / "predictions.json", dataset, task))
-        elif isinstance(task, PredictsKeypoints):
-            names = ("predictions.csv", "predictions.json")
-            self._writers += [PredictionFile(folder / name, dataset, task) for name in names]
-        elif isinstance(task, PredictsClasses):
-            self._writers += [PredictionFile(folder / name, dataset, task) for name in _TABLES]
-        else:
-            tables = [folder / name for name in _TABLES]
-            self._writers.append(OutputFiles(tables, folder / "outputs", dataset, file_names(dataset), task))
-        if draws:
-            self._writers.append(DrawnImages(folder / "images", dataset, task))
-
-    @property
-    def metrics(self) -> Sequence[Metric]:
-        """Those of all writers."""
-        return [metric for writer in self._writers for metric in writer.metrics]
-
-    def save(self, batch: Batch, predictions: Any) -> None:
-        """Have each writer save the batch."""
-        for writer in self._writers:
-            writer.save(batch, predictions)
-        self._progress(batch.size, self._size)
-
-    def finish(self, states: Sequence[State], skipped_ids: Sequence[int]) -> None:
-        """Have each writer finish with the states of its own metrics."""
-        start = 0
-        for writer in self._writers:
-            end = start + len(writer.metrics)
-            writer.finish(states[start:end], skipped_ids)
-            start = end
+_PLACEHOLDERS: dict[Kind, Callable[[int, int], Sample]] = {
+    "maps": _no_mask,
+    "keypoints": _no_person,
+    "boxes": _no_boxes,
+    "classes": _no_label,
+    "outputs": lambda height, width: {},
+}
 
 
-class DrawnImages:
+class DrawnImages(PredictionWriter):
     """Writes each input with its prediction drawn, as large as it is, or 1024 pixels at most."""
-
-    metrics: Sequence[Metric] = ()
 
     def __init__(self, folder: Path, dataset: Dataset, task: Task) -> None:
         self._folder, self._dataset, self._task = folder, dataset, task
@@ -149,7 +120,6 @@ class DrawnImages:
         self._has_draw_only = own == [False, True]
 
     def save(self, batch: Batch, predictions: Any) -> None:
-        """Draw and write the samples of a batch."""
         for index, sample in enumerate(batch.ids.tolist()):
             drawn = self._drawn(batch, predictions, index, sample)
             path = self._folder / self._names[sample]
@@ -181,44 +151,40 @@ class DrawnImages:
         image = np.asarray(self._dataset.read(sample)["image"])
         return to_rgb(image if image.dtype == np.uint8 else (image * 255).clip(0, 255).astype(np.uint8))
 
-    def finish(self, states: Sequence[State], skipped_ids: Sequence[int]) -> None:
-        """Nothing is left to do."""
 
-
-class ResultList:
+class ResultList(PredictionWriter):
     """Keeps predictions in memory, for use from Python: a dict for each input, None for one that cannot be read."""
 
-    def __init__(self, size: int, task: Task) -> None:
+    def __init__(self, size: int, task: Any) -> None:
         self.results: list[dict[str, Any] | None] = [None] * size
-        self._task = task
-        self._rows = task.prediction_metric() if isinstance(task, PredictsClasses) else None
-
-    @property
-    def metrics(self) -> Sequence[Metric]:
-        """What collects the rows of classes."""
-        return [self._rows] if self._rows else []
+        self._task, self._kind = task, kind_of(task)
+        self.metrics = [row_metric(task)] if self._kind == "classes" else []
 
     def save(self, batch: Batch, predictions: Any) -> None:
-        """Take the maps, boxes, keypoints or outputs of a batch."""
-        ids = batch.ids.tolist()
-        if not isinstance(self._task, PredictsMaps | PredictsBoxes | PredictsClasses | PredictsKeypoints):
-            for sample, outputs in zip(ids, output_arrays(self._task, predictions, batch.size), strict=True):
-                self.results[sample] = dict(outputs)
-        for index, sample in enumerate(ids):
-            if isinstance(self._task, PredictsMaps):
-                self.results[sample] = {"mask": self._task.maps(predictions)[index]}
-            elif isinstance(self._task, PredictsBoxes):
-                found = {name: value.cpu().numpy() for name, value in predictions[index]._asdict().items()}
-                names = [self._task.classes[label] for label in found["labels"].tolist()]
-                self.results[sample] = {**found, "names": names}
-            elif isinstance(self._task, PredictsKeypoints):
-                places = {name: getattr(predictions, name)[index].cpu().numpy() for name in ("keypoints", "scores")}
-                self.results[sample] = {**places, "names": list(self._task.joints.names)}
+        for sample, result in zip(batch.ids.tolist(), self._results(batch, predictions), strict=False):
+            self.results[sample] = result
 
-    def finish(self, states: Sequence[State], skipped_ids: Sequence[int]) -> None:
+    def _results(self, batch: Batch, predictions: Any) -> list[dict[str, Any]]:
+        """What is known of each sample now: nothing of classes."""
+        if self._kind == "maps":
+            return [{"mask": found} for found in self._task.maps(predictions)]
+        if self._kind == "boxes":
+            arrays = [{name: value.cpu().numpy() for name, value in each._asdict().items()} for each in predictions]
+            classes = self._task.classes
+            return [{**each, "names": [classes[label] for label in each["labels"].tolist()]} for each in arrays]
+        if self._kind == "keypoints":
+            names = list(self._task.joints.names)
+            places, scores = predictions.keypoints.cpu().numpy(), predictions.scores.cpu().numpy()
+            return [
+                {"keypoints": one, "scores": score, "names": list(names)}
+                for one, score in zip(places, scores, strict=True)
+            ]
+        return [] if self._kind == "classes" else output_arrays(self._task, predictions, batch.size)
+
+    def finish(self, states: Sequence[State]) -> None:
         """Take the classes of all samples."""
-        if self._rows and isinstance(self._task, PredictsClasses):
-            rows = self._rows.compute(states[0])
+        for metric, state in zip(self.metrics, states, strict=True):
+            rows = metric.compute(state)
             results = class_results(rows, self._task.classes)
             for sample, result in zip(rows["sample"].tolist(), results, strict=True):
                 self.results[sample] = result

@@ -1,30 +1,37 @@
-"""A bundle that reproduces one step: the weights before it, this process's micro-batches, and the recipe."""
+"""What made a gradient infinite or NaN, and a bundle that reproduces the step: weights, micro-batches and recipe."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from paceline.checkpoint.files import TensorFile, read_tensors, write_file
 from paceline.core.errors import CheckpointError
+from paceline.core.text import join_first
 from paceline.data.batch import Batch
 from paceline.data.loader import MicroBatch, StepBatch
-from paceline.engine.forward import forward
 from paceline.engine.loss_accumulator import WeightedLoss
-from paceline.engine.nonfinite import find_nonfinite
 from paceline.engine.run import Run
-from paceline.losses.loss_term import AnyTerm
+from paceline.engine.step import forward
+from paceline.losses.loss_term import LossTerm
 
 _MODEL, _RECIPE = "model.safetensors", "recipe.json"
+Pass = Callable[[MicroBatch], Mapping[str, LossTerm]]
+"""A forward and a backward pass of a micro-batch; gives its losses."""
+_MAX_IDS = 8
 
 
 def explain_nonfinite(run: Run, step_batch: StepBatch) -> str:
     """What is not finite in this rank's part of a step, in one sentence."""
 
-    def run_pass(micro: MicroBatch) -> Mapping[str, AnyTerm]:
+    def run_pass(micro: MicroBatch) -> Mapping[str, LossTerm]:
         terms = forward(run, micro)
         run.precision.backward([WeightedLoss(terms[name].numerator, 1.0) for name in run.task.weights])
         return terms
@@ -34,6 +41,61 @@ def explain_nonfinite(run: Run, step_batch: StepBatch) -> str:
     for parameter in run.model.parameters():
         parameter.grad = None
     return found
+
+
+def find_nonfinite(model: nn.Module, micro_batches: Sequence[MicroBatch], run_pass: Pass) -> str:
+    """What is not finite in this rank's part of a step, in one sentence; the passes are repeated."""
+    # All of them, whatever the first says: processes may have to keep step with each other.
+    found = [_first_bad_module(model, micro, run_pass) for micro in micro_batches]
+    for micro, sentence in zip(micro_batches, found, strict=True):
+        if sentence is not None and not micro.is_padding:
+            return sentence
+    named = model.named_parameters()
+    bad_gradients = [name for name, each in named if each.grad is not None and not _is_finite(each.grad)]
+    if bad_gradients:
+        return f"outputs are finite, the gradients of {join_first(bad_gradients[::-1], 3)} are not"
+    return "all values on this rank are finite"
+
+
+def _first_bad_module(model: nn.Module, micro: MicroBatch, run_pass: Pass) -> str | None:
+    first = [
+        f"{name} of {_samples(value, micro)} is not finite before the model sees it"
+        for name, value in micro.batch.items()
+        if isinstance(value, Tensor) and value.is_floating_point() and not _is_finite(value)
+    ]
+
+    def look(module: nn.Module, args: Any, output: Any, name: str) -> None:
+        if not first:
+            for value in tree_leaves(output):
+                if isinstance(value, Tensor) and value.is_floating_point() and not _is_finite(value):
+                    kind = type(module).__name__
+                    first.append(
+                        f"{name or 'the model'} ({kind}) gives what is not finite for {_samples(value, micro)}"
+                    )
+                    return
+
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            handle = module.register_forward_hook(lambda m, a, o, name=name: look(m, a, o, name))
+            stack.callback(handle.remove)
+        terms = run_pass(micro)
+    if first:
+        return first[0]
+    bad = [name for name, term in terms.items() if not _is_finite(term.numerator)]
+    return f"the model's outputs are finite, the loss {bad[0]} is not, for {_samples(None, micro)}" if bad else None
+
+
+def _samples(value: Tensor | None, micro: MicroBatch) -> str:
+    """The samples whose rows are not finite, or else all of the micro-batch."""
+    ids = micro.batch.ids
+    if value is not None and value.ndim and len(value) == len(ids):
+        rows = ~torch.isfinite(value.reshape(len(value), -1)).all(1).cpu()
+        ids = ids[rows]
+    return f"sample{'s' if len(ids) > 1 else ''} {join_first(ids.tolist(), _MAX_IDS)}"
+
+
+def _is_finite(value: Tensor) -> bool:
+    return bool(torch.isfinite(getattr(value, "to_local", lambda: value)()).all())
 
 
 def explain_and_keep(run: Run, step_batch: StepBatch) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from paceline.engine.stateful import Parts
+from paceline.engine.stateful import KeptState, Parts
 from paceline.metrics.metric import Metric
 from paceline.tasks.task import Task
 
@@ -31,43 +31,29 @@ class Replica(NamedTuple):
     parts: Parts
 
 
-class KeptState:
-    """What a replica remembers beside its weights: buffers and attributes, also one level inside lists and dicts.
+class KeptReplica(KeptState):
+    """What a replica remembers beside its weights, attributes included, also one level inside lists and dicts.
 
     It is the same before every batch, so that no metric depends on which batches a replica has seen before.
     """
 
     def __init__(self, replica: Replica) -> None:
         modules = [each for top in _modules(replica) for each in top.modules()]
+        super().__init__(modules, replica.parts)
         self._owners = [vars(each) for each in (*modules, replica.task) if hasattr(each, "__dict__")]
         self._attributes = [{key: own[key] for key in own.keys() - _OF_MODULES} for own in self._owners]
         values = [value for own in self._attributes for value in own.values()]
         self._containers = [(value, copy.copy(value)) for value in values if type(value) in _CONTAINERS]
-        self._buffers = [
-            (each._buffers, name, buffer, buffer._version, buffer.clone())
-            for each in modules
-            for name, buffer in each._buffers.items()
-            if buffer is not None
-        ]
 
     def restore(self) -> None:
-        """Make it as it was."""
         for own, before in zip(self._owners, self._attributes, strict=True):
-            if len(own.keys() - _OF_MODULES) != len(before) or any(own.get(key) is not before[key] for key in before):
-                for key in own.keys() - _OF_MODULES - before.keys():
-                    del own[key]
-                own.update(before)
+            for key in own.keys() - _OF_MODULES - before.keys():
+                del own[key]
+            own.update(before)
         for container, before in self._containers:
-            if isinstance(container, list):
-                container[:] = before
-            else:
-                container.clear()
-                container.update(before)
-        for number, (owner, name, buffer, version, value) in enumerate(self._buffers):
-            owner[name] = buffer
-            if buffer._version != version:
-                buffer.copy_(value)
-                self._buffers[number] = owner, name, buffer, buffer._version, value
+            container.clear()
+            (container.extend if isinstance(container, list) else container.update)(before)
+        super().restore()
 
 
 def make_replicas(original: Replica, number: int) -> list[Replica]:

@@ -1,4 +1,4 @@
-"""A run: a trainer with the data, evaluations, checkpoints and loggers of the training loop."""
+"""What a step and the training loop work with: a trainer, and a run with data, evaluations, checkpoints, loggers."""
 
 from __future__ import annotations
 
@@ -6,22 +6,100 @@ import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor, nn
 
 from paceline.checkpoint.reader import Checkpoint
 from paceline.checkpoint.store import Store
 from paceline.checkpoint.writer import NoSaver, Saver
 from paceline.core.errors import TrainingError
 from paceline.core.intervals import Triggers
-from paceline.data.loader import StepBatch, TrainBatches
+from paceline.core.process import StopRequest
+from paceline.core.world import World
+from paceline.data.loader import StepBatch, TrainBatches, automatic_batch_size, automatic_workers
 from paceline.data.split_loader import SplitLoader
-from paceline.engine.loss_accumulator import read_columns
-from paceline.engine.trainer import StepResult, Trainer
-from paceline.loggers.events import Logged, LoggerGroup, Note
-from paceline.optim.lr_scheduler import LRChangeLog
+from paceline.engine.loss_accumulator import LossAccumulator, read_columns
+from paceline.engine.state import RunState
+from paceline.engine.stateful import KeptState
+from paceline.engine.timing import StepTimer
+from paceline.engine.watchdog import Heartbeat, NoHeartbeat
+from paceline.loggers.events import LoggerGroup, Note
+from paceline.models.freezing import Freezing
+from paceline.optim.clipping import Clip, NoClip, Norm
+from paceline.optim.lr_scheduler import LRChangeLog, Scheduler
+from paceline.tasks.task import Task
+
+
+class StepResult(NamedTuple):
+    """What a step did.
+
+    Losses and the gradient norm stay on the device until `read_results`: at a line of the log, unless the last was a
+    moment ago, at a save or an evaluation, or when 100 steps are unread.
+    """
+
+    step: int
+    accumulator: LossAccumulator
+    grad_norm: Norm
+    lr: float
+    should_stop: bool
+    """Whether any rank was asked to stop; all ranks agree."""
+    overflowed: Tensor | None = None
+    """Whether a non-finite norm is blamed on the loss scale: any is, until the scale is at its least (a fixed scale:
+    after 50 in a row). None without a loss scale."""
+
+    @property
+    def losses(self) -> dict[str, Tensor]:
+        """The weighted sum as "loss", then each loss by name: this rank's share of them, read from the device."""
+        return self.accumulator.own()
+
+    @property
+    def skipped(self) -> bool:
+        """Whether its gradient was not finite, so that it changed no weights; reads the norm from the device."""
+        return not math.isfinite(self.grad_norm)
+
+
+@dataclass(kw_only=True)
+class Trainer:
+    """What `train_step` takes: everything that turns a global batch into an optimizer step."""
+
+    seed: int
+    world: World
+    task: Task
+    model: nn.Module
+    """What computes. With O2 it holds float16 copies of the weights of `state.model`; else both are one object."""
+    state: RunState
+    """Everything that a checkpoint holds: the optimizer, the precision, the progress and more."""
+    scheduler: Scheduler
+    train_loader: SplitLoader
+    clip_gradients: Clip = field(default_factory=NoClip)
+    freezing: Freezing = field(default_factory=lambda: Freezing(nn.Identity()))
+    heartbeat: Heartbeat | NoHeartbeat = field(default_factory=NoHeartbeat)
+    stop: StopRequest = field(default_factory=StopRequest)
+    timer: StepTimer = field(default_factory=StepTimer)
+
+    def __post_init__(self) -> None:
+        state = self.state
+        self.progress, self.optimizer, self.strategy = state.progress, state.optimizer, state.strategy
+        self.precision, self.finite_check, self.averaging = state.precision, state.finite_check, state.averaging
+        self.strategy.parts = state.parts
+        self.finite_check.attach(self.optimizer, self.world.device)
+        self.optimized = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        own = getattr(self.task, "training_metrics", ())
+        self.training_metrics = [name for name in own if name not in self.task.weights]
+
+    def keep_state(self) -> KeptState:
+        """What a skipped step must leave as it is beside the weights: nothing in a run that ends at the first one."""
+        can_continue = self.finite_check.policy == "skip" or self.precision.has_loss_scale
+        return KeptState(self.model.modules(), self.state.parts) if can_continue else KeptState((), {})
+
+    def unfreeze(self, step: int) -> None:
+        """Unfreeze the parameters whose training starts with this step."""
+        self.freezing.apply(step)
+        self.strategy.rewrap()
 
 
 @dataclass(frozen=True)
@@ -41,6 +119,23 @@ class EvaluationSet:
     batch_size: int
     num_workers: int
     threads: int
+
+
+def make_evaluation_set(
+    loader: SplitLoader,
+    world: World,
+    batch_size: int | Literal["auto"] = "auto",
+    num_workers: int | Literal["auto"] = "auto",
+    threads: int = 1,
+) -> EvaluationSet:
+    """A split to evaluate; by default in batches that fit the device, read in the way that is fastest there."""
+    is_cpu = world.device.type == "cpu"
+    if batch_size == "auto":
+        batch_size = automatic_batch_size(loader, is_cpu)
+    if num_workers == "auto":
+        # On a CPU, the threads that measure also read: worker processes would only compete with them.
+        num_workers = 0 if is_cpu else automatic_workers(loader, world)
+    return EvaluationSet(loader, batch_size, num_workers, threads)
 
 
 @dataclass(frozen=True)
@@ -72,16 +167,6 @@ class RunInfo:
     mlflow: Mapping[str, Any] | None = None
 
 
-@dataclass
-class UnreadResults:
-    """Steps whose losses are still on the device, and lines of the log that wait for them."""
-
-    results: list[StepResult] = field(default_factory=list)
-    lines: list[Logged] = field(default_factory=list)
-    next_read: float = 0.0
-    """The moment before which a line of the log may wait."""
-
-
 @dataclass(kw_only=True)
 class Run(Trainer):
     """What the training loop needs beside its step; built by `recipe.build`, changed by `train_step` and `train`."""
@@ -99,7 +184,8 @@ class Run(Trainer):
     lr_changes: LRChangeLog = field(default_factory=LRChangeLog)
     visualize: bool = True
     save_predictions: bool = False
-    unread: UnreadResults = field(default_factory=UnreadResults)
+    unread: list[StepResult] = field(default_factory=list)
+    """Steps whose losses are still on the device."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -115,24 +201,22 @@ class Run(Trainer):
         """
         [norms] = read_columns([[result.grad_norm for result in results]])
         for result, norm in zip(results, norms, strict=True):
-            self.check_norm(result, norm)
-        return norms
-
-    def check_norm(self, result: StepResult, norm: float) -> None:
-        """The same for one step whose norm was read."""
-        if math.isfinite(norm):
-            self.finite_check.in_a_row = 0
-        elif result.overflowed is None or not result.overflowed:
+            if math.isfinite(norm):
+                self.finite_check.in_a_row = 0
+                continue
+            if result.overflowed is not None and result.overflowed:
+                continue
             try:
                 self.finite_check.report(
                     norm,
                     result.step,
-                    explain=lambda: self.explain_nonfinite(self, self.batches.load_step(result.step)),
+                    explain=partial(self.explain_nonfinite, self, self.batches.load_step(result.step)),
                     warn=lambda text: self.logger.emit(Note(text, "warning")),
                 )
             except TrainingError:
                 self.progress.step = result.step + 1  # steps after it changed nothing
                 raise
+        return norms
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint of the same recipe, bit-identically."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,12 +19,12 @@ from paceline.checkpoint.state import Stateful, Tree, load_optimizer, optimizer_
 from paceline.core.errors import CheckpointError
 from paceline.core.intervals import Progress
 from paceline.engine.nonfinite import FiniteCheck
-from paceline.engine.precision.base import FullPrecision, Precision
+from paceline.engine.precision.mixed import Precision
 from paceline.engine.stateful import load_state
 from paceline.engine.strategies.single import SingleStrategy
 from paceline.loggers.meters import Meters
-from paceline.models.memory_format import use_channels_last, with_strides_of
-from paceline.optim.averaging import Averaging, NoAveraging
+from paceline.models.placement import use_channels_last, with_strides_of
+from paceline.optim.averaging import Averaging
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Number = float | Literal["nan", "inf", "-inf"]
@@ -53,8 +53,8 @@ class RunState:
     strategy: SingleStrategy
     """Knows which part of each tensor this process holds; it has no state itself."""
     choices: Choices
-    averaging: Averaging = field(default_factory=NoAveraging)
-    precision: Precision = field(default_factory=FullPrecision)
+    averaging: Averaging = field(default_factory=Averaging)
+    precision: Precision = field(default_factory=Precision)
     finite_check: FiniteCheck = field(default_factory=FiniteCheck)
     parts: dict[str, Stateful] = field(default_factory=dict)
     """Losses, the task and whatever else remembers something, by name."""
@@ -126,24 +126,16 @@ class RunState:
         """Load the weights of a checkpoint into the model."""
         if self.choices.channels_last is None and checkpoint.state.get("channels_last") is not None:
             self.set_channels_last(checkpoint.state["channels_last"])
-        own = self.model.state_dict()
-        given = {
-            name: self.strategy.place(tensor, own[name]) if name in own else tensor
-            for name, tensor in checkpoint.model.items()
-        }
         try:
-            self.model.load_state_dict(given)
+            self.model.load_state_dict(self._placed(checkpoint.model, self.model.state_dict()))
         except RuntimeError as error:
             raise CheckpointError(f"{checkpoint.path} does not fit the model of this recipe: {error}") from error
         self.precision.sync_weights()
 
     def load_average(self, checkpoint: Checkpoint) -> None:
         """Load the average of the weights, if there is one."""
-        state, shapes = checkpoint.state["averaging"], dict(self.model.named_parameters())
-        average = {
-            name: self.strategy.place(tensor, shapes[name]) if name in shapes else tensor
-            for name, tensor in state.get("average", {}).items()
-        }
+        state = checkpoint.state["averaging"]
+        average = self._placed(state.get("average", {}), dict(self.model.named_parameters()))
         with explain_misfit("average of the weights", checkpoint.path):
             self.averaging.load_state_dict({**state, "average": average} if average else state)
 
@@ -159,6 +151,11 @@ class RunState:
             for name, value in state.items():
                 if isinstance(value, Tensor) and value.shape == parameter.shape:
                     state[name] = with_strides_of(value, parameter)
+
+    def _placed(self, tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What this rank keeps of each full tensor."""
+        place = self.strategy.place
+        return {name: place(tensor, like[name]) if name in like else tensor for name, tensor in tensors.items()}
 
     def _load_optimizer(self, saved: Tree) -> None:
         shapes, place = dict(self.model.named_parameters()), self.strategy.place

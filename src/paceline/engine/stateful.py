@@ -1,9 +1,9 @@
-"""The state of losses and the task between steps: copied, restored, and shared among ranks."""
+"""What a pass may change beside gradients: buffers, and the state of losses and the task."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -19,6 +19,8 @@ _SKELETON = "~skeleton"  # no name of a tensor in a state: their tildes are foll
 
 def copy_state(parts: Parts) -> Tree:
     """A copy of the current state of each part."""
+    if not parts:
+        return {}
     tensors, skeleton = flatten({name: part.state_dict() for name, part in parts.items()})
     return unflatten({name: tensor.clone() for name, tensor in tensors.items()}, skeleton)
 
@@ -33,14 +35,46 @@ def load_state(parts: Parts, state: Tree) -> None:
             part.load_state_dict(unflatten(copies, skeleton))
 
 
+def buffers_of(modules: Iterable[nn.Module]) -> list[tuple[dict[str, Tensor | None], str, Tensor]]:
+    """The buffers that modules hold now: where each is kept, and its name."""
+    return [
+        (module._buffers, name, buffer)
+        for module in modules
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+
+
+class KeptState:
+    """The buffers of modules, and the state of losses and the task, as they are now: for passes that do not count."""
+
+    def __init__(self, modules: Iterable[nn.Module], parts: Parts) -> None:
+        self._parts, self._state = parts, copy_state(parts)
+        self._buffers = [(owner, name, buffer, buffer.clone()) for owner, name, buffer in buffers_of(modules)]
+
+    def restore(self) -> None:
+        """Make everything as it was."""
+        for owner, name, buffer, value in self._buffers:
+            buffer.copy_(value)
+            owner[name] = buffer  # a forward pass may have put another tensor in its place
+        load_state(self._parts, self._state)
+
+    def restore_where(self, is_skipped: Tensor) -> None:
+        """The same where a scalar is 1; decided on the device, but for losses and tasks that have a state."""
+        for _, _, buffer, value in self._buffers:
+            torch.where(is_skipped > 0, value, buffer, out=buffer)
+        if self._parts and is_skipped:
+            load_state(self._parts, self._state)
+
+
 @contextmanager
-def unchanged_state(parts: Parts) -> Iterator[None]:
-    """A context for passes that do not count: the state of all parts is restored."""
-    before = copy_state(parts)
+def unchanged(parts: Parts, model: nn.Module | None = None) -> Iterator[None]:
+    """A context for passes that do not count: the state of all parts is restored, and the buffers of the model."""
+    kept = KeptState(model.modules() if model else (), parts)
     try:
         yield
     finally:
-        load_state(parts, before)
+        kept.restore()
 
 
 def share_state(parts: Parts, world: World) -> None:
@@ -57,49 +91,5 @@ def share_state(parts: Parts, world: World) -> None:
         load_state(parts, unflatten(received, written))
 
 
-class FirstState:
-    """Each micro-batch starts from the state before the step; the state after the first one is kept.
-
-    So it does not matter which process computes which micro-batch.
-    """
-
-    def __init__(self) -> None:
-        self._before: Tree = None
-        self._first: Tree = None
-
-    @contextmanager
-    def of_one(self, parts: Parts, counts: bool) -> Iterator[None]:
-        """A context for the passes of one micro-batch of this rank."""
-        if self._before is None:
-            self._before = copy_state(parts)
-        else:
-            load_state(parts, self._before)
-        yield
-        if counts and self._first is None:
-            self._first = copy_state(parts)
-
-    def finish(self, parts: Parts, world: World) -> None:
-        """Call after the last micro-batch, on all ranks."""
-        load_state(parts, self._first or self._before or {})
-        share_state(parts, world)
-        self._before = self._first = None
-
-
 def _copied(tensor: Tensor, now: Tensor | None) -> Tensor:
     return tensor.clone() if now is None else tensor.to(now.device, copy=True)
-
-
-@contextmanager
-def unchanged_buffers(model: nn.Module) -> Iterator[None]:
-    """Restore the buffers (BatchNorm's running statistics) afterwards."""
-    saved = [
-        (module, name, buffer, buffer.clone())
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
-    ]
-    try:
-        yield
-    finally:
-        for module, name, buffer, value in saved:
-            buffer.copy_(value)
-            setattr(module, name, buffer)  # a forward pass may have put another tensor in its place

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import statistics
 import sys
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 
 import torch
 
-from paceline.core.intervals import Progress
-from paceline.core.process import num_cores
 from paceline.core.world import World
 from paceline.loggers.meters import Meters
 
 _FIRST_STEPS = 3  # that are slower than the others: memory is taken, kernels are chosen
-_SHARE_REMEMBERED = 0.1  # of a run's steps, in the average that the time left is estimated from
-_LEAST_REMEMBERED = 50
-_ACTIONS_REMEMBERED = 5  # of a kind; their median leaves out one that a busy moment made long
-_FORWARD_SHARE = 0.4  # of a training step: what evaluating its samples takes, until that was measured
-_MAX_UNREAD = 1000  # steps that may wait for the meters
-_MUCH_SLOWER = 2.0
-_LEAST_STEPS = 50  # before anything is said of the machine; shorter runs are over by then
 
 
 class StepTimer:
@@ -37,77 +24,42 @@ class StepTimer:
         self.data_share = 0.0
         """The share of the last step that was spent waiting for its data."""
         self._meters = Meters()
-        self._times: list[tuple[float, ...]] = []  # of steps that are not in the meters yet
         self._num_steps = 0
-        self._average = 0.0  # seconds of a step, over the last part of the run
-        self._sample_seconds = 0.0
-        self._fastest = float("inf")
-        self._actions: dict[str, deque[float]] = {}
-        self._has_warned = False
+        self._waited = self._started = self._counted_since = 0.0
 
-    def add_step(self, seconds: float, waited: float, num_samples: int, total_steps: int) -> None:
-        """Record a step of a run of `total_steps`: `waited` for its data, then `seconds`."""
-        self.data_share = waited / (waited + seconds)
-        own, self.forward_seconds = self.forward_seconds + waited, 0.0
-        step_time = seconds + waited
-        self._times.append((step_time, waited, own, num_samples))
-        if len(self._times) > _MAX_UNREAD:
-            self._read_times()
+    def start_step(self, waited: float) -> None:
+        """Start a step, after `waited` seconds for its data."""
+        self._waited, self._started = waited, time.perf_counter()
+
+    def end_step(self, num_samples: int) -> None:
+        """Record the step that was started last."""
+        now = time.perf_counter()
+        step_time = now - self._started + self._waited
+        self.data_share = self._waited / step_time
+        own, self.forward_seconds = self.forward_seconds + self._waited, 0.0
+        times = {"step_time": step_time, "data_time": self._waited, "own_time": own, "samples": num_samples}
+        self._meters.extend({name: (value,) for name, value in times.items()})
         self._num_steps += 1
-        known = self._num_steps - _FIRST_STEPS
-        weight = 1.0 if known < 1 else max(1 / known, 1 / max(_LEAST_REMEMBERED, _SHARE_REMEMBERED * total_steps))
-        self._average += weight * (step_time - self._average)
-        self._sample_seconds = self._average / num_samples
+        if self._num_steps <= _FIRST_STEPS:
+            self._counted_since = now
 
-    @contextmanager
-    def action(self, name: str) -> Iterator[None]:
-        """Time what happens between two steps: a save, an evaluation, a line of the log."""
-        started = time.perf_counter()
-        yield
-        self.add_action(name, time.perf_counter() - started)
+    def seconds_left(self, steps_left: int) -> float:
+        """The time left, at the speed of this run since its first steps, with all that it does between steps."""
+        counted = self._num_steps - _FIRST_STEPS
+        if counted < 1:
+            return steps_left * self._meters.summary("step_time")["mean"] if self._num_steps else 0.0
+        return steps_left * (time.perf_counter() - self._counted_since) / counted
 
-    def add_action(self, name: str, seconds: float) -> None:
-        """Record what happened between two steps."""
-        self._actions.setdefault(name, deque(maxlen=_ACTIONS_REMEMBERED)).append(seconds)
-
-    @property
-    def step_time(self) -> float:
-        """The median of the last steps, in seconds."""
-        self._read_times()
-        return self._meters.summary("step_time")["median"]
-
-    def _read_times(self) -> None:
-        times, self._times = self._times, []
-        columns = zip(*times, strict=True)
-        self._meters.extend(dict(zip(("step_time", "data_time", "own_time", "samples"), columns, strict=False)))
-
-    def seconds_left(self, steps_left: int, actions_left: Mapping[str, int], num_samples: Mapping[str, int]) -> float:
-        """The time left: for the steps and everything between them, at the speed of this run so far.
-
-        `num_samples` are those of actions that evaluate, by which they are estimated until they were measured.
-        """
-        measured = {name: statistics.median(done) for name, done in self._actions.items()}
-        evaluated = next((name for name in num_samples if name in measured), None)
-        per_sample = self._sample_seconds * _FORWARD_SHARE
-        if evaluated is not None:
-            per_sample = measured[evaluated] / num_samples[evaluated]
-        guesses = {name: number * per_sample for name, number in num_samples.items()}
-        seconds = guesses | measured
-        return steps_left * self._average + sum(
-            number * seconds.get(name, 0.0) for name, number in actions_left.items()
-        )
-
-    def metrics(self, world: World, progress: Progress, seconds_left: float) -> dict[str, object]:
+    def metrics(self, world: World, steps_left: int) -> dict[str, object]:
         """Speed, time left and memory; shares and memory are those of the worst rank.
 
         The slowest process is the one that needs longest for its data and its forward passes, which wait for no other.
         """
-        self._read_times()
         step_time, data_time = self._meters.summary("step_time"), self._meters.summary("data_time")
         if not step_time:  # a resumed run that logs what was pending
             return {"time": time.time()}
         data_wait = data_time["mean"] / step_time["mean"]
-        own = [data_wait, peak_memory(world.device) / 2**20, self._meters.mean("own_time")]
+        own = [data_wait, peak_memory(world.device) / 2**20, self._meters.summary("own_time")["mean"]]
         ranks = [own]
         if world.size > 1:
             ranks = [rank.tolist() for rank in world.gather(torch.tensor(own, dtype=torch.float64))]
@@ -116,33 +68,15 @@ class StepTimer:
             "time": time.time(),
             "step_time": step_time,
             "data_time": data_time,
-            "samples_per_second": self._meters.mean("samples") / step_time["mean"],
+            "samples_per_second": self._meters.summary("samples")["mean"] / step_time["mean"],
             "data_wait": data_wait,
             "memory_mb": memory,
-            "eta_seconds": seconds_left,
+            "eta_seconds": self.seconds_left(steps_left),
         }
         if world.size > 1:
             own_times = [rank[2] for rank in ranks]
             metrics |= {"slowest_rank": own_times.index(busy), "slowest_by": busy / statistics.fmean(own_times)}
         return metrics
-
-    def contention(self, load: float | None = None, cores: int | None = None) -> str | None:
-        """A warning, once, when processes compete for the cores: by the load, or by steps that became slow."""
-        if self._has_warned or self._num_steps < _LEAST_STEPS:
-            return None
-        load = os.getloadavg()[0] if load is None else load
-        cores = cores or num_cores()
-        now = self.step_time
-        self._fastest = min(self._fastest, now)
-        is_slow = now > _MUCH_SLOWER * self._fastest and load > cores
-        if not is_slow and load <= _MUCH_SLOWER * cores:
-            return None
-        self._has_warned = True
-        slower = f"steps take {now / self._fastest:.1f} times as long as the fastest of this run; " * is_slow
-        return (
-            f"{slower}the load average is {load:.1f} on {cores} cores, so processes compete for them and training is"
-            " slower than it could be. Stop other processes, or lower train.threads or data.num_workers"
-        )
 
 
 def peak_memory(device: torch.device) -> int:

@@ -4,29 +4,42 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.core.atomic_write import replace_file
 from paceline.core.text import evenly_spaced
 from paceline.core.user_code import described
+from paceline.core.world import World
 from paceline.data.batch import Batch
 from paceline.engine.run import Run
-from paceline.engine.worst_samples import Ranking, WorstSample, write_worst
 from paceline.loggers.events import Note, Visualized
+from paceline.metrics.metric import pack, unpack
 from paceline.visualize.grid import LegendEntry, Panel, image_grid
 from paceline.visualize.image import Image, fit, save_png
 
 Panels = dict[int, list[Panel]]
 """What was drawn of each sample, by its id."""
 
+NUM_WORST = 12
 _NUM_VISUALIZED = 8
 _MAX_SIDE = 512  # pixels of a panel
+
+
+class WorstSample(NamedTuple):
+    """A sample, how wrong its prediction is, and both drawn."""
+
+    sample: int
+    error: float
+    panels: Sequence[Panel]
 
 
 class Drawn(NamedTuple):
@@ -79,13 +92,6 @@ class Visualizer:
             self.problem = self.problem or problem
         worst = [WorstSample(sample, error, panels.get(sample, [])) for sample, error in errors.items()]
         return Drawn({sample: panels[sample] for sample in sorted(self._ids & panels.keys())}, worst)
-
-
-class NoVisualizer:
-    """Draws nothing."""
-
-    def add(self, batch: Batch, predictions: Any) -> None:
-        """Nothing."""
 
 
 def visualize_samples(run: Run) -> None:
@@ -160,27 +166,87 @@ def _checked(panel: Panel) -> Panel:
     return Panel(small, str(panel.caption), is_correct, tuple(legend))
 
 
+class Ranking:
+    """The samples with the greatest errors among those seen, in any order; of equal ones those with the least ids.
+
+    Errors are what the task's `sample_errors` gives; a task without it ranks nothing. One that is NaN is the greatest.
+    """
+
+    def __init__(self, task: object) -> None:
+        self._measure = getattr(task, "sample_errors", None)
+        self._errors: dict[int, float] = {}
+        self._lock = Lock()  # batches are measured in threads
+
+    def add(self, batch: Batch, predictions: Any) -> set[int]:
+        """Rank the samples of a batch; return the ids of those that are among the worst so far."""
+        if self._measure is None:
+            return set()
+        errors = _checked_errors(self._measure(predictions, batch), batch.size)
+        with self._lock:
+            self._errors = _worst(self._errors | dict(zip(batch.ids.tolist(), errors, strict=True)))
+            return self._errors.keys() & set(batch.ids.tolist())
+
+    @property
+    def samples(self) -> set[int]:
+        return set(self._errors)
+
+    def gather(self, world: World) -> dict[int, float]:
+        """The error of each of the worst samples of all ranks, the greatest first; all ranks must call it."""
+        own = torch.tensor(list(self._errors.items()), dtype=torch.float64).reshape(-1, 2)
+        return _worst({int(sample): error for part in world.gather(own) for sample, error in part.tolist()})
+
+
+def write_worst(folder: Path, split: str, about: Mapping[str, Any], worst: Sequence[WorstSample], dataset: Any) -> None:
+    """Write SPLIT.json, and an image of each sample beside it, in place of those of the last evaluation."""
+    path, samples = getattr(dataset, "path", None), []
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, each in enumerate(worst, 1):
+        name = f"{split}-{number:02d}.png"
+        if each.panels:
+            save_png(image_grid([each.panels]), folder / name)
+        samples.append(
+            {
+                "sample": each.sample,
+                "path": path and os.fspath(path(each.sample)),
+                "error": each.error if math.isfinite(each.error) else None,
+                "captions": [panel.caption for panel in each.panels],
+                "image": name if each.panels else None,
+            }
+        )
+    content = json.dumps({**about, "samples": samples}, indent=1, ensure_ascii=False)
+    replace_file(folder / f"{split}.json", f"{content}\n".encode(errors="backslashreplace"), is_durable=False)
+
+
+def _worst(errors: Mapping[int, float]) -> dict[int, float]:
+    return dict(sorted(errors.items(), key=lambda each: (-each[1], each[0]))[:NUM_WORST])
+
+
+def _checked_errors(errors: Any, size: int) -> list[float]:
+    if not isinstance(errors, Tensor) or errors.shape != (size,):
+        found = list(errors.shape) if isinstance(errors, Tensor) else type(errors).__name__
+        raise ValueError(f"sample_errors gave {found}, expected a tensor of {size} numbers, one for each sample")
+    values: list[float] = errors.detach().double().nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf).tolist()
+    return values
+
+
 def _pack(panels: Panels, problem: str | None) -> Tensor:
-    """The panels as bytes: the length of the header, the header as JSON, the pixels."""
-    about = {sample: [[each.image.shape, *each[1:]] for each in own] for sample, own in panels.items()}
-    header = json.dumps([problem, about]).encode()
-    pixels = [each.image.tobytes() for own in panels.values() for each in own]
-    return torch.frombuffer(
-        bytearray(b"".join([len(header).to_bytes(8, "little"), header, *pixels])), dtype=torch.uint8
-    )
+    """The panels as bytes: what is said of each as JSON, and the images."""
+    about = [problem, {sample: [panel[1:] for panel in own] for sample, own in panels.items()}]
+    text = torch.frombuffer(bytearray(json.dumps(about).encode()), dtype=torch.uint8)
+    images = {f"{sample}/{number}": panel.image for sample, own in panels.items() for number, panel in enumerate(own)}
+    return pack({"about": text, **{name: torch.tensor(image) for name, image in images.items()}})
 
 
 def _unpack(packed: Tensor) -> tuple[Panels, str | None]:
-    content = packed.numpy()
-    place = 8 + int.from_bytes(content[:8].tobytes(), "little")
-    problem, about = json.loads(content[8:place].tobytes())
-    panels: Panels = {}
-    for sample, own in about.items():
-        panels[int(sample)] = []
-        for shape, caption, is_correct, legend in own:
-            size = math.prod(shape)
-            image = content[place : place + size].reshape(shape)
-            entries = tuple(LegendEntry(order, name, color and tuple(color)) for order, name, color in legend)
-            panels[int(sample)].append(Panel(image, caption, is_correct, entries))
-            place += size
-    return panels, problem
+    found = unpack(packed)
+    problem, about = json.loads(found["about"].numpy().tobytes())
+
+    def panel(name: str, caption: str, is_correct: bool | None, legend: list[Any]) -> Panel:
+        entries = tuple(LegendEntry(order, label, color and tuple(color)) for order, label, color in legend)
+        return Panel(found[name].numpy(), caption, is_correct, entries)
+
+    named = {
+        int(sample): [panel(f"{sample}/{number}", *each) for number, each in enumerate(own)]
+        for sample, own in about.items()
+    }
+    return named, problem

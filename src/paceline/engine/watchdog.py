@@ -35,7 +35,6 @@ class Beat(NamedTuple):
     collectives: int = 0
 
     def describe(self, rank: int, now: float) -> str:
-        """One line for the report."""
         exchanges = f", last known collective: number {self.collectives}" if self.collectives else ""
         return f"rank {rank}: {self.phase} in step {self.step + 1}, {now - self.time:.0f} s ago{exchanges}"
 
@@ -48,7 +47,6 @@ class NoHeartbeat:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Do nothing."""
         yield
 
 

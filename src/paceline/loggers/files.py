@@ -1,18 +1,34 @@
-"""`status.json`, `logs/rank-N.log`, and atomic appends."""
+"""Files of a run directory: its state, its logs, its starts and confusion matrices; and atomic appends."""
 
 from __future__ import annotations
 
 import json
 import os
+import platform
+import shlex
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from paceline.core.atomic_write import replace_file
+from paceline.core.process import num_cores
+from paceline.core.regular_file import open_regular, read_json
 from paceline.loggers.events import Ended, Evaluated, Event, Logged, Logger, Started
-from paceline.loggers.messages import lines_of, plain
+from paceline.loggers.messages import lines_of
 
 _SECONDS_BETWEEN_STEPS = 1.0
+_PACKAGES = ("paceline", "torch", "torchvision", "timm", "numpy")
+_MAX_STARTS_BYTES = 1 << 22
+_MAX_CLASSES = 100  # more are only drawn: nobody reads a table of ten thousand cells
+_MAX_TABLE_BYTES = 1 << 20
+_CONFUSION = "-confusion.json"
 
 
 class AppendFile:
@@ -67,29 +83,32 @@ def _write_whole(descriptor: int, data: bytes) -> None:
         raise
 
 
-class LogFile(Logger):
-    """Appends a line for each event; a resumed run continues the same file."""
+class AppendingLogger(Logger):
+    """Appends to a file; a resumed run continues the same file."""
 
     def __init__(self, path: Path) -> None:
         self._file = AppendFile(path)
-        self._total_steps = 0
-
-    def handle(self, event: Event) -> None:
-        """Write the lines of an event."""
-        if isinstance(event, Started):
-            self._total_steps = event.total_steps
-        now = datetime.now().astimezone().isoformat(timespec="milliseconds")
-        lines = [f"{now} {plain(words)}\n" for words in lines_of(event, self._total_steps)]
-        if lines:
-            self._file.append("".join(lines).encode(errors="backslashreplace"))
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
+class LogFile(AppendingLogger):
+    """Appends a line for each event to `logs/rank-N.log`."""
+
+    _total_steps = 0
+
+    def handle(self, event: Event) -> None:
+        if isinstance(event, Started):
+            self._total_steps = event.total_steps
+        now = datetime.now().astimezone().isoformat(timespec="milliseconds")
+        lines = [f"{now} {line}\n" for line in lines_of(event, self._total_steps)]
+        if lines:
+            self._file.append("".join(lines).encode(errors="backslashreplace"))
+
+
 class StatusFile(Logger):
-    """Writes the state of the run; the file is replaced atomically."""
+    """Writes the state of the run to `status.json`; the file is replaced atomically."""
 
     def __init__(self, path: Path, total_steps: int) -> None:
         self.path = path
@@ -98,7 +117,6 @@ class StatusFile(Logger):
         self._next_write = 0.0
 
     def handle(self, event: Event) -> None:
-        """Update the state after an event."""
         if isinstance(event, Started):
             if event.main_metric is not None:
                 self._best = {"main_metric": event.main_metric, "direction": event.direction}
@@ -119,3 +137,103 @@ class StatusFile(Logger):
         }
         replace_file(self.path, f"{json.dumps({**status, 'pid': os.getpid()})}\n".encode(), is_durable=False)
         self._next_write = monotonic() + _SECONDS_BETWEEN_STEPS
+
+
+class StartsFile(AppendingLogger):
+    """Appends a line to `logs/starts.jsonl` when the run starts or resumes, with `about` it, and when it ends."""
+
+    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
+        super().__init__(path)
+        self._about = about
+
+    def handle(self, event: Event) -> None:
+        if isinstance(event, Started):
+            place = {"device": event.device, "processes": event.world, "setup": event.lines}
+            self._append({"step": event.resumed_step, **place, **self._about})
+        elif isinstance(event, Ended):
+            self._append({"step": event.step, "state": event.state, "reason": event.reason})
+
+    def _append(self, line: dict[str, Any]) -> None:
+        content = json.dumps({"time": time.time(), **line}, ensure_ascii=False)
+        self._file.append(content.encode(errors="backslashreplace") + b"\n")
+
+
+def environment() -> dict[str, str | int]:
+    """The machine, the versions and the command of this process."""
+    program = "paceline" if os.path.basename(sys.argv[0]) in ("paceline", "__main__.py") else sys.argv[0]  # noqa: PTH119
+    return {
+        "host": socket.gethostname(),
+        "system": platform.platform(),
+        "cpu": _cpu(),
+        "cores": num_cores(),
+        "python": platform.python_version(),
+        **_versions(),
+        "command": shlex.join([program, *sys.argv[1:]]),
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def read_starts(path: Path) -> list[dict[str, Any]]:
+    """The lines of `logs/starts.jsonl`, oldest first, without what is damaged; none if there is no file."""
+    try:
+        with open_regular(path) as file:
+            lines = file.read(_MAX_STARTS_BYTES).splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        with suppress(ValueError, RecursionError):
+            found.append(json.loads(line, parse_constant=lambda name: None))  # NaN is no JSON
+    return [each for each in found if isinstance(each, dict) and _is_start(each)]
+
+
+def _is_start(line: dict[str, Any]) -> bool:
+    return isinstance(line.get("time"), int | float) and type(line.get("step")) is int
+
+
+class ConfusionFile(Logger):
+    """Writes the last confusion matrix of each split to `SPLIT-confusion.json`: rows are true classes."""
+
+    def __init__(self, folder: Path, classes: Sequence[str]) -> None:
+        self._folder = folder
+        self._classes = list(classes)
+
+    def handle(self, event: Event) -> None:
+        if not isinstance(event, Evaluated) or event.confusion is None or len(event.confusion) > _MAX_CLASSES:
+            return
+        self._folder.mkdir(exist_ok=True)
+        table = {"step": event.step, "classes": self._classes, "counts": event.confusion}
+        content = json.dumps(table, ensure_ascii=False).encode(errors="backslashreplace")
+        replace_file(self._folder / f"{event.split}{_CONFUSION}", content, is_durable=False)
+
+
+def read_confusion(folder: Path) -> dict[str, dict[str, Any]]:
+    """The confusion matrices of a run by split: "step", "classes" and "counts"; without damaged files."""
+    tables = {path.name: read_json(path, _MAX_TABLE_BYTES) for path in sorted(folder.glob(f"*{_CONFUSION}"))}
+    return {name.removesuffix(_CONFUSION): table for name, table in tables.items() if _is_confusion(table)}
+
+
+def _is_confusion(table: Any) -> bool:
+    if not isinstance(table, dict) or type(table.get("step")) is not int:
+        return False
+    classes, counts = table.get("classes"), table.get("counts")
+    if not isinstance(classes, list) or not isinstance(counts, list) or len(classes) != len(counts):
+        return False
+    is_square = all(isinstance(row, list) and len(row) == len(classes) for row in counts)
+    return is_square and all(type(count) is int for row in counts for count in row)

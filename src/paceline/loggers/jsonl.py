@@ -11,30 +11,22 @@ from typing import Any
 from paceline.core.atomic_write import replace_file
 from paceline.core.errors import DataError
 from paceline.core.regular_file import open_regular
-from paceline.loggers.events import Evaluated, Event, Logged, Logger, Record
-from paceline.loggers.files import AppendFile
+from paceline.loggers.events import Evaluated, Event, Logged, Record
+from paceline.loggers.files import AppendingLogger
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
-class JsonlLogger(Logger):
+class JsonlLogger(AppendingLogger):
     """Appends a record for every logged and evaluated event, atomically."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = AppendFile(path)
-
     def handle(self, event: Event) -> None:
-        """Write a line if the event has metrics."""
         if isinstance(event, Logged | Evaluated):
             try:
                 line = _encode(event.record)
             except ValueError:
                 line = _encode(_finite(event.record))
             self._file.append(line.encode(errors="backslashreplace") + b"\n")  # as JSON escapes them
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
 
 def _finite(value: Any) -> Any:
@@ -50,7 +42,7 @@ def _finite(value: Any) -> Any:
 
 def read_records(path: Path) -> list[Record]:
     """All records of the file, without an incomplete last line; none if there is no file."""
-    return [record for _, record in _parse_lines(path, _read(path))]
+    return [record for _, record in _parsed_lines(path)]
 
 
 _NOT_METRICS = {"step", "epoch", "split", "num_samples", "num_skipped", "clock", "smoothed"}
@@ -85,22 +77,10 @@ class RecordReader:
 
     def read(self) -> Iterator[Record]:
         """The records of all lines that are complete by now; none if there is no file."""
-        try:
-            with open_regular(self.path) as file:
-                file.seek(self._offset)
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        return
-                    record = _parse(line)
-                    if record is None:
-                        raise _damaged(self.path, self._num_lines + 1, line)
-                    self._offset += len(line)
-                    self._num_lines += 1
-                    yield record
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise _unreadable(self.path, error) from error
+        for line, record in _parsed_lines(self.path, self._offset, self._num_lines):
+            self._offset += len(line)
+            self._num_lines += 1
+            yield record
 
 
 def truncate_after(path: Path, step: int, pending: Collection[str] = ()) -> None:
@@ -108,10 +88,8 @@ def truncate_after(path: Path, step: int, pending: Collection[str] = ()) -> None
 
     At `step` itself, the splits in `pending` are removed too: they will be recorded again.
     """
-    content = _read(path)
-    lines = _parse_lines(path, content)
-    kept = b"".join(line + b"\n" for line, record in lines if _is_kept(record, step, pending))
-    if kept != content:
+    kept = b"".join(line for line, record in _parsed_lines(path) if _is_kept(record, step, pending))
+    if path.exists() and path.stat().st_size != len(kept):
         replace_file(path, kept)
 
 
@@ -119,37 +97,26 @@ def _is_kept(record: Record, step: int, pending: Collection[str]) -> bool:
     return bool(record["step"] < step or (record["step"] == step and record.get("split") not in pending))
 
 
-def _read(path: Path) -> bytes:
+def _parsed_lines(path: Path, offset: int = 0, num_before: int = 0) -> Iterator[tuple[bytes, Record]]:
+    """The complete lines from `offset` on, before which there are `num_before`, with their records."""
     try:
         with open_regular(path) as file:
-            return file.read()
+            file.seek(offset)
+            for number, line in enumerate(file, num_before + 1):
+                record = _parse(line)
+                if record is None and not line.endswith(b"\n"):
+                    return  # torn
+                if record is None:
+                    found = line.rstrip(b"\n")[:60].decode(errors="replace")
+                    raise DataError(
+                        f"{path}:{number}: expected a JSON object with a step, got {found!r}; "
+                        "the file was changed or damaged: remove that line"
+                    )
+                yield line.removesuffix(b"\n") + b"\n", record
     except FileNotFoundError:
-        return b""
+        return
     except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: OSError) -> DataError:
-    return DataError(f"{path}: cannot be read: {error.strerror}; remove it, or restore the file")
-
-
-def _damaged(path: Path, number: int, line: bytes) -> DataError:
-    found = line[:60].decode(errors="replace")
-    return DataError(
-        f"{path}:{number}: expected a JSON object with a step, got {found!r}; "
-        "the file was changed or damaged: remove that line"
-    )
-
-
-def _parse_lines(path: Path, content: bytes) -> Iterator[tuple[bytes, Record]]:
-    lines = content.split(b"\n")
-    unfinished = len(lines)  # the last piece has no newline: empty, or torn
-    for number, line in enumerate(lines, start=1):
-        record = _parse(line)
-        if record is not None:
-            yield line, record
-        elif number != unfinished:
-            raise _damaged(path, number, line)
+        raise DataError(f"{path}: cannot be read: {error.strerror}; remove it, or restore the file") from error
 
 
 def _parse(line: bytes) -> Record | None:

@@ -1,79 +1,66 @@
-"""Format events as text, the same for the terminal and log files except for styles."""
+"""Format events as text, the same for the terminal and log files."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
-from paceline.core.class_metrics import HEADER, split_classes, summarize
 from paceline.core.text import doubled_loss, pluralize
 from paceline.loggers.events import Ended, Evaluated, Event, Logged, Note, Saved, Snapshot, Started, Visualized
-
-Words = list[tuple[str, str]]
-"""A line as pairs of text and style; plain output ignores styles."""
-_STATE_STYLES = {"finished": "bold green", "stopped": "bold yellow", "failed": "bold red"}
-_LEAST_NEEDED = ("lr", "loss", "epoch", "memory", "wait", "speed", "eta")  # in the bar, which lines stand above
-_LINE_KEEPS = ("lr", "epoch", "eta", "samples/s")  # in a line, the last of them go first; the bar has the others
+from paceline.metrics.class_metrics import HEADER, split_classes, summarize
 
 _WORTH_SAYING = 1.1  # times the mean that the slowest process needs
 
 
-def lines_of(event: Event, total_steps: int, width: int | None = None, main_metric: str | None = None) -> list[Words]:
+def lines_of(event: Event, total_steps: int, width: int | None = None, main_metric: str | None = None) -> list[str]:
     """The lines of an event; of its metrics those that fit in `width` columns, the main one first."""
     match event:
         case Started():
             return _started(event)
         case Logged():
-            return [_labeled(_fitted(_logged(event, total_steps), width))]
+            return [_fitted(_logged(event, total_steps), " ", width)]
         case Evaluated():
             return _evaluated(event, width, main_metric)
         case Saved():
-            best = [(", the best so far", "green")] if event.is_best else []
-            return [[("saved ", "dim"), (str(event.path), ""), *best]]
+            return [f"saved {event.path}" + ", the best so far" * event.is_best]
         case Visualized():
             return []
         case Note():
-            label = [("warning: ", "yellow")] if event.level == "warning" else []
-            return [[*label, (event.text, "")]]
+            return ["warning: " * (event.level == "warning") + event.text]
         case Ended():
             at = "after" if event.state == "failed" else "at"  # the next step may be what failed
-            where = f" {at} step {event.step}, epoch {number(event.epoch)}"
-            first = [(event.state, _STATE_STYLES.get(event.state, "bold")), (where, "")]
+            first = f"{event.state} {at} step {event.step}, epoch {number(event.epoch)}"
             reason = [] if event.reason is None else [event.reason]
-            return [first, *([(f"  {line}", "")] for line in (*reason, *event.lines))]
+            return [first, *(f"  {line}" for line in (*reason, *event.lines))]
 
 
-def plain(words: Words) -> str:
-    """A line without its styles."""
-    return "".join(text for text, _ in words)
-
-
-def status(snapshot: Snapshot, logged: Logged | None, room: int) -> Words:
-    """The text beside the progress bar in at most `room` columns; the least important parts are dropped first."""
+def status(snapshot: Snapshot, logged: Logged | None, room: int) -> str:
+    """The text beside the progress bar in at most `room` columns; the last parts are dropped first."""
     if snapshot.evaluation is not None:
         split, done, total = snapshot.evaluation
-        return [("evaluating ", "dim"), (split, "bold"), (f"  {done}/{total} batches", "")]
-    parts: dict[str, Words] = {
-        "step": [(f"{snapshot.step}/{snapshot.total_steps}", "bold")],
-        "epoch": [("epoch ", "dim"), (f"{snapshot.epoch:.2f}", "")],
-        "wait": [("data-wait ", "dim"), (f"{snapshot.data_wait:.0%}", "")],
-    }
-    if logged is not None:
-        parts |= _logged_status(snapshot, logged)
-    order = ("step", "epoch", "loss", "lr", "speed", "wait", "eta", "memory")
-    for dispensable in ("", *_LEAST_NEEDED):
-        parts.pop(dispensable, [])
-        words = _spaced((parts[name] for name in order if name in parts), "  ")
-        if len(plain(words)) <= room:
-            break
-    return words
+        return f"evaluating {split}  {done}/{total} batches"
+    metrics, clock = (logged.metrics, logged.clock) if logged else ({}, {})
+    parts = [f"{snapshot.step}/{snapshot.total_steps}"]
+    if logged and _known(clock, "eta_seconds") and snapshot.total_steps > logged.step:
+        share = (snapshot.total_steps - snapshot.step) / (snapshot.total_steps - logged.step)
+        parts.append(f"eta {duration(clock['eta_seconds'] * share)}")
+    if _known(clock, "samples_per_second"):
+        parts.append(f"{_speed(clock)}/s")
+    # That of the log interval, where it is known, so that it does not flicker.
+    wait = clock["data_wait"] if _known(clock, "data_wait") else snapshot.data_wait
+    parts += [f"data-wait {wait:.0%}", f"epoch {snapshot.epoch:.2f}"]
+    if logged:
+        parts += [f"{name} {number(_display_value(logged, name))}" for name in ("loss", "lr") if name in metrics]
+    if _known(clock, "memory_mb"):
+        parts.append(f"{clock['memory_mb']:.0f} MB")
+    return _fitted(parts, "  ", room)
 
 
-def first_step(snapshot: Snapshot, seconds: float) -> Words:
+def first_step(snapshot: Snapshot, seconds: float) -> str:
     """The line of the first step, which took so long with all that comes before it."""
-    about = [("epoch", f"{snapshot.epoch:.2f}"), ("step", f"{snapshot.step}/{snapshot.total_steps}")]
-    return _labeled([*about, ("first step after", f"{seconds:.1f} s")])
+    place = f"epoch {snapshot.epoch:.2f} step {snapshot.step}/{snapshot.total_steps}"
+    return f"{place} first step after {seconds:.1f} s"
 
 
 def number(value: float) -> str:
@@ -89,84 +76,60 @@ def duration(seconds: float) -> str:
     return f"{days}d " * bool(days) + f"{hour}:{minute:02d}:{second:02d}"
 
 
-def _started(event: Started) -> list[Words]:
+def _started(event: Started) -> list[str]:
+    steps = f"{pluralize(event.total_steps, 'step')}, {event.steps_per_epoch:,} per epoch"
     processes = f" in {event.world} processes" * (event.world > 1)
-    about = (
-        f": {pluralize(event.total_steps, 'step')}, {event.steps_per_epoch:,} per epoch, on {event.device}{processes}"
-    )
-    lines: list[Words] = [[(event.name, "bold"), (about, ""), (", into ", "dim"), (str(event.out), "")]]
-    if event.resumed_step:
-        lines.append([(f"  resumes after step {event.resumed_step:,}", "")])
-    return lines + [[(f"  {line}", "")] for line in event.lines]
+    resumed = [f"  resumes after step {event.resumed_step:,}"] if event.resumed_step else []
+    first = f"{event.name}: {steps}, on {event.device}{processes}, into {event.out}"
+    return [first, *resumed, *(f"  {line}" for line in event.lines)]
 
 
-def _logged(event: Logged, total_steps: int) -> list[tuple[str, str]]:
-    clock = event.clock
-    pairs = [("epoch", f"{event.epoch:.2f}"), ("step", f"{event.step}/{total_steps}")]
-    hidden = doubled_loss(event.metrics)
-    pairs += [(name, number(_display_value(event, name))) for name in event.metrics if name != hidden]
+def _logged(event: Logged, total_steps: int) -> list[str]:
+    """The parts of a line, the most important first."""
+    clock, hidden = event.clock, doubled_loss(event.metrics)
+    metrics = {name: f"{name} {number(_display_value(event, name))}" for name in event.metrics if name != hidden}
+    parts = [f"epoch {event.epoch:.2f}", f"step {event.step}/{total_steps}"]
+    parts += [metrics.pop(name) for name in ("loss", "lr") if name in metrics]
     if _known(clock, "samples_per_second"):
-        pairs.append(("samples/s", _speed(clock)))
-    if _known(clock, "data_wait"):
-        pairs.append(("data-wait", f"{clock['data_wait']:.0%}"))
-    if _known(clock, "slowest_rank") and clock["slowest_by"] >= _WORTH_SAYING:
-        pairs.append(("slowest", f"rank {clock['slowest_rank']}, {clock['slowest_by']:.2f} × the mean"))
+        parts.append(f"samples/s {_speed(clock)}")
     if _known(clock, "eta_seconds"):
-        pairs.append(("eta", duration(clock["eta_seconds"])))
+        parts.append(f"eta {duration(clock['eta_seconds'])}")
+    parts += metrics.values()
+    if _known(clock, "data_wait"):
+        parts.append(f"data-wait {clock['data_wait']:.0%}")
+    if _known(clock, "slowest_rank") and clock["slowest_by"] >= _WORTH_SAYING:
+        parts.append(f"slowest rank {clock['slowest_rank']}, {clock['slowest_by']:.2f} × the mean")
     if _known(clock, "memory_mb"):
-        pairs.append(("mem", f"{clock['memory_mb']:.0f} MB"))
-    return pairs
-
-
-def _logged_status(snapshot: Snapshot, logged: Logged) -> dict[str, Words]:
-    parts: dict[str, Words] = {}
-    clock = logged.clock
-    for name in ("loss", "lr"):
-        if name in logged.metrics:
-            parts[name] = [(f"{name} ", "dim"), (number(_display_value(logged, name)), "")]
-    if _known(clock, "samples_per_second"):
-        parts["speed"] = [(_speed(clock), ""), ("/s", "dim")]
-    if _known(clock, "data_wait"):  # over the window, so that it does not flicker
-        parts["wait"] = [("data-wait ", "dim"), (f"{clock['data_wait']:.0%}", "")]
-    steps_then = snapshot.total_steps - logged.step
-    if _known(clock, "eta_seconds") and steps_then > 0:
-        steps_now = snapshot.total_steps - snapshot.step
-        parts["eta"] = [("eta ", "dim"), (duration(clock["eta_seconds"] * steps_now / steps_then), "")]
-    if _known(clock, "memory_mb"):
-        parts["memory"] = [(f"{clock['memory_mb']:.0f} MB", "")]
+        parts.append(f"mem {clock['memory_mb']:.0f} MB")
     return parts
 
 
-def _fitted(pairs: list[tuple[str, str]], width: int | None) -> list[tuple[str, str]]:
-    """Those of the pairs that a line of `width` columns has room for."""
-    names = [name for name, _ in pairs]
-    kept = {"step", "loss", *_LINE_KEEPS}
-    for name in (*[name for name in reversed(names) if name not in kept], *reversed(_LINE_KEEPS)):
-        if width is None or len(plain(_labeled(pairs))) <= width:
+def _fitted(parts: Sequence[str], space: str, width: int | None) -> str:
+    """As many of the parts as a line of `width` columns has room for, at least the first."""
+    line = parts[0]
+    for part in parts[1:]:
+        if width is not None and len(line) + len(space) + len(part) > width:
             break
-        pairs = [pair for pair in pairs if pair[0] != name]
-    return pairs
+        line += space + part
+    return line
 
 
-def _evaluated(event: Evaluated, width: int | None, main_metric: str | None) -> list[Words]:
+def _evaluated(event: Evaluated, width: int | None, main_metric: str | None) -> list[str]:
     """A line that stands out, and the metrics below it, as many in a line as there is room for."""
     skipped = f", {event.num_skipped:,} skipped" * (event.num_skipped > 0)
     seconds = f" in {event.clock['seconds']:.1f} s" if _known(event.clock, "seconds") else ""
-    about = f" at step {event.step}: {pluralize(event.num_samples, 'sample')}{skipped}{seconds}"
-    lines: list[Words] = [[("== ", "bold cyan"), (event.split, "bold cyan"), (about, "cyan")]]
+    lines = [f"== {event.split} at step {event.step}: {pluralize(event.num_samples, 'sample')}{skipped}{seconds}"]
     hidden = doubled_loss(event.metrics)
     names, by_class = split_classes(name for name in event.metrics if name != hidden)
-    metrics = [(name, number(event.metrics[name])) for name in sorted(names, key=lambda name: name != main_metric)]
+    metrics = [f"{name} {number(event.metrics[name])}" for name in sorted(names, key=lambda name: name != main_metric)]
     for each in by_class:
         values = summarize(event.metrics, each)
-        metrics += [(f"{each}.* {what}", text) for what, text in zip(HEADER, values, strict=True) if text]
-    for name, value in metrics:
-        metric = [(f"{name} ", ""), (value, "bold green" if name == main_metric else "bold")]
-        room = sys.maxsize if width is None else width
-        if len(lines) == 1 or len(plain(lines[-1])) + 2 + len(plain(metric)) > room:
-            lines.append([("   ", ""), *metric])
+        metrics += [f"{each}.* {what} {text}" for what, text in zip(HEADER, values, strict=True) if text]
+    for metric in metrics:
+        if len(lines) == 1 or len(lines[-1]) + 2 + len(metric) > (width or sys.maxsize):
+            lines.append(f"   {metric}")
         else:
-            lines[-1] += [("  ", ""), *metric]
+            lines[-1] += f"  {metric}"
     return lines
 
 
@@ -182,14 +145,3 @@ def _speed(clock: dict[str, Any]) -> str:
 
 def _known(clock: dict[str, Any], name: str) -> bool:
     return clock.get(name) is not None
-
-
-def _labeled(pairs: Iterable[tuple[str, str]], style: str = "") -> Words:
-    return _spaced(([(f"{label} ", "dim"), (value, style)] for label, value in pairs), " ")
-
-
-def _spaced(parts: Iterable[Words], space: str) -> Words:
-    words: Words = []
-    for part in parts:
-        words += [(space, ""), *part] if words else part
-    return words

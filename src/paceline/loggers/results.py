@@ -10,14 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.checkpoint.best import best_step
-from paceline.core.errors import DataError, PacelineError
+from paceline.core.errors import PacelineError
 from paceline.core.regular_file import read_json
 from paceline.loggers.events import Ended, Event, Logger, Record
 from paceline.loggers.jsonl import metrics_of, read_records
 from paceline.loggers.results_table import Value, update_rows
-
-KEY, SETTINGS = ("directory", "split"), "settings"
-"""The columns that identify a row; a directory is one run."""
 
 
 class About(NamedTuple):
@@ -50,7 +47,7 @@ class Result:
             "run": self.about.name,
             "directory": Path(os.path.relpath(os.path.realpath(self.folder), os.path.realpath(home))).as_posix(),
             "split": self.split,
-            SETTINGS: self.settings,
+            "settings": self.settings,
             "task": self.about.task,
             "model": self.about.model,
             "state": self.state,
@@ -68,7 +65,7 @@ def write_results(table: Path, results: Sequence[Result]) -> None:
     for result in results:
         labels = result.labels(home)
         rows.append(labels | {name: value for name, value in result.metrics.items() if name not in labels})
-    update_rows(table, KEY, rows, [SETTINGS])
+    update_rows(table, rows)
 
 
 def read_results(folder: Path, about: About, best: bool = False) -> list[Result]:
@@ -81,7 +78,7 @@ def read_last_and_best(folder: Path, about: About) -> tuple[list[Result], list[R
     state, wanted = read_state(folder), best_step(folder)
     last: dict[str, Record] = {}
     best: dict[str, Record] = {}
-    for record in _records(folder):
+    for record in read_records(folder / "metrics.jsonl"):
         if record["split"] != "train":
             last[record["split"]] = record
             if record["step"] == wanted:
@@ -107,16 +104,6 @@ def read_main_metric(folder: Path) -> tuple[str, bool] | None:
     return (name, status.get("direction") != "min") if isinstance(name, str) else None
 
 
-def _records(folder: Path) -> list[Record]:
-    path = folder / "metrics.jsonl"
-    if not path.is_file():
-        return []
-    try:
-        return read_records(path)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-
-
 def _result(folder: Path, about: About, state: str, record: Record) -> Result:
     epoch, num_samples, num_skipped = (_number(record.get(name)) for name in ("epoch", "num_samples", "num_skipped"))
     step, split = record["step"], record["split"]
@@ -138,7 +125,6 @@ class ResultsRow(Logger):
         self._table, self._folder, self._about, self._warn = table, folder, about, warn
 
     def handle(self, event: Event) -> None:
-        """Write the rows if the run is finished."""
         if not isinstance(event, Ended) or event.state != "finished":
             return
         try:

@@ -60,11 +60,9 @@ class Criterion:
         return f"loss {self.name}: {_DIVISION[self.reduction]}{advice}"
 
     def count(self, batch: Batch) -> float:
-        """The number of samples."""
         return float(batch.size)
 
     def __call__(self, outputs: Any, batch: Batch) -> LossTerm:
-        """The loss of `outputs` beside the batch's target."""
         output, target = self.pair(outputs, batch)
         if isinstance(output, Tensor):
             output = to_full_precision(output)
@@ -100,11 +98,9 @@ class StatefulCriterion(Criterion):
     function: nn.Module
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The module's."""
         return self.function.state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take over what `state_dict` gave."""
         self.function.load_state_dict(state)
 
 

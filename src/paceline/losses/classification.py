@@ -50,7 +50,6 @@ class CrossEntropy:
         return self.weights.sum_over_counts(to_float64(labels).sum(0))
 
     def __call__(self, outputs: Tensor, batch: Batch) -> LossTerm:
-        """The loss, summed over samples, and its denominator."""
         logits, labels = to_full_precision(outputs), labels_of("cross_entropy", batch)
         weights = None if self.weights is None else self.weights.to(logits)
         is_soft = labels.ndim == 2
@@ -82,7 +81,6 @@ class BinaryCrossEntropy:
         self.weights = make_class_weights("pos_weight", pos_weight)
 
     def count(self, batch: Batch) -> float:
-        """The number of samples."""
         return float(len(labels_of("bce", batch)))
 
     def __call__(self, outputs: Tensor, batch: Batch) -> LossTerm:

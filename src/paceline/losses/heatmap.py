@@ -24,11 +24,9 @@ class HeatmapMSE:
         self.sigma = sigma
 
     def count(self, batch: Batch) -> Tensor:
-        """The number of labeled keypoints."""
         return (stack_keypoints(batch)[..., 2] > 0).sum()
 
     def __call__(self, outputs: Tensor, batch: Batch) -> LossTerm:
-        """The errors summed over labeled keypoints, and their number."""
         keypoints = stack_keypoints(batch)
         if outputs.ndim != 4 or outputs.shape[1] != keypoints.shape[1]:
             expected = f"expected heatmaps [N, {keypoints.shape[1]}, h, w], one for each keypoint"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -18,29 +17,6 @@ class LossTerm(NamedTuple):
     denominator: Tensor | float
     """A plain number where that needs no tensor to be read, otherwise a 0-d tensor."""
 
-
-class LazyTerm(NamedTuple):
-    """A training metric of one micro-batch whose numerator is computed when it is read, with those of many steps.
-
-    Its inputs are kept until then, so they must be small.
-    """
-
-    compute: Callable[..., Tensor]
-    """Takes inputs that are stacked, [S, ...], and gives numerators [S, columns]; the same object in every step."""
-    inputs: tuple[Tensor, ...]
-    """One tuple for all metrics of a micro-batch that share what is computed."""
-    denominator: float
-    column: int = 0
-    """Its place among the numerators."""
-
-    @property
-    def numerator(self) -> Tensor:
-        """A 0-d tensor."""
-        return self.compute(*(each.unsqueeze(0) for each in self.inputs))[0, self.column]
-
-
-AnyTerm = LossTerm | LazyTerm
-"""A loss or a training metric of one micro-batch."""
 
 Count = Tensor | float | None
 """What a loss is divided by: a number, or a 0-d tensor that stays on its device; None if outputs decide."""
@@ -64,6 +40,4 @@ class Loss(Protocol):
         """
         ...
 
-    def __call__(self, outputs: Tensor, batch: Batch) -> LossTerm:
-        """The loss of the model's outputs for `batch`."""
-        ...
+    def __call__(self, outputs: Tensor, batch: Batch) -> LossTerm: ...

@@ -34,12 +34,9 @@ class PixelCrossEntropy:
         label_smoothing: PartialShare = 0.0,
     ) -> None:
         self.targets = MaskTargets("pixel_cross_entropy", num_classes, ignore_index)
+        self.check = self.targets.find_unknown_id
         self.label_smoothing = label_smoothing
         self.weights = make_class_weights("class_weights", class_weights)
-
-    def check(self, batch: Batch) -> tuple[int, str] | None:
-        """The first sample with an id that is no class."""
-        return self.targets.find_unknown_id(batch)
 
     def count(self, batch: Batch) -> Tensor | float:
         """The labeled fraction of each image, or the mean weight of its pixels, summed over images."""
@@ -80,14 +77,11 @@ class OhemCrossEntropy:
         per_image: bool = False,
     ) -> None:
         self.targets = MaskTargets("ohem_cross_entropy", num_classes, ignore_index)
+        self.check = self.targets.find_unknown_id
         self.loss_threshold = -math.log(threshold)
         self.min_kept = min_kept
         self.per_image = per_image
         self.weights = make_class_weights("class_weights", class_weights)
-
-    def check(self, batch: Batch) -> tuple[int, str] | None:
-        """The first sample with an id that is no class."""
-        return self.targets.find_unknown_id(batch)
 
     def count(self, batch: Batch) -> float | None:
         """The number of images if each has its own mean; otherwise the number of hard pixels depends on outputs."""
@@ -128,11 +122,9 @@ class PixelBinaryCrossEntropy:
     """
 
     def count(self, batch: Batch) -> float:
-        """The number of images."""
         return float(len(masks_of("pixel_bce", batch)))
 
     def __call__(self, outputs: Tensor, batch: Batch) -> LossTerm:
-        """The mean over pixels, summed over images, and the number of images."""
         masks = masks_of("pixel_bce", batch)
         logits, targets = binary_targets("pixel_bce", outputs, masks)
         total = F.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
@@ -148,7 +140,6 @@ class MaskTargets:
         self.ignore_index = ignore_index
 
     def masks(self, batch: Batch) -> Tensor:
-        """The masks [N, H, W]."""
         return masks_of(self.loss, batch)
 
     def find_unknown_id(self, batch: Batch) -> tuple[int, str] | None:

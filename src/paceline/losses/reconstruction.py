@@ -26,12 +26,10 @@ class MaskedMSE:
     normalize: Annotated[bool, Field(description="Compares patches with mean 0 and variance 1, as published.")] = True
 
     def count(self, batch: Batch) -> float:
-        """The number of masked patches."""
         masks = masks_of(batch)
         return float(len(masks) * (masks.shape[1] - batch["visible_patches"].shape[1]))
 
     def __call__(self, outputs: Tensor, batch: Batch) -> LossTerm:
-        """The sum over masked patches of each one's mean squared error."""
         masks = masks_of(batch)
         targets = patch_targets(batch["image"], masks, self.normalize)
         errors = (outputs.float() - targets.float()).square().mean(2)  # [N, L]

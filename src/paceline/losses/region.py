@@ -48,7 +48,6 @@ class RegionLoss:
         self.weights = make_class_weights("class_weights", class_weights)
 
     def check(self, batch: Batch) -> tuple[int, str] | None:
-        """The first sample with an id that is no class."""
         return self.targets.find_unknown_id(batch) if self.num_classes > 1 else None
 
     def count(self, batch: Batch) -> float | None:

@@ -22,6 +22,9 @@ from paceline.core.text import pluralize
 from paceline.data.batch import Batch
 from paceline.metrics.metric import MetricValues, State
 
+_MANY_CLASSES = 100  # above this, predictions keep the probability of the predicted class alone
+_ELEMENTS = 1 << 15  # per softmax call: torch computes as many on one thread, so bit-identically everywhere
+
 
 @register.metric("top_k")
 class TopK:
@@ -48,7 +51,6 @@ class TopK:
         return {**correct, "samples": torch.tensor(num_samples)}
 
     def compute(self, state: State) -> MetricValues:
-        """Accuracies from 0 to 1."""
         num_samples = int(state["samples"])
         return {name: int(correct) / num_samples for name, correct in state.items() if name != "samples"}
 
@@ -79,7 +81,6 @@ class ConfusionMatrix:
         return {"counts": torch.bincount(cells, minlength=self.num_classes * width).view(-1, width)}
 
     def compute(self, state: State) -> MetricValues:
-        """The matrix and the averages."""
         confusion = state["counts"][:, : self.num_classes]
         tp = confusion.diagonal()
         fp, fn = confusion.sum(dim=0) - tp, state["counts"].sum(dim=1) - tp
@@ -117,7 +118,6 @@ class MultiLabel:
         return {name: count.cpu() for name, count in counts.items()} | {"samples": torch.tensor(len(logits))}
 
     def compute(self, state: State) -> MetricValues:
-        """Values from 0 to 1."""
         tp, fp, fn = state["tp"], state["fp"], state["fn"]
         num_samples = int(state["samples"])
         double_tp = 2 * int(tp.sum())
@@ -155,7 +155,6 @@ class _RankingMetric(ABC):
         return {"logits": predictions.detach().float().cpu(), "labels": columns.float().cpu()}
 
     def compute(self, state: State) -> MetricValues:
-        """The mean over classes, if it is defined."""
         # In float64, far fewer confident predictions round to the same probability.
         logits, labels = state["logits"].double(), state["labels"]
         if labels.shape[1] == self.num_classes:
@@ -207,6 +206,54 @@ class MeanAveragePrecision(_RankingMetric):
         found = torch.bincount(index[positive], minlength=len(repeats))
         precision = found.cumsum(0).double() / repeats.cumsum(0)
         return math.fsum((found * precision).tolist()) / num_positive
+
+
+class SamplePredictions:
+    """The most probable class of each sample, or with `multi_label` those above 0.5.
+
+    Values are tensors: "sample" [N], its id; "file" [N], the id of the sample that names its file (the batch's field
+    "first"); "truth" and "predicted", bool [N, C]; "probabilities" [N, C], or with one label among many classes [N, 1],
+    that of the predicted class alone. "multi_label" is a bool.
+    """
+
+    def __init__(self, num_classes: int, multi_label: bool = False) -> None:
+        self.num_classes = num_classes
+        self.multi_label = multi_label
+        self.higher_is_better: dict[str, bool] = {}
+
+    def update(self, predictions: Tensor, batch: Batch) -> State:
+        rows = {
+            "sample": batch.ids.cpu().double(),
+            "file": batch.get("first", batch.ids).cpu().double(),
+            "label": batch["label"].cpu().double(),
+        }
+        logits = predictions.detach().cpu()
+        if self.multi_label or logits.shape[1] <= _MANY_CLASSES:
+            return rows | {"logits": logits}
+        probability, best = logits.double().softmax(1).max(1, keepdim=True)
+        best = best.masked_fill(probability.isnan(), -1)
+        return rows | {"probability": probability.float(), "best": best.double()}
+
+    def compute(self, state: State) -> MetricValues:
+        labels, class_ids = state["label"], torch.arange(self.num_classes)
+        predicted, probabilities = self._predicted(state, class_ids)
+        return {
+            "sample": state["sample"].long(),
+            "file": state["file"].long(),
+            "truth": labels > 0.5 if labels.ndim == 2 else labels.unsqueeze(1) == class_ids,
+            "predicted": predicted,
+            "probabilities": probabilities,
+            "multi_label": self.multi_label,
+        }
+
+    def _predicted(self, state: State, class_ids: Tensor) -> tuple[Tensor, Tensor]:
+        if "probability" in state:
+            return state["best"] == class_ids, state["probability"]
+        logits = state["logits"]
+        predicted = logits > 0 if self.multi_label else logits.argmax(1, keepdim=True) == class_ids
+        pieces = (piece.double() for piece in torch.split(logits, max(1, _ELEMENTS // logits.shape[1])))
+        probabilities = [(piece.sigmoid() if self.multi_label else piece.softmax(1)).float() for piece in pieces]
+        return predicted & ~logits.isnan().any(1, keepdim=True), torch.cat(probabilities)
 
 
 def _macro_averages(tp: Tensor, fp: Tensor, fn: Tensor) -> MetricValues:

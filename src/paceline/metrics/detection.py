@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,25 +60,15 @@ def truth_field(batch: Batch, name: str) -> Sequence[Tensor]:
     return found
 
 
-class DetectionRows:
-    """All detections: "detections" float64 [K, 8] as sample, image id, label, score, x1, y1, x2, y2.
+def detection_rows(predictions: Sequence[Any], batch: Batch) -> Tensor:
+    """All detections of a batch, float64 [K, 8]: sample, image id, label, score, x1, y1, x2, y2.
 
     The image id is that of the data set's files, or the number of the sample.
     """
-
-    def __init__(self) -> None:
-        self.higher_is_better: dict[str, bool] = {}
-
-    def update(self, predictions: Sequence[Any], batch: Batch) -> State:
-        """The rows of one batch."""
-        rows = objects_state(predictions, batch)["detections"]
-        images = dict(zip(batch.ids.tolist(), batch.get("image_id", batch.ids).tolist(), strict=True))
-        ids = torch.tensor([images[int(sample)] for sample in rows[:, 0].tolist()], dtype=torch.float64)
-        return {"detections": torch.cat([rows[:, :1], ids[:, None], rows[:, 1:]], 1)}
-
-    def compute(self, state: State) -> MetricValues:
-        """The rows of all batches."""
-        return dict(state)
+    rows = objects_state(predictions, batch)["detections"]
+    images = dict(zip(batch.ids.tolist(), batch.get("image_id", batch.ids).tolist(), strict=True))
+    ids = torch.tensor([images[int(sample)] for sample in rows[:, 0].tolist()], dtype=torch.float64)
+    return torch.cat([rows[:, :1], ids[:, None], rows[:, 1:]], 1)
 
 
 def _objects(rows: Tensor, is_truth: bool) -> Objects:
@@ -111,11 +101,9 @@ class CocoAP:
         self.higher_is_better = dict.fromkeys((*COCO_NAMES, *(f"ap.{name}" for name in named)), True)
 
     def update(self, predictions: Sequence[Any], batch: Batch) -> State:
-        """The detections and the ground truth of a batch."""
         return objects_state(predictions, batch)
 
     def compute(self, state: State) -> MetricValues:
-        """The values that have objects to measure them on."""
         truth, found = _objects(state["truth"], True), _objects(state["detections"], False)
         samples = state["samples"].long().tolist()
         if not len(truth.sample):
@@ -144,11 +132,9 @@ class VocAP:
         self.higher_is_better = dict.fromkeys(("voc_ap50", *(f"voc_ap50.{name}" for name in named)), True)
 
     def update(self, predictions: Sequence[Any], batch: Batch) -> State:
-        """The detections and the ground truth of a batch."""
         return objects_state(predictions, batch)
 
     def compute(self, state: State) -> MetricValues:
-        """The mean, and each class that has objects."""
         truth, found = _objects(state["truth"], True), _objects(state["detections"], False)
         values = {}
         for number, name in enumerate(self.classes):
@@ -230,9 +216,6 @@ def _mean(precision: NDArray[np.float64]) -> float:
 
 
 def _evaluate(samples: list[int], num_classes: int, truth: Objects, found: Objects) -> Any:
-    """faster-coco-eval's evaluator, with everything accumulated."""
-    from faster_coco_eval import COCO, COCOeval_faster
-
     annotations = [
         {"id": number, "image_id": sample, "category_id": label, "bbox": box, "iscrowd": int(crowd), "area": area}
         for number, (sample, label, box, crowd, area) in enumerate(
@@ -243,10 +226,23 @@ def _evaluate(samples: list[int], num_classes: int, truth: Objects, found: Objec
         {"image_id": sample, "category_id": label, "bbox": box, "score": score}
         for sample, label, box, score in zip(*_columns(found), found.scores.tolist(), strict=True)
     ]
-    images = [{"id": sample} for sample in samples]
+    return evaluate_coco(samples, num_classes, annotations, detections, "bbox")
+
+
+def evaluate_coco(
+    images: Iterable[int],
+    num_classes: int,
+    truth: list[dict[str, Any]],
+    found: list[dict[str, Any]],
+    kind: str,
+    **args: Any,
+) -> Any:
+    """faster-coco-eval's evaluator of COCO's annotations and results, with everything accumulated."""
+    from faster_coco_eval import COCO, COCOeval_faster
+
     categories = [{"id": number} for number in range(num_classes)]
-    ground_truth = COCO({"images": images, "categories": categories, "annotations": annotations})
-    evaluator = COCOeval_faster(ground_truth, ground_truth.loadRes(detections), "bbox")
+    known = COCO({"images": [{"id": each} for each in images], "categories": categories, "annotations": truth})
+    evaluator = COCOeval_faster(known, known.loadRes(found), kind, **args)
     evaluator.run()
     return evaluator
 

@@ -36,7 +36,6 @@ class FeatureAccuracy:
         return {**columns, "sample": batch.ids.cpu().double()}
 
     def compute(self, state: State) -> MetricValues:
-        """The two accuracies."""
         if "feature" not in state or len(state["feature"]) < _MIN_SAMPLES:
             return {}
         features, labels = torch.nn.functional.normalize(state["feature"], dim=1), state["label"].long()

@@ -15,9 +15,9 @@ from paceline.core.registry import register
 from paceline.data.argument_types import Name
 from paceline.data.batch import Batch, KeypointNames
 from paceline.losses.heatmap import only_person
-from paceline.metrics.detection import truth_field
+from paceline.metrics.detection import evaluate_coco, truth_field
 from paceline.metrics.metric import MetricValues, State
-from paceline.models.heatmaps import Poses
+from paceline.models.simple_baseline import Poses
 
 NamePair = Annotated[Sequence[Name], Field(min_length=2, max_length=2)]
 TORSO = (("left_shoulder", "right_hip"), ("right_shoulder", "left_hip"))
@@ -71,7 +71,6 @@ class _CorrectKeypoints:
         return None
 
     def compute(self, state: State) -> MetricValues:
-        """The share over all keypoints, and of each that is labeled anywhere."""
         correct, count = state["correct"].tolist(), state["count"].tolist()
         each = zip(self._names, correct, count, strict=True)
         values = {f"{self._name}.{name}": right / number for name, right, number in each if number}
@@ -134,7 +133,6 @@ class KeypointAP:
         self.higher_is_better = dict.fromkeys(OKS_NAMES, True)
 
     def update(self, predictions: Poses, batch: Batch) -> State:
-        """The predictions and the people of a batch, as rows to be joined."""
         fields = zip(*(truth_field(batch, name) for name in ("crowd", "area", "boxes", "keypoints")), strict=True)
         rows = []
         for image, (crowd, area, boxes, keypoints) in zip(image_ids(batch).tolist(), fields, strict=True):
@@ -145,26 +143,10 @@ class KeypointAP:
         return {"poses": pose_rows(predictions, batch)[has_person], "truth": torch.cat(rows)}
 
     def compute(self, state: State) -> MetricValues:
-        """The values that have people to measure them on."""
         if not len(state["truth"]):
             return {}
         stats = evaluate_oks(state["truth"].tolist(), state["poses"].tolist(), self.sigmas)
         return {name: value for name, value in zip(OKS_NAMES, stats, strict=True) if value >= 0}
-
-
-class PoseRows:
-    """All predictions: "poses" float64 [N, 3 + 3 J] as sample, image id, score, and x, y and score of each keypoint."""
-
-    def __init__(self) -> None:
-        self.higher_is_better: dict[str, bool] = {}
-
-    def update(self, predictions: Poses, batch: Batch) -> State:
-        """The rows of one batch."""
-        return {"poses": pose_rows(predictions, batch)}
-
-    def compute(self, state: State) -> MetricValues:
-        """The rows of all batches."""
-        return dict(state)
 
 
 def pose_rows(predictions: Poses, batch: Batch) -> Tensor:
@@ -191,17 +173,13 @@ def evaluate_oks(
     truth: Sequence[Sequence[float]], poses: Sequence[Sequence[float]], sigmas: Sequence[float]
 ) -> list[float]:
     """COCO's ten numbers; -1 for one that nothing can be measured on."""
-    from faster_coco_eval import COCO, COCOeval_faster
-
     annotations = [_annotation(number, row) for number, row in enumerate(truth, start=1)]
     found = [
         {"image_id": int(image), "category_id": 0, "keypoints": list(points), "score": score}
         for _, image, score, *points in poses
     ]
-    images = [{"id": int(image)} for image in sorted({row[0] for row in truth} | {row[1] for row in poses})]
-    known = COCO({"images": images, "categories": [{"id": 0}], "annotations": annotations})
-    evaluator = COCOeval_faster(known, known.loadRes(found), "keypoints", kpt_oks_sigmas=list(sigmas))
-    evaluator.run()
+    images = map(int, sorted({row[0] for row in truth} | {row[1] for row in poses}))
+    evaluator = evaluate_coco(images, 1, annotations, found, "keypoints", kpt_oks_sigmas=list(sigmas))
     return [float(value) for value in evaluator.stats[:10]]
 
 

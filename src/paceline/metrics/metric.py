@@ -7,8 +7,9 @@ number of processes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from safetensors.torch import load, save
@@ -67,7 +68,6 @@ class LossMetrics:
         return state
 
     def compute(self, state: State) -> MetricValues:
-        """The losses over all batches, and "loss"."""
         values: MetricValues = {}
         for name in self.losses:
             # Python adds in batch order; the order in which torch adds can depend on its threads.
@@ -77,6 +77,40 @@ class LossMetrics:
         if len(values) == len(self.losses):
             values["loss"] = sum(self.weights[name] * values[name] for name in self.losses)
         return values
+
+
+@dataclass(frozen=True)
+class MetricOf:
+    """A metric of a part of the predictions: `select` gives what it gets of predictions and batch."""
+
+    metric: Metric
+    select: Callable[[Any, Batch], tuple[Any, Batch]]
+    higher_is_better: ClassVar[Mapping[str, bool]] = {}
+
+    @property
+    def wrapped(self) -> Sequence[Metric]:
+        return [self.metric]
+
+    def update(self, predictions: Any, batch: Batch) -> State:
+        return self.metric.update(*self.select(predictions, batch))
+
+    def compute(self, state: State) -> MetricValues:
+        return self.metric.compute(state)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Collects rows of all predictions, float64 with the sample's id first, as `rows` gives them for a batch."""
+
+    name: str
+    rows: Callable[[Any, Batch], Tensor]
+    higher_is_better: ClassVar[Mapping[str, bool]] = {}
+
+    def update(self, predictions: Any, batch: Batch) -> State:
+        return {self.name: self.rows(predictions, batch)}
+
+    def compute(self, state: State) -> MetricValues:
+        return dict(state)
 
 
 def is_higher_better(name: str, metrics: Iterable[Metric]) -> bool | None:
@@ -128,7 +162,6 @@ class StateAccumulator:
         self._parts: dict[str, list[Tensor]] = {}
 
     def add(self, state: State) -> None:
-        """Add the state of the next batch."""
         for name, value in state.items():
             if value.is_floating_point():
                 self._parts.setdefault(name, []).append(value)
@@ -136,7 +169,6 @@ class StateAccumulator:
                 self._sums[name] = self._sums[name] + value if name in self._sums else value
 
     def result(self) -> State:
-        """The state of all batches together."""
         return self._sums | {name: torch.cat(parts) for name, parts in self._parts.items()}
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
+import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -21,8 +22,10 @@ from paceline.core.errors import DataError, RecipeError
 from paceline.core.registry import register
 from paceline.data.batch import Batch
 from paceline.metrics.metric import MetricValues, State
-from paceline.metrics.saliency_structure import EPSILON, Mask, Values, s_measure, weighted_f
 
+Values = npt.NDArray[np.float64]
+"""A map from 0 to 1 [H, W], or values derived from it."""
+Mask = npt.NDArray[np.bool_]
 SaliencyValue = Literal[
     "mae", "max_f", "mean_f", "adaptive_f", "weighted_f", "s_measure", "max_e", "mean_e", "adaptive_e", "iou", "ber",
 ]  # fmt: skip
@@ -34,6 +37,16 @@ _CURVES = {"f_curve": ("max_f", "mean_f"), "e_curve": ("max_e", "mean_e")}
 _ERRORS = ("mae", "ber")
 _UNIT = 2**40  # resolution of curves: sums of integers are bit-identical in any order, and need no row per image
 _BETA_SQUARED = 0.3
+_EPSILON = float(np.finfo(np.float64).eps)  # added to denominators
+_RADIUS = 3  # of the Gaussian filter, in pixels
+_SIGMA = 5.0
+_HALF_LIFE = 5.0  # pixels over which the weight of a false positive covers half of what is left to 2
+_PAD = math.isqrt(2 * _RADIUS**2)  # the greatest distance inside the filter
+_OFFSETS = sorted(
+    ((row, column) for row in range(-_PAD, _PAD + 1) for column in range(-_PAD, _PAD + 1)),
+    key=lambda offset: (offset[0] ** 2 + offset[1] ** 2, offset[1], offset[0]),
+)
+"""Rows and columns to the neighbors of a pixel: the nearest first, of these the leftmost, then the uppermost."""
 
 
 @register.metric("saliency")
@@ -76,7 +89,6 @@ class Saliency:
         return state
 
     def compute(self, state: State) -> MetricValues:
-        """Means over images, from 0 to 1."""
         num_samples = int(state["samples"])
         means: MetricValues = {}
         for name in self._measures:
@@ -139,7 +151,6 @@ class _Image:
 
     @cached_property
     def errors(self) -> Values:
-        """Absolute errors [H, W]."""
         return np.asarray(np.abs(self.values - self.truth))
 
     @cached_property
@@ -152,12 +163,10 @@ class _Image:
 
     @cached_property
     def adaptive(self) -> _Confusion:
-        """The counts at twice the mean."""
         return self._confusion(self.values >= min(2 * self.values.mean(), 1.0))
 
     @cached_property
     def half(self) -> _Confusion:
-        """The counts at 0.5."""
         return self._confusion(self.values > 0.5)
 
     @cached_property
@@ -201,7 +210,7 @@ def _e_measure(counts: _Confusion) -> Values:
 
 
 def _alignment(deviation: Values, true_deviation: float) -> Values:
-    aligned = 2 * deviation * true_deviation / (deviation**2 + true_deviation**2 + EPSILON)
+    aligned = 2 * deviation * true_deviation / (deviation**2 + true_deviation**2 + _EPSILON)
     return np.asarray((aligned + 1) ** 2 / 4)
 
 
@@ -219,6 +228,122 @@ def _balanced_error(counts: _Confusion) -> Values:
 def _ratio(numerator: npt.NDArray[np.generic], denominator: npt.NDArray[np.generic]) -> Values:
     """0 where the denominator is 0: the numerator is 0 there too."""
     return np.asarray(numerator / np.where(denominator == 0, 1, denominator))
+
+
+def s_measure(prediction: Values, truth: Mask) -> float:
+    """The structure measure: the mean of object and region similarity; for a constant mask, the mean agreement."""
+    fraction = float(truth.mean())
+    if fraction in (0.0, 1.0):
+        mean = float(prediction.mean())
+        return mean if fraction else 1 - mean
+    return max(0.0, 0.5 * _object_similarity(prediction, truth, fraction) + 0.5 * _region_similarity(prediction, truth))
+
+
+def _object_similarity(prediction: Values, truth: Mask, fraction: float) -> float:
+    inside, outside = prediction[truth], prediction[~truth]
+    mean, ground_mean = float(inside.mean()), float(outside.mean())
+    object_similarity = _uniformity(mean, _std(inside, mean))
+    ground_similarity = _uniformity(1 - ground_mean, _std(outside, ground_mean))
+    return fraction * object_similarity + (1 - fraction) * ground_similarity
+
+
+def _uniformity(mean: float, std: float) -> float:
+    """Near 1 for values that are high and similar."""
+    return 2 * mean / (mean**2 + 1 + std + _EPSILON)
+
+
+def _std(values: Values, mean: float) -> float:
+    """The standard deviation; 0 for a single value."""
+    return math.sqrt(_squared_deviations(values, mean) / max(1, values.size - 1))
+
+
+def _squared_deviations(values: Values, mean: float) -> float:
+    deviations = values - mean
+    deviations *= deviations
+    return float(deviations.sum())
+
+
+def _region_similarity(prediction: Values, truth: Mask) -> float:
+    """The similarity of the four quadrants around the mask's centroid, weighted by their areas."""
+    height, width = truth.shape
+    row, column = (_centroid(truth.sum(axis=axis)) + 1 for axis in (1, 0))
+    similarity = 0.0
+    for rows in (slice(0, row), slice(row, height)):
+        for columns in (slice(0, column), slice(column, width)):
+            part = truth[rows, columns]
+            if part.size:
+                similarity += part.size / truth.size * _ssim(prediction[rows, columns], part)
+    return similarity
+
+
+def _centroid(salient: Values) -> int:
+    """The rounded mean index of salient pixels, from their number in each row or column."""
+    return round(int(salient @ np.arange(len(salient))) / int(salient.sum()))
+
+
+def _ssim(prediction: Values, truth: Mask) -> float:
+    """Structural similarity of two regions without its stabilizing constants.
+
+    Rounding decides whether the variance of a constant region is exactly 0, and so whether its similarity is 1 or 0.
+    The variance is therefore computed by the steps of the reference implementation.
+    """
+    size, num_salient = truth.size, int(np.count_nonzero(truth))
+    mean, true_mean = float(prediction.mean()), num_salient / size
+    variance = _squared_deviations(prediction, mean)
+    true_variance = true_mean * (size - num_salient)
+    is_mixed = 0 < num_salient < size
+    covariance = float(prediction.sum(where=truth)) - num_salient * mean if is_mixed else 0.0
+    numerator = 4 * mean * true_mean * covariance / (size - 1 + _EPSILON)
+    denominator = (mean**2 + true_mean**2) * (variance + true_variance) / (size - 1 + _EPSILON)
+    if numerator != 0:
+        return numerator / (denominator + _EPSILON)
+    return 1.0 if denominator == 0 else 0.0
+
+
+def weighted_f(errors: Values, truth: Mask) -> float:
+    """The weighted F-measure with β² = 1, from absolute errors; 0 if nothing is salient."""
+    num_salient = int(np.count_nonzero(truth))
+    if num_salient == 0:
+        return 0.0
+    fn, fp = _false_negatives(errors, truth), _false_positives(errors, ~truth)
+    tp = num_salient - fn
+    recall = 1 - fn / num_salient
+    precision = tp / (tp + fp + _EPSILON)
+    return 2 * recall * precision / (recall + precision + _EPSILON)
+
+
+def _false_negatives(errors: Values, truth: Mask) -> float:
+    """The summed errors of salient pixels, each at most the smoothed error there."""
+    weights = np.exp(-(np.arange(-_RADIUS, _RADIUS + 1) ** 2) / (2 * _SIGMA**2))
+    weights /= weights.sum()
+    extended = _extend(errors, truth)
+    smooth = cv2.sepFilter2D(extended, cv2.CV_64F, weights, weights, borderType=cv2.BORDER_CONSTANT)
+    return float(np.minimum(errors, smooth)[truth].sum())
+
+
+def _extend(errors: Values, truth: Mask) -> Values:
+    """The errors of salient pixels, and of others within the filter of one that of the nearest; 0 elsewhere.
+
+    OpenCV's distance transform with labels is approximate, so neighbors are looked up here.
+    """
+    known, salient = np.pad(np.where(truth, errors, 0), _PAD), np.pad(truth, _PAD)
+    extended = known.copy()
+    is_near = cv2.dilate(truth.view(np.uint8), np.ones((2 * _RADIUS + 1, 2 * _RADIUS + 1), np.uint8)) > 0
+    rows, columns = np.stack((is_near & ~truth).nonzero()) + _PAD
+    for down, right in _OFFSETS:
+        found = salient[rows + down, columns + right]
+        extended[rows[found], columns[found]] = known[rows[found] + down, columns[found] + right]
+        rows, columns = rows[~found], columns[~found]
+    return extended[_PAD:-_PAD, _PAD:-_PAD]
+
+
+def _false_positives(errors: Values, ground: Mask) -> float:
+    """The summed errors of other pixels, weighted from 1 beside the object to 2 far away."""
+    distance = cv2.distanceTransform(ground.view(np.uint8), cv2.DIST_L2, cv2.DIST_MASK_PRECISE)
+    # The last bits of these distances depend on memory alignment; their squares are integers.
+    exact = np.sqrt(np.rint(np.square(distance, dtype=np.float64)))
+    weights = 2 - np.exp(exact * (math.log(0.5) / _HALF_LIFE))
+    return float((weights * errors).sum(where=ground))
 
 
 _MEASURES: dict[str, Callable[[_Image], float | Values]] = {

@@ -82,7 +82,6 @@ class ResNet50Encoder(nn.Module):
         self.layer1, self.layer2, self.layer3, self.layer4 = whole.layer1, whole.layer2, whole.layer3, whole.layer4
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """The five levels, finest first."""
         levels: list[Tensor] = [self.stem(images)]
         features = self.pool(levels[0])
         for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
@@ -108,7 +107,6 @@ class VGG16Encoder(nn.Module):
             number += len(layers)
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """The five levels, finest first."""
         levels = []
         features = images
         for level in self.levels:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.autograd.function import once_differentiable
+from torch.distributed.nn.functional import all_reduce
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 NORM_TYPES = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -54,13 +53,16 @@ class SyncBatchNorm(_BatchNorm):
         if not (self.training and dist.is_initialized() and dist.get_world_size() > 1):
             return super().forward(input)
         self._check_input_dim(input)
-        mean, variance, count = _gather_statistics(input)
+        values = input if input.dtype == torch.float64 else input.float()
+        mean, variance, count = _joint_statistics(values)
         if self.track_running_stats:
             self._update_running(mean, variance * (count / (count - 1)))
-        normalized: Tensor = _Normalize.apply(  # type: ignore[no-untyped-call]
-            input, self.weight, self.bias, mean, variance, count, self.eps
-        )
-        return normalized
+        shape = [1, -1] + [1] * (values.dim() - 2)
+        centered = values - mean.to(values).view(shape)
+        normalized = centered * (variance + self.eps).rsqrt().to(values).view(shape)
+        if self.affine:
+            normalized = normalized * self.weight.to(values).view(shape) + self.bias.to(values).view(shape)
+        return normalized.to(input.dtype)
 
     @torch.no_grad()
     def _update_running(self, mean: Tensor, unbiased_variance: Tensor) -> None:
@@ -71,6 +73,25 @@ class SyncBatchNorm(_BatchNorm):
         momentum = 1 / self.num_batches_tracked.item() if self.momentum is None else self.momentum
         for running, latest in ((self.running_mean, mean), (self.running_var, unbiased_variance)):
             running.mul_(1 - momentum).add_(latest.to(running.dtype), alpha=momentum)
+
+
+def _joint_statistics(values: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Mean and variance per channel [C] over all processes, float64, and the number of values; equal on all ranks."""
+    dims, size = [0, *range(2, values.dim())], values.numel() // values.shape[1]
+    own_mean = values.sum(dims, dtype=torch.float64) / max(size, 1)
+    centered = values - own_mean.to(values).view([1, -1] + [1] * (values.dim() - 2))
+    own = torch.stack([own_mean, centered.square().sum(dims, dtype=torch.float64), torch.full_like(own_mean, size)])
+    # A sum in which each process has its own row gathers all rows, and gradients go back by the same sum.
+    rows = own.new_zeros(dist.get_world_size(), *own.shape)
+    rows = rows.index_add(0, torch.tensor([dist.get_rank()]), own[None])
+    means, squares, counts = all_reduce(rows).unbind(1)  # type: ignore[no-untyped-call]
+    total = counts[:, 0].sum().item()
+    if total < 2:
+        raise ValueError(f"BatchNorm in training needs more than one value per channel, all processes have {total:g}")
+    mean = (means * counts).sum(0) / total
+    # Deviations from each rank's mean, and of these means from the common one: no cancellation of large numbers.
+    variance = (squares + counts * (means - mean).square()).sum(0) / total
+    return mean, variance, total
 
 
 class _ActivationMixin:
@@ -108,79 +129,3 @@ def _sync_class(name: str, layer: _BatchNorm, on_cuda: bool) -> type[_BatchNorm]
         f"the layer {name!r} is a {kind.__name__}, a BatchNorm with its own forward pass, which cannot be synchronized;"
         " use torch's BatchNorm, or set train.sync_bn: false"
     )
-
-
-@torch.no_grad()
-def _gather_statistics(values: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Mean and variance per channel [C] over all processes, float64, and the number of values; equal on all ranks."""
-    channels, dtype = values.shape[1], _statistics_dtype(values)
-    count = values.numel() // channels
-    own = values.new_zeros(2 * channels + 1, dtype=torch.float64)
-    if count:
-        unused = torch.zeros(2, channels, dtype=dtype, device=values.device)  # their dtype is that of the results
-        mean, variance = torch.batch_norm_update_stats(values, unused[0], unused[1], 0.0)
-        own[:channels], own[channels:-1], own[-1] = mean, variance.double() * count, count
-    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, own)
-    means, squares, counts = torch.split(torch.stack(gathered), [channels, channels, 1], dim=1)
-    total = counts.sum().item()
-    if total < 2:
-        raise ValueError(f"BatchNorm in training needs more than one value per channel, all processes have {total:g}")
-    mean = (means * counts).sum(0) / total
-    # Deviations from each rank's mean, and of these means from the common one: no cancellation of large numbers.
-    variance = (squares + counts * (means - mean).square()).sum(0) / total
-    return mean, variance, total
-
-
-def _statistics_dtype(values: Tensor) -> torch.dtype:
-    return torch.float64 if values.dtype == torch.float64 else torch.float32
-
-
-class _Normalize(torch.autograd.Function):
-    """(x − mean) / √(variance + eps) · weight + bias, where mean and variance depend on the inputs of all processes."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        values: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        mean: Tensor,
-        variance: Tensor,
-        count: float,
-        eps: float,
-    ) -> Tensor:
-        dtype = _statistics_dtype(values)
-        mean, variance = mean.to(dtype), variance.to(dtype)
-        gain = torch.ones_like(mean) if weight is None else weight.to(dtype)
-        ctx.save_for_backward(values, gain, mean, variance)
-        ctx.count, ctx.eps = count, eps
-        ctx.dtypes = [None if one is None else one.dtype for one in (weight, bias)]
-        shift = torch.zeros_like(mean) if bias is None else bias.to(dtype)
-        return torch.native_batch_norm(values, gain, shift, mean, variance, False, 0.0, eps)[0]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        values, gain, mean, variance = ctx.saved_tensors
-        if values.numel():
-            # With mean and variance fixed; their part follows from the sums over all processes.
-            direct, of_gain, of_shift = torch.ops.aten.native_batch_norm_backward(
-                gradient, values, gain, mean, variance, None, None, False, ctx.eps, [True, True, True]
-            )
-        else:  # torch divides by the number of values
-            direct, of_gain, of_shift = gradient, torch.zeros_like(gain), torch.zeros_like(gain)
-        of_values = None
-        if ctx.needs_input_grad[0]:
-            sums = torch.stack([of_shift, of_gain]).double()
-            dist.all_reduce(sums)
-            inverse = (variance.double() + ctx.eps).rsqrt()
-            constant = -gain * inverse * sums[0] / ctx.count  # [C]
-            slope = -gain * inverse.square() * sums[1] / ctx.count  # [C]
-            shape = [-1] + [1] * (values.dim() - 2)
-            mean, constant, slope = (one.to(mean.dtype).view(shape) for one in (mean, constant, slope))
-            of_values = ((values - mean) * slope).add_(constant).add_(direct).to(values.dtype)
-        of_weight, of_bias = (
-            None if dtype is None else one.to(dtype) for one, dtype in zip((of_gain, of_shift), ctx.dtypes, strict=True)
-        )
-        return of_values, of_weight, of_bias, None, None, None, None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from functools import lru_cache
 
@@ -31,8 +31,18 @@ def select(pattern: str, names: Iterable[str]) -> list[str]:
 
 def rename(pattern: str, replacement: str, names: Iterable[str]) -> dict[str, str]:
     """New names for those that the pattern selects; each `*` of a glob's replacement takes what it matched."""
-    change = _regex_change(pattern, replacement) if _is_regex(pattern) else _glob_change(pattern, replacement)
-    return {name: new for name in names if (new := change(name)) is not None}
+    expression, template = _compile(pattern), replacement
+    if not pattern.startswith(_REGEX):
+        pieces, new_pieces = pattern.split("*"), replacement.replace("\\", r"\\").split("*")
+        if len(new_pieces) > len(pieces):
+            raise ValueError(f"replacement {replacement!r} of {pattern!r}: has more * than the pattern")
+        expression = re.compile("(.*?)".join(map(re.escape, pieces)) + r"(\..*)?", re.DOTALL)
+        template = new_pieces[0] + "".join(rf"\g<{n}>{each}" for n, each in enumerate(new_pieces[1:], start=1))
+        template += rf"\g<{len(pieces)}>"  # what is inside a module
+    try:
+        return {name: found.expand(template) for name in names if (found := expression.fullmatch(name))}
+    except (re.error, IndexError) as error:
+        raise ValueError(f"replacement {replacement!r} of {pattern!r}: {error}") from error
 
 
 def no_match(key: str, pattern: str, names: Iterable[str]) -> ValueError:
@@ -58,55 +68,13 @@ def _parents(name: str) -> list[str]:
     return [".".join(parts[:end]) for end in range(1, len(parts))]
 
 
-def _is_regex(pattern: str) -> bool:
-    return pattern.startswith(_REGEX)
-
-
 @lru_cache(maxsize=256)
 def _compile(pattern: str) -> re.Pattern[str]:
-    if not _is_regex(pattern):
-        # The module's own name, or anything inside it.
-        return re.compile(_body(fnmatch.translate(pattern)) + r"(?:\..*)?", re.DOTALL)
+    if not pattern.startswith(_REGEX):
+        # The module's own name, or anything inside it; fnmatch anchors its result at the end.
+        body = fnmatch.translate(pattern).removesuffix(r"\Z").removesuffix(r"\z")
+        return re.compile(body + r"(?:\..*)?", re.DOTALL)
     try:
         return re.compile(pattern.removeprefix(_REGEX))
     except re.error as error:
         raise ValueError(f'"{pattern}" is not a regular expression: {error}') from error
-
-
-def _body(translated: str) -> str:
-    # fnmatch anchors its result at the end; what is inside a module must be able to follow.
-    return translated.removesuffix(r"\Z").removesuffix(r"\z")
-
-
-def _regex_change(pattern: str, replacement: str) -> Callable[[str], str | None]:
-    expression = _compile(pattern)
-
-    def change(name: str) -> str | None:
-        try:
-            found = expression.fullmatch(name)
-            return found.expand(replacement) if found else None
-        except (re.error, IndexError) as error:
-            raise ValueError(f"replacement {replacement!r} of {pattern!r}: {error}") from error
-
-    return change
-
-
-def _glob_change(pattern: str, replacement: str) -> Callable[[str], str | None]:
-    pieces = pattern.split("*")
-    new_pieces = replacement.split("*")
-    if len(new_pieces) > len(pieces):
-        raise ValueError(f"replacement {replacement!r} of {pattern!r}: has more * than the pattern")
-    expression = re.compile("(.*?)".join(map(re.escape, pieces)) + r"(\..*)?", re.DOTALL)
-
-    def change(name: str) -> str | None:
-        found = expression.fullmatch(name)
-        if not found:
-            return None
-        *texts, below = found.groups(default="")
-        return _interleave(new_pieces, texts) + below
-
-    return change
-
-
-def _interleave(pieces: Sequence[str], texts: Sequence[str]) -> str:
-    return pieces[0] + "".join(text + piece for piece, text in zip(pieces[1:], texts, strict=False))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from paceline.core.errors import CheckpointError
+from paceline.core.text import join_first
 from paceline.models.patterns import is_inside, no_match, rename, select
-from paceline.models.surgery_report import Mismatch, Reshaped, Shape, SurgeryReport
-from paceline.models.weight_resize import find_first_convs, fit_channels, fit_position_embedding, is_computed
+from paceline.models.weight_resize import Shape, find_first_convs, fit_channels, fit_position_embedding, is_computed
 
+_MAX_LINES, _MAX_NAMES = 10, 3
 _HEAD_STD = {"trunc_normal": 2e-5, "normal": 0.01}  # trunc_normal as in MAE's fine-tuning
 
 HeadInit = Literal["default", "zeros", "trunc_normal", "normal"]
@@ -39,6 +42,62 @@ class Surgery:
     """The channel order that the weights were trained with."""
     position_embedding: Literal["interpolate", "strict"] = "interpolate"
     """`interpolate` resizes position embeddings of another image size."""
+
+
+@dataclass(frozen=True)
+class Reshaped:
+    """A tensor that was changed before it was loaded."""
+
+    before: Shape
+    after: Shape
+    how: str
+
+
+@dataclass(frozen=True)
+class SurgeryReport:
+    """Where each tensor of the weights and of the model ended."""
+
+    loaded: list[str]
+    """Loaded, the reshaped ones included."""
+    reshaped: dict[str, Reshaped]
+    replaced: dict[str, tuple[Shape, Shape]]
+    """In both, but the model keeps its new ones, such as a head: shapes in the weights and in the model."""
+    missing: list[str]
+    """Not in the weights; the model keeps its random ones."""
+    unexpected: list[str]
+    """Not in the model."""
+    excluded: list[str]
+    """Excluded by the recipe, on either side."""
+
+    def with_prefix(self, part: str, missing: list[str], unused: list[str]) -> SurgeryReport:
+        """The report of the whole model: `missing` are its tensors outside the part, `unused` those of the file."""
+        return SurgeryReport(
+            [f"{part}.{name}" for name in self.loaded],
+            {f"{part}.{name}": reshaped for name, reshaped in self.reshaped.items()},
+            {f"{part}.{name}": shapes for name, shapes in self.replaced.items()},
+            [*(f"{part}.{name}" for name in self.missing), *missing],
+            unused,
+            [f"{part}.{name}" for name in self.excluded],
+        )
+
+    def summary(self) -> list[str]:
+        """A short table, one line for each kind."""
+        rows: dict[str, list[str]] = {
+            "reshaped": [f"{name} {_describe(one)}" for name, one in self.reshaped.items()],
+            "replaced": [f"{name} {_change(*shapes)}" for name, shapes in self.replaced.items()],
+            "missing": self.missing,
+            "unexpected": self.unexpected,
+            "excluded": self.excluded,
+        }
+        return [
+            _row("loaded", len(self.loaded), []),
+            *(_row(title, len(rows[title]), rows[title]) for title in rows if rows[title]),
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        reshaped = {n: {"weights": [*r.before], "model": [*r.after], "how": r.how} for n, r in self.reshaped.items()}
+        replaced = {name: {"weights": [*old], "model": [*new]} for name, (old, new) in self.replaced.items()}
+        return vars(self) | {"reshaped": reshaped, "replaced": replaced}
 
 
 def fit(model: nn.Module, weights: Mapping[str, Tensor]) -> SurgeryReport:
@@ -70,11 +129,12 @@ def apply(model: nn.Module, weights: Mapping[str, Tensor], surgery: Surgery) -> 
     missing = [name for name in own if name not in given and name not in excluded]
     unexpected = [name for name in given if name not in own]
     explained.update(replaced)
-    Mismatch(
+    _check_explained(
         {name: (_shape(given[name]), _shape(own[name])) for name in fitting if name not in explained},
         {name: _shape(own[name]) for name in missing if not (is_inside(name, new_heads) or _may_lack(name))},
         {name: _shape(given[name]) for name in unexpected if not (is_inside(name, new_heads) or is_computed(name))},
-    ).check(own)
+        own,
+    )
 
     model.load_state_dict({name: tensors[name] for name in loaded}, strict=False)
     _initialize(model, new_heads, surgery.head_init)
@@ -260,3 +320,49 @@ def _may_lack(name: str) -> bool:
 
 def _shape(tensor: Tensor) -> Shape:
     return tuple(tensor.shape)
+
+
+def _check_explained(
+    shapes: Mapping[str, tuple[Shape, Shape]],
+    missing: Mapping[str, Shape],
+    unexpected: Mapping[str, Shape],
+    own: Mapping[str, Tensor],
+) -> None:
+    """Raise a CheckpointError with every kind of difference that no declared surgery explains, if there is one."""
+    kinds = {
+        "with another shape (weights → model)": [f"{name} {_change(*each)}" for name, each in shapes.items()],
+        "missing from the weights": [f"{name} {list(shape)}" for name, shape in missing.items()],
+        "not in the model": [f"{name} {list(shape)}" for name, shape in unexpected.items()],
+    }
+    lines = []
+    for kind, names in kinds.items():
+        if names:
+            lines += [f"  {len(names)} {kind}:", *(f"    {name}" for name in names[:_MAX_LINES])]
+            lines += [f"    and {len(names) - _MAX_LINES} more"] if len(names) > _MAX_LINES else []
+    if lines:
+        raise CheckpointError("\n".join(["the weights do not match the model:", *lines, *_advise(unexpected, own)]))
+
+
+def _advise(unexpected: Mapping[str, Shape], own: Mapping[str, Tensor]) -> list[str]:
+    """The prefix to strip that would explain most of the unexpected names, if there is one."""
+    prefixes: Counter[str] = Counter()
+    for name in unexpected:
+        parts = name.split(".")
+        prefixes.update(".".join(parts[:end]) for end in range(1, len(parts)) if ".".join(parts[end:]) in own)
+    for prefix, number in prefixes.most_common(1):
+        if number * 2 >= len(unexpected):
+            return [f"  add weights.strip: [{prefix}]; {number} of these names are in the model without that prefix"]
+    return []
+
+
+def _describe(one: Reshaped) -> str:
+    return f"({one.how})" if one.before == one.after else f"{_change(one.before, one.after)} ({one.how})"
+
+
+def _change(before: Shape, after: Shape) -> str:
+    return f"{list(before)} → {list(after)}"
+
+
+def _row(title: str, count: int, names: list[str]) -> str:
+    tensors = "tensor " if count == 1 else "tensors"
+    return f"{title:<10} {count:>5} {tensors}  {join_first(names, _MAX_NAMES)}".rstrip()

@@ -5,10 +5,9 @@ They keep parameters alone, in float32; torch's AveragedModel copies the whole m
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Annotated, Any, Protocol, TypeVar
+from contextlib import contextmanager
+from typing import Annotated, Any, TypeVar
 
 import torch
 from pydantic import Field
@@ -19,69 +18,54 @@ from paceline.core.arguments import Count, CountOrZero, PartialShare
 from paceline.core.errors import CheckpointError
 from paceline.core.registry import register
 from paceline.core.text import join_first, pluralize
-from paceline.models.memory_format import with_strides_of
+from paceline.models.placement import with_strides_of
 
 T = TypeVar("T")
 
 
-class Averaging(Protocol):
-    """The contract of a weight average."""
+@register.averaging("none")
+class Averaging:
+    """No average; also what an average of weights has to do."""
+
+    needs_statistics = False
+    """Whether `update_bn` should run before the averaged weights are used."""
 
     @property
     def is_ready(self) -> bool:
         """Whether there is an average yet."""
-
-    @property
-    def needs_statistics(self) -> bool:
-        """Whether `update_bn` should run before the averaged weights are used."""
+        return False
 
     def update(self, model: nn.Module) -> None:
-        """Add the weights after a step."""
+        """Add the weights after a step, if one is due."""
 
-    def swap_in(self, model: nn.Module) -> AbstractContextManager[None]:
+    @contextmanager
+    def swap_in(self, model: nn.Module) -> Iterator[None]:
         """Give the model the averaged weights inside; its own weights and buffers are restored afterwards."""
+        yield
 
     def state_dict(self) -> dict[str, Any]:
         """The state to resume from; tensors are not copied."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a saved state."""
-
-
-@register.averaging("none")
-class NoAveraging:
-    """No average."""
-
-    is_ready = False
-    needs_statistics = False
-
-    def update(self, model: nn.Module) -> None:
-        """Do nothing."""
-
-    def swap_in(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Leave the model unchanged."""
-        return nullcontext()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Empty."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Do nothing."""
+        """Resume from a saved state; whether it matches the model is checked when it is used next."""
 
 
-class WeightAverage(ABC):
+class WeightAverage(Averaging):
     """A running average of all parameters, frozen ones included, since they may be unfrozen later.
 
     It starts as a copy of the weights; that of half-precision weights is float32. Buffers are not averaged: averaged
     weights are evaluated with the model's current buffers.
     """
 
-    needs_statistics = False
-
-    def __init__(self, start_step: int, every_steps: int) -> None:
+    def __init__(
+        self, weight: Callable[[int], float], start_step: int, every_steps: int, needs_statistics: bool = False
+    ) -> None:
+        self.weight = weight
+        """The weight of the next values in the average, after so many others."""
         self.start_step = start_step
         self.every_steps = every_steps
+        self.needs_statistics = needs_statistics
         self.steps = 0
         """Optimizer steps so far."""
         self.count = 0
@@ -89,18 +73,12 @@ class WeightAverage(ABC):
         self._average: dict[str, Tensor] = {}
         self._bound: nn.Module | None = None
 
-    @abstractmethod
-    def weight(self, count: int) -> float:
-        """The weight of the next values in the average, after `count` others."""
-
     @property
     def is_ready(self) -> bool:
-        """Whether there is an average yet."""
         return self.count > 0
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """Add the weights after a step, if one is due."""
         self.steps += 1
         since_start = self.steps - self.start_step
         if since_start <= 0 or since_start % self.every_steps:
@@ -109,15 +87,12 @@ class WeightAverage(ABC):
             self._average = {name: _copy(parameter) for name, parameter in _weights(model).items()}
         self._bind(model)
         if self.count:
-            weights = self._parameters
-            if self._is_mixed:
-                weights = [weight.to(mean.dtype) for weight, mean in zip(weights, self._means, strict=True)]
+            weights = [weight.to(mean.dtype) for weight, mean in zip(self._parameters, self._means, strict=True)]
             torch._foreach_lerp_(self._means, weights, self.weight(self.count))
         self.count += 1
 
     @contextmanager
     def swap_in(self, model: nn.Module) -> Iterator[None]:
-        """Give the model the averaged weights inside; its own weights and buffers are restored afterwards."""
         if not self.is_ready:
             yield
             return
@@ -136,11 +111,9 @@ class WeightAverage(ABC):
                     tensor.copy_(value)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state to resume from; tensors are not copied."""
         return {"steps": self.steps, "count": self.count, "average": dict(self._average)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a saved state; whether it matches the model is checked when it is used next."""
         self.steps, self.count = state["steps"], state["count"]
         self._average = {name: tensor.clone() for name, tensor in state["average"].items()}
         self._bound = None
@@ -161,64 +134,45 @@ class WeightAverage(ABC):
         }
         self._parameters = list(named.values())
         self._means = list(self._average.values())
-        self._is_mixed = any(
-            mean.dtype != weight.dtype for mean, weight in zip(self._means, self._parameters, strict=True)
-        )
         self._bound = model
 
 
 @register.averaging("ema")
-class Ema(WeightAverage):
+def ema(
+    decay: PartialShare = 0.9999,
+    warmup: Annotated[bool, Field(description="Starts with a lower decay.")] = True,
+    every_steps: Count = 1,
+    start_step: CountOrZero = 0,
+) -> WeightAverage:
     """Exponential moving average of the weights.
 
     With `warmup`, the decay starts lower: (1 + n) / (10 + n) after n updates, until it reaches `decay`.
     """
-
-    def __init__(
-        self,
-        decay: PartialShare = 0.9999,
-        warmup: Annotated[bool, Field(description="Starts with a lower decay.")] = True,
-        every_steps: Count = 1,
-        start_step: CountOrZero = 0,
-    ) -> None:
-        super().__init__(start_step, every_steps)
-        self.decay = decay
-        self.warmup = warmup
-
-    def weight(self, count: int) -> float:
-        """The weight of the next values in the average, after `count` others."""
-        return 1 - (min(self.decay, (1 + count) / (10 + count)) if self.warmup else self.decay)
+    return WeightAverage(
+        lambda count: 1 - (min(decay, (1 + count) / (10 + count)) if warmup else decay), start_step, every_steps
+    )
 
 
 @register.averaging("swa")
-class Swa(WeightAverage):
+def swa(
+    total_steps: int,
+    steps_per_epoch: int,
+    start: Annotated[PartialShare | Count, Field(description="A fraction of the run, or a step.")] = 0.75,
+    every_steps: Annotated[Count | None, Field(description="null: once per epoch.")] = None,
+) -> WeightAverage:
     """Stochastic weight averaging: the mean of the weights from `start` on, a fraction of the run or a step.
 
     Weights are added every `every_steps`, by default once per epoch. BatchNorm statistics are measured for the average
     before it is evaluated.
     """
-
-    needs_statistics = True
-
-    def __init__(
-        self,
-        total_steps: int,
-        steps_per_epoch: int,
-        start: Annotated[PartialShare | Count, Field(description="A fraction of the run, or a step.")] = 0.75,
-        every_steps: Annotated[Count | None, Field(description="null: once per epoch.")] = None,
-    ) -> None:
-        start_step = round(start * total_steps) if start < 1 else int(start)
-        every_steps = every_steps or steps_per_epoch
-        if start_step + every_steps > total_steps:
-            raise ValueError(
-                f"averaging would never start: from step {start_step}, every {pluralize(every_steps, 'step')},"
-                f" in a run of {total_steps}; lower start or every_steps"
-            )
-        super().__init__(start_step, every_steps)
-
-    def weight(self, count: int) -> float:
-        """The weight of the next values in the average, after `count` others."""
-        return 1 / (count + 1)
+    start_step = round(start * total_steps) if start < 1 else int(start)
+    every_steps = every_steps or steps_per_epoch
+    if start_step + every_steps > total_steps:
+        raise ValueError(
+            f"averaging would never start: from step {start_step}, every {pluralize(every_steps, 'step')},"
+            f" in a run of {total_steps}; lower start or every_steps"
+        )
+    return WeightAverage(lambda count: 1 / (count + 1), start_step, every_steps, needs_statistics=True)
 
 
 @torch.no_grad()

@@ -25,7 +25,6 @@ class NoClip:
         self.across = across
 
     def __call__(self, parameters: Sequence[nn.Parameter]) -> Tensor:
-        """The 2-norm of all gradients as one vector."""
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norm = torch.zeros(())
         if gradients:
@@ -39,7 +38,6 @@ class NoClipOnHost(NoClip):
     """The same for gradients on a CPU, in less time: Python adds a few numbers before a kernel has started."""
 
     def __call__(self, parameters: Sequence[nn.Parameter]) -> float:  # type: ignore[override]
-        """The 2-norm of all gradients as one vector."""
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norms = [norm.item() for norm in torch._foreach_norm(gradients)] if gradients else []
         return math.sqrt(sum(norm * norm for norm in norms))
@@ -56,7 +54,6 @@ class _Clip(ABC):
 
     @torch.no_grad()
     def __call__(self, parameters: Sequence[nn.Parameter]) -> Tensor:
-        """The 2-norm of all gradients as one vector, before clipping."""
         norm = self._measure(parameters)
         self.clip([parameter for parameter in parameters if parameter.grad is not None], norm)
         return norm

@@ -98,7 +98,7 @@ def _with_prefix(prefix: str, layer_map: LayerMap) -> LayerMap:
 
 
 def _recognize(model: nn.Module) -> LayerMap | None:
-    rules = (_vision_transformer, _declared, _residual_net, _sequence)
+    rules = (_vision_transformer, _declared, _stages)
     return next((found for rule in rules if (found := rule(model)) is not None), None)
 
 
@@ -134,27 +134,21 @@ def _declared(model: nn.Module) -> LayerMap | None:
     return ids.get if max(ids.values()) > 1 else None
 
 
-def _residual_net(model: nn.Module) -> LayerMap | None:
-    """0 for everything before `layer1`, then block by block through `layer1`, `layer2`, …"""
-    children = dict(model.named_children())
-    stages = [key for key, child in children.items() if re.fullmatch(r"layer\d+", key) and list(child.children())]
-    if len(stages) < 2:
-        return None
-    names = [_trainable_children(name, children[name]) if _is_stage(children[name]) else [name] for name in stages]
-    blocks = [[block] for stage in names for block in stage]
-    return _in_order(_before(children, stages[0]) + blocks)
+def _stages(model: nn.Module) -> LayerMap | None:
+    """One layer for each block of `layer1`, `layer2`, …, or for each part of `features` or `stages`.
 
-
-def _sequence(model: nn.Module) -> LayerMap | None:
-    """One layer for each part of `features` or `stages`, one for each block of a stage.
-
-    Downsampling between stages belongs to the first block after it.
+    A part that is a stage has a layer for each of its blocks. Downsampling between stages belongs to the first block
+    after it; everything before the first part is layer 0.
     """
     children = dict(model.named_children())
-    name = next((key for key in ("features", "stages") if isinstance(children.get(key), nn.Sequential)), None)
-    if name is None or not _has_parameters(children[name]):
+    numbered = [key for key, child in children.items() if re.fullmatch(r"layer\d+", key) and list(child.children())]
+    if len(numbered) > 1:
+        name, parts = numbered[0], [(key, children[key]) for key in numbered]
+    else:
+        name = next((key for key in ("features", "stages") if isinstance(children.get(key), nn.Sequential)), "")
+        parts = list(_trainable_children(name, children[name]).items()) if name else []
+    if not parts:
         return None
-    parts = list(_trainable_children(name, children[name]).items())
     last_stage = max((index for index, (_, part) in enumerate(parts) if _is_stage(part)), default=0)
     layers = _before(children, name)
     pending: list[str] = []

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import prod
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
@@ -106,7 +106,7 @@ def build_groups(
         layers = find_layers(model)
     excepted = _without_decay(model, found, no_decay_1d, use_no_weight_decay)
 
-    drafts: dict[tuple[float, float], _Draft] = {}
+    members: dict[tuple[float, float], list[_Member]] = {}
     for one, meant in zip(found, matching, strict=True):
         if not one.parameter.requires_grad:
             continue
@@ -119,8 +119,33 @@ def build_groups(
             layer = layers.id_of(one.name)
             factors.append(layers.scale(one.name, layer_decay))
         key = (prod(factors), [decay for decay in decays if decay is not None][-1])
-        drafts.setdefault(key, _Draft()).add(one, meant, layer)
-    return _finish(drafts, {*kinds, *(rule.kind for rule in rules)})
+        members.setdefault(key, []).append(_Member(one, meant, layer))
+    named_kinds = {*kinds, *(rule.kind for rule in rules)}
+    labels = [_label(each, named_kinds) for each in members.values()]
+    times = Counter(labels)
+    groups = []
+    for label, ((lr_scale, decay), own) in zip(labels, members.items(), strict=True):
+        unique = label if times[label] == 1 else f"{label} · ×{lr_scale:g}, decay {decay:g}"
+        names, parameters = [each.found.name for each in own], [each.found.parameter for each in own]
+        groups.append(Group(names, parameters, lr_scale, decay, unique))
+    return groups
+
+
+class _Member(NamedTuple):
+    """A parameter of a group, and what brought it there."""
+
+    found: Found
+    rules: Sequence[Rule]
+    layer: int | None
+
+
+def _label(members: Sequence[_Member], named_kinds: set[str | None]) -> str:
+    kinds = [one.found.kind if one.found.kind in named_kinds else general_kind(one.found.kind) for one in members]
+    patterns = [rule.match for one in members for rule in one.rules]
+    numbers = sorted({one.layer for one in members if one.layer is not None})
+    layers = f"layer{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}" if numbers else ""
+    parts = [", ".join(dict.fromkeys(kinds)), ", ".join(dict.fromkeys(patterns)), layers]
+    return " · ".join(part for part in parts if part)
 
 
 def _kind(name: str, module: nn.Module, parameter: nn.Parameter) -> str:
@@ -207,35 +232,3 @@ def _explain_idle(rule: Rule, named: Sequence[Found], found: Sequence[Found]) ->
         kinds = ", ".join(dict.fromkeys(one.kind for one in named))
         return f'"{rule.match}" matches no parameter of kind {rule.kind}; those it matches are of kind {kinds}'
     return str(no_match("match", rule.match, [one.name for one in found]))
-
-
-@dataclass
-class _Draft:
-    """A group while it is being filled: what brought parameters into it, for its label."""
-
-    found: list[Found] = field(default_factory=list)
-    patterns: dict[str, None] = field(default_factory=dict)
-    layers: set[int] = field(default_factory=set)
-
-    def add(self, one: Found, rules: Iterable[Rule], layer: int | None) -> None:
-        self.found.append(one)
-        self.patterns.update(dict.fromkeys(rule.match for rule in rules))
-        self.layers.update(() if layer is None else (layer,))
-
-    def label(self, named_kinds: set[str | None]) -> str:
-        kinds = (one.kind if one.kind in named_kinds else general_kind(one.kind) for one in self.found)
-        numbers = ", ".join(str(number) for number in sorted(self.layers))
-        layers = f"layer{'s' * (len(self.layers) > 1)} {numbers}" if self.layers else ""
-        parts = [", ".join(dict.fromkeys(kinds)), ", ".join(self.patterns), layers]
-        return " · ".join(part for part in parts if part)
-
-
-def _finish(drafts: Mapping[tuple[float, float], _Draft], named_kinds: set[str | None]) -> list[Group]:
-    labels = [draft.label(named_kinds) for draft in drafts.values()]
-    times = Counter(labels)
-    groups = []
-    for label, ((lr_scale, decay), draft) in zip(labels, drafts.items(), strict=True):
-        unique = label if times[label] == 1 else f"{label} · ×{lr_scale:g}, decay {decay:g}"
-        names, parameters = [one.name for one in draft.found], [one.parameter for one in draft.found]
-        groups.append(Group(names, parameters, lr_scale, decay, unique))
-    return groups

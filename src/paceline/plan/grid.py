@@ -47,7 +47,7 @@ class Grid:
     """Bytes of a device; if given, each row has the largest micro-batch within it."""
     shape: Shape = field(default_factory=Shape)
     is_cpu: bool = True
-    """Whether the device is a CPU, where a skipped step needs no copies."""
+    """Whether the device is a CPU, where several batches are evaluated at once."""
     is_shared: bool = False
     """Whether `limit` is for all processes together, as on this machine's CPU; else it is for each of them."""
 
@@ -142,7 +142,7 @@ def _plan_groups(grid: Grid, groups: Sequence[_Group]) -> dict[int, Row | Refuse
 def _plan_group(grid: Grid, group: _Group) -> dict[int, Row | Refused]:
     first = Combination(next(iter(group.rows.values())))
     try:
-        with rehearse(grid.check(first.settings), group.processes, grid.shape, grid.is_cpu) as rehearsal:
+        with rehearse(grid.check(first.settings), group.processes, grid.shape) as rehearsal:
             return _plan_rows(grid, rehearsal, group.rows)
     except Exception as error:
         if reason := limit_of_fake_tensors(error):

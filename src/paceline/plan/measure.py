@@ -19,7 +19,7 @@ from paceline.core.world import World
 from paceline.data.batch import Batch
 from paceline.data.loader import MicroBatch, StepBatch
 from paceline.data.split_loader import SplitLoader
-from paceline.engine.measured_batches import num_parallel
+from paceline.engine.evaluate import num_parallel
 from paceline.engine.run import Run
 from paceline.engine.step import train_step
 from paceline.optim.averaging import WeightAverage

@@ -10,11 +10,8 @@ from typing import NamedTuple
 from paceline.core.intervals import to_steps
 from paceline.core.process import num_cores
 from paceline.data.sampler import evaluation_slices
-from paceline.engine.evaluate import evaluation_mode
-from paceline.engine.measured_batches import measure_batches
-from paceline.engine.predictions import NoPredictions
+from paceline.engine.evaluate import evaluation_mode, measure_batches
 from paceline.engine.run import EvaluationSet, Run
-from paceline.engine.visualizer import NoVisualizer
 from paceline.plan.memory import Memory, MemoryTracker
 from paceline.plan.refusal import limit_of_fake_tensors
 
@@ -91,5 +88,5 @@ def _averaged(run: Run, split: str) -> Iterator[None]:
 
 def _evaluate(run: Run, evaluated: EvaluationSet, size: int, number: int) -> None:
     slices = evaluation_slices(number * size, size)
-    for _ in measure_batches(run, evaluated, run.task.metrics(), slices, NoPredictions(), NoVisualizer()):
+    for _ in measure_batches(run, evaluated, run.task.metrics(), slices, lambda batch, predictions: None):
         pass

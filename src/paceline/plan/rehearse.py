@@ -19,7 +19,7 @@ from paceline.core.world import World
 from paceline.data.batch import Batch, Sample
 from paceline.data.loader import MicroBatch, StepBatch, automatic_batch_size
 from paceline.data.split_loader import SplitLoader
-from paceline.engine.measured_batches import num_parallel
+from paceline.engine.evaluate import num_parallel
 from paceline.engine.run import Run
 from paceline.engine.step import train_step
 from paceline.optim.averaging import WeightAverage
@@ -137,16 +137,11 @@ def rehearse(
     checked: CheckedRecipe,
     processes: int = 1,
     shape: Shape = Shape(),  # noqa: B008
-    is_cpu: bool = True,
 ) -> Iterator[Rehearsal]:
-    """A recipe's run on fake tensors. Its data is read for the shape of a sample, or is assumed to have `shape`.
-
-    Unless `is_cpu`, steps are skipped as on a GPU: of optimizers that are not fused, that keeps copies.
-    """
+    """A recipe's run on fake tensors. Its data is read for the shape of a sample, or is assumed to have `shape`."""
     rehearsed = min(processes, MOST_REHEARSED)
     world = FakeWorld(0, rehearsed, 0, _CPU, rehearsed) if processes > 1 else World(0, 1, 0, _CPU)
     builder = SurrogateBuilder(checked, world, shape)
-    builder.decides_on_host = is_cpu
     loaders = make_split_loaders(builder)
     examples = {"train": loaders["train"].fetch(0, np.arange(min(_FIRST, len(loaders["train"].dataset))))}
     for split in loaders.keys() - {"train"}:

@@ -12,19 +12,17 @@ from paceline.core.intervals import Progress
 from paceline.core.signatures import signature_of
 from paceline.core.text import join_first, pluralize
 from paceline.data.datasets.torch_dataset import as_dataset
-from paceline.data.io.image import Encoded
-from paceline.data.loader import TrainBatches, automatic_batch_size, automatic_workers
+from paceline.data.loader import TrainBatches
 from paceline.data.sampler import BatchSampler, Permutation, automatic_micro_batch_size, check_processes
 from paceline.data.skip_list import UNREADABLE, SkipList, automatic_limit
 from paceline.data.split_loader import Dataset, SplitLoader
 from paceline.data.transforms.base import KeepOriginal
 from paceline.data.transforms.torchvision_v2 import as_transform
-from paceline.engine.run import EvaluationSet
+from paceline.engine.run import EvaluationSet, make_evaluation_set
 from paceline.recipe.build_context import BuildContext, resolve
 from paceline.recipe.schema import DatasetPart, Recipe
 
 _MAX_CLASSES = 5  # that a message lists
-_EXAMINED = 8  # images of each split
 _MAX_NOTES = 5  # of a data set, at the start of a run
 
 
@@ -127,16 +125,8 @@ def check_dali(context: BuildContext, loader: SplitLoader) -> None:
 def make_evaluations(context: BuildContext, loaders: Mapping[str, SplitLoader]) -> dict[str, EvaluationSet]:
     """The splits to evaluate."""
     evaluate = context.recipe.evaluate
-    sets = {}
-    for split in [split for split in loaders if split != "train"]:
-        # On a CPU, the threads that measure also read: worker processes would only compete with them.
-        automatic = 0 if context.world.device.type == "cpu" else automatic_workers(loaders[split], context.world)
-        workers = automatic if evaluate.num_workers == "auto" else evaluate.num_workers
-        batch_size = evaluate.batch_size
-        if batch_size == "auto":
-            batch_size = automatic_batch_size(loaders[split], context.world.device.type == "cpu")
-        sets[split] = EvaluationSet(loaders[split], batch_size, workers, evaluate.threads)
-    return sets
+    settings = context.world, evaluate.batch_size, evaluate.num_workers, evaluate.threads
+    return {split: make_evaluation_set(loader, *settings) for split, loader in loaders.items() if split != "train"}
 
 
 def num_channels(loader: SplitLoader) -> int:
@@ -164,8 +154,7 @@ def make_split_loader(context: BuildContext, split: str, part: DatasetPart) -> S
         if not len(dataset):
             found = "expected at least one sample, found 0; check where it looks for files"
             raise DataError(f"the data set {part.dataset} is empty: {found}")
-        notes = [*getattr(dataset, "notes", []), *_gray_images(dataset)]
-    context.notes += _shortened(split, notes)
+    context.notes += _shortened(split, [*getattr(dataset, "notes", [])])
     return add_transforms(context, split, part, dataset, _skips(context, split, len(dataset)))
 
 
@@ -217,18 +206,6 @@ def measures_original_size(recipe: Recipe) -> bool:
 def _shortened(split: str, notes: list[str]) -> list[str]:
     more = f"data.{split}: {len(notes) - _MAX_NOTES} more notes; `paceline data` shows them all"
     return [f"data.{split}: {note}" for note in notes[:_MAX_NOTES]] + [more] * (len(notes) > _MAX_NOTES)
-
-
-def _gray_images(dataset: Dataset) -> list[str]:
-    """A note if any of the first images is a file with one channel."""
-    read = getattr(dataset, "open", None)  # of data sets of files, whose images it gives as they are
-    with suppress(*UNREADABLE):  # reported when it is trained on
-        opened = [read(index)["image"] for index in range(min(len(dataset), _EXAMINED))] if read else []
-        gray = [image.path for image in opened if isinstance(image, Encoded) and image.is_gray]
-        if gray:
-            found = f"{len(gray)} of the first {pluralize(len(opened), 'image')} are gray, such as {gray[0]}"
-            return [f"{found}; gray is repeated to three channels"]
-    return []
 
 
 def _skips(context: BuildContext, split: str, size: int) -> SkipList | None:

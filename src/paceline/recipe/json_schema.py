@@ -1,13 +1,15 @@
-"""The JSON Schema of recipes, for completion, explanations and checks in editors.
+"""The JSON Schema of recipes, for completion, explanations and checks in editors, and the recipe reference made of it.
 
-Definitions say what may stand where; those named `required.…` say what must. A recipe that extends another is held to
-the first alone.
+The schema says what may stand where. What must be there it leaves to `paceline check`, since a recipe that extends
+another may be partial.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,16 +17,14 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from paceline.core.arguments import Arguments
-from paceline.core.registry import Entry, Family, Registry, register
+from paceline.core.registry import Entry, Family, register
 from paceline.recipe import schema
 from paceline.recipe.parts import PARTS, PartSpec
-from paceline.recipe.problems import LenientJsonSchema, Node
+from paceline.recipe.problems import LenientJsonSchema, Node, describe
 from paceline.recipe.schema import NamedPart, Recipe
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _ROOT = "#/$defs/"
-_REQUIRED = "required."
 _EXTENDS: Node = {
     "description": "Recipes to extend: files relative to this one, or recipes that ship with paceline.",
     "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
@@ -32,26 +32,24 @@ _EXTENDS: Node = {
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema of a recipe file with all registered names; a recipe that extends another may be partial."""
-    parts = {part.section.__name__: part for part in PARTS}
+    """The schema of a recipe file with all registered names."""
+    definitions = {name: _without_required(node) for name, node in _definitions().items()}
+    return {"$schema": DIALECT, "title": "Paceline recipe", "$ref": _ROOT + Recipe.__name__, "$defs": definitions}
+
+
+def _definitions() -> dict[str, Node]:
+    """The sections of a recipe, its parts, and the arguments of each name."""
     definitions = _sections()
-    required = {name: dict(node) for name, node in definitions.items()}
-    for name, part in parts.items():
-        for key, choice in _choices(part).items():
-            definitions[key] = _arguments(choice)
-        required[name] = _required_part(part, definitions[name])
+    for name, part in _parts().items():
+        definitions |= {key: _arguments(choice) for key, choice in _choices(part.kind).items()}
         definitions[name] = _part(part, definitions[name])
     recipe = definitions[Recipe.__name__]
     recipe["properties"] = {"extends": _EXTENDS, **recipe["properties"]}
-    musts = {_REQUIRED + name: must for name, node in required.items() if (must := _must(node, required))}
-    return {
-        "$schema": DIALECT,
-        "title": "Paceline recipe",
-        "$ref": _ROOT + Recipe.__name__,
-        "if": {"not": {"required": ["extends"]}},
-        "then": {"$ref": _ROOT + _REQUIRED + Recipe.__name__},
-        "$defs": {name: _without_required(node) for name, node in definitions.items()} | musts,
-    }
+    return definitions
+
+
+def _parts() -> dict[str, PartSpec]:
+    return {part.section.__name__: part for part in PARTS}
 
 
 def _sections() -> dict[str, Node]:
@@ -82,94 +80,44 @@ def _docstrings() -> dict[tuple[str, str], str]:
     return found
 
 
-def _choices(part: PartSpec) -> dict[str, Entry | Family]:
-    """What a part may name, by the key of its definition."""
-    registry = register.kind(part.kind)
-    entries: dict[str, Entry | Family] = {f"{part.kind}.{entry.name}": entry for entry in registry}
-    return entries | {f"{part.kind}.{family.prefix.replace('/', '.')}any": family for family in registry.families}
+def _choices(kind: str) -> dict[str, Entry | Family]:
+    """What a part of this kind may name, by the key of its definition."""
+    registry = register.kind(kind)
+    entries: dict[str, Entry | Family] = {f"{kind}.{entry.name}": entry for entry in registry}
+    return entries | {f"{kind}.{family.prefix.replace('/', '.')}any": family for family in registry.families}
 
 
 def _arguments(choice: Entry | Family) -> Node:
     """The arguments of a name; what else may stand beside them is the part's affair."""
-    model: type[Arguments] = choice.arguments
-    node: Node = _tidied(model.model_json_schema(schema_generator=LenientJsonSchema))
+    node: Node = _tidied(choice.arguments.model_json_schema(schema_generator=LenientJsonSchema))
     kept = {key: node[key] for key in ("properties", "required", "$defs") if key in node}
     return ({"description": choice.summary} if choice.summary else {}) | kept
 
 
-def _match(choice: Entry | Family) -> Node:
-    return {"const": choice.name} if isinstance(choice, Entry) else _prefixed(choice.prefix)
-
-
-def _prefixed(prefix: str) -> Node:
-    return {"type": "string", "pattern": f"^{re.escape(prefix)}."}
-
-
 def _part(part: PartSpec, section: Node) -> Node:
     """A part in full or as just a name; one that leaves its name open may have the arguments of any."""
-    key, choices = part.name_key, _choices(part)
+    key, choices, registry = part.name_key, _choices(part.kind), register.kind(part.kind)
+    names = [{"enum": [entry.name for entry in registry]}, *(_prefixed(family) for family in registry.families)]
     named = [
-        {"if": {"properties": {key: _match(choice)}, "required": [key]}, "then": {"$ref": _ROOT + name}}
+        {
+            "if": {"properties": {key: _prefixed(choice) if isinstance(choice, Family) else {"const": choice.name}}}
+            | {"required": [key]},
+            "then": {"$ref": _ROOT + name},
+        }
         for name, choice in choices.items()
     ]
     anything = {argument: True for choice in choices.values() for argument in choice.arguments.model_fields}
     unnamed = {"if": {"not": {"required": [key]}}, "then": {"properties": anything}}
-    every_name = {"anyOf": _names(register.kind(part.kind))}
     full: Node = {name: value for name, value in section.items() if name != "additionalProperties"} | {
-        "properties": section["properties"] | {key: section["properties"][key] | every_name},
+        "properties": section["properties"] | {key: section["properties"][key] | {"anyOf": names}},
         "allOf": [*named, unnamed],
         "unevaluatedProperties": False,
     }
-    return {"anyOf": [*_names(register.kind(part.kind)), full]}
+    return {"anyOf": [*names, full]}
 
 
-def _names(registry: Registry) -> list[Node]:
-    return [{"enum": [entry.name for entry in registry]}, *(_prefixed(family.prefix) for family in registry.families)]
-
-
-def _required_part(part: PartSpec, section: Node) -> Node:
-    """What a part must have: its own keys, and by its name the arguments without a default; a bare name has none."""
-    needing = {name: list(_required_arguments(choice)) for name, choice in _choices(part).items()}
-    choices = _choices(part)
-    own = section.get("required", [])
-    rules = [
-        {"if": {"properties": {part.name_key: _match(choices[name])}, "required": [part.name_key]},
-         "then": {"required": arguments}}
-        for name, arguments in needing.items() if arguments
-    ]  # fmt: skip
-    bare = [_match(choices[name]) for name, arguments in needing.items() if arguments]
-    is_never_bare = bool(set(own) - {part.name_key})
-    refused: Node = {"not": {"type": "string"}} if is_never_bare else {"not": {"anyOf": bare}} if bare else {}
-    return {**section, **({"allOf": rules} if rules else {}), **refused}
-
-
-def _required_arguments(choice: Entry | Family) -> list[str]:
-    return [name for name, field in choice.arguments.model_fields.items() if field.is_required()]
-
-
-def _must(node: Any, required: dict[str, Node]) -> Node:
-    """Of a schema only what it demands to be there, here and further inside; empty if nothing."""
-    if "$ref" in node:
-        name = node["$ref"].removeprefix(_ROOT)
-        return {"$ref": _ROOT + _REQUIRED + name} if _must(required[name], required) else {}
-    if branches := node.get("anyOf") or node.get("oneOf"):
-        found = [_must(branch, required) for branch in branches]
-        return _any_branch(branches, found) if any(found) else {}
-    kept: Node = {key: node[key] for key in ("required", "allOf", "not") if node.get(key)}
-    inner = {key: must for key, value in node.get("properties", {}).items() if (must := _must(value, required))}
-    if inner:
-        kept["properties"] = inner
-    if isinstance(node.get("items"), dict) and (must := _must(node["items"], required)):
-        kept["items"] = must
-    for values in node.get("patternProperties", {}).values():
-        kept["additionalProperties"] = {"type": "object", **_must(values, required)}
-    return kept
-
-
-def _any_branch(branches: list[Node], musts: list[Node]) -> Node:
-    """A value is held to what the branch that it belongs to demands."""
-    chosen = [must if must else {"type": branch["type"]} for branch, must in zip(branches, musts, strict=True)]
-    return chosen[0] if len(chosen) == 1 else {"anyOf": chosen}
+def _prefixed(family: Family) -> Node:
+    return {"type": "string", "pattern": f"^{re.escape(family.prefix)}."}
 
 
 def _tidied(node: Any) -> Any:
@@ -188,3 +136,95 @@ def _without_required(node: Node) -> Node:
     if "anyOf" in node:
         return {**node, "anyOf": [_without_required(branch) for branch in node["anyOf"]]}
     return {key: value for key, value in node.items() if key not in ("required", "checks")}
+
+
+_HEAD = """# Recipe reference
+
+Every key of a recipe. `paceline schema` prints the same for editors; `make table` writes this page.
+
+A part that is chosen by name is a mapping, `{name: NAME, …}`, with the arguments of that name beside it, or the bare
+name. A key without a default is required, but for `extends`.
+"""
+
+
+def reference() -> str:
+    """Every key with its type, its default and a sentence, as a page of Markdown."""
+    definitions, parts = _definitions(), _parts()
+    lines = [_HEAD, "## Sections", ""]
+    for key, name in _places(definitions, "", Recipe.__name__, set()):
+        node = _object(definitions[name])
+        lines += [f"### {f'`{key}`' if key else 'Top level'}", "", str(node["description"]), ""]
+        lines += _table(node, definitions, parts[name].name_key if name in parts else None)
+    for kind in dict.fromkeys(part.kind for part in PARTS):
+        lines += [f"## {kind.replace('_', ' ').capitalize()}", ""]
+        for name, choice in _choices(kind).items():
+            node = definitions[name]
+            own = choice.name if isinstance(choice, Entry) else f"{choice.prefix}NAME"
+            lines += [f"### `{own}`", "", node.get("description", ""), ""]
+            if isinstance(choice, Family):  # of arguments that only some members have, nothing more is known
+                described = {key: each for key, each in node.get("properties", {}).items() if "description" in each}
+                node = {"properties": described}
+            lines += _table(node, definitions) if node.get("properties") else []
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _places(definitions: dict[str, Node], key: str, name: str, seen: set[str]) -> Iterator[tuple[str, str]]:
+    """Each section and part that a definition leads to, with its place; one that several places have is there once."""
+    if name in seen:
+        return
+    seen.add(name)
+    yield key, name
+    for inner, node in _object(definitions[name])["properties"].items():
+        for reference in _references(node):
+            yield from _places(definitions, f"{key}.{inner}" if key else inner, reference, seen)
+
+
+def _references(node: Any) -> list[str]:
+    if isinstance(node, list):
+        return [found for each in node for found in _references(each)]
+    if not isinstance(node, dict):
+        return []
+    own = [node["$ref"].removeprefix(_ROOT)] if "$ref" in node else []
+    return own + [found for key, value in node.items() if key != "default" for found in _references(value)]
+
+
+def _object(node: Node) -> Node:
+    """A section's own node, or that of a part written in full."""
+    return node if "properties" in node else next(branch for branch in node["anyOf"] if "properties" in branch)
+
+
+def _table(node: Node, definitions: dict[str, Node], name_key: str | None = None) -> list[str]:
+    rows = ["| key | type | default | |", "|---|---|---|---|"]
+    for key, value in node["properties"].items():
+        is_open = key in node.get("required", ()) or "default" not in value
+        default = "" if is_open else f"`{_written(value['default'])}`"
+        kind = "a name" if key == name_key else _type(value, definitions)
+        cells = (f"`{key}`", kind, default, str(value.get("description", "")))
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return [*rows, ""]
+
+
+def _type(node: Node, definitions: dict[str, Node]) -> str:
+    plain = [
+        {key: value for key, value in each.items() if key != "pattern"} for each in _alternatives(node, definitions)
+    ]
+    return describe(plain) if plain else "anything"
+
+
+def _alternatives(node: Node, definitions: dict[str, Node]) -> Iterator[Node]:
+    """What a node allows, without references: a part is a name or a mapping."""
+    if "$ref" in node:
+        target = definitions[node["$ref"].removeprefix(_ROOT)]
+        yield {"type": "object", "properties": {}, "additionalProperties": "anyOf" in target}
+    elif branches := node.get("anyOf") or node.get("oneOf"):
+        for branch in branches:
+            yield from _alternatives(branch, definitions)
+    elif "type" in node or "enum" in node or "const" in node:
+        yield node
+
+
+def _written(value: Any) -> str:
+    """A default as a recipe would say it; of a whole section its keys have theirs."""
+    if isinstance(value, dict) and len(value) > 1:
+        return "{…}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -13,46 +14,42 @@ from paceline.core.errors import RecipeError, UsageError, in_one_line
 from paceline.core.text import pluralize
 from paceline.recipe.document import (
     COMMAND_LINE,
+    MAX_DEPTH,
     SUFFIXES,
     Document,
+    KeyPath,
     Origin,
+    dotted,
     lookup,
     parse_value,
     places,
     read_document,
 )
-from paceline.recipe.parts import PARTS, PartSpec
+from paceline.recipe.parts import PARTS
 from paceline.recipe.problems import near
-from paceline.recipe.yaml_tree import MAX_DEPTH, KeyPath, dotted
 
 MAX_EXTENDS = 8
 MAX_FILES = 64
 _SHIPPED = Path(__file__).parent.parent / "recipes"
 
 
-def load(reference: str, overrides: Sequence[str] = (), parts: Sequence[PartSpec] = PARTS) -> Document:
+def load(reference: str, overrides: Sequence[str] = ()) -> Document:
     """The merged document of a recipe file or a shipped recipe."""
     path, display = find_recipe(reference)
-    assigned = [_split_override(override) for override in overrides]
-    files = _Files(parts)
+    files = _Files()
     document = files.read(path, display, ())
     if files.problems:
         raise RecipeError(files.problems)
-    return _override(document, assigned, parts)
+    return override(document, overrides)
 
 
 def extended(document: Document, source: str) -> Document:
     """A document that is not of a file, with parts given as a name expanded, merged over those it extends."""
-    files = _Files(PARTS)
+    files = _Files()
     merged = files.extended(document, Path(source), source)
     if files.problems:
         raise RecipeError(files.problems)
     return merged
-
-
-def override(document: Document, overrides: Sequence[str]) -> Document:
-    """A document with overrides as the command line gives them, which win over all that it has."""
-    return _override(document, [_split_override(each) for each in overrides], PARTS)
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -63,9 +60,9 @@ def shipped_recipes() -> dict[str, Path]:
     return dict(sorted(named.items()))
 
 
-def expand_shorthand(document: Document, parts: Sequence[PartSpec]) -> None:
+def expand_shorthand(document: Document) -> None:
     """Expand parts given as a name (`task: classification`) to mappings, in place."""
-    for part in parts:
+    for part in PARTS:
         for path in part.places(document.tree):
             name = lookup(document.tree, path)
             if isinstance(name, str):
@@ -128,10 +125,9 @@ def _copy_origins(path: KeyPath, merged: Document, above: Document) -> None:
 class _Files:
     """Reads files and what they extend, collecting all problems."""
 
-    def __init__(self, parts: Sequence[PartSpec]) -> None:
+    def __init__(self) -> None:
         self.problems: list[str] = []
         self.count = 0
-        self._parts = parts
 
     def read(self, path: Path, display: str, above: tuple[Path, ...]) -> Document:
         """The document of a file merged over those it extends; `above` are the files that extend it."""
@@ -145,12 +141,9 @@ class _Files:
     def extended(self, document: Document, path: Path, display: str, above: tuple[Path, ...] = ()) -> Document:
         """A document merged over those it extends."""
         bases = self._bases(document, path, display, (*above, path.resolve()))
-        expand_shorthand(document, self._parts)
-        merged: Document | None = None
-        for layer in (*bases, _at_layer(document, self.count)):
-            merged = layer if merged is None else merge(merged, layer)
+        expand_shorthand(document)
+        merged = reduce(merge, [*bases, _at_layer(document, self.count)])
         self.count += 1
-        assert merged is not None
         return merged
 
     def _bases(self, document: Document, path: Path, display: str, above: tuple[Path, ...]) -> list[Document]:
@@ -223,7 +216,28 @@ def _folder_name(path: Path) -> str:
     return f"{path.parent.name}/{path.stem}"
 
 
-def _split_override(override: str) -> tuple[list[str], str, str]:
+def override(document: Document, overrides: Sequence[str]) -> Document:
+    """A document with overrides as the command line gives them, which win over all that it has."""
+    problems: list[str] = []
+    layer = 1 + max(origin.layer for origin in document.values.values())
+    for text in overrides:
+        segments, value = _split_override(text)
+        label = f"{COMMAND_LINE}: {text}"
+        try:
+            read = parse_value(value, label)
+            path = _address(document.tree, segments, label)
+        except RecipeError as error:
+            problems += error.problems
+            continue
+        layered = _at_layer(_nested(path, read), layer)
+        expand_shorthand(layered)
+        document = merge(document, layered)
+    if problems:
+        raise RecipeError(problems)
+    return document
+
+
+def _split_override(override: str) -> tuple[list[str], str]:
     key, equals, value = override.partition("=")
     segments = key.strip().split(".")
     quoted = f'"{in_one_line(override)}"'
@@ -233,26 +247,7 @@ def _split_override(override: str) -> tuple[list[str], str, str]:
         raise UsageError(f"{quoted}: the key before = is empty or has an empty part")
     if len(segments) > MAX_DEPTH:
         raise UsageError(f"{quoted}: the key has more than {MAX_DEPTH} parts")
-    return segments, value, override
-
-
-def _override(document: Document, overrides: list[tuple[list[str], str, str]], parts: Sequence[PartSpec]) -> Document:
-    problems: list[str] = []
-    layer = 1 + max(origin.layer for origin in document.values.values())
-    for segments, text, override in overrides:
-        label = f"{COMMAND_LINE}: {override}"
-        try:
-            value = parse_value(text, label)
-            path = _address(document.tree, segments, label)
-        except RecipeError as error:
-            problems += error.problems
-            continue
-        layered = _at_layer(_nested(path, value), layer)
-        expand_shorthand(layered, parts)
-        document = merge(document, layered)
-    if problems:
-        raise RecipeError(problems)
-    return document
+    return segments, value
 
 
 def _address(tree: Any, segments: list[str], label: str) -> KeyPath:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from paceline.core.text import join_first, pluralize
-from paceline.recipe.yaml_tree import KeyPath, dotted, resolve_scalar
+from paceline.recipe.document import KeyPath, dotted, resolve_scalar
 
 Node = dict[str, Any]
 """A node of a JSON Schema; a list of nodes are alternatives without references."""

@@ -12,12 +12,11 @@ from pydantic import PrivateAttr
 
 from paceline.core.errors import UsageError
 from paceline.recipe import schema
-from paceline.recipe.document import Origin, document_of
+from paceline.recipe.document import MAX_DEPTH, KeyPath, Origin, document_of
 from paceline.recipe.load import extended, override
 from paceline.recipe.problems import Problem
 from paceline.recipe.user_modules import check_document, read_checked
 from paceline.recipe.validate import CheckedRecipe, recipe_error
-from paceline.recipe.yaml_tree import MAX_DEPTH, KeyPath
 
 _VALUES = "strings, numbers, true, false, None, lists and mappings of these, a Path or a NumPy number"
 

@@ -144,9 +144,7 @@ SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$")]
 
 
 def _test_form(value: Any) -> str:
-    """Which of the two forms a value has, before validation or after it."""
-    is_valid = isinstance(value, dict) and any(isinstance(part, DatasetPart) for part in value.values())
-    return "several" if is_valid or are_named_parts(value) else "one"
+    return "several" if are_named_parts(value) else "one"
 
 
 _Several = Annotated[dict[SetName, DatasetPart], Tag("several")]

@@ -17,10 +17,9 @@ from paceline.core.file_lock import is_seen_everywhere, try_lock
 from paceline.core.regular_file import open_regular, read_json
 from paceline.core.text import doubled_loss, evenly_spaced
 from paceline.data.skip_list import parse_skipped
-from paceline.loggers.confusion import read_confusion
+from paceline.loggers.files import read_confusion, read_starts
 from paceline.loggers.jsonl import RecordReader
 from paceline.loggers.results import read_main_metric
-from paceline.loggers.starts import read_starts
 from paceline.report.history import History, Json, Point, expectations, is_number, judge, thinned
 from paceline.report.run_folders import data_of, is_run, read_recipe
 

@@ -1,20 +1,42 @@
-"""The folder of a run: what may be written there, and what of an earlier run is kept. Imports no torch."""
+"""The folder of a run: what may be written there, what is kept of an earlier run, and its lock. Imports no torch.
+
+One process at a time writes into a run directory: it holds a lock on a file there, which the kernel releases.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
+import socket
+import stat
 import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 
 from paceline.core import atomic_write
 from paceline.core.atomic_write import is_partial
-from paceline.core.errors import UsageError
+from paceline.core.errors import PacelineError, UsageError
+from paceline.core.file_lock import is_at, is_seen_everywhere, open_lock, try_lock
 from paceline.core.regular_file import read_json
 from paceline.core.text import join_first
+from paceline.launch.environment import restart_count
 
 # What a start that was cut short may leave before the run has a status; its lock may be empty, on a full disk.
 _BEGINNINGS = {".lock", "logs", "recipe.yaml", "metrics.jsonl", "tensorboard"}
+LOCK = ".lock"
+_EXIT_SECONDS = 3.0
+STALE_SECONDS = 600.0
+"""Age at which a lock of another machine counts as abandoned, where file locks are not shared."""
+_REFRESH_SECONDS = 60.0
+_PATIENCE_SECONDS = 5.0  # for a predecessor of this very run, which is being ended, to be gone
+_LOOK_SECONDS = 0.1
+_BYTES = 4096
 
 
 def command_line(command: str, run: Path) -> str:
@@ -65,3 +87,232 @@ def move_aside(out: Path) -> Path:
         raise UsageError(
             f"{place}: cannot rename the earlier run: {error.strerror}; choose another directory with --out"
         ) from error
+
+
+_held: set[int] = set()
+
+
+def _let_go() -> None:
+    while _held:
+        os.close(_held.pop())
+
+
+# A lock belongs to all processes that inherit it: loader workers must not keep a dead run's directory locked.
+os.register_at_fork(after_in_child=_let_go)
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The process that holds a run directory, identified beyond its pid."""
+
+    pid: int
+    host: str
+    since: str
+    ticks: int | None
+    """Start time of the process, in clock ticks since boot."""
+    boot: str | None
+    """The boot id of the machine."""
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}, since {self.since}"
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the process is or was on this machine."""
+        return self.host == socket.gethostname()
+
+    @property
+    def has_this_kernel(self) -> bool:
+        """Whether it shares this machine's kernel, and so its locks, as another container does."""
+        return self.boot is not None and self.boot == _boot()
+
+    def is_running(self) -> bool:
+        """Whether the process still runs on this machine; another one with the same pid does not count."""
+        if self.boot != _boot():
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except (ProcessLookupError, OverflowError):
+            return False
+        except PermissionError:
+            pass  # it is another user's
+        return _ticks(self.pid) in (self.ticks, None)
+
+
+@contextmanager
+def hold_lock(folder: Path) -> Iterator[RunLock]:
+    """Hold the lock of a run directory, creating it if needed; UsageError names another holder.
+
+    The lock of a dead process is taken over and reported in `notes`. An empty directory is removed.
+    """
+    place = Path(os.path.realpath(folder))  # what a link leads to may have to be made
+    missing = [each for each in (place, *place.parents) if not each.exists()]
+    place.mkdir(parents=True, exist_ok=True)
+    lock = RunLock(folder)
+    try:
+        lock.take()
+        yield lock
+    finally:
+        lock.release()
+        with suppress(OSError):
+            for each in missing:
+                each.rmdir()
+
+
+def check_free(folder: Path) -> None:
+    """Raise UsageError if another process writes into a directory; does not take the lock."""
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        is_ours, owner = try_lock(descriptor, shared=True), _read(descriptor)
+        deadline = time.monotonic() + _EXIT_SECONDS
+        while is_ours is False and owner and owner.is_here and not owner.is_running() and time.monotonic() < deadline:
+            time.sleep(0.05)  # its last threads are about to end
+            is_ours = try_lock(descriptor, shared=True)
+        _refuse(folder, owner, is_ours, _age(descriptor))
+    finally:
+        os.close(descriptor)
+
+
+class RunLock:
+    """A held lock; its modification time is refreshed every minute for other machines."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.notes: list[str] = []
+        """Notes for the user about how the lock was taken."""
+        self._descriptor: int | None = None
+        self._ended = threading.Event()
+
+    def take(self) -> None:
+        """Take the lock, or raise UsageError."""
+        deadline = time.monotonic() + (_PATIENCE_SECONDS if restart_count() else _LOOK_SECONDS)
+        while not self._try(is_last=time.monotonic() >= deadline):
+            time.sleep(_LOOK_SECONDS)
+        threading.Thread(target=self._refresh, name="lock-refresh", daemon=True).start()
+
+    def start_over(self) -> Path | None:
+        """Rename the directory and lock a new one in its place; None if it was empty."""
+        if {path.name for path in self.folder.iterdir()} <= {LOCK}:
+            return None
+        aside, old = move_aside(self.folder), self._descriptor
+        Path(os.path.realpath(self.folder)).mkdir()
+        self._descriptor = None
+        try:
+            while not self._try(is_last=True):
+                pass
+        finally:
+            (aside / LOCK).unlink(missing_ok=True)
+            _close(old)
+        return aside
+
+    def release(self) -> None:
+        self._ended.set()
+        if self._descriptor is not None:
+            with suppress(OSError):
+                (self.folder / LOCK).unlink()
+        _close(self._descriptor)
+        self._descriptor = None
+
+    def _try(self, is_last: bool) -> bool:
+        path = self.folder / LOCK
+        descriptor = _open(path)
+        try:
+            is_ours, owner, age = try_lock(descriptor), _read(descriptor), _age(descriptor)
+            if is_ours is False and not is_last:
+                return False
+            if is_ours and not is_at(descriptor, path):  # its holder removed it just now
+                return False
+            _refuse(self.folder, owner, is_ours, age)
+            _write(path, descriptor)
+            if owner is not None:
+                self.notes.append(f"took over the directory of {owner}, which no longer runs")
+            self._descriptor, descriptor = descriptor, -1
+            _held.add(self._descriptor)
+            return True
+        finally:
+            if descriptor != -1:
+                os.close(descriptor)
+
+    def _refresh(self) -> None:
+        while not self._ended.wait(_REFRESH_SECONDS):
+            with suppress(OSError, TypeError):
+                os.utime(self._descriptor)  # type: ignore[arg-type]
+
+
+def _refuse(folder: Path, owner: Owner | None, is_ours: bool | None, age: float) -> None:
+    """Raise UsageError if another process may write there; `is_ours` says whether we got the lock."""
+    hint = "wait for it, stop it, or choose another directory with --out"
+    if is_ours is False:
+        raise UsageError(f"{folder} is in use by {owner or 'another process'}; {hint}")
+    if owner is None or (is_ours and (owner.has_this_kernel or is_seen_everywhere(folder))):
+        return  # the kernel knows better than what a dead process wrote
+    if owner.is_here and owner.is_running():
+        raise UsageError(f"{folder} is in use by {owner}; {hint}")
+    # A time far ahead is as wrong as one long ago: a clock that was set back must not lock for ever.
+    if not owner.is_here and abs(age) < STALE_SECONDS and not restart_count():
+        gone = f"if it is gone, the directory becomes free in {(STALE_SECONDS - age) / 60:.0f} minutes"
+        raise UsageError(f"{folder} is in use by {owner}; {hint}; {gone}")
+
+
+def _open(path: Path) -> int:
+    try:
+        descriptor = open_lock(path)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot create the lock of the run directory: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise UsageError(f"{path}: blocks the lock of the run directory; move it away")
+    return descriptor
+
+
+def _read(descriptor: int) -> Owner | None:
+    try:
+        return Owner(**json.loads(os.pread(descriptor, _BYTES, 0)))
+    except (ValueError, TypeError, OSError):
+        return None
+
+
+def _write(path: Path, descriptor: int) -> None:
+    """Write this process as the owner; without disk space there is no lock."""
+    since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+    owner = Owner(os.getpid(), socket.gethostname(), since, _ticks(os.getpid()), _boot())
+    content = json.dumps(asdict(owner)).encode() + b"\n"
+    try:
+        os.pwrite(descriptor, content, 0)  # first, as a file's own room is there on a full disk too
+        os.ftruncate(descriptor, len(content))
+        os.fsync(descriptor)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise PacelineError(
+            f"{path}: cannot lock the run directory: {error.strerror}; free disk space, or choose another with --out"
+        ) from error
+
+
+def _age(descriptor: int) -> float:
+    return time.time() - os.fstat(descriptor).st_mtime
+
+
+def _close(descriptor: int | None) -> None:
+    if descriptor is not None:
+        _held.discard(descriptor)
+        os.close(descriptor)
+
+
+def _ticks(pid: int) -> int | None:
+    """Start time of a process; 0 for a zombie; None if the system does not say."""
+    try:
+        described = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        fields = described.rpartition(")")[2].split()
+        return 0 if fields[0] in "ZX" else int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _boot() -> str | None:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return None

@@ -9,17 +9,13 @@ from pathlib import Path
 
 from paceline.core.atomic_write import remove_partial_files, replace_file
 from paceline.engine.run import Run
-from paceline.loggers.confusion import ConfusionFile
 from paceline.loggers.console import Console
 from paceline.loggers.events import Logger, LoggerGroup, Note
-from paceline.loggers.files import LogFile, StatusFile
+from paceline.loggers.files import ConfusionFile, LogFile, StartsFile, StatusFile, environment
 from paceline.loggers.jsonl import JsonlLogger, read_records, truncate_after
-from paceline.loggers.mlflow import MlflowTracker
 from paceline.loggers.results import About, ResultsRow
-from paceline.loggers.starts import StartsFile, environment
 from paceline.loggers.tensorboard import TensorBoardLogger, rebuild
-from paceline.loggers.tracker import Tracker, TrackerLogger
-from paceline.loggers.wandb import WandbTracker
+from paceline.loggers.trackers import MlflowTracker, Tracker, TrackerLogger, WandbTracker
 from paceline.report.page import ReportFile
 from paceline.run.summary import expected_directions
 

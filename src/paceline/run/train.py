@@ -1,11 +1,11 @@
-"""Train a run in its directory: `paceline.train`, and what the command `train` does once its run is built."""
+"""Train a run in its directory: `paceline.train`, and the context in which the command `train` takes its steps."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,12 +21,10 @@ from paceline.core.user_code import named_errors
 from paceline.engine.loop import train as train_steps
 from paceline.engine.run import Run, RunInfo
 from paceline.launch.environment import is_supervised, restart_count
-from paceline.loggers.events import Ended, LoggerGroup, Note, Record, Started
+from paceline.loggers.events import Ended, LoggerGroup, Record, Started
 from paceline.loggers.jsonl import read_records
-from paceline.run.directory import check_writable, command_line, refuse_foreign
-from paceline.run.lock import RunLock, hold_lock
+from paceline.run.directory import RunLock, check_writable, command_line, hold_lock, refuse_foreign
 from paceline.run.loggers import list_skipped, open_directory
-from paceline.run.memory_warning import memory_warning
 from paceline.run.resume import check_place, fingerprints, resume, watch_over
 from paceline.run.summary import closing_lines, opening_lines
 
@@ -89,16 +87,27 @@ def train(run: Run, fresh: bool = False) -> TrainResult:
     """
     if not isinstance(run, Run):
         raise UsageError("paceline.train takes a run that paceline.build made: paceline.train(paceline.build(RECIPE))")
+    with open_run(run, fresh):
+        train_steps(run)
+    history = decide(run.world, lambda: read_records(run.out / "metrics.jsonl"))
+    return TrainResult(run.out, dict(run.state.metrics), history, _best(run, history))
+
+
+@contextmanager
+def open_run(run: Run, fresh: bool = False) -> Iterator[None]:
+    """A context for training a run in its directory: takes its lock and its loggers, continues from its newest save.
+
+    A run that is finished has neither steps left nor anything pending.
+    """
     _check_extras(run.info)
     check_writable(run.out)
     refuse_foreign(run.out)
     with hold_lock(run.out) if run.world.is_main else nullcontext() as lock:
         try:
-            train_locked(run, lock, Start(is_fresh=fresh))
+            with open_locked(run, lock, Start(is_fresh=fresh)):
+                yield
         finally:
             run.logger = LoggerGroup()  # those of the directory are closed
-    history = decide(run.world, lambda: read_records(run.out / "metrics.jsonl"))
-    return TrainResult(run.out, dict(run.state.metrics), history, _best(run, history))
 
 
 def _check_extras(info: RunInfo) -> None:
@@ -109,23 +118,23 @@ def _check_extras(info: RunInfo) -> None:
             raise UsageError(f"logging: {missing}")
 
 
-def train_locked(run: Run, lock: RunLock | None, start: Start) -> None:
-    """Continue a run from where its directory stands, or from where it stands itself, and train it to its end.
-
-    Rank 0 holds the lock of the directory.
-    """
+@contextmanager
+def open_locked(run: Run, lock: RunLock | None, start: Start) -> Iterator[None]:
+    """The context of `open_run` in a directory whose lock rank 0 holds already."""
     run.state.data = fingerprints(run)
     taken = lock.notes if lock else []
     notes = [*start.notes, *taken, *_find_place(run, start, lock)]
     if run.progress.step and run.progress.is_done and decide(run.world, lambda: _was_finished(run.out)):
         _print_finished(run)
+        run.state.pending.clear()
+        yield
         return
     open_directory(run)
     list_skipped(run)
     watch_over(run, run.info.hang_seconds)
     run.stop.is_starting = False
-    with run.stop.on_signals(until_exit=start.is_process):
-        _train(run, notes)
+    with run.stop.on_signals(until_exit=start.is_process), _logged(run, notes):
+        yield
 
 
 def _print_finished(run: Run) -> None:
@@ -160,7 +169,9 @@ def _find_place(run: Run, start: Start, lock: RunLock | None) -> list[str]:
     return [*([moved] if moved else []), *notes, *origin]
 
 
-def _train(run: Run, notes: list[str]) -> None:
+@contextmanager
+def _logged(run: Run, notes: list[str]) -> Iterator[None]:
+    """Log how training begins and how it ends."""
     progress, logger = run.progress, run.logger
     started = time.monotonic()
     logger.emit(
@@ -178,11 +189,8 @@ def _train(run: Run, notes: list[str]) -> None:
         )
     )
     try:
-        if run.world.is_main and progress.step == 0 and restart_count() == 0:
-            for text in memory_warning(run, run.info.hang_seconds / 2):
-                logger.emit(Note(text, "warning"))
         with named_errors():
-            train_steps(run)
+            yield
         lines = closing_lines(run, time.monotonic() - started)
         logger.emit(Ended("finished", progress.step, progress.epoch, lines))
     except BaseException as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -19,17 +18,22 @@ from paceline.core.text import join_first
 from paceline.core.world import to_float64
 from paceline.data.batch import Batch
 from paceline.losses.classification import labels_of
-from paceline.losses.loss_term import AnyTerm, LazyTerm, Loss, LossTerm
-from paceline.metrics.classification import Auroc, ConfusionMatrix, MeanAveragePrecision, MultiLabel, TopK
+from paceline.losses.loss_term import Loss, LossTerm
+from paceline.metrics.classification import (
+    Auroc,
+    ConfusionMatrix,
+    MeanAveragePrecision,
+    MultiLabel,
+    SamplePredictions,
+    TopK,
+)
 from paceline.metrics.metric import Metric
-from paceline.metrics.sample_predictions import SamplePredictions
 from paceline.tasks.task import Task
 from paceline.visualize.confusion_matrix import draw_confusion_matrix
 from paceline.visualize.grid import Panel
 from paceline.visualize.image import Image, fit, to_image
 
 _MAX_RANKED = 100  # classes; with more, the scores of a whole evaluation take too much memory
-_MAX_KEPT = 2**15  # logits of a micro-batch that may wait for a log: 128 KiB, in at most 100 steps
 _NUM_VISUALIZED, _IMAGE_SIDE = 24, 96
 
 
@@ -41,6 +45,9 @@ class Classification(Task):
     or by the sum of their class weights. Predictions are logits [N, classes].
     Metrics are losses, accuracy, precision, recall, F1 and AUROC.
     """
+
+    num_visualized = _NUM_VISUALIZED
+    output_name = "logits"
 
     def __init__(
         self,
@@ -56,18 +63,15 @@ class Classification(Task):
     ) -> None:
         super().__init__(losses, weights, classes)
         self.main_metric = "f1" if multi_label else "top1"
-        self.num_visualized = _NUM_VISUALIZED
+        self.activation = "sigmoid" if multi_label else "softmax"
         self.error_name = "binary cross-entropy" if multi_label else "cross-entropy"
         self._multi_label = multi_label
         self._flip = flip
         self._top_k = [k for k in sorted({1, *top_k}) if k <= len(self.classes)]
-        self._count_correct = partial(_count_top, self._top_k)
-        self._top_names = [f"top{k}" for k in self._top_k]
-        self.training_metrics = ["accuracy"] if multi_label else list(self._top_names)
+        self.training_metrics = ["accuracy"] if multi_label else [f"top{k}" for k in self._top_k]
         self._metrics += [*self._own_metrics(top_k), *extra_metrics]
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:
-        """Logits [N, classes]."""
         logits = super().forward(model, batch)
         size, num_classes = batch["image"].shape[0], len(self.classes)
         if not isinstance(logits, Tensor):
@@ -90,18 +94,17 @@ class Classification(Task):
         flipped: Tensor = self.forward(model, Batch(batch, image=batch["image"].flip(-1)))
         return average_logits(torch.stack([logits, flipped], 1).float(), self._multi_label)
 
-    def training_terms(self, outputs: Tensor, batch: Batch) -> Mapping[str, AnyTerm]:
+    def training_terms(self, outputs: Tensor, batch: Batch) -> Mapping[str, LossTerm]:
         """Top-k accuracy, of mixed samples for their main label; of several labels, the share that is right."""
         logits, labels = outputs.detach(), labels_of("classification", batch)
         if self._multi_label:
             correct = (logits > 0) == (labels > 0.5)
             return {"accuracy": LossTerm(correct.sum().float(), float(correct.numel()))}
-        inputs, count = (logits, labels), float(labels.shape[0])
-        if logits.numel() <= _MAX_KEPT:
-            compute = self._count_correct
-            return {name: LazyTerm(compute, inputs, count, k) for k, name in enumerate(self._top_names)}
-        correct = self._count_correct(*(each.unsqueeze(0) for each in inputs))[0]
-        return {name: LossTerm(total, count) for name, total in zip(self._top_names, correct, strict=True)}
+        target = labels.argmax(1) if labels.ndim == 2 else labels
+        # How many classes the label is at least as likely as, itself included; none if it is NaN.
+        behind = (logits <= logits.gather(1, target.unsqueeze(1))).sum(1, dtype=torch.int32)
+        count, num_classes = float(labels.shape[0]), logits.shape[1]
+        return {f"top{k}": LossTerm((behind > num_classes - k).sum().float(), count) for k in self._top_k}
 
     def draw(self, batch: Batch, predictions: Tensor | None, index: int) -> list[Panel]:
         """Draw the image with its label, framed in green or red by whether the prediction is correct."""
@@ -109,19 +112,24 @@ class Classification(Task):
         image = self.thumbnail(batch["image"][index])
         if predictions is None:
             return [Panel(image, truth)]
-        predicted = self._caption(predictions[index], 0.0)
+        predicted = self._caption(self.sample_logits(predictions)[index], 0.0)
         if predicted == truth:
             return [Panel(image, truth, is_correct=True)]
         return [Panel(image, f"{predicted}, not {truth}", is_correct=False)]
 
     def sample_errors(self, predictions: Tensor, batch: Batch) -> Tensor:
         """The cross-entropy of each sample, [N]."""
-        logits, labels = to_float64(predictions), labels_of("classification", batch).to(predictions.device)
+        logits, labels = to_float64(self.sample_logits(predictions)), labels_of("classification", batch)
+        labels = labels.to(logits.device)
         if self._multi_label:
             return F.binary_cross_entropy_with_logits(logits, labels.to(logits), reduction="none").mean(1)
         if labels.ndim == 2:  # soft ones
             return -(logits.log_softmax(1)[:, : labels.shape[1]] * labels).sum(1)
         return F.cross_entropy(logits, labels, reduction="none")
+
+    def sample_logits(self, predictions: Tensor) -> Tensor:
+        """Logits [N, classes] of what `predict` gives."""
+        return predictions
 
     def _caption(self, scores: Tensor, threshold: float) -> str:
         """The class with the highest score, or the number of the class; with `multi_label` those above a threshold."""
@@ -135,27 +143,17 @@ class Classification(Task):
 
     def draw_prediction(self, image: Image, batch: Batch, predictions: Tensor, index: int) -> Panel:
         """Draw the image above the most probable class and its probability."""
-        logits = to_float64(predictions[index])
+        logits = to_float64(self.sample_logits(predictions)[index])
         probabilities = logits.sigmoid() if self._multi_label else logits.softmax(0)
         best = int(probabilities.argmax())
         return Panel(image, f"{self.classes[best]} {float(probabilities[best]):.2f}")
 
-    def export_outputs(self, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
-        """Logits [N, classes]."""
-        return {"logits": model(images)}
-
-    def export_details(self) -> dict[str, Any]:
-        """What makes probabilities of logits."""
-        return {"activation": "sigmoid" if self._multi_label else "softmax"}
-
     def draw_metrics(self, metrics: dict[str, Any]) -> dict[str, Image]:
-        """Draw the confusion matrix."""
         if "confusion" not in metrics:
             return {}
         return {"confusion": draw_confusion_matrix(metrics["confusion"], self.classes, "Confusion matrix")}
 
     def prediction_metric(self) -> Metric:
-        """The metric that collects the probabilities of each sample."""
         return SamplePredictions(len(self.classes), self._multi_label)
 
     def _own_metrics(self, top_k: Sequence[int]) -> list[Metric]:
@@ -167,16 +165,6 @@ class Classification(Task):
         else:
             counted, ranked = [TopK(sorted({1, *top_k})), ConfusionMatrix(num_classes)], [Auroc(num_classes)]
         return counted + (ranked if num_classes <= _MAX_RANKED else [])
-
-
-def _count_top(ks: Sequence[int], logits: Tensor, labels: Tensor) -> Tensor:
-    """How many samples of each of S batches, [S, N, classes], have their (main) label among the first k: [S, ks]."""
-    if labels.ndim == logits.ndim:
-        labels = labels.argmax(-1)
-    behind = (logits <= logits.gather(-1, labels.unsqueeze(-1))).sum(
-        -1, dtype=torch.int32
-    )  # its own included; NaN never is
-    return torch.stack([(behind > logits.shape[-1] - k).sum(-1) for k in ks], -1)
 
 
 def average_logits(logits: Tensor, multi_label: bool) -> Tensor:

@@ -15,8 +15,8 @@ from paceline.core.registry import register
 from paceline.core.world import to_float64
 from paceline.data.batch import Batch
 from paceline.losses.loss_term import Count, LossTerm
-from paceline.metrics.detection import CocoAP, DetectionRows, count_mistakes, truth_field
-from paceline.metrics.metric import Metric
+from paceline.metrics.detection import CocoAP, count_mistakes, detection_rows, truth_field
+from paceline.metrics.metric import Metric, Rows
 from paceline.models.detector import Detections, Detector, Target, batched_nms
 from paceline.models.model_errors import call_model
 from paceline.tasks.task import Task, compare_by
@@ -76,7 +76,6 @@ class Detection(Task):
         return counts
 
     def losses(self, model: nn.Module, batch: Batch) -> dict[str, LossTerm]:
-        """Each loss of the model."""
         parts = call_model(model, batch["image"], _targets(batch))
         if not isinstance(parts, Mapping) or not all(_is_fraction(parts.get(name)) for name in self.weights):
             names = ", ".join(f'"{name}": (total, count)' for name in self.weights)
@@ -108,7 +107,6 @@ class Detection(Task):
         return {"boxes": boxes, "scores": scores}
 
     def export_details(self) -> dict[str, Any]:
-        """How the best boxes are selected."""
         return {"activation": None, "selection": self._selection}
 
     def draw(self, batch: Batch, predictions: list[Detections] | None, index: int) -> list[Panel]:
@@ -150,8 +148,7 @@ class Detection(Task):
         return {"precision_recall": draw_curves(curves, title, "recall", "precision", colors=colors)} if curves else {}
 
     def detection_metric(self) -> Metric:
-        """What collects the detections of each image."""
-        return DetectionRows()
+        return Rows("detections", detection_rows)
 
     def _merge(self, first: Detections, flipped: Detections, width: int) -> Detections:
         """The best detections of an image and its mirror image, without those that overlap a better one."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,10 @@ from paceline.core.world import to_float64
 from paceline.data.batch import TRUTHS, Batch, KeypointNames
 from paceline.losses.heatmap import stack_keypoints
 from paceline.losses.loss_term import Loss
-from paceline.metrics.keypoints import PCK, TORSO, KeypointAP, PoseRows, known_sigmas, truth_keypoints
-from paceline.metrics.metric import LossMetrics, Metric, MetricValues, State
-from paceline.models.heatmaps import Decode, Poses, decode_heatmaps, flip_heatmaps
+from paceline.metrics.keypoints import PCK, TORSO, KeypointAP, known_sigmas, pose_rows, truth_keypoints
+from paceline.metrics.metric import LossMetrics, Metric, MetricOf, Rows
 from paceline.models.model_errors import call_model
+from paceline.models.simple_baseline import Decode, Poses, decode_heatmaps, flip_heatmaps
 from paceline.tasks.task import Task, compare_by
 from paceline.visualize.grid import KEYPOINT_LEGEND, Panel
 from paceline.visualize.image import Image, fit, to_image
@@ -41,6 +40,7 @@ class Keypoints(Task):
 
     original_size = True
     error_name = "mean distance in diagonals of the image"
+    output_name = "heatmaps"
 
     def __init__(
         self,
@@ -63,7 +63,8 @@ class Keypoints(Task):
         self.joints = joints
         self._decode: Decode = decode
         self._flip = flip
-        self._metrics: list[Metric] = [_HeatmapMetric(LossMetrics(self.loss_functions, self.weights))]
+        own = LossMetrics(self.loss_functions, self.weights)
+        self._metrics: list[Metric] = [MetricOf(own, lambda found, batch: (found.heatmaps, batch))]
         if known_sigmas(joints.names):
             self._metrics.append(KeypointAP(joints))
             self.main_metric = "ap"
@@ -93,10 +94,6 @@ class Keypoints(Task):
             raise RecipeError(f"model: got {found}, expected heatmaps [N, {expected}, h, w]; use simple_baseline")
         return outputs.float()
 
-    def export_outputs(self, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
-        """Heatmaps [N, joints, h, w]."""
-        return {"heatmaps": model(images)}
-
     def export_details(self) -> dict[str, Any]:
         """The joints of the heatmaps, and how their maxima are refined."""
         return {"joints": list(self.joints.names), "decode": self._decode}
@@ -125,8 +122,7 @@ class Keypoints(Task):
         return self._panel(image, found, "", max(image.shape[:2]))
 
     def keypoint_metric(self) -> Metric:
-        """What collects the keypoints of each image."""
-        return PoseRows()
+        return Rows("poses", pose_rows)
 
     def _visible(self, points: Tensor, scores: Tensor) -> np.ndarray[Any, Any]:
         """One person [1, J, 3] to draw: keypoints that are not certain as hidden ones."""
@@ -138,27 +134,6 @@ class Keypoints(Task):
         scaled = keypoints * np.array([small.shape[1] / image.shape[1], small.shape[0] / image.shape[0], 1])
         drawn = draw_keypoints(small, scaled, self.joints.names, self.joints.limbs)
         return Panel(drawn, caption, legend=KEYPOINT_LEGEND)
-
-
-@dataclass(frozen=True)
-class _HeatmapMetric:
-    """A metric of heatmaps, such as the losses."""
-
-    metric: Metric
-    higher_is_better: Mapping[str, bool] = field(default_factory=dict, init=False)
-
-    @property
-    def wrapped(self) -> Sequence[Metric]:
-        """The metric whose values these are."""
-        return [self.metric]
-
-    def update(self, predictions: Poses, batch: Batch) -> State:
-        """The state of one batch."""
-        return self.metric.update(predictions.heatmaps, batch)
-
-    def compute(self, state: State) -> MetricValues:
-        """The metric's values."""
-        return self.metric.compute(state)
 
 
 def heatmaps_and_places(heatmaps: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from paceline.data.batch import Batch
 from paceline.losses.loss_term import Loss
 from paceline.losses.reconstruction import masks_of, patch_size_of, patch_targets
 from paceline.metrics.features import FeatureAccuracy
-from paceline.metrics.metric import LossMetrics, Metric, MetricValues, State
+from paceline.metrics.metric import LossMetrics, Metric, MetricOf
 from paceline.models.masked_autoencoder import patchify, unpatchify
 from paceline.models.model_errors import call_model
 from paceline.tasks.task import Task, compare_by
@@ -58,11 +58,11 @@ class MaskedAutoencoder(Task):
         compare_by(hidden_patches, losses.values())
         compare_by(lambda found, batch: hidden_patches(found.patches, batch), extra_metrics)
         self._normalizes = any(getattr(loss, "normalize", False) for loss in losses.values())
-        own = [_OfPatches(self.loss_functions, self.weights)]
-        self._metrics = [*own, *([FeatureAccuracy(len(classes))] if classes else []), *extra_metrics]
+        own = LossMetrics(self.loss_functions, self.weights)
+        self._metrics = [MetricOf(own, lambda found, batch: (found.patches, batch))]
+        self._metrics += [*([FeatureAccuracy(len(classes))] if classes else []), *extra_metrics]
 
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The predicted pixels of all patches."""
         masks_of(batch)
         patches: Tensor = call_model(model, batch["image"], batch["visible_patches"])
         return patches
@@ -113,15 +113,3 @@ def hidden_patches(patches: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         raise RecipeError(f"model: predicts patches of shape {list(patches.shape)}, but {cause}; change either")
     found = [each.gather(1, hidden.expand(-1, -1, each.shape[2])) for each in (patches, truth)]
     return found[0], found[1]
-
-
-class _OfPatches(LossMetrics):
-    """The losses of the predicted patches."""
-
-    def update(self, predictions: Reconstruction, batch: Batch) -> State:
-        """The state of one batch."""
-        return super().update(predictions.patches, batch)
-
-    def compute(self, state: State) -> MetricValues:
-        """The losses."""
-        return super().compute(state)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.core.errors import RecipeError
 from paceline.data.batch import Batch
-from paceline.metrics.metric import LossMetrics, Metric, MetricValues, State
+from paceline.metrics.metric import LossMetrics, Metric, MetricOf
 from paceline.tasks.task import Task
 
 Forward = Callable[[Tensor], Tensor]
@@ -28,41 +28,15 @@ class PixelPrediction(NamedTuple):
     """Of each sample, [H, W], at the size of its truth."""
 
 
-@dataclass(frozen=True)
-class _WrappedMetric:
-    metric: Metric
-    higher_is_better: Mapping[str, bool] = field(default_factory=dict, init=False)
-
-    @property
-    def wrapped(self) -> Sequence[Metric]:
-        """The metric whose values these are."""
-        return [self.metric]
-
-    def compute(self, state: State) -> MetricValues:
-        """The metric's values."""
-        return self.metric.compute(state)
-
-
-class LogitMetric(_WrappedMetric):
-    """A metric of logits against the masks of the batch."""
-
-    def update(self, predictions: PixelPrediction, batch: Batch) -> State:
-        """The state of one batch."""
-        return self.metric.update(predictions.logits, batch)
-
-
-class MapMetric(_WrappedMetric):
-    """A metric of maps at the size of the truth: it gets lists, of maps and, as "mask", of truths."""
-
-    def update(self, predictions: PixelPrediction, batch: Batch) -> State:
-        """The state of one batch."""
-        return self.metric.update(predictions.maps, Batch(batch, mask=truths(batch)))
-
-
 def pixel_metrics(task: Task, map_metrics: Sequence[Metric]) -> list[Metric]:
     """The losses at the size of the batch's masks, and these metrics at the size of the truth."""
-    losses = LogitMetric(LossMetrics(task.loss_functions, task.weights))
-    return [losses, *(MapMetric(metric) for metric in map_metrics)]
+    losses = MetricOf(LossMetrics(task.loss_functions, task.weights), lambda found, batch: (found.logits, batch))
+    return [losses, *(MetricOf(metric, _maps_and_truths) for metric in map_metrics)]
+
+
+def _maps_and_truths(predictions: PixelPrediction, batch: Batch) -> tuple[list[Tensor], Batch]:
+    """Lists, of maps and, as "mask", of truths."""
+    return predictions.maps, Batch(batch, mask=truths(batch))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from paceline.core.errors import TrainingError
 from paceline.core.signatures import signature_of
 from paceline.data.batch import Batch, KeypointNames
 from paceline.losses.adapter import Criterion, Pair
-from paceline.losses.loss_term import AnyTerm, Count, LazyTerm, Loss, LossTerm
+from paceline.losses.loss_term import Count, Loss, LossTerm
 from paceline.metrics.adapter import MetricAdapter
 from paceline.metrics.metric import LossMetrics, Metric
 from paceline.models.model_errors import call_model
@@ -19,22 +19,21 @@ from paceline.visualize.grid import Panel
 from paceline.visualize.image import Image, fit, to_image
 
 _IMAGE_SIDE = 160
-_TERMS = (LossTerm, LazyTerm)
 
 
-def check_terms(task: Task, terms: Any) -> Mapping[str, AnyTerm]:
+def check_terms(task: Task, terms: Any) -> Mapping[str, LossTerm]:
     """What a task's `losses` gave; raises TrainingError unless it has a `LossTerm` for each weight."""
     found: str | None = None
     if type(terms) is not dict and not isinstance(terms, Mapping):  # which takes long to answer
         found = f"gave {type(terms).__name__}"
     elif missing := [name for name in task.weights if name not in terms]:
         found = f"gave {', '.join(map(repr, terms)) or 'nothing'}, but no {missing[0]!r}"
-    elif wrong := [name for name, term in terms.items() if not isinstance(term, _TERMS)]:
+    elif wrong := [name for name, term in terms.items() if not isinstance(term, LossTerm)]:
         found = f"gave {type(terms[wrong[0]]).__name__} as {wrong[0]!r}"
     elif wrong := [name for name in task.weights if not isinstance(terms[name].numerator, Tensor)]:
         found = f"gave LossTerm({type(terms[wrong[0]].numerator).__name__}, …) as {wrong[0]!r}"
     if found is None:
-        return cast("Mapping[str, AnyTerm]", terms)
+        return cast("Mapping[str, LossTerm]", terms)
     names = ", ".join(f'"{name}": LossTerm(total, count)' for name in task.weights)
     raise TrainingError(
         f"task {type(task).__name__}: losses {found}; expected a dict with a LossTerm for each loss of the recipe:"
@@ -90,6 +89,10 @@ class Task:
     """What `sample_errors` measures, as reports call it."""
     original_size: bool = False
     """What `evaluate.original_size: auto` stands for."""
+    output_name: str = "output"
+    """What an exported model's output is called."""
+    activation: str | None = None
+    """What makes probabilities of an exported model's output, if anything does."""
 
     def __init__(
         self,
@@ -116,13 +119,13 @@ class Task:
         """The denominator of each loss, or None where it depends on predictions."""
         return {name: loss.count(batch) for name, loss in self.loss_functions.items()}
 
-    def losses(self, model: nn.Module, batch: Batch) -> Mapping[str, AnyTerm]:
+    def losses(self, model: nn.Module, batch: Batch) -> Mapping[str, LossTerm]:
         """Each loss of a micro-batch as a numerator and a denominator."""
         outputs = self._forward(model, batch)
         terms = {name: loss(outputs, batch) for name, loss in self.loss_functions.items()}
         return {**self.training_terms(outputs, batch), **terms}
 
-    def training_terms(self, outputs: Any, batch: Batch) -> Mapping[str, AnyTerm]:
+    def training_terms(self, outputs: Any, batch: Batch) -> Mapping[str, LossTerm]:
         """Each training metric of a micro-batch as a sum and a count, without reading a value from the device."""
         return {}
 
@@ -155,11 +158,11 @@ class Task:
     def export_outputs(self, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
         """What an exported model gives for a batch of images: tensors by name, the batch first in each."""
         found = model(images)
-        return dict(found) if isinstance(found, Mapping) else {"output": found}
+        return dict(found) if isinstance(found, Mapping) else {self.output_name: found}
 
     def export_details(self) -> dict[str, Any]:
         """What a program must know to make predictions of the exported outputs, as JSON."""
-        return {}
+        return {"activation": self.activation} if self.activation else {}
 
     def draw_metrics(self, metrics: dict[str, Any]) -> dict[str, Image]:
         """Draw values such as a confusion matrix; the images by name."""

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.data.batch import Batch
-from paceline.losses.loss_term import AnyTerm
+from paceline.losses.loss_term import LossTerm
+from paceline.metrics.classification import SamplePredictions
 from paceline.metrics.metric import Metric
-from paceline.metrics.sample_predictions import SamplePredictions
 from paceline.metrics.video import PerVideo
 from paceline.models.model_errors import call_model
 from paceline.tasks.classification import Classification, average_logits
-from paceline.visualize.grid import Panel, tile_frames
+from paceline.visualize.grid import tile_frames
 from paceline.visualize.image import Image, to_image
 
 _CLIP_SIDE = 160  # pixels of four frames
@@ -30,9 +30,8 @@ class VideoClassification(Classification):
     views of one video too, whichever ranks they are on.
     """
 
-    def losses(self, model: nn.Module, batch: Batch) -> Mapping[str, AnyTerm]:
-        """Each loss of the prediction for each sample."""
-        logits = self._average_views(self.predict(model, batch))
+    def losses(self, model: nn.Module, batch: Batch) -> Mapping[str, LossTerm]:
+        logits = self.sample_logits(self.predict(model, batch))
         terms = {name: loss(logits, batch) for name, loss in self.loss_functions.items()}
         return {**self.training_terms(logits, batch), **terms}
 
@@ -54,29 +53,15 @@ class VideoClassification(Classification):
         return torch.stack([call_model(model, view).float() for view in views], 1)
 
     def metrics(self) -> Sequence[Metric]:
-        """The metrics of classification for whole videos, and the accuracy of single views."""
         return [PerVideo(super().metrics(), self._multi_label)]
 
     def prediction_metric(self) -> Metric:
-        """The metric that collects the probabilities of each video."""
         return PerVideo([SamplePredictions(len(self.classes), self._multi_label)], self._multi_label)
-
-    def draw(self, batch: Batch, predictions: Tensor | None, index: int) -> list[Panel]:
-        """Draw four frames, framed in green or red by whether the prediction is correct."""
-        return super().draw(batch, None if predictions is None else self._average_views(predictions), index)
-
-    def sample_errors(self, predictions: Tensor, batch: Batch) -> Tensor:
-        """The cross-entropy of each sample, [N]."""
-        return super().sample_errors(self._average_views(predictions), batch)
-
-    def draw_prediction(self, image: Image, batch: Batch, predictions: Tensor, index: int) -> Panel:
-        """Draw frames of the video above the most probable class."""
-        return super().draw_prediction(image, batch, self._average_views(predictions), index)
 
     def thumbnail(self, image: Tensor) -> Image:
         """Four frames of a clip [C, T, H, W], of the first view if there are several."""
         return tile_frames(to_image(image[0] if image.ndim == 5 else image), _CLIP_SIDE)
 
-    def _average_views(self, logits: Tensor) -> Tensor:
+    def sample_logits(self, predictions: Tensor) -> Tensor:
         """Logits [N, classes] of the mean of the views' probabilities."""
-        return logits if logits.ndim == 2 else average_logits(logits, self._multi_label)
+        return predictions if predictions.ndim == 2 else average_logits(predictions, self._multi_label)

@@ -24,7 +24,6 @@ from paceline.data.index.folders import (
     class_folders,
     files_below,
     refuse_escape,
-    refuse_escapes,
     skipped_note,
 )
 from paceline.data.index.index import IndexBuilder, open_index, read_part, split_arguments, write_parts
@@ -58,9 +57,9 @@ class ClassFolders(FileDataset):
         def build(builder: IndexBuilder) -> None:
             builder.watch(folder)
             builder.facts["classes"] = classes = class_folders(root, folder, self.example)
-            labels, skipped, escaping = list[NDArray[np.int32]](), Counter[str](), list[Path]()
+            labels, skipped = list[NDArray[np.int32]](), Counter[str]()
             for label, name in enumerate(classes):
-                files = files_below(folder, name, suffixes, inside, builder.watch, (), skipped, escaping)
+                files = files_below(folder, name, suffixes, inside, builder.watch, (), skipped)
                 found = sorted(map(os.fsencode, files))
                 if not found:
                     expected = f"expected files with the extensions {' '.join(suffixes)}"
@@ -68,7 +67,6 @@ class ClassFolders(FileDataset):
                 builder.append_texts("file", found)
                 labels.append(np.full(len(found), label, np.int32))
                 builder.append("label", labels[-1])
-            refuse_escapes(escaping, inside)
             if note := skipped_note(skipped, f"{self.kind}s", suffixes):
                 builder.note(note)
             joined = np.concatenate(labels)

@@ -27,12 +27,10 @@ from paceline.data.index.folders import FileDataset, NamedFiles, files_below
 from paceline.data.index.index import IndexBuilder, open_index, read_part, split_arguments, write_parts
 from paceline.data.index.list_file import (
     Columns,
-    LineNumbers,
     Row,
     at_line,
     delimiter_hint,
     encode_name,
-    find_line,
     read_list,
 )
 from paceline.data.io.image import EXTENSIONS, MAX_PIXELS, Encoded, Pixels
@@ -43,7 +41,6 @@ from paceline.data.io.mask import (
     PaintedClasses,
     decode_gray,
     decode_ids,
-    unknown_colors,
 )
 
 _FAINTEST = 32  # a mask that is nowhere lighter, but not empty, holds ids rather than grays
@@ -100,8 +97,7 @@ class ImageMask(FileDataset):
         self.classes, label_ids = _classes_and_ids(classes, label_map, ignore_index, binary)
         self.ignore_index = ignore_index
         self.max_pixels = max_pixels
-        self._painted = None if colors is None else PaintedClasses(colors, ignore_index)
-        mapped = label_ids or self._painted
+        mapped = label_ids or (None if colors is None else PaintedClasses(colors, ignore_index))
         self._decode: Callable[[Path, int], Pixels]
         self._decode = decode_gray if binary and mapped is None else partial(decode_ids, mapped=mapped)
         known = {*range(len(self.classes)), *(() if ignore_index is None else (ignore_index,))}
@@ -136,7 +132,7 @@ class ImageMask(FileDataset):
         """The line of the list that names image `index`, or its file without a list."""
         if self._list is None:
             return str(self.path(index))
-        return at_line(self._list, find_line(self._index, int(self._part[index])))
+        return at_line(self._list, int(self._index["line"][self._part[index]]))
 
     def update_digest(self, digest: DataDigest) -> None:
         """Add the names and sizes of the images and masks to a fingerprint, and the content of the list."""
@@ -144,10 +140,6 @@ class ImageMask(FileDataset):
             digest.content(self._list)
         for files in (self._files, self._masks):
             digest.files(self.root, files.names(self._part))
-
-    def unknown_colors(self, index: int) -> str:
-        """The commonest colors of painted mask `index` that are of no class; empty if there is none."""
-        return "" if self._painted is None else unknown_colors(self.mask_path(index), self.max_pixels, self._painted)
 
     def open(self, index: int) -> Sample:
         """The image, not decoded yet, and its mask, uint8 [H, W]."""
@@ -299,7 +291,7 @@ class _Pairs:
         rows = list(read_list(list_file, columns, self._builder.facts["notes"]))
         if not rows:
             raise DataError(f"{list_file}: the list is empty; expected a line for each image")
-        LineNumbers(self._builder).append([row.line for row in rows])
+        self._builder.append("line", np.array([row.line for row in rows]))
         pairs = self._by_name(list_file, rows) if rows[0].label is None else self._by_column(list_file, rows)
         encoded = partial(encode_name, list_file)
         lines = zip((row.line for row in rows), pairs, strict=True)

@@ -23,7 +23,7 @@ from paceline.data.fingerprint import DataDigest
 from paceline.data.index.folders import FileDataset, NamedFiles, hint_on_missing
 from paceline.data.index.index import (
     IndexBuilder,
-    SplitColumn,
+    append_split_words,
     open_index,
     read_fold,
     read_part,
@@ -34,12 +34,10 @@ from paceline.data.index.index import (
 from paceline.data.index.list_file import (
     Columns,
     Format,
-    LineNumbers,
     Row,
     at_line,
     delimiter_hint,
     encode_name,
-    find_line,
     read_list,
 )
 from paceline.data.io.image import MAX_PIXELS, Encoded
@@ -129,7 +127,7 @@ class ListFile(FileDataset):
 
     def place(self, index: int) -> str:
         """The list, and the line of it that names sample `index`."""
-        return at_line(self.file, find_line(self._index, int(self._part[index])))
+        return at_line(self.file, int(self._index["line"][self._part[index]]))
 
     def update_digest(self, digest: DataDigest) -> None:
         """Add the names and sizes of the files to a fingerprint, and the content of the list."""
@@ -154,7 +152,7 @@ class ListFile(FileDataset):
         """Why samples have no label, and what to do about it; empty if they have."""
         if "meaning" in self._index:
             return ""
-        name, place = self._files.name(0), at_line(self.file, find_line(self._index, 0))
+        name, place = self._files.name(0), at_line(self.file, int(self._index["line"][0]))
         advice = "; ".join(self._index.facts["notes"]) or delimiter_hint([name]) or "give a list that has labels"
         return f"{place}: no label beside {name!r}; {advice}, or `label_from: folder` if a folder is a class"
 
@@ -201,8 +199,7 @@ def _write(
     classes: Sequence[str] | None,
 ) -> tuple[int, NDArray[np.int32] | None]:
     """Write the arrays of an index, a few lines at a time; how many lines there are, and the class of each if one."""
-    file, lines, size, single = encoder.path, LineNumbers(builder), 0, list[NDArray[np.int32]]()
-    parts = SplitColumn(builder, file)
+    file, size, single = encoder.path, 0, list[NDArray[np.int32]]()
     first = next(rows, None)
     if first is None:
         raise DataError(f"{file}: the list has no samples; expected a line for each")
@@ -219,8 +216,8 @@ def _write(
             single.append(np.array(numbers, np.int32))
             builder.append("label", single[-1])
         if first.part is not None:
-            parts.append([row.part for row in chunk])
-        lines.append([row.line for row in chunk])
+            append_split_words(builder, file, [row.part for row in chunk])
+        builder.append("line", np.array([row.line for row in chunk]))
         size += len(chunk)
     builder.facts["classes"] = list(classes or [])
     if first.label is not None:

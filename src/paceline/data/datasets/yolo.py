@@ -72,8 +72,8 @@ class Yolo(DetectionDataset):
             names = _class_names(self.file, content.get("names"))
             images = _find_images(self.file, base, content, split, inside, builder)
             files = _find_labels(self.file, images, None if labels is None else base / labels, builder)
-            shape = kpt_shape or content.get("kpt_shape")
-            if shape is not None and not _is_keypoint_shape(list(shape) if shape is kpt_shape else shape):
+            shape = content.get("kpt_shape") if kpt_shape is None else list(kpt_shape)
+            if shape is not None and not _is_keypoint_shape(shape):
                 raise DataError(f"{self.file}: `kpt_shape` is {shape!r:.60}; {_EXPECTED_SHAPE}")
             objects = _Lines(self.file, names, shape).read(base, files)
             builder.facts["classes"] = names

@@ -55,13 +55,11 @@ def files_below(
     watch: Callable[[Path], None],
     above: tuple[str, ...] = (),
     skipped: Counter[str] | None = None,
-    escaping: list[Path] | None = None,
 ) -> Iterator[str]:
     """The files with these extensions in folder `name` of `top` and below it, relative to `top`, in no order.
 
-    Links may not lead out of `inside`. `watch` is called with each folder before it is listed; `above` are the real
-    folders that this one is in. Files with other extensions are counted in `skipped`, by extension. Files that lead out
-    are a DataError, or are added to `escaping`, for `refuse_escapes` to name them together.
+    A link that leads out of `inside` is a DataError. `watch` is called with each folder before it is listed; `above`
+    are the real folders that this one is in. Files with other extensions are counted in `skipped`, by extension.
     """
     folder = top / name
     real = os.path.realpath(folder)
@@ -79,13 +77,10 @@ def files_below(
                 skipped[PurePosixPath(entry.name.lower()).suffix] += 1
             continue
         below = f"{name}/{entry.name}" if name else entry.name
-        if entry.is_symlink() and not _leads_inside(top / below, inside):
-            if escaping is None or is_folder:
-                refuse_escape(top / below, inside)
-            else:
-                escaping.append(top / below)
+        if entry.is_symlink():
+            refuse_escape(top / below, inside)
         if is_folder:
-            yield from files_below(top, below, extensions, inside, watch, (*above, real), skipped, escaping)
+            yield from files_below(top, below, extensions, inside, watch, (*above, real), skipped)
         else:
             yield below
 
@@ -103,28 +98,17 @@ def skipped_note(skipped: Counter[str], what: str, extensions: Sequence[str]) ->
 
 def refuse_escape(path: Path, inside: Path | None) -> None:
     """Data may come from anywhere that a recipe names, but what lies in it may not lead elsewhere unasked."""
-    if not _leads_inside(path, inside):
+    if inside is not None and not _is_inside(path, inside):
         target = os.path.realpath(path)
         raise DataError(f"{path}: leads out of {inside}, to {target}; add `follow_links: true` if that is meant")
 
 
-def refuse_escapes(paths: Sequence[Path], inside: Path | None) -> None:
-    """The same for the files that `files_below` has added to `escaping`, all at once."""
-    if len(paths) == 1:
-        refuse_escape(paths[0], inside)
-    if paths:
-        named = join_first(sorted(map(str, paths)), 2)
-        found = f"{len(paths):,} files lead out of {inside}, such as {named}"
-        raise DataError(f"{found}; add `follow_links: true` if that is meant")
+def _is_inside(path: Path, inside: Path) -> bool:
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(inside))
 
 
-def _leads_inside(path: Path, inside: Path | None) -> bool:
-    return inside is None or Path(os.path.realpath(path)).is_relative_to(os.path.realpath(inside))
-
-
-@lru_cache(maxsize=4096)
-def _is_inside(folder: Path, inside: Path) -> bool:
-    return Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(inside))
+_folder_is_inside = lru_cache(maxsize=4096)(_is_inside)
+"""The same, looked at once for each folder: many files of it are opened again and again."""
 
 
 class NamedFiles:
@@ -152,8 +136,7 @@ class NamedFiles:
     def checked(self, row: int) -> Path:
         """A file that is to be opened; DataError if it leads out."""
         path = self.path(row)
-        # Many files of a folder are opened again and again, so the folder is looked at once.
-        if self._inside is not None and (path.is_symlink() or not _is_inside(path.parent, self._inside)):
+        if self._inside is not None and (path.is_symlink() or not _folder_is_inside(path.parent, self._inside)):
             refuse_escape(path, self._inside)
         return path
 
@@ -193,22 +176,18 @@ def hint_on_missing(root: Path, name: str) -> str:
         return "; the name is not UTF-8: is the list in another encoding, such as Latin-1? Save it as UTF-8"
     if "\\" in name:
         return f"; paths are written with /, as in {name.replace(chr(92), '/')!r}"
-    similar = PurePosixPath()
-    for part in PurePosixPath(name).parts:
-        names = _names_in(root / similar)
-        found = names.get(part.casefold()) or names.get(PurePosixPath(part).stem.casefold())
-        if found is None:
-            return ""
-        similar /= found
-    return f"; did you mean {str(similar)!r}?"
+    asked = PurePosixPath(name)
+    wanted = asked.name.casefold(), asked.stem.casefold()
+    for there in _names_in(root / asked.parent):
+        if there.casefold() in wanted or PurePosixPath(there).stem.casefold() in wanted:
+            return f"; did you mean {str(asked.parent / there)!r}?"
+    return ""
 
 
 @lru_cache(maxsize=16)
-def _names_in(folder: Path) -> dict[str, str]:
-    """What is in a folder, by name in lower case, with and without the extension."""
+def _names_in(folder: Path) -> list[str]:
     try:
         with os.scandir(folder) as entries:
-            names = [entry.name for entry in islice(entries, _MAX_ENTRIES)]
+            return [entry.name for entry in islice(entries, _MAX_ENTRIES)]
     except (OSError, ValueError):
-        return {}
-    return {PurePosixPath(name).stem.casefold(): name for name in names} | {name.casefold(): name for name in names}
+        return []

@@ -24,17 +24,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.cache_folder import cache_folders, make_private
-from paceline.core.errors import DataError
+from paceline.core.errors import DamagedFileError, DataError
 from paceline.core.file_lock import is_at, lock_file
 from paceline.core.regular_file import open_regular
 from paceline.core.text import join_first
-from paceline.data.mapped_arrays import ArrayWriter, DamagedFileError, MappedArrays, Streamed
+from paceline.data.mapped_arrays import ArrayWriter, MappedArrays
 from paceline.data.rng import derive
 from paceline.data.sampler import Permutation
 
 MAX_BYTES = 2 << 30
 """What all indexes may take together; those that were not used for longest are removed first."""
-_VERSION = 6  # of what data sets write into their indexes
+_VERSION = 8  # of what data sets write into their indexes
 _PATIENCE = 5.0  # seconds until something is said about work that goes on
 _TICK, _COARSE_TICK = 20_000_000, 2_000_000_000  # nanoseconds within which two changes may have one time
 _SECOND = 1_000_000_000
@@ -64,11 +64,11 @@ class IndexBuilder(ArrayWriter):
         name = path.relative_to(self._base) if path.is_relative_to(self._base) else path.absolute()
         self._watched.append((os.fsencode(name), *_state(path), _checksum(path) if by_content else _UNREAD))
 
-    def write(self, file: IO[bytes], streamed: Streamed | None = None) -> None:
+    def write(self, file: IO[bytes]) -> None:
         """Write the whole file, with what is watched."""
         self.append_texts("watched", [name for name, *_ in self._watched])
         self.append("watched.state", np.array([state for _, *state in self._watched], np.int64).reshape(-1, 3))
-        super().write(file, streamed)
+        super().write(file)
 
 
 def open_index(
@@ -117,7 +117,6 @@ def _find(path: Path, folder: Path, asked: int) -> MappedArrays | None:
         is_ours = path.stat().st_uid == os.getuid() and index.facts.get("name") == path.name
         if not is_ours or not _is_valid(index, folder, asked):
             return None
-        index.verify()
     except (OSError, DamagedFileError, LookupError, ValueError):
         return None
     with suppress(OSError):
@@ -232,9 +231,10 @@ def draw_parts(
     sums = [fsum(shares[name] for name in names[:number]) for number in range(len(names) + 1)]
     bounds = [round(size * each / sums[-1]) for each in sums]
     order = Permutation(size, derive(seed, _PURPOSE))
-    if labels is None:
-        return {name: _members(order, start, stop) for name, (start, stop) in zip(names, pairwise(bounds), strict=True)}
     drawn = np.concatenate([order.permute(0, rows) for rows in np.split(np.arange(size), range(_CHUNK, size, _CHUNK))])
+    if labels is None:
+        parts = zip(names, pairwise(bounds), strict=True)
+        return {name: np.sort(drawn[start:stop]).astype(np.uint32) for name, (start, stop) in parts}
     _, firsts, classes, counts = np.unique(labels[drawn], return_index=True, return_inverse=True, return_counts=True)
     ideal = counts[:, None] * (np.array([shares[name] for name in names]) / sums[-1])
     whole = _rounded(ideal, counts, np.diff(bounds), firsts)
@@ -259,15 +259,6 @@ def _rounded(
             rows[row] -= more
             columns[column] -= more
     return whole
-
-
-def _members(order: Permutation, start: int, stop: int) -> NDArray[np.uint32]:
-    members = np.empty(stop - start, np.uint32)
-    for first in range(start, stop, _CHUNK):
-        last = min(first + _CHUNK, stop)
-        members[first - start : last - start] = order.permute(0, np.arange(first, last))
-    members.sort()
-    return members
 
 
 def write_parts(
@@ -299,34 +290,24 @@ def split_arguments(shares: Mapping[str, float] | None, seed: int, stratify: boo
     return {"split_shares": dict(shares), "split_seed": seed, "stratify": stratify} if shares else {}
 
 
-class SplitColumn:
-    """Takes the words of a list's column of splits or folds, and writes the rows of each word into an index."""
-
-    def __init__(self, writer: ArrayWriter, file: Path) -> None:
-        self._writer, self._file = writer, file
-        self._names: dict[str, int] = writer.facts.setdefault("listed", {})
-        self._size = 0
-
-    def append(self, words: Sequence[Any]) -> None:
-        """The words of the next rows."""
-        numbers = np.array([self._names.setdefault(str(word).strip(), len(self._names)) for word in words])
-        if len(self._names) > _MAX_PARTS:
-            some = join_first(list(self._names), _MAX_NAMES)
-            found = f"the column of splits or folds has more than {_MAX_PARTS} different words: {some}"
-            raise DataError(f"{self._file}: {found}; name another column")
-        for number in np.unique(numbers):
-            self._writer.append(f"listed.{number}", np.flatnonzero(numbers == number) + self._size)
-        self._size += len(words)
+def append_split_words(writer: ArrayWriter, file: Path, words: Sequence[Any]) -> None:
+    """Add the words of the next rows in a list's column of splits or folds to an index."""
+    names: dict[str, int] = writer.facts.setdefault("listed", {})
+    writer.append("listed", np.array([names.setdefault(str(word).strip(), len(names)) for word in words]))
+    if len(names) > _MAX_PARTS:
+        some = join_first(list(names), _MAX_NAMES)
+        found = f"the column of splits or folds has more than {_MAX_PARTS} different words: {some}"
+        raise DataError(f"{file}: {found}; name another column")
 
 
 def read_split_column(index: MappedArrays, file: Path, split: str | None, column: str | int) -> Part:
     """The rows that have a split's name in the column of splits."""
     names: dict[str, int] = index.facts["listed"]
     if split not in names:
-        counts = [f"{name} ({len(index[f'listed.{number}']):,})" for name, number in names.items()]
+        counts = [f"{name} ({count:,})" for name, count in zip(names, np.bincount(index["listed"]), strict=True)]
         found = f"the column {column!r} has {join_first(counts, _MAX_NAMES)}"
         raise DataError(f"{file}: no line is of the split {split!r}; {found}; give one of these as `split`")
-    return index[f"listed.{names[split]}"]
+    return np.flatnonzero(index["listed"] == names[split])
 
 
 def read_fold(index: MappedArrays, file: Path, fold: int, is_held_out: bool) -> Part:
@@ -335,9 +316,7 @@ def read_fold(index: MappedArrays, file: Path, fold: int, is_held_out: bool) -> 
     if str(fold) not in names:
         found = f"the folds are {join_first(sorted(names), _MAX_NAMES)}"
         raise DataError(f"{file}: no line is in fold {fold}; {found}; give another fold or fold_column")
-    if is_held_out:
-        return index[f"listed.{names[str(fold)]}"]
-    others = [index[f"listed.{number}"] for name, number in names.items() if name != str(fold)]
-    if not others:
+    rows = np.flatnonzero((index["listed"] == names[str(fold)]) == is_held_out)
+    if not len(rows):
         raise DataError(f"{file}: all lines are in fold {fold}, so none are left to train on")
-    return np.sort(np.concatenate(others).astype(np.int64))
+    return rows

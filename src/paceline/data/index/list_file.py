@@ -12,13 +12,10 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
-import numpy as np
-
 from paceline.core.errors import DataError
 from paceline.core.regular_file import open_regular
 from paceline.core.text import join_first, pluralize
 from paceline.data.argument_types import Column
-from paceline.data.mapped_arrays import ArrayWriter, MappedArrays
 
 Format = Literal["csv", "tsv", "json", "jsonl", "txt"]
 Line = tuple[int, list[str]]
@@ -86,13 +83,11 @@ def read_list(
                 )
             file.seek(0)
             if chosen in ("json", "jsonl"):
-                is_array = chosen == "json" and head.lstrip().startswith("[")
-                entries = _array(path, file) if is_array else _json_lines(path, file)
+                entries = _entries(path, file, chosen == "json" and head.lstrip().startswith("["))
                 yield from _json_rows(path, columns, notes, entries)
             else:
-                yield from _table_rows(
-                    path, columns, notes, table_lines(path, file, chosen, delimiter or sniff_delimiter(head, chosen))
-                )
+                lines = table_lines(path, file, chosen, delimiter or sniff_delimiter(head, chosen))
+                yield from _table_rows(path, columns, notes, lines)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
@@ -141,11 +136,9 @@ def _table_rows(path: Path, columns: Columns, notes: list[str], lines: Iterator[
     first = next(lines, None)
     if first is None:
         raise DataError(f"{path}: the list is empty; expected a line for each {columns.name_key}")
-    second = next(lines, None)
-    places = _Places(path, columns, first, None if second is None else second[1], notes)
-    samples = chain([] if places.has_header else [first], [] if second is None else [second], lines)
+    places = _Places(path, columns, first[1], notes)
     needed = max(places.label or 0, places.part or 0, *places.names)
-    for line, cells in samples:
+    for line, cells in lines if places.has_header else chain([first], lines):
         if needed >= len(cells):
             found = f"{at_line(path, line)}: {pluralize(len(cells), 'column')}, expected at least {needed + 1}"
             advice = delimiter_hint(cells, columns.has_keys) or "if names hold spaces, the list has to be .csv"
@@ -158,17 +151,20 @@ def _table_rows(path: Path, columns: Columns, notes: list[str], lines: Iterator[
 
 
 class _Places:
-    """Where the columns of a table are: by its header, if it has one, or by number."""
+    """Where the columns of a table are: by its header, if its first line is one, or by number.
 
-    def __init__(
-        self, path: Path, columns: Columns, first: Line, second: Sequence[str] | None, notes: list[str]
-    ) -> None:
+    It is one if it has words that are asked for, or the usual ones and neither a number nor the name of a file.
+    """
+
+    def __init__(self, path: Path, columns: Columns, first: Sequence[str], notes: list[str]) -> None:
         self._path, self._columns = path, columns
-        self._cells = [cell.strip() for cell in first[1]]
+        self._cells = [cell.strip() for cell in first]
         self._pattern = NamePattern(path, columns.pattern) if columns.pattern else None
         asked: Sequence[Column | None] = self._pattern.columns if self._pattern else [columns.name]
-        self._is_named = self._has_words(asked)
-        self.has_header = self._is_named or self._seems_header(asked, first[0], second, notes)
+        usual = {columns.name_key, columns.label_key}
+        self.has_header = any(each in self._cells for each in (*asked, columns.label, columns.part)) or (
+            any(cell.lower() in usual for cell in self._cells) and not any(map(_is_value, self._cells))
+        )
         self.names = [self._find(each, columns.name_key) for each in asked]
         self.part = None if columns.part is None else self._find(columns.part, columns.part_key)
         self.label = self._find_label(notes) if columns.label_key else None
@@ -179,61 +175,37 @@ class _Places:
             return self._pattern.name(line, [cells[place] for place in self.names])
         return cells[self.names[0]].strip()
 
-    def _has_words(self, asked: Sequence[Column | None]) -> bool:
-        """Whether the first line has words that are asked for, or the usual ones and no name of a file."""
-        if any(each in self._cells for each in (*asked, self._columns.label, self._columns.part)):
-            return True
-        usual = {self._columns.name_key, self._columns.label_key}
-        return any(cell.lower() in usual for cell in self._cells) and not any(map(_is_value, self._cells))
-
-    def _seems_header(
-        self, asked: Sequence[Column | None], line: int, second: Sequence[str] | None, notes: list[str]
-    ) -> bool:
-        """Whether the first line names no file, unlike the second; that is noted."""
-        place = asked[0] or 0
-        is_list_of_names = len(self._cells) == 1 and not self._columns.has_keys  # which need no extensions
-        if self._pattern or is_list_of_names or second is None or not isinstance(place, int):
-            return False
-        if place >= min(len(self._cells), len(second)) or _is_value(self._cells[place]) or not _is_value(second[place]):
-            return False
-        why = f"{self._cells[place]!r} has no extension"
-        notes.append(f"line {line} is taken for the header, as {why}: {join_first(self._cells, _MAX_NAMES)}")
-        return True
-
     def _find(self, column: Column | None, key: str) -> int:
-        if isinstance(column, int):
-            return column
-        found = self._place_of(column, key)
-        if found is not None:
-            return found
-        if column is None and not self._is_named:
-            return 0
-        names = join_first(self._cells, _MAX_NAMES)
-        raise DataError(
-            f"{self._path}: no column {column or key!r} in its first line, which has {names}; {self._advice(key)}"
-        )
+        place = self._place(column, key, 0)
+        if place is None:
+            names = join_first(self._cells, _MAX_NAMES)
+            wanted = column or key
+            raise DataError(
+                f"{self._path}: no column {wanted!r} in its first line, which has {names}; {self._advice(key)}"
+            )
+        return place
 
     def _find_label(self, notes: list[str]) -> int | None:
         """The column of labels; lists without one, as those of test images, are noted."""
         column, key = self._columns.label, self._columns.label_key
-        found = column if isinstance(column, int) else self._place_of(column, key)
-        if column is None and not self._is_named and 1 not in self.names:
-            found = 1
-        if found is not None and found < len(self._cells):
-            return found
+        place = self._place(column, key, None if 1 in self.names else 1)
+        if place is not None and place < len(self._cells):
+            return place
         if len(self._cells) > 1 or column is not None:
             cure = f"give its column as `{key}`" if self._columns.has_keys else f"call its column {key!r}"
-            names = join_first(self._cells, _MAX_NAMES)
-            notes.append(
-                f"no column {key if column is None else column!r} in the first line, which has {names}; {cure}"
-            )
+            found = f"no column {key if column is None else column!r} in the first line"
+            notes.append(f"{found}, which has {join_first(self._cells, _MAX_NAMES)}; {cure}")
         return None
 
-    def _place_of(self, column: Column | None, key: str) -> int | None:
-        """The column of this name, or else of the usual one."""
+    def _place(self, column: Column | None, key: str, usual: int | None) -> int | None:
+        """The column of this number or name, or else the usual one."""
+        if isinstance(column, int):
+            return column
+        if not self.has_header:
+            return usual if column is None else None
         cells = self._cells if column is not None else [cell.lower() for cell in self._cells]
         wanted = key if column is None else column
-        return cells.index(str(wanted)) if self._is_named and wanted in cells else None
+        return cells.index(wanted) if wanted in cells else None
 
     def _advice(self, key: str) -> str:
         hint = delimiter_hint(self._cells, self._columns.has_keys)
@@ -265,14 +237,14 @@ def delimiter_hint(cells: Sequence[str], has_keys: bool = True) -> str:
 # --- JSON ---------------------------------------------------------------------------------------------------
 
 
-def _array(path: Path, file: IO[str]) -> Iterator[Entry]:
-    try:
-        yield from enumerate(json.load(file), 1)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not JSON ({error})") from error
-
-
-def _json_lines(path: Path, file: IO[str]) -> Iterator[Entry]:
+def _entries(path: Path, file: IO[str], is_array: bool) -> Iterator[Entry]:
+    """The items of an array, or of lines of JSON, with their numbers."""
+    if is_array:
+        try:
+            yield from enumerate(json.load(file), 1)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}: not JSON ({error})") from error
+        return
     for number, text in enumerate(file, 1):
         if text.isspace() or text.startswith("#"):
             continue
@@ -353,30 +325,3 @@ class NamePattern:
             expected = "something" if digits is None else "a whole number"
             raise DataError(f"{at_line(self._path, line)}: column {column!r} is {cell!r}, expected {expected}")
         return cell if digits is None or whole is None else whole[1].zfill(int(digits))
-
-
-# --- lines in an index --------------------------------------------------------------------------------------
-
-
-class LineNumbers:
-    """Writes where the distance of a sample's row and its line changes: hardly ever, unless lines are empty."""
-
-    def __init__(self, writer: ArrayWriter) -> None:
-        self._writer = writer
-        self._size, self._distance = 0, -1
-
-    def append(self, lines: Sequence[int]) -> None:
-        """The lines of the next samples."""
-        rows = np.arange(self._size, self._size + len(lines))
-        distances = np.array(lines, np.int64) - rows
-        changed = np.flatnonzero(np.diff(distances, prepend=self._distance))
-        self._writer.append("line.row", rows[changed])
-        self._writer.append("line.distance", distances[changed])
-        self._size += len(lines)
-        self._distance = int(distances[-1])
-
-
-def find_line(index: MappedArrays, row: int) -> int:
-    """The line of the sample in this row."""
-    last = int(np.searchsorted(index["line.row"], row, side="right")) - 1
-    return row + int(index["line.distance"][last])

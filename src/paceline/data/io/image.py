@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import simplejpeg
@@ -32,8 +32,10 @@ MAX_BYTES = 1 << 29
 _MAX_SCANNED = 20 * MAX_PIXELS  # a JPEG file may pass over its pixels many times: ten or so are usual
 _SCAN_BYTES = 10  # of the shortest scan of a JPEG file
 _BAND = 1 << 22  # pixels that are converted at a time
-_DAMAGE = (OSError, ValueError, SyntaxError, EOFError, TypeError, KeyError, IndexError, OverflowError, struct.error)
-_JPEG = b"\xff\xd8\xff"
+DAMAGE = (OSError, ValueError, SyntaxError, EOFError, TypeError, KeyError, IndexError, OverflowError, struct.error)
+"""What Pillow raises of damaged files."""
+JPEG = b"\xff\xd8\xff"
+"""How JPEG files begin."""
 # Tags of a TIFF file, whose tiles may be larger than the image.
 _WIDTH, _HEIGHT, _ORIENTATION, _TILE_WIDTH, _TILE_HEIGHT = 256, 257, 274, 322, 323
 _TURNS = {  # of what lies so, to stand upright
@@ -59,21 +61,6 @@ class Header(NamedTuple):
     by_simplejpeg: bool = False
 
 
-def read_header(path: Path, data: bytes, max_pixels: int) -> Header:
-    """The header of an image file that was read, found to be of a kind and size that can be decoded."""
-    with _naming(path, max_pixels):
-        return _jpeg_header(data, max_pixels) if data.startswith(_JPEG) else _other_header(data, FORMATS, max_pixels)
-
-
-def decode_bytes(path: Path, data: bytes, header: Header, max_pixels: int, min_size: tuple[int, int]) -> Pixels:
-    """The pixels of an image file that was read, as `Encoded.decode` gives them."""
-    with _naming(path, max_pixels):
-        if header.by_simplejpeg:
-            return _decode_jpeg(data, header, min_size)
-        with _opened(data, ("JPEG",) if data.startswith(_JPEG) else FORMATS, max_pixels) as opened:
-            return _as_rgb(turn_upright(opened, header))
-
-
 @contextmanager
 def _naming(path: Path, max_pixels: int) -> Iterator[None]:
     """Turn what decoders raise into a DataError that names the file."""
@@ -85,7 +72,7 @@ def _naming(path: Path, max_pixels: int) -> Iterator[None]:
         raise DataError(f"{path}: more than {max_pixels:,} pixels; raise max_pixels if that is right") from error
     except _RefusedError as error:
         raise DataError(f"{path}: {error}") from error
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise DamagedFileError(f"{path}: damaged or truncated image ({error})") from error
 
 
@@ -93,21 +80,27 @@ class _RefusedError(Exception):
     """A sound image of a kind that is not taken."""
 
 
-def read_bytes(path: Path) -> bytes:
-    """The content of a regular file of a bearable size."""
+@contextmanager
+def open_named(path: Path) -> Iterator[BinaryIO]:
+    """A regular file that holds something, open for reading; a DataError that names it if there is none."""
     try:
         with open_regular(path, buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > MAX_BYTES:
-                raise DataError(f"{path}: {size:,} bytes; an image file has at most {MAX_BYTES:,}")
-            data = file.read()
+            if not os.fstat(file.fileno()).st_size:
+                raise DamagedFileError(f"{path}: the file is empty (0 bytes)")
+            yield file
     except FileNotFoundError as error:
         raise DamagedFileError(f"{path}: no such file") from error
     except (OSError, ValueError) as error:
         raise DamagedFileError(f"{path!s}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
-    if not data:
-        raise DamagedFileError(f"{path}: the file is empty (0 bytes)")
-    return data
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a regular file of a bearable size."""
+    with open_named(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_BYTES:
+            raise DataError(f"{path}: {size:,} bytes; an image file has at most {MAX_BYTES:,}")
+        return file.read()
 
 
 def _check_size(height: int, width: int, max_pixels: int) -> None:
@@ -121,7 +114,7 @@ def _jpeg_header(data: bytes, max_pixels: int) -> Header:
     except ValueError as error:
         if "subsampling" not in str(error):
             raise
-        return _other_header(data, ("JPEG",), max_pixels)  # rare, but valid for other decoders
+        return _other_header(data, max_pixels)  # rare, but valid for other decoders
     _check_size(height, width, max_pixels)
     # Counting takes a twentieth of the time of decoding; a file this short cannot hold too many.
     scans = data.count(b"\xff\xda") if len(data) // _SCAN_BYTES * height * width > _MAX_SCANNED else 1
@@ -140,7 +133,7 @@ def _jpeg_orientation(data: bytes) -> int:
         return 1
     try:
         return _exif_orientation(JpegImageFile(io.BytesIO(data)), data)
-    except _DAMAGE:  # of parts that other decoders pass over
+    except DAMAGE:  # of parts that other decoders pass over
         return 1
 
 
@@ -152,7 +145,7 @@ def _exif_orientation(image: Image.Image, data: bytes) -> int:
             image.load()  # it may come behind the pixels
         tags.load(image.info.get("exif", b""))
         orientation = tags.get(_ORIENTATION)
-    except _DAMAGE:
+    except DAMAGE:
         return 1
     return int(orientation) if orientation in _TURNS else 1
 
@@ -162,7 +155,9 @@ def _decode_jpeg(data: bytes, header: Header, min_size: tuple[int, int]) -> Pixe
     if header.orientation >= 5:
         height, width = width, height
     pixels: Pixels = simplejpeg.decode_jpeg(data, min_height=height, min_width=width)
-    return _upright(pixels, header.orientation)
+    if header.orientation == 1:
+        return pixels
+    return np.array(Image.fromarray(pixels).transpose(_TURNS[header.orientation]))
 
 
 def _reduced(header: Header, min_size: tuple[int, int]) -> tuple[int, int]:
@@ -174,18 +169,6 @@ def _reduced(header: Header, min_size: tuple[int, int]) -> tuple[int, int]:
     return header.height, header.width
 
 
-def _upright(pixels: Pixels, orientation: int) -> Pixels:
-    if orientation == 1:
-        return pixels
-    if orientation >= 5:
-        pixels = pixels.transpose(1, 0, 2)
-    if orientation in (3, 4, 7, 8):
-        pixels = pixels[::-1]
-    if orientation in (2, 3, 6, 7):
-        pixels = pixels[:, ::-1]
-    return np.ascontiguousarray(pixels)
-
-
 def turn_upright(image: Image.Image, header: Header) -> Image.Image:
     """The image of a file with that header, decoded, as it lies by its Exif orientation; XMP is not asked."""
     image.info.pop("xmp", None)  # Pillow turns TIFF files itself, and would ask it
@@ -193,8 +176,8 @@ def turn_upright(image: Image.Image, header: Header) -> Image.Image:
     return image if image.format == "TIFF" or header.orientation == 1 else image.transpose(_TURNS[header.orientation])
 
 
-def _other_header(data: bytes, formats: tuple[str, ...], max_pixels: int) -> Header:
-    with _opened(data, formats, max_pixels) as opened:
+def _other_header(data: bytes, max_pixels: int) -> Header:
+    with _opened(data, max_pixels) as opened:
         tags = getattr(opened, "tag_v2", {})  # of a TIFF file, whose size Pillow has upright already, or has not
         height, width = int(tags.get(_HEIGHT, opened.height)), int(tags.get(_WIDTH, opened.width))
         found = tags.get(_ORIENTATION) if tags else _exif_orientation(opened, data)
@@ -202,28 +185,13 @@ def _other_header(data: bytes, formats: tuple[str, ...], max_pixels: int) -> Hea
         return Header(height, width, orientation) if orientation < 5 else Header(width, height, orientation)
 
 
-def _opened(data: bytes, formats: tuple[str, ...], max_pixels: int) -> Image.Image:
+def _opened(data: bytes, max_pixels: int) -> Image.Image:
     """The image with nothing but its header read, if it is not too large."""
-    if data[8:12] == b"WEBP":  # its decoder takes memory for all pixels before it tells how many they are
-        _check_size(*_webp_size(data), max_pixels)
-    opened = Image.open(io.BytesIO(data), formats=formats)
+    opened = Image.open(io.BytesIO(data), formats=("JPEG",) if data.startswith(JPEG) else FORMATS)
     _check_size(opened.height, opened.width, max_pixels)
     tags = getattr(opened, "tag_v2", {})
     _check_size(int(tags.get(_TILE_HEIGHT, 0)), int(tags.get(_TILE_WIDTH, 0)), max_pixels)
     return opened
-
-
-def _webp_size(data: bytes) -> tuple[int, int]:
-    """Height and width as the header of a WebP file gives them, in any of its three forms."""
-    form = data[12:16]
-    if form == b"VP8X":
-        width, height = (int.from_bytes(data[start : start + 3], "little") for start in (24, 27))
-        return height + 1, width + 1
-    if form == b"VP8L":
-        bits = int.from_bytes(data[21:25], "little")
-        return (bits >> 14 & 0x3FFF) + 1, (bits & 0x3FFF) + 1
-    width, height = (int.from_bytes(data[start : start + 2], "little") & 0x3FFF for start in (26, 28))
-    return height, width
 
 
 def _as_rgb(image: Image.Image) -> Pixels:
@@ -270,7 +238,9 @@ class Encoded:
     def read(cls, path: Path, max_pixels: int = MAX_PIXELS) -> Encoded:
         """The file's bytes; a file that is missing, too large or no image is a DataError."""
         data = read_bytes(path)
-        return cls(path, data, read_header(path, data, max_pixels), max_pixels)
+        with _naming(path, max_pixels):
+            read = _jpeg_header if data.startswith(JPEG) else _other_header
+            return cls(path, data, read(data, max_pixels), max_pixels)
 
     @property
     def height(self) -> int:
@@ -294,7 +264,11 @@ class Encoded:
         Gray becomes three equal channels, 16 bits become 8, what is transparent is laid over white, an animation gives
         its first frame. A larger JPEG may come out reduced to not less than the given size, which is faster.
         """
-        return decode_bytes(self.path, self.data, self.header, self.max_pixels, (min_height, min_width))
+        with _naming(self.path, self.max_pixels):
+            if self.header.by_simplejpeg:
+                return _decode_jpeg(self.data, self.header, (min_height, min_width))
+            with _opened(self.data, self.max_pixels) as opened:
+                return _as_rgb(turn_upright(opened, self.header))
 
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,18 +16,16 @@ from PIL import Image
 
 from paceline.core.errors import DamagedFileError, DataError
 from paceline.core.text import join_first, pluralize
-from paceline.data.io.image import MAX_PIXELS, Pixels, decode_bytes, read_bytes, read_header, turn_upright
+from paceline.data.io.image import DAMAGE, JPEG, MAX_PIXELS, Encoded, Pixels, turn_upright
 
 MAX_ID = 65_535
 """The largest id in a mask of 16 bits."""
-MASK_EXTENSIONS = (".png", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".pbm", ".jpg", ".jpeg")
+MASK_EXTENSIONS = (".png", ".bmp", ".gif", ".tif", ".tiff", ".jpg", ".jpeg")
 """How the names of mask files end."""
-_FORMATS = ("PNG", "BMP", "GIF", "TIFF", "PPM")
-_DAMAGE = (OSError, ValueError, SyntaxError, EOFError, TypeError, KeyError, IndexError, OverflowError, struct.error)
-_JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
+_FORMATS = ("PNG", "BMP", "GIF", "TIFF")
+_PNG = b"\x89PNG\r\n\x1a\n"
 _SPREAD = {2: 85, 4: 17}  # what Pillow multiplies gray of few bits with
 _BITS, _SHADES, _WHITE_IS_ZERO = 258, 262, 0  # tags of a TIFF file, and a value of the second
-_NETPBM = re.compile(rb"P[2356]" + 3 * rb"(?:\s|#[^\r\n]*)+(\d+)")  # width, height and the value of white
 _EXPECTED = "one id a pixel, as 8-bit gray or a palette"
 _IN_ALPHA = "its transparency (alpha channel) differs from pixel to pixel, and the mask seems to be in it"
 
@@ -39,10 +36,11 @@ def decode_ids(path: Path, max_pixels: int = MAX_PIXELS, mapped: PaintedClasses 
     With `mapped`, the classes that the colors or ids stand for. Without, colors are a DataError, as are ids above 255.
     So are a damaged file, and what does not keep numbers as they are: JPEG, and grays that are scaled when read.
     """
-    data = read_bytes(path)
-    if data.startswith(_JPEG):
+    encoded = Encoded.read(path, max_pixels)
+    data = encoded.data
+    if data.startswith(JPEG):
         raise DataError(f"{path}: a JPEG file, which does not keep class ids exactly; save masks as PNG")
-    image = _load(path, data, max_pixels)
+    image = _load(encoded)
     is_deep = image.mode.startswith("I")
     if _bits(image, data) > 8 and (isinstance(mapped, PaintedClasses) or not is_deep):
         raise DataError(f"{path}: {_described(image.mode)}; save the mask with {_EXPECTED}")
@@ -54,7 +52,10 @@ def decode_ids(path: Path, max_pixels: int = MAX_PIXELS, mapped: PaintedClasses 
     if is_deep:
         ids = _from_deep(path, np.array(image), 255 if mapped is None else MAX_ID)
     elif image.mode not in ("1", "L", "P"):
-        ids = _from_channels(path, image)
+        advice = f"give the color of each class as `colors`, or save the mask with {_EXPECTED}"
+        ids, alpha = _gray_and_alpha(path, image, f", not an id of a class; {advice}")
+        if alpha.min() < alpha.max() and (ids[alpha < 255].any() or not ids.any()):
+            raise DataError(f"{path}: {_IN_ALPHA}; save it with {_EXPECTED}, without transparency")
     else:
         ids = np.array(image, np.uint8)
         if image.mode == "L" and _bits(image, data) in _SPREAD:
@@ -62,18 +63,8 @@ def decode_ids(path: Path, max_pixels: int = MAX_PIXELS, mapped: PaintedClasses 
     return ids.astype(np.uint8) if mapped is None else mapped.ids(path, ids)
 
 
-def unknown_colors(path: Path, max_pixels: int, painted: PaintedClasses) -> str:
-    """The commonest colors of a painted mask that are of no class, as text; empty if there is none."""
-    return painted.unknown(_load(path, read_bytes(path), max_pixels))
-
-
 def _scaled(image: Image.Image, data: bytes) -> str | None:
     """What keeps the values of a file from being those that Pillow gives, if something does."""
-    if image.format == "PPM" and image.mode != "1":
-        header = _NETPBM.match(data)
-        white = 0 if header is None else int(header[3])
-        if white != (0xFFFF if image.mode == "I" else 255):
-            return f"the value of white (maxval) is {white or 'unclear'}, not 255"
     if image.format == "BMP" and struct.unpack_from("<I", data, 14)[0] >= 40 and data[28] == 16:
         return "a BMP file of 16 bits a pixel, 5 or 6 for each color"
     if image.mode == "L" and getattr(image, "tag_v2", {}).get(_SHADES) == _WHITE_IS_ZERO:
@@ -92,17 +83,13 @@ def _from_deep(path: Path, values: NDArray[Any], most: int) -> NDArray[Any]:
     return values.astype(np.uint16)
 
 
-def _from_channels(path: Path, image: Image.Image) -> Pixels:
-    """Ids that are stored as equal red, green and blue, with nothing else in alpha."""
+def _gray_and_alpha(path: Path, image: Image.Image, if_colored: str) -> tuple[Pixels, Pixels]:
+    """What is stored as equal red, green and blue, and the alpha channel beside it."""
     pixels = np.array(image.convert("RGBA"))
     colored = _colored(pixels[..., :3])
     if colored is not None:
-        advice = f"give the color of each class as `colors`, or save the mask with {_EXPECTED}"
-        raise DataError(f"{path}: {colored}, not an id of a class; {advice}")
-    ids, alpha = np.ascontiguousarray(pixels[..., 0]), pixels[..., 3]
-    if alpha.min() < alpha.max() and (ids[alpha < 255].any() or not ids.any()):
-        raise DataError(f"{path}: {_IN_ALPHA}; save it with {_EXPECTED}, without transparency")
-    return ids
+        raise DataError(f"{path}: {colored}{if_colored}")
+    return np.ascontiguousarray(pixels[..., 0]), np.ascontiguousarray(pixels[..., 3])
 
 
 def decode_gray(path: Path, max_pixels: int = MAX_PIXELS) -> Pixels:
@@ -111,33 +98,23 @@ def decode_gray(path: Path, max_pixels: int = MAX_PIXELS) -> Pixels:
     White of which only parts can be seen, as programs that cut out objects write it, is a mask by its alpha channel.
     Colors are a DataError, as they stand for classes; those of a JPEG file, which blurs them, are turned into gray.
     """
-    data = read_bytes(path)
-    if data.startswith(_JPEG):
-        pixels = decode_bytes(path, data, read_header(path, data, max_pixels), max_pixels, (0, 0))
-        return np.array(Image.fromarray(pixels).convert("L"))
-    image = _load(path, data, max_pixels)
+    encoded = Encoded.read(path, max_pixels)  # refuses what is too large, before memory is taken for it
+    if encoded.data.startswith(JPEG):
+        return np.array(Image.fromarray(encoded.decode()).convert("L"))
+    image = _load(encoded)
     if image.mode.startswith(("I", "F")):
         raise DataError(f"{path}: {_described(image.mode)}; save masks with 8 bits, from 0 to 255")
     if image.mode in ("1", "L") and not image.has_transparency_data:
         return np.array(image.convert("L"))
-    pixels = np.array(image.convert("RGBA"))
-    colored = _colored(pixels[..., :3])
-    if colored is not None:
-        is_cut_out = pixels[..., 3].min() < pixels[..., 3].max()
-        advice = "if it is a cut-out, save its alpha channel alone as 8-bit gray" if is_cut_out else "save it so"
-        raise DataError(f"{path}: {colored}; a binary mask is gray, from 0 to 255: {advice}")
-    return _seen(path, np.ascontiguousarray(pixels[..., 0]), np.ascontiguousarray(pixels[..., 3]))
-
-
-def _seen(path: Path, gray: Pixels, alpha: Pixels) -> Pixels:
-    """The one of both that is the mask; DataError if either could be."""
+    if_colored = "; a binary mask is gray, from 0 to 255: save it so, or the alpha channel alone of a cut-out"
+    gray, alpha = _gray_and_alpha(path, image, if_colored)
     if alpha.min() == alpha.max() and not (gray == 255).all():
         return gray
     if (gray[alpha > 0] == 255).all():
         return alpha
     if np.array_equal(gray, alpha) or (gray.any() and not gray[alpha < 255].any()):
         return gray
-    raise DataError(f"{path}: {_IN_ALPHA}; save the mask as 8-bit gray, from 0 to 255, without transparency")
+    raise DataError(f"{path}: {_IN_ALPHA}; save it as 8-bit gray, from 0 to 255, without transparency")
 
 
 def _colored(pixels: Pixels) -> str | None:
@@ -149,14 +126,12 @@ def _colored(pixels: Pixels) -> str | None:
     return f"pixel ({column}, {row}) has the color {pixels[row, column].tolist()}"
 
 
-def _load(path: Path, data: bytes, max_pixels: int) -> Image.Image:
-    header = read_header(path, data, max_pixels)  # refuses what is too large, before memory is taken for it
+def _load(encoded: Encoded) -> Image.Image:
     try:
-        return turn_upright(Image.open(io.BytesIO(data), formats=_FORMATS), header)
-    except _DAMAGE as error:
-        raise DamagedFileError(
-            f"{path}: damaged or truncated, or no mask ({error}); expected {', '.join(_FORMATS)}"
-        ) from error
+        return turn_upright(Image.open(io.BytesIO(encoded.data), formats=_FORMATS), encoded.header)
+    except DAMAGE as error:
+        found = f"{encoded.path}: damaged or truncated, or no mask ({error})"
+        raise DamagedFileError(f"{found}; expected {', '.join(_FORMATS)}") from error
 
 
 def _bits(image: Image.Image, data: bytes) -> int:
@@ -174,7 +149,6 @@ def _described(mode: str) -> str:
 Colors = Sequence[Sequence[int]]
 """Red, green and blue, from 0 to 255, of each class."""
 
-_BAND = 1 << 22  # pixels that are looked up at a time
 _MAX_COLORS = 3
 
 
@@ -187,39 +161,27 @@ class PaintedClasses:
 
     def ids(self, path: Path, image: Image.Image) -> Pixels:
         """The ids of an image, uint8 [H, W]; a color of no class is a DataError, unless there is `ignore_index`."""
-        ids = np.empty((image.height, image.width), np.uint8)
-        has_unknown = False
-        for rows, _, found in self._bands(image):
-            is_unknown = found == 0
-            if is_unknown.any():
-                has_unknown = True
-                found[is_unknown] = (self._ignore_index or 0) + 1
-            ids[rows] = found - 1
-        if has_unknown and self._ignore_index is None:
-            advice = "add their classes, or set `ignore_index` to leave such pixels out"
-            raise DataError(f"{path}: has {self.unknown(image)}; {advice}")
+        codes = packed(image)
+        found = _table(self._codes)[codes]
+        is_unknown = found == 0
+        if is_unknown.any():
+            if self._ignore_index is None:
+                advice = "add their classes, or set `ignore_index` to leave such pixels out"
+                raise DataError(
+                    f"{path}: has {_commonest(codes[is_unknown], codes.size)}, of none of `colors`; {advice}"
+                )
+            found[is_unknown] = self._ignore_index + 1
+        ids: Pixels = (found - 1).astype(np.uint8)
         return ids
 
-    def unknown(self, image: Image.Image) -> str:
-        """The commonest colors of an image that are of no class, with their shares; empty if there is none."""
-        unknown = np.concatenate([codes[found == 0] for _, codes, found in self._bands(image)])
-        codes, counts = np.unique(unknown, return_counts=True)
-        if not len(codes):
-            return ""
-        shares = 100 * counts / (image.height * image.width)
-        most = np.argsort(-counts, kind="stable")[:_MAX_COLORS]
-        named = [f"{_unpacked(int(codes[at]))} ({shares[at]:.3g} % of the pixels)" for at in most]
-        more = f" and {pluralize(len(codes) - _MAX_COLORS, 'color')} more" if len(codes) > _MAX_COLORS else ""
-        return f"{', '.join(named)}{more}, of none of `colors`"
 
-    def _bands(self, image: Image.Image) -> Iterator[tuple[slice, NDArray[np.uint32], NDArray[np.uint16]]]:
-        """Some rows at a time: which, their colors, and of each the id and one more, or 0 if it is of no class."""
-        table = _table(self._codes)
-        height = max(1, _BAND // max(1, image.width))
-        for top in range(0, image.height, height):
-            bottom = min(top + height, image.height)
-            codes = packed(image.crop((0, top, image.width, bottom)))
-            yield slice(top, bottom), codes, table[codes]
+def _commonest(codes: NDArray[np.uint32], num_pixels: int) -> str:
+    """The commonest colors with their shares of all pixels."""
+    colors, counts = np.unique(codes, return_counts=True)
+    most = np.argsort(-counts, kind="stable")[:_MAX_COLORS]
+    named = [f"{_unpacked(int(colors[at]))} ({100 * counts[at] / num_pixels:.3g} % of the pixels)" for at in most]
+    more = f" and {pluralize(len(colors) - _MAX_COLORS, 'color')} more" if len(colors) > _MAX_COLORS else ""
+    return ", ".join(named) + more
 
 
 def packed(image: Image.Image) -> NDArray[np.uint32]:

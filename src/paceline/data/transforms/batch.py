@@ -19,15 +19,12 @@ from pydantic import Field
 from torch import Tensor
 
 from paceline.core.arguments import Count, Positive, PositiveShare, SameLength, Share
-from paceline.core.buffer_pool import recycled
 from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.core.world import constant
 from paceline.data.argument_types import PositiveRange, ShareRange, Size
 from paceline.data.batch import RAGGED
 from paceline.data.transforms.functional import channel_axis, height_and_width
-
-_LARGE = 1 << 18  # pixels of a batch whose memory is worth using again
 
 
 @register.transform("random_erasing")
@@ -128,9 +125,6 @@ class Normalize:
 
 def _floats(images: Tensor) -> Tensor:
     """The images as float32, copied."""
-    is_large = images.numel() >= _LARGE  # fresh memory would take longer than the arithmetic
-    if is_large and images.is_cpu and type(images) is Tensor:
-        return torch.from_numpy(recycled(tuple(images.shape), np.float32)).copy_(images)
     return images.to(torch.float32, copy=True) if images.is_floating_point() else images.float()
 
 

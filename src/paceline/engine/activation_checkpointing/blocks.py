@@ -60,19 +60,27 @@ def find_blocks(model: nn.Module, match: Sequence[str] = ()) -> list[Block]:
 
 def join_neighbors(model: nn.Module, blocks: Sequence[Block], number: int) -> list[Block]:
     """Neighboring blocks of one sequence joined, up to `number` of them, where each is a child of the sequence."""
-    joined: list[Block] = []
+    groups: list[list[Block]] = []
     for block in blocks:
-        sequence, _, key = block.name.rpartition(".")
-        parent = model.get_submodule(sequence)
-        last = joined[-1] if joined else None
-        is_child = not block.children and _is_plain_sequence(parent)
-        if is_child and last and last.owner is parent and len(last.children) < number and _follows(parent, last, key):
-            joined[-1] = _run(sequence, parent, (*last.children, key))
-        elif is_child and number > 1:
-            joined.append(_run(sequence, parent, (key,)))
+        if groups and len(groups[-1]) < number and _are_neighbors(model, groups[-1][-1], block):
+            groups[-1].append(block)
         else:
-            joined.append(block)
-    return [_single(each) for each in joined]
+            groups.append([block])
+    return [group[0] if len(group) == 1 else _join(model, group) for group in groups]
+
+
+def _are_neighbors(model: nn.Module, one: Block, other: Block) -> bool:
+    (sequence, _, key), (other_sequence, _, other_key) = one.name.rpartition("."), other.name.rpartition(".")
+    parent = model.get_submodule(sequence)
+    if one.children or other.children or sequence != other_sequence or not _is_plain_sequence(parent):
+        return False
+    keys = [each for each, _ in parent.named_children()]
+    return keys.index(other_key) == keys.index(key) + 1
+
+
+def _join(model: nn.Module, blocks: Sequence[Block]) -> Block:
+    sequence = blocks[0].name.rpartition(".")[0]
+    return _run(sequence, model.get_submodule(sequence), tuple(each.name.rpartition(".")[2] for each in blocks))
 
 
 def best_number(blocks: Sequence[Block]) -> int:
@@ -92,22 +100,12 @@ def _width_inside(block: Block) -> float:
     return sum(widths) / widths[-1] if widths else 1.0
 
 
-def _follows(sequence: nn.Module, run: Block, key: str) -> bool:
-    keys = [each for each, _ in sequence.named_children()]
-    return keys.index(key) == keys.index(run.children[-1]) + 1
-
-
 def _run(sequence_name: str, sequence: nn.Module, keys: tuple[str, ...]) -> Block:
+    """Neighboring children of a sequence as one block; a run of one child is that child."""
     prefix = f"{sequence_name}." if sequence_name else ""
+    if len(keys) == 1:
+        return Block(f"{prefix}{keys[0]}", sequence.get_submodule(keys[0]))
     return Block(f"{prefix}{keys[0]}-{keys[-1]}", sequence, keys)
-
-
-def _single(block: Block) -> Block:
-    """A run of one child is that child."""
-    if len(block.children) != 1:
-        return block
-    name = block.name.rpartition(".")[0]
-    return Block(f"{name}.{block.children[0]}".lstrip("."), block.modules()[0])
 
 
 def _matched(model: nn.Module, match: Sequence[str]) -> Iterator[Block]:
@@ -174,7 +172,7 @@ class _Search:
 
 def _as_block(sequence: nn.Module, prefix: str, run: list[tuple[str, nn.Module]]) -> Iterator[Block]:
     if _is_worthwhile([child for _, child in run]):
-        yield _single(_run(prefix.removesuffix("."), sequence, tuple(key for key, _ in run)))
+        yield _run(prefix.removesuffix("."), sequence, tuple(key for key, _ in run))
 
 
 def _has_pieces(module: nn.Module) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from paceline.core.arguments import Count
 from paceline.core.registry import register
 from paceline.engine.activation_checkpointing.blocks import Block, best_number, find_blocks, join_neighbors
+from paceline.engine.stateful import buffers_of
 
 
 @register.activation_checkpointing("none")
@@ -34,7 +35,6 @@ class NoActivationCheckpointing:
     """Everything is kept."""
 
     def apply(self, model: nn.Module) -> list[str]:
-        """Change nothing."""
         return []
 
 
@@ -72,7 +72,6 @@ class CheckpointedModule(nn.Module):
     _block_name: str
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own outputs."""
         plain = super().forward
         if not _is_needed(self):
             return plain(*args, **kwargs)
@@ -87,7 +86,6 @@ class CheckpointedRuns(nn.Sequential):
     """The name of the run that begins with a child, and its children."""
 
     def forward(self, input: Any) -> Any:  # noqa: A002 - as in torch
-        """The sequence's own output."""
         runs = self.__dict__.get("_runs", {})  # a slice of the sequence has none
         if not runs or not _is_needed(self):
             return super().forward(input)  # type: ignore[no-untyped-call]
@@ -137,13 +135,12 @@ def _call_checkpointed(
 ) -> Any:
     if torch.compiler.is_compiling():  # the compiler sets buffers once, whatever it computes twice
         return checkpoint(function, *args, use_reentrant=False, **kwargs)
-    buffers = ChangedBuffers(modules)
+    buffers = KeptBuffers(modules)
     # Lists and dicts are copied: their owner may put more into them before the backward pass.
     args, kwargs = tree_map(lambda each: each, (args, kwargs))
     inputs = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
     versions = [each._version for each in inputs]
     outputs = checkpoint(function, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), buffers), **kwargs)
-    buffers.keep_changed()
     if versions != [each._version for each in inputs]:
         raise ValueError(
             f"checkpointing: {name} changes its input in place, so it cannot be recomputed from it;"
@@ -165,18 +162,7 @@ def _is_needed(module: nn.Module) -> bool:
 _KNOWN_LIBRARIES = ("torch", "timm", "torchvision")
 
 
-class _Saved(NamedTuple):
-    module: nn.Module
-    name: str
-    buffer: Tensor
-    version: int
-    value: Tensor
-
-    def has_changed(self) -> bool:
-        return self.module._buffers[self.name] is not self.buffer or self.buffer._version != self.version
-
-
-class ChangedBuffers:
+class KeptBuffers:
     """The current buffers of some modules, before a pass that will be repeated.
 
     A buffer that the pass changes (the vector of spectral norm, a counter) is for the second pass what it was for the
@@ -187,38 +173,21 @@ class ChangedBuffers:
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         owners = [each for module in modules for each in module.modules() if each._buffers]
         self._norms = [each for each in owners if _only_tracks(each)]
-        self._before = [
-            _Saved(module, name, buffer, buffer._version, buffer.clone())
-            for module in owners
-            if not _only_tracks(module)
-            for name, buffer in module._buffers.items()
-            if buffer is not None
-        ]
-        self._replaced: list[tuple[nn.Module, str, Tensor | None]] = []
-
-    def keep_changed(self) -> None:
-        """After the first pass: keep only the buffers that it changed."""
-        self._before = [saved for saved in self._before if saved.has_changed()]
+        others = [each for each in owners if not _only_tracks(each)]
+        self._before = [(buffers, name, buffer.clone()) for buffers, name, buffer in buffers_of(others)]
+        self._now: list[tuple[dict[str, Tensor | None], str, Tensor | None]] = []
 
     def __enter__(self) -> None:
         """Before a second pass: it gets copies, so that neither buffers nor tensors held by a graph change."""
-        statistics = [
-            (norm, name, buffer, buffer)
-            for norm in self._norms
-            if norm.training
-            for name, buffer in norm._buffers.items()
-            if buffer is not None
-        ]
-        others = [(each.module, each.name, each.module._buffers[each.name], each.value) for each in self._before]
-        self._replaced = [(module, name, buffer) for module, name, buffer, _ in (*statistics, *others)]
-        for module, name, _, value in (*statistics, *others):
-            module._buffers[name] = value.clone()
+        given = [*buffers_of(norm for norm in self._norms if norm.training), *self._before]
+        self._now = [(buffers, name, buffers[name]) for buffers, name, _ in given]
+        for buffers, name, value in given:
+            buffers[name] = value.clone()
 
     def __exit__(self, *error: object) -> None:
-        """After it: restore the buffers."""
-        for module, name, buffer in self._replaced:
-            module._buffers[name] = buffer
-        self._replaced = []
+        for buffers, name, buffer in self._now:
+            buffers[name] = buffer
+        self._now = []
 
 
 def _only_tracks(module: nn.Module) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,140 +15,105 @@ from paceline.core.errors import CheckpointError
 _LARGEST = 2.0**24  # where every gradient is zero, nothing else would end the growth
 
 
-class LossScale(Protocol):
-    """The current scale, and how it and a step with a non-finite gradient are handled, without a read by the host."""
+class LossScale(ABC):
+    """The current scale. `update` decides about a non-finite gradient without a read by the host; all else may read."""
 
-    @property
-    def factor(self) -> float | Tensor:
+    kind: str
+    counter: str
+    """The name of `_count` in a checkpoint."""
+
+    def __init__(self, factor: float | Tensor) -> None:
+        self.factor = factor
         """What losses are multiplied by, on the device if it changes."""
-        ...
+        # On the host at first: as scalars they may meet a norm on a device, and what comes of that is there.
+        self._count = torch.tensor(0)
+        self._skipped = torch.tensor(0)
+
+    @abstractmethod
+    def update(self, norm: Tensor) -> Tensor:
+        """Update the scale by the norm of the gradient, once a step; whether the scale was too high for it."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """A short description."""
 
     @property
     def value(self) -> float:
-        """The factor as a number; reads it from the device."""
-        ...
+        return float(self.factor)
 
     @property
     def skipped(self) -> int:
-        """Updates left out so far; reads it from the device."""
-        ...
-
-    def update(self, norm: Tensor) -> Tensor:
-        """Update the scale by the norm of the gradient, once a step; whether the scale was too high for it."""
-        ...
+        return int(self._skipped.item())
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs."""
-        ...
+        count = int(self._count.item())
+        return {"kind": self.kind, "scale": self.value, self.counter: count, "skipped": self.skipped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
-        ...
+        """Continue to count."""
+        if state.get("kind") != self.kind:
+            raise CheckpointError(
+                f"the saved state of the loss scale is of the kind {repr(state.get('kind'))[:60]}, expected"
+                f" {self.kind!r}: it was saved under another precision or loss scale"
+            )
+        scale, counts = state["scale"], (state[self.counter], state["skipped"])
+        if not (isinstance(scale, float) and 0 < scale < math.inf) or any(type(n) is not int or n < 0 for n in counts):
+            raise CheckpointError(f"the saved state of the loss scale is not one: {repr(dict(state))[:200]}")
+        self._count, self._skipped = map(torch.tensor, counts)
 
-    def describe(self) -> str:
-        """A short description."""
-        ...
 
-
-class DynamicScale:
+class DynamicScale(LossScale):
     """As large as gradients allow: halved when they overflow, doubled after a number of clean steps in a row.
 
     Where they overflow at the least scale already, the scale is not to blame: the step counts as non-finite.
     """
 
+    kind, counter = "dynamic", "clean_steps"
+    factor: Tensor
+
     def __init__(self, value: float = 2.0**16, growth_steps: int = 2_000, least: float = 1.0) -> None:
+        super().__init__(torch.tensor(value))
         self.growth_steps = growth_steps
         self.least = least
-        # On the host at first: as scalars they may meet a norm on a device, and what comes of that is there.
-        self._scale = torch.tensor(value)
-        self._clean_steps = torch.tensor(0)
-        """Updates since the scale changed last."""
-        self._skipped = torch.tensor(0)
-
-    @property
-    def factor(self) -> Tensor:
-        """The scale, on the device."""
-        return self._scale
-
-    @property
-    def value(self) -> float:
-        """The scale as a number."""
-        return self._scale.item()
-
-    @property
-    def skipped(self) -> int:
-        """Updates left out so far."""
-        return int(self._skipped.item())
 
     def update(self, norm: Tensor) -> Tensor:
-        """Update the scale; whether it was too high for this step."""
-        scale, is_finite = self._scale, norm.isfinite()
+        scale, is_finite = self.factor, norm.isfinite()
         overflowed = ~is_finite & (scale > self.least)
-        clean = torch.where(overflowed, 0, self._clean_steps + is_finite)
+        clean = torch.where(overflowed, 0, self._count + is_finite)
         grows = clean >= self.growth_steps
         grown = torch.minimum(scale * 2, scale.clamp(min=_LARGEST))
         halved = (scale / 2).clamp(min=self.least)
-        self._scale = torch.where(overflowed, halved, torch.where(grows, grown, scale))
-        self._clean_steps = torch.where(grows, 0, clean)
+        self.factor = torch.where(overflowed, halved, torch.where(grows, grown, scale))
+        self._count = torch.where(grows, 0, clean)
         self._skipped = self._skipped + overflowed
         return overflowed
 
-    def state_dict(self) -> dict[str, Any]:
-        """The scale, and how long it has lasted."""
-        clean_steps = int(self._clean_steps.item())
-        return {"kind": "dynamic", "scale": self.value, "clean_steps": clean_steps, "skipped": self.skipped}
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
-        _check(state, "dynamic", "clean_steps")
-        self._scale = torch.tensor(state["scale"])
-        self._clean_steps = torch.tensor(state["clean_steps"])
-        self._skipped = torch.tensor(state["skipped"])
+        super().load_state_dict(state)
+        self.factor = torch.tensor(state["scale"])
 
     def describe(self) -> str:
-        """The kind and the current value."""
         return f"dynamic loss scale, now {self.value:,g}"
 
 
-class FixedScale:
+class FixedScale(LossScale):
     """A constant scale. After `patience` overflows in a row it is no longer to blame: the step counts as non-finite."""
 
+    kind, counter = "fixed", "in_a_row"
+
     def __init__(self, value: float, patience: int = 50) -> None:
-        self.value = value
+        super().__init__(value)
         self.patience = patience
-        self._in_a_row = torch.tensor(0)
-        self._skipped = torch.tensor(0)
-
-    @property
-    def factor(self) -> float:
-        """The scale."""
-        return self.value
-
-    @property
-    def skipped(self) -> int:
-        """Updates left out so far."""
-        return int(self._skipped.item())
 
     def update(self, norm: Tensor) -> Tensor:
-        """Count the overflow; whether the scale was too high for this step."""
         is_bad = ~norm.isfinite()
-        overflowed = is_bad & (self._in_a_row < self.patience)
-        self._in_a_row = torch.where(is_bad, self._in_a_row + overflowed, 0)
+        overflowed = is_bad & (self._count < self.patience)
+        self._count = torch.where(is_bad, self._count + overflowed, 0)
         self._skipped = self._skipped + overflowed
         return overflowed
 
-    def state_dict(self) -> dict[str, Any]:
-        """The number of skipped steps."""
-        in_a_row = int(self._in_a_row.item())
-        return {"kind": "fixed", "scale": self.value, "in_a_row": in_a_row, "skipped": self.skipped}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state; the scale stays what it was made with."""
-        _check(state, "fixed", "in_a_row")
-        self._in_a_row, self._skipped = torch.tensor(state["in_a_row"]), torch.tensor(state["skipped"])
-
     def describe(self) -> str:
-        """The value."""
         return f"loss scale {self.value:,g}"
 
 
@@ -165,14 +131,3 @@ def unscale(parameters: Sequence[nn.Parameter], scale: float | Tensor) -> None:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if gradients and (isinstance(scale, Tensor) or scale != 1):
         torch._foreach_mul_(gradients, 1 / scale)
-
-
-def _check(state: Mapping[str, Any], kind: str, counter: str) -> None:
-    if state.get("kind") != kind:
-        raise CheckpointError(
-            f"the saved state of the loss scale is of the kind {repr(state.get('kind'))[:60]}, expected {kind!r}:"
-            " it was saved under another precision or loss scale"
-        )
-    scale, counts = state["scale"], (state[counter], state["skipped"])
-    if not (isinstance(scale, float) and 0 < scale < math.inf) or any(type(n) is not int or n < 0 for n in counts):
-        raise CheckpointError(f"the saved state of the loss scale is not one: {repr(dict(state))[:200]}")

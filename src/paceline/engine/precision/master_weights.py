@@ -16,23 +16,25 @@ Copies = dict[nn.Parameter, nn.Parameter]
 """The float16 copy of each float32 weight that has one."""
 
 
-def put_half_copies(model: nn.Module, keep_norms: bool) -> Copies:
-    """Have the model hold float16 copies in place of its weights; shared ones stay shared, norm layers may be kept."""
+def halve(model: nn.Module, keep_norms: bool, has_masters: bool) -> Copies:
+    """Make the model's weights float16, or give it float16 copies of them; norm layers may be kept.
+
+    Shared weights stay shared.
+    """
     copies: Copies = {}
     for module, name, parameter in list(_halved(model, keep_norms)):
+        if not has_masters:
+            parameter.data = parameter.data.half()
+            continue
         if parameter not in copies:
             copies[parameter] = nn.Parameter(parameter.detach().half(), requires_grad=parameter.requires_grad)
         # By attribute, since recurrent layers keep a list of their weights up to date that way.
         setattr(module, name, copies[parameter])
-    _halve_buffers(model, keep_norms)
+    kept = {id(buffer) for norm in _kept(model, keep_norms) for buffer in norm.buffers(recurse=False)}
+    for buffer in model.buffers():
+        if buffer.is_floating_point() and id(buffer) not in kept:
+            buffer.data = buffer.data.half()
     return copies
-
-
-def halve_in_place(model: nn.Module, keep_norms: bool) -> None:
-    """Make the model's weights float16, for whoever holds them; norm layers may be kept."""
-    for _, _, parameter in _halved(model, keep_norms):
-        parameter.data = parameter.data.half()
-    _halve_buffers(model, keep_norms)
 
 
 def cast_at_borders(model: nn.Module, keep_norms: bool) -> None:
@@ -82,13 +84,6 @@ def _halved(model: nn.Module, keep_norms: bool) -> Iterator[tuple[nn.Module, str
         for name, parameter in module._parameters.items():
             if parameter is not None and parameter.is_floating_point() and parameter not in kept:
                 yield module, name, parameter
-
-
-def _halve_buffers(model: nn.Module, keep_norms: bool) -> None:
-    kept = {id(buffer) for norm in _kept(model, keep_norms) for buffer in norm.buffers(recurse=False)}
-    for buffer in model.buffers():
-        if buffer.is_floating_point() and id(buffer) not in kept:
-            buffer.data = buffer.data.half()
 
 
 def _kept(model: nn.Module, keep_norms: bool) -> list[nn.Module]:

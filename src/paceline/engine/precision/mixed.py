@@ -1,24 +1,18 @@
-"""The named precisions: autocast, TF32, and Apex's levels O0 to O3."""
+"""The precision a run computes in: float32, TF32, autocast, and Apex's levels O0 to O3."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from paceline.core.errors import TrainingError
 from paceline.engine.loss_accumulator import WeightedLoss
-from paceline.engine.precision.base import FullPrecision, Precision, add_gradients
 from paceline.engine.precision.loss_scale import LossScale, make_loss_scale, unscale
-from paceline.engine.precision.master_weights import (
-    Copies,
-    cast_at_borders,
-    halve_in_place,
-    put_half_copies,
-    with_masters,
-)
+from paceline.engine.precision.master_weights import Copies, cast_at_borders, halve, with_masters
 from paceline.optim.clipping import Norm
 from paceline.optim.optimizers import unfuse_half
 
@@ -47,7 +41,12 @@ def make_precision(
     if name in ("fp32", "tf32", "O0"):
         if device.type == "cuda":
             return CudaFloat32(name == "tf32")
-        return NoTf32(device) if name == "tf32" else FullPrecision()
+        precision = Precision()
+        if name == "tf32":
+            precision.warning = (
+                f"precision tf32 changes nothing here: only CUDA devices have TF32, and this is {device}"
+            )
+        return precision
     if name == "bf16":
         return Bf16(device)
     usual: float | Literal["dynamic"] = 1.0 if name == "O3" else "dynamic"
@@ -57,19 +56,63 @@ def make_precision(
     return HalfWeights(device, scale, name == "O2", name == "O2" if keep_norms is None else keep_norms)
 
 
-class NoTf32(FullPrecision):
-    """Float32 where TF32 is set but not available."""
+class Precision:
+    """Float32, and the interface of a precision, in the order in which a run calls it."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    warning: str | None = None
+    """A warning for the user before the run, if there is one."""
+    has_loss_scale = False
+    """Whether a step may be skipped because its losses were scaled too high."""
 
-    @property
-    def warning(self) -> str | None:
-        """TF32 makes no difference here."""
-        return f"precision tf32 changes nothing here: only CUDA devices have TF32, and this run is on {self._device}"
+    def attach(self, model: nn.Module) -> nn.Module:
+        """Convert the model's weights: once, after the optimizer is built and before the model is wrapped.
+
+        The result has the model's names and buffers and the weights that the optimizer holds: averages, optimizer
+        states and checkpoints are kept by it. Where the model holds those weights itself, it is the model.
+        """
+        return model
+
+    def compute(self) -> AbstractContextManager[None]:
+        """A context for forward passes, in training and evaluation."""
+        return nullcontext()
+
+    def backward(self, losses: Sequence[WeightedLoss]) -> None:
+        """Add the gradients of the losses, times the loss scale, to those of the step."""
+        add_gradients(losses)
+
+    def unscale(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Give the optimizer's parameters the unscaled gradient of the step.
+
+        It comes after the last micro-batch and the exchange among processes.
+        """
+
+    def update_loss_scale(self, norm: Norm) -> Tensor | None:
+        """Update the loss scale; whether it was too high, so that the step must be skipped. None without a loss scale.
+
+        Called once a step, with the norm of the unscaled gradient, which stays on the device.
+        """
+        return None
+
+    def sync_weights(self) -> None:
+        """Copy the optimizer's weights into the model, after any change of them."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state."""
+
+    def metrics(self) -> dict[str, float]:
+        """Values that change during a run and are logged, by name."""
+        return {}
+
+    def describe(self) -> str:
+        """One line for the start of a run."""
+        return "fp32"
 
 
-class CudaFloat32(FullPrecision):
+class CudaFloat32(Precision):
     """Float32 on CUDA devices, with or without TF32 in matrix products and convolutions.
 
     The switches belong to the process and torch lets convolutions use TF32, so both are set where they matter.
@@ -79,16 +122,13 @@ class CudaFloat32(FullPrecision):
         self.tf32 = tf32
 
     def compute(self) -> AbstractContextManager[None]:
-        """A context for forward passes."""
         return _tf32(self.tf32)
 
     def backward(self, losses: Sequence[WeightedLoss]) -> None:
-        """Add the gradients of the losses to those of the step."""
         with _tf32(self.tf32):
             add_gradients(losses)
 
     def describe(self) -> str:
-        """The format, and that of products."""
         return "fp32, matrix products and convolutions in tf32" if self.tf32 else "fp32"
 
 
@@ -109,57 +149,47 @@ def _autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManage
     return torch.autocast(device.type, dtype, cache_enabled=False)
 
 
-class Bf16(FullPrecision):
+class Bf16(Precision):
     """Autocast to bfloat16; it has the range of float32, so losses are not scaled."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def compute(self) -> AbstractContextManager[None]:
-        """A context for forward passes."""
         return _autocast(self._device, torch.bfloat16)
 
     def describe(self) -> str:
-        """The format."""
         return "bf16 autocast"
 
 
-class Scaled(FullPrecision):
+class Scaled(Precision):
     """The base class of precisions with a loss scale."""
+
+    has_loss_scale = True
 
     def __init__(self, device: torch.device, scale: LossScale) -> None:
         self.device = device
         self.scale = scale
-
-    @property
-    def warning(self) -> str | None:
-        """That float16 is slow on a CPU."""
-        if self.device.type != "cpu":
-            return None
-        return "float16 is slow on a CPU, often many times slower than fp32; use it there only to try things out"
+        if device.type == "cpu":
+            slow = "float16 is slow on a CPU, often many times slower than fp32"
+            self.warning = f"{slow}; use it there only to try things out"
 
     def backward(self, losses: Sequence[WeightedLoss]) -> None:
-        """Add the gradients of the losses, times the loss scale, to those of the step."""
         add_gradients(losses, self.scale.factor)
 
     def unscale(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Divide the gradients by the loss scale."""
         unscale(parameters, self.scale.factor)
 
     def update_loss_scale(self, norm: Norm) -> Tensor:
-        """Update the scale; whether the step must be skipped."""
         return self.scale.update(torch.as_tensor(norm))
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the loss scale."""
         return self.scale.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
         self.scale.load_state_dict(state)
 
     def metrics(self) -> dict[str, float]:
-        """The scale, and the number of skipped steps."""
         return {"loss_scale": self.scale.value, "skipped_updates": self.scale.skipped}
 
 
@@ -167,11 +197,9 @@ class Fp16(Scaled):
     """Autocast to float16, with a loss scale."""
 
     def compute(self) -> AbstractContextManager[None]:
-        """A context for forward passes."""
         return _autocast(self.device, torch.float16)
 
     def describe(self) -> str:
-        """The format and the loss scale."""
         return f"fp16 autocast, {self.scale.describe()}"
 
 
@@ -189,17 +217,9 @@ class HalfWeights(Scaled):
         self._copies: Copies = {}
 
     def attach(self, model: nn.Module) -> nn.Module:
-        """Make the model's weights float16; the result has the optimizer's weights."""
-        if self.has_masters:
-            self._copies = put_half_copies(model, self.keep_norms)
-        else:
-            halve_in_place(model, self.keep_norms)
+        self._copies = halve(model, self.keep_norms, self.has_masters)
         cast_at_borders(model, self.keep_norms)
         return with_masters(model, self._copies) if self.has_masters else model
-
-    def carriers(self, parameters: Sequence[nn.Parameter]) -> Sequence[nn.Parameter]:
-        """The copies of those that have one."""
-        return [self._copies.get(parameter, parameter) for parameter in parameters]
 
     def unscale(self, parameters: Sequence[nn.Parameter]) -> None:
         """Move the gradients from the copies to their masters and divide them by the loss scale."""
@@ -212,12 +232,10 @@ class HalfWeights(Scaled):
 
     @torch.no_grad()
     def sync_weights(self) -> None:
-        """Round the masters into the copies."""
         if self._copies:
             torch._foreach_copy_(list(self._copies.values()), list(self._copies))
 
     def describe(self) -> str:
-        """Where which format is used, and the loss scale."""
         masters = "fp32 master weights" if self.has_masters else f"no master weights, eps at least {_LEAST_EPS:g}"
         norms = "fp32" if self.keep_norms else "fp16"
         return f"fp16 weights, {masters}, norm layers in {norms}, {self.scale.describe()}"
@@ -232,3 +250,31 @@ def fit_half_weights(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         if "eps" in group and any(parameter.dtype == torch.float16 for parameter in group["params"]):
             group["eps"] = max(group["eps"], _LEAST_EPS)
+
+
+_GRAPH_ERRORS = {
+    "modified by an inplace operation": "use no operation in place, such as exp_ or +=, on what a gradient needs",
+    "through the graph a second time": "call no backward(), and detach() what you keep from one step to the next",
+}
+"""What torch says about mistakes that only a backward pass meets, and their cures."""
+
+
+def add_gradients(losses: Sequence[WeightedLoss], scale: float | Tensor = 1.0) -> None:
+    """Add the gradients of the losses, times `scale`, to those of the leaves."""
+    # The factors enter where the chain rule starts: a multiplication in the graph would cost several times more.
+    roots = [loss for loss in losses if loss.value.requires_grad]
+    # Beyond the range of a float16 value a factor becomes infinite, and the step an overflow.
+    factors = [_like(loss.value, loss.weight * scale) for loss in roots]
+    try:
+        torch.autograd.backward([loss.value for loss in roots], factors)
+    except RuntimeError as error:
+        cure = next((cure for words, cure in _GRAPH_ERRORS.items() if words in str(error)), None)
+        if cure is None:
+            raise
+        found = str(error).partition(" Hint:")[0].partition(". Saved")[0].rstrip(".")
+        raise TrainingError(f"the backward pass failed: {found}; in your model or loss, {cure}") from error
+
+
+def _like(value: Tensor, factor: float | Tensor) -> Tensor:
+    # The scale of the first step is still on the host, and must not wait for the device.
+    return factor.to(value, non_blocking=True) if isinstance(factor, Tensor) else value.new_full((), factor)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Annotated, Any, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor, nn
-from torch import distributed as dist
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
@@ -20,7 +18,7 @@ from paceline.core.text import join_first, pluralize
 from paceline.core.world import World
 from paceline.data.loader import MicroBatch, Passes, StepBatch
 from paceline.engine.stateful import share_state
-from paceline.engine.strategies.single import SingleStrategy, parameter_ids, refuse_changed_parameters
+from paceline.engine.strategies.single import SingleStrategy, broadcast_all, parameter_ids, refuse_changed_parameters
 
 _WARM_UP_PASSES = 2
 Compression = Literal["none", "bf16", "fp16", "powersgd"]
@@ -54,7 +52,6 @@ class DDPStrategy(SingleStrategy):
         # The sum of two numbers has no order: what buckets they travel in shows with a third process only.
         # A static graph is learned from a pass that exchanges gradients, and the first of a step may not.
         self._needs_warm_up = static_graph or (is_exact and world.size > 2)
-        self._buffers = [buffer for module in model.modules() for buffer in module.buffers(recurse=False)]
         self._read_in_training = [
             buffer
             for module in model.modules()
@@ -80,16 +77,10 @@ class DDPStrategy(SingleStrategy):
     @contextmanager
     def accumulate(self, micro: MicroBatch, is_last: bool) -> Iterator[None]:
         """A context for the passes of a micro-batch; gradients are all-reduced with the last one."""
-        assert isinstance(self.network, DistributedDataParallel)
-        with ExitStack() as stack:
-            if not is_last:
-                stack.enter_context(self.network.no_sync())
-            if micro.is_padding:
-                stack.enter_context(self.unchanged())
+        with nullcontext() if is_last else self.alone(), super().accumulate(micro, is_last):
             yield
 
     def alone(self) -> AbstractContextManager[None]:
-        """A context for passes of this rank alone."""
         assert isinstance(self.network, DistributedDataParallel)
         return self.network.no_sync()
 
@@ -97,8 +88,7 @@ class DDPStrategy(SingleStrategy):
         """Gradients are all-reduced by now: check that the reducer got all; share buffers and losses' state."""
         refuse_changed_parameters(parameter_ids(self.model), self._known)
         self._refuse_unused()
-        if self._read_in_training:
-            self._broadcast(self._read_in_training)
+        broadcast_all(self._read_in_training)
         share_state(self.parts, self._world)
 
     def warm_up(self, discarded_pass: Callable[[], None]) -> None:
@@ -114,11 +104,9 @@ class DDPStrategy(SingleStrategy):
         self._is_warm = True
 
     def share_buffers(self) -> None:
-        """Broadcast the buffers of rank 0, as DDP does."""
-        self._broadcast(self._buffers)
+        broadcast_all(self.model.buffers())
 
     def describe(self) -> str:
-        """One line for the start of a run."""
         compressed = "" if self._compression == "none" else f", gradients travel as {self._compression}"
         return f"ddp: {pluralize(self._world.size, 'process')}, each with the whole model{compressed}"
 
@@ -128,14 +116,6 @@ class DDPStrategy(SingleStrategy):
                 f"strategy ddp: the loss does not depend on {join_first(unused, 3)}, whose gradients it waits for;"
                 " freeze these parameters (model.freeze), or set train.strategy={name: ddp, find_unused: true}"
             )
-
-    def _broadcast(self, buffers: list[Tensor]) -> None:
-        with torch.no_grad():
-            for group in _by_type(buffers):
-                flat = torch.cat([buffer.reshape(-1) for buffer in group])
-                dist.broadcast(flat, 0)
-                for buffer, value in zip(group, torch.split(flat, [each.numel() for each in group]), strict=True):
-                    buffer.copy_(value.view_as(buffer))
 
 
 @register.strategy("auto")
@@ -168,22 +148,14 @@ def ddp(
     return DDPStrategy(model, world, is_exact, static_graph, find_unused, bucket_mb, compression)
 
 
-def _by_type(tensors: list[Tensor]) -> list[list[Tensor]]:
-    groups: dict[torch.dtype, list[Tensor]] = {}
-    for tensor in tensors:
-        groups.setdefault(tensor.dtype, []).append(tensor)
-    return list(groups.values())
-
-
 def _compress(network: DistributedDataParallel, compression: Compression) -> None:
     if compression == "none":
         return
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-    hook: Any
-    state: Any = None
     if compression == "powersgd":
-        state, hook = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=10), powerSGD_hook.powerSGD_hook
+        state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=10)
+        network.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     else:
-        hook = default_hooks.bf16_compress_hook if compression == "bf16" else default_hooks.fp16_compress_hook
-    network.register_comm_hook(state, hook)
+        halved = default_hooks.bf16_compress_hook if compression == "bf16" else default_hooks.fp16_compress_hook
+        network.register_comm_hook(None, halved)

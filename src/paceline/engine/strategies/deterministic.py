@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from paceline.checkpoint.state import Tree
 from paceline.core.text import pluralize
 from paceline.core.world import World
 from paceline.data.loader import MicroBatch, StepBatch
 from paceline.data.sampler import rank_range
-from paceline.engine.stateful import FirstState
-from paceline.engine.strategies.single import SingleStrategy, parameter_ids, refuse_changed_parameters
-from paceline.models.memory_format import with_strides_of
+from paceline.engine.stateful import Parts, copy_state, load_state, share_state
+from paceline.engine.strategies.single import SingleStrategy, broadcast_all, parameter_ids, refuse_changed_parameters
+from paceline.models.placement import with_strides_of
 
 Node = tuple[int, int]
 """(level, index): the sum of micro-batches [index·2^level, (index + 1)·2^level), as far as there are so many."""
@@ -73,7 +74,6 @@ class DeterministicStrategy(SingleStrategy):
         return self.unchanged()
 
     def describe(self) -> str:
-        """One line for the start of a run."""
         processes = pluralize(self._world.size, "process")
         return f"reproducible on any number of processes: {processes} now, gradients added in a fixed order"
 
@@ -202,9 +202,7 @@ class RunningStatistics:
         self._put_back(self._before | self._first)
         if self._world.size > 1:
             own = {f"{name}.{buffer}" for name, norm in self._norms.items() for buffer, _ in norm.named_buffers()}
-            for name, buffer in self._model.named_buffers():
-                if name not in own:
-                    dist.broadcast(buffer, 0)
+            broadcast_all(buffer for name, buffer in self._model.named_buffers() if name not in own)
 
     def _training(self) -> list[tuple[str, _BatchNorm]]:
         return [(name, norm) for name, norm in self._norms.items() if norm.training and norm.running_mean is not None]
@@ -218,6 +216,34 @@ class RunningStatistics:
     def _put_back(self, values: dict[str, Tensor]) -> None:
         for name, buffer in self._model.named_buffers():
             buffer.copy_(values[name])
+
+
+class FirstState:
+    """Each micro-batch starts from the state before the step; the state after the first one is kept.
+
+    So it does not matter which process computes which micro-batch.
+    """
+
+    def __init__(self) -> None:
+        self._before: Tree = None
+        self._first: Tree = None
+
+    @contextmanager
+    def of_one(self, parts: Parts, counts: bool) -> Iterator[None]:
+        """A context for the passes of one micro-batch of this rank."""
+        if self._before is None:
+            self._before = copy_state(parts)
+        else:
+            load_state(parts, self._before)
+        yield
+        if counts and self._first is None:
+            self._first = copy_state(parts)
+
+    def finish(self, parts: Parts, world: World) -> None:
+        """Call after the last micro-batch, on all ranks."""
+        load_state(parts, self._first or self._before or {})
+        share_state(parts, world)
+        self._before = self._first = None
 
 
 def _shares(momentum: float | None, tracked: Tensor | None, steps: int) -> list[float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Annotated, Literal, NamedTuple, cast
 
@@ -26,7 +26,7 @@ from paceline.core.world import World
 from paceline.data.loader import MicroBatch, Passes, StepBatch
 from paceline.engine.activation_checkpointing.blocks import find_blocks
 from paceline.engine.stateful import share_state
-from paceline.engine.strategies.single import SingleStrategy, refuse_changed_parameters
+from paceline.engine.strategies.single import SingleStrategy, broadcast_all, refuse_changed_parameters
 
 Patterns = Annotated[
     Sequence[str],
@@ -50,7 +50,6 @@ class FSDPStrategy(SingleStrategy):
     """
 
     passes: Passes = "equal"
-    can_probe = False
 
     def __init__(
         self,
@@ -94,9 +93,7 @@ class FSDPStrategy(SingleStrategy):
         assert isinstance(self.model, FSDPModule)
         self.model.set_requires_gradient_sync(is_last)
         self.model.set_is_last_backward(is_last)
-        with ExitStack() as stack:
-            if micro.is_padding:
-                stack.enter_context(self.unchanged())
+        with super().accumulate(micro, is_last):
             yield
 
     def after_backward(self, step_batch: StepBatch) -> None:
@@ -109,14 +106,11 @@ class FSDPStrategy(SingleStrategy):
         return self._world.sum(norm.square()).sqrt()
 
     def local(self, parameters: Sequence[nn.Parameter]) -> Sequence[nn.Parameter]:
-        """The local shards of the parameters, with their gradients."""
         return [cast(nn.Parameter, _Part(each.grad.to_local())) for each in parameters if each.grad is not None]  # type: ignore[attr-defined]
 
     def share_buffers(self) -> None:
-        """Broadcast the buffers of rank 0."""
         if self._world.size > 1:
-            for buffer in self.model.buffers():
-                dist.broadcast(buffer, 0)
+            broadcast_all(self.model.buffers())
 
     def reshard(self) -> None:
         """Free gathered parameters: they would be stale once shards change, as when an average is swapped in."""
@@ -125,11 +119,9 @@ class FSDPStrategy(SingleStrategy):
                 module.reshard()
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """The full tensor of a sharded one; all ranks must call it together."""
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def part(self, tensor: Tensor) -> Tensor | TensorShard:
-        """This rank's rows of a sharded tensor."""
         if not isinstance(tensor, DTensor):
             return tensor
         _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
@@ -137,13 +129,11 @@ class FSDPStrategy(SingleStrategy):
         return TensorShard(local, tuple(tensor.shape), offset[0] if len(local) else 0)
 
     def place(self, tensor: Tensor, like: Tensor) -> Tensor:
-        """This rank's shard of a full tensor."""
         if not isinstance(like, DTensor) or tensor.shape != like.shape:
             return tensor
         return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
     def describe(self) -> str:
-        """One line for the start of a run."""
         parts = f"parameters and optimizer state in parts, {pluralize(self._blocks, 'block')}"
         if self._world.size == 1:
             return f"{self.name}: {parts}; note: one process saves no memory by it"

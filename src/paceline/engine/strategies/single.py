@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 
 from torch import Tensor, nn
+from torch import distributed as dist
 
 from paceline.checkpoint.shards import TensorShard
 from paceline.core.errors import TrainingError
 from paceline.core.registry import register
 from paceline.data.loader import MicroBatch, Passes, StepBatch
-from paceline.engine.stateful import Parts, unchanged_buffers, unchanged_state
+from paceline.engine.stateful import Parts, unchanged
 
 
 class SingleStrategy:
@@ -22,8 +23,6 @@ class SingleStrategy:
     passes: Passes = "own"
     grad_divisor = 1.0
     """What the exchange divides gradients by; losses are multiplied by it first."""
-    can_probe = True
-    """Whether one process could do the whole step alone."""
     norm_across: Callable[[Tensor], Tensor] | None = None
     """Makes the norm of the gradient that this process holds that of the whole; None where it holds the whole."""
 
@@ -39,11 +38,9 @@ class SingleStrategy:
         """A context for the passes of a micro-batch; strategies that exchange gradients do so in the last one."""
         return self.unchanged() if micro.is_padding else nullcontext()
 
-    @contextmanager
-    def unchanged(self) -> Iterator[None]:
+    def unchanged(self) -> AbstractContextManager[None]:
         """A context for passes that do not count: buffers and the state of losses are restored."""
-        with unchanged_buffers(self.model), unchanged_state(self.parts):
-            yield
+        return unchanged(self.parts, self.model)
 
     def preview(self) -> AbstractContextManager[None]:
         """A context for a pass before those of a step, which does not count."""
@@ -99,7 +96,6 @@ class DataParallelStrategy(SingleStrategy):
         self._devices = devices
 
     def describe(self) -> str:
-        """One line for the start of a run."""
         if not self._devices:
             return "dp: one process, and no device to share its batches with"
         where = ", ".join(map(str, self._devices))
@@ -116,6 +112,12 @@ def single(model: nn.Module) -> SingleStrategy:
 def data_parallel(model: nn.Module, devices: list[int]) -> DataParallelStrategy:
     """One process, several devices."""
     return DataParallelStrategy(model, devices)
+
+
+def broadcast_all(tensors: Iterable[Tensor]) -> None:
+    """Give every rank the values of rank 0."""
+    for tensor in tensors:
+        dist.broadcast(tensor, 0)
 
 
 def parameter_ids(model: nn.Module) -> list[int]:

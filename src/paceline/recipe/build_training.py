@@ -1,16 +1,20 @@
-"""Build freezing, parameter groups, optimizer, clipping, schedules and averaging from a recipe."""
+"""Build what trains the model of a recipe: precision, strategy, optimizer, clipping, schedules and averaging."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from paceline.core.errors import RecipeError
 from paceline.core.intervals import Progress, to_steps
+from paceline.engine.precision.mixed import Precision, make_precision
+from paceline.engine.strategies.deterministic import DeterministicStrategy
 from paceline.engine.strategies.single import SingleStrategy
+from paceline.engine.torch_settings import compile_model
 from paceline.models.freezing import Freezing
 from paceline.models.surgery import find_heads, head_parameters
 from paceline.optim.averaging import Averaging
@@ -18,11 +22,54 @@ from paceline.optim.clipping import AdaptiveClip, Clip, ClipGradNorm, ClipGradVa
 from paceline.optim.group_presets import PRESETS, Preset, Rule, Settings, combine
 from paceline.optim.layer_decay import find_layers
 from paceline.optim.lr_scheduler import Schedule, Scheduler, Transition
-from paceline.optim.optimizers import make_optimizer
+from paceline.optim.optimizers import add_trust_ratio, make_optimizer
 from paceline.optim.param_groups import Group, RulesError, build_groups
-from paceline.optim.trust_ratio import add_trust_ratio
 from paceline.recipe.build_context import BuildContext, resolve
 from paceline.recipe.schema import OptimizerPart, SchedulePart, TransitionPart
+
+
+def checkpoint_activations(context: BuildContext, model: nn.Module) -> list[str]:
+    """Apply activation checkpointing and return the names of its blocks."""
+    part = context.recipe.train.activation_checkpointing
+    with context.error_context("train.activation_checkpointing"):
+        names: list[str] = context.make("activation_checkpointing", part.name, part).apply(model)
+    return names
+
+
+def choose_precision(context: BuildContext) -> Precision:
+    """The precision of the run."""
+    train = context.recipe.train
+    with context.error_context("train.precision"):
+        return make_precision(train.precision, context.world.device, train.loss_scale, train.keep_norms_fp32)
+
+
+def shard(context: BuildContext, model: nn.Module) -> SingleStrategy | None:
+    """Shard the parameters, for strategies that do, before the optimizer is built."""
+    return _strategy(context, model) if context.recipe.train.strategy.name in ("fsdp", "zero") else None
+
+
+def wrap(context: BuildContext, model: nn.Module) -> SingleStrategy:
+    """Wrap the model, for strategies that replicate, after the optimizer is built."""
+    train = context.recipe.train
+    if train.compile:
+        compile_model(model)
+    if train.reproducible == "world":
+        return DeterministicStrategy(model, context.world)
+    return _strategy(context, model)
+
+
+def _strategy(context: BuildContext, model: nn.Module) -> SingleStrategy:
+    part, world = context.recipe.train.strategy, context.world
+    name = part.name
+    if name in ("single", "dp") and world.size > 1:
+        message = f"{name} needs one process, got {world.size}; use ddp, or --procs 1"
+        raise RecipeError(f"{context.checked.locate('train.strategy')}: {message}")
+    devices = list(range(torch.cuda.device_count())) if world.device.type == "cuda" else []
+    supplied = {"model": model, "world": world, "devices": devices}
+    is_exact = context.recipe.train.reproducible != "off"
+    with context.error_context("train.strategy"):
+        made: SingleStrategy = context.make("strategy", name, part, **supplied, is_exact=is_exact)
+    return made
 
 
 def effective_lr(context: BuildContext) -> float:

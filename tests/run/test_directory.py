@@ -22,14 +22,13 @@ import pytest
 from support.full_disk import files_limited_to
 
 from paceline.core.errors import PacelineError, UsageError
-from paceline.run import lock as run_lock_module
-from paceline.run.directory import refuse_foreign
-from paceline.run.lock import LOCK, STALE_SECONDS, Owner, check_free, hold_lock
+from paceline.run import directory as run_lock_module
+from paceline.run.directory import LOCK, STALE_SECONDS, Owner, check_free, hold_lock, refuse_foreign
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from paceline.run.lock import hold_lock
+from paceline.run.directory import hold_lock
 with hold_lock(Path(sys.argv[1])) as lock:
     {then}
     print("held", flush=True)
@@ -244,7 +243,7 @@ def test_starting_over_keeps_the_earlier_run_and_the_lock(tmp_path: Path) -> Non
         assert lock.start_over() == tmp_path / "x~1"
         assert [path.name for path in (tmp_path / "x~1").iterdir()] == ["status.json"]
         assert json.loads((folder / LOCK).read_text())["pid"] == os.getpid()
-        script = "from pathlib import Path; from paceline.run.lock import *; check_free(Path('x'))"
+        script = "from pathlib import Path; from paceline.run.directory import *; check_free(Path('x'))"
         command = [sys.executable, "-c", script]
         other = subprocess.run(command, capture_output=True, text=True, timeout=30, cwd=tmp_path)
         assert f"in use by process {os.getpid()}" in other.stderr
