@@ -263,7 +263,7 @@ def test_a_panoptic_file_is_named(tmp_path: Path) -> None:
         (content() | {"annotations": [{}, {"id": 1}]}, "annotation has no 'id': number 1 of the list"),
         (
             content() | {"images": [{"id": 1, "file_name": ""}]},
-            "image has a wrong 'file_name', String should have at least 1 character: 1 ('')",
+            "image has a wrong 'file_name', expected a text: 1 ('')",
         ),
         (
             content() | {"images": [{"id": 1, "file_name": "a", "height": 1 << 16, "width": 1 << 16}]},

@@ -219,7 +219,7 @@ def _read_npy(path: Path) -> NDArray[Any]:
 
 @dataclass
 class _JsonFile:
-    joints: Annotated[dict[str, Annotated[list[_Keypoint], Field(min_length=1)]], Field(min_length=1)]
+    joints: Annotated[dict[Any, Annotated[list[_Keypoint], Field(min_length=1)]], Field(min_length=1)]
     joint_names: list[str] | None = None
     flip_pairs: list[Annotated[list[int], Field(min_length=2, max_length=2)]] | None = None
 
