@@ -6,18 +6,28 @@ import argparse
 import json
 from pathlib import Path
 
-import yaml
-
-from paceline.commands.common import print_json
-from paceline.convert.convert_config import convert_config
+from paceline.commands.common import add_json, print_json
 from paceline.core.atomic_write import replace_file
 from paceline.core.errors import UsageError
 from paceline.core.text import pluralize
-from paceline.recipe.document import SUFFIXES
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument("file", type=Path, metavar="FILE", help="the file to read; nothing in it is executed")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="default: FILE with the extension .safetensors; a recipe is printed"
+    )
+    parser.add_argument("--key", help="where the file holds the tensors, such as net_state (default: the usual keys)")
+    parser.add_argument("--dtype", choices=("fp16", "bf16"), help="round float tensors to half precision")
+    parser.add_argument("--max-gb", type=float, default=20.0, metavar="N", help="refuse larger files (default: 20)")
+    add_json(parser)
 
 
 def main(options: argparse.Namespace) -> int:
     """Convert a configuration file, by its extension; else write tensors beside the file or to `--out`."""
+    from paceline.recipe.document import SUFFIXES
+
     if options.file.suffix.lower() in SUFFIXES:
         return _convert_config(options)
     from paceline.checkpoint.weights import DTYPES, convert
@@ -38,6 +48,10 @@ def main(options: argparse.Namespace) -> int:
 
 def _convert_config(options: argparse.Namespace) -> int:
     """Print the recipe or write it to `--out`; remarks on what changed or was left out are at its top."""
+    import yaml
+
+    from paceline.convert.convert_config import convert_config
+
     recipe, remarks = convert_config(options.file)
     recipe = json.loads(json.dumps(recipe))  # a list that two splits share would be written as a YAML alias
     text = yaml.safe_dump(recipe, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)

@@ -6,12 +6,11 @@ import argparse
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
-from paceline.commands.common import print_json, recipe_file, use_modules
-from paceline.commands.measure_row import OutOfMemoryError, Trial, measure_row
-from paceline.commands.plan import read_device, read_shape
+from paceline.commands.common import add_json, add_recipe, print_json, recipe_file, use_modules
+from paceline.commands.plan import add_device, read_device, read_shape
 from paceline.core.errors import UsageError
 from paceline.core.process import free_memory
 from paceline.core.text import pluralize
@@ -25,8 +24,7 @@ _MOST_TRIALS = 6
 _LESS = 0.75  # of the samples of a trial that got no memory
 
 
-@dataclass(frozen=True)
-class Tried:
+class Tried(NamedTuple):
     """A micro-batch that was tried."""
 
     micro_batch_size: int
@@ -35,12 +33,23 @@ class Tried:
     fits: bool
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_recipe(parser)
+    parser.add_argument(
+        "--procs", type=int, default=1, metavar="N", help="processes, each with a device of its own (default: 1)"
+    )
+    add_device(parser)
+    add_json(parser)
+
+
 def main(options: argparse.Namespace) -> int:
     """Print the largest micro-batch; 0 also if there is none."""
     use_modules(options.use, options.recipe)
     if options.procs < 1:
         raise UsageError(f"--procs {options.procs}: expected 1 or more")
     shape, reference = read_shape(options), recipe_file(options.recipe)
+    from paceline.commands.measure_row import OutOfMemoryError, Trial, measure_row
     from paceline.plan.grid import Grid, plan_rows
     from paceline.plan.rows import Refused
 
@@ -53,23 +62,34 @@ def main(options: argparse.Namespace) -> int:
     planned = row.largest_micro_batch or 0
     reason = _why_not_tried(device.memory * options.procs, planned)
     if not options.json:
-        _print_plan(device, row, planned)
+        print(f"{device.name}: {device.memory / 2**20:,.0f} MiB for each of {pluralize(row.processes, 'process')}")
+        print(f"planned: a micro-batch of {pluralize(planned, 'sample')}; {row.step.name}", flush=True)
 
-    def take(size: int) -> int:
+    def take(size: int) -> int | None:
         print(f"trying {pluralize(size, 'sample')} …", file=sys.stderr, flush=True)
-        # Evaluation has a batch size of its own.
-        return measure_row(replace(Trial.of(grid, row, options.use, size), steps=1, evaluates=False)).tensor_bytes
+        try:  # evaluation has a batch size of its own
+            return measure_row(replace(Trial.of(grid, row, options.use, size), steps=1, evaluates=False)).tensor_bytes
+        except OutOfMemoryError:
+            return None
 
     trials = [] if reason else try_sizes(planned, device.memory, take)
     largest = planned if reason else max((each.micro_batch_size for each in trials if each.fits), default=0)
     if options.json:
-        answer: dict[str, Any] = {"largest_micro_batch": largest, "planned": planned, "not_tried": reason or None}
-        answer |= {"device": device.name, "memory": device.memory, "processes": options.procs}
-        answer |= {"phase": row.step.name, "largest_evaluation_batch": row.largest_evaluation_batch}
-        print_json({**answer, "trials": [vars(each) for each in trials]})
-        return 0
-    _print_result(row, trials, reason, largest)
-    _print_evaluation(row, device.memory)
+        print_json(
+            {
+                "largest_micro_batch": largest,
+                "planned": planned,
+                "not_tried": reason or None,
+                "device": device.name,
+                "memory": device.memory,
+                "processes": options.procs,
+                "phase": row.step.name,
+                "largest_evaluation_batch": row.largest_evaluation_batch,
+                "trials": [each._asdict() for each in trials],
+            }
+        )
+    else:
+        _print_result(row, trials, reason, largest, device.memory)
     return 0
 
 
@@ -91,31 +111,21 @@ def _why_not_tried(needed: int, planned: int) -> str:
     return ""
 
 
-def try_sizes(planned: int, limit: int, take: Callable[[int], int]) -> list[Tried]:
+def try_sizes(planned: int, limit: int, take: Callable[[int], int | None]) -> list[Tried]:
     """What was tried: the planned size, and smaller ones until one fits.
 
-    `take` gives the bytes that a step of so many samples takes, the most of all processes; it raises OutOfMemoryError
-    if one of them does not get them.
+    `take` gives the bytes that a step of so many samples takes, the most of all processes; None if one of them does
+    not get them.
     """
     trials, size = list[Tried](), planned
     while size and len(trials) < _MOST_TRIALS and not (trials and trials[-1].fits):
-        try:
-            taken = take(size)
-        except OutOfMemoryError:
-            trials.append(Tried(size, None, fits=False))
-            size = int(_LESS * size)
-        else:
-            trials.append(Tried(size, taken, taken <= limit))
-            size = min(size - 1, int(size * limit / taken))
+        taken = take(size)
+        trials.append(Tried(size, taken, taken is not None and taken <= limit))
+        size = int(_LESS * size) if taken is None else min(size - 1, int(size * limit / taken))
     return trials
 
 
-def _print_plan(device: Device, row: Row, planned: int) -> None:
-    print(f"{device.name}: {device.memory / 2**20:,.0f} MiB for each of {pluralize(row.processes, 'process')}")
-    print(f"planned: a micro-batch of {pluralize(planned, 'sample')}; {row.step.name}", flush=True)
-
-
-def _print_result(row: Row, trials: list[Tried], reason: str, largest: int) -> None:
+def _print_result(row: Row, trials: list[Tried], reason: str, largest: int, limit: int) -> None:
     for each in trials:
         taken = "not enough memory" if each.tensor_bytes is None else f"{each.tensor_bytes / 2**20:,.1f} MiB of tensors"
         print(f"tried: {pluralize(each.micro_batch_size, 'sample')}: {taken}")
@@ -128,12 +138,8 @@ def _print_result(row: Row, trials: list[Tried], reason: str, largest: int) -> N
         print(f"the {pluralize(share, 'sample')} of a process's step fit at once; up to {largest:,} would")
     else:
         print(f"use train.micro_batch_size={largest}")
-
-
-def _print_evaluation(row: Row, limit: int) -> None:
-    """Print that evaluation needs more than there is, and with which batches it does not."""
-    needed = max((phase.memory.total for phase in row.evaluations), default=0)
-    if needed > limit:
-        largest = row.largest_evaluation_batch
-        advice = f"use evaluate.batch_size={largest}" if largest else "not even one sample fits"
-        print(f"evaluation needs {needed / 2**20:,.0f} MiB: {advice}")
+    evaluated = max((phase.memory.total for phase in row.evaluations), default=0)
+    if evaluated > limit:
+        batch = row.largest_evaluation_batch
+        advice = f"use evaluate.batch_size={batch}" if batch else "not even one sample fits"
+        print(f"evaluation needs {evaluated / 2**20:,.0f} MiB: {advice}")

@@ -7,12 +7,13 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.commands.common import print_json, progress_bar, recipe_file, use_modules
-from paceline.core.errors import PacelineError, UsageError
-from paceline.recipe.load import load
-from paceline.recipe.validate import CheckedRecipe, validate
+from paceline.commands.common import add_json, add_recipe, print_json, progress_bar, recipe_file, use_modules
+from paceline.core.errors import DataError, PacelineError, UsageError
+from paceline.core.process import num_cores
+from paceline.core.text import evenly_spaced
 
 if TYPE_CHECKING:
     from paceline.commands.plan_report import Report
@@ -20,6 +21,31 @@ if TYPE_CHECKING:
     from paceline.plan.grid import Grid
     from paceline.plan.rows import Row
     from paceline.plan.surrogate import Shape
+    from paceline.recipe.validate import CheckedRecipe
+
+_LOADED = 32  # samples, to measure the loader
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_recipe(parser)
+    parser.add_argument(
+        "--procs", "--devices", default="1", metavar="N,…", help="numbers of processes, one per device (default: 1)"
+    )
+    parser.add_argument("--measure", action="store_true", help="take real steps here; print predicted beside measured")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="save an image of the memory by its parts")
+    add_device(parser)
+    add_json(parser)
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """What a run is planned for: a device, and samples where the data is missing."""
+    parser.add_argument("--device", metavar="GPU", help="plan for a GPU, such as rtx4090 (default: what is here)")
+    parser.add_argument(
+        "--memory", metavar="SIZE", help="of a device: 24GiB, or a GPU; with --device, in place of its own"
+    )
+    parser.add_argument("--image", default="640x480", metavar="WxH", help="without the data: the size of images")
+    parser.add_argument("--classes", type=int, default=100, metavar="N", help="without the data: number of classes")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -29,17 +55,18 @@ def main(options: argparse.Namespace) -> int:
     processes = _processes(options.procs)
     from paceline.commands.plan_report import Report
     from paceline.plan.devices import device_at_hand
-    from paceline.plan.estimate import measure_loader
     from paceline.plan.grid import Grid, combinations, plan_rows, split_choices
     from paceline.plan.rows import Unrehearsed
+    from paceline.recipe.load import load
+    from paceline.recipe.validate import validate
 
     fixed, choices = split_choices(options.overrides)
     checked = validate(load(reference, fixed))
     device = read_device(options) or device_at_hand(max(map(int, processes)))
-    settings = list(combinations({"procs": processes, **(choices or default_choices(checked, fixed))}))
+    settings = list(combinations({"procs": processes, **(choices or _default_choices(checked, fixed))}))
     is_cpu = device.is_cpu or checked.recipe.train.device == "cpu"
     grid = Grid(reference, fixed, device.memory, shape, is_cpu, device.is_cpu)
-    speed = measure_loader(checked) if device.speed else None
+    speed = _measure_loader(checked) if device.speed else None
     # What a model prints must not end up between the lines of the answer.
     with redirect_stdout(sys.stderr), progress_bar() as bar:
         task = bar.add_task("plan", total=len(settings))
@@ -75,18 +102,6 @@ def _print_notes(options: argparse.Namespace, batch_size: int, rows: Sequence[Ro
         )
 
 
-def read_shape(options: argparse.Namespace) -> Shape:
-    """What samples are where the data is missing: --image and --classes."""
-    width, separator, height = options.image.partition("x")
-    if not (separator and width.isdecimal() and height.isdecimal() and int(width) * int(height)):
-        raise UsageError(f"--image {options.image}: expected width and height, such as 640x480")
-    if options.classes < 1:
-        raise UsageError(f"--classes {options.classes}: expected 1 or more")
-    from paceline.plan.surrogate import Shape
-
-    return Shape(int(height), int(width), options.classes)
-
-
 def read_device(options: argparse.Namespace) -> Device | None:
     """The device of --device or --memory; with both, that GPU with so much memory for a run. None with neither."""
     from paceline.plan.devices import parse_device
@@ -103,13 +118,25 @@ def read_device(options: argparse.Namespace) -> Device | None:
     return replace(device, memory=memory.memory)
 
 
+def read_shape(options: argparse.Namespace) -> Shape:
+    """What samples are where the data is missing: --image and --classes."""
+    width, separator, height = options.image.partition("x")
+    if not (separator and width.isdecimal() and height.isdecimal() and int(width) * int(height)):
+        raise UsageError(f"--image {options.image}: expected width and height, such as 640x480")
+    if options.classes < 1:
+        raise UsageError(f"--classes {options.classes}: expected 1 or more")
+    from paceline.plan.surrogate import Shape
+
+    return Shape(int(height), int(width), options.classes)
+
+
 def _processes(written: str) -> list[str]:
     if not all(each.isdecimal() and int(each) > 0 for each in written.split(",")):
         raise UsageError(f"--procs (or --devices) {written}: expected numbers of processes, such as 8 or 1,2,8")
     return written.split(",")
 
 
-def default_choices(checked: CheckedRecipe, fixed: Sequence[str] = ()) -> dict[str, list[str]]:
+def _default_choices(checked: CheckedRecipe, fixed: Sequence[str] = ()) -> dict[str, list[str]]:
     """The settings to compare by default: precisions, and activation checkpointing off and on."""
     given = {override.partition("=")[0] for override in fixed}
     train = checked.recipe.train
@@ -118,6 +145,24 @@ def default_choices(checked: CheckedRecipe, fixed: Sequence[str] = ()) -> dict[s
         "train.activation_checkpointing": list(dict.fromkeys([train.activation_checkpointing.name, "none", "blocks"])),
     }
     return {key: values for key, values in choices.items() if key not in given}
+
+
+def _measure_loader(checked: CheckedRecipe) -> float | None:
+    """The samples of the training data that all cores of this machine load in a second; None without the data."""
+    import torch
+
+    from paceline.core.world import World
+    from paceline.data.loader_profile import profile_loader
+    from paceline.recipe.build import Builder
+    from paceline.recipe.build_data import make_split_loader
+
+    builder = Builder(checked, World(0, 1, 0, torch.device("cpu")), trains=False)
+    try:
+        loader = make_split_loader(builder, "train", checked.recipe.data.train)
+        ids = evenly_spaced(len(loader.dataset), min(_LOADED, len(loader.dataset)))
+        return profile_loader(loader, ids, num_cores()).samples_per_second
+    except DataError:
+        return None
 
 
 def _measure(report: Report, grid: Grid, modules: list[str]) -> None:

@@ -6,18 +6,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.loggers.tables import print_table
 from paceline.plan.communication import DEVICES_OF_A_MACHINE, LINK_EFFICIENCY, NETWORK
 from paceline.plan.cost import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY
 from paceline.plan.devices import Device, Speed
-from paceline.plan.estimate import Estimate, estimate
-from paceline.plan.measure import Measured
 from paceline.plan.memory import CATEGORIES
-from paceline.plan.rows import Refused, Row, Unrehearsed
-from paceline.visualize.charts import draw_stacked_bars
-from paceline.visualize.image import save_png
+from paceline.plan.rows import Estimate, Refused, Row, Unrehearsed, estimate
+
+if TYPE_CHECKING:
+    from paceline.commands.measure_row import Measured
 
 _UNIT = 2**20
 _SHORT = {"train.precision": "precision", "train.activation_checkpointing": "checkpointing"}
@@ -56,7 +55,7 @@ class Report:
         for refused in self.refused:
             found = "not planned" if isinstance(refused, Unrehearsed) else "not possible"
             print(f"{found}: {refused}: {refused.reason}", file=sys.stderr)
-        for line in advice(self.rows, self.device.memory):
+        if line := _advice(self.rows, self.device.memory):
             print(line)
 
     def as_json(self) -> dict[str, Any]:
@@ -78,6 +77,9 @@ class Report:
 
     def save_image(self, path: Path) -> None:
         """Draw the memory of each row by its parts, with the limit of the device."""
+        from paceline.visualize.charts import draw_stacked_bars
+        from paceline.visualize.image import save_png
+
         labels = [", ".join(map(str, self._cells(row))) for row in self.rows]
         scale, unit = (2**30, "GiB") if max(row.shared_bytes for row in self.rows) >= 2**30 else (_UNIT, "MiB")
         parts: dict[str, list[float]] = {
@@ -130,8 +132,8 @@ class Report:
             found = estimate(row, speed, self.samples_per_second)
             samples = row.micro_batch_size * row.num_micro_batches / max(found.step, found.communication or 0.0)
             work = [_number(row.step.cost.flops / 1e9), _number(row.step.cost.bytes / 1e9)]
-            times = [_milliseconds(found.step), _milliseconds(found.communication)]
             run = "–" if found.run is None else _duration(found.run)
+            times = [_milliseconds(found.step), _milliseconds(found.communication)]
             rows.append([*self._cells(row), *work, *times, _number(samples), run, found.bound])
         header = ["GFLOP/step", "GB/step", "ms/step", "ms/exchange", "samples/s each", "run", "bound by"]
         print_table([*self._header(), *header], rows)
@@ -193,9 +195,8 @@ class Report:
             "flops": row.step.cost.flops,
             "moved_bytes": row.step.cost.bytes,
             "sent_bytes": row.step.sent_bytes,
-            "estimated": None
-            if times is None
-            else {
+            "estimated": times
+            and {
                 "step_seconds": times.step,
                 "communication_seconds": times.communication,
                 "run_seconds": times.run,
@@ -205,22 +206,21 @@ class Report:
         }
 
 
-def advice(rows: Sequence[Row], limit: int) -> list[str]:
-    """What to change first when nothing fits; nothing if something does."""
+def _advice(rows: Sequence[Row], limit: int) -> str:
+    """What to change first when nothing fits; empty if something does."""
     if not rows or any(row.fits(limit) for row in rows):
-        return []
+        return ""
     possible = [(row, changes) for row in rows if (changes := row.changes_to_fit(limit)) is not None]
     if possible:
         best, changes = max(possible, key=lambda each: (each[0].largest_micro_batch or 0, -each[0].memory.total))
         is_chosen = len({row.processes for row in rows}) > 1
         words = " ".join([*[f"--procs {best.processes}"] * is_chosen, *best.overrides, *changes])
-        return [f"nothing fits as it is; this does: {words}"]
+        return f"nothing fits as it is; this does: {words}"
     least = min(rows, key=lambda row: row.memory.total)
     part = max(least.memory.parts, key=lambda each: least.memory.parts[each])
-    hint = {
-        "activations": "use smaller images", "temporaries": "use smaller images",
-    }.get(part, "use train.strategy=fsdp with more processes, or a smaller model")  # fmt: skip
-    return [f"nothing fits, not even batches of one sample; {part} are the most: {hint}"]
+    passes = part in ("activations", "temporaries")
+    hint = "use smaller images" if passes else "use train.strategy=fsdp with more processes, or a smaller model"
+    return f"nothing fits, not even batches of one sample; {part} are the most: {hint}"
 
 
 def _size(number: int | None) -> str:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 from paceline.core.errors import PacelineError, RecipeError
+from paceline.plan.communication import DEVICES_OF_A_MACHINE, communication_seconds
 from paceline.plan.cost import StepCost
+from paceline.plan.devices import Speed
 from paceline.plan.memory import Memory
 
 Settings = Mapping[str, str]
@@ -47,7 +50,7 @@ class PlannedPhase:
     """Of the steps of the run."""
     cost: StepCost = field(default_factory=StepCost)
     sent_bytes: int | None = None
-    """What a process sends to others in a step; None if the strategy's ways are not known."""
+    """What each process sends in a step; None if that is not known."""
 
 
 @dataclass(frozen=True)
@@ -133,3 +136,41 @@ class Unrehearsed(Refused):
 
     micro_batch_size: int = 1
     num_micro_batches: int = 1
+
+
+class Estimate(NamedTuple):
+    """Seconds, if the device reaches the efficiency that is assumed, and evaluations and saves take no time."""
+
+    step: float
+    """To compute a step."""
+    communication: float | None
+    """To send what a step sends, side by side with computing; None if no link or no strategy is known."""
+    loading: float | None
+    """To load the samples of a step, side by side with computing; None if the loader was not measured."""
+    run: float | None
+    """All steps of the run; None if their number is not known."""
+
+    @property
+    def bound(self) -> Literal["compute", "communication", "data", "unknown"]:
+        """What a step waits for."""
+        if self.loading is None:
+            return "unknown"
+        if self.loading > max(self.step, self.communication or 0.0):
+            return "data"
+        return "communication" if self.communication and self.communication > self.step else "compute"
+
+
+def estimate(row: Row, speed: Speed, samples_per_second: float | None) -> Estimate:
+    """The time of a row on a device of this speed, whose machine loads so many samples a second.
+
+    A step is one of the phase whose steps need most memory; a run has those of all phases.
+    """
+    samples = row.micro_batch_size * row.num_micro_batches * min(row.processes, DEVICES_OF_A_MACHINE)
+    loading = None if samples_per_second is None else samples / samples_per_second
+
+    def seconds(phase: PlannedPhase) -> tuple[float, float | None]:
+        step = row.num_sharing * phase.cost.seconds(speed, is_tf32=row.precision == "tf32")  # they share its cores too
+        return step, None if phase.sent_bytes is None else communication_seconds(phase.sent_bytes, row.processes, speed)
+
+    run = sum(phase.share * max(each or 0.0 for each in (*seconds(phase), loading)) for phase in row.training)
+    return Estimate(*seconds(row.step), loading, None if row.num_steps is None else row.num_steps * run)
