@@ -248,7 +248,7 @@ def test_threads_never_read_beside_a_training_step(monkeypatch: pytest.MonkeyPat
     def refuse(*arguments: Any) -> Any:
         raise AssertionError("threads read")
 
-    monkeypatch.setattr(autotune, "load_by_threads", refuse)
+    monkeypatch.setattr(autotune, "map_in_order", refuse)
     for kind in ("auto", "thread"):
         assert len(loaded(lambda source, requests, kind=kind: list(load(source, requests, 1, kind)))) == 6  # type: ignore[misc]
 
