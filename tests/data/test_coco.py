@@ -12,7 +12,6 @@ from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 
 from paceline.core.errors import DataError
-from paceline.data.datasets import detection
 from paceline.data.datasets.coco import Coco
 from paceline.data.datasets.detection import read_json
 from paceline.data.io.mask import decode_runs, encode_runs
@@ -264,7 +263,7 @@ def test_a_panoptic_file_is_named(tmp_path: Path) -> None:
         (content() | {"annotations": [{}, {"id": 1}]}, "annotation has no 'id': number 1 of the list"),
         (
             content() | {"images": [{"id": 1, "file_name": ""}]},
-            "image has a wrong 'file_name', String should have at least 1 character: 1 ('')",
+            "image has a wrong 'file_name', expected a text: 1 ('')",
         ),
         (
             content() | {"images": [{"id": 1, "file_name": "a", "height": 1 << 16, "width": 1 << 16}]},
@@ -318,11 +317,11 @@ def test_what_is_not_wanted_of_a_large_file_is_not_kept(tmp_path: Path, encoding
 
 
 def test_a_file_beyond_the_memory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(data: bytes) -> str:
+    def fail(data: bytes, **_: Any) -> str:
         raise MemoryError
 
-    monkeypatch.setattr(detection, "_decode", fail)
     path = write(tmp_path, content())
+    monkeypatch.setattr(json, "loads", fail)
     with pytest.raises(DataError, match=f"{re.escape(str(path))}: .* memory"):
         Coco(tmp_path, "instances.json")
 

@@ -223,12 +223,6 @@ def test_image_folder_survives_the_way_to_a_worker(tmp_path: Path) -> None:
     assert len(pickle.dumps(dataset)) < 300 * 40
 
 
-def test_image_folder_reduces_large_photos_on_request(tmp_path: Path) -> None:
-    paint(tmp_path / "a/1.jpg", (90, 0, 0), size=(800, 400))
-    assert ImageFolder(tmp_path).read(0)["image"].shape == (400, 800, 3)
-    assert ImageFolder(tmp_path, min_size=100).read(0)["image"].shape == (100, 200, 3)
-
-
 def test_image_folder_that_is_not_as_expected(tmp_path: Path) -> None:
     absent = tmp_path / "absent"
     with pytest.raises(DataError) as caught:

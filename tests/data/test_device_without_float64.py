@@ -53,7 +53,8 @@ MIXED = [MixUp(num_classes=5), CutMix(num_classes=5), MixUpOrCutMix(num_classes=
 
 @pytest.mark.parametrize("transform", [*OTHERS, *MIXED], ids=lambda each: type(each).__name__)
 def test_batch_transforms_compute_in_float32(transform: Any) -> None:
-    fields = batch("image", "label") if transform in MIXED else batch()
+    fields = batch("image", "mask") if hasattr(transform, "on_sample") else batch()
+    fields = batch("image", "label") if transform in MIXED else fields
     draws = torch.rand(1 if isinstance(transform, MultiScale) else 3, transform.draws)
     with NoFloat64():  # type: ignore[no-untyped-call]
         changed = transform(fields, draws)

@@ -42,11 +42,6 @@ def test_files_that_are_no_images_are_counted(root: Path) -> None:
     assert dataset.notes[0].startswith("1 file is skipped: .heic 1; images are .jpg, .jpeg, .png, ")
 
 
-def test_what_is_to_be_reduced_is_decoded_at_once(tmp_path: Path) -> None:
-    paint(tmp_path / "a/1.jpg", size=(800, 400))
-    assert ImageFolder(tmp_path, min_size=100).open(0)["image"].shape == (100, 200, 3)
-
-
 def test_every_change_is_noticed(root: Path) -> None:
     for _ in range(2):
         assert names(root) == ["1.png", "2.png", "3.png"]

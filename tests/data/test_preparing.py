@@ -13,11 +13,9 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from paceline.core.errors import DataError
 from paceline.data.batch import Sample
 from paceline.data.io.image import Encoded
 from paceline.data.rng import uniforms
-from paceline.data.skip_list import SkipList
 from paceline.data.split_loader import SplitLoader
 
 Draws = npt.NDArray[np.float64]
@@ -93,52 +91,6 @@ class Shift:
 
     def __call__(self, sample: Sample, draws: Draws) -> Sample:
         return {**sample, "image": sample["image"] + np.uint8(10 * draws[0])}
-
-
-@dataclass(frozen=True)
-class Collect:
-    """Puts the further samples beside the sample."""
-
-    others: int
-    draws: ClassVar[int] = 0
-    is_batch: ClassVar[bool] = False
-
-    def __call__(self, sample: Sample, draws: Draws, others: list[Sample] | None = None) -> Sample:
-        assert others is not None
-        parts = [each["image"] for each in (sample, *others)]
-        return {"image": np.concatenate(parts, axis=1), "label": sample["label"]}
-
-
-def found(source: SplitLoader, epoch: int, index: int) -> list[int]:
-    """The values of the sample and of those beside it."""
-    return [int(value) for value in source.fetch(epoch, np.array([index]))["image"][0, 0, 0, ::5]]
-
-
-def test_further_samples_come_as_they_are_on_their_own(files: Files) -> None:
-    alone, mixing = SplitLoader(files, [Shift()], 7), SplitLoader(files, [Shift(), Collect(4)], 7)
-    values = {index: found(alone, 2, index)[0] for index in range(6)}
-    chosen = set()
-    for index in range(6):
-        own, *others = found(mixing, 2, index)
-        assert own == values[index]
-        assert all(other == values[other // 10] for other in others)
-        chosen |= {other // 10 for other in others}
-        assert found(mixing, 2, index) == [own, *others]
-    assert len(chosen) > 3
-    assert found(mixing, 2, 1)[1:] != found(mixing, 3, 1)[1:]
-
-
-def test_further_samples_that_cannot_be_read_are_replaced(files: Files) -> None:
-    whole = SplitLoader(files, [Collect(4)], 7, SkipList("train", 3))
-    before = {index: found(whole, 0, index) for index in range(6) if index != 2}
-    (files.folder / "2.png").write_text("no image")
-    for index, values in before.items():
-        batch = whole.fetch(0, np.array([index]))
-        assert not batch.skipped
-        assert [int(value) for value in batch["image"][0, 0, 0, ::5]] == [30 if each == 20 else each for each in values]
-    assert any(20 in values[1:] for values in before.values())
-    with pytest.raises(DataError, match=r"2\.png: not an image"):
-        SplitLoader(files, [Collect(4)], 7).fetch(0, np.arange(6)[[0, 1, 3, 4, 5]])
 
 
 @dataclass(frozen=True)

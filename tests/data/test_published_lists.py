@@ -164,10 +164,8 @@ def test_a_list_is_looked_for_in_its_root(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "videos").mkdir()
     (tmp_path / "list.txt").write_text("a.avi 0\n")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match="with `root`, `file` is looked for in it; give its whole path, as there is"):
+    with pytest.raises(DataError, match=r"videos/list\.txt: no such file; .*; with `root`, `file` is"):
         VideoList(Path("list.txt"), root=tmp_path / "videos")
-    with pytest.raises(DataError, match=r"with `root`, `file` is looked for in it$"):
-        VideoList(Path("none.txt"), root=tmp_path / "videos")
 
 
 # --- a column of splits -------------------------------------------------------------------------------------

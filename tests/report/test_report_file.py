@@ -15,7 +15,7 @@ import paceline
 from paceline.loggers.events import Ended, Evaluated, LoggerGroup, Note, Started
 from paceline.loggers.files import StatusFile
 from paceline.loggers.jsonl import JsonlLogger
-from paceline.report.report_file import ReportFile
+from paceline.report.page import ReportFile
 
 
 def data(folder: Path) -> dict[str, Any]:
@@ -42,7 +42,9 @@ def test_it_follows_the_run(tmp_path: Path) -> None:
     (run,) = data(folder)["runs"]
     assert (run["step"], run["series"], run["best"]) == (0, [], None)
     logger.emit(Evaluated(4, 1, "val", {"top1": 0.5}, 10))
-    logger._sinks[-1]._next_write = 0.0  # as if a hundred times the time of a page had passed
+    report = logger._sinks[-1]
+    assert isinstance(report, ReportFile)
+    report._next_write = 0.0  # as if a hundred times the time of a page had passed
     logger.emit(Note("on it goes"))
     assert data(folder)["runs"][0]["best"]["step"] == 4
     logger.emit(Evaluated(8, 2, "val", {"top1": 0.75}, 10))

@@ -68,26 +68,14 @@ def downsample(points: list[Point], num_buckets: int) -> list[Point]:
 
 
 @dataclass
-class Evaluation:
-    """The metrics of a split at a step."""
-
-    split: str
-    step: int
-    epoch: float
-    num_samples: int
-    num_skipped: int
-    seconds: float | None
-    metrics: dict[str, float | None]
-
-
-@dataclass
 class History:
     """What a run has logged so far; bounded in size."""
 
     series: dict[tuple[str, str], Series] = field(default_factory=dict)
     """By split and metric; the speed of training and its memory count as metrics of "train"."""
     times: Series = field(default_factory=Series)
-    evaluations: dict[str, list[Evaluation]] = field(default_factory=dict)
+    evaluations: dict[str, list[Json]] = field(default_factory=dict)
+    """By split: step, epoch, number of samples and so on, and "metrics"."""
     steps_per_epoch: float | None = None
 
     def add(self, record: Record) -> None:
@@ -107,15 +95,15 @@ class History:
         if step and is_number(record.get("epoch")) and record["epoch"] > 0:
             self.steps_per_epoch = step / record["epoch"]
 
-    def last(self) -> dict[str, Evaluation]:
+    def last(self) -> dict[str, Json]:
         """The last evaluation of each split."""
         return {split: evaluations[-1] for split, evaluations in self.evaluations.items()}
 
-    def best(self, metric: str, is_higher: bool, split: str) -> Evaluation | None:
+    def best(self, metric: str, is_higher: bool, split: str) -> Json | None:
         """The evaluation with the best finite value of a metric, the first of equal ones."""
-        found = [each for each in self.evaluations.get(split, []) if is_number(each.metrics.get(metric))]
+        found = [each for each in self.evaluations.get(split, []) if is_number(each["metrics"].get(metric))]
         sign = 1 if is_higher else -1
-        return max(found, key=lambda each: sign * (each.metrics[metric] or 0.0), default=None)
+        return max(found, key=lambda each: sign * each["metrics"][metric], default=None)
 
     def _series(self, split: str, name: str) -> Series:
         if (split, name) not in self.series and len(self.series) >= _MAX_SERIES:
@@ -123,27 +111,23 @@ class History:
         return self.series.setdefault((split, name), Series())
 
     def _add_evaluation(self, record: Record, metrics: dict[str, float | None]) -> None:
-        names = ("epoch", "num_samples", "num_skipped")
-        epoch, num_samples, num_skipped = (value if is_number(value := record.get(name)) else 0 for name in names)
+        numbers = {name: record.get(name) for name in ("epoch", "num_samples", "num_skipped")}
         seconds = (record.get("clock") or {}).get("seconds")
-        self.evaluations.setdefault(record["split"], []).append(
-            Evaluation(
-                split=record["split"],
-                step=record["step"],
-                epoch=epoch,
-                num_samples=int(num_samples),
-                num_skipped=int(num_skipped),
-                seconds=seconds if is_number(seconds) else None,
-                metrics=metrics,
-            )
-        )
+        evaluation = {
+            "split": record["split"],
+            "step": record["step"],
+            **{name: value if is_number(value) else 0 for name, value in numbers.items()},
+            "seconds": seconds if is_number(seconds) else None,
+            "metrics": metrics,
+        }
+        self.evaluations.setdefault(record["split"], []).append(evaluation)
 
 
-def thinned(evaluations: list[Evaluation], kept_steps: set[int]) -> list[Evaluation]:
+def thinned(evaluations: list[Json], kept_steps: set[int]) -> list[Json]:
     """At most a table of evaluations: evenly spaced ones, the last, and those at `kept_steps`."""
     size = len(evaluations)
     kept = {size - 1, *evenly_spaced(size, _MAX_EVALUATIONS)}
-    return [each for place, each in enumerate(evaluations) if place in kept or each.step in kept_steps]
+    return [each for place, each in enumerate(evaluations) if place in kept or each["step"] in kept_steps]
 
 
 def is_number(value: Any) -> TypeGuard[float]:
@@ -163,7 +147,8 @@ def judge(history: History, main: tuple[str, bool] | None, tree: Mapping[str, An
     best = history.best(metric, is_higher, split)
     return {
         "main": {"metric": metric, "is_higher_better": is_higher, "split": split},
-        "best": best and {"value": best.metrics[metric], "step": best.step, "epoch": best.epoch, "split": best.split},
+        "best": best
+        and {"value": best["metrics"][metric], **{name: best[name] for name in ("step", "epoch", "split")}},
     }
 
 
@@ -172,7 +157,7 @@ def expectations(history: History, expect: Any, higher: Any, main: Json) -> list
 
     `is_met` is None where nothing was measured, or where it is not known whether a higher value is better.
     """
-    last = {split: each.metrics for split, each in history.last().items()}
+    last = {split: each["metrics"] for split, each in history.last().items()}
     named = {
         f"{split.removeprefix('test.')}.{name}": value
         for split, metrics in last.items()

@@ -1,4 +1,4 @@
-"""The page: values of runs, style and script in one HTML file that loads nothing."""
+"""The page: values of runs, style and script in one HTML file that loads nothing, also written while a run trains."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ import html
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from paceline import __version__
 from paceline.core.atomic_write import replace_file
+from paceline.loggers.events import Ended, Event, Logger, Started
 from paceline.report.history import Json
 from paceline.report.run_folders import read_recipe, settings_of
 from paceline.report.run_reader import RunReader
 
+_MOST_TIME = 0.01  # the share of the run that writing reports may take
 _MAX_IMAGE_BYTES = 4_000_000  # of the images of all runs together
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 _SCRIPTS = ("elements.js", "chart.js", "curves.js", "tables.js", "images.js", "verdict.js", "page.js")
@@ -48,6 +51,35 @@ def write_report(folders: Sequence[Path], out: Path) -> None:
     content = Report(folders).render()
     out.parent.mkdir(parents=True, exist_ok=True)
     replace_file(out, content, is_durable=False)
+
+
+class ReportFile(Logger):
+    """Writes `report.html` at the start and the end of a run, and in between as often as its share of the time allows.
+
+    It reads what the other sinks wrote, so it comes after them. A report that cannot be written is one warning.
+    """
+
+    def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
+        self._folder, self._warn = folder, warn
+        self._report: Report | None = None
+        self._has_warned = False
+        self._next_write = 0.0
+
+    def handle(self, event: Event) -> None:
+        """Write the report if one is due."""
+        started, problem = monotonic(), None
+        if started < self._next_write and not isinstance(event, Started | Ended):
+            return
+        try:
+            self._report = self._report or Report([self._folder])
+            replace_file(self._folder / "report.html", self._report.render(), is_durable=False)
+        except Exception as error:  # noqa: BLE001 - no report is worth a run
+            problem = f"{type(error).__name__}: {error}"
+        self._next_write = monotonic() + (monotonic() - started) / _MOST_TIME
+        if problem is not None and not self._has_warned:
+            self._has_warned = True
+            hint = f"training continues; write it later with: paceline report {self._folder}"
+            self._warn(f"cannot write {self._folder / 'report.html'}: {problem}; {hint}")
 
 
 def different_keys(folders: Sequence[Path]) -> list[Json]:

@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 from io import BytesIO
 from pathlib import Path
 
@@ -87,14 +86,14 @@ class RunReader:
 
     def _tables(self, kept_steps: set[int]) -> Json:
         last = self._history.last()
-        hidden = {doubled_loss({n: v or 0.0 for n, v in each.metrics.items()}) for each in last.values()}
+        hidden = {doubled_loss({n: v or 0.0 for n, v in each["metrics"].items()}) for each in last.values()}
         hidden = hidden if len(hidden) == 1 else set()
         evaluations, classes = [], {}
         for split, own in self._history.evaluations.items():
             for each in thinned(own, kept_steps):
-                metrics = {n: _rounded(v) for n, v in each.metrics.items() if "." not in n and n not in hidden}
-                evaluations.append({**asdict(each), "metrics": metrics})
-            dotted = [(n, _rounded(v)) for n, v in own[-1].metrics.items() if "." in n]
+                metrics = {n: _rounded(v) for n, v in each["metrics"].items() if "." not in n and n not in hidden}
+                evaluations.append({**each, "metrics": metrics})
+            dotted = [(n, _rounded(v)) for n, v in own[-1]["metrics"].items() if "." in n]
             if dotted:
                 classes[split] = dict(dotted[:_MAX_CLASSES])
         return {"evaluations": evaluations, "classes": classes}

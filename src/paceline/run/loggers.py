@@ -16,7 +16,7 @@ from paceline.loggers.jsonl import JsonlLogger, read_records, truncate_after
 from paceline.loggers.results import About, ResultsRow
 from paceline.loggers.tensorboard import TensorBoardLogger, rebuild
 from paceline.loggers.trackers import MlflowTracker, Tracker, TrackerLogger, WandbTracker
-from paceline.report.report_file import ReportFile
+from paceline.report.page import ReportFile
 from paceline.run.summary import expected_directions
 
 _IMAGE = re.compile(r"(?P<name>.+)-(?P<step>\d{8,})")

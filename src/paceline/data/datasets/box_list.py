@@ -21,6 +21,7 @@ from paceline.data.datasets.detection import (
     DetectionDataset,
     Problems,
     class_index,
+    finite_or_nan,
     read_sizes,
     write_boxes,
 )
@@ -74,9 +75,19 @@ class BoxList(DetectionDataset):
         def build(builder: IndexBuilder) -> None:
             builder.watch(self.file, by_content=True)
             lines = _read(self.file, delimiter)
-            rows = _rows(self.file, lines, _Columns.find(self.file, lines[0][1], image, box, label, box_format))
-            _write(builder, self.file, base, rows, box_format, classes, bad_boxes)
-            write_parts(builder, len({row.image for row in rows}), split_shares, split_seed)
+            columns = _find_columns(self.file, lines[0][1], [image, *(box or [None] * 4), label], box_format)
+            rows = _rows(self.file, lines, columns)
+            images = {name: number for number, name in enumerate(dict.fromkeys(row.image for row in rows))}
+            written = sorted((row for row in rows if row.box), key=lambda row: images[row.image])
+            numbers = class_index(self.file, ((row.label, f"line {row.line}") for row in written), classes)
+            objects = [
+                BoxObject(images[row.image], numbers[row.label], _corners(row.box, box_format), row.place(self.file))
+                for row in written
+            ]
+            builder.facts["classes"] = list(numbers)
+            builder.append_texts("file", [encode_name(self.file, 0, name) for name in images])
+            write_boxes(builder, objects, read_sizes([base / name for name in images], builder), bad_boxes)
+            write_parts(builder, len(images), split_shares, split_seed)
 
         arguments: dict[str, Any] = {"file": self.file.name, "columns": [image, box, label, delimiter, box_format]}
         arguments |= {"classes": classes and list(classes), "root": str(base.absolute()), "bad_boxes": bad_boxes}
@@ -105,41 +116,30 @@ class _Columns(NamedTuple):
     label: int | None
     has_header: bool
 
-    @classmethod
-    def find(
-        cls,
-        path: Path,
-        first: Sequence[str],
-        image: Column | None,
-        box: Sequence[Column] | None,
-        label: Column | None,
-        box_format: BoxFormat,
-    ) -> _Columns:
-        words = [cell.strip().lower() for cell in first]
-        asked = [each for each in (image, *(box or ()), label) if isinstance(each, str)]
-        wanted = [*_BOX_WORDS[box_format], _IMAGE_WORDS]
-        has_header = bool(asked) or any(word in words for usual in wanted for word in usual)
 
-        def place(column: Column | None, usual: Sequence[str], number: int) -> int:
-            if isinstance(column, int):
-                return column
-            if not has_header:
-                return number
-            names = [column.lower()] if column is not None else usual
-            found = next((words.index(name) for name in names if name in words), None)
-            if found is None:
-                advice = "give the columns as `image`, `box` (four of them) and `label`"
-                raise DataError(
-                    f"{path}: no column {names[0]!r} in its first line, which has {', '.join(first)}; {advice}"
-                )
-            return found
+def _find_columns(path: Path, first: Sequence[str], asked: Sequence[Column | None], box_format: BoxFormat) -> _Columns:
+    """The columns of the image, the four numbers and the label, each as it is asked for, or else by the usual words."""
+    words = [cell.strip().lower() for cell in first]
+    usual = [_IMAGE_WORDS, *_BOX_WORDS[box_format], _LABEL_WORDS]
+    has_header = any(isinstance(each, str) for each in asked) or any(
+        word in words for each in usual[:-1] for word in each
+    )
+    has_label = asked[-1] is not None or not has_header or any(word in words for word in _LABEL_WORDS)
 
-        given = list(box) if box is not None else [None] * 4
-        corners = [place(each, usual, 1 + k) for k, (each, usual) in enumerate(zip(given, wanted, strict=False))]
-        has_label = label is not None or not has_header or any(word in words for word in _LABEL_WORDS)
-        return cls(
-            place(image, _IMAGE_WORDS, 0), corners, place(label, _LABEL_WORDS, 5) if has_label else None, has_header
-        )
+    def place(number: int, column: Column | None) -> int:
+        if isinstance(column, int):
+            return column
+        if not has_header:
+            return number
+        names = [column.lower()] if column is not None else usual[number]
+        found = next((words.index(name) for name in names if name in words), None)
+        if found is None:
+            advice = "give the columns as `image`, `box` (four of them) and `label`"
+            raise DataError(f"{path}: no column {names[0]!r} in its first line, which has {', '.join(first)}; {advice}")
+        return found
+
+    image, *box = (place(number, column) for number, column in enumerate(asked[:-1]))
+    return _Columns(image, box, place(5, asked[-1]) if has_label else None, has_header)
 
 
 def _read(path: Path, delimiter: str | None) -> list[tuple[int, list[str]]]:
@@ -162,12 +162,12 @@ def _rows(path: Path, lines: Sequence[tuple[int, list[str]]], columns: _Columns)
             continue
         name, texts = cells[columns.image].strip(), [cells[place].strip() for place in columns.box]
         label = "object" if columns.label is None else cells[columns.label].strip()
-        numbers = [_number(text) for text in texts]
+        numbers = [finite_or_nan(text) for text in texts]
         if not name:
             problems.add("lines without the name of an image", f"line {line}")
         elif not any(texts):
             rows.append(_Row(line, name, (), ""))
-        elif not all(map(math.isfinite, numbers)):
+        elif any(map(math.isnan, numbers)):
             problems.add("boxes that are not four numbers", f"line {line} ({', '.join(texts)})")
         elif not label:
             problems.add("boxes without a label", f"line {line}")
@@ -177,34 +177,6 @@ def _rows(path: Path, lines: Sequence[tuple[int, list[str]]], columns: _Columns)
     if not rows:
         raise DataError(f"{path}: the list has no boxes; expected a line for each")
     return rows
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
-def _write(
-    builder: IndexBuilder,
-    path: Path,
-    base: Path,
-    rows: list[_Row],
-    box_format: BoxFormat,
-    classes: Sequence[str] | None,
-    bad_boxes: BadBoxes,
-) -> None:
-    images = {name: number for number, name in enumerate(dict.fromkeys(row.image for row in rows))}
-    written = [row for row in rows if row.box]
-    numbers = class_index(path, ((row.label, f"line {row.line}") for row in written), classes)
-    objects = [
-        BoxObject(images[row.image], numbers[row.label], _corners(row.box, box_format), row.place(path))
-        for row in sorted(written, key=lambda row: images[row.image])
-    ]
-    builder.facts["classes"] = list(numbers)
-    builder.append_texts("file", [encode_name(path, 0, name) for name in images])
-    write_boxes(builder, objects, read_sizes([base / name for name in images], builder), bad_boxes)
 
 
 def _corners(box: Sequence[float], box_format: BoxFormat) -> list[float]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from paceline.core.arguments import Count, CountOrZero, KeyOf, Requires
@@ -118,6 +118,13 @@ class Coco(DetectionDataset):
         return owners[kept], objects[kept]
 
 
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("expected a text")
+    return value
+
+
+_Text = Annotated[Any, AfterValidator(_text)]  # pydantic's own is of UTF-8, and names of files need not be
 _Whole = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 _Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
@@ -127,7 +134,7 @@ class _Category:
     """A kind of object, the names of its keypoints, and which of them, counted from 1, are joined by a line."""
 
     id: _Whole
-    name: Name
+    name: _Text
     keypoints: list[str] | None = None
     skeleton: list[Annotated[list[int], Field(min_length=2, max_length=2)]] | None = None
 
@@ -140,7 +147,7 @@ class _Category:
 @dataclass(slots=True)
 class _Image:
     id: _Whole
-    file_name: Name
+    file_name: _Text
     height: Count
     width: Count
 
@@ -190,7 +197,9 @@ class _CocoFile:
         self.images = dict(sorted(self._read("image", content["images"], _Image).items()))
         self.annotations = self._read("annotation", entries, _Annotation)
         for number, each in self.annotations.items():
-            self._check_references(number, each)
+            for kind, found in (("category", each.category_id), ("image", each.image_id)):
+                if str(found) not in self._ids[kind]:
+                    self._problems.add(f"annotation has a {kind}_id that no {kind} has", f"{number} ({found})")
             if with_masks and each.image_id in self.images:
                 self._encode_mask(number, each)
         self._problems.refuse()
@@ -222,15 +231,10 @@ class _CocoFile:
         elif key not in entry:
             self._problems.add(f"{kind} has no {key!r}", name)
         else:
-            self._problems.add(f"{kind} has a wrong {key!r}, {first['msg']}", f"{name} ({entry[key]!r:.60})")
-
-    def _check_references(self, number: int, each: _Annotation) -> None:
-        for key, found, kind in (
-            ("category_id", each.category_id, "category"),
-            ("image_id", each.image_id, "image"),
-        ):
-            if str(found) not in self._ids[kind]:
-                self._problems.add(f"annotation has a {key} that no {kind} has", f"{number} ({found})")
+            self._problems.add(
+                f"{kind} has a wrong {key!r}, {first['msg'].removeprefix('Value error, ')}",
+                f"{name} ({entry[key]!r:.60})",
+            )
 
     def _encode_mask(self, number: int, each: _Annotation) -> None:
         image, outline = self.images[each.image_id], each.segmentation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -231,6 +232,15 @@ def class_index(path: Path, found: Iterable[tuple[str, str]], given: Iterable[st
     return numbers
 
 
+def finite_or_nan(text: str) -> float:
+    """The number that a text is; NaN if it is none, or not finite."""
+    try:
+        value = float(text)
+    except ValueError:
+        return math.nan
+    return value if math.isfinite(value) else math.nan
+
+
 def list_names(folder: Path, builder: IndexBuilder, expected: str) -> list[str]:
     """The names of what is in a folder, sorted."""
     try:
@@ -271,9 +281,8 @@ def read_json(path: Path, leave_out: str = "") -> Any:
 
     try:
         with open_regular(path) as file:
-            text = _decode(file.read())
-        # Polygons that nobody asked for are freed as they are read: of a file of COCO's they are most of the memory.
-        return json.loads(text, object_hook=without if leave_out else None)
+            # Polygons that nobody asked for are freed at once: of a file of COCO's they are most of the memory.
+            return json.loads(file.read(), object_hook=without if leave_out else None)
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file") from error
     except OSError as error:
@@ -284,8 +293,3 @@ def read_json(path: Path, leave_out: str = "") -> Any:
         size = f"{path.stat().st_size / 1e9:.1f} GB"
         advice = "divide it, or read it on a machine with more memory"
         raise DataError(f"{path}: its {size} need more memory than there is; {advice}") from error
-
-
-def _decode(data: bytes) -> str:
-    """The text of JSON, in the encoding that its first bytes show."""
-    return data.decode(json.detect_encoding(data), "surrogatepass")

@@ -95,9 +95,8 @@ class ImageFolder(ClassFolders):
     """Images under root/split/class/, or root/class/ without a split, at any depth below their class.
 
     Classes and images are numbered in the order of their names. With `split_shares` the images of root/class/ are
-    split at random, and `split` is one part. With `min_size`, large JPEG files are decoded faster, reduced to a height
-    and width not below it. Links that lead out of the root are a DataError unless `follow_links`; images of more than
-    `max_pixels` are never decoded.
+    split at random, and `split` is one part. Links that lead out of the root are a DataError unless `follow_links`;
+    images of more than `max_pixels` are never decoded.
     """
 
     def __init__(
@@ -105,7 +104,6 @@ class ImageFolder(ClassFolders):
         root: Path,
         split: Name | None = None,
         extensions: Extensions | None = None,
-        min_size: Count | None = None,
         follow_links: bool = False,
         max_pixels: Count = MAX_PIXELS,
         split_shares: SplitShares | None = None,
@@ -114,12 +112,10 @@ class ImageFolder(ClassFolders):
     ) -> None:
         super().__init__(Path(root), split, extensions or EXTENSIONS, split_shares, split_seed, stratify, follow_links)
         self.max_pixels = max_pixels
-        self.min_size = None if min_size is None else (min_size, min_size)
 
     def open(self, index: int) -> Sample:
-        """The image, not decoded yet unless there is a `min_size` to decode it for, and its label."""
-        image = Encoded.read(self._checked_path(index), self.max_pixels)
-        return {"image": image.decode(*self.min_size) if self.min_size else image, "label": self._label(index)}
+        """The image, not decoded yet, and its label."""
+        return {"image": Encoded.read(self._checked_path(index), self.max_pixels), "label": self._label(index)}
 
 
 Placeholder = Callable[[int, int], Sample]

@@ -155,8 +155,12 @@ class ImageMask(FileDataset):
     def _check(self, index: int, image: Encoded, mask: Pixels) -> None:
         mask_path = self.mask_path(index)
         if mask.shape != (image.height, image.width):
+            advice, orientation = "save it at that size, or remove both", image.header.orientation
+            if orientation >= 5 and mask.shape == (image.width, image.height):
+                turned = f"the image carries the Exif orientation {orientation} and is turned upright when it is read"
+                advice = f"{turned}, the mask is not: turn the mask likewise, or take the orientation out of the image"
             found = f"the mask is {mask.shape[1]}×{mask.shape[0]} pixels"
-            expected = f"{image.width}×{image.height}; {_advice_on_size(image, mask)}"
+            expected = f"{image.width}×{image.height}; {advice}"
             raise DataError(f"{mask_path}: {found}, but its image {self.path(index)} {expected}")
         if self._is_known is None:
             if 0 < mask.max() < _FAINTEST:
@@ -171,16 +175,6 @@ class ImageMask(FileDataset):
             merged = f"`label_map: {{{self.classes[-1]}: {len(self.classes) - 1}-{max(unknown)}}}`"
             advice = f"name their classes, merge ids, as with {merged}, or set `ignore_index` to leave pixels out"
             raise DataError(f"{mask_path}: holds the ids {join_first(unknown, 2 * _MAX_NAMES)}; {expected}; {advice}")
-
-
-def _advice_on_size(image: Encoded, mask: Pixels) -> str:
-    orientation = image.orientation
-    if orientation >= 5 and mask.shape == (image.width, image.height):
-        return (
-            f"the image carries the Exif orientation {orientation} and is turned upright when it is read, the mask is"
-            " not: turn the mask likewise, or take the orientation out of the image"
-        )
-    return "save it at that size, or remove both"
 
 
 def _classes_and_ids(

@@ -95,7 +95,10 @@ class ListFile(FileDataset):
         self.file, self.max_pixels = Path(root or "", file), max_pixels
         self.root = Path(root) if root is not None else self.file.parent
         if not self.file.is_file():
-            raise DataError(f"{self.file}: {why_no_file(self.file)}; {_expected_list(file, root, self.kind)}")
+            where = "; with `root`, `file` is looked for in it" if root is not None else ""
+            raise DataError(
+                f"{self.file}: {why_no_file(self.file)}; expected a list with a line for each {self.kind}{where}"
+            )
         by_folder = label_from == "folder"
         part, part_key = (split_column, "split_column") if fold is None else (fold_column, "fold_column")
         columns = Columns(image, label, part, self.kind, "" if by_folder else "label", part_key)
@@ -186,14 +189,6 @@ def _check_arguments(
     if fold is not None and split not in ("train", "val", "test"):
         expected = "expected train (all other folds), val or test (this fold)"
         raise ArgumentError("split", f"with fold, {expected}, got {split}")
-
-
-def _expected_list(file: Path, root: Path | None, what: str) -> str:
-    expected = f"expected a list with a line for each {what}"
-    if root is None or Path(file).is_absolute():
-        return expected
-    found = "; give its whole path, as there is one in the current folder" if Path(file).is_file() else ""
-    return f"{expected}; with `root`, `file` is looked for in it{found}"
 
 
 def _write(

@@ -20,6 +20,7 @@ from paceline.data.datasets.detection import (
     DetectionDataset,
     Problems,
     class_index,
+    finite_or_nan,
     list_names,
     read_names,
     read_sizes,
@@ -164,7 +165,7 @@ def _read_xml(path: Path, problems: Problems) -> list[_Object]:
         place = f"{path.name} object {number}"
         name = (element.findtext("name") or "").strip()
         texts = {corner: (element.findtext(f"bndbox/{corner}") or "").strip() for corner in _CORNERS}
-        corners = [_number(text) for text in texts.values()]
+        corners = [finite_or_nan(text) for text in texts.values()]
         if not name:
             problems.add("no <name>", place)
         for (corner, text), value in zip(texts.items(), corners, strict=True):
@@ -172,15 +173,6 @@ def _read_xml(path: Path, problems: Problems) -> list[_Object]:
                 problems.add(f"no number as <{corner}> of a <bndbox>", f"{place} ({text!r})" if text else place)
         objects.append(_Object(place, name, corners, (element.findtext("difficult") or "").strip() == "1"))
     return objects
-
-
-def _number(text: str) -> float:
-    """The number that a text is; NaN if it is none, or not finite."""
-    try:
-        value = float(text)
-    except ValueError:
-        return math.nan
-    return value if math.isfinite(value) else math.nan
 
 
 def _parse(path: Path) -> Element:

@@ -72,7 +72,10 @@ class Yolo(DetectionDataset):
             names = _class_names(self.file, content.get("names"))
             images = _find_images(self.file, base, content, split, inside, builder)
             files = _find_labels(self.file, images, None if labels is None else base / labels, builder)
-            objects = _Lines(self.file, names, kpt_shape or _keypoint_shape(self.file, content)).read(base, files)
+            shape = content.get("kpt_shape") if kpt_shape is None else list(kpt_shape)
+            if shape is not None and not _is_keypoint_shape(shape):
+                raise DataError(f"{self.file}: `kpt_shape` is {shape!r:.60}; {_EXPECTED_SHAPE}")
+            objects = _Lines(self.file, names, shape).read(base, files)
             builder.facts["classes"] = names
             builder.append_texts("file", [os.fsencode(os.path.relpath(image, base)) for image in images])
             write_boxes(builder, objects, np.full((len(images), 2), _UNIT), bad_boxes)
@@ -138,8 +141,9 @@ def _find_images(
             builder.watch(place, by_content=True)
             lines = place.read_text(encoding="utf-8-sig", errors="surrogateescape").splitlines()
             names_in_list = [line.strip() for line in lines if line.strip()]
-            parents = [place.parent, place.parent.parent, base]
-            found |= dict.fromkeys(_first(parents, name.removeprefix("./")) for name in names_in_list)
+            for name in names_in_list:
+                tried = [above / name.removeprefix("./") for above in (place.parent, place.parent.parent, base)]
+                found[next((file for file in tried if file.exists()), tried[0])] = None
     if not found:
         raise DataError(f"{path}: no images in {entries}; expected files with the extensions {' '.join(EXTENSIONS)}")
     return list(found)
@@ -156,17 +160,6 @@ def _place(path: Path, base: Path, root: str, entry: str) -> Path:
         advice = "correct `path` there, or give the folder of the data as `root`"
         raise DataError(f"{path}: {entry} is neither {tried[0]} nor {tried[-1]}; {advice}")
     return found
-
-
-def _first(folders: Sequence[Path], name: str) -> Path:
-    return next((folder / name for folder in folders if (folder / name).exists()), folders[0] / name)
-
-
-def _keypoint_shape(path: Path, content: dict[str, Any]) -> list[int] | None:
-    shape = content.get("kpt_shape")
-    if shape is None or _is_keypoint_shape(shape):
-        return shape
-    raise DataError(f"{path}: `kpt_shape` is {shape!r:.60}; {_EXPECTED_SHAPE}")
 
 
 def _is_keypoint_shape(shape: Any) -> bool:

@@ -41,8 +41,7 @@ class BatchTransform(Protocol):
     computes it; any other a row for each sample. One whose attribute `keeps_counts` is True changes no label, and not
     how many pixels of a mask are of which class; after any other, what losses are divided by is counted again.
 
-    One that has a method `on_sample(sample, draws)` can also change single samples, in the same way for the same draws;
-    if its `unifies_size` is True, it brings images of any size to one.
+    One that has a method `on_sample(sample, draws)` can also change single samples, in the same way for the same draws.
     """
 
     @property
@@ -103,23 +102,19 @@ def split(
 ) -> tuple[list[SampleTransform], list[BatchTransform]]:
     """Decide which of a recipe's transforms run on samples, and which behind them on batches.
 
-    What can run on either runs on batches, unless a sample transform follows, or it is what gives the images one size.
-    With `have_one_size` they have one from the start, as far as no sample transform changes it.
+    Those of data in memory, with `have_one_size`, all run on batches if they can. Else what can run on either runs on
+    samples, unless it comes behind a transform of batches alone.
     """
     is_batch = [getattr(each, "is_batch", False) for each in transforms]
+    if have_one_size and all(is_batch):
+        return [], cast(list[BatchTransform], list(transforms))
     is_either = [hasattr(each, "on_sample") for each in transforms]
-    # The places of the first transform of samples, and of the first of batches alone; behind all if there is none.
-    first_sample = [*is_batch, False].index(False)
-    first_batch = [*(each and not either for each, either in zip(is_batch, is_either, strict=True)), True].index(True)
-    unsized = range(first_sample if have_one_size else 0, first_batch)
-    end = 0
-    for place, each in enumerate(transforms):
-        if not is_batch[place] or (place in unsized and getattr(each, "unifies_size", False)):
-            end = place + 1
-    if end > first_batch:
-        late, early = name_of(transforms[end - 1]), name_of(transforms[first_batch])
+    end = [*(each and not either for each, either in zip(is_batch, is_either, strict=True)), True].index(True)
+    late = next((each for each, works in zip(transforms[end:], is_batch[end:], strict=True) if not works), None)
+    if late is not None:
+        early = name_of(transforms[end])
         works_on = f"it works on single images of any size, {early} on whole batches of one size"
-        raise ValueError(f"{late} must come before {early}: {works_on}")
+        raise ValueError(f"{name_of(late)} must come before {early}: {works_on}")
     samples = [OnSamples(each) if either else each for each, either in zip(transforms[:end], is_either, strict=False)]
     return cast(list[SampleTransform], samples), cast(list[BatchTransform], list(transforms[end:]))
 

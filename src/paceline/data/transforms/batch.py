@@ -6,7 +6,7 @@ Images are [N, C, H, W], clips [N, C, T, H, W], of uint8 or float32.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, ClassVar
@@ -24,7 +24,6 @@ from paceline.core.registry import register
 from paceline.core.world import constant
 from paceline.data.argument_types import PositiveRange, ShareRange, Size
 from paceline.data.batch import RAGGED
-from paceline.data.transforms.annotations import move_batch_annotations
 from paceline.data.transforms.functional import channel_axis, height_and_width
 
 
@@ -151,10 +150,7 @@ class MultiScale:
         result = {**batch, "image": _resize(images, size)}
         if "mask" in batch:
             result["mask"] = _resize_masks(batch["mask"], size)
-        scales = constant([[size[1] / width, size[0] / height]], images.device)
-        return result | move_batch_annotations(
-            batch, scales, torch.zeros_like(scales), size, lambda masks, _: _resize_masks(masks, size)
-        )
+        return result | _resize_objects(batch, size[1] / width, size[0] / height, size)
 
 
 def _resize(images: Tensor, size: tuple[int, int]) -> Tensor:
@@ -176,6 +172,31 @@ def _resize_masks(masks: Tensor, size: tuple[int, int]) -> Tensor:
         return masks.new_empty(0, *size)
     # "nearest" would take a pixel's corner for its center, and so move everything by half a pixel.
     return F.interpolate(masks.unsqueeze(1), size, mode="nearest-exact").squeeze(1)
+
+
+def _resize_objects(batch: Mapping[str, Any], across: float, down: float, size: tuple[int, int]) -> dict[str, Any]:
+    """The "matrix" and the objects of a batch whose images are scaled to `size`."""
+    device = batch["image"].device
+    factors, bounds = constant([across, down], device), constant([size[1], size[0]], device)
+
+    def resize_keypoints(keypoints: Tensor) -> Tensor:
+        points = keypoints[..., :2] * factors
+        is_inside = ((points >= 0) & (points < bounds)).all(2) & (keypoints[..., 2] > 0)
+        return torch.cat([points, keypoints[..., 2:]], 2) * is_inside[..., None]
+
+    changes: dict[str, Callable[[Tensor], Tensor]] = {
+        "boxes": lambda boxes: torch.minimum((boxes * factors.repeat(2)).clamp(min=0), bounds.repeat(2)),
+        "masks": lambda masks: _resize_masks(masks, size),
+        "keypoints": resize_keypoints,
+        "area": lambda area: area * factors.prod(),
+    }
+    resized: dict[str, Any] = {
+        name: [change(each) for each in batch[name]] for name, change in changes.items() if name in batch
+    }
+    if "matrix" in batch:
+        linear = batch["matrix"][:, :, :2] / factors
+        resized["matrix"] = torch.cat([linear, batch["matrix"][:, :, 2:]], 2)
+    return resized
 
 
 @register.transform("random_masking")

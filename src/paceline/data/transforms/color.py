@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, ClassVar, cast
 
 import cv2
@@ -289,10 +288,6 @@ def _translate(x: float, y: float) -> AffineMatrix:
 ColorChange = Callable[[Pixels, float], Pixels]
 
 
-def _adjust(change: ColorChange, image: Pixels, signed: float) -> Pixels:
-    return change(image, 1 + 0.9 * signed)
-
-
 AFFINE_OPERATIONS: dict[str, Callable[[float, int, int], AffineMatrix]] = {
     "shear_x": lambda signed, height, width: _around_center([[1, 0.3 * signed], [0, 1]], height, width),
     "shear_y": lambda signed, height, width: _around_center([[1, 0], [0.3 * signed, 1]], height, width),
@@ -302,10 +297,10 @@ AFFINE_OPERATIONS: dict[str, Callable[[float, int, int], AffineMatrix]] = {
 }
 """The matrix by the signed strength and the image's height and width."""
 COLOR_OPERATIONS: dict[str, ColorChange] = {
-    "brightness": partial(_adjust, scale_pixels),
-    "saturation": partial(_adjust, adjust_saturation),
-    "contrast": partial(_adjust, adjust_contrast),
-    "sharpness": partial(_adjust, adjust_sharpness),
+    "brightness": lambda image, signed: scale_pixels(image, 1 + 0.9 * signed),
+    "saturation": lambda image, signed: adjust_saturation(image, 1 + 0.9 * signed),
+    "contrast": lambda image, signed: adjust_contrast(image, 1 + 0.9 * signed),
+    "sharpness": lambda image, signed: adjust_sharpness(image, 1 + 0.9 * signed),
     "posterize": lambda image, signed: posterize(image, 8 - round(4 * abs(signed))),
     # Of no strength, nothing is inverted.
     "solarize": lambda image, signed: solarize(image, 256 - 256 * abs(signed)),

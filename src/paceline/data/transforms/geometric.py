@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from paceline.core.arguments import AtMost, Count, CountOrZero, ExactlyOneOf, Positive, Share
-from paceline.core.errors import ArgumentError
+from paceline.core.errors import ArgumentError, DataError
 from paceline.core.registry import register
 from paceline.data.argument_types import Degrees, Fill, HeightWidth, PixelValue, PositiveRange, ShareRange, Side, Size
 from paceline.data.batch import RAGGED, Sample
@@ -25,9 +25,6 @@ from paceline.data.transforms.annotations import (
     AffineMatrix,
     CropBox,
     Floats,
-    flip_batch_annotations,
-    flip_where,
-    move_batch_annotations,
 )
 from paceline.data.transforms.functional import (
     Draws,
@@ -167,7 +164,6 @@ class RandomCrop:
     min_visible: Share = 0.1
     draws: ClassVar[int] = 2
     is_batch: ClassVar[bool] = True
-    unifies_size: ClassVar[bool] = True
 
     def on_sample(self, sample: Sample, draws: Draws) -> Sample:
         sides = zip(self._sides(size_of(sample)), draws, strict=True)
@@ -176,21 +172,14 @@ class RandomCrop:
         return crop(sample, box, self.fill, self.mask_fill, self.min_visible)
 
     def __call__(self, batch: dict[str, Any], draws: Tensor) -> dict[str, Any]:
+        _require_no_objects("random_crop", batch)
         images = batch["image"]
         sides = self._sides((images.shape[-2], images.shape[-1]))
         corners = torch.stack([(draws[:, i] * side.num_starts).long() for i, side in enumerate(sides)], 1)
         result = {**batch, "image": _crop_padded(images, corners, sides, self.fill)}
         if "mask" in batch:
             result["mask"] = _crop_padded(batch["mask"], corners, sides, self.mask_fill)
-        offsets = torch.stack([side.before - corners[:, i] for i, side in enumerate(sides)], 1).flip(1).float()
-        return result | move_batch_annotations(
-            batch,
-            torch.ones_like(offsets),
-            offsets,
-            height_and_width(self.size),
-            lambda masks, owners: _crop_padded(masks, corners[owners], sides, 0),
-            self.min_visible,
-        )
+        return result
 
     def _sides(self, lengths: tuple[int, int]) -> list[_CropSide]:
         sides = []
@@ -204,8 +193,6 @@ class RandomCrop:
 def _crop_padded(images: Tensor, corners: Tensor, sides: Sequence[_CropSide], fill: Fill) -> Tensor:
     """The parts at corners [N, 2] of the padded images [N, ..., H, W]."""
     down, across = sides
-    if not len(images):
-        return images.new_empty(*images.shape[:-2], down.wanted, across.wanted)
     padded = _pad(images, (across.before, across.behind, down.before, down.behind), fill).contiguous()
     # Each row of the result is neighbors in memory: copying rows is faster than indexing pixels.
     stride, plane = padded.shape[-1], padded.shape[-2] * padded.shape[-1]
@@ -277,11 +264,25 @@ class RandomHorizontalFlip:
         return horizontal_flip(sample, self.pairs) if draws[0] < self.p else dict(sample)
 
     def __call__(self, batch: dict[str, Any], draws: Tensor) -> dict[str, Any]:
-        images, is_flipped = batch["image"], draws[:, 0] < self.p
-        result = {**batch, "image": flip_where(images, is_flipped)}
-        if "mask" in batch:
-            result["mask"] = flip_where(batch["mask"], is_flipped)
-        return result | flip_batch_annotations(batch, is_flipped, images.shape[-1], self.pairs)
+        _require_no_objects("random_horizontal_flip", batch)
+        is_flipped = draws[:, 0] < self.p
+        return {**batch, **{name: _flip_where(batch[name], is_flipped) for name in ("image", "mask") if name in batch}}
+
+
+def _flip_where(images: Tensor, is_flipped: Tensor) -> Tensor:
+    """Images [N, ..., W], those of `is_flipped` [N] flipped horizontally."""
+    count = len(images)
+    # Copying whole images out of both versions is several times faster than choosing pixel by pixel.
+    chosen = torch.arange(count, device=images.device).add_(is_flipped, alpha=count)
+    return torch.cat([images, images.flip(-1)]).index_select(0, chosen)
+
+
+def _require_no_objects(name: str, batch: dict[str, Any]) -> None:
+    """What lies on an image is moved sample by sample."""
+    if not (RAGGED | {"matrix"}).isdisjoint(batch):
+        raise DataError(
+            f"{name} moves objects with the image of a single sample: put it before the transforms of batches"
+        )
 
 
 @register.transform("random_rotation")

@@ -52,11 +52,8 @@ def v2_classes() -> dict[str, type]:
     from torchvision.transforms import v2
 
     kinds = [kind for kind in vars(v2).values() if inspect.isclass(kind) and issubclass(kind, v2.Transform)]
-    return {_snake_case(kind.__name__): kind for kind in kinds}
-
-
-def _snake_case(name: str) -> str:
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.replace("IoU", "Iou")).lower()
+    names = [re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__.replace("IoU", "Iou")).lower() for kind in kinds]
+    return dict(zip(names, kinds, strict=True))
 
 
 def _signature(kind: type) -> dict[str, Any]:
@@ -65,10 +62,10 @@ def _signature(kind: type) -> dict[str, Any]:
     for name, parameter in inspect.signature(kind, eval_str=True).parameters.items():
         found = _nodes(parameter.annotation, parameter.default)
         if found and name != "inplace":
-            node = found[0] if len(found) == 1 else {"anyOf": found}
-            nodes[name] = (
-                node if parameter.default is parameter.empty else node | {"default": _plain(parameter.default)}
-            )
+            node, default = found[0] if len(found) == 1 else {"anyOf": found}, parameter.default
+            if default is not parameter.empty:
+                node = node | {"default": list(default) if isinstance(default, tuple) else default}
+            nodes[name] = node
     return nodes
 
 
@@ -94,10 +91,6 @@ def _of_floats(node: dict[str, Any]) -> dict[str, Any]:
     if node.get("type") == "array":
         return node | {"items": _of_floats(node["items"])}
     return {"type": "number"} if node == {"type": "integer"} else node
-
-
-def _plain(default: Any) -> Any:
-    return list(default) if isinstance(default, tuple) else default
 
 
 @register.transform("torchvision/", library=Library("torchvision", v2_signatures))

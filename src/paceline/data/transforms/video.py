@@ -52,9 +52,7 @@ class Clip:
         video = _video(sample, "clip")
         drawn_speed, position = (0.5, 0.5) if self.position == "center" else draws.tolist()
         speed = between(drawn_speed, *self.speed)
-        _check_length(video, self.num_frames, self.stride, self.short, speed)
-        chosen = frame_numbers(video.num_frames, self.num_frames, self.stride, position, self.short, speed)
-        return {**sample, "image": video.frames(chosen)}
+        return {**sample, "image": video.frames(_choose(video, self, position, speed))}
 
 
 @register.transform("multi_clip")
@@ -76,11 +74,7 @@ class MultiClip:
 
     def __call__(self, sample: Sample, draws: Draws) -> Sample:
         video = _video(sample, "multi_clip")
-        _check_length(video, self.num_frames, self.stride, self.short)
-        chosen = [
-            frame_numbers(video.num_frames, self.num_frames, self.stride, position, self.short)
-            for position in self._positions()
-        ]
+        chosen = [_choose(video, self, position) for position in self._positions()]
         pixels = video.frames(np.concatenate(chosen))  # together, so that what clips share is decoded once
         return {**sample, "image": pixels.reshape(self.num_clips, self.num_frames, *pixels.shape[1:])}
 
@@ -155,15 +149,17 @@ def require_clips(dataset: object, transforms: Sequence[object]) -> None:
         )
 
 
-def _check_length(
-    video: EncodedVideo | DecodedVideo, num_frames: int, stride: Stride, short: Short, speed: float = 1.0
-) -> None:
-    needed = num_frames if stride == "whole" else 1 + int((num_frames - 1) * (stride * speed))
-    if short == "refuse" and video.num_frames < needed:
+def _choose(
+    video: EncodedVideo | DecodedVideo, clip: Clip | MultiClip, position: float, speed: float = 1.0
+) -> NDArray[np.int64]:
+    """The numbers of the frames of a clip; a video that is too short for it is refused if that is asked for."""
+    needed = clip.num_frames if clip.stride == "whole" else 1 + int((clip.num_frames - 1) * (clip.stride * speed))
+    if clip.short == "refuse" and video.num_frames < needed:
         raise DataError(
             f"{video.path}: has {video.num_frames} frames, and a clip takes {needed}; remove it, make the clip"
             " shorter, or let it begin again (short: loop) or stand still (short: last)"
         )
+    return frame_numbers(video.num_frames, clip.num_frames, clip.stride, position, clip.short, speed)
 
 
 @dataclass(frozen=True)
@@ -189,11 +185,7 @@ def _video(sample: Sample, name: str) -> EncodedVideo | DecodedVideo:
         return video
     if isinstance(video, np.ndarray) and video.ndim == 4 and len(video):
         return DecodedVideo(video)
+    found = f"pixels {list(video.shape)}" if isinstance(video, np.ndarray) else "an image file"
     raise DataError(
-        f"{name} chooses frames of a video, and found {_kind(video)}; it has to be the first transform of a data set of"
-        " videos"
+        f"{name} chooses frames of a video, and found {found}; it has to be the first transform of a data set of videos"
     )
-
-
-def _kind(image: Any) -> str:
-    return f"pixels {list(image.shape)}" if isinstance(image, np.ndarray) else "an image file"
