@@ -27,7 +27,7 @@ def measure(is_quick: bool) -> Section:
     turns = {
         _PLAIN: _turn(AdamW(_parameters(), lr=_LR, weight_decay=0.0, foreach=False)),
         _TOGETHER: _turn(AdamW(_parameters(), lr=_LR, weight_decay=0.0, foreach=True)),
-        _OURS: _turn(make_optimizer(AdamW, _parameters(), _LR, 0.0, {})),
+        _OURS: _turn(make_optimizer(AdamW, [{"params": _parameters()}], _LR, 0.0, {})),
     }
     measured = interleave(turns, rounds)
     gains = {name: measured[_PLAIN].ratios(each) for name, each in measured.items()}

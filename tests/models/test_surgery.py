@@ -14,8 +14,13 @@ from torch import Tensor, nn
 from paceline.core.errors import CheckpointError
 from paceline.core.torchvision_ops import import_torchvision
 from paceline.models.freezing import Freezing
-from paceline.models.surgery import Surgery, add_head_batch_norm, apply, find_heads, fit
+from paceline.models.surgery import Surgery, SurgeryReport, add_head_batch_norm, apply, find_heads
 from paceline.models.zoo import build_timm, build_torchvision
+
+
+def fit(model: nn.Module, weights: dict[str, Tensor]) -> SurgeryReport:
+    """Load weights with the default surgery: a new head, other channels, another image size."""
+    return apply(model, weights, Surgery())
 
 
 class MobileLike(nn.Module):

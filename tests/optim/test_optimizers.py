@@ -61,7 +61,9 @@ def named_optimizer(name: str, parameters: Any, lr: float = 0.02, decay: float =
     entry = optimizers.find(name)
     assert entry is not None
     checked = dict(entry.arguments.model_validate_json(json.dumps(arguments)))
-    return make_optimizer(entry.resolve(), parameters, lr, decay, checked)
+    given = list(parameters)
+    groups = given if isinstance(given[0], dict) else [{"params": [each for each in given if each.requires_grad]}]
+    return make_optimizer(entry.resolve(), groups, lr, decay, checked)
 
 
 def grouped(name: str, model: nn.Module, **arguments: Any) -> Optimizer:
@@ -312,7 +314,7 @@ def test_an_optimizer_of_ones_own() -> None:
 
     weight = parameter([1.0], [-3.0])
     arguments = {"lr": 1.0, "weight_decay": 0.0, "power": 2}  # as read off its signature
-    make_optimizer(Sign, [weight], 0.5, 0.0, arguments).step()
+    make_optimizer(Sign, [{"params": [weight]}], 0.5, 0.0, arguments).step()
     assert weight.item() == 0.5
 
 

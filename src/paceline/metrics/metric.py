@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from safetensors.torch import load, save
@@ -135,11 +135,6 @@ def is_higher_better(name: str, metrics: Iterable[Metric]) -> bool | None:
         f"no metric declares whether a higher {name!r} is better; add the class attribute higher_is_better (True, False"
         f', or a mapping such as {{"{reported}": False}}) to {" or ".join(answers)}'
     )
-
-
-def direction_of(name: str, metrics: Iterable[Metric]) -> Literal["max", "min"]:
-    """Whether the highest or the lowest value of a metric is the best; the highest where no metric says."""
-    return "min" if is_higher_better(name, metrics) is False else "max"
 
 
 def declared_values(metrics: Iterable[Metric]) -> list[str]:

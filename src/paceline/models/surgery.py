@@ -100,11 +100,6 @@ class SurgeryReport:
         return vars(self) | {"reshaped": reshaped, "replaced": replaced}
 
 
-def fit(model: nn.Module, weights: Mapping[str, Tensor]) -> SurgeryReport:
-    """Load weights with the default surgery: a new head, other channels, another image size."""
-    return apply(model, weights, Surgery())
-
-
 def apply(model: nn.Module, weights: Mapping[str, Tensor], surgery: Surgery) -> SurgeryReport:
     """Load weights after the declared surgery; any other difference is a CheckpointError and changes nothing."""
     if surgery.into is not None:

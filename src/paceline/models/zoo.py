@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -98,43 +97,16 @@ def build_segmentation(
     return made
 
 
-_MIN_S3D_FRAMES = 5  # it halves them three times, the last time without padding
-_VIDEO_NAMES = partial(torchvision_models, "mc3_", "mvit_", "r2plus1d_", "r3d_", "s3d", "swin3d_")
+_VIDEO_NAMES = partial(torchvision_models, "mc3_", "mvit_", "r2plus1d_", "r3d_", "swin3d_")
 
 
 @register.model("torchvision/video/", library=Library("torchvision", _VIDEO_NAMES))
 def build_video(name: str, num_classes: int, in_channels: int, args: LibraryArgs | None = None) -> nn.Module:
     """A torchvision video model; load weights with `model.weights`."""
-    model: Any = build_torchvision(name, num_classes, in_channels, args)
-    if name == "s3d":
-        model.avgpool = ClampedAvgPool3d()
-        model.register_forward_pre_hook(_check_length)
+    model = build_torchvision(name, num_classes, in_channels, args)
     if name.startswith("mvit"):
         model.register_forward_pre_hook(_check_size)
-    made: nn.Module = model
-    return made
-
-
-class ClampedAvgPool3d(nn.Module):
-    """Average pooling over 2 frames and 7×7 pixels, or fewer where a clip is smaller.
-
-    torchvision's layer fails on smaller clips, and its backward pass is not deterministic on a GPU.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[N, C, T - 1, H - 6, W - 6], each at least 1, of [N, C, T, H, W]."""
-        height, width = x.shape[-2:]
-        means = F.avg_pool2d(x.flatten(1, 2), (min(7, height), min(7, width)), stride=1)
-        means = means.reshape(*x.shape[:3], *means.shape[2:])
-        return means if x.shape[2] == 1 else (means[:, :, :-1] + means[:, :, 1:]) / 2
-
-
-def _check_length(model: Any, inputs: tuple[Tensor, ...]) -> None:
-    if inputs[0].shape[2] < _MIN_S3D_FRAMES:
-        raise ValueError(
-            f"the model needs clips of at least {_MIN_S3D_FRAMES} frames, got {inputs[0].shape[2]}; use longer clips,"
-            " or another model"
-        )
+    return model
 
 
 def _check_size(model: Any, inputs: tuple[Tensor, ...]) -> None:

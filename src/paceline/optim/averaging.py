@@ -25,7 +25,9 @@ T = TypeVar("T")
 
 @register.averaging("none")
 class Averaging:
-    """No average; also what an average of weights has to do."""
+    """No average."""
+
+    # Averages of weights override what follows.
 
     needs_statistics = False
     """Whether `update_bn` should run before the averaged weights are used."""

@@ -6,7 +6,6 @@ A gradient that is not finite is left unchanged: clipping would not repair it, a
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -48,50 +47,39 @@ def norm_alone(device: torch.device, across: Callable[[Tensor], Tensor] | None =
     return NoClipOnHost() if device.type == "cpu" and across is None else NoClip(across)
 
 
-class _Clip(ABC):
-    def __init__(self, measure: NoClip | None) -> None:
-        self._measure = measure or NoClip()
+class ClipGradNorm(NoClip):
+    """Scales all gradients down so that their norm is at most `max_norm`."""
+
+    def __init__(self, max_norm: float, across: Callable[[Tensor], Tensor] | None = None) -> None:
+        super().__init__(across)
+        self.max_norm = max_norm
 
     @torch.no_grad()
     def __call__(self, parameters: Sequence[nn.Parameter]) -> Tensor:
-        norm = self._measure(parameters)
-        self.clip([parameter for parameter in parameters if parameter.grad is not None], norm)
+        norm = super().__call__(parameters)
+        # A norm that is not finite counts as 0, which scales by 1.
+        nn.utils.clip_grads_with_norm_(parameters, self.max_norm, norm.where(norm.isfinite(), 0))
         return norm
 
-    @abstractmethod
-    def clip(self, parameters: Sequence[nn.Parameter], norm: Tensor) -> None:
-        """Clip the gradients, if their norm is finite."""
 
-
-class ClipGradNorm(_Clip):
-    """Scales all gradients down so that their norm is at most `max_norm`."""
-
-    def __init__(self, max_norm: float, measure: NoClip | None = None) -> None:
-        super().__init__(measure)
-        self.max_norm = max_norm
-
-    def clip(self, parameters: Sequence[nn.Parameter], norm: Tensor) -> None:
-        """Scale; a norm that is not finite counts as 0, which scales by 1."""
-        nn.utils.clip_grads_with_norm_(parameters, self.max_norm, norm.where(norm.isfinite(), 0))
-
-
-class ClipGradValue(_Clip):
+class ClipGradValue(NoClip):
     """Clamps each element of the gradients to [-max_value, max_value]."""
 
-    def __init__(self, max_value: float, measure: NoClip | None = None) -> None:
-        super().__init__(measure)
+    def __init__(self, max_value: float, across: Callable[[Tensor], Tensor] | None = None) -> None:
+        super().__init__(across)
         self.max_value = max_value
 
-    def clip(self, parameters: Sequence[nn.Parameter], norm: Tensor) -> None:
-        """Clamp; to infinity if the norm is not finite."""
+    @torch.no_grad()
+    def __call__(self, parameters: Sequence[nn.Parameter]) -> Tensor:
+        norm = super().__call__(parameters)
         limit = torch.where(norm.isfinite(), self.max_value, torch.inf)
-        for parameter in parameters:
-            assert parameter.grad is not None
-            own = limit.to(parameter.grad.dtype)
-            parameter.grad.clamp_(-own, own)
+        for gradient in (parameter.grad for parameter in parameters if parameter.grad is not None):
+            own = limit.to(gradient.dtype)
+            gradient.clamp_(-own, own)
+        return norm
 
 
-class AdaptiveClip(_Clip):
+class AdaptiveClip(NoClip):
     """Adaptive gradient clipping: each unit's gradient norm is at most `factor` times the norm of its weights.
 
     A unit is a row or a filter; a vector is one unit. `eps` is the smallest weight norm that counts. Parameters in
@@ -99,19 +87,21 @@ class AdaptiveClip(_Clip):
     """
 
     def __init__(self, factor: float = 0.01, eps: float = 1e-3, skip: Iterable[nn.Parameter] = ()) -> None:
-        super().__init__(None)
+        super().__init__()
         self.factor = factor
         self.eps = eps
         self._skipped = {id(parameter) for parameter in skip}
 
-    def clip(self, parameters: Sequence[nn.Parameter], norm: Tensor) -> None:
-        """Scale each unit; by 1 if the norm of all gradients is not finite."""
+    @torch.no_grad()
+    def __call__(self, parameters: Sequence[nn.Parameter]) -> Tensor:
+        norm = super().__call__(parameters)
         is_finite = norm.isfinite()
         for parameter in parameters:
             if parameter.grad is not None and id(parameter) not in self._skipped:
                 limits = _unit_norms(parameter).clamp_(min=self.eps).mul_(self.factor)
                 norms = _unit_norms(parameter.grad)
                 parameter.grad.mul_(torch.where(is_finite & (norms > limits), limits / norms, 1.0))
+        return norm
 
 
 def _unit_norms(tensor: Tensor) -> Tensor:

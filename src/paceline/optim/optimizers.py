@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.core.arguments import NonNegative, PartialShare, Positive
@@ -47,16 +47,12 @@ _FUSED_HALF = (torch.optim.Adam, torch.optim.AdamW)
 
 def make_optimizer(
     optimizer: OptimizerFactory,
-    parameters: Iterable[nn.Parameter] | Iterable[Group],
+    groups: Sequence[Group],
     lr: float,
     weight_decay: float,
     arguments: dict[str, Any],
 ) -> Optimizer:
-    """The optimizer over groups, or over the trainable ones of plain parameters.
-
-    `lr` and `weight_decay` are the defaults of groups that do not set them.
-    """
-    groups = _as_groups(parameters)
+    """The optimizer over groups; `lr` and `weight_decay` are the defaults of those that do not set them."""
     if not any(group["params"] for group in groups):
         raise ValueError("there is nothing to train: all parameters are frozen")
     options = {key: tuple(value) if isinstance(value, list) else value for key, value in arguments.items()}
@@ -64,7 +60,7 @@ def make_optimizer(
     if not _accepts(optimizer, "weight_decay"):
         _check_no_decay(optimizer, groups, weight_decay)
         del options["weight_decay"]
-    return construct(optimizer, groups, **options)
+    return construct(optimizer, [dict(group) for group in groups], **options)
 
 
 def construct(optimizer: OptimizerFactory, groups: Sequence[Group], **options: Any) -> Optimizer:
@@ -108,19 +104,12 @@ def _init_momentum(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
                     state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
-def _as_groups(parameters: Iterable[nn.Parameter] | Iterable[Group]) -> list[Group]:
-    given = list(parameters)
-    groups = [dict(each) for each in given if isinstance(each, dict)]
-    trainable = [each for each in given if isinstance(each, nn.Parameter) and each.requires_grad]
-    return groups or [{"params": trainable}]
-
-
 def _accepts(optimizer: OptimizerFactory, name: str) -> bool:
     parameters = signature_of(optimizer).parameters
     return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
-def _check_no_decay(optimizer: OptimizerFactory, groups: list[Group], weight_decay: float) -> None:
+def _check_no_decay(optimizer: OptimizerFactory, groups: Sequence[Group], weight_decay: float) -> None:
     found = [value for value in (weight_decay, *(group.get("weight_decay", 0) for group in groups)) if value]
     if found:
         name = getattr(optimizer, "__name__", str(optimizer))

@@ -18,7 +18,7 @@ from paceline.engine.torch_settings import compile_model
 from paceline.models.freezing import Freezing
 from paceline.models.surgery import find_heads, head_parameters
 from paceline.optim.averaging import Averaging
-from paceline.optim.clipping import AdaptiveClip, Clip, ClipGradNorm, ClipGradValue, NoClip, norm_alone
+from paceline.optim.clipping import AdaptiveClip, Clip, ClipGradNorm, ClipGradValue, norm_alone
 from paceline.optim.group_presets import PRESETS, Preset, Rule, Settings, combine
 from paceline.optim.layer_decay import find_layers
 from paceline.optim.lr_scheduler import Schedule, Scheduler, Transition
@@ -152,11 +152,10 @@ def build_optimizer(context: BuildContext, model: nn.Module, freezing: Freezing,
 def make_clip(context: BuildContext, model: nn.Module, strategy: SingleStrategy) -> Clip:
     """The gradient clipping."""
     train = context.recipe.train
-    measure = NoClip(strategy.norm_across)
     if train.clip_grad_norm is not None:
-        return ClipGradNorm(train.clip_grad_norm, measure)
+        return ClipGradNorm(train.clip_grad_norm, strategy.norm_across)
     if train.clip_grad_value is not None:
-        return ClipGradValue(train.clip_grad_value, measure)
+        return ClipGradValue(train.clip_grad_value, strategy.norm_across)
     if train.adaptive_clip is not None:
         return AdaptiveClip(train.adaptive_clip, skip=head_parameters(model))
     return norm_alone(context.world.device, strategy.norm_across)
