@@ -17,8 +17,7 @@ from paceline.commands.repetitions import Row, find_repetitions, group_by, train
 from paceline.core.class_metrics import split_classes
 from paceline.core.errors import DataError, PacelineError, UsageError
 from paceline.core.text import doubled_loss, format_metric, join_first, pluralize
-from paceline.loggers.results import Result, read_last_and_best, read_main_metric, write_results
-from paceline.loggers.results_table import check_suffix
+from paceline.loggers.results import Result, check_suffix, read_last_and_best, read_main_metric, write_results
 from paceline.loggers.tables import class_tables, print_table
 from paceline.report.run_folders import data_of, find_runs, read_recipe
 from paceline.run.lock import check_free
