@@ -70,8 +70,8 @@ def test_a_recipe_that_needs_an_extra_is_refused_where_it_does(
 def test_an_xlsx_table_without_its_package_is_refused_before_it_is_written(
     tmp_path: Path,
 ) -> None:
-    code = "from paceline.loggers.results_table import update_rows; from pathlib import Path\n"
-    done = without(code + "update_rows(Path('t.xlsx'), ['a'], [{'a': 1}])", tmp_path)
+    code = "from paceline.loggers.results import update_rows; from pathlib import Path\n"
+    done = without(code + "update_rows(Path('t.xlsx'), [{'a': 1}])", tmp_path)
     last = done.stderr.splitlines()[-1]
     assert last.endswith("XLSX tables: openpyxl is not installed: pip install 'paceline[excel]', or name a .csv file")
     assert list(tmp_path.iterdir()) == []

@@ -30,8 +30,7 @@ from paceline.core.errors import DataError, UsageError
 from paceline.loggers.events import Ended, Evaluated, LoggerGroup, Started
 from paceline.loggers.files import StatusFile
 from paceline.loggers.jsonl import JsonlLogger
-from paceline.loggers.results import About, ResultsRow, read_results, write_results
-from paceline.loggers.results_table import Value, update_rows
+from paceline.loggers.results import About, ResultsRow, Value, read_results, update_rows, write_results
 
 ABOUT = About("small", "classification", "convnet")
 BOTH = pytest.mark.parametrize("name", ["table.csv", "table.xlsx"])

@@ -46,8 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Print the metrics of runs and update their rows in `--out`."""
-    from paceline.loggers.results import write_results
-    from paceline.loggers.results_table import check_suffix
+    from paceline.loggers.results import check_suffix, write_results
 
     if options.out:
         check_suffix(options.out)

@@ -21,9 +21,9 @@ class RegistrationError(UsageError, ValueError):
 
 
 @contextmanager
-def registration_place(kind: str, name: str, depth: int = 3) -> Iterator[None]:
+def registration_place(kind: str, name: str) -> Iterator[None]:
     """Have errors in registering a part name the file and line of the decorator."""
-    frame = sys._getframe(depth)
+    frame = sys._getframe(3)  # behind this generator, its context manager and the decorator
     try:
         yield
     except PacelineError:

@@ -165,18 +165,14 @@ class Definition:
         """Whether the target belongs to this package, so that the table has it."""
         return self.target.__module__.startswith("paceline.")
 
-    @property
-    def summary(self) -> str:
-        return (inspect.getdoc(self.target) or "").split("\n")[0]
+    def entry(self) -> Entry:
+        """Its entry, whose arguments are those of the signature that a recipe gives."""
+        summary = (inspect.getdoc(self.target) or "").split("\n")[0]
+        parameters = signature_of(self.target).parameters if self.kind == "task" else {}
+        takes_losses = "losses" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+        return Entry(self.name, self.target, summary, self._arguments, takes_losses=takes_losses)
 
-    @property
-    def takes_losses(self) -> bool:
-        if self.kind != "task":
-            return False
-        parameters = signature_of(self.target).parameters
-        return "losses" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-
-    def arguments(self) -> type[Arguments]:
+    def _arguments(self) -> type[Arguments]:
         supplied = SUPPLIED.get(self.kind, set()) | ({"name"} if self.library else set())
         if self.kind == "loss" and not self.is_ours:
             supplied = supplied_to_loss(self.target, supplied)
@@ -184,8 +180,9 @@ class Definition:
         return arguments_of(self.target, supplied - filled_in, self.checks, filled_in)
 
     def row(self) -> Row:
-        row: Row = {"target": self.address, "summary": self.summary, "arguments": to_json(self.arguments())}
-        if self.takes_losses:
+        entry = self.entry()
+        row: Row = {"target": self.address, "summary": entry.summary, "arguments": to_json(entry.arguments)}
+        if entry.takes_losses:
             row["takes_losses"] = True
         if self.checks:
             row["checks"] = [check.row() for check in self.checks]
@@ -208,12 +205,11 @@ class Registry:
                 self._families[name] = Family(name, row)
             else:
                 read = partial(from_json, f"{kind} {name}", row["arguments"], row.get("checks", ()))
-                takes_losses = row.get("takes_losses", False)
-                self._entries[name] = Entry(name, row["target"], row["summary"], read, takes_losses=takes_losses)
+                self._entries[name] = Entry(name, row["target"], row["summary"], read, None, "takes_losses" in row)
 
     def add(self, definition: Definition) -> None:
         """Make a name valid in recipes; the same part, defined again, takes its place. What the table says stays."""
-        name, target = definition.name, definition.target
+        name = definition.name
         known = self._entries.get(name) or self._families.get(name)
         if known is not None and known.target == definition.address:
             return
@@ -221,11 +217,11 @@ class Registry:
         if known is not None and not is_again and not definition.is_ours:  # if ours, the table is old
             raise ValueError(f"{self.kind} {name!r} is registered already, as {_address(known.target)}")
         if definition.library:
-            self._families[name] = Family(name, definition.row() | {"target": target})
+            self._families[name] = Family(name, definition.row() | {"target": definition.target})
         else:
-            arguments = definition.arguments()  # a signature that cannot be read is refused here
-            takes_losses = definition.takes_losses
-            self._entries[name] = Entry(name, target, definition.summary, lambda: arguments, takes_losses=takes_losses)
+            entry = definition.entry()
+            _ = entry.arguments  # a signature that cannot be read is refused here
+            self._entries[name] = entry
 
     @property
     def families(self) -> list[Family]:

@@ -85,7 +85,10 @@ def to_json(arguments: type[Arguments]) -> dict[str, Node]:
 
 def from_json(title: str, nodes: Mapping[str, Node], checks: Sequence[Row] = ()) -> type[Arguments]:
     """The arguments that `to_json` has written."""
-    fields: dict[str, Any] = {name: (_annotation(node), _field(node)) for name, node in nodes.items()}
+    fields: dict[str, Any] = {
+        name: (_annotation(node), Field(**{key: node[key] for key in ("default", "description") if key in node}))
+        for name, node in nodes.items()
+    }
     return _model(title, Arguments, fields, [check_of(row) for row in checks])
 
 
@@ -120,12 +123,6 @@ def _plain(node: Any) -> Any:
     if node.get("format") == "path":
         node = {key: value for key, value in node.items() if key != "format"} | {"minLength": 1}
     return {key: value if key == "default" else _plain(value) for key, value in node.items() if key != "title"}
-
-
-def _field(node: Node) -> FieldInfo:
-    known = {key: node[key] for key in ("default", "description") if key in node}
-    field: FieldInfo = Field(**known)
-    return field
 
 
 def _annotation(node: Node) -> Any:

@@ -26,10 +26,8 @@ def user_code(
 ) -> Iterator[None]:
     """Surrounds a call of a user's part whose name in the recipe is known: what it raises names part, file and line.
 
-    `note` gives words to add to the message.
-
-    What the machine is to blame for, memory or another process, is left as it is, since those who handle it look
-    for it.
+    `note` gives words to add to the message. What the machine is to blame for, memory or another process, is left as it
+    is, since those who handle it look for it.
     """
     try:
         yield
@@ -40,7 +38,7 @@ def user_code(
 
 
 @contextmanager
-def named_errors(error_type: type[PacelineError] = TrainingError) -> Iterator[None]:
+def named_errors() -> Iterator[None]:
     """Surrounds whatever may call a user's parts: an error that passed through a line of the user's names that line.
 
     It also names what was called, as in `parts.py:12: RuntimeError: no rows; Paceline was calling Net.forward`. Other
@@ -49,7 +47,7 @@ def named_errors(error_type: type[PacelineError] = TrainingError) -> Iterator[No
     try:
         yield
     except Exception as error:
-        if named := named_error(error, error_type):
+        if named := named_error(error):
             raise named from error
         raise
 

@@ -58,8 +58,9 @@ class Console(Logger):
                 return  # on a terminal the bar shows them; a line for each would only run past
             self._next_line = monotonic() + SECONDS_BETWEEN_LINES if self._next_draw != inf else 0.0
         elif isinstance(event, Ended):
-            if event.state == "finished":
-                self._complete()
+            if event.state == "finished" and self._trained is not None and self._next_draw != inf:
+                self._draw(self._trained)
+                self._page.keep()
             self.close()
             if event.is_reported:
                 return
@@ -97,12 +98,6 @@ class Console(Logger):
         """Remove the bar; lines can still be printed."""
         self._next_draw = inf
         self._page.clear()
-
-    def _complete(self) -> None:
-        """Leave the bar on the screen, as far as the run has come."""
-        if self._trained is not None and self._next_draw != inf:
-            self._draw(self._trained)
-            self._page.keep()
 
     def _draw(self, snapshot: Snapshot) -> None:
         self._next_draw = inf  # and so it stays if the terminal is gone: a failing draw is not repeated

@@ -17,7 +17,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from paceline.core.atomic_write import replace_file
+from paceline.core.atomic_write import replace_file, write_all
 from paceline.core.process import num_cores
 from paceline.core.regular_file import open_regular, read_json
 from paceline.loggers.events import Ended, Evaluated, Event, Logged, Logger, Started
@@ -73,12 +73,10 @@ def _open(path: Path) -> int:
 
 def _write_whole(descriptor: int, data: bytes) -> None:
     size = os.fstat(descriptor).st_size
-    written = 0
     try:
-        while written < len(data):
-            written += os.write(descriptor, data[written:])
+        write_all(descriptor, data)
     except OSError:
-        if written:
+        with suppress(OSError):  # a device has no size
             os.ftruncate(descriptor, size)
         raise
 

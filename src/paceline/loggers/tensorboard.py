@@ -69,22 +69,16 @@ def rebuild(folder: Path, records: Iterable[Record], images: Iterable[tuple[int,
 
 def scalars_of(record: Record) -> Iterator[tuple[str, float]]:
     """The tags and values of a record; a value that is not finite, or None in a file, becomes NaN."""
-    for tag, value in _tagged(record):
-        if value is None or isinstance(value, int | float):
-            yield tag, float(value) if value is not None and math.isfinite(value) else math.nan
-
-
-def _tagged(record: Record) -> Iterator[tuple[str, Any]]:
-    split = record["split"]
-    for name, value in metrics_of(record).items():
-        yield f"{split}/{name}", value
+    split, clock = record["split"], record.get("clock", {})
+    tagged: dict[str, Any] = {f"{split}/{name}": value for name, value in metrics_of(record).items()}
     for name, summary in record.get("smoothed", {}).items():
         if name != "lr" and isinstance(summary, dict) and "median" in summary:  # a schedule has no noise to smooth
-            yield f"{split}/{name}_median", summary["median"]
+            tagged[f"{split}/{name}_median"] = summary["median"]
     if split == "train":
-        for name in _CLOCK_METRICS:
-            if name in record.get("clock", {}):
-                yield f"clock/{name}", record["clock"][name]
+        tagged |= {f"clock/{name}": clock[name] for name in _CLOCK_METRICS if name in clock}
+    for tag, value in tagged.items():
+        if value is None or isinstance(value, int | float):
+            yield tag, float(value) if value is not None and math.isfinite(value) else math.nan
 
 
 def _time_of(record: Record) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,13 +61,14 @@ class BuildContext:
         except Exception as error:
             if is_communication_error(error) or (kind == "model" and is_allocation_error(error)):
                 raise  # a model that is too large is explained by its builder
-            raise ValueError(f"{described(error)}{_cure(error)}") from error
+            cure = "; call super().__init__() first" if "before Module.__init__() call" in str(error) else ""
+            raise ValueError(f"{described(error)}{cure}") from error
 
     def path(self, key: str, written: str) -> Path:
         """The existing path that the recipe gives under `key`."""
         found = find_path(written, Path(self.checked.document.values[()].source).parent)
-        if _is_utf8(str(found)):  # else it stays as written: a recipe is UTF-8
-            self._found[key] = str(found)
+        with suppress(UnicodeEncodeError):  # then it stays as written: a recipe is UTF-8
+            self._found[key] = str(found).encode().decode()
         return found
 
     def resolved(self) -> dict[str, Any]:
@@ -123,14 +124,6 @@ def accepted(target: Callable[..., Any], supplied: dict[str, Any], takes_any: bo
     return {name: value for name, value in supplied.items() if takes_any or name in parameters}
 
 
-def _cure(error: Exception) -> str:
-    return "; call super().__init__() first" if "before Module.__init__() call" in str(error) else ""
-
-
-def _is_utf8(path: str) -> bool:
-    return not any("\udc80" <= character <= "\udcff" for character in path)
-
-
 DATA_VARIABLE = "PACELINE_DATA"
 
 
@@ -140,18 +133,16 @@ def find_path(written: str, recipe_folder: Path) -> Path:
     The current folder, its `data/`, the folder of the recipe, and PACELINE_DATA.
     """
     path = Path(written).expanduser()
-    places = [path] if path.is_absolute() else list(dict.fromkeys(place / path for place in _places(recipe_folder)))
+    folders = [Path(), Path("data"), recipe_folder]
+    if named := os.environ.get(DATA_VARIABLE):
+        folders.append(Path(named))
+    places = [path] if path.is_absolute() else list(dict.fromkeys(folder / path for folder in folders))
     for place in places:
         if place.exists():
             return place.resolve()
     missing = "".join(f", nor does {place}" for place in places[1:])
     hint = "" if path.is_absolute() else f"; give another path, or set {DATA_VARIABLE} to the folder that holds it"
     raise DataError(f"{places[0]} does not exist{missing}{hint}")
-
-
-def _places(recipe_folder: Path) -> list[Path]:
-    named = os.environ.get(DATA_VARIABLE)
-    return [Path(), Path("data"), recipe_folder, *([Path(named)] if named else [])]
 
 
 _CHANGED = "it changed while the processes started; run the command again"

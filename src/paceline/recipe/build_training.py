@@ -175,12 +175,11 @@ def make_scheduler(context: BuildContext, optimizer: Optimizer, progress: Progre
     part = context.recipe.schedule
     with context.error_context("schedule"):
         lr = Schedule(effective_lr(context), **_schedule_arguments(part, progress))
-    transitions = {}
-    for key, transition in (("momentum", part.momentum), ("weight_decay", part.weight_decay)):
-        if transition is not None:
-            with context.error_context(f"schedule.{key}"):
-                transitions[key] = Transition(**_schedule_arguments(transition, progress))
-    with context.error_context("schedule"):
+        transitions = {}
+        for key, transition in (("momentum", part.momentum), ("weight_decay", part.weight_decay)):
+            if transition is not None:
+                with context.error_context(f"schedule.{key}"):
+                    transitions[key] = Transition(**_schedule_arguments(transition, progress))
         return Scheduler(optimizer, lr, **transitions)
 
 

@@ -9,6 +9,7 @@ import json
 import re
 import stat
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -315,24 +316,15 @@ class _Composer:
             self._problem(event, f"alias *{event.anchor} has no anchor &{event.anchor} before it")
             return None
         source, value = self._anchors[event.anchor]
-        return self._copy(value, source, path, event, depth)
-
-    def _copy(self, value: Any, source: KeyPath, target: KeyPath, event: Any, depth: int) -> Any:
-        """Repeat the anchored value at `target`; its content keeps its places in the text."""
-
-        def child(segment: str | int, inner: Any) -> Any:
-            self._count(event, depth + 1)
-            old, new = (*source, segment), (*target, segment)
-            self.document.values[new] = self.document.values[old]
-            if isinstance(segment, str):
-                self.document.keys[new] = self.document.keys[old]
-            return self._copy(inner, old, new, event, depth + 1)
-
-        if isinstance(value, dict):
-            return {key: child(key, inner) for key, inner in value.items()}
-        if isinstance(value, list):
-            return [child(index, inner) for index, inner in enumerate(value)]
-        return value
+        for old in places(value, source):
+            inside = old[len(source) :]
+            if inside:  # keeps its place in the text; the alias itself has its own
+                self._count(event, depth + len(inside))
+                new = (*path, *inside)
+                self.document.values[new] = self.document.values[old]
+                if old in self.document.keys:
+                    self.document.keys[new] = self.document.keys[old]
+        return deepcopy(value)
 
     def _count(self, event: Any, depth: int) -> None:
         self._nodes += 1

@@ -60,8 +60,9 @@ def _sections() -> dict[str, Node]:
         ref_template=_ROOT + "{model}",
         schema_generator=LenientJsonSchema,
     )
-    definitions: dict[str, Node] = _tidied(generated["$defs"])
+    definitions: dict[str, Node] = generated["$defs"]
     for name, node in definitions.items():
+        del node["title"]
         for key, property_node in node["properties"].items():
             property_node["description"] = _docstrings().get((name, key)) or _docstrings()[NamedPart.__name__, key]
     return definitions
@@ -89,7 +90,7 @@ def _choices(kind: str) -> dict[str, Entry | Family]:
 
 def _arguments(choice: Entry | Family) -> Node:
     """The arguments of a name; what else may stand beside them is the part's affair."""
-    node: Node = _tidied(choice.arguments.model_json_schema(schema_generator=LenientJsonSchema))
+    node: Node = choice.arguments.model_json_schema(schema_generator=LenientJsonSchema)
     kept = {key: node[key] for key in ("properties", "required", "$defs") if key in node}
     return ({"description": choice.summary} if choice.summary else {}) | kept
 
@@ -118,17 +119,6 @@ def _part(part: PartSpec, section: Node) -> Node:
 
 def _prefixed(family: Family) -> Node:
     return {"type": "string", "pattern": f"^{re.escape(family.prefix)}."}
-
-
-def _tidied(node: Any) -> Any:
-    """The same without the titles that pydantic makes of names, and with no other keys than a pattern allows."""
-    if isinstance(node, list):
-        return [_tidied(each) for each in node]
-    if not isinstance(node, dict):
-        return node
-    closed = {"additionalProperties": False} if "patternProperties" in node else {}
-    kept = {key: _tidied(value) for key, value in node.items() if key != "title" or not isinstance(value, str)}
-    return kept | closed
 
 
 def _without_required(node: Node) -> Node:

@@ -190,9 +190,16 @@ class Problem:
 
 
 class LenientJsonSchema(GenerateJsonSchema):
-    """A JSON Schema in which types unknown to JSON accept anything."""
+    """A JSON Schema without titles of keys, in which types unknown to JSON accept anything."""
 
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def dict_schema(self, schema: Any) -> JsonSchemaValue:
+        node = super().dict_schema(schema)
+        return node | {"additionalProperties": False} if "patternProperties" in node else node
 
     def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> JsonSchemaValue:
         """Describe a user's own type as anything."""

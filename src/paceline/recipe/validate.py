@@ -74,7 +74,7 @@ def validate(document: Document) -> CheckedRecipe:
         for path in part.places(document.tree):
             problems += _check_part(part, path, document, arguments, notes)
     try:
-        recipe = Recipe.model_validate_json(_text(document.tree))
+        recipe = Recipe.model_validate_json(json.dumps(document.tree))
     except ValidationError as error:
         problems += problems_of(error, Recipe, document.tree, also_known=["extends"])
     if problems:
@@ -289,12 +289,8 @@ def _with_arguments(recipe: Recipe, arguments: dict[KeyPath, dict[str, Any]]) ->
 
 
 def _validated(model: type[Arguments], given: dict[str, Any]) -> dict[str, Any]:
-    return dict(model.model_validate_json(_text(given)))
-
-
-def _text(tree: Any) -> str:
     # Strict validation of JSON text, unlike that of Python objects, takes a list where a tuple is declared.
-    return json.dumps(tree)
+    return dict(model.model_validate_json(json.dumps(given)))
 
 
 def recipe_error(problems: Sequence[Problem], document: Document) -> RecipeError:
