@@ -23,6 +23,7 @@ from paceline.core.process import num_cores
 from paceline.data.datasets.image_folder import UnlabeledFiles, find_files
 from paceline.data.sampler import evaluation_slices
 from paceline.data.skip_list import SkipList
+from paceline.engine.predict import placeholder
 from paceline.recipe.build_data import make_evaluations
 from paceline.recipe.build_predictor import Predictor, load
 
@@ -103,11 +104,11 @@ def _predict(predictor: Predictor, photos: Path, out: Path, draws: bool) -> floa
 
 def _bare(predictor: Predictor, photos: Path) -> float:
     started = time.perf_counter()
-    inputs = predictor.inputs
+    data = predictor.data
     files = find_files([photos], videos=False)
-    dataset = UnlabeledFiles(files, inputs.classes, inputs.channels, inputs.placeholder)
-    loader = inputs.loader(dataset, SkipList("inputs", len(dataset)))
-    size = make_evaluations(inputs.builder, {"val": loader})["val"].batch_size
+    dataset = UnlabeledFiles(files, data.classes, data.channels, placeholder(predictor.run.task))
+    loader = predictor.loader(dataset, SkipList("inputs", len(dataset)))
+    size = make_evaluations(predictor.builder, {"val": loader})["val"].batch_size
     model = predictor.run.model.eval()
 
     def infer(start: int, stop: int) -> int:

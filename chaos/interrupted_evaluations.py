@@ -13,7 +13,7 @@ from pathlib import Path
 
 from chaos.row import Row
 from chaos.training import Command, difference, records, saved_step, send, undisturbed
-from paceline.loggers.starts import read_starts
+from paceline.loggers.files import read_starts
 
 _EX_TEMPFAIL = 75
 _STEPS = (4, 8, 12)

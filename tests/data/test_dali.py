@@ -17,9 +17,10 @@ from PIL import Image
 
 from paceline.cli import main
 from paceline.core.errors import DataError
+from paceline.core.extras import missing_extra
 from paceline.data import dali
 from paceline.data.batch import Batch, Sample
-from paceline.data.dali import is_installed, load_by_dali
+from paceline.data.dali import load_by_dali
 from paceline.data.io.image import Encoded
 from paceline.data.loader import load
 from paceline.data.skip_list import SkipList
@@ -34,7 +35,9 @@ from paceline.data.transforms.geometric import (
     Resize,
 )
 
-needs_dali = pytest.mark.skipif(not is_installed(), reason="NVIDIA DALI is not installed: pip install 'paceline[dali]'")
+needs_dali = pytest.mark.skipif(
+    bool(missing_extra("dali")), reason="NVIDIA DALI is not installed: pip install 'paceline[dali]'"
+)
 
 ORIENTATION = 0x0112
 
@@ -367,7 +370,7 @@ logging: {{images: false}}
     assert main(["train", "recipe.yaml", "--out", run]) == 0
     assert "data.loader: dali is for training" in capsys.readouterr().err
     (trained,) = [each for each in records(run) if each["split"] == "val"]
-    monkeypatch.setattr(dali, "is_installed", lambda: False)
+    monkeypatch.setattr(dali, "missing_extra", lambda name: "DALI is not installed")
     assert main(["eval", run, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["metrics"]["cross_entropy"] == trained["cross_entropy"]
 

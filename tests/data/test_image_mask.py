@@ -363,7 +363,7 @@ def test_without_any_mask_the_pattern_that_would_match_is_reported(root: Path) -
     (root / "all.txt").write_text("a\nb\n")
     with pytest.raises(DataError, match=r'all\.txt: no mask .* 2 of 2 .*add `masks: "masks/{stem}_mask\.png"`$'):
         ImageMask(root, list_file="all.txt", classes=CLASSES)
-    with pytest.raises(DataError, match=r'for 3 of 3 .*add `images: "masks/{stem}_mask\.png"`$'):
+    with pytest.raises(DataError, match=r"for 3 of 3 .*; name masks after their images, or give a pattern"):
         ImageMask(root, images="masks", masks="images", classes=CLASSES)
     paint(root / "other/x.png", 1)
     (root / "empty").mkdir()

@@ -1,7 +1,6 @@
 import json
 import os
 import pickle
-import re
 import shutil
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from PIL import Image
 from pydantic import ValidationError
 from support.registered import arguments_of
 
-from paceline.core.errors import ArgumentError, DataError
+from paceline.core.errors import DataError
 from paceline.data.datasets.list_file import ListFile
 from paceline.data.io.image import Encoded
 from paceline.data.skip_list import SkipList
@@ -366,9 +365,9 @@ def test_arguments_that_make_no_sense(arguments: dict[str, object]) -> None:
 
 
 def test_a_delimiter_is_one_character() -> None:
-    for wrong in ("; ", "\n", '"'):
-        with pytest.raises(ArgumentError, match=f"delimiter: .*, got {re.escape(repr(wrong))}; a tab is"):
-            ListFile(Path("x"), delimiter=wrong)
+    for wrong in ("; ", "", "\n", '"'):
+        with pytest.raises(ValidationError, match="delimiter"):
+            arguments_of("dataset", "list_file")(file="x", delimiter=wrong)
     assert arguments_of("dataset", "list_file")(file="x", delimiter="\t").delimiter == "\t"
 
 

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paceline.core.errors import DataError
-from paceline.data.io import mask as mask_colors
 from paceline.data.io.mask import PaintedClasses, decode_gray, decode_ids
 
 IDS = np.array([[0, 1, 2], [3, 2, 0]], np.uint8)
@@ -253,9 +252,7 @@ def test_colors_stand_for_classes(tmp_path: Path) -> None:
         decode_ids(path, mapped=painted)
 
 
-@pytest.mark.parametrize("band", [1, 1 << 22])
-def test_colors_of_no_class(tmp_path: Path, band: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mask_colors, "_BAND", band)
+def test_colors_of_no_class(tmp_path: Path) -> None:
     pixels = np.zeros((5, 4, 3), np.uint8)
     for column, color in enumerate([[1, 2, 3], [128, 64, 128], [9, 9, 9], [7, 7, 7]]):
         pixels[1 + column :, column] = color

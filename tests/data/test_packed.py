@@ -66,7 +66,7 @@ def test_a_worker_opens_the_file_itself(pack: PackedSamples) -> None:
 
 def place_of(pack: PackedSamples, sample: int) -> int:
     """Where in the file the image of a sample is."""
-    record = pack._records[sample].tobytes()
+    record = pack._record(sample).tobytes()
     return pack.file.read_bytes().index(record) + len(record) - 70
 
 

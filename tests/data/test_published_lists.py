@@ -290,7 +290,7 @@ def test_lists_that_are_not_utf_8(tmp_path: Path) -> None:
     [
         ("a\\one.mp4", "; paths are written with /, as in 'a/one.mp4'"),
         ("a/ONE.mp4", "; did you mean 'a/one.mp4'?"),
-        ("A/one.mp4", "; did you mean 'a/one.mp4'?"),
+        ("A/one.mp4", ""),
         ("a/one.avi", "; did you mean 'a/one.mp4'?"),
         ("a/one", "; did you mean 'a/one.mp4'?"),
         ("a/v1.0_x", "; did you mean 'a/v1.0_x.mp4'?"),

@@ -139,7 +139,7 @@ def test_every_sample_comes_once_an_epoch(cutting: tuple[int, int, int, int]) ->
         for step in range(epoch * updates.steps_per_epoch, (epoch + 1) * updates.steps_per_epoch):
             assert updates.epoch(step) == epoch
             for rank in range(world):
-                for cut in updates.rank_slices(step, rank, world):
+                for cut in rank_slices(updates.slices(step), rank, world):
                     seen.extend(range(cut.start, cut.stop))
         assert seen == list(range(size))
 
@@ -174,7 +174,7 @@ def test_ranks_own_contiguous_shares_that_differ_by_one(cutting: tuple[int, int,
 
 def test_more_ranks_than_micro_batches_leaves_some_with_nothing() -> None:
     updates = BatchSampler(size=10, batch=10, micro_batch_size=5)
-    shares = [updates.rank_slices(0, rank, 7) for rank in range(7)]
+    shares = [rank_slices(updates.slices(0), rank, 7) for rank in range(7)]
     assert sorted(len(share) for share in shares) == [0, 0, 0, 0, 0, 1, 1]
     assert [cut for share in shares for cut in share] == [BatchSlice(0, 0, 5), BatchSlice(1, 5, 10)]
 

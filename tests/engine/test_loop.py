@@ -33,7 +33,7 @@ from paceline.engine.state import Choices
 from paceline.loggers.events import Evaluated, Event, Logged, Logger, LoggerGroup, Note, Saved, Snapshot
 from paceline.losses.classification import CrossEntropy
 from paceline.models.freezing import Freezing
-from paceline.optim.averaging import Ema, Swa
+from paceline.optim.averaging import ema, swa
 from paceline.optim.lr_scheduler import Schedule, Scheduler
 from paceline.tasks.classification import Classification
 
@@ -208,9 +208,9 @@ def trainable(out: Path, kind: str) -> Run:
     if kind == "thawing":
         run.freezing = Freezing(run.model, ["layers.0", "layers.1"], [(3, ["layers.0", "layers.1"])])
     if kind == "ema":
-        run.averaging = run.state.averaging = Ema(decay=0.8)
+        run.averaging = run.state.averaging = ema(decay=0.8)
     if kind == "swa":
-        run.averaging = run.state.averaging = Swa(total_steps=6, steps_per_epoch=2, start=0.3, every_steps=1)
+        run.averaging = run.state.averaging = swa(total_steps=6, steps_per_epoch=2, start=0.3, every_steps=1)
     return run
 
 
@@ -451,11 +451,8 @@ def measured(out: Path, kind: str = "plain", **changes: Any) -> Run:
     run = adam(small(out, net=Evaluating, evaluation_batch=4, **changes).run())
     sets = run.evaluations
     run = replace(run, evaluations={**sets, "test": sets["val"]}, store=Store(out / "checkpoints", 2, "top1"))
-    run.averaging = run.state.averaging = {
-        "plain": run.averaging,
-        "ema": Ema(0.8),
-        "swa": Swa(6, 2, start=0.1, every_steps=1),
-    }[kind]
+    averages = {"plain": run.averaging, "ema": ema(0.8), "swa": swa(6, 2, start=0.1, every_steps=1)}
+    run.averaging = run.state.averaging = averages[kind]
     return run
 
 

@@ -12,7 +12,7 @@ from paceline.checkpoint.state import load_optimizer, optimizer_tree
 from paceline.engine.precision.mixed import Precision, fit_half_weights, make_precision
 from paceline.models.freezing import Freezing
 from paceline.models.zoo import build_timm, build_torchvision
-from paceline.optim.averaging import Ema
+from paceline.optim.averaging import ema
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 HALF, FULL = torch.float16, torch.float32
@@ -231,7 +231,7 @@ def test_a_restored_run_goes_on_to_the_same_bits(name: str) -> None:
 
 
 def test_an_average_is_of_the_masters_and_can_be_computed_with() -> None:
-    trial, average = Trial("O2", small_net()), Ema(decay=0.5, warmup=False)
+    trial, average = Trial("O2", small_net()), ema(decay=0.5, warmup=False)
     courses = []
     for _ in range(2):
         while not trial.update(*samples()):

@@ -19,7 +19,7 @@ from paceline.data.batch import Batch, KeypointNames
 from paceline.data.datasets.keypoints import known_keypoints
 from paceline.metrics.keypoints import OKS_NAMES, PCK, KeypointAP, PCKh
 from paceline.metrics.metric import Metric, merge_states
-from paceline.models.heatmaps import Poses
+from paceline.models.simple_baseline import Poses
 
 Case = list[tuple[Poses, Batch]]
 SIZE = 400

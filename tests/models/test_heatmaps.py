@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from paceline.losses.heatmap import gaussian_heatmaps
-from paceline.models.heatmaps import Decode, decode_heatmaps, flip_heatmaps
+from paceline.models.simple_baseline import Decode, decode_heatmaps, flip_heatmaps
 
 SIZE, MAP = (96, 128), (24, 32)  # a quarter
 

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from paceline.checkpoint.state import flatten, unflatten
 from paceline.core.errors import CheckpointError
-from paceline.optim.averaging import Averaging, Ema, Swa, WeightAverage, update_bn
+from paceline.optim.averaging import Averaging, WeightAverage, update_bn
+from paceline.optim.averaging import ema as make_ema
+from paceline.optim.averaging import swa as make_swa
 
 
 class Weights(nn.Module):
@@ -55,7 +57,7 @@ def is_close(one: Tensor, other: Tensor) -> bool:
 @settings(deadline=None, max_examples=30)
 @given(decay=st.floats(0, 0.9999), steps=st.integers(1, 40), every=st.integers(1, 4), start=st.integers(0, 10))
 def test_ema_is_the_weighted_sum_of_all_weights(decay: float, steps: int, every: int, start: int) -> None:
-    model, ema = Weights(), Ema(decay, warmup=False, every_steps=every, start_step=start)
+    model, ema = Weights(), make_ema(decay, warmup=False, every_steps=every, start_step=start)
     history = run(ema, model, range(steps))
     taken = [history[step - 1] for step in range(1, steps + 1) if step > start and (step - start) % every == 0]
     assert ema.is_ready == bool(taken)
@@ -68,7 +70,7 @@ def test_ema_is_the_weighted_sum_of_all_weights(decay: float, steps: int, every:
 
 
 def test_ema_warms_up() -> None:
-    model, ema = Weights(), Ema(0.5)
+    model, ema = Weights(), make_ema(0.5)
     history = run(ema, model, range(12))
     expected = history[0]
     for count, weights in enumerate(history[1:], start=1):
@@ -79,14 +81,14 @@ def test_ema_warms_up() -> None:
 
 @pytest.mark.parametrize(("start", "first"), [(0.5, 20), (0.0, 0), (30, 30)])
 def test_swa_is_the_mean_from_its_start_on(start: float, first: int) -> None:
-    model, swa = Weights(), Swa(total_steps=40, steps_per_epoch=5, start=start)
+    model, swa = Weights(), make_swa(total_steps=40, steps_per_epoch=5, start=start)
     history = run(swa, model, range(40))
     taken = [history[step - 1] for step in range(first + 5, 41, 5)]
     assert is_close(average(swa, model), torch.stack(taken).mean(0))
 
 
 def test_swa_may_take_weights_more_often_than_once_an_epoch() -> None:
-    model, swa = Weights(), Swa(total_steps=20, steps_per_epoch=10, start=0.5, every_steps=2)
+    model, swa = Weights(), make_swa(total_steps=20, steps_per_epoch=10, start=0.5, every_steps=2)
     history = run(swa, model, range(20))
     assert is_close(average(swa, model), torch.stack(history[11::2]).mean(0))
 
@@ -94,11 +96,11 @@ def test_swa_may_take_weights_more_often_than_once_an_epoch() -> None:
 @pytest.mark.parametrize(("start", "every"), [(40, None), (1000, 1), (0.95, None)])
 def test_swa_that_never_begins_is_refused(start: float, every: int | None) -> None:
     with pytest.raises(ValueError, match="40"):
-        Swa(total_steps=40, steps_per_epoch=5, start=start, every_steps=every)
+        make_swa(total_steps=40, steps_per_epoch=5, start=start, every_steps=every)
 
 
 def test_own_weights_and_buffers_come_back() -> None:
-    model, ema = Weights(), Ema(0.9)
+    model, ema = Weights(), make_ema(0.9)
     run(ema, model, range(5))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with ema.swap_in(model):
@@ -109,7 +111,7 @@ def test_own_weights_and_buffers_come_back() -> None:
 
 
 def test_own_weights_come_back_after_a_failure() -> None:
-    model, ema = Weights(), Ema(0.9)
+    model, ema = Weights(), make_ema(0.9)
     run(ema, model, range(5))
     before = model.first.detach().clone()
     with pytest.raises(RuntimeError, match="evaluation failed"), ema.swap_in(model):
@@ -118,8 +120,8 @@ def test_own_weights_come_back_after_a_failure() -> None:
 
 
 def test_applying_changes_no_average() -> None:
-    model, disturbed = Weights(), Ema(0.9)
-    plain = Ema(0.9)
+    model, disturbed = Weights(), make_ema(0.9)
+    plain = make_ema(0.9)
     for step in range(6):
         model.become(step)
         plain.update(model)
@@ -128,7 +130,7 @@ def test_applying_changes_no_average() -> None:
     assert torch.equal(average(plain, model), average(disturbed, model))
 
 
-@pytest.mark.parametrize("make", [lambda: Ema(0.9, every_steps=2), lambda: Swa(20, 2, 0.25)])
+@pytest.mark.parametrize("make", [lambda: make_ema(0.9, every_steps=2), lambda: make_swa(20, 2, 0.25)])
 @pytest.mark.parametrize("stop", [0, 3, 9])
 def test_resumes_to_the_bit(make: type[WeightAverage], stop: int) -> None:
     model, whole, half, fresh = Weights(torch.float32), make(), make(), make()  # type: ignore[call-arg]
@@ -148,16 +150,16 @@ def test_resumes_to_the_bit(make: type[WeightAverage], stop: int) -> None:
 
 
 def test_a_saved_average_of_another_model_is_refused() -> None:
-    model, ema = Weights(), Ema(0.9)
+    model, ema = Weights(), make_ema(0.9)
     run(ema, model, range(2))
-    other = Ema(0.9)
+    other = make_ema(0.9)
     other.load_state_dict(ema.state_dict())
     with pytest.raises(CheckpointError, match="bias, first, second, weight"):
         other.update(nn.Linear(2, 2))
 
 
 def test_frozen_parameters_may_begin_to_learn() -> None:
-    model, ema = Weights(), Ema(0.9, warmup=False)
+    model, ema = Weights(), make_ema(0.9, warmup=False)
     model.first.requires_grad_(False)
     with torch.no_grad():
         model.first.fill_(1.0)
@@ -172,7 +174,7 @@ def test_frozen_parameters_may_begin_to_learn() -> None:
 
 
 def test_half_precision_weights_are_averaged_in_float32() -> None:
-    model, ema = Weights(torch.bfloat16), Ema(0.999, warmup=False)
+    model, ema = Weights(torch.bfloat16), make_ema(0.999, warmup=False)
     with torch.no_grad():
         model.first.fill_(1.0)
     ema.update(model)
@@ -257,7 +259,7 @@ class TestUpdateBn:
         assert torch.equal(variance_of(one.norm_two), variance_of(other.norm_two))
 
     def test_statistics_of_averaged_weights_go_with_them(self) -> None:
-        model, swa = self.network(), Swa(total_steps=2, steps_per_epoch=1, start=0.0)
+        model, swa = self.network(), make_swa(total_steps=2, steps_per_epoch=1, start=0.0)
         swa.update(model)
         before = mean_of(model.norm_one).clone()
         with swa.swap_in(model):

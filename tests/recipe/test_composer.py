@@ -15,7 +15,7 @@ from paceline.core.errors import RecipeError
 from paceline.recipe import document as composer
 from paceline.recipe.document import Document, KeyPath, Origin, resolve_scalar
 
-Place = tuple[int | None, int | None]
+Place = tuple[int, int]
 
 SCALARS = {
     "true": True,
@@ -65,7 +65,7 @@ def compose(text: str) -> Document:
 
 
 def places(origins: dict[KeyPath, Origin]) -> dict[KeyPath, Place]:
-    return {path: (origin.line, origin.column) for path, origin in origins.items()}
+    return {path: (origin.line or 0, origin.column or 0) for path, origin in origins.items()}
 
 
 def problems(refusal: RecipeError) -> list[tuple[tuple[int, ...], str]]:

@@ -44,7 +44,7 @@ _NORMALIZE = "{name: normalize, mean: [0.5, 0.5, 0.5], std: [0.2, 0.2, 0.2]}"
 
 def write_data(folder: Path) -> None:
     """The data sets and recipes that the cases name, into a folder."""
-    from paceline.data import stick_people, synthetic
+    from paceline.data import synthetic
 
     (folder / "mae.yaml").write_text(_MAE)
     for task, write, number in (
@@ -53,7 +53,7 @@ def write_data(folder: Path) -> None:
         ("segmentation", synthetic.write_segmentation, 12),
         ("detection", synthetic.write_detection, 12),
         ("video", synthetic.write_video, 12),
-        ("keypoints", stick_people.write_keypoints, 12),
+        ("keypoints", synthetic.write_keypoints, 12),
     ):
         (folder / f"{task}_sample").mkdir()
         write(folder / f"{task}_sample", number, 0)

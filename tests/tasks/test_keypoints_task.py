@@ -21,7 +21,7 @@ from paceline.data.batch import Batch, KeypointNames
 from paceline.data.datasets.coco import Coco
 from paceline.losses.heatmap import gaussian_heatmaps, stack_keypoints
 from paceline.metrics.metric import merge_states
-from paceline.models.heatmaps import flip_heatmaps
+from paceline.models.simple_baseline import flip_heatmaps
 from paceline.tasks.keypoints import Keypoints
 
 JOINTS = KeypointNames(["left_hand", "right_hand", "nose"], [(0, 1)], [(0, 2)])

@@ -15,7 +15,7 @@ from paceline.losses.pixel import PixelCrossEntropy
 from paceline.losses.reconstruction import MaskedMSE
 from paceline.metrics.detection import count_mistakes
 from paceline.models.detector import Detections
-from paceline.models.heatmaps import Poses
+from paceline.models.simple_baseline import Poses
 from paceline.tasks.classification import Classification
 from paceline.tasks.keypoints import Keypoints
 from paceline.tasks.masked_autoencoder import MaskedAutoencoder, Reconstruction

@@ -14,12 +14,12 @@ from typing import Any
 
 from paceline.commands.common import print_json
 from paceline.commands.repetitions import Row, find_repetitions, group_by, training_settings
-from paceline.core.class_metrics import split_classes
 from paceline.core.errors import DataError, PacelineError, UsageError
 from paceline.core.text import doubled_loss, format_metric, join_first, pluralize
 from paceline.loggers.results import Result, read_last_and_best, read_main_metric, write_results
 from paceline.loggers.results_table import check_suffix
 from paceline.loggers.tables import class_tables, print_table
+from paceline.metrics.class_metrics import split_classes
 from paceline.report.run_folders import data_of, find_runs, read_recipe
 from paceline.run.directory import check_free
 

@@ -75,7 +75,6 @@ class Increasing(ArgumentCheck):
     """Numbers increase; of lists of numbers, the first of each."""
 
     def problem(self, value: Sequence[Any]) -> str | None:
-        """The first number that is not greater than the one before."""
         numbers = [each[0] if isinstance(each, Sequence) else each for each in value]
         wrong = next((f"{after:g} after {before:g}" for before, after in pairwise(numbers) if after <= before), None)
         return wrong and f"expected increasing numbers, got {wrong}"
@@ -85,7 +84,6 @@ class Ordered(ArgumentCheck):
     """The two numbers of a range: the lower one comes first."""
 
     def problem(self, value: Sequence[float]) -> str | None:
-        """A range that is upside down."""
         return f"the lower bound comes first, got {list(value)}" if value[0] > value[1] else None
 
 
@@ -93,7 +91,6 @@ class Unique(ArgumentCheck):
     """No item appears twice."""
 
     def problem(self, value: Sequence[Any]) -> str | None:
-        """The first item that was there before."""
         again = next((each for place, each in enumerate(value) if each in value[:place]), None)
         return None if again is None else f"expected each item once, got {again!r} again"
 
@@ -102,7 +99,6 @@ class SumsToOne(ArgumentCheck):
     """The values of a mapping are shares of a whole."""
 
     def problem(self, value: Mapping[str, float]) -> str | None:
-        """A sum that is not 1."""
         total = sum(value.values())
         return f"expected shares that add up to 1, got {total:g}" if abs(total - 1) > 1e-6 else None
 
@@ -123,7 +119,6 @@ class ExactlyOneOf(ArgumentsCheck):
     """One of the arguments is given."""
 
     def problem(self, values: Mapping[str, Any]) -> str | None:
-        """None or several are given."""
         given = self.given(values)
         found = " and ".join(given) or "none of them"
         return None if len(given) == 1 else f"give either {' or '.join(self.words)}, got {found}"
@@ -133,7 +128,6 @@ class AtLeastOneOf(ArgumentsCheck):
     """One or more of the arguments are given."""
 
     def problem(self, values: Mapping[str, Any]) -> str | None:
-        """None is given."""
         return None if self.given(values) else f"give {' or '.join(self.words)}"
 
 
@@ -141,7 +135,6 @@ class AtMostOneOf(ArgumentsCheck):
     """No two of the arguments are given together."""
 
     def problem(self, values: Mapping[str, Any]) -> str | None:
-        """Several are given."""
         given = self.given(values)
         return f"give either {' or '.join(given)}, not both" if len(given) > 1 else None
 
@@ -150,7 +143,6 @@ class Requires(ArgumentsCheck):
     """`Requires("stride", "window")`: the first argument needs another, or one of several others."""
 
     def problem(self, values: Mapping[str, Any]) -> str | None:
-        """The first is given, and none of the others."""
         first, *others = self.words
         return f"{first} needs {' or '.join(others)}" if self.given(values) == [first] else None
 
@@ -159,7 +151,6 @@ class SameLength(ArgumentsCheck):
     """Those of the arguments that are given have an item for each item of the others."""
 
     def problem(self, values: Mapping[str, Any]) -> str | None:
-        """Their lengths differ."""
         lengths = {name: len(values[name]) for name in self.given(values)}
         found = " and ".join(map(str, lengths.values()))
         expected = f"expected {' and '.join(lengths)} of the same length"
@@ -170,7 +161,6 @@ class AtMost(ArgumentsCheck):
     """`AtMost("min_scale", "max_scale")`: the first argument is not above the second."""
 
     def problem(self, values: Mapping[str, Any]) -> str | None:
-        """The first is above the second."""
         low, high = (values[name] for name in self.words)
         if low is None or high is None or low <= high:
             return None
@@ -181,7 +171,6 @@ class KeyOf(ArgumentsCheck):
     """`KeyOf("split", "split_shares")`: where the second argument is given, the first is one of its keys."""
 
     def problem(self, values: Mapping[str, Any]) -> str | None:
-        """The first is something else, or not given."""
         key, mapping = self.words
         if values[mapping] is None or values[key] in values[mapping]:
             return None

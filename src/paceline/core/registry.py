@@ -71,7 +71,6 @@ class Entry:
 
     @cached_property
     def arguments(self) -> type[Arguments]:
-        """The arguments that a recipe may give."""
         return self.read_arguments()
 
     def resolve(self) -> Callable[..., Any]:
@@ -107,7 +106,6 @@ class Family:
         self._read_member = cache(self._arguments_of_member)
 
     def names(self) -> list[str]:
-        """The full names."""
         return [self.prefix + member for member in self._members]
 
     def find(self, name: str) -> Entry | None:
@@ -169,27 +167,23 @@ class Definition:
 
     @property
     def summary(self) -> str:
-        """The first line of the docstring."""
         return (inspect.getdoc(self.target) or "").split("\n")[0]
 
     @property
     def takes_losses(self) -> bool:
-        """Whether it is a task that is given the recipe's losses."""
         if self.kind != "task":
             return False
         parameters = signature_of(self.target).parameters
         return "losses" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
     def arguments(self) -> type[Arguments]:
-        """What the signature takes from a recipe."""
         supplied = SUPPLIED.get(self.kind, set()) | ({"name"} if self.library else set())
         if self.kind == "loss" and not self.is_ours:
             supplied = supplied_to_loss(self.target, supplied)
         filled_in = FILLED_IN if self.kind == "metric" and not self.is_ours else set()
-        return arguments_of(self.target, supplied - filled_in, self.checks, self.kind, filled_in)
+        return arguments_of(self.target, supplied - filled_in, self.checks, filled_in)
 
     def row(self) -> Row:
-        """All of it as JSON."""
         row: Row = {"target": self.address, "summary": self.summary, "arguments": to_json(self.arguments())}
         if self.takes_losses:
             row["takes_losses"] = True
@@ -235,11 +229,9 @@ class Registry:
 
     @property
     def families(self) -> list[Family]:
-        """The names of other libraries."""
         return list(self._families.values())
 
     def find(self, name: str) -> Entry | None:
-        """The entry of that name, or None."""
         by_length = sorted(self.families, key=lambda family: -len(family.prefix))  # `lib/part/` before `lib/`
         found = (family.find(name) for family in by_length)
         return self._entries.get(name) or next((entry for entry in found if entry), None)
@@ -249,12 +241,10 @@ class Registry:
         return [*self._entries, *(name for family in self.families for name in family.names())]
 
     def own_names(self) -> list[str]:
-        """The names that users have registered."""
         added = [each for each in self if not isinstance(each.target, str)]
         return [each.name for each in added if not _address(each.target).startswith("paceline.")]
 
     def __iter__(self) -> Iterator[Entry]:
-        """The registered entries, families left out."""
         return iter(self._entries.values())
 
 
@@ -325,7 +315,6 @@ class NameOf(ArgumentCheck):
     """A registered name: `NameOf("model", "timm/", "torchvision/")` is one of these libraries' models."""
 
     def problem(self, value: str) -> str | None:
-        """A name of another library, or one that its library does not have."""
         kind, *prefixes = self.words
         library = value.partition("/")[0] + "/"
         if library not in prefixes:

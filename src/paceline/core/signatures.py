@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import ConfigDict, Field, create_model, model_validator
 from pydantic.fields import FieldInfo
 
-from paceline.core.argument_docs import describe_argument
 from paceline.core.arguments import Arguments, ArgumentsCheck, Row, check_of
 
 # From Python 3.14 on, reading an annotation evaluates it, and fails for a name that only a type checker imports.
@@ -45,7 +44,6 @@ def arguments_of(
     target: Callable[..., Any],
     supplied: Collection[str] = (),
     checks: Sequence[ArgumentsCheck] = (),
-    kind: str = "",
     filled_in: AbstractSet[str] = frozenset(),
 ) -> type[Arguments]:
     """The arguments of a class or function but those `supplied` by the builder; a default may tell the type.
@@ -63,7 +61,7 @@ def arguments_of(
         parameters[name] = parameters[name].replace(default=None)
     fields: dict[str, Any] = {
         name: (
-            _described(hints.get(name, _default_type(parameter)), describe_argument(kind, target, name)),
+            hints.get(name, _default_type(parameter)),
             FieldInfo() if parameter.default is parameter.empty else parameter.default,
         )
         for name, parameter in parameters.items()
@@ -75,12 +73,6 @@ def _default_type(parameter: inspect.Parameter) -> Any:
     """The type of a default that is a number, a text or true; what may be anything has none, or None."""
     kind = type(parameter.default)
     return float | int if kind is int else kind if kind in (bool, float, str) else Any
-
-
-def _described(hint: Any, sentence: str | None) -> Any:
-    """The annotation with a sentence about the argument, unless it has one."""
-    known = [each.description for each in getattr(hint, "__metadata__", ()) if isinstance(each, FieldInfo)]
-    return hint if sentence is None or any(known) else Annotated[hint, Field(description=sentence)]
 
 
 def to_json(arguments: type[Arguments]) -> dict[str, Node]:

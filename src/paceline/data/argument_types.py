@@ -37,3 +37,4 @@ SplitShares = Annotated[Mapping[Name, Annotated[PartialShare, Field(gt=0)]], Fie
 """How a data set is split at random: each part's share of it."""
 Column = Name | CountOrZero
 """A column of a list by the name in its first line, or by number from 0."""
+Delimiter = Annotated[str, Field(pattern=r'^[^\r\n"]$')]

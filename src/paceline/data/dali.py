@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,16 +16,16 @@ from torch.utils.dlpack import from_dlpack
 from paceline.core.errors import DataError
 from paceline.core.extras import missing_extra
 from paceline.core.process import num_cores
+from paceline.core.threads import map_in_order
 from paceline.data.batch import Batch, Sample, as_arrays, collate
 from paceline.data.io.image import Encoded
-from paceline.data.loader import map_in_order
 from paceline.data.skip_list import UNREADABLE
 from paceline.data.split_loader import Request, SplitLoader, TransformPipeline
 from paceline.data.transforms.base import OnSamples, SampleTransform, name_of
 from paceline.data.transforms.functional import Draws, height_and_width
 
-_READERS = 2  # threads that read files
-_AHEAD = 4  # requests whose files are read ahead
+_READERS = 2  # threads, of which one reads files while DALI works for the other
+_AHEAD = 4  # requests that are worked on ahead
 _PIXEL = np.zeros((1, 1, 1), np.uint8)
 _END_OF_JPEG, _TAIL = b"\xff\xd9", 1024  # some programs write something behind the end
 
@@ -41,56 +41,35 @@ def load_by_dali(
     refusal = find_refusal(source)
     if refusal is not None:
         raise DataError(refusal.reason)
-    return _Loading(source, threads or num_cores(), device or torch.device("cpu")).batches(requests)
+    loader = _Loader(source, threads or num_cores(), device or torch.device("cpu"))
+    return map_in_order(loader.fetch, requests, _READERS, _AHEAD)
 
 
-class _Read(NamedTuple):
-    """A request whose files are read."""
+class _Loader:
+    """Reads, decodes and transforms samples; several threads read, and take turns with DALI."""
 
-    request: Request
-    fields: Batch
-    """All but the images."""
-    inputs: dict[str, list[NDArray[Any]]]
-    """What DALI is fed."""
-    mine: NDArray[np.bool_]
-    """Which samples that is."""
-    others: Batch | None
-    """The images of the other samples."""
-
-
-class _Loading:
     def __init__(self, source: SplitLoader, threads: int, device: torch.device) -> None:
         self.source, self.threads, self.device = source, threads, device
         self.opened: Callable[[int], Sample] = source.dataset.open  # type: ignore[attr-defined]
         self._draws = TransformPipeline(source.dataset, source.sample_transforms, source.seed).draw
+        self._lock, self._capacity = Lock(), 0
         self._pipeline: Any = None
-        self._capacity = 0
 
-    def batches(self, requests: Iterable[Request]) -> Iterator[Batch]:
-        """DALI works on one request while the one before is used and the next ones are read."""
-        with closing(map_in_order(self._read, requests, _READERS, _AHEAD)) as read:  # type: ignore[type-var]
-            running = self._start(next(read, None))
-            while running is not None:
-                batch = self._collect(running)
-                running = self._start(next(read, None))
-                yield batch
-
-    def _read(self, request: Request) -> _Read | Batch | Exception:
-        """A request that is ready for DALI, or else its answer, which may be an error to be raised in its turn."""
+    def fetch(self, request: Request) -> Batch:
+        """The samples of a request; the ordinary way names what is wrong with them, or leaves it out."""
         try:
-            try:
-                samples = [as_arrays(self.opened(index)) for index in request.ids.tolist()]
-            except UNREADABLE:  # the ordinary way names it, or leaves it out
-                return self.source.fetch(request.epoch, request.ids)
-            return self._planned(request, samples) or self.source.fetch(request.epoch, request.ids)
-        except Exception as error:  # noqa: BLE001 - raised again when it is this request's turn
-            return error
+            samples = [as_arrays(self.opened(index)) for index in request.ids.tolist()]
+        except UNREADABLE:
+            samples = []
+        return self._decoded(request, samples) or self.source.fetch(request.epoch, request.ids)
 
-    def _planned(self, request: Request, samples: list[Sample]) -> _Read | None:
-        """What DALI needs; None if it has nothing to do, or not all samples can be had in one size."""
-        mine = np.array([_is_for_dali(sample["image"]) for sample in samples])
+    def _decoded(self, request: Request, samples: list[Sample]) -> Batch | None:
+        """None if DALI has nothing to do, cannot do it, or not all samples can be had in one size."""
+        mine = np.array([_is_for_dali(sample["image"]) for sample in samples], np.bool_)
+        if not mine.any():
+            return None
         others = None if mine.all() else self.source.fetch(request.epoch, request.ids[~mine])
-        if not mine.any() or (others is not None and (others.skipped or others["image"].dtype != torch.uint8)):
+        if others is not None and (others.skipped or others["image"].dtype != torch.uint8):
             return None
         draws = self._draws(request.epoch, request.ids)
         images = {place: samples[place]["image"] for place in np.flatnonzero(mine)}
@@ -101,41 +80,33 @@ class _Loading:
         sizes = {size for _, size in planned} | (set() if others is None else {tuple(others["image"].shape[-2:])})
         if len(sizes) > 1:
             return None
+        batch = collate(request.ids, [{**sample, "image": _PIXEL} for sample in samples])
+        self.source.check(batch)
         inputs = {"data": [np.frombuffer(image.data, np.uint8) for image in images.values()]}
         inputs |= {name: [numbers[name] for numbers, _ in planned] for name in planned[0][0]}
-        # All fields but the images are stacked already: without their files, what waits takes little memory.
-        fields = collate(request.ids, [{**sample, "image": _PIXEL} for sample in samples])
-        self.source.check(fields)
-        return _Read(request, fields, inputs, mine, others)
+        decoded = self._run(inputs)
+        if decoded is None:
+            return None
+        batch["image"] = decoded if others is None else _merged(mine, decoded, others["image"])
+        return batch
 
-    def _start(self, read: _Read | Batch | Exception | None) -> _Read | Batch | Exception | None:
-        """What was read, with DALI at work on it."""
-        if isinstance(read, _Read):
-            count = len(read.inputs["data"])
+    def _run(self, inputs: dict[str, list[NDArray[Any]]]) -> Tensor | None:
+        """What DALI gives; None if it stumbles over a file, a damaged one most likely."""
+        count = len(inputs["data"])
+        with self._lock:
             if self._pipeline is None or count > self._capacity:
                 self._capacity = max(count, self._capacity)
                 index = None if self.device.type == "cpu" else self.device.index or 0
                 self._pipeline = make_pipeline(self.source.sample_transforms, self._capacity, self.threads, index)
-            for name, values in read.inputs.items():
+            for name, values in inputs.items():
                 self._pipeline.feed_input(name, values)
-            self._pipeline.schedule_run()
-        return read
-
-    def _collect(self, read: _Read | Batch | Exception) -> Batch:
-        if isinstance(read, Exception):
-            raise read
-        if isinstance(read, Batch):
-            return read
-        try:
-            (images,) = self._pipeline.share_outputs()
+            try:
+                (images,) = self._pipeline.run()
+            except RuntimeError:
+                self._pipeline = None
+                return None
             decoded: Tensor = from_dlpack(images.as_tensor())  # it keeps the memory, which DALI does not reuse
-            self._pipeline.release_outputs()
-        except RuntimeError:  # a damaged file, most likely: the ordinary way names it, or leaves it out
-            self._pipeline = None
-            return self.source.fetch(read.request.epoch, read.request.ids)
-        batch = read.fields
-        batch["image"] = decoded if read.others is None else _merged(read.mine, decoded, read.others["image"])
-        return batch
+            return decoded
 
 
 def _is_for_dali(image: Any) -> bool:
@@ -170,15 +141,10 @@ class Refusal(NamedTuple):
     reason: str
 
 
-def is_installed() -> bool:
-    """Whether DALI can be imported."""
-    return not missing_extra("dali")
-
-
 def find_refusal(loader: SplitLoader) -> Refusal | None:
     """Why DALI cannot load the split of a loader; None if it can."""
-    if not is_installed():
-        return Refusal(None, f"{missing_extra('dali')}, or use data.loader: auto")
+    if missing := missing_extra("dali"):
+        return Refusal(None, f"{missing}, or use data.loader: auto")
     if loader.in_memory or not hasattr(loader.dataset, "open"):
         found = type(loader.dataset).__name__
         return Refusal("dataset", f"{found} has no image files, which data.loader: dali decodes; use data.loader: auto")

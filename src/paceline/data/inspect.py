@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.core.errors import DataError
+from paceline.core.threads import map_in_order
 from paceline.data.batch import Batch, KeypointNames, Sample, as_arrays
-from paceline.data.loader import map_in_order
 from paceline.data.loader_profile import transformed_batches
 from paceline.data.skip_list import UNREADABLE, Skipped, as_skipped, locate_error
 from paceline.data.split_loader import Dataset, SplitLoader, decode_image
@@ -32,8 +32,7 @@ Counts = NDArray[np.int64]
 
 _BAND = 1 << 24  # pixels up to which counts in float32, which OpenCV gives, are exact
 _FRAME_BYTES = 1 << 27  # of a video that are decoded at a time
-_AHEAD = 4  # pieces of work a thread that may wait for being counted
-_PIECES, _LARGEST_PIECE = 200, 64
+_AHEAD = 16  # samples a thread that may wait for being counted
 _LAST_DRAW = float(np.nextafter(1, 0))  # which asks most of a video
 
 
@@ -110,16 +109,10 @@ def examine(
     `report` is given how many more are done. A first one of `transforms` that refuses short videos is asked about each.
     """
     refusing = next((each for each in transforms[:1] if getattr(each, "short", None) == "refuse"), None)
-    length = max(1, min(_LARGEST_PIECE, len(indices) // _PIECES))
-    pieces = (indices[start : start + length] for start in range(0, len(indices), length))
-
-    def look_at(piece: Sequence[int]) -> list[tuple[int, Look | Skipped]]:
-        return [(index, _try(dataset, index, refusing)) for index in piece]
-
-    for seen in map_in_order(look_at, pieces, threads, _AHEAD * threads):
-        for index, each in seen:
-            findings.add(index, each)
-        report(len(seen))
+    looks = map_in_order(lambda index: _try(dataset, index, refusing), indices, threads, _AHEAD * threads)
+    for index, seen in zip(indices, looks, strict=True):
+        findings.add(index, seen)
+        report(1)
 
 
 def _try(dataset: Dataset, index: int, refusing: SampleTransform | None) -> Look | Skipped:

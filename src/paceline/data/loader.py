@@ -12,15 +12,12 @@ import signal
 import sys
 import threading
 import traceback
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from threading import current_thread, main_thread
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -31,14 +28,12 @@ from paceline.core.errors import DataError, PacelineError
 from paceline.core.intervals import Progress
 from paceline.core.process import block_stop_signals, end_with_parent, num_cores
 from paceline.core.temporary import share_folder
+from paceline.core.threads import map_in_order
 from paceline.core.world import World
 from paceline.data.batch import ON_HOST, Batch, map_tensors
 from paceline.data.sampler import BatchSampler, BatchSlice, Permutation, rank_slices
 from paceline.data.split_loader import Request as Request
 from paceline.data.split_loader import SplitLoader
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 Kind = Literal["auto", "memory", "thread", "process", "dali"]
 """What loads samples."""
@@ -194,21 +189,6 @@ def automatic_batch_size(loader: SplitLoader, is_cpu: bool) -> int:
         return _MAX_EVALUATION_BATCH
     num_values = int(loader.fetch(0, np.arange(1))["image"].numel())
     return 1 << (min(_MAX_EVALUATION_BATCH, max(1, _EVALUATED_VALUES // num_values)).bit_length() - 1)
-
-
-def map_in_order(work: Callable[[T], R], items: Iterable[T], threads: int, ahead: int) -> Iterator[R]:
-    """What `work` gives for each item, in order, computed ahead by threads, which end with the iterator."""
-    remaining = iter(items)
-    with ThreadPoolExecutor(threads, thread_name_prefix="loader") as pool:
-        waiting = deque(pool.submit(work, item) for item in islice(remaining, ahead))
-        try:
-            while waiting:
-                result = waiting.popleft().result()
-                waiting.extend(pool.submit(work, item) for item in islice(remaining, 1))
-                yield result
-        finally:
-            for future in waiting:
-                future.cancel()
 
 
 def _fetch(source: SplitLoader, request: Request) -> Batch:

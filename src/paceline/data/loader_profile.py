@@ -14,8 +14,8 @@ from torch import Tensor
 
 from paceline.core.errors import DataError
 from paceline.core.text import evenly_spaced
+from paceline.core.threads import map_in_order
 from paceline.data.batch import Batch, Sample
-from paceline.data.loader import map_in_order
 from paceline.data.skip_list import UNREADABLE
 from paceline.data.split_loader import SplitLoader, TransformPipeline
 from paceline.data.transforms.batch import Normalize

@@ -1,7 +1,7 @@
 """Packs: all samples of a data set in one file, resized, so that training decodes nothing.
 
-A pack is a file of mapped arrays. A record is a sample's fields one behind the other, each at a multiple of 64 bytes;
-beside the records are the shapes in them, and a checksum of each. All processes of a machine share its memory.
+A pack is a file of mapped arrays. A record is a sample in the format of safetensors, at a multiple of 64 bytes; beside
+the records is a checksum of each. All processes of a machine share its memory.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple
 
@@ -20,16 +20,17 @@ import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.numpy import save
 from torch import Tensor
 
 from paceline.core.atomic_write import sync_folder
-from paceline.core.errors import DataError
+from paceline.core.errors import DamagedFileError, DataError
 from paceline.core.file_lock import lock_file
 from paceline.core.process import num_cores
 from paceline.core.registry import register
+from paceline.core.threads import map_in_order
 from paceline.data.batch import RAGGED, KeypointNames, Sample
-from paceline.data.loader import map_in_order
-from paceline.data.mapped_arrays import ArrayWriter, DamagedFileError, MappedArrays, Streamed
+from paceline.data.mapped_arrays import MALFORMED, ArrayWriter, MappedArrays, header_of, views
 from paceline.data.skip_list import UNREADABLE, Skipped, as_skipped
 from paceline.data.split_loader import Dataset, TransformPipeline
 from paceline.data.transforms.functional import size_of
@@ -45,32 +46,20 @@ _VIEWS = ("image", "mask")  # what transforms and stacking copy anyway; anything
 @register.dataset("packed")
 def packed(file: Path) -> PackedSamples:
     """The samples of a pack; where all have the same shapes, whole batches of them can be had at once."""
-    samples = PackedSamples(Path(file))
-    return EvenSamples(samples.file) if samples.is_even else samples
-
-
-class Field(NamedTuple):
-    """A field of every sample: its type, and its number of dimensions, or None if it is a number."""
-
-    name: str
-    dtype: str
-    dimensions: int | None
-
-    def __str__(self) -> str:
-        return f"{self.dtype} in {self.dimensions} dimensions" if self.dimensions else self.dtype
+    return PackedSamples(Path(file))
 
 
 class PackedSamples:
     """The samples of a pack, by their number in it; images and masks are views that must not be written to.
 
-    The checksum of a sample is compared when it is first read: a damaged one is a DataError.
+    The checksum of a sample is compared when it is first read: a damaged one is a DataError. Where all have the same
+    shapes, `gather` takes a batch without any work in Python for each of them.
     """
 
     def __init__(self, file: Path) -> None:
         self.file = Path(file)
         try:
             arrays = MappedArrays(self.file)
-            arrays.verify(skip=["record"])
             self.facts = arrays.facts
             if self.facts.get("pack") != PACK_VERSION:
                 raise DamagedFileError(f"holds no pack of version {PACK_VERSION}")
@@ -79,29 +68,22 @@ class PackedSamples:
         except (OSError, DamagedFileError) as error:
             why = getattr(error, "strerror", None) or str(error).removeprefix(f"{file}: ")
             raise DataError(f"{file}: not a pack, or damaged ({why}); {_WRITE_AGAIN}") from error
-        self.fields = [Field(*each) for each in self.facts["fields"]]
-        self._records, self._checksums = arrays.rows("record"), arrays["checksum"]
-        self._shapes = arrays["shape"].reshape(len(self._records), -1)
-        self._checked = np.zeros(len(self._records), np.bool_)
+        self._memory, self._ends, self._checksums = arrays.stream, arrays["end"], arrays["checksum"]
+        self._checked = np.zeros(len(self._ends), np.bool_)
         self.classes: list[str] = self.facts["classes"]
         self.channels: int = self.facts["channels"]
         self.skipped = [Skipped(*each) for each in self.facts["skipped"]]
         self.notes = [f"left out when the pack was written: {each}" for each in self.skipped]
         names = self.facts["keypoint_names"]
         self.joints = None if names is None else KeypointNames.from_json(names)
+        if self.facts["header"] is not None:
+            self.gather = partial(self._gather, self._columns(self.facts["header"].encode(_BYTES)))
 
     def __reduce__(self) -> tuple[type[PackedSamples], tuple[Path]]:
-        return type(self), (self.file,)  # a worker maps the file itself, and shares its pages
+        return PackedSamples, (self.file,)  # a worker maps the file itself, and shares its pages
 
     def __len__(self) -> int:
-        return len(self._records)
-
-    @property
-    def is_even(self) -> bool:
-        """Whether all samples have the same shapes, and an image that is no clip."""
-        dimensions = {each.name: each.dimensions for each in self.fields}
-        is_plain = dimensions.get("image") == 3 and RAGGED.isdisjoint(dimensions)
-        return is_plain and bool((self._shapes == self._shapes[0]).all())
+        return len(self._ends)
 
     def path(self, index: int) -> Path:
         """The pack, which holds all samples."""
@@ -113,49 +95,48 @@ class PackedSamples:
 
     def read(self, index: int) -> Sample:
         """Sample `index` as it was packed."""
-        if not self._checked[index]:
-            self._check(index)
-        sample: Sample = {}
-        for field, array in self._arrays(index):
-            is_view = field.name in _VIEWS and field.dimensions is not None
-            sample[field.name] = array if is_view else array.item() if field.dimensions is None else array.copy()
-        return sample
+        return {
+            name: array if name in _VIEWS and array.ndim else array.copy() if array.ndim else array.item()
+            for name, array in self._fields(index).items()
+        }
 
-    def _arrays(self, index: int) -> Iterator[tuple[Field, NDArray[Any]]]:
+    def _fields(self, index: int) -> dict[str, NDArray[Any]]:
         """The fields of a sample; they are the memory itself."""
-        start, sizes = self._records.span(index)[0], iter(self._shapes[index].tolist())
-        for field in self.fields:
-            shape = tuple(islice(sizes, field.dimensions or 0))
-            array: NDArray[Any] = np.ndarray(shape, field.dtype, self._records.values, start)
-            yield field, array
-            start += _aligned(array.nbytes)
+        record = self._record(index)
+        if not self._checked[index]:
+            if zlib.crc32(record.data) != int(self._checksums[index]):
+                raise DataError(f"{self.file}: sample {index} is damaged (its checksum is wrong); {_WRITE_AGAIN}")
+            self._checked[index] = True
+        try:
+            return views(record, header_of(record))
+        except MALFORMED as error:
+            raise DataError(f"{self.file}: sample {index} is no sample ({error}); {_WRITE_AGAIN}") from error
 
-    def _check(self, index: int) -> None:
-        if zlib.crc32(self._records[index].data) != int(self._checksums[index]):
-            raise DataError(f"{self.file}: sample {index} is damaged (its checksum is wrong); {_WRITE_AGAIN}")
-        self._checked[index] = True
+    def _record(self, index: int) -> NDArray[np.uint8]:
+        return self._memory[int(self._ends[index - 1]) if index else 0 : int(self._ends[index])]
 
+    def _columns(self, header: bytes) -> dict[str, NDArray[Any]]:
+        """Each field of all samples, which have the same header."""
+        first = self._record(0)
+        return {
+            name: np.ndarray(
+                (len(self), *array.shape),
+                array.dtype,
+                self._memory.data,
+                array.ctypes.data - first.ctypes.data,
+                (len(first), *array.strides),
+            )
+            for name, array in views(first, header).items()
+        }
 
-class EvenSamples(PackedSamples):
-    """Samples that all have the same shapes, so that a batch is taken without any work in Python for each of them."""
-
-    def __init__(self, file: Path) -> None:
-        super().__init__(file)
-        first, memory = self._records[0], self._records.values
-        self._columns: dict[str, NDArray[Any]] = {}
-        for field, array in self._arrays(0):
-            start = array.ctypes.data - first.ctypes.data
-            shape, strides = (len(self), *array.shape), (len(first), *array.strides)
-            self._columns[field.name] = np.ndarray(shape, array.dtype, memory, start, strides)
-
-    def gather(self, ids: Tensor) -> dict[str, Tensor]:
+    def _gather(self, columns: dict[str, NDArray[Any]], ids: Tensor) -> dict[str, Tensor]:
         """The samples `ids` (int64 [N]) together: "image" [N, C, H, W] and the fields, copied."""
         numbers = ids.numpy()
         for index in numbers[~self._checked[numbers]].tolist():
-            self._check(index)
+            self._fields(index)
         return {
             name: torch.from_numpy(_planar(column, numbers) if name == "image" else column[numbers])
-            for name, column in self._columns.items()
+            for name, column in columns.items()
         }
 
 
@@ -168,13 +149,14 @@ def _planar(images: NDArray[Any], numbers: NDArray[np.int64]) -> NDArray[Any]:
     return planes
 
 
-PACK_VERSION = 4
+PACK_VERSION = 5
 PackSize = int | Sequence[int] | None
 """What images are resized to: their shorter side (smaller ones stay), a height and width, or nothing."""
 ReportProgress = Callable[[int, int], None]
 """Is given how many samples are done, and of how many."""
 
 _ALIGNMENT = 64
+_BYTES = "latin-1"  # a character for each
 _AHEAD = 4  # samples a thread that may wait for being written
 
 
@@ -242,10 +224,9 @@ def _write(
     threads: int,
 ) -> WrittenPack:
     pipeline = TransformPipeline(dataset, [] if size is None else [_Shrink(size)], seed=0)
-    records = Streamed("record", file)
-    fields: list[Field] | None = None
-    ends, checksums, shapes = list[int](), list[int](), list[tuple[int, ...]]()
+    ends, checksums, headers = list[int](), list[int](), set[bytes]()
     skipped: list[Skipped] = []
+    is_even = True
 
     def read(index: int) -> Sample | Skipped:
         try:
@@ -258,32 +239,30 @@ def _write(
             skipped.append(sample)
             _check_skipped(path, skipped, max_skipped)
         else:
-            fields = _checked_fields(fields, len(ends), sample)
-            arrays = [np.asarray(sample[name], dtype) for name, dtype, _ in fields]
-            record = b"".join(array.tobytes().ljust(_aligned(array.nbytes), b"\0") for array in arrays)
-            records.append(record)
-            ends.append(records.size)
+            record = _encode(sample, len(ends))
+            file.write(record)
+            ends.append(file.tell())
             checksums.append(zlib.crc32(record))
-            shapes.append(tuple(length for array in arrays for length in array.shape))
+            headers.add(header_of(np.frombuffer(record, np.uint8)))
+            is_even = len(headers) == 1 and np.ndim(sample["image"]) == 3 and RAGGED.isdisjoint(sample)
         if progress is not None:
             progress(done, len(dataset))
     if not ends:
         why = f"; the first one: {skipped[0]}" if skipped else ""
         raise DataError(f"{path}: there is no sample that could be packed{why}")
     writer = ArrayWriter()
-    writer.append("record.ends", np.array(ends))
+    writer.append("end", np.array(ends))
     writer.append("checksum", np.array(checksums))
-    writer.append("shape", np.array(shapes, np.int64))
     writer.facts |= {
         "pack": PACK_VERSION,
         "classes": list(dataset.classes),
         "channels": dataset.channels,
         "keypoint_names": getattr(dataset, "joints", None),
         "size": size,
-        "fields": fields,
+        "header": headers.pop().decode(_BYTES) if is_even else None,
         "skipped": skipped,
     }
-    writer.write(file, records)
+    writer.write(file)
     return WrittenPack(path, len(ends), file.tell(), skipped)
 
 
@@ -295,29 +274,14 @@ def _check_skipped(path: Path, skipped: list[Skipped], most: int) -> None:
         )
 
 
-def _checked_fields(first: list[Field] | None, number: int, sample: Sample) -> list[Field]:
-    """The fields of a sample, which must be those of the first one."""
-    fields = []
-    for name, value in sample.items():
-        array = np.asarray(value)
+def _encode(sample: Sample, number: int) -> bytes:
+    arrays = {name: np.asarray(value) for name, value in sample.items()}
+    for name, array in arrays.items():
         if array.dtype.kind not in "buif":
-            raise DataError(f"a pack holds numbers and arrays of them, but {name!r} of sample {number} is {value!r}")
-        if array.ndim or isinstance(value, np.ndarray):
-            fields.append(Field(name, array.dtype.name, array.ndim))
-        else:
-            fields.append(Field(name, np.asarray(array.item()).dtype.name, None))
-    if first is None:
-        return fields
-    found, expected = ({field.name: field for field in each} for each in (fields, first))
-    for name in expected | found:
-        if found.get(name) != expected.get(name):
-            is_, was = (each.get(name, "missing") for each in (found, expected))
-            raise DataError(f"{name!r} of sample {number} is {is_}, but of the first one {was}")
-    return first
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+            found = f"{name!r} of sample {number} is {sample[name]!r}"
+            raise DataError(f"a pack holds numbers and arrays of them, but {found}")
+    record: bytes = save(arrays)
+    return record + bytes(-len(record) % _ALIGNMENT)
 
 
 @dataclass(frozen=True)

@@ -136,10 +136,6 @@ class BatchSampler:
         edges = [start + samples * k // number for k in range(number + 1)]
         return [BatchSlice(k, edges[k], edges[k + 1]) for k in range(number)]
 
-    def rank_slices(self, step: int, rank: int, world: int) -> list[BatchSlice]:
-        """The contiguous range of micro-batches that one rank computes; it may be empty."""
-        return rank_slices(self.slices(step), rank, world)
-
 
 def automatic_micro_batch_size(samples: int, num_processes: int, is_same_for_any: bool = False) -> int:
     """The size that divides a step of `samples` by processes; with `is_same_for_any`, by 8 whatever their number."""

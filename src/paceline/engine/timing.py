@@ -59,7 +59,7 @@ class StepTimer:
         if not step_time:  # a resumed run that logs what was pending
             return {"time": time.time()}
         data_wait = data_time["mean"] / step_time["mean"]
-        own = [data_wait, peak_memory(world.device) / 2**20, self._meters.mean("own_time")]
+        own = [data_wait, peak_memory(world.device) / 2**20, self._meters.summary("own_time")["mean"]]
         ranks = [own]
         if world.size > 1:
             ranks = [rank.tolist() for rank in world.gather(torch.tensor(own, dtype=torch.float64))]
@@ -68,7 +68,7 @@ class StepTimer:
             "time": time.time(),
             "step_time": step_time,
             "data_time": data_time,
-            "samples_per_second": self._meters.mean("samples") / step_time["mean"],
+            "samples_per_second": self._meters.summary("samples")["mean"] / step_time["mean"],
             "data_wait": data_wait,
             "memory_mb": memory,
             "eta_seconds": self.seconds_left(steps_left),

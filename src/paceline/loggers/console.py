@@ -15,18 +15,17 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, TextIO
 
 from paceline.loggers.events import Ended, Event, Logged, Logger, Note, Snapshot, Started
-from paceline.loggers.messages import Words, first_step, lines_of, plain, status
+from paceline.loggers.messages import first_step, lines_of, status
 
 if TYPE_CHECKING:
     from rich.console import Console as Terminal
     from rich.live import Live
-    from rich.text import Text
 
 SECONDS_BETWEEN_DRAWS = 0.5  # as often as there are new metrics; a draw takes up to 2 ms
 SECONDS_BETWEEN_LINES = 1.0
 LINE_WIDTH = 80
 _NOTEBOOK_WIDTH = 80
-_BAR_WIDTHS = (40, 30, 20, 10)  # few, so that the bar does not jump whenever a metric grows by a digit
+_BAR_WIDTH = 30
 
 
 class Console(Logger):
@@ -65,23 +64,23 @@ class Console(Logger):
             if event.is_reported:
                 return
             event = replace(event, reason=None)
-        if isinstance(event, Note):
-            if event.level == "detail" or (event.level == "warning" and not self._is_due(event.text)):
+        elif isinstance(event, Note):
+            if event.level == "detail" or (text := self._due(event)) is None:
                 return
-            event = replace(event, text=event.text + self._times(event.text))
-        for words in lines_of(event, self._total_steps, LINE_WIDTH, self._main_metric):
-            self._page.print(words)
+            event = replace(event, text=text)
+        for line in lines_of(event, self._total_steps, LINE_WIDTH, self._main_metric):
+            self._page.print(line)
 
-    def _is_due(self, text: str) -> bool:
-        """Whether a warning is new, or has come 10, 100, … times; those that differ in numbers alone are the same."""
-        kind = re.sub(r"\d+", "#", text)
+    def _due(self, note: Note) -> str | None:
+        """The text of a note; of a warning that differs from others in numbers alone, the 1st, 10th, 100th, …"""
+        if note.level != "warning":
+            return note.text
+        kind = re.sub(r"\d+", "#", note.text)
         self._warnings[kind] += 1
         times = self._warnings[kind]
-        return str(times).strip("0") == "1"
-
-    def _times(self, text: str) -> str:
-        times = self._warnings[re.sub(r"\d+", "#", text)]
-        return f" ({times:,} times so far; all are in logs/)" if times > 1 else ""
+        if str(times).strip("0") != "1":
+            return None
+        return note.text + (f" ({times:,} times so far; all are in logs/)" if times > 1 else "")
 
     def tick(self, snapshot: Snapshot) -> None:
         """Redraw the bar if the last drawing is old enough, or if this is the end of training or an evaluation."""
@@ -117,8 +116,8 @@ class _PlainPage:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def print(self, words: Words) -> None:
-        self._stream.write(_printable(plain(words), self._stream) + "\n")
+    def print(self, line: str) -> None:
+        self._stream.write(_printable(line, self._stream) + "\n")
         self._stream.flush()
 
     def draw(self, snapshot: Snapshot, logged: Logged | None) -> None: ...
@@ -135,16 +134,19 @@ class _TerminalPage(_PlainPage):
         super().__init__(stream)
         self._live: Live | None = None
 
-    def print(self, words: Words) -> None:
-        self._terminal.print(self._styled(words))
+    def print(self, line: str) -> None:
+        style = "yellow" if line.startswith("warning: ") else "bold" if line.startswith("== ") else None
+        self._terminal.print(_printable(line, self._stream), style=style)
 
     def draw(self, snapshot: Snapshot, logged: Logged | None) -> None:
-        width = self._terminal.width
-        words = status(snapshot, logged, width - min(_BAR_WIDTHS) - 1)
-        room = width - len(plain(words)) - 1
-        bar_width = next((bar_width for bar_width in _BAR_WIDTHS if bar_width <= room), 0)
-        text = self._styled([*self._bar(snapshot, bar_width), *words])
-        text.no_wrap = True
+        from rich.text import Text
+
+        now, total = snapshot.evaluation[1:] if snapshot.evaluation else (snapshot.step, snapshot.total_steps)
+        width = min(_BAR_WIDTH, self._terminal.width // 4)
+        num_done = min(width, width * now // max(total, 1))
+        done, left = "━─" if self._terminal.encoding.startswith("utf") else "#-"
+        words = _printable(status(snapshot, logged, self._terminal.width - width - 1), self._stream)
+        text = Text.assemble((done * num_done, "cyan"), (left * (width - num_done), "dim"), f" {words}", no_wrap=True)
         self._running().update(text, refresh=True)
 
     def keep(self) -> None:
@@ -155,12 +157,6 @@ class _TerminalPage(_PlainPage):
         if self._live is not None:
             live, self._live = self._live, None
             live.stop()
-
-    def _bar(self, snapshot: Snapshot, width: int) -> Words:
-        done, left = "━─" if self._terminal.encoding.startswith("utf") else "#-"
-        now, total = snapshot.evaluation[1:] if snapshot.evaluation else (snapshot.step, snapshot.total_steps)
-        num_done = min(width, width * now // max(total, 1))
-        return [(done * num_done, "cyan"), (left * (width - num_done), "dim"), (" " * (width > 0), "")]
 
     def _running(self) -> Live:
         from rich.live import Live
@@ -182,13 +178,7 @@ class _TerminalPage(_PlainPage):
     def _terminal(self) -> Terminal:
         from rich.console import Console as Terminal
 
-        return Terminal(file=self._stream, force_terminal=True, highlight=False, markup=False, emoji=False)
-
-    def _styled(self, words: Words) -> Text:
-        from rich.text import Text
-
-        pieces = [(_printable(text, self._stream), style) for text, style in words]
-        return Text.assemble(*pieces)
+        return Terminal(file=self._stream, force_terminal=True, markup=False, emoji=False)
 
 
 def _printable(text: str, stream: TextIO) -> str:
@@ -203,12 +193,12 @@ class _NotebookPage:
     def __init__(self) -> None:
         self._bar = ""
 
-    def print(self, words: Words) -> None:
-        print(plain(words), flush=True)
+    def print(self, line: str) -> None:
+        print(line, flush=True)
 
     def draw(self, snapshot: Snapshot, logged: Logged | None) -> None:
         now, total = snapshot.evaluation[1:] if snapshot.evaluation else (snapshot.step, snapshot.total_steps)
-        text = plain(status(snapshot, logged, _NOTEBOOK_WIDTH))
+        text = status(snapshot, logged, _NOTEBOOK_WIDTH)
         bar = f'<progress value="{now}" max="{max(total, 1)}" style="width: 20em"></progress>'
         self._display({"text/plain": text, "text/html": f"{bar} <code>{escape(text)}</code>"})
 

@@ -46,7 +46,6 @@ class Logged:
 
     @cached_property
     def record(self) -> Record:
-        """The event as a record, for all loggers that write it."""
         return _record(self, "train", smoothed=self.smoothed)
 
 
@@ -65,7 +64,6 @@ class Evaluated:
 
     @cached_property
     def record(self) -> Record:
-        """The event as a record, for all loggers that write it."""
         return _record(self, self.split, num_samples=self.num_samples, num_skipped=self.num_skipped)
 
 
@@ -192,7 +190,6 @@ class LoggerGroup:
             self._call(sink, sink.tick, snapshot)
 
     def close(self) -> None:
-        """Close every sink."""
         self.flush()
         for sink in self._sinks:
             self._call(sink, sink.close)
@@ -201,14 +198,11 @@ class LoggerGroup:
         try:
             method(*arguments)
         except OSError as error:
-            self._report(sink, error)
-
-    def _report(self, sink: Logger, error: OSError) -> None:
-        if any(sink is failed for failed in self._failed):
-            return
-        self._failed.append(sink)
-        where = error.filename or type(sink).__name__
-        note = Note(f"cannot write to {where}: {error.strerror or error}; training continues", "warning")
-        for other in self._sinks:
-            if other is not sink:
-                self._call(other, other.handle, note)
+            if sink in self._failed:
+                return
+            self._failed.append(sink)
+            where = error.filename or type(sink).__name__
+            note = Note(f"cannot write to {where}: {error.strerror or error}; training continues", "warning")
+            for other in self._sinks:
+                if other is not sink:
+                    self._call(other, other.handle, note)

@@ -21,7 +21,7 @@ from paceline.core.atomic_write import replace_file
 from paceline.core.process import num_cores
 from paceline.core.regular_file import open_regular, read_json
 from paceline.loggers.events import Ended, Evaluated, Event, Logged, Logger, Started
-from paceline.loggers.messages import lines_of, plain
+from paceline.loggers.messages import lines_of
 
 _SECONDS_BETWEEN_STEPS = 1.0
 _PACKAGES = ("paceline", "torch", "torchvision", "timm", "numpy")
@@ -90,7 +90,6 @@ class AppendingLogger(Logger):
         self._file = AppendFile(path)
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
@@ -100,11 +99,10 @@ class LogFile(AppendingLogger):
     _total_steps = 0
 
     def handle(self, event: Event) -> None:
-        """Write the lines of an event."""
         if isinstance(event, Started):
             self._total_steps = event.total_steps
         now = datetime.now().astimezone().isoformat(timespec="milliseconds")
-        lines = [f"{now} {plain(words)}\n" for words in lines_of(event, self._total_steps)]
+        lines = [f"{now} {line}\n" for line in lines_of(event, self._total_steps)]
         if lines:
             self._file.append("".join(lines).encode(errors="backslashreplace"))
 
@@ -119,7 +117,6 @@ class StatusFile(Logger):
         self._next_write = 0.0
 
     def handle(self, event: Event) -> None:
-        """Update the state after an event."""
         if isinstance(event, Started):
             if event.main_metric is not None:
                 self._best = {"main_metric": event.main_metric, "direction": event.direction}
@@ -150,7 +147,6 @@ class StartsFile(AppendingLogger):
         self._about = about
 
     def handle(self, event: Event) -> None:
-        """Write a line for a start or an end."""
         if isinstance(event, Started):
             place = {"device": event.device, "processes": event.world, "setup": event.lines}
             self._append({"step": event.resumed_step, **place, **self._about})
@@ -219,7 +215,6 @@ class ConfusionFile(Logger):
         self._classes = list(classes)
 
     def handle(self, event: Event) -> None:
-        """Replace the file of an evaluated split."""
         if not isinstance(event, Evaluated) or event.confusion is None or len(event.confusion) > _MAX_CLASSES:
             return
         self._folder.mkdir(exist_ok=True)

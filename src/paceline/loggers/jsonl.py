@@ -21,7 +21,6 @@ class JsonlLogger(AppendingLogger):
     """Appends a record for every logged and evaluated event, atomically."""
 
     def handle(self, event: Event) -> None:
-        """Write a line if the event has metrics."""
         if isinstance(event, Logged | Evaluated):
             try:
                 line = _encode(event.record)

@@ -17,7 +17,6 @@ class Meter:
         self._count = 0
 
     def extend(self, values: Sequence[float]) -> None:
-        """Add numbers."""
         for value in values:  # one by one: how many come at once must not show in the last bit of the sum
             self._sum += value
         self._count += len(values)
@@ -40,11 +39,6 @@ class Meter:
             "latest": self._window[-1],
         }
 
-    @property
-    def mean(self) -> float:
-        """The mean of the window."""
-        return sum(self._window) / len(self._window)
-
     def state_dict(self) -> dict[str, Any]:
         """The state as JSON values; loading it gives bit-identical summaries."""
         return {
@@ -54,7 +48,6 @@ class Meter:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state."""
         self._window.clear()
         self._window.extend(float(value) for value in state["window"])
         self._sum = float(state["sum"])
@@ -77,16 +70,10 @@ class Meters:
         """The summary of one meter, see `Meter.summary`; empty if there is none of that name."""
         return self._meters[name].summary() if name in self._meters else {}
 
-    def mean(self, name: str) -> float:
-        """The mean of one meter's window."""
-        return self._meters[name].mean
-
     def summaries(self) -> dict[str, dict[str, float]]:
-        """The summary of each meter, see `Meter.summary`."""
         return {name: meter.summary() for name, meter in self._meters.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all meters by name, ready for JSON."""
         return {name: meter.state_dict() for name, meter in self._meters.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

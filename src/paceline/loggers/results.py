@@ -125,7 +125,6 @@ class ResultsRow(Logger):
         self._table, self._folder, self._about, self._warn = table, folder, about, warn
 
     def handle(self, event: Event) -> None:
-        """Write the rows if the run is finished."""
         if not isinstance(event, Ended) or event.state != "finished":
             return
         try:

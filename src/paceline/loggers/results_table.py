@@ -140,8 +140,7 @@ def _updated_csv(path: Path, content: bytes, rows: Sequence[Mapping[str, Value]]
     for row, column, value in _changes(readable, rows):
         table += [[] for _ in range(row + 1 - len(table))]
         table[row] += [""] * (column + 1 - len(table[row]))
-        stored = _stored(value)
-        table[row][column] = as_cell(stored) if isinstance(value, str) else str(stored)
+        table[row][column] = as_cell(in_one_line(value)) if isinstance(value, str) else str(_stored(value))
     width = len(table[0])
     lines = [[*cells, *[""] * (width - len(cells))] if cells else [] for cells in table]
     written = "".join(delimiter.join(_quoted(cell, delimiter) for cell in cells) + line_end for cells in lines)

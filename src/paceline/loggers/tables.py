@@ -8,8 +8,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
-from paceline.core.class_metrics import HEADER, split_classes, summarize
 from paceline.core.text import doubled_loss, format_metric
+from paceline.metrics.class_metrics import HEADER, split_classes, summarize
 
 
 def terminal_width(stream: TextIO) -> int | None:

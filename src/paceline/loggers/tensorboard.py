@@ -19,9 +19,9 @@ from typing import Any
 from paceline.core.regular_file import open_regular
 from paceline.loggers.events import Evaluated, Event, Logged, Logger, Record, Visualized
 from paceline.loggers.files import AppendFile
+from paceline.loggers.jsonl import metrics_of
 
 _OURS = "events.out.tfevents.*.paceline"
-_NOT_METRICS = {"step", "epoch", "split", "smoothed", "clock", "num_samples", "num_skipped"}
 _CLOCK_METRICS = ("samples_per_second", "data_wait", "memory_mb")
 _numbers = itertools.count()
 
@@ -34,7 +34,6 @@ class TensorBoardLogger(Logger):
         self._file: AppendFile | None = None
 
     def handle(self, event: Event) -> None:
-        """Write the metrics and images of the event, if any."""
         if isinstance(event, Logged | Evaluated):
             self._append(_scalars_frame(event.record))
         elif isinstance(event, Visualized):
@@ -42,7 +41,6 @@ class TensorBoardLogger(Logger):
                 self._append(_image_frame(event.step, f"{event.split}/{name}", path, path.stat().st_mtime))
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
 
@@ -78,9 +76,8 @@ def scalars_of(record: Record) -> Iterator[tuple[str, float]]:
 
 def _tagged(record: Record) -> Iterator[tuple[str, Any]]:
     split = record["split"]
-    for name, value in record.items():
-        if name not in _NOT_METRICS:
-            yield f"{split}/{name}", value
+    for name, value in metrics_of(record).items():
+        yield f"{split}/{name}", value
     for name, summary in record.get("smoothed", {}).items():
         if name != "lr" and isinstance(summary, dict) and "median" in summary:  # a schedule has no noise to smooth
             yield f"{split}/{name}_median", summary["median"]

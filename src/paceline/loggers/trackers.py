@@ -150,7 +150,6 @@ class WandbTracker:
         self._run: Any = None
 
     def start(self, name: str) -> None:
-        """Open the run, or continue the one with the id that the run directory has."""
         import wandb
 
         number = read_ids(self._folder).get("wandb") or secrets.token_hex(4)
@@ -172,13 +171,11 @@ class WandbTracker:
         self._run.log(scalars, step=step)
 
     def log_images(self, step: int, images: dict[str, Path]) -> None:
-        """Log PNG files."""
         import wandb
 
         self._run.log({name: wandb.Image(str(path)) for name, path in images.items()}, step=step)
 
     def end(self, state: str) -> None:
-        """Send what is left and close the run."""
         self._run.finish(exit_code=0 if state == "finished" else 1)
 
 
@@ -202,7 +199,6 @@ class MlflowTracker:
         """The step up to which a continued run has each metric already."""
 
     def start(self, name: str) -> None:
-        """Open a run, or continue the one with the id that the run directory has."""
         from mlflow.tracking import MlflowClient
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # the terminal belongs to our console
@@ -223,12 +219,10 @@ class MlflowTracker:
             self._client.log_batch(self._run, metrics=new)
 
     def log_images(self, step: int, images: dict[str, Path]) -> None:
-        """Store PNG files as artifacts."""
         for name, path in images.items():
             self._client.log_artifact(self._run, str(path), f"images/{name.rpartition('/')[0]}")
 
     def end(self, state: str) -> None:
-        """Close the run."""
         self._client.set_terminated(self._run, _MLFLOW_STATES[state])
 
     def _continue(self, known: str) -> bool:

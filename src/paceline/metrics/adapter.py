@@ -7,7 +7,6 @@ what torch computes there uses one thread.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,18 +19,7 @@ from paceline.core.signatures import signature_of
 from paceline.core.user_code import user_code
 from paceline.data.batch import Batch
 from paceline.losses.adapter import Pair, output_and_target, same_shape
-from paceline.metrics.metric import Metric, MetricValues, State
-
-_MAX_DIMS = 8
-_DTYPES = [
-    torch.float32, torch.float64, torch.float16, torch.bfloat16,
-    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-]  # fmt: skip
-# Whole numbers travel as floats that hold them exactly: states of whole numbers are added, not joined.
-_FLOATS = {
-    torch.bool: torch.float16, torch.uint8: torch.float16, torch.int8: torch.float16, torch.int16: torch.float32,
-    torch.int32: torch.float64, torch.int64: torch.float64,
-}  # fmt: skip
+from paceline.metrics.metric import Metric, MetricValues, State, pack, unpack
 
 
 def as_metric(name: str, made: Any) -> Metric:
@@ -109,15 +97,25 @@ class GatheredMetric(MetricAdapter):
         return f"metric {self.name}: predictions and targets of a whole split are kept in memory; {advice}"
 
     def update(self, predictions: Any, batch: Batch) -> State:
-        """The predictions and targets of one batch."""
-        pairs = list(self._pairs(predictions, batch))
-        return _packed("preds", [preds for preds, _ in pairs]) | _packed("target", [target for _, target in pairs])
+        """The predictions and targets of one batch, as bytes that travel as floats: those are joined, not added."""
+        pairs = {
+            f"{side}{index}": tensor.clone(memory_format=torch.contiguous_format)
+            for index, pair in enumerate(self._pairs(predictions, batch))
+            for side, tensor in zip(("preds", "target"), pair, strict=True)
+        }
+        data = pack(pairs)
+        words = nn.functional.pad(data, (0, -len(data) % 8)).view(torch.float64)
+        return {"words": words, "sizes": torch.tensor([[len(data), len(words)]], dtype=torch.float64)}
 
     def compute(self, state: State) -> MetricValues:
         metric = copy.deepcopy(self._metric)
+        sizes = state["sizes"].long().tolist()
+        batches = torch.split(state["words"], [number for _, number in sizes])
         with one_thread(), torch.no_grad():
-            for preds, target in zip(_unpacked("preds", state), _unpacked("target", state), strict=True):
-                self._updated(metric, preds, target)
+            for (length, _), words in zip(sizes, batches, strict=True):
+                tensors = unpack(words.view(torch.uint8)[:length])
+                for index in range(len(tensors) // 2):
+                    self._updated(metric, tensors[f"preds{index}"], tensors[f"target{index}"])
             return self._computed(metric)
 
 
@@ -169,21 +167,3 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _packed(name: str, tensors: list[Tensor]) -> State:
-    """Tensors end to end, and of each its type and shape."""
-    rows = torch.full((len(tensors), 2 + _MAX_DIMS), 0.0, dtype=torch.float64)
-    for row, tensor in zip(rows, tensors, strict=True):
-        row[: 2 + tensor.ndim] = torch.tensor([_DTYPES.index(tensor.dtype), tensor.ndim, *tensor.shape])
-    flat = [tensor.reshape(-1).to(_FLOATS.get(tensor.dtype, tensor.dtype)) for tensor in tensors]
-    return {name: torch.cat(flat), f"{name}.shapes": rows}
-
-
-def _unpacked(name: str, state: State) -> Iterator[Tensor]:
-    values, start = state[name], 0
-    for row in state[f"{name}.shapes"].long().tolist():
-        dtype, shape = _DTYPES[row[0]], row[2 : 2 + row[1]]
-        size = math.prod(shape)
-        yield values[start : start + size].to(dtype).reshape(shape)
-        start += size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -216,9 +216,6 @@ def _mean(precision: NDArray[np.float64]) -> float:
 
 
 def _evaluate(samples: list[int], num_classes: int, truth: Objects, found: Objects) -> Any:
-    """faster-coco-eval's evaluator, with everything accumulated."""
-    from faster_coco_eval import COCO, COCOeval_faster
-
     annotations = [
         {"id": number, "image_id": sample, "category_id": label, "bbox": box, "iscrowd": int(crowd), "area": area}
         for number, (sample, label, box, crowd, area) in enumerate(
@@ -229,10 +226,23 @@ def _evaluate(samples: list[int], num_classes: int, truth: Objects, found: Objec
         {"image_id": sample, "category_id": label, "bbox": box, "score": score}
         for sample, label, box, score in zip(*_columns(found), found.scores.tolist(), strict=True)
     ]
-    images = [{"id": sample} for sample in samples]
+    return evaluate_coco(samples, num_classes, annotations, detections, "bbox")
+
+
+def evaluate_coco(
+    images: Iterable[int],
+    num_classes: int,
+    truth: list[dict[str, Any]],
+    found: list[dict[str, Any]],
+    kind: str,
+    **args: Any,
+) -> Any:
+    """faster-coco-eval's evaluator of COCO's annotations and results, with everything accumulated."""
+    from faster_coco_eval import COCO, COCOeval_faster
+
     categories = [{"id": number} for number in range(num_classes)]
-    ground_truth = COCO({"images": images, "categories": categories, "annotations": annotations})
-    evaluator = COCOeval_faster(ground_truth, ground_truth.loadRes(detections), "bbox")
+    known = COCO({"images": [{"id": each} for each in images], "categories": categories, "annotations": truth})
+    evaluator = COCOeval_faster(known, known.loadRes(found), kind, **args)
     evaluator.run()
     return evaluator
 

@@ -15,9 +15,9 @@ from paceline.core.registry import register
 from paceline.data.argument_types import Name
 from paceline.data.batch import Batch, KeypointNames
 from paceline.losses.heatmap import only_person
-from paceline.metrics.detection import truth_field
+from paceline.metrics.detection import evaluate_coco, truth_field
 from paceline.metrics.metric import MetricValues, State
-from paceline.models.heatmaps import Poses
+from paceline.models.simple_baseline import Poses
 
 NamePair = Annotated[Sequence[Name], Field(min_length=2, max_length=2)]
 TORSO = (("left_shoulder", "right_hip"), ("right_shoulder", "left_hip"))
@@ -173,17 +173,13 @@ def evaluate_oks(
     truth: Sequence[Sequence[float]], poses: Sequence[Sequence[float]], sigmas: Sequence[float]
 ) -> list[float]:
     """COCO's ten numbers; -1 for one that nothing can be measured on."""
-    from faster_coco_eval import COCO, COCOeval_faster
-
     annotations = [_annotation(number, row) for number, row in enumerate(truth, start=1)]
     found = [
         {"image_id": int(image), "category_id": 0, "keypoints": list(points), "score": score}
         for _, image, score, *points in poses
     ]
-    images = [{"id": int(image)} for image in sorted({row[0] for row in truth} | {row[1] for row in poses})]
-    known = COCO({"images": images, "categories": [{"id": 0}], "annotations": annotations})
-    evaluator = COCOeval_faster(known, known.loadRes(found), "keypoints", kpt_oks_sigmas=list(sigmas))
-    evaluator.run()
+    images = map(int, sorted({row[0] for row in truth} | {row[1] for row in poses}))
+    evaluator = evaluate_coco(images, 1, annotations, found, "keypoints", kpt_oks_sigmas=list(sigmas))
     return [float(value) for value in evaluator.stats[:10]]
 
 

@@ -97,16 +97,13 @@ class Freezing:
         if not self._initial:
             return []
         sizes = {name: parameter.numel() for name, parameter in self.model.named_parameters()}
-        count = sum(sizes[name] for name in self._initial)
-        lines = [
-            f"frozen: {count:,} of {sum(sizes.values()):,} parameters "
-            f"({len(self._initial)} of {len(sizes)} tensors): {self.modules(self._initial)}"
-        ]
+        frozen = sum(map(sizes.__getitem__, self._initial))
+        tensors = f"{len(self._initial)} of {len(sizes)} tensors"
+        lines = [f"frozen: {frozen:,} of {sum(sizes.values()):,} parameters ({tensors}): {self.modules(self._initial)}"]
         for step in self.unfreeze_steps:
             names = self.due(step)
-            count = sum(sizes[name] for name in names)
-            tensors = pluralize(len(names), "tensor")
-            lines.append(f"unfrozen at step {step}: {count:,} of them ({tensors}): {self.modules(names)}")
+            freed, tensors = sum(map(sizes.__getitem__, names)), pluralize(len(names), "tensor")
+            lines.append(f"unfrozen at step {step}: {freed:,} of them ({tensors}): {self.modules(names)}")
         return lines
 
     def describe_unfrozen(self, step: int) -> str:

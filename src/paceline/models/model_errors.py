@@ -145,41 +145,39 @@ def limit_size(max_bytes: int | None = None) -> Iterator[None]:
 
     Parameters are counted before they are initialized: until then their memory is only reserved.
     """
-    counter = _SizeCounter(free_memory() if max_bytes is None else max_bytes)
+    limit = free_memory() if max_bytes is None else max_bytes
+    num_modules = num_bytes = 0
+
+    def refuse(size: int) -> None:
+        raise ValueError(
+            f"needs more than {size / 1e9:.3g} GB for its parameters, and {limit / 1e9:.3g} GB of memory are free;"
+            " build a smaller model"
+        )
+
+    def add_module(*_: object) -> None:
+        nonlocal num_modules
+        num_modules += 1
+        if num_modules > MAX_MODULES:
+            raise ValueError(f"has more than {MAX_MODULES:,} modules; build a smaller model")
+
+    def add_parameter(_: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        nonlocal num_bytes
+        if parameter is None or isinstance(parameter, UninitializedParameter) or parameter.is_meta:
+            return
+        num_bytes += parameter.nbytes
+        if num_bytes > limit:
+            refuse(num_bytes)
+
     hooks = [
-        register_module_module_registration_hook(counter.add_module),
-        register_module_parameter_registration_hook(counter.add_parameter),
+        register_module_module_registration_hook(add_module),
+        register_module_parameter_registration_hook(add_parameter),
     ]
     try:
         yield
     except RuntimeError as error:
         if failed := _ALLOCATION.search(str(error)):
-            counter.fail(counter.num_bytes + int(failed[1]))
+            refuse(num_bytes + int(failed[1]))
         raise
     finally:
         for hook in hooks:
             hook.remove()
-
-
-class _SizeCounter:
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self.num_modules = self.num_bytes = 0
-
-    def add_module(self, *_: object) -> None:
-        self.num_modules += 1
-        if self.num_modules > MAX_MODULES:
-            raise ValueError(f"has more than {MAX_MODULES:,} modules; build a smaller model")
-
-    def add_parameter(self, _: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is None or isinstance(parameter, UninitializedParameter) or parameter.is_meta:
-            return
-        self.num_bytes += parameter.nbytes
-        if self.num_bytes > self.max_bytes:
-            self.fail(self.num_bytes)
-
-    def fail(self, num_bytes: int) -> None:
-        raise ValueError(
-            f"needs more than {num_bytes / 1e9:.3g} GB for its parameters, and {self.max_bytes / 1e9:.3g} GB of memory"
-            " are free; build a smaller model"
-        )

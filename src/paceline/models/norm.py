@@ -83,7 +83,8 @@ def _joint_statistics(values: Tensor) -> tuple[Tensor, Tensor, float]:
     own = torch.stack([own_mean, centered.square().sum(dims, dtype=torch.float64), torch.full_like(own_mean, size)])
     # A sum in which each process has its own row gathers all rows, and gradients go back by the same sum.
     rows = own.new_zeros(dist.get_world_size(), *own.shape)
-    means, squares, counts = all_reduce(rows.index_add(0, torch.tensor([dist.get_rank()]), own[None])).unbind(1)
+    rows = rows.index_add(0, torch.tensor([dist.get_rank()]), own[None])
+    means, squares, counts = all_reduce(rows).unbind(1)  # type: ignore[no-untyped-call]
     total = counts[:, 0].sum().item()
     if total < 2:
         raise ValueError(f"BatchNorm in training needs more than one value per channel, all processes have {total:g}")

@@ -70,10 +70,6 @@ def _replace_first_conv(model: nn.Module, in_channels: int) -> None:
     model.set_submodule(name, new)
 
 
-_LRASPP = "lraspp"
-_LRASPP_HEADS: tuple[str, ...] = ("classifier.low_classifier", "classifier.high_classifier")
-
-
 @register.model(
     "torchvision/segmentation/",
     library=Library("torchvision", partial(torchvision_models, "deeplabv3_", "fcn_", "lraspp_")),
@@ -89,9 +85,9 @@ def build_segmentation(
 
     Its output is {"out": logits [N, num_classes, H, W]}, and "aux" with an auxiliary head, which LR-ASPP does not have.
     """
-    if name.startswith(_LRASPP):
-        model: Any = build_torchvision(name, num_classes, in_channels, args or {})
-        heads = _LRASPP_HEADS
+    if name.startswith("lraspp"):
+        model: Any = build_torchvision(name, num_classes, in_channels, args)
+        heads: tuple[str, ...] = ("classifier.low_classifier", "classifier.high_classifier")
     else:
         model = build_torchvision(name, num_classes, in_channels, {"aux_loss": aux, **(args or {})})
         parts = ("classifier", "aux_classifier") if aux else ("classifier",)

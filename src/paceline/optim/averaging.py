@@ -5,7 +5,6 @@ They keep parameters alone, in float32; torch's AveragedModel copies the whole m
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
@@ -52,26 +51,27 @@ class Averaging:
         """Resume from a saved state; whether it matches the model is checked when it is used next."""
 
 
-class WeightAverage(Averaging, ABC):
+class WeightAverage(Averaging):
     """A running average of all parameters, frozen ones included, since they may be unfrozen later.
 
     It starts as a copy of the weights; that of half-precision weights is float32. Buffers are not averaged: averaged
     weights are evaluated with the model's current buffers.
     """
 
-    def __init__(self, start_step: int, every_steps: int) -> None:
+    def __init__(
+        self, weight: Callable[[int], float], start_step: int, every_steps: int, needs_statistics: bool = False
+    ) -> None:
+        self.weight = weight
+        """The weight of the next values in the average, after so many others."""
         self.start_step = start_step
         self.every_steps = every_steps
+        self.needs_statistics = needs_statistics
         self.steps = 0
         """Optimizer steps so far."""
         self.count = 0
         """How many times weights were added."""
         self._average: dict[str, Tensor] = {}
         self._bound: nn.Module | None = None
-
-    @abstractmethod
-    def weight(self, count: int) -> float:
-        """The weight of the next values in the average, after `count` others."""
 
     @property
     def is_ready(self) -> bool:
@@ -87,9 +87,7 @@ class WeightAverage(Averaging, ABC):
             self._average = {name: _copy(parameter) for name, parameter in _weights(model).items()}
         self._bind(model)
         if self.count:
-            weights = self._parameters
-            if self._is_mixed:
-                weights = [weight.to(mean.dtype) for weight, mean in zip(weights, self._means, strict=True)]
+            weights = [weight.to(mean.dtype) for weight, mean in zip(self._parameters, self._means, strict=True)]
             torch._foreach_lerp_(self._means, weights, self.weight(self.count))
         self.count += 1
 
@@ -136,62 +134,45 @@ class WeightAverage(Averaging, ABC):
         }
         self._parameters = list(named.values())
         self._means = list(self._average.values())
-        self._is_mixed = any(
-            mean.dtype != weight.dtype for mean, weight in zip(self._means, self._parameters, strict=True)
-        )
         self._bound = model
 
 
 @register.averaging("ema")
-class Ema(WeightAverage):
+def ema(
+    decay: PartialShare = 0.9999,
+    warmup: Annotated[bool, Field(description="Starts with a lower decay.")] = True,
+    every_steps: Count = 1,
+    start_step: CountOrZero = 0,
+) -> WeightAverage:
     """Exponential moving average of the weights.
 
     With `warmup`, the decay starts lower: (1 + n) / (10 + n) after n updates, until it reaches `decay`.
     """
-
-    def __init__(
-        self,
-        decay: PartialShare = 0.9999,
-        warmup: Annotated[bool, Field(description="Starts with a lower decay.")] = True,
-        every_steps: Count = 1,
-        start_step: CountOrZero = 0,
-    ) -> None:
-        super().__init__(start_step, every_steps)
-        self.decay = decay
-        self.warmup = warmup
-
-    def weight(self, count: int) -> float:
-        return 1 - (min(self.decay, (1 + count) / (10 + count)) if self.warmup else self.decay)
+    return WeightAverage(
+        lambda count: 1 - (min(decay, (1 + count) / (10 + count)) if warmup else decay), start_step, every_steps
+    )
 
 
 @register.averaging("swa")
-class Swa(WeightAverage):
+def swa(
+    total_steps: int,
+    steps_per_epoch: int,
+    start: Annotated[PartialShare | Count, Field(description="A fraction of the run, or a step.")] = 0.75,
+    every_steps: Annotated[Count | None, Field(description="null: once per epoch.")] = None,
+) -> WeightAverage:
     """Stochastic weight averaging: the mean of the weights from `start` on, a fraction of the run or a step.
 
     Weights are added every `every_steps`, by default once per epoch. BatchNorm statistics are measured for the average
     before it is evaluated.
     """
-
-    needs_statistics = True
-
-    def __init__(
-        self,
-        total_steps: int,
-        steps_per_epoch: int,
-        start: Annotated[PartialShare | Count, Field(description="A fraction of the run, or a step.")] = 0.75,
-        every_steps: Annotated[Count | None, Field(description="null: once per epoch.")] = None,
-    ) -> None:
-        start_step = round(start * total_steps) if start < 1 else int(start)
-        every_steps = every_steps or steps_per_epoch
-        if start_step + every_steps > total_steps:
-            raise ValueError(
-                f"averaging would never start: from step {start_step}, every {pluralize(every_steps, 'step')},"
-                f" in a run of {total_steps}; lower start or every_steps"
-            )
-        super().__init__(start_step, every_steps)
-
-    def weight(self, count: int) -> float:
-        return 1 / (count + 1)
+    start_step = round(start * total_steps) if start < 1 else int(start)
+    every_steps = every_steps or steps_per_epoch
+    if start_step + every_steps > total_steps:
+        raise ValueError(
+            f"averaging would never start: from step {start_step}, every {pluralize(every_steps, 'step')},"
+            f" in a run of {total_steps}; lower start or every_steps"
+        )
+    return WeightAverage(lambda count: 1 / (count + 1), start_step, every_steps, needs_statistics=True)
 
 
 @torch.no_grad()

@@ -54,7 +54,6 @@ class Rule:
 class Preset:
     """Kinds, rules and exceptions from decay that belong together."""
 
-    summary: str = ""
     kinds: Mapping[str, Settings] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
     no_decay_1d: bool = False
@@ -64,25 +63,15 @@ class Preset:
 
 
 PRESETS: dict[str, Preset] = {
+    # Biases, those of norm layers too, learn twice as fast without decay; group norm has no decay.
     "pet": Preset(
-        "biases, those of norm layers too, learn twice as fast without decay; group norm without decay",
         {"group_norm": Settings(weight_decay=0.0)},
         (Rule("*bias*", lr_scale=2.0, weight_decay=0.0, may_match_none=True),),  # Pet: "bias" in the name
     ),
-    "bias_double": Preset("biases learn twice as fast, without decay", {"bias": Settings(2.0, 0.0)}),
-    "no_decay_bias_norm": Preset(
-        "no decay on biases and norm layers",
-        {"bias": Settings(weight_decay=0.0), "norm": Settings(weight_decay=0.0)},
-    ),
-    "backbone_tenth": Preset(
-        "the module called backbone learns at a tenth of the rate",
-        rules=(Rule("backbone.*", lr_scale=0.1),),
-    ),
-    "no_decay_1d": Preset(
-        "decay only on tensors of several dimensions that the model does not except itself",
-        no_decay_1d=True,
-        use_no_weight_decay=True,
-    ),
+    "bias_double": Preset({"bias": Settings(2.0, 0.0)}),
+    "no_decay_bias_norm": Preset({"bias": Settings(weight_decay=0.0), "norm": Settings(weight_decay=0.0)}),
+    "backbone_tenth": Preset(rules=(Rule("backbone.*", lr_scale=0.1),)),
+    "no_decay_1d": Preset(no_decay_1d=True, use_no_weight_decay=True),
 }
 
 
@@ -93,7 +82,6 @@ def combine(*presets: Preset) -> Preset:
         for kind, settings in preset.kinds.items():
             kinds[kind] = settings.over(kinds.get(kind, Settings()))
     return Preset(
-        "; ".join(preset.summary for preset in presets if preset.summary),
         kinds,
         tuple(rule for preset in presets for rule in preset.rules),
         any(preset.no_decay_1d for preset in presets),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.core.errors import ArgumentError
 from paceline.core.signatures import signature_of
-from paceline.optim.decays import Span, either, snap
+from paceline.optim.decays import Decay, Span, either, snap
 
 if TYPE_CHECKING:  # a recipe's schedule is checked and drawn without torch
     from torch.optim import Optimizer
@@ -62,16 +62,14 @@ class Schedule:
         self._is_warmup_linear, self._warmup_from = warmup == "linear", warmup_from
         self._decay = _make(decay, arguments or {}, span)
         self._is_bounded = getattr(decay, "is_bounded", False)
-        # Copies: attribute lookups through the span would take longer than the formula.
-        self._tick, self._first, self._total = span.tick, span.first, span.total
-        self._warmup, self._begin = span.warmup, span.begin
 
     def __call__(self, step: int) -> float:
         """The learning rate of the step with this index, counted from 0."""
-        at = min(step - step % self._tick, self._total)
-        if at < self._warmup:
+        span = self.span
+        at = min(step - step % span.tick, span.total)
+        if at < span.warmup:
             return self.lr * self._warmup_factor(at)
-        factor: float = self._decay(at - self._begin)
+        factor: float = self._decay(at - span.begin)
         if self._is_bounded:
             return max(self.lr * factor, self.floor_lr)
         return self.floor_lr + (self.lr - self.floor_lr) * factor
@@ -79,7 +77,7 @@ class Schedule:
     def _warmup_factor(self, at: float) -> float:
         if not self._is_warmup_linear:
             return self._warmup_from
-        progress = min((at + self._first) / self._warmup, 1.0)
+        progress = min((at + self.span.first) / self.span.warmup, 1.0)
         return self._warmup_from * (1 - progress) + progress
 
 
@@ -184,32 +182,23 @@ class LRChangeLog:
         return before, lr
 
 
-class _Function:
-    """A decay function, called with the arguments that it takes."""
-
-    def __init__(self, function: Callable[..., float], arguments: Mapping[str, Any], span: Span) -> None:
-        self._taken = [name for name in SUPPLIED if name in signature_of(function).parameters]
-        if not self._taken:
-            name = getattr(function, "__name__", str(function))
-            raise ArgumentError("decay", f"{name} takes none of span, {', '.join(SUPPLIED)}")
-        self._function, self._arguments, self._span, self._length = function, arguments, span, span.length
-
-    def __call__(self, at: float) -> float:
-        done = at / self._length
-        if self._taken == ["done"]:
-            return self._function(done, **self._arguments)
-        span = self._span
-        step = round(at + span.begin)
-        known = (done, step, step / span.steps_per_epoch, span.total, span.total / span.steps_per_epoch)
-        supplied = dict(zip(SUPPLIED, known, strict=True))
-        return self._function(**{name: supplied[name] for name in self._taken}, **self._arguments)
-
-
-def _make(decay: Callable[..., Any], arguments: Mapping[str, Any], span: Span) -> Callable[[float], float]:
-    if "span" in signature_of(decay).parameters:
-        made: Callable[[float], float] = decay(span, **arguments)
+def _make(decay: Callable[..., Any], arguments: Mapping[str, Any], span: Span) -> Decay:
+    """The factor by position: what `decay` gives for the span, or `decay` itself with what it takes of a position."""
+    taken = signature_of(decay).parameters
+    if "span" in taken:
+        made: Decay = decay(span, **arguments)
         return made
-    return _Function(decay, arguments, span)
+    if not any(name in taken for name in SUPPLIED):
+        name = getattr(decay, "__name__", str(decay))
+        raise ArgumentError("decay", f"{name} takes none of span, {', '.join(SUPPLIED)}")
+
+    def factor(at: float) -> float:
+        step = round(at + span.begin)
+        known = (at / span.length, step, step / span.steps_per_epoch, span.total, span.total / span.steps_per_epoch)
+        supplied = {name: value for name, value in zip(SUPPLIED, known, strict=True) if name in taken}
+        return float(decay(**supplied, **arguments))
+
+    return factor
 
 
 def _warmup_length(epochs: float | None, steps: float | None, total_steps: int, steps_per_epoch: int) -> float:

@@ -76,12 +76,9 @@ def _types(annotation: Any, default: Any) -> set[str]:
         # Without annotations, 0 means a float: `momentum=0`.
         return {"number" if type(default) is int else _TYPES[type(default)]}
     is_union = get_origin(annotation) in (Union, types.UnionType)
-    found = {_type(each) for each in (get_args(annotation) if is_union else [annotation])} - {None}
-    return {each for each in found if each} - ({"integer"} if "number" in found else set())
-
-
-def _type(annotation: Any) -> str | None:
-    return _TYPES.get(get_origin(annotation) or annotation)
+    members = get_args(annotation) if is_union else (annotation,)
+    found = {kind for each in members if (kind := _TYPES.get(get_origin(each) or each))}
+    return found - ({"integer"} if "number" in found else set())
 
 
 def _node(kind: str, default: Any) -> dict[str, Any]:
@@ -194,14 +191,8 @@ def muon(
         if not any(map(is_match, named)):
             raise ValueError(f'adamw: "{pattern}" matches no parameter')
     selected = {name for name in named if any(is_match(name) for is_match in matchers.values())}
-    own: dict[str, Any] = {
-        "momentum": momentum,
-        "nesterov": nesterov,
-        "ns_steps": ns_steps,
-        "eps": eps,
-        "adjust_lr_fn": adjust_lr_fn,
-    }
-    own |= {"betas": betas, "fallback_lr_scale": fallback_lr_scale}
+    own: dict[str, Any] = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps, "eps": eps}
+    own |= {"adjust_lr_fn": adjust_lr_fn, "betas": betas, "fallback_lr_scale": fallback_lr_scale}
     return timm_optimizer("muon", _split(params, selected), **own, **common)
 
 

@@ -22,7 +22,7 @@ from paceline.core.process import spins_long
 from paceline.core.world import World, join
 from paceline.data.batch import KeypointNames
 from paceline.data.rng import model_seed
-from paceline.data.split_loader import SplitLoader
+from paceline.data.split_loader import Dataset, SplitLoader
 from paceline.engine.nonfinite import FiniteCheck
 from paceline.engine.precision.mixed import fit_half_weights
 from paceline.engine.replay import explain_and_keep
@@ -37,29 +37,8 @@ from paceline.models.model_errors import limit_size
 from paceline.models.placement import initialize_lazy_layers, place_model
 from paceline.models.surgery import Surgery, SurgeryReport, add_head_batch_norm, apply
 from paceline.optim.lr_scheduler import LRChangeLog
+from paceline.recipe import build_data, build_training
 from paceline.recipe.build_context import BuildContext, check_data, check_recipe, open_together, read_weights_together
-from paceline.recipe.build_data import (
-    check_dali,
-    check_sampler,
-    find_classes,
-    make_batches,
-    make_evaluations,
-    make_sampler,
-    make_split_loaders,
-    num_channels,
-)
-from paceline.recipe.build_training import (
-    build_optimizer,
-    checkpoint_activations,
-    choose_precision,
-    effective_lr,
-    make_averaging,
-    make_clip,
-    make_freezing,
-    make_scheduler,
-    shard,
-    wrap,
-)
 from paceline.recipe.problems import unknown_name
 from paceline.recipe.recipe import Recipe, as_overrides
 from paceline.recipe.resolved import recipe_lines
@@ -121,29 +100,27 @@ class Builder(BuildContext):
         """The whole run; with `loaders`, on these instead of the recipe's data."""
         train = self.recipe.train
         threads = configure_torch(self.world, None if train.threads == "auto" else train.threads, train.reproducible)
-        loaders = loaders or make_split_loaders(self)
+        loaders = loaders or build_data.make_split_loaders(self)
         self.check_data(loaders)
-        classes = find_classes(self, loaders)
-        sampler = make_sampler(self, len(loaders["train"].dataset))
+        classes = build_data.find_classes(self, loaders)
+        sampler = build_data.make_sampler(self, len(loaders["train"].dataset))
         if self.trains:
-            check_sampler(self, sampler)
-            check_dali(self, loaders["train"])
+            build_data.check_sampler(self, sampler)
+            build_data.check_dali(self, loaders["train"])
         total_steps = round(to_steps(train.epochs, train.steps, sampler.steps_per_epoch, 0))
         progress = Progress(total_steps, sampler.steps_per_epoch)
         model = self.model(loaders["train"], classes)
-        ignored = getattr(loaders["train"].dataset, "ignore_index", None)
-        joints = getattr(loaders["train"].dataset, "joints", None)
-        task, precision = self.task(classes, model, ignored, joints), choose_precision(self)
+        task, precision = self.task(loaders["train"].dataset, classes, model), build_training.choose_precision(self)
         for loader in loaders.values():
             loader.checks = [loss.check for loss in self.losses.values() if hasattr(loss, "check")]
-        self.checkpointed_blocks = checkpoint_activations(self, model)
-        freezing = make_freezing(self, model, progress)
-        strategy = shard(self, model)
-        optimizer = build_optimizer(self, model, freezing, progress)
+        self.checkpointed_blocks = build_training.checkpoint_activations(self, model)
+        freezing = build_training.make_freezing(self, model, progress)
+        strategy = build_training.shard(self, model)
+        optimizer = build_training.build_optimizer(self, model, freezing, progress)
         master_model = precision.attach(model)
         fit_half_weights(optimizer)
-        strategy = strategy or wrap(self, model)
-        batches = make_batches(self, loaders["train"], sampler, progress)
+        strategy = strategy or build_training.wrap(self, model)
+        batches = build_data.make_batches(self, loaders["train"], sampler, progress)
         batches.passes = strategy.passes
         check_expected(self, task)
         out = out or Path("runs") / self.recipe.name
@@ -154,7 +131,7 @@ class Builder(BuildContext):
             progress=progress,
             strategy=strategy,
             choices=Choices(threads, sampler.micro_batch_size, self.world.size, None if layout == "auto" else layout),
-            averaging=make_averaging(self, progress),
+            averaging=build_training.make_averaging(self, progress),
             precision=precision,
             finite_check=FiniteCheck(train.on_nonfinite),
             parts=self.parts,
@@ -168,13 +145,13 @@ class Builder(BuildContext):
             task=task,
             model=model,
             state=state,
-            scheduler=make_scheduler(self, optimizer, progress),
+            scheduler=build_training.make_scheduler(self, optimizer, progress),
             train_loader=loaders["train"],
             batches=batches,
-            evaluations=make_evaluations(self, loaders),
+            evaluations=build_data.make_evaluations(self, loaders),
             intervals=self.intervals(progress),
             store=self.store(out, task),
-            clip_gradients=make_clip(self, model, strategy),
+            clip_gradients=build_training.make_clip(self, model, strategy),
             freezing=freezing,
             lr_changes=LRChangeLog(self.recipe.logging.lr_change_ratio),
             explain_nonfinite=explain_and_keep,
@@ -184,9 +161,8 @@ class Builder(BuildContext):
         )
 
     def info(self) -> RunInfo:
-        """What the run records and prints about itself."""
         recipe, optimizer = self.recipe, self.recipe.optimizer
-        lr = f"{effective_lr(self):g}"
+        lr = f"{build_training.effective_lr(self):g}"
         if optimizer.base_batch_size:
             ratio = f"{recipe.data.batch_size} / {optimizer.base_batch_size}"
             ratio = ratio if optimizer.lr_scaling == "linear" else f"√({ratio})"
@@ -210,14 +186,13 @@ class Builder(BuildContext):
         )
 
     def check_data(self, loaders: Mapping[str, SplitLoader]) -> None:
-        """Raise if ranks found different samples."""
         check_data(self, loaders)
 
     def model(self, loader: SplitLoader, classes: list[str]) -> nn.Module:
         """The model on its device, initialized from the seed, with the recipe's weights loaded."""
         part = self.recipe.model
         joints: KeypointNames | None = getattr(loader.dataset, "joints", None)
-        supplied = {"num_classes": len(classes), "in_channels": num_channels(loader)}
+        supplied = {"num_classes": len(classes), "in_channels": build_data.num_channels(loader)}
         supplied["num_keypoints"] = len(joints.names) if joints else 0
         self.world.seed(model_seed(self.recipe.train.seed))
         with self.error_context("model"), limit_size():
@@ -249,16 +224,10 @@ class Builder(BuildContext):
             return ["weights  random"]
         return [f"weights  from {self.weights_file()}", *(f"         {line}" for line in self.fitted.summary())]
 
-    def task(
-        self,
-        classes: list[str],
-        model: nn.Module,
-        ignore_index: int | None = None,
-        joints: KeypointNames | None = None,
-    ) -> Task:
-        """The task with its losses and metrics."""
-        supplied: dict[str, Any] = {"num_classes": len(classes), "classes": classes, "ignore_index": ignore_index}
-        supplied["joints"] = joints
+    def task(self, dataset: Dataset, classes: list[str], model: nn.Module) -> Task:
+        known: dict[str, Any] = {name: getattr(dataset, name, None) for name in ("ignore_index", "joints")}
+        known["classes"] = classes
+        supplied = known | {"num_classes": len(classes)}
         losses, metrics = {}, []
         for index, loss in enumerate(self.recipe.losses):
             with self.error_context(f"losses.{index}"):
@@ -268,18 +237,9 @@ class Builder(BuildContext):
                 metrics.append(as_metric(metric.name, self.make("metric", metric.name, metric, **supplied)))
         self.notes += [part.describe() for part in (*losses.values(), *metrics) if hasattr(part, "describe")]
         weights = {loss.name: loss.weight for loss in self.recipe.losses}
-        brought = {
-            "model": model,
-            "losses": losses,
-            "weights": weights,
-            "classes": classes,
-            "joints": joints,
-            "extra_metrics": metrics,
-            "ignore_index": ignore_index,
-        }
+        brought = known | {"model": model, "losses": losses, "weights": weights, "extra_metrics": metrics}
         with self.error_context("task"):
             task: Task = self.make("task", self.recipe.task.name, self.recipe.task, **brought)
-        with self.error_context("task"):
             check_task(task)
         self.losses = losses
         made = {"task": task, **{f"loss {name}": loss for name, loss in losses.items()}}
@@ -287,7 +247,6 @@ class Builder(BuildContext):
         return task
 
     def intervals(self, progress: Progress) -> Intervals:
-        """Logging, evaluation and checkpoint intervals in steps."""
         recipe, epoch = self.recipe, progress.steps_per_epoch
         evaluate, checkpoint, logging = recipe.evaluate, recipe.checkpoint, recipe.logging
         return Intervals(
@@ -297,7 +256,6 @@ class Builder(BuildContext):
         )
 
     def store(self, out: Path, task: Task) -> Store:
-        """The checkpoint store."""
         checkpoint = self.recipe.checkpoint
         best, direction = best_direction(self, task)
         return Store(out / "checkpoints", checkpoint.keep_last, best, direction, checkpoint.keep_every)
@@ -324,13 +282,12 @@ def best_direction(context: BuildContext, task: Task) -> tuple[str | None, Liter
     recipe = context.recipe
     chosen, direction = recipe.checkpoint.best, recipe.checkpoint.direction
     best = task.main_metric if chosen == "auto" else chosen
-    if direction != "auto":
-        return best, direction
-    if best is None or not (recipe.data.val or recipe.data.test):
-        return best, "max"
-    return best, "max" if _is_higher_better(
-        context, "checkpoint.best", best, task, must_exist=chosen != "auto"
-    ) else "min"
+    if direction == "auto":
+        is_measured = best is not None and (recipe.data.val or recipe.data.test)
+        must_exist = chosen != "auto"
+        is_higher = not is_measured or _is_higher_better(context, "checkpoint.best", str(best), task, must_exist)
+        direction = "max" if is_higher else "min"
+    return best, direction
 
 
 def check_expected(context: BuildContext, task: Task) -> None:

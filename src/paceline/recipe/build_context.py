@@ -45,7 +45,6 @@ class BuildContext:
         return self.call(kind, name, dict(part.model_extra or {}), **supplied)
 
     def call(self, kind: str, name: str, arguments: dict[str, Any], **supplied: Any) -> Any:
-        """Create an object by name."""
         target = resolve(kind, name)
         if kind == "loss" and is_criterion(target):  # a function that is the loss itself
             return partial(target, **arguments)

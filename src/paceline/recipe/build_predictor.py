@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from paceline.checkpoint.reader import Checkpoint
 from paceline.core.errors import CheckpointError, DataError, UsageError
 from paceline.core.generators import unchanged_generators
 from paceline.core.signatures import signature_of
-from paceline.data.datasets.image_folder import Placeholder, UnlabeledArrays, UnlabeledFiles, find_files
+from paceline.data.datasets.image_folder import UnlabeledArrays, UnlabeledFiles, find_files
 from paceline.data.fingerprint import DataFingerprint
 from paceline.data.skip_list import SkipList
 from paceline.data.split_loader import Dataset, SplitLoader
@@ -36,7 +36,7 @@ from paceline.recipe.build_context import open_together, resolve
 from paceline.recipe.build_data import add_transforms, make_evaluations, make_split_loader
 from paceline.recipe.load import load as load_recipe
 from paceline.recipe.load import run_recipe
-from paceline.recipe.schema import DatasetPart, TransformPart
+from paceline.recipe.schema import DatasetPart
 from paceline.recipe.user_modules import read_checked
 from paceline.recipe.validate import CheckedRecipe, validate
 from paceline.tasks.video import VideoClassification
@@ -95,18 +95,39 @@ def build_predictor(
     """The predictor of a checkpoint; classes and channels are those that the checkpoint was trained with."""
     builder = Builder(checked, trains=False)
     found = open_together(builder.world, run_directory, checkpoint)
-    data = found.state["data"].get("train")
-    if not data:
+    trained_on = found.state["data"].get("train")
+    if not trained_on:
         raise CheckpointError(f"{found.path} does not say which classes it was trained on; train it again")
-    inputs = Inputs(builder, DataFingerprint.from_json(data))
-    blank = inputs.loader(inputs.blank())
-    run = builder.run(Path(), {"train": blank})
+    data = DataFingerprint.from_json(trained_on)
+    split, part = _split(builder)
+    run = builder.run(Path(), {"train": add_transforms(builder, split, part, _blank(builder, data), None)})
     run.state.load_model(found)
     run.state.load_average(found)
     if average:
         _check_average(run, found.path)
-    inputs.placeholder = placeholder(run.task)
-    return Predictor(run, inputs, found, average)
+    return Predictor(run, builder, data, found, average)
+
+
+def _split(builder: Builder) -> tuple[str, DatasetPart]:
+    """The split whose transforms are those of evaluation."""
+    splits = builder.recipe.data.splits()
+    split = next(name for name in ("val", *splits) if name in splits and (name != "train" or len(splits) == 1))
+    return split, splits[split]
+
+
+def _reads_videos(builder: Builder) -> bool:
+    task = resolve("task", builder.recipe.task.name)
+    return isinstance(task, type) and issubclass(task, VideoClassification)
+
+
+def _blank(builder: Builder, data: DataFingerprint) -> Dataset:
+    """What stands for the data while the model is built."""
+    if _reads_videos(builder):
+        return UnlabeledFiles([Path()] * 2, data.classes, data.channels, every_placeholder, reads_videos=True)
+    image = np.zeros((_BLANK, _BLANK, data.channels), np.uint8)
+    images = UnlabeledArrays([image] * 2, data.classes, data.channels, every_placeholder)
+    images.joints = data.joints
+    return images
 
 
 def _check_average(run: Run, checkpoint: Path) -> None:
@@ -119,66 +140,20 @@ def _check_average(run: Run, checkpoint: Path) -> None:
         )
 
 
-def _is_image(images: Any) -> bool:
-    """Whether this is one image, and not several."""
-    return isinstance(images, np.ndarray) and (images.ndim == 2 or (images.ndim == 3 and images.shape[-1] <= 4))
-
-
-class Inputs:
-    """Makes loaders of inputs, with the transforms of evaluation."""
-
-    def __init__(self, builder: Builder, data: DataFingerprint) -> None:
-        self.builder = builder
-        self.classes, self.channels, self.joints = data.classes, data.channels, data.joints
-        task = resolve("task", builder.recipe.task.name)
-        self.reads_videos = isinstance(task, type) and issubclass(task, VideoClassification)
-        self.placeholder: Placeholder = every_placeholder
-
-    def blank(self) -> Dataset:
-        """What stands for the data while the model is built."""
-        if self.reads_videos:
-            return UnlabeledFiles([Path()] * 2, self.classes, self.channels, self.placeholder, reads_videos=True)
-        image = np.zeros((_BLANK, _BLANK, self.channels), np.uint8)
-        images = UnlabeledArrays([image] * 2, self.classes, self.channels, self.placeholder)
-        images.joints = self.joints
-        return images
-
-    def loader(self, dataset: Dataset, skips: SkipList | None = None) -> SplitLoader:
-        """The inputs as evaluation sees its samples."""
-        split, part = self._split()
-        return add_transforms(self.builder, split, part, dataset, skips)
-
-    def own_loader(self) -> SplitLoader:
-        """The run's own samples, as its evaluation sees them."""
-        try:
-            return make_split_loader(self.builder, *self._split())
-        except DataError as error:
-            raise DataError(f"{error}; or give files with --samples") from error
-
-    @property
-    def transforms(self) -> Sequence[TransformPart]:
-        """Those of evaluation, as the recipe has them."""
-        return self._split()[1].transforms
-
-    def _split(self) -> tuple[str, DatasetPart]:
-        splits = self.builder.recipe.data.splits()
-        split = next(name for name in ("val", *splits) if name in splits and (name != "train" or len(splits) == 1))
-        return split, splits[split]
-
-
 @dataclass
 class Predictor:
     """A trained model with the transforms of its evaluation."""
 
     run: Run
-    inputs: Inputs
+    builder: Builder
+    data: DataFingerprint
+    """What the model was trained on."""
     checkpoint: Checkpoint
     average: bool = False
 
     @property
     def classes(self) -> list[str]:
-        """The names of the classes."""
-        return list(self.inputs.classes)
+        return list(self.data.classes)
 
     def predict(
         self, images: Sequence[str | Path | NDArray[np.uint8]] | str | Path | NDArray[np.uint8]
@@ -189,23 +164,23 @@ class Predictor:
         "scores", "labels" and "names"; keypoints "keypoints", "scores" and "names"; a task of your own "output", or the
         names of the dict that its `predict` gives.
         """
-        given = [images] if isinstance(images, str | Path) or _is_image(images) else list(images)
-        paths = [Path(str(each)) for each in given] if all(isinstance(each, str | Path) for each in given) else []
+        is_image = isinstance(images, np.ndarray) and (images.ndim == 2 or (images.ndim == 3 and images.shape[-1] <= 4))
+        given: list[Any] = [images] if isinstance(images, str | Path) or is_image else list(images)
+        paths = [Path(each) for each in given] if all(isinstance(each, str | Path) for each in given) else []
         if paths:
-            dataset: Dataset = self._files(paths)
-        else:
-            inputs = self.inputs
-            dataset = UnlabeledArrays(
-                [np.asarray(each) for each in given], inputs.classes, inputs.channels, inputs.placeholder
-            )
+            files = self._files(paths)
+            results = self._results(files)
+            places = {files.path(index): index for index in range(len(files))}
+            # One may be given several times; folders and lists are several.
+            return [results[places[path]] for path in paths] if places.keys() >= set(paths) else results
+        arrays = [np.asarray(each) for each in given]
+        filled = placeholder(self.run.task)
+        return self._results(UnlabeledArrays(arrays, self.data.classes, self.data.channels, filled))
+
+    def _results(self, dataset: Dataset) -> list[dict[str, Any] | None]:
         writer = ResultList(len(dataset), self.run.task)
-        if len(dataset):
-            found = self._predict(dataset, [writer], SkipList("inputs", len(dataset)))
-            if found.problem:
-                raise UsageError(found.problem)
-        places = {dataset.path(index): index for index in range(len(dataset))} if paths else {}  # type: ignore[attr-defined]
-        if places.keys() >= set(paths):  # one may be given several times; folders and lists are several
-            return [writer.results[places[path]] for path in paths] if paths else writer.results
+        if len(dataset) and (problem := self._predict(dataset, [writer], SkipList("inputs", len(dataset))).problem):
+            raise UsageError(problem)
         return writer.results
 
     def predict_files(
@@ -220,29 +195,36 @@ class Predictor:
         `progress` is called with the number of inputs of each batch of this rank, and that of all inputs.
         """
         dataset = self._files(paths)
-        skips = SkipList("inputs", len(dataset))
-        return self._predict(dataset, prediction_writers(out, dataset, self.run.task, draws), skips, progress)
+        writers = prediction_writers(out, dataset, self.run.task, draws)
+        return self._predict(dataset, writers, SkipList("inputs", len(dataset)), progress)
 
     def export(self, folder: Path, options: ExportOptions, samples: Sequence[Path] | None = None) -> list[ExportedFile]:
         """Write the model into a folder, checked on the run's own samples, or on the files that are given."""
-        inputs, recipe = self.inputs, self.inputs.builder.recipe
-        loader = inputs.loader(self._files(samples)) if samples else inputs.own_loader()
+        recipe = self.builder.recipe
+        split, part = _split(self.builder)
+        try:
+            loader = self.loader(self._files(samples)) if samples else make_split_loader(self.builder, split, part)
+        except DataError as error:
+            raise error if samples else DataError(f"{error}; or give files with --samples") from error
         about = {
             "run": recipe.name,
             "task": recipe.task.name,
             "model": recipe.model.name,
             "step": self.checkpoint.step,
             "average": self.average,
-            "transforms": [transform.model_dump(mode="json") for transform in inputs.transforms],
+            "transforms": [transform.model_dump(mode="json") for transform in part.transforms],
         }
-        self.run.evaluations = make_evaluations(inputs.builder, {"val": loader})
-        with averaged(self.run, "val") if self.average else nullcontext():
+        with self._evaluating(loader):
             return export(self.run, loader, folder, options, about)
 
     def _files(self, paths: Sequence[Path]) -> UnlabeledFiles:
-        inputs = self.inputs
-        files = find_files(paths, inputs.reads_videos)
-        return UnlabeledFiles(files, inputs.classes, inputs.channels, inputs.placeholder, inputs.reads_videos)
+        reads_videos = _reads_videos(self.builder)
+        files, filled = find_files(paths, reads_videos), placeholder(self.run.task)
+        return UnlabeledFiles(files, self.data.classes, self.data.channels, filled, reads_videos)
+
+    def loader(self, dataset: Dataset, skips: SkipList | None = None) -> SplitLoader:
+        """The inputs as evaluation sees its samples."""
+        return add_transforms(self.builder, *_split(self.builder), dataset, skips)
 
     def _predict(
         self,
@@ -251,6 +233,10 @@ class Predictor:
         skips: SkipList,
         progress: Callable[[int, int], None] = lambda number, total: None,
     ) -> Predicted:
-        self.run.evaluations = make_evaluations(self.inputs.builder, {"val": self.inputs.loader(dataset, skips)})
-        with averaged(self.run, "val") if self.average else nullcontext():
+        with self._evaluating(self.loader(dataset, skips)):
             return predict(self.run, self.run.evaluations["val"], writers, progress)
+
+    def _evaluating(self, loader: SplitLoader) -> AbstractContextManager[Any]:
+        """The run evaluates this split, with its average if that is asked for."""
+        self.run.evaluations = make_evaluations(self.builder, {"val": loader})
+        return averaged(self.run, "val") if self.average else nullcontext()

@@ -33,8 +33,7 @@ def cross_checks(recipe: Recipe) -> list[Check]:
         *_either_or(recipe),
         *_model(recipe),
         *_losses(recipe),
-        *_batch(recipe),
-        *_transforms(recipe),
+        *_data(recipe),
         *_drawn_splits(recipe),
         *_param_groups(recipe),
         *_schedule(recipe),
@@ -42,7 +41,6 @@ def cross_checks(recipe: Recipe) -> list[Check]:
         *_sharding(recipe),
         *_precision(recipe),
         *_metrics(recipe),
-        *_names(recipe),
     ]
 
 
@@ -77,9 +75,16 @@ def _losses(recipe: Recipe) -> Iterator[Check]:
             example = "def __init__(self, …, **parts): super().__init__(**parts)"
             cure = f"write `{example}`, or remove these if it brings its own"
         yield ["losses"], f"task {task.name} {found}; {cure}"
+    names = [loss.name for loss in recipe.losses]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield ["losses"], f"{name} is listed more than once"
 
 
-def _transforms(recipe: Recipe) -> Iterator[Check]:
+def _data(recipe: Recipe) -> Iterator[Check]:
+    micro, batch = recipe.train.micro_batch_size, recipe.data.batch_size
+    if micro != "auto" and micro > batch:
+        message = f"expected at most data.batch_size ({batch}), got {micro}"
+        yield ["train.micro_batch_size", "data.batch_size"], message
     for split, part in recipe.data.splits().items():
         for index, transform in enumerate(part.transforms):
             if split != "train" and transform.name in _FOR_TRAINING:
@@ -105,13 +110,6 @@ def _drawn_splits(recipe: Recipe) -> Iterator[Check]:
         if own.get("split") == train.get("split"):
             keys = [f"data.{split}.split", "data.train.split"]
             yield keys, "is the same split of the same samples as data.train.split"
-
-
-def _batch(recipe: Recipe) -> Iterator[Check]:
-    micro, batch = recipe.train.micro_batch_size, recipe.data.batch_size
-    if micro != "auto" and micro > batch:
-        message = f"expected at most data.batch_size ({batch}), got {micro}"
-        yield ["train.micro_batch_size", "data.batch_size"], message
 
 
 def _param_groups(recipe: Recipe) -> Iterator[Check]:
@@ -210,13 +208,6 @@ def _metrics(recipe: Recipe) -> Iterator[Check]:
         if recipe.checkpoint.best not in (None, "auto"):
             message = "given, but there is no data.val; add data.val or set it to null"
             yield ["checkpoint.best", "data.val"], message
-
-
-def _names(recipe: Recipe) -> Iterator[Check]:
-    names = [loss.name for loss in recipe.losses]
-    doubled = sorted({name for name in names if names.count(name) > 1})
-    for name in doubled:
-        yield ["losses"], f"{name} is listed more than once"
 
 
 def _value(recipe: Recipe, key: str) -> object:

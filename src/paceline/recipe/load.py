@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,11 @@ _SHIPPED = Path(__file__).parent.parent / "recipes"
 def load(reference: str, overrides: Sequence[str] = ()) -> Document:
     """The merged document of a recipe file or a shipped recipe."""
     path, display = find_recipe(reference)
-    assigned = [_split_override(override) for override in overrides]
     files = _Files()
     document = files.read(path, display, ())
     if files.problems:
         raise RecipeError(files.problems)
-    return _override(document, assigned)
+    return override(document, overrides)
 
 
 def extended(document: Document, source: str) -> Document:
@@ -50,11 +50,6 @@ def extended(document: Document, source: str) -> Document:
     if files.problems:
         raise RecipeError(files.problems)
     return merged
-
-
-def override(document: Document, overrides: Sequence[str]) -> Document:
-    """A document with overrides as the command line gives them, which win over all that it has."""
-    return _override(document, [_split_override(each) for each in overrides])
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -147,11 +142,8 @@ class _Files:
         """A document merged over those it extends."""
         bases = self._bases(document, path, display, (*above, path.resolve()))
         expand_shorthand(document)
-        merged: Document | None = None
-        for layer in (*bases, _at_layer(document, self.count)):
-            merged = layer if merged is None else merge(merged, layer)
+        merged = reduce(merge, [*bases, _at_layer(document, self.count)])
         self.count += 1
-        assert merged is not None
         return merged
 
     def _bases(self, document: Document, path: Path, display: str, above: tuple[Path, ...]) -> list[Document]:
@@ -224,7 +216,28 @@ def _folder_name(path: Path) -> str:
     return f"{path.parent.name}/{path.stem}"
 
 
-def _split_override(override: str) -> tuple[list[str], str, str]:
+def override(document: Document, overrides: Sequence[str]) -> Document:
+    """A document with overrides as the command line gives them, which win over all that it has."""
+    problems: list[str] = []
+    layer = 1 + max(origin.layer for origin in document.values.values())
+    for text in overrides:
+        segments, value = _split_override(text)
+        label = f"{COMMAND_LINE}: {text}"
+        try:
+            read = parse_value(value, label)
+            path = _address(document.tree, segments, label)
+        except RecipeError as error:
+            problems += error.problems
+            continue
+        layered = _at_layer(_nested(path, read), layer)
+        expand_shorthand(layered)
+        document = merge(document, layered)
+    if problems:
+        raise RecipeError(problems)
+    return document
+
+
+def _split_override(override: str) -> tuple[list[str], str]:
     key, equals, value = override.partition("=")
     segments = key.strip().split(".")
     quoted = f'"{in_one_line(override)}"'
@@ -234,26 +247,7 @@ def _split_override(override: str) -> tuple[list[str], str, str]:
         raise UsageError(f"{quoted}: the key before = is empty or has an empty part")
     if len(segments) > MAX_DEPTH:
         raise UsageError(f"{quoted}: the key has more than {MAX_DEPTH} parts")
-    return segments, value, override
-
-
-def _override(document: Document, overrides: list[tuple[list[str], str, str]]) -> Document:
-    problems: list[str] = []
-    layer = 1 + max(origin.layer for origin in document.values.values())
-    for segments, text, override in overrides:
-        label = f"{COMMAND_LINE}: {override}"
-        try:
-            value = parse_value(text, label)
-            path = _address(document.tree, segments, label)
-        except RecipeError as error:
-            problems += error.problems
-            continue
-        layered = _at_layer(_nested(path, value), layer)
-        expand_shorthand(layered)
-        document = merge(document, layered)
-    if problems:
-        raise RecipeError(problems)
-    return document
+    return segments, value
 
 
 def _address(tree: Any, segments: list[str], label: str) -> KeyPath:

@@ -5,23 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.recipe import schema
 from paceline.recipe.document import KeyPath, are_named_parts, children, lookup
-from paceline.recipe.schema import (
-    AveragingPart,
-    CheckpointingPart,
-    DatasetPart,
-    LossPart,
-    MetricPart,
-    ModelPart,
-    OptimizerPart,
-    Part,
-    Recipe,
-    SchedulePart,
-    StrategyPart,
-    TaskPart,
-    TransformPart,
-    TransitionPart,
-)
+from paceline.recipe.schema import DatasetPart, Part, Recipe
 
 SEVERAL = "{}"
 
@@ -67,17 +53,17 @@ def _named_parts(path: KeyPath, value: Any) -> list[KeyPath]:
 _SPLITS = ("train", "val", "test{}")
 DATASETS = [PartSpec(("data", split), "dataset", "dataset", DatasetPart) for split in _SPLITS]
 PARTS = [
-    PartSpec(("task",), "task", "name", TaskPart),
-    PartSpec(("model",), "model", "name", ModelPart),
+    PartSpec(("task",), "task", "name", schema.TaskPart),
+    PartSpec(("model",), "model", "name", schema.ModelPart),
     *DATASETS,
-    *(PartSpec(("data", split, "transforms", "*"), "transform", "name", TransformPart) for split in _SPLITS),
-    PartSpec(("losses", "*"), "loss", "name", LossPart),
-    PartSpec(("optimizer",), "optimizer", "name", OptimizerPart),
-    PartSpec(("schedule",), "schedule", "decay", SchedulePart),
-    PartSpec(("schedule", "momentum"), "schedule", "decay", TransitionPart),
-    PartSpec(("schedule", "weight_decay"), "schedule", "decay", TransitionPart),
-    PartSpec(("train", "averaging"), "averaging", "name", AveragingPart),
-    PartSpec(("train", "strategy"), "strategy", "name", StrategyPart),
-    PartSpec(("train", "activation_checkpointing"), "activation_checkpointing", "name", CheckpointingPart),
-    PartSpec(("evaluate", "metrics", "*"), "metric", "name", MetricPart),
+    *(PartSpec(("data", split, "transforms", "*"), "transform", "name", schema.TransformPart) for split in _SPLITS),
+    PartSpec(("losses", "*"), "loss", "name", schema.LossPart),
+    PartSpec(("optimizer",), "optimizer", "name", schema.OptimizerPart),
+    PartSpec(("schedule",), "schedule", "decay", schema.SchedulePart),
+    PartSpec(("schedule", "momentum"), "schedule", "decay", schema.TransitionPart),
+    PartSpec(("schedule", "weight_decay"), "schedule", "decay", schema.TransitionPart),
+    PartSpec(("train", "averaging"), "averaging", "name", schema.AveragingPart),
+    PartSpec(("train", "strategy"), "strategy", "name", schema.StrategyPart),
+    PartSpec(("train", "activation_checkpointing"), "activation_checkpointing", "name", schema.CheckpointingPart),
+    PartSpec(("evaluate", "metrics", "*"), "metric", "name", schema.MetricPart),
 ]

@@ -30,6 +30,7 @@ PATTERNS = {
     r"^.+\.(csv|xlsx)$": "that ends in .csv or .xlsx",
     r"^\.": "that begins with a dot, such as .jpg",
     r"^[0-9]{1,5}-[0-9]{1,5}$": "with a range of ids, such as 1-255",
+    r'^[^\r\n"]$': 'of one character that is neither a line end nor a quote; a tab is "\\t" in double quotes',
 }
 """The patterns of the schema in words."""
 

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from paceline.core.arguments import Arguments
 from paceline.core.errors import RecipeError
 from paceline.core.registry import KINDS, SUPPLIED, Entry, register
+from paceline.core.text import pluralize
 from paceline.recipe.document import COMMAND_LINE, Document, KeyPath, Origin, children, dotted, lookup, places
-from paceline.recipe.fitted_schedule import fit_schedule
 from paceline.recipe.incompatible import cross_checks
 from paceline.recipe.parts import DATASETS, PARTS, PartSpec
 from paceline.recipe.problems import Problem, expected_names, own_parts, problems_of, show, unknown_name
@@ -67,7 +67,7 @@ class CheckedRecipe:
 def validate(document: Document) -> CheckedRecipe:
     """Check everything that needs no building; raise all mistakes at once."""
     document = Document(copy.deepcopy(document.tree), dict(document.keys), dict(document.values))
-    notes = fit_schedule(document)
+    notes = _fit_schedule(document)
     problems = [*_not_finite(document), *_spread_fold(document)]
     arguments: dict[KeyPath, dict[str, Any]] = {}
     for part in PARTS:
@@ -102,6 +102,54 @@ def _not_finite(document: Document) -> list[Problem]:
         for path, value in numbers
         if isinstance(value, float) and not math.isfinite(value)
     ]
+
+
+def _fit_schedule(document: Document) -> list[str]:
+    """Fit the recipe's schedule to a length that the command line gives, as `train.epochs=1`; a note on each change.
+
+    Milestones that the run does not reach are left out, and a decay without any; a warm-up that fills the run takes
+    half of it. Where the command line gives the length in another unit, only building finds out, and refuses.
+    """
+    schedule, train = document.tree.get("schedule"), document.tree.get("train")
+    if not isinstance(schedule, dict) or not isinstance(train, dict):
+        return []
+    notes = []
+    for unit in ("epochs", "steps"):
+        given = document.values.get(("train", unit), DEFAULT)
+        if given.source != COMMAND_LINE or not isinstance(train[unit], int):
+            continue
+        for key in sorted({f"milestone_{unit}", f"every_{unit}", f"warmup_{unit}"} & schedule.keys()):
+            origin = document.values["schedule", key]
+            fit = _shorten_warmup if key.startswith("warmup") else _drop_milestones
+            if origin.source != COMMAND_LINE and (change := fit(document, schedule, key, train[unit], given)):
+                end = pluralize(train[unit], unit.removesuffix("s"))
+                notes.append(f"{origin}: schedule.{key}: {change}, since the run ends after {end}")
+    return notes
+
+
+def _shorten_warmup(document: Document, schedule: dict[str, Any], key: str, length: int, given: Origin) -> str:
+    written, half = schedule[key], length / 2 if key == "warmup_epochs" else length // 2
+    if not isinstance(written, int | float) or written < length or half <= 0:
+        return ""
+    schedule[key], document.values["schedule", key] = half, given
+    return f"{show(written)} shortened to {show(half)}"
+
+
+def _drop_milestones(document: Document, schedule: dict[str, Any], key: str, length: int, given: Origin) -> str:
+    points = schedule[key] if isinstance(schedule[key], list) else [schedule[key]]
+    if schedule.get("decay") not in ("step", "multi_step") or not all(isinstance(each, int | float) for each in points):
+        return ""  # what is no number is refused later
+    is_last_one_reached = schedule.get("count_from") == 1
+    reached = [point for point in points if point < length or (point == length and is_last_one_reached)]
+    if not reached:
+        schedule["decay"] = "constant"  # as `schedule.decay=constant`, which drops the keys of the former decay
+        document.values["schedule", "decay"] = given
+    elif len(reached) < len(points):
+        for index in range(len(reached), len(points)):
+            document.forget(("schedule", key, index))
+        schedule[key] = reached
+    left = ", ".join(show(point) for point in points[len(reached) :])
+    return f"{left} dropped" if left else ""
 
 
 def _spread_fold(document: Document) -> list[Problem]:

@@ -46,6 +46,9 @@ class Classification(Task):
     Metrics are losses, accuracy, precision, recall, F1 and AUROC.
     """
 
+    num_visualized = _NUM_VISUALIZED
+    output_name = "logits"
+
     def __init__(
         self,
         losses: Mapping[str, Loss],
@@ -60,7 +63,7 @@ class Classification(Task):
     ) -> None:
         super().__init__(losses, weights, classes)
         self.main_metric = "f1" if multi_label else "top1"
-        self.num_visualized = _NUM_VISUALIZED
+        self.activation = "sigmoid" if multi_label else "softmax"
         self.error_name = "binary cross-entropy" if multi_label else "cross-entropy"
         self._multi_label = multi_label
         self._flip = flip
@@ -100,8 +103,8 @@ class Classification(Task):
         target = labels.argmax(1) if labels.ndim == 2 else labels
         # How many classes the label is at least as likely as, itself included; none if it is NaN.
         behind = (logits <= logits.gather(1, target.unsqueeze(1))).sum(1, dtype=torch.int32)
-        correct = {k: (behind > logits.shape[1] - k).sum().float() for k in self._top_k}
-        return {f"top{k}": LossTerm(each, float(labels.shape[0])) for k, each in correct.items()}
+        count, num_classes = float(labels.shape[0]), logits.shape[1]
+        return {f"top{k}": LossTerm((behind > num_classes - k).sum().float(), count) for k in self._top_k}
 
     def draw(self, batch: Batch, predictions: Tensor | None, index: int) -> list[Panel]:
         """Draw the image with its label, framed in green or red by whether the prediction is correct."""
@@ -109,19 +112,24 @@ class Classification(Task):
         image = self.thumbnail(batch["image"][index])
         if predictions is None:
             return [Panel(image, truth)]
-        predicted = self._caption(predictions[index], 0.0)
+        predicted = self._caption(self.sample_logits(predictions)[index], 0.0)
         if predicted == truth:
             return [Panel(image, truth, is_correct=True)]
         return [Panel(image, f"{predicted}, not {truth}", is_correct=False)]
 
     def sample_errors(self, predictions: Tensor, batch: Batch) -> Tensor:
         """The cross-entropy of each sample, [N]."""
-        logits, labels = to_float64(predictions), labels_of("classification", batch).to(predictions.device)
+        logits, labels = to_float64(self.sample_logits(predictions)), labels_of("classification", batch)
+        labels = labels.to(logits.device)
         if self._multi_label:
             return F.binary_cross_entropy_with_logits(logits, labels.to(logits), reduction="none").mean(1)
         if labels.ndim == 2:  # soft ones
             return -(logits.log_softmax(1)[:, : labels.shape[1]] * labels).sum(1)
         return F.cross_entropy(logits, labels, reduction="none")
+
+    def sample_logits(self, predictions: Tensor) -> Tensor:
+        """Logits [N, classes] of what `predict` gives."""
+        return predictions
 
     def _caption(self, scores: Tensor, threshold: float) -> str:
         """The class with the highest score, or the number of the class; with `multi_label` those above a threshold."""
@@ -135,16 +143,10 @@ class Classification(Task):
 
     def draw_prediction(self, image: Image, batch: Batch, predictions: Tensor, index: int) -> Panel:
         """Draw the image above the most probable class and its probability."""
-        logits = to_float64(predictions[index])
+        logits = to_float64(self.sample_logits(predictions)[index])
         probabilities = logits.sigmoid() if self._multi_label else logits.softmax(0)
         best = int(probabilities.argmax())
         return Panel(image, f"{self.classes[best]} {float(probabilities[best]):.2f}")
-
-    def export_outputs(self, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
-        return {"logits": model(images)}
-
-    def export_details(self) -> dict[str, Any]:
-        return {"activation": "sigmoid" if self._multi_label else "softmax"}
 
     def draw_metrics(self, metrics: dict[str, Any]) -> dict[str, Image]:
         if "confusion" not in metrics:

@@ -18,8 +18,8 @@ from paceline.losses.heatmap import stack_keypoints
 from paceline.losses.loss_term import Loss
 from paceline.metrics.keypoints import PCK, TORSO, KeypointAP, known_sigmas, pose_rows, truth_keypoints
 from paceline.metrics.metric import LossMetrics, Metric, MetricOf, Rows
-from paceline.models.heatmaps import Decode, Poses, decode_heatmaps, flip_heatmaps
 from paceline.models.model_errors import call_model
+from paceline.models.simple_baseline import Decode, Poses, decode_heatmaps, flip_heatmaps
 from paceline.tasks.task import Task, compare_by
 from paceline.visualize.grid import KEYPOINT_LEGEND, Panel
 from paceline.visualize.image import Image, fit, to_image
@@ -40,6 +40,7 @@ class Keypoints(Task):
 
     original_size = True
     error_name = "mean distance in diagonals of the image"
+    output_name = "heatmaps"
 
     def __init__(
         self,
@@ -92,10 +93,6 @@ class Keypoints(Task):
             found = list(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
             raise RecipeError(f"model: got {found}, expected heatmaps [N, {expected}, h, w]; use simple_baseline")
         return outputs.float()
-
-    def export_outputs(self, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
-        """Heatmaps [N, joints, h, w]."""
-        return {"heatmaps": model(images)}
 
     def export_details(self) -> dict[str, Any]:
         """The joints of the heatmaps, and how their maxima are refined."""

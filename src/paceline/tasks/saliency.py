@@ -40,7 +40,10 @@ class Saliency(Task):
     palette = None
     """Saved maps are gray."""
     original_size = True
+    main_metric = "max_f"
     error_name = "mean absolute error"
+    training_metrics = ("mae",)
+    activation = "sigmoid"
 
     def __init__(
         self,
@@ -53,9 +56,7 @@ class Saliency(Task):
         if len(classes) > 1:
             raise DataError(f"saliency: the masks have {len(classes)} classes, expected one; set binary: true in data")
         super().__init__(losses, weights, classes)
-        self.main_metric = "max_f"
         self._flip = flip
-        self.training_metrics = ["mae"]
         selected = [metric for metric in extra_metrics if isinstance(metric, SaliencyMetric)]
         map_metrics = extra_metrics if selected else [SaliencyMetric(), *extra_metrics]
         self._stretch = selected[0].stretch if selected else True
@@ -108,9 +109,6 @@ class Saliency(Task):
     def export_outputs(self, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
         """Logits [N, 1, H, W] at the size of the images."""
         return {"logits": resize(main_output(model(images)), images.shape[-2:])}
-
-    def export_details(self) -> dict[str, Any]:
-        return {"activation": "sigmoid"}
 
     def maps(self, predictions: PixelPrediction) -> list[Image]:
         """The file of each sample: gray from 0 to 255, uint8 [H, W]."""

@@ -48,6 +48,11 @@ class Segmentation(Task):
     `scales`, `window` and `stride` are test-time augmentation.
     """
 
+    main_metric = "miou"
+    error_name = "share of wrong pixels"
+    training_metrics = ("pixel_accuracy",)
+    activation = "softmax"
+
     def __init__(
         self,
         losses: Mapping[str, Loss],
@@ -67,9 +72,6 @@ class Segmentation(Task):
                 " `classes` of the data set, or use task: saliency for binary masks"
             )
         super().__init__(losses, weights, classes)
-        self.main_metric = "miou"
-        self.error_name = "share of wrong pixels"
-        self.training_metrics = ["pixel_accuracy"]
         self._ignore_index = ignore_index
         self.palette = class_colors(classes[:256], 256)
         names = self.classes if len(self.classes) <= _MAX_REPORTED else None
@@ -116,11 +118,7 @@ class Segmentation(Task):
         # The aspect ratio of the image may differ from that of the mask.
         image = fit(to_image(batch["image"][index]), _IMAGE_SIDE, maps["truth"].shape)
         panels = [Panel(image, "image")]
-        for name, label_map in maps.items():
-            ids = label_map.cpu().numpy()
-            overlay = draw_label_map(image, ids, self.palette[: len(self.classes)])
-            panels.append(Panel(overlay, name, legend=class_legend(ids, self.classes)))
-        return panels
+        return panels + [self._panel(image, label_map, name) for name, label_map in maps.items()]
 
     def sample_errors(self, predictions: PixelPrediction, batch: Batch) -> Tensor:
         """The share of each sample's labeled pixels whose class is wrong, [N]."""
@@ -133,16 +131,16 @@ class Segmentation(Task):
 
     def draw_prediction(self, image: Image, batch: Batch, predictions: PixelPrediction, index: int) -> Panel:
         """Draw the predicted classes blended over the image."""
-        ids = predictions.maps[index].cpu().numpy()
+        return self._panel(image, predictions.maps[index])
+
+    def _panel(self, image: Image, label_map: Tensor, caption: str = "") -> Panel:
+        ids = label_map.cpu().numpy()
         overlay = draw_label_map(image, ids, self.palette[: len(self.classes)])
-        return Panel(overlay, legend=class_legend(ids, self.classes))
+        return Panel(overlay, caption, legend=class_legend(ids, self.classes))
 
     def export_outputs(self, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
         """Logits [N, classes, H, W] at the size of the images, without test-time augmentation."""
         return {"logits": resize(self._check(main_output(model(images))), images.shape[-2:])}
-
-    def export_details(self) -> dict[str, Any]:
-        return {"activation": "softmax"}
 
     def draw_metrics(self, metrics: dict[str, Any]) -> dict[str, Image]:
         if "confusion" not in metrics:

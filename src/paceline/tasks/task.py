@@ -89,6 +89,10 @@ class Task:
     """What `sample_errors` measures, as reports call it."""
     original_size: bool = False
     """What `evaluate.original_size: auto` stands for."""
+    output_name: str = "output"
+    """What an exported model's output is called."""
+    activation: str | None = None
+    """What makes probabilities of an exported model's output, if anything does."""
 
     def __init__(
         self,
@@ -154,11 +158,11 @@ class Task:
     def export_outputs(self, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
         """What an exported model gives for a batch of images: tensors by name, the batch first in each."""
         found = model(images)
-        return dict(found) if isinstance(found, Mapping) else {"output": found}
+        return dict(found) if isinstance(found, Mapping) else {self.output_name: found}
 
     def export_details(self) -> dict[str, Any]:
         """What a program must know to make predictions of the exported outputs, as JSON."""
-        return {}
+        return {"activation": self.activation} if self.activation else {}
 
     def draw_metrics(self, metrics: dict[str, Any]) -> dict[str, Image]:
         """Draw values such as a confusion matrix; the images by name."""

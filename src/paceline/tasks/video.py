@@ -16,7 +16,7 @@ from paceline.metrics.metric import Metric
 from paceline.metrics.video import PerVideo
 from paceline.models.model_errors import call_model
 from paceline.tasks.classification import Classification, average_logits
-from paceline.visualize.grid import Panel, tile_frames
+from paceline.visualize.grid import tile_frames
 from paceline.visualize.image import Image, to_image
 
 _CLIP_SIDE = 160  # pixels of four frames
@@ -31,7 +31,7 @@ class VideoClassification(Classification):
     """
 
     def losses(self, model: nn.Module, batch: Batch) -> Mapping[str, LossTerm]:
-        logits = self._average_views(self.predict(model, batch))
+        logits = self.sample_logits(self.predict(model, batch))
         terms = {name: loss(logits, batch) for name, loss in self.loss_functions.items()}
         return {**self.training_terms(logits, batch), **terms}
 
@@ -58,21 +58,10 @@ class VideoClassification(Classification):
     def prediction_metric(self) -> Metric:
         return PerVideo([SamplePredictions(len(self.classes), self._multi_label)], self._multi_label)
 
-    def draw(self, batch: Batch, predictions: Tensor | None, index: int) -> list[Panel]:
-        """Draw four frames, framed in green or red by whether the prediction is correct."""
-        return super().draw(batch, None if predictions is None else self._average_views(predictions), index)
-
-    def sample_errors(self, predictions: Tensor, batch: Batch) -> Tensor:
-        return super().sample_errors(self._average_views(predictions), batch)
-
-    def draw_prediction(self, image: Image, batch: Batch, predictions: Tensor, index: int) -> Panel:
-        """Draw frames of the video above the most probable class."""
-        return super().draw_prediction(image, batch, self._average_views(predictions), index)
-
     def thumbnail(self, image: Tensor) -> Image:
         """Four frames of a clip [C, T, H, W], of the first view if there are several."""
         return tile_frames(to_image(image[0] if image.ndim == 5 else image), _CLIP_SIDE)
 
-    def _average_views(self, logits: Tensor) -> Tensor:
+    def sample_logits(self, predictions: Tensor) -> Tensor:
         """Logits [N, classes] of the mean of the views' probabilities."""
-        return logits if logits.ndim == 2 else average_logits(logits, self._multi_label)
+        return predictions if predictions.ndim == 2 else average_logits(predictions, self._multi_label)

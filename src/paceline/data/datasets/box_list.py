@@ -14,7 +14,7 @@ from paceline.core.arguments import Count, CountOrZero, KeyOf, Requires
 from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.core.regular_file import open_regular, why_no_file
-from paceline.data.argument_types import ClassNames, Column, Name, SplitShares
+from paceline.data.argument_types import ClassNames, Column, Delimiter, Name, SplitShares
 from paceline.data.datasets.detection import (
     BadBoxes,
     BoxObject,
@@ -64,7 +64,7 @@ class BoxList(DetectionDataset):
         bad_boxes: BadBoxes = "clip",
         follow_links: bool = False,
         max_pixels: Count = MAX_PIXELS,
-        delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None,
+        delimiter: Delimiter | None = None,
     ) -> None:
         self.file = Path(root or "", file)
         base = Path(root) if root is not None else self.file.parent

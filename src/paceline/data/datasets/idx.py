@@ -130,18 +130,9 @@ def _by(shape: Sequence[int]) -> str:
     return " × ".join(map(str, shape))
 
 
-FASHION_CLASSES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
+FASHION_CLASSES = [
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+]
 _FASHION = Path(__file__).parent.parent / "embedded" / "fashion"
 
 

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -27,7 +28,6 @@ from paceline.data.index.folders import (
 )
 from paceline.data.index.index import IndexBuilder, open_index, read_part, split_arguments, write_parts
 from paceline.data.io.image import EXTENSIONS, MAX_PIXELS, Encoded
-from paceline.data.io.image import EXTENSIONS as IMAGE_EXTENSIONS
 
 
 class ClassFolders(FileDataset):
@@ -126,43 +126,49 @@ Placeholder = Callable[[int, int], Sample]
 """The fields that stand for the missing labels of an image of this height and width."""
 
 
-class UnlabeledFiles:
-    """Image files, or videos, by number. `placeholder` fills in what the task's transforms and collation expect."""
+class Unlabeled:
+    """Images or videos by number. `placeholder` fills in what the task's transforms and collation expect."""
 
     has_labels = False
+    joints: KeypointNames | None = None
 
     def __init__(
         self,
-        paths: Sequence[Path],
+        items: Sequence[Path] | Sequence[NDArray[np.uint8]],
         classes: Sequence[str],
         channels: int,
         placeholder: Placeholder,
         reads_videos: bool = False,
     ) -> None:
-        self.classes = list(classes)
-        self.channels = channels
-        self.reads_videos = reads_videos
-        self._paths = list(paths)
+        self.classes, self.channels, self.reads_videos = list(classes), channels, reads_videos
+        self._items: list[Any] = list(items)
         self._placeholder = placeholder
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self._items)
+
+    def _with_placeholders(self, image: Any, height: int, width: int) -> Sample:
+        return {"image": image, "size": np.array([height, width]), **self._placeholder(height, width)}
+
+
+class UnlabeledFiles(Unlabeled):
+    """Files of images, or of videos."""
 
     def path(self, index: int) -> Path:
         """The file of sample `index`."""
-        return self._paths[index]
+        path: Path = self._items[index]
+        return path
 
     def open(self, index: int) -> Sample:
         """The image or video, not decoded unless the model takes gray images, and placeholders for its labels."""
-        path = self._paths[index]
+        path = self.path(index)
         if self.reads_videos:
             from paceline.data.io.video import EncodedVideo
 
             return {"image": EncodedVideo(path), **self._placeholder(0, 0)}
         image = Encoded.read(path)
-        size = {"size": np.array([image.height, image.width])}
         pixels = image if self.channels == 3 else to_channels(image.decode(), self.channels, path)
-        return {"image": pixels, **size, **self._placeholder(image.height, image.width)}
+        return self._with_placeholders(pixels, image.height, image.width)
 
     def read(self, index: int) -> Sample:
         """The same with the image decoded."""
@@ -170,30 +176,14 @@ class UnlabeledFiles:
         return {**sample, "image": sample["image"].decode()} if isinstance(sample["image"], Encoded) else sample
 
 
-class UnlabeledArrays:
-    """Images in memory, uint8 [H, W, C], by number."""
-
-    has_labels = False
-    joints: KeypointNames | None = None
-
-    def __init__(
-        self, images: Sequence[NDArray[np.uint8]], classes: Sequence[str], channels: int, placeholder: Placeholder
-    ) -> None:
-        self.classes = list(classes)
-        self.channels = channels
-        self._images = list(images)
-        self._placeholder = placeholder
-
-    def __len__(self) -> int:
-        return len(self._images)
+class UnlabeledArrays(Unlabeled):
+    """Images in memory, uint8 [H, W, C]."""
 
     def read(self, index: int) -> Sample:
         """The image and placeholders for its labels."""
-        image = np.asarray(self._images[index])
+        image = np.asarray(self._items[index])
         image = image[:, :, None] if image.ndim == 2 else image
-        height, width = image.shape[:2]
-        size = {"size": np.array([height, width])}
-        return {"image": to_channels(image, self.channels), **size, **self._placeholder(height, width)}
+        return self._with_placeholders(to_channels(image, self.channels), *image.shape[:2])
 
 
 def to_channels(image: NDArray[np.uint8], channels: int, path: Path | None = None) -> NDArray[np.uint8]:
@@ -214,7 +204,7 @@ def find_files(inputs: Sequence[Path], videos: bool) -> list[Path]:
 
     A list is a .txt or .csv file with a path in the first column of each line, relative to the list's folder.
     """
-    extensions = IMAGE_EXTENSIONS
+    extensions = EXTENSIONS
     if videos:
         from paceline.data.io.video import EXTENSIONS as extensions  # noqa: N811
     found: dict[Path, None] = {}

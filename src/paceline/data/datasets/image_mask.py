@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -220,27 +221,20 @@ def _spans(ranges: IdRanges) -> list[tuple[int, int]]:
 class _Pattern:
     """A folder of files, perhaps with a pattern of their names: "masks", "masks/{stem}_mask.png", "{stem}.png"."""
 
-    def __init__(self, key: str, text: str, folder: Path, beside: Path | None, extensions: tuple[str, ...]) -> None:
-        self.text, self.extensions = text, extensions
+    def __init__(self, key: str, text: str, root: Path, beside: Path | None, extensions: tuple[str, ...]) -> None:
         before, found, after = text.partition(_STEM)
         if text.count("{") != (1 if found else 0) or "/" in after:
             raise ArgumentError(key, f"expected a folder, or a pattern such as masks/{_STEM}_mask.png, got {text}")
-        parent, _, self._prefix = before.rpartition("/") if found else (text, "", "")
-        self.is_named = bool(found)
-        self.folder = beside if beside is not None and found and "/" not in before else folder / parent
-        suffix = PurePosixPath(after).suffix.lower()
-        self._suffix = after.removesuffix(PurePosixPath(after).suffix)
-        if suffix:
-            self.extensions = (suffix,)
+        self.is_named, suffix = bool(found), PurePosixPath(after).suffix
+        parent, _, prefix = before.rpartition("/") if found else (text, "", "")
+        self.folder = beside if beside is not None and found and "/" not in before else root / parent
+        self.extensions = (suffix.lower(),) if suffix else extensions
+        self._form = re.compile(f"((?:.*/)?){re.escape(prefix)}([^/]+){re.escape(after.removesuffix(suffix))}")
 
     def stem(self, name: str) -> str | None:
         """What stands for {stem} in the name of a file below the folder; None if it does not fit the pattern."""
-        path = PurePosixPath(name)
-        own = path.stem
-        is_long = len(own) > len(self._prefix) + len(self._suffix)
-        if not is_long or not own.startswith(self._prefix) or not own.endswith(self._suffix):
-            return None
-        return str(path.with_name(own[len(self._prefix) : len(own) - len(self._suffix)]))
+        found = self._form.fullmatch(os.path.splitext(name)[0])  # noqa: PTH122 - of many
+        return found and found[1] + found[2]
 
 
 class _Pairs:
@@ -288,16 +282,10 @@ class _Pairs:
         there = sorted(self._files(self._masks.folder, MASK_EXTENSIONS))
         others = join_first([PurePosixPath(name).name for name in there], 2) or "none"
         found = f"{found}: images are called {join_first(names, 2)}, masks {others}"
-        return f"{found}; {self._pattern_advice(images, there)}"
-
-    def _pattern_advice(self, images: dict[str, str], there: list[str]) -> str:
-        below, above = (os.path.relpath(each.folder, self._root) for each in (self._masks, self._images))
+        below = os.path.relpath(self._masks.folder, self._root)
         if pattern := _matching_pattern(sorted(images), there):
-            return f'add `masks: "{below}/{pattern}"`'
-        image_names = [os.path.relpath(name, above) for name in sorted(images.values())]
-        if pattern := _matching_pattern([str(PurePosixPath(name).with_suffix("")) for name in there], image_names):
-            return f'add `images: "{above}/{pattern}"`'
-        return f'name masks after their images, or give a pattern, as in `masks: "{below}/{_STEM}_mask.png"`'
+            return f'{found}; add `masks: "{below}/{pattern}"`'
+        return f'{found}; name masks after their images, or give a pattern, as in `masks: "{below}/{_STEM}_mask.png"`'
 
     def read_list(self, list_file: Path) -> list[tuple[bytes, bytes]]:
         """The images that a list names, in its order, with the masks beside them or of the same name."""

@@ -17,7 +17,7 @@ from paceline.core.errors import ArgumentError, DataError
 from paceline.core.registry import register
 from paceline.core.regular_file import why_no_file
 from paceline.core.text import join_first, pluralize
-from paceline.data.argument_types import ClassNames, Column, Name, SplitShares
+from paceline.data.argument_types import ClassNames, Column, Delimiter, Name, SplitShares
 from paceline.data.batch import Sample
 from paceline.data.fingerprint import DataDigest
 from paceline.data.index.folders import FileDataset, NamedFiles, hint_on_missing
@@ -83,7 +83,7 @@ class ListFile(FileDataset):
         split_seed: CountOrZero = 0,
         follow_links: bool = False,
         max_pixels: Count = MAX_PIXELS,
-        delimiter: Name | None = None,
+        delimiter: Delimiter | None = None,
         label_from: Literal["column", "folder"] = "column",
         first_label: CountOrZero = 0,
         split_column: Column | None = None,
@@ -91,7 +91,7 @@ class ListFile(FileDataset):
         fold_column: Column = 3,
         stratify: bool = True,
     ) -> None:
-        _check_arguments(delimiter, label_from, {"label": label, "label_separator": label_separator}, fold, split)
+        _check_arguments(label_from, {"label": label, "label_separator": label_separator}, fold, split)
         self.file, self.max_pixels = Path(root or "", file), max_pixels
         self.root = Path(root) if root is not None else self.file.parent
         if not self.file.is_file():
@@ -178,11 +178,8 @@ class ListFile(FileDataset):
 
 
 def _check_arguments(
-    delimiter: str | None, label_from: str, columns: Mapping[str, Column | None], fold: int | None, split: str | None
+    label_from: str, columns: Mapping[str, Column | None], fold: int | None, split: str | None
 ) -> None:
-    if delimiter is not None and (len(delimiter) != 1 or delimiter in '\r\n"'):
-        expected = f"expected one character that is neither a line end nor a quote, got {delimiter!r}"
-        raise ArgumentError("delimiter", f'{expected}; a tab is "\\t" in double quotes')
     given = next((name for name, column in columns.items() if column is not None), None)
     if label_from == "folder" and given is not None:
         raise ArgumentError(given, "label_from: folder takes no column; remove this")
@@ -308,42 +305,32 @@ class LabelEncoder:
         """
         labels = list(self._numbers)
         is_counted = self._first is not None and bool(labels) and all(map(_WHOLE.fullmatch, labels))
-        if given is None and not is_counted:
-            given = sorted(labels)
-        if given is not None and set(given).issuperset(labels):
-            return list(given), self._meanings({name: place for place, name in enumerate(given)}.__getitem__)
-        if is_counted and self._first is not None:
-            return self._counted(given, self._first, num_samples)
-        assert given is not None
-        unknown = next(label for label in labels if label not in given)
-        expected = f"expected one of the {len(given):,} classes: {join_first(given, _MAX_NAMES)}"
-        raise DataError(f"{self._at(unknown)}: the label {unknown!r} is no class; {expected}")
+        names = sorted(labels) if given is None else list(given)
+        if is_counted and not (given is not None and set(given).issuperset(labels)):
+            return self._counted(given, self._first or 0, num_samples)
+        places = {name: place for place, name in enumerate(names)}
+        unknown = next((label for label in labels if label not in places), None)
+        if unknown is not None:
+            expected = f"expected one of the {len(names):,} classes: {join_first(names, _MAX_NAMES)}"
+            raise DataError(f"{self._at(unknown)}: the label {unknown!r} is no class; {expected}")
+        return names, np.array([places[label] for label in labels], np.int32)
 
     def _counted(
         self, given: Sequence[str] | None, first: int, num_samples: int
     ) -> tuple[list[str], NDArray[np.int32]]:
-        least, largest = min(self._numbers, key=int), max(self._numbers, key=int)
+        numbers = {int(label): label for label in self._numbers}
+        least, largest = min(numbers), max(numbers)
         most = min(_MAX_CLASSES, max(_MANY, 10 * num_samples)) if given is None else len(given)
-        for label in (least, largest):
-            if not 0 <= int(label) - first < most:
-                samples = pluralize(num_samples, "sample")
-                why = f"of {samples}: is it the column of labels?" if given is None else "as `classes` has names"
-                found = f"{self._at(label)}: the label {label} is out of range"
-                raise DataError(f"{found}: expected {first} to {first + most - 1}, {why}{self._advice(first, most)}")
-        names = given if given is not None else [str(number) for number in range(first, 1 + int(largest))]
-        return list(names), self._meanings(lambda label: int(label) - first)
-
-    def _advice(self, first: int, most: int) -> str:
-        least, largest = min(map(int, self._numbers)), max(map(int, self._numbers))
-        if least == first or least < 0 or largest - least >= most:
-            return ""
-        return f"; labels go from {least} to {largest}: if they begin at {least}, add `first_label: {least}`"
-
-    def _meanings(self, meaning: Callable[[str], int]) -> NDArray[np.int32]:
-        table = np.empty(len(self._lines), np.int32)
-        for label, number in self._numbers.items():
-            table[number] = meaning(label)
-        return table
+        outside = next((number for number in (least, largest) if not 0 <= number - first < most), None)
+        if outside is not None:
+            samples = pluralize(num_samples, "sample")
+            why = f"of {samples}: is it the column of labels?" if given is None else "as `classes` has names"
+            found = f"{self._at(numbers[outside])}: the label {numbers[outside]} is out of range"
+            advice = f"; labels go from {least} to {largest}: if they begin at {least}, add `first_label: {least}`"
+            fits = least != first and least >= 0 and largest - least < most
+            raise DataError(f"{found}: expected {first} to {first + most - 1}, {why}{advice if fits else ''}")
+        names = list(given) if given is not None else [str(number) for number in range(first, 1 + largest)]
+        return names, np.array([int(label) - first for label in self._numbers], np.int32)
 
     def _at(self, label: str) -> str:
         return at_line(self.path, self._lines[self._numbers[label]])

@@ -11,7 +11,7 @@ from pydantic import Field
 from paceline.core.arguments import Count, CountOrZero, KeyOf, Positive
 from paceline.core.errors import DataError
 from paceline.core.registry import register
-from paceline.data.argument_types import ClassNames, Column, Extensions, Name
+from paceline.data.argument_types import ClassNames, Column, Delimiter, Extensions, Name
 from paceline.data.batch import Sample
 from paceline.data.datasets.image_folder import ClassFolders
 from paceline.data.datasets.list_file import LIST_CHECKS, ListFile
@@ -83,7 +83,7 @@ class VideoList(ListFile):
         follow_links: bool = False,
         max_pixels: Count = MAX_PIXELS,
         max_frames: Count = MAX_FRAMES,
-        delimiter: Name | None = None,
+        delimiter: Delimiter | None = None,
         label_from: Literal["column", "folder"] = "column",
         first_label: CountOrZero = 0,
         split_column: Column | None = None,

@@ -176,22 +176,18 @@ def hint_on_missing(root: Path, name: str) -> str:
         return "; the name is not UTF-8: is the list in another encoding, such as Latin-1? Save it as UTF-8"
     if "\\" in name:
         return f"; paths are written with /, as in {name.replace(chr(92), '/')!r}"
-    similar = PurePosixPath()
-    for part in PurePosixPath(name).parts:
-        names = _names_in(root / similar)
-        found = names.get(part.casefold()) or names.get(PurePosixPath(part).stem.casefold())
-        if found is None:
-            return ""
-        similar /= found
-    return f"; did you mean {str(similar)!r}?"
+    asked = PurePosixPath(name)
+    wanted = asked.name.casefold(), asked.stem.casefold()
+    for there in _names_in(root / asked.parent):
+        if there.casefold() in wanted or PurePosixPath(there).stem.casefold() in wanted:
+            return f"; did you mean {str(asked.parent / there)!r}?"
+    return ""
 
 
 @lru_cache(maxsize=16)
-def _names_in(folder: Path) -> dict[str, str]:
-    """What is in a folder, by name in lower case, with and without the extension."""
+def _names_in(folder: Path) -> list[str]:
     try:
         with os.scandir(folder) as entries:
-            names = [entry.name for entry in islice(entries, _MAX_ENTRIES)]
+            return [entry.name for entry in islice(entries, _MAX_ENTRIES)]
     except (OSError, ValueError):
-        return {}
-    return {PurePosixPath(name).stem.casefold(): name for name in names} | {name.casefold(): name for name in names}
+        return []

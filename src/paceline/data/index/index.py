@@ -24,17 +24,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.cache_folder import cache_folders, make_private
-from paceline.core.errors import DataError
+from paceline.core.errors import DamagedFileError, DataError
 from paceline.core.file_lock import is_at, lock_file
 from paceline.core.regular_file import open_regular
 from paceline.core.text import join_first
-from paceline.data.mapped_arrays import ArrayWriter, DamagedFileError, MappedArrays, Streamed
+from paceline.data.mapped_arrays import ArrayWriter, MappedArrays
 from paceline.data.rng import derive
 from paceline.data.sampler import Permutation
 
 MAX_BYTES = 2 << 30
 """What all indexes may take together; those that were not used for longest are removed first."""
-_VERSION = 7  # of what data sets write into their indexes
+_VERSION = 8  # of what data sets write into their indexes
 _PATIENCE = 5.0  # seconds until something is said about work that goes on
 _TICK, _COARSE_TICK = 20_000_000, 2_000_000_000  # nanoseconds within which two changes may have one time
 _SECOND = 1_000_000_000
@@ -64,11 +64,11 @@ class IndexBuilder(ArrayWriter):
         name = path.relative_to(self._base) if path.is_relative_to(self._base) else path.absolute()
         self._watched.append((os.fsencode(name), *_state(path), _checksum(path) if by_content else _UNREAD))
 
-    def write(self, file: IO[bytes], streamed: Streamed | None = None) -> None:
+    def write(self, file: IO[bytes]) -> None:
         """Write the whole file, with what is watched."""
         self.append_texts("watched", [name for name, *_ in self._watched])
         self.append("watched.state", np.array([state for _, *state in self._watched], np.int64).reshape(-1, 3))
-        super().write(file, streamed)
+        super().write(file)
 
 
 def open_index(
@@ -117,7 +117,6 @@ def _find(path: Path, folder: Path, asked: int) -> MappedArrays | None:
         is_ours = path.stat().st_uid == os.getuid() and index.facts.get("name") == path.name
         if not is_ours or not _is_valid(index, folder, asked):
             return None
-        index.verify()
     except (OSError, DamagedFileError, LookupError, ValueError):
         return None
     with suppress(OSError):
@@ -232,9 +231,10 @@ def draw_parts(
     sums = [fsum(shares[name] for name in names[:number]) for number in range(len(names) + 1)]
     bounds = [round(size * each / sums[-1]) for each in sums]
     order = Permutation(size, derive(seed, _PURPOSE))
-    if labels is None:
-        return {name: _members(order, start, stop) for name, (start, stop) in zip(names, pairwise(bounds), strict=True)}
     drawn = np.concatenate([order.permute(0, rows) for rows in np.split(np.arange(size), range(_CHUNK, size, _CHUNK))])
+    if labels is None:
+        parts = zip(names, pairwise(bounds), strict=True)
+        return {name: np.sort(drawn[start:stop]).astype(np.uint32) for name, (start, stop) in parts}
     _, firsts, classes, counts = np.unique(labels[drawn], return_index=True, return_inverse=True, return_counts=True)
     ideal = counts[:, None] * (np.array([shares[name] for name in names]) / sums[-1])
     whole = _rounded(ideal, counts, np.diff(bounds), firsts)
@@ -259,15 +259,6 @@ def _rounded(
             rows[row] -= more
             columns[column] -= more
     return whole
-
-
-def _members(order: Permutation, start: int, stop: int) -> NDArray[np.uint32]:
-    members = np.empty(stop - start, np.uint32)
-    for first in range(start, stop, _CHUNK):
-        last = min(first + _CHUNK, stop)
-        members[first - start : last - start] = order.permute(0, np.arange(first, last))
-    members.sort()
-    return members
 
 
 def write_parts(

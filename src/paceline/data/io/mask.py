@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -149,7 +149,6 @@ def _described(mode: str) -> str:
 Colors = Sequence[Sequence[int]]
 """Red, green and blue, from 0 to 255, of each class."""
 
-_BAND = 1 << 22  # pixels that are looked up at a time
 _MAX_COLORS = 3
 
 
@@ -162,39 +161,27 @@ class PaintedClasses:
 
     def ids(self, path: Path, image: Image.Image) -> Pixels:
         """The ids of an image, uint8 [H, W]; a color of no class is a DataError, unless there is `ignore_index`."""
-        ids = np.empty((image.height, image.width), np.uint8)
-        has_unknown = False
-        for rows, _, found in self._bands(image):
-            is_unknown = found == 0
-            if is_unknown.any():
-                has_unknown = True
-                found[is_unknown] = (self._ignore_index or 0) + 1
-            ids[rows] = found - 1
-        if has_unknown and self._ignore_index is None:
-            advice = "add their classes, or set `ignore_index` to leave such pixels out"
-            raise DataError(f"{path}: has {self.unknown(image)}; {advice}")
+        codes = packed(image)
+        found = _table(self._codes)[codes]
+        is_unknown = found == 0
+        if is_unknown.any():
+            if self._ignore_index is None:
+                advice = "add their classes, or set `ignore_index` to leave such pixels out"
+                raise DataError(
+                    f"{path}: has {_commonest(codes[is_unknown], codes.size)}, of none of `colors`; {advice}"
+                )
+            found[is_unknown] = self._ignore_index + 1
+        ids: Pixels = (found - 1).astype(np.uint8)
         return ids
 
-    def unknown(self, image: Image.Image) -> str:
-        """The commonest colors of an image that are of no class, with their shares; empty if there is none."""
-        unknown = np.concatenate([codes[found == 0] for _, codes, found in self._bands(image)])
-        codes, counts = np.unique(unknown, return_counts=True)
-        if not len(codes):
-            return ""
-        shares = 100 * counts / (image.height * image.width)
-        most = np.argsort(-counts, kind="stable")[:_MAX_COLORS]
-        named = [f"{_unpacked(int(codes[at]))} ({shares[at]:.3g} % of the pixels)" for at in most]
-        more = f" and {pluralize(len(codes) - _MAX_COLORS, 'color')} more" if len(codes) > _MAX_COLORS else ""
-        return f"{', '.join(named)}{more}, of none of `colors`"
 
-    def _bands(self, image: Image.Image) -> Iterator[tuple[slice, NDArray[np.uint32], NDArray[np.uint16]]]:
-        """Some rows at a time: which, their colors, and of each the id and one more, or 0 if it is of no class."""
-        table = _table(self._codes)
-        height = max(1, _BAND // max(1, image.width))
-        for top in range(0, image.height, height):
-            bottom = min(top + height, image.height)
-            codes = packed(image.crop((0, top, image.width, bottom)))
-            yield slice(top, bottom), codes, table[codes]
+def _commonest(codes: NDArray[np.uint32], num_pixels: int) -> str:
+    """The commonest colors with their shares of all pixels."""
+    colors, counts = np.unique(codes, return_counts=True)
+    most = np.argsort(-counts, kind="stable")[:_MAX_COLORS]
+    named = [f"{_unpacked(int(colors[at]))} ({100 * counts[at] / num_pixels:.3g} % of the pixels)" for at in most]
+    more = f" and {pluralize(len(colors) - _MAX_COLORS, 'color')} more" if len(colors) > _MAX_COLORS else ""
+    return ", ".join(named) + more
 
 
 def packed(image: Image.Image) -> NDArray[np.uint32]:

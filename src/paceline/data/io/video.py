@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import DamagedFileError, DataError, UsageError
 from paceline.core.extras import missing_extra
-from paceline.core.regular_file import open_regular
+from paceline.data.io.image import open_named
 
 try:
     import av
@@ -65,7 +66,6 @@ class EncodedVideo:
     def __init__(self, path: Path, max_pixels: int = MAX_PIXELS, max_frames: int = MAX_FRAMES) -> None:
         self.path, self.max_pixels, self.max_frames = path, max_pixels, max_frames
         self._scan: _Scan | None = None
-        self._size: tuple[int, int] | None = None
 
     def __reduce__(self) -> tuple[type[EncodedVideo], tuple[Path, int, int]]:
         return EncodedVideo, (self.path, self.max_pixels, self.max_frames)  # an open file stays in its process
@@ -78,12 +78,17 @@ class EncodedVideo:
     @property
     def height(self) -> int:
         """Of the upright frames, in pixels."""
-        return self._upright_size()[0]
+        return self._upright_size[0]
 
     @property
     def width(self) -> int:
         """Of the upright frames, in pixels."""
-        return self._upright_size()[1]
+        return self._upright_size[1]
+
+    @cached_property
+    def _upright_size(self) -> tuple[int, int]:
+        _, height, width, _ = self.frames([0]).shape  # only a frame tells how it is to be turned
+        return height, width
 
     def frames(self, numbers: Sequence[int] | NDArray[np.int64]) -> Pixels:
         """These frames, in this order, as RGB, uint8 [T, H, W, 3]; numbers may repeat. IndexError if there is none."""
@@ -177,14 +182,7 @@ class EncodedVideo:
             raise DamagedFileError(
                 f"{self.path}: damaged video: frame {min(places)} cannot be decoded; replace or remove it"
             )
-        self._size = pixels.shape[1], pixels.shape[2]
         return pixels
-
-    def _upright_size(self) -> tuple[int, int]:
-        if self._size is None:  # only a frame tells how it is to be turned
-            self.frames([0])
-        assert self._size is not None
-        return self._size
 
 
 class _Scan(NamedTuple):
@@ -206,7 +204,8 @@ class _TimesError(Exception):
 
 def open_video(path: Path, max_pixels: int = MAX_PIXELS) -> tuple[InputContainer, VideoStream]:
     """A video opened for decoding with one thread. What is missing, no video or too large is a DataError."""
-    head = _read_head(path)
+    with open_named(path) as file:
+        head = file.read(12)
     options = {
         "protocol_whitelist": "file",
         "format_whitelist": ",".join(CONTAINERS),
@@ -231,19 +230,6 @@ def open_video(path: Path, max_pixels: int = MAX_PIXELS) -> tuple[InputContainer
     for other in container.streams:
         other.discard = Discard.default if other.index == stream.index else Discard.all
     return container, stream
-
-
-def _read_head(path: Path) -> bytes:
-    try:
-        with open_regular(path) as file:
-            head = file.read(12)
-    except FileNotFoundError as error:
-        raise DamagedFileError(f"{path}: no such file") from error
-    except (OSError, ValueError) as error:
-        raise DamagedFileError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
-    if not head:
-        raise DamagedFileError(f"{path}: the file is empty (0 bytes)")
-    return head
 
 
 def _moving_stream(path: Path, container: InputContainer) -> VideoStream:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 
-from paceline.core.class_metrics import split_classes, summarize
+from paceline.metrics.class_metrics import split_classes, summarize
 
 
 def test_few_classes_are_listed_and_many_are_not() -> None:
