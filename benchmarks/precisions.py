@@ -14,8 +14,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from paceline.data.stick_people import write_keypoints
-
 import paceline
 from benchmarks.report import Goal, Section
 from paceline.core.errors import TrainingError
@@ -152,7 +150,7 @@ def _data(name: str) -> Iterator[dict[str, object]]:
         "segmentation": synthetic.write_segmentation,
         "saliency": synthetic.write_saliency,
         "detection": synthetic.write_detection,
-        "keypoints": write_keypoints,
+        "keypoints": synthetic.write_keypoints,
     }.get(name)
     if write is None:
         yield {}

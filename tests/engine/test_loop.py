@@ -451,8 +451,11 @@ def measured(out: Path, kind: str = "plain", **changes: Any) -> Run:
     run = adam(small(out, net=Evaluating, evaluation_batch=4, **changes).run())
     sets = run.evaluations
     run = replace(run, evaluations={**sets, "test": sets["val"]}, store=Store(out / "checkpoints", 2, "top1"))
-    averages = {"plain": run.averaging, "ema": ema(0.8), "swa": swa(6, 2, start=0.1, every_steps=1)}
-    run.averaging = run.state.averaging = averages[kind]
+    run.averaging = run.state.averaging = {
+        "plain": run.averaging,
+        "ema": ema(0.8),
+        "swa": swa(6, 2, start=0.1, every_steps=1),
+    }[kind]
     return run
 
 

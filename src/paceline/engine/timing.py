@@ -47,7 +47,7 @@ class StepTimer:
         """The time left, at the speed of this run since its first steps, with all that it does between steps."""
         counted = self._num_steps - _FIRST_STEPS
         if counted < 1:
-            return steps_left * self._meters.mean("step_time") if self._num_steps else 0.0
+            return steps_left * self._meters.summary("step_time")["mean"] if self._num_steps else 0.0
         return steps_left * (time.perf_counter() - self._counted_since) / counted
 
     def metrics(self, world: World, steps_left: int) -> dict[str, object]:

@@ -159,8 +159,8 @@ def _named(
         given = f"`names` has {len(called)}" if names else "their names are not known: give them as `names`"
         raise DataError(f"{path}: has {count} keypoints, but {given}")
     pairs = flip_pairs if flip_pairs is not None else None if names else found.flip_pairs
-    for key, given in (("flip_pairs", pairs), ("skeleton", skeleton)):
-        wrong = [pair for pair in given or () if not all(0 <= end < count for end in pair)]
+    for key, ends in (("flip_pairs", pairs), ("skeleton", skeleton)):
+        wrong = [pair for pair in ends or () if not all(0 <= end < count for end in pair)]
         if wrong:
             raise DataError(f"{path}: has {count} keypoints, numbered from 0, but `{key}` has {list(wrong[0])}")
     if skeleton is None:
