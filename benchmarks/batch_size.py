@@ -17,8 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from paceline.visualize.curves import draw_curves
-
+from paceline.visualize.charts import draw_curves
 from paceline.visualize.image import save_png
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

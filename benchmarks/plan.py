@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.report import Goal, Section
-from paceline.commands.measure_row import Trial, measure_row
+from paceline.commands.measure_row import Measured, Trial, measure_row
 from paceline.core.process import num_cores
 from paceline.data import synthetic
 from paceline.plan.grid import Grid, plan_rows
-from paceline.plan.measure import Measured
 from paceline.plan.rows import Refused
 
 _MEBI = 2**20

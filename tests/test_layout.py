@@ -12,7 +12,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "paceline"
 ROOMS = [
     "core", "visualize", "data", "models", "losses", "optim", "metrics", "tasks", "checkpoint", "loggers", "engine",
-    "recipe", "convert", "plan", "launch", "report", "run", "commands", "cli",
+    "recipe", "plan", "launch", "report", "run", "commands", "cli",
 ]  # fmt: skip
 SUB_ROOMS = {
     "data": ["io", "index", "datasets", "transforms"],
@@ -74,11 +74,9 @@ def test_imports_point_one_way(path: Path) -> None:
     assert wrong == []
 
 
-def test_only_commands_import_converters() -> None:
-    users = {
-        room_of(module_name(path)) for path in FILES for _, module in imported(path) if room_of(module) == "convert"
-    }
-    assert users == {"convert", "commands"}
+def test_only_commands_import_the_plan() -> None:
+    users = {room_of(module_name(path)) for path in FILES for _, module in imported(path) if room_of(module) == "plan"}
+    assert users == {"plan", "commands"}
 
 
 @pytest.mark.parametrize(("room", "order"), SUB_ROOMS.items())
@@ -130,15 +128,27 @@ def test_recipes_are_checked_without_torch() -> None:
         "    importlib.import_module(name)\n"
         "    assert 'torch' not in sys.modules, name\n"
         "from paceline.cli import main\n"
-        "for words in (['--help'], ['train', '--help'], ['--version']):\n"
-        "    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as out:\n"
-        "        main(words)\n"
-        "    assert 'paceline' in out.getvalue(), words\n"
-        "    assert 'torch' not in sys.modules, words\n"
         "with contextlib.redirect_stderr(io.StringIO()) as out:\n"
         "    assert main(['train', 'quickstart', 'optimizer.lr=fast']) == 2\n"
         "assert 'optimizer.lr' in out.getvalue(), out.getvalue()\n"
         "assert 'torch' not in sys.modules\n"
+        "print('free')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "free\n", done.stderr
+
+
+def test_help_imports_one_command_and_nothing_that_takes_long() -> None:
+    code = (
+        "import contextlib, io, sys\n"
+        "from paceline.cli import COMMANDS, main\n"
+        "def loaded(*names): return [name for name in names if name in sys.modules]\n"
+        "for words in (['--help'], ['--version'], *([name, '--help'] for name in COMMANDS)):\n"
+        "    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as out:\n"
+        "        main(words)\n"
+        "    assert 'paceline' in out.getvalue(), words\n"
+        "    assert not loaded('torch', 'numpy', 'timm', 'pydantic'), words\n"
+        "    assert words[1:] or not loaded('paceline.commands'), words\n"
         "print('free')\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -17,8 +17,7 @@ from support.forkserver import Running, paceline
 from support.waiting import is_alive, wait_until
 
 from paceline.cli import main
-from paceline.commands.sweep_file import Command, SweepFile
-from paceline.commands.sweep_run import run_trials
+from paceline.commands.sweep_trials import SweepFile, run_trials
 from paceline.core.process import StopRequest
 from paceline.launch.job_pool import JobPool
 
@@ -161,8 +160,8 @@ def test_a_run_that_a_request_ends_before_it_can_answer_has_not_failed(
     is_asked: bool, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = "import os, time; time.sleep(99)" if is_asked else "import os; os.kill(os.getpid(), 15)"
-    monkeypatch.setattr("paceline.commands.sweep_run.worker_command", lambda _: [sys.executable, "-c", code])
-    file, stop = SweepFile(tmp_path, Command("recipe.json", [], []), [("train.seed=0",)]), StopRequest()
+    monkeypatch.setattr("paceline.commands.sweep_trials.worker_command", lambda _: [sys.executable, "-c", code])
+    file, stop = SweepFile(tmp_path, {"recipe": "recipe.json"}, [("train.seed=0",)]), StopRequest()
     file.write()
     if is_asked:
         threading.Timer(0.3, lambda: setattr(stop, "requested", True)).start()

@@ -12,7 +12,7 @@ import pytest
 from launching import environment
 from support.waiting import TIMEOUT, is_alive, wait_until
 
-from paceline.launch.job_pool import Job, JobPool, share_of
+from paceline.launch.job_pool import JobPool, share_of
 
 _SHOW = """
 import os, sys, time
@@ -27,8 +27,8 @@ def ended_of(pool: JobPool) -> dict[str, int]:
     ended: dict[str, int] = {}
 
     def has_ended() -> bool:
-        ended.update((job.name, code) for job, code in pool.poll())
-        return not pool.jobs
+        ended.update(pool.poll())
+        return not pool.num_running
 
     wait_until(has_ended, "all jobs have ended")
     return ended
@@ -49,7 +49,7 @@ def test_each_job_has_its_share_of_cores_and_devices(tmp_path: Path, monkeypatch
     with JobPool(2, ["GPU-a", "GPU-b", "GPU-c", "GPU-d"]) as pool:
         for name in ("a", "b"):
             assert pool.has_room
-            pool.start(Job(name, command, tmp_path / name))
+            pool.start(name, command, tmp_path / name)
         assert not pool.has_room
         (tmp_path / "go").touch()
         assert ended_of(pool) == {"a": 0, "b": 0}
@@ -75,7 +75,7 @@ def test_jobs_are_asked_to_stop_and_killed_if_they_do_not(tmp_path: Path, monkey
         ("stubborn", "signal.SIG_IGN", -signal.SIGKILL),
     ):
         with JobPool(1) as pool:
-            pool.start(Job(name, [sys.executable, "-c", code.format(handler=handler)], tmp_path / name))
+            pool.start(name, [sys.executable, "-c", code.format(handler=handler)], tmp_path / name)
             wait_until(lambda: (tmp_path / name).read_text() == "go\n", "it runs")  # noqa: B023
             pool.stop()
             assert ended_of(pool) == {name: expected}
@@ -89,8 +89,8 @@ def test_jobs_end_with_the_process_of_the_pool(tmp_path: Path) -> None:
         "Path('pid.part').write_text(str(os.getpid())); os.rename('pid.part', 'pid'); time.sleep(999)"
     )
     pool = (
-        "import sys, time; from pathlib import Path; from paceline.launch.job_pool import Job, JobPool\n"
-        f"with JobPool(1) as pool: pool.start(Job('a', [sys.executable, '-c', {job!r}], Path('log'))); time.sleep(999)"
+        "import sys, time; from pathlib import Path; from paceline.launch.job_pool import JobPool\n"
+        f"with JobPool(1) as pool: pool.start('a', [sys.executable, '-c', {job!r}], Path('log')); time.sleep(999)"
     )
     process = subprocess.Popen([sys.executable, "-c", pool], cwd=tmp_path, env=environment())
     wait_until(lambda: (tmp_path / "pid").exists() or process.poll() is not None, "the job runs")

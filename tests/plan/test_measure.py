@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.commands.measure_row import measure_steps
 from paceline.core.world import World
 from paceline.data import synthetic
 from paceline.plan.grid import Grid, plan_rows
-from paceline.plan.measure import measure_steps
 from paceline.plan.rows import Row
 from paceline.plan.surrogate import Shape
 from paceline.recipe.load import load

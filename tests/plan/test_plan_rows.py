@@ -10,9 +10,9 @@ from paceline.plan import grid as grid_module
 from paceline.plan import rehearse as rehearse_module
 from paceline.plan import steps as steps_module
 from paceline.plan.grid import Grid, combinations, plan_rows, split_choices
-from paceline.plan.growth import Growth, largest_micro_batch
 from paceline.plan.rehearse import rehearse
 from paceline.plan.rows import Refused, Row
+from paceline.plan.steps import Growth, largest_micro_batch
 from paceline.recipe.load import load
 from paceline.recipe.validate import validate
 
@@ -119,7 +119,7 @@ def test_shared_rehearsals_give_what_single_ones_give() -> None:
     together = planned(*settings)
     for row, each in zip(together, settings, strict=True):
         with rehearse(validate(load("quickstart", [*SMALL, "train.micro_batch_size=4"])), int(each["procs"])) as alone:
-            assert row.step.memory == alone.step(alone.micro_batch_size, alone.num_micro_batches)
+            assert row.step.memory == alone.step(row.micro_batch_size, row.num_micro_batches)
 
 
 def test_thousands_of_processes_are_arithmetic(rehearsals: list[int]) -> None:

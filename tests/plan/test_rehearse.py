@@ -1,7 +1,6 @@
 """A step on fake tensors takes the memory of the real one."""
 
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,10 +13,10 @@ from paceline.core.world import World
 from paceline.data.loader import MicroBatch, StepBatch
 from paceline.engine.step import train_step
 from paceline.engine.strategies import ddp
-from paceline.plan.fake_tensors import fake_tensors
+from paceline.plan.fake_tensors import fake_tensors, limit_of_fake_tensors
 from paceline.plan.memory import Memory, MemoryTracker
-from paceline.plan.refusal import limit_of_fake_tensors
 from paceline.plan.rehearse import rehearse
+from paceline.plan.steps import divide
 from paceline.recipe.build import Builder
 from paceline.recipe.build_data import make_split_loaders
 from paceline.recipe.load import load
@@ -107,12 +106,12 @@ def test_every_process_of_ddp_holds_all_and_of_fsdp_its_part() -> None:
 
 
 def test_more_processes_than_are_rehearsed_divide_what_is_cut_into_parts() -> None:
-    eight, many = shares("fsdp", 8), shares("fsdp", 64)
+    with rehearse(recipe("model.widths=[64,128]", "train.strategy=fsdp"), 8) as rehearsal:
+        eight = rehearsal.step(2)
+        many = divide(eight, rehearsal.run, 64)
     assert many.parts["optimizer"] == pytest.approx(eight.parts["optimizer"] / 8, rel=0.1)
     assert many.parts["activations"] == eight.parts["activations"]
-    with patch("paceline.plan.rehearse.MOST_REHEARSED", 64):
-        rehearsed = shares("fsdp", 64)
-    assert many.total == pytest.approx(rehearsed.total, rel=0.05)
+    assert many.total == pytest.approx(shares("fsdp", 64).total, rel=0.05)
 
 
 @pytest.mark.parametrize("strategy", ["auto", "fsdp"])

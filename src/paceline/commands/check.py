@@ -9,10 +9,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.commands.common import check_extras, print_json, read_recipe
+from paceline.commands.common import add_json, add_recipe, check_extras, print_json, read_recipe
 from paceline.core.errors import CheckpointError, TrainingError
 from paceline.core.text import join_first, pluralize
-from paceline.recipe.problems import near
 
 if TYPE_CHECKING:
     from paceline.data.batch import Batch
@@ -20,6 +19,12 @@ if TYPE_CHECKING:
     from paceline.engine.run import Run
 
 _TRIED = 8
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_recipe(parser)
+    add_json(parser)
 
 
 def main(options: argparse.Namespace) -> int:
@@ -149,6 +154,8 @@ def _unknown_best(run: Run, names: list[str]) -> str | None:
         return f"{found}; they have no metric at all: have they labels, or objects?"
     if best != getattr(run.task, "main_metric", None):
         return found
+    from paceline.recipe.problems import near
+
     meant = near(best, names)
     cure = f"did you mean {meant[0]!r}?" if meant else f"expected one of {', '.join(names)}"
     return f"main_metric of {type(run.task).__name__}: {found}; {cure}"

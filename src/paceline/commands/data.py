@@ -8,12 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.commands.common import print_json, progress_bar, recipe_file, use_modules
+from paceline.commands.common import add_json, add_recipe, print_json, progress_bar, recipe_file, use_modules
 from paceline.core.errors import DataError, UsageError
 from paceline.core.text import evenly_spaced, pluralize
-from paceline.recipe.document import Document, places
-from paceline.recipe.load import load, merge
-from paceline.recipe.validate import CheckedRecipe, validate
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -22,6 +19,8 @@ if TYPE_CHECKING:
     from paceline.data.inspect import ContactSheet
     from paceline.data.pack import WrittenPack
     from paceline.data.split_loader import SplitLoader
+    from paceline.recipe.document import Document
+    from paceline.recipe.validate import CheckedRecipe
 
 _SPLITS = ("train", "val", "test")
 # What a recipe has to have beside its data, as plain as can be: nothing of it is built.
@@ -36,6 +35,20 @@ _PLACEHOLDER: dict[str, Any] = {
 _MEASURED_IN_MEMORY = 8192
 _DRAWN = {True: 15, False: 5}  # samples on the sheet: of the first split, and of each further one
 _INTERRUPTED = 130
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_recipe(parser, is_required=False)
+    parser.add_argument("--split", metavar="SPLIT", help="train, val, test or test.NAME (default: all in the recipe)")
+    parser.add_argument("--clear-cache", action="store_true", help="remove all cached indexes; needs no recipe")
+    parser.add_argument("--limit", type=int, metavar="N", help="inspect N evenly spaced samples of each split")
+    parser.add_argument("--sheet", type=Path, metavar="FILE", help="file of the contact sheet (default: data-NAME.png)")
+    parser.add_argument("--pack", type=Path, metavar="FILE", help="write the samples into a pack instead")
+    parser.add_argument(
+        "--size", metavar="N or HxW", help="size of images in the pack: shorter side, or height and width"
+    )
+    add_json(parser)
 
 
 def main(options: argparse.Namespace) -> int:
@@ -55,12 +68,18 @@ def main(options: argparse.Namespace) -> int:
 
 def read_data_recipe(options: argparse.Namespace) -> CheckedRecipe:
     """A command line's recipe with its own data section and name; the rest stands for anything."""
+    from paceline.recipe.load import load
+    from paceline.recipe.validate import validate
+
     use_modules(options.use, options.recipe)
     return validate(_data_alone(load(recipe_file(options.recipe), options.overrides)))
 
 
 def _data_alone(document: Document) -> Document:
     """Name, data and seed of a recipe, with placeholders for everything else."""
+    from paceline.recipe.document import Document, places
+    from paceline.recipe.load import merge
+
     kept = {key: value for key, value in document.tree.items() if key in ("name", "data")}
     train = document.tree.get("train")
     if isinstance(train, dict) and "seed" in train:
@@ -79,6 +98,7 @@ def open_split(checked: CheckedRecipe, split: str) -> SplitLoader:
     from paceline.core.world import World
     from paceline.recipe.build_context import BuildContext
     from paceline.recipe.build_data import make_split_loaders
+    from paceline.recipe.validate import CheckedRecipe
 
     kept, _, name = split.partition(".")
     changes: dict[str, Any] = {each: None for each in _SPLITS if each != kept}

@@ -9,34 +9,60 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.checkpoint.best import find_checkpoint, read_pointer
-from paceline.commands.common import print_json, print_notes, recipe_file, run_directory
+from paceline.commands.common import (
+    add_json,
+    add_processes,
+    add_recipe,
+    print_json,
+    print_notes,
+    recipe_file,
+    run_directory,
+)
 from paceline.core.errors import CheckpointError, PacelineError, UsageError
 from paceline.core.text import format_metric, join_first, pluralize
-from paceline.launch.launcher import launch_if_needed
-from paceline.loggers.tables import metrics_tables, print_table
-from paceline.recipe.load import load
-from paceline.recipe.schema import Recipe
-from paceline.recipe.user_modules import read_checked
-from paceline.recipe.validate import CheckedRecipe, validate
 
 if TYPE_CHECKING:
     from paceline.checkpoint.reader import Checkpoint
     from paceline.engine.evaluate import Evaluation
     from paceline.engine.run import Run
     from paceline.recipe.build import Builder
+    from paceline.recipe.schema import Recipe
+    from paceline.recipe.validate import CheckedRecipe
 
 _WITHOUT_EFFECT = ("logging.", "evaluate.save_predictions=", "evaluate.num_workers=")
 """Overrides that do not change metrics."""
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_recipe(parser)
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="PATH",
+        help="a checkpoint or a weights file (default: model.weights=… of this command, else the run's best checkpoint,"
+        " else its newest, else the recipe's model.weights)",
+    )
+    parser.add_argument(
+        "--split", metavar="SPLIT", help="val, test, or test.NAME (default: test if the recipe has it, else val)"
+    )
+    add_json(parser)
+    add_processes(parser)
+
+
 def main(options: argparse.Namespace) -> int:
     """Evaluate, and print the metrics."""
+    from paceline.checkpoint.best import find_checkpoint
+    from paceline.launch.launcher import launch_if_needed
+    from paceline.recipe.load import load
+    from paceline.recipe.user_modules import read_checked
+    from paceline.recipe.validate import validate
+
     reference, own_run = recipe_file(options.recipe), run_directory(options.recipe)
     weights = _named_weights(options.checkpoint)
     overrides = ["model.weights=null", *options.overrides, *weights] if weights else options.overrides
     checked = read_checked(reference, overrides, options.use, is_run=own_run is not None)
-    print_notes(checked)
+    print_notes(checked.notes)
     run_folder = own_run or Path("runs") / checked.recipe.name
     has_run = (run_folder / "checkpoints").is_dir() and not _names_weights(options.overrides)
     if not weights and options.checkpoint is None and not has_run:
@@ -78,6 +104,8 @@ def main(options: argparse.Namespace) -> int:
 
 def _named_weights(named: Path | None) -> list[str]:
     """The override that loads `--checkpoint` as a weights file; none for our own checkpoints."""
+    from paceline.checkpoint.best import read_pointer
+
     if named is None or not named.is_file() or read_pointer(named) is not None:
         return []
     return [f"model.weights={json.dumps({'file': str(named.absolute()), 'head': 'keep'})}"]
@@ -140,18 +168,15 @@ def _report(
     for split in evaluations if run.save_predictions and not problems else ():
         print(f"predictions are in {predictions_place(run, split)}", file=sys.stderr)
     if builder.recipe.logging.results:
-        folder = _run_of(checkpoint.path, run.out) if checkpoint else Path(measured)
+        folder = Path(measured)
+        if checkpoint:  # its run directory
+            folder = checkpoint.path.parent.parent if checkpoint.path.parent.name == "checkpoints" else run.out
         step = checkpoint.step if checkpoint else 0
         numbers = (step, step / run.progress.steps_per_epoch)
         for split, evaluation in evaluations.items():
             _keep(builder.recipe, folder, split, numbers, evaluation, options.overrides)
     if problems:
         raise UsageError(problems[0])
-
-
-def _run_of(checkpoint: Path, otherwise: Path) -> Path:
-    """The run directory of a checkpoint."""
-    return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else otherwise
 
 
 def _keep(
@@ -173,6 +198,8 @@ def _keep(
 
 def _print(measured: str, step: int | None, evaluations: dict[str, Evaluation], as_json: bool) -> None:
     """Print the metrics of one split, or a table of several."""
+    from paceline.loggers.tables import metrics_tables, print_table
+
     if as_json:
         print_json({"checkpoint": measured, "step": step, **_as_json(evaluations)})
         return

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.commands.common import print_json, progress_bar, read_recipe
+from paceline.commands.common import add_json, add_recipe, print_json, progress_bar, read_recipe
 from paceline.core.errors import TrainingError, UsageError
 from paceline.core.text import pluralize
 
@@ -24,6 +24,16 @@ _DIVERGED = 4.0  # times the best loss: nothing is learned beyond
 _IGNORED = 0.1  # share of the steps whose losses are those of the first weights
 _FALL = (0.8, 0.2)  # shares of the fall that are left where the line that is fitted to it begins and ends
 _BELOW_LOWEST = 10.0  # at the lowest loss the learning rate is about to be too high
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_recipe(parser)
+    parser.add_argument("--low", type=float, default=1e-6, help="lowest learning rate (default: 1e-6)")
+    parser.add_argument("--high", type=float, default=10.0, help="highest learning rate (default: 10)")
+    parser.add_argument("--steps", type=int, default=100, metavar="N", help="number of steps (default: 100)")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="save the curve as a PNG file")
+    add_json(parser)
 
 
 def main(options: argparse.Namespace) -> int:
@@ -131,10 +141,8 @@ def suggest(rates: Sequence[float], losses: Sequence[float], steps: int) -> floa
 
 def _crossing(x: Sequence[float], y: Sequence[float], level: float) -> float:
     """Where the line through the points with the least squares has a level."""
-    mean_x, mean_y = statistics.fmean(x), statistics.fmean(y)
-    spread = sum((each - mean_x) ** 2 for each in x)
-    slope = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread if spread else 0.0
-    return mean_x + (level - mean_y) / slope if slope else mean_x
+    slope, intercept = statistics.linear_regression(x, y) if len(x) > 1 else (0.0, 0.0)
+    return (level - intercept) / slope if slope else statistics.fmean(x)
 
 
 def _expected(run: Run, step_batch: StepBatch) -> str:

@@ -8,11 +8,22 @@ import shlex
 from pathlib import Path
 from string import Template
 
-from paceline.commands.sample import create_folder, write_samples
+from paceline.commands.sample import TASKS, create_folder, write_samples
 
 _TEMPLATES = Path(__file__).parent.parent / "templates"
 _NUM_SAMPLES = 48
 _ONLY = re.compile(r" *#: (not )?([\w ]+)$")  # behind a line, or before lines, for these tasks alone
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
+    parser.add_argument(
+        "--task",
+        choices=(*TASKS, "masked_autoencoder"),
+        default="classification",
+        help="the task (default: classification)",
+    )
 
 
 def main(options: argparse.Namespace) -> int:

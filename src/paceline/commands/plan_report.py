@@ -1,23 +1,20 @@
-"""The answer of `paceline plan`: tables, JSON and an image."""
+"""The answer of `paceline plan`: tables and JSON."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.loggers.tables import print_table
-from paceline.plan.communication import DEVICES_OF_A_MACHINE, LINK_EFFICIENCY, NETWORK
 from paceline.plan.cost import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY
 from paceline.plan.devices import Device, Speed
-from paceline.plan.estimate import Estimate, estimate
-from paceline.plan.measure import Measured
 from paceline.plan.memory import CATEGORIES
-from paceline.plan.rows import Refused, Row, Unrehearsed
-from paceline.visualize.charts import draw_stacked_bars
-from paceline.visualize.image import save_png
+from paceline.plan.rows import DEVICES_OF_A_MACHINE, Estimate, Refused, Row, Unrehearsed, estimate
+
+if TYPE_CHECKING:
+    from paceline.commands.measure_row import Measured
 
 _UNIT = 2**20
 _SHORT = {"train.precision": "precision", "train.activation_checkpointing": "checkpointing"}
@@ -27,7 +24,6 @@ _SHORT = {"train.precision": "precision", "train.activation_checkpointing": "che
 class Report:
     """The rows of a plan, and what they are compared with."""
 
-    recipe: str
     device: Device
     results: Sequence[Row | Refused]
     samples_per_second: float | None = None
@@ -56,18 +52,13 @@ class Report:
         for refused in self.refused:
             found = "not planned" if isinstance(refused, Unrehearsed) else "not possible"
             print(f"{found}: {refused}: {refused.reason}", file=sys.stderr)
-        for line in advice(self.rows, self.device.memory):
+        if line := _advice(self.rows, self.device.memory):
             print(line)
 
     def as_json(self) -> dict[str, Any]:
         """The answer of --json: bytes and seconds."""
         speed = self.device.speed
-        assumed = {
-            "compute_efficiency": COMPUTE_EFFICIENCY,
-            "bandwidth_efficiency": BANDWIDTH_EFFICIENCY,
-            "link_efficiency": LINK_EFFICIENCY,
-            "network": NETWORK,
-        }
+        assumed = {"compute_efficiency": COMPUTE_EFFICIENCY, "bandwidth_efficiency": BANDWIDTH_EFFICIENCY}
         return {
             "device": self.device.name,
             "memory": self.device.memory,
@@ -75,20 +66,6 @@ class Report:
             "loader_samples_per_second": self.samples_per_second,
             "rows": [self._row_as_json(place, each) for place, each in enumerate(self.results)],
         }
-
-    def save_image(self, path: Path) -> None:
-        """Draw the memory of each row by its parts, with the limit of the device."""
-        labels = [", ".join(map(str, self._cells(row))) for row in self.rows]
-        scale, unit = (2**30, "GiB") if max(row.shared_bytes for row in self.rows) >= 2**30 else (_UNIT, "MiB")
-        parts: dict[str, list[float]] = {
-            part: [row.num_sharing * row.memory.parts[part] / scale for row in self.rows] for part in CATEGORIES
-        }
-        name = self.device.name if self.device.speed else "limit"  # a size is its own name
-        limit = self.device.memory / scale
-        whose = "all processes" if self._is_shared else "each device"
-        title = f"{self.recipe}: memory of {whose}; {name}: {_number(limit)} {unit}"
-        axis = f"{unit} of tensors, by {', '.join(self._header())}"
-        save_png(draw_stacked_bars(labels, parts, title, axis, limit), path)
 
     def _header(self) -> list[str]:
         return [*(_SHORT.get(key, key.rpartition(".")[2]) for key in self.results[0].settings), "micro-batch"]
@@ -128,21 +105,19 @@ class Report:
         rows = []
         for row in self.rows:
             found = estimate(row, speed, self.samples_per_second)
-            samples = row.micro_batch_size * row.num_micro_batches / max(found.step, found.communication or 0.0)
+            samples = row.micro_batch_size * row.num_micro_batches / found.step
             work = [_number(row.step.cost.flops / 1e9), _number(row.step.cost.bytes / 1e9)]
-            times = [_milliseconds(found.step), _milliseconds(found.communication)]
             run = "–" if found.run is None else _duration(found.run)
-            rows.append([*self._cells(row), *work, *times, _number(samples), run, found.bound])
-        header = ["GFLOP/step", "GB/step", "ms/step", "ms/exchange", "samples/s each", "run", "bound by"]
+            rows.append([*self._cells(row), *work, _milliseconds(found.step), _number(samples), run, found.bound])
+        header = ["GFLOP/step", "GB/step", "ms/step", "samples/s each", "run", "bound by"]
         print_table([*self._header(), *header], rows)
         if self.samples_per_second is None:
             print("the loader was not measured, since the data is not here")
         else:
             most = f"up to {DEVICES_OF_A_MACHINE} processes share its cores"
             print(f"this machine loads {self.samples_per_second:,.0f} samples/s; {most}")
-        if speed.link and any(row.processes > 1 for row in self.rows):
-            links = f"{speed.link / 1e9:,.0f} GB/s, {NETWORK / 1e9:,.0f} GB/s beyond {DEVICES_OF_A_MACHINE} processes"
-            print(f"exchange, beside computing: {LINK_EFFICIENCY:.0%} of {links}")
+        if any(row.processes > 1 for row in self.rows):
+            print("what processes exchange is taken to travel beside computing")
 
     def _print_measured(self) -> None:
         gap = "\n" if self.rows else ""  # below the tables above
@@ -192,35 +167,26 @@ class Report:
             "changes_to_fit": row.changes_to_fit(self.device.memory),
             "flops": row.step.cost.flops,
             "moved_bytes": row.step.cost.bytes,
-            "sent_bytes": row.step.sent_bytes,
-            "estimated": None
-            if times is None
-            else {
-                "step_seconds": times.step,
-                "communication_seconds": times.communication,
-                "run_seconds": times.run,
-                "bound": times.bound,
-            },
+            "estimated": times and {"step_seconds": times.step, "run_seconds": times.run, "bound": times.bound},
             "measured": measured,
         }
 
 
-def advice(rows: Sequence[Row], limit: int) -> list[str]:
-    """What to change first when nothing fits; nothing if something does."""
+def _advice(rows: Sequence[Row], limit: int) -> str:
+    """What to change first when nothing fits; empty if something does."""
     if not rows or any(row.fits(limit) for row in rows):
-        return []
+        return ""
     possible = [(row, changes) for row in rows if (changes := row.changes_to_fit(limit)) is not None]
     if possible:
         best, changes = max(possible, key=lambda each: (each[0].largest_micro_batch or 0, -each[0].memory.total))
         is_chosen = len({row.processes for row in rows}) > 1
         words = " ".join([*[f"--procs {best.processes}"] * is_chosen, *best.overrides, *changes])
-        return [f"nothing fits as it is; this does: {words}"]
+        return f"nothing fits as it is; this does: {words}"
     least = min(rows, key=lambda row: row.memory.total)
     part = max(least.memory.parts, key=lambda each: least.memory.parts[each])
-    hint = {
-        "activations": "use smaller images", "temporaries": "use smaller images",
-    }.get(part, "use train.strategy=fsdp with more processes, or a smaller model")  # fmt: skip
-    return [f"nothing fits, not even batches of one sample; {part} are the most: {hint}"]
+    passes = part in ("activations", "temporaries")
+    hint = "use smaller images" if passes else "use train.strategy=fsdp with more processes, or a smaller model"
+    return f"nothing fits, not even batches of one sample; {part} are the most: {hint}"
 
 
 def _size(number: int | None) -> str:

@@ -9,12 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.commands.common import print_notes, progress_bar
+from paceline.commands.common import add_processes, add_trained_run, print_notes, progress_bar
 from paceline.core.atomic_write import replace_file
 from paceline.core.errors import DataError, UsageError
 from paceline.core.text import join_first, pluralize
-from paceline.launch.launcher import launch_if_needed
-from paceline.recipe.load import run_recipe
 
 if TYPE_CHECKING:
     from paceline.checkpoint.reader import Checkpoint
@@ -24,8 +22,29 @@ _ABOUT = "predict.json"
 _FOLDERS = {"masks": "png", "images": "jpg", "outputs": "npy"}
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_trained_run(parser)
+    parser.add_argument(
+        "inputs", type=Path, nargs="+", metavar="INPUT", help="images, videos, folders of them, or lists (.txt, .csv)"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where predictions are written")
+    parser.add_argument("--tta", action="store_true", help="average over each image and its mirror image")
+    parser.add_argument("--no-images", dest="images", action="store_false", help="draw no images")
+    parser.add_argument(
+        "--score",
+        type=float,
+        metavar="X",
+        help="least score of detections, written and drawn (default: all are written, the 20 best from 0.3 on drawn)",
+    )
+    add_processes(parser)
+
+
 def main(options: argparse.Namespace) -> int:
     """Predict all inputs, and print where the predictions are."""
+    from paceline.launch.launcher import launch_if_needed
+    from paceline.recipe.load import run_recipe
+
     run_recipe(options.run)  # where there is none, that is known before torch is loaded
     out: Path = options.out
     if out.exists() and not out.is_dir():
@@ -36,7 +55,7 @@ def main(options: argparse.Namespace) -> int:
     from paceline.recipe.build_predictor import build_predictor, check_run
 
     checked = check_run(options.run, options.use, flips=options.tta, min_score=options.score)
-    print_notes(checked)
+    print_notes(checked.notes)
     earlier = _earlier_predictions(out)
     train = checked.recipe.train
     code = launch_if_needed(options, train.device, train.devices, train.strategy.name)

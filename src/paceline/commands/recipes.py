@@ -5,38 +5,45 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from paceline.commands.common import print_json
+from paceline.commands.common import add_json, print_json
 from paceline.core.errors import UsageError
-from paceline.recipe.load import find_recipe, load, shipped_recipes
-from paceline.recipe.validate import validate
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument("name", nargs="?", metavar="NAME", help="print this recipe (default: list all)")
+    add_json(parser)
 
 
 def main(options: argparse.Namespace) -> int:
     """Print one recipe, or list every recipe with its task, expected metrics and description."""
+    from paceline.recipe.load import load, shipped_recipes
+    from paceline.recipe.validate import validate
+
     if options.name is not None:
         return _print_recipe(options.name, options.json)
     recipes = {name: validate(load(name)).recipe for name in shipped_recipes()}
     about = {name: _about(path) for name, path in shipped_recipes().items()}
     if options.json:
-        rows = [
+        found = [
             {"name": name, "task": recipe.task.name, "expect": recipe.expect, "about": about[name]}
             for name, recipe in recipes.items()
         ]
-        print_json({"recipes": rows})
+        print_json({"recipes": found})
         return 0
-    width = max(len(name) for name in recipes)
-    tasks = max(len(recipe.task.name) for recipe in recipes.values())
-    metrics = {
-        name: ", ".join(f"{metric} {value:g}" for metric, value in recipe.expect.items())
-        for name, recipe in recipes.items()
-    }
-    expected = max(map(len, metrics.values()))
+    rows = []
     for name, recipe in recipes.items():
-        print(f"{name:<{width}}  {recipe.task.name:<{tasks}}  {metrics[name]:<{expected}}  {about[name]}")
+        expected = ", ".join(f"{metric} {value:g}" for metric, value in recipe.expect.items())
+        rows.append((name, recipe.task.name, expected, about[name]))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
     return 0
 
 
 def _print_recipe(name: str, as_json: bool) -> int:
+    from paceline.recipe.load import find_recipe, shipped_recipes
+
     path, _ = find_recipe(name)
     if path not in shipped_recipes().values():
         raise UsageError(f"{name}: is a file of yours; expected the name of a recipe that ships with paceline")

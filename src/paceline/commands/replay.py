@@ -5,9 +5,16 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from paceline.commands.common import print_json, print_notes
+from paceline.commands.common import add_json, add_use, print_json, print_notes
 from paceline.core.errors import UsageError
-from paceline.recipe.user_modules import read_checked
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="a folder runs/NAME/replay/step-…")
+    parser.add_argument("--rank", type=int, default=0, help="the rank to repeat (default: 0)")
+    add_use(parser)
+    add_json(parser)
 
 
 def main(options: argparse.Namespace) -> int:
@@ -15,8 +22,10 @@ def main(options: argparse.Namespace) -> int:
     folder: Path = options.bundle
     if not (folder / "recipe.json").is_file():
         raise UsageError(f"{folder} is not a replay bundle: it has no recipe.json")
+    from paceline.recipe.user_modules import read_checked
+
     checked = read_checked(str(folder / "recipe.json"), (), options.use, is_run=True)
-    print_notes(checked)
+    print_notes(checked.notes)
 
     from paceline.engine.replay import explain_nonfinite, read_model, read_step
     from paceline.engine.step import forward, start_losses

@@ -8,12 +8,21 @@ from pathlib import Path
 
 from paceline.core.errors import UsageError
 from paceline.core.text import pluralize
-from paceline.report.page import write_report
-from paceline.report.run_folders import find_runs
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="runs, or folders of them")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="an .html file (default: RUN/report.html, of several runs report.html)"
+    )
 
 
 def main(options: argparse.Namespace) -> int:
     """Write the page."""
+    from paceline.report.page import write_report
+    from paceline.report.run_folders import find_runs
+
     folders = [folder for folder, _ in find_runs(options.runs)]
     out = options.out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
     if out.suffix.lower() not in (".html", ".htm"):

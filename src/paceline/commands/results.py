@@ -5,29 +5,50 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from paceline.commands.common import print_json
-from paceline.commands.repetitions import Row, find_repetitions, group_by, training_settings
-from paceline.core.errors import DataError, PacelineError, UsageError
+from paceline.commands.common import add_json, is_in_use, print_json
+from paceline.core.errors import DataError, PacelineError
 from paceline.core.text import doubled_loss, format_metric, join_first, pluralize
-from paceline.loggers.results import Result, read_last_and_best, read_main_metric, write_results
-from paceline.loggers.results_table import check_suffix
-from paceline.loggers.tables import class_tables, print_table
-from paceline.metrics.class_metrics import split_classes
-from paceline.report.run_folders import data_of, find_runs, read_recipe
-from paceline.run.directory import check_free
+
+if TYPE_CHECKING:
+    from paceline.loggers.results import Result
 
 _MAX_KEYS = 6  # columns for keys; runs that differ in more have little in common
+_NO_SETTINGS = re.compile(
+    r"name|(logging|checkpoint|expect)\b.*|evaluate\.(?!original_size).*"
+    r"|data\.(num_workers|loader|on_error|max_skipped)|train\.(device|devices|threads|hang_seconds)"
+)
+"""Keys that change neither training nor what is measured."""
+_REPEATED = re.compile(
+    r"train\.seed|data\.(train|val|test)(\.\w+)?\.(file|annotations|split|split_column|split_seed|\w*fold\w*)"
+)
+"""Keys in which the repetitions of one recipe differ: the seed, and which samples are held out."""
+_LENGTH = ("train.epochs", "train.steps")
+
+_Item = TypeVar("_Item")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="runs, or folders of them (default: runs)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="update the rows of a .csv or .xlsx file")
+    parser.add_argument("--split", metavar="SPLIT", help="val, test, or test.NAME (default: all)")
+    parser.add_argument("--best", action="store_true", help="metrics of the best checkpoint (default: the last one)")
+    add_json(parser)
 
 
 def main(options: argparse.Namespace) -> int:
     """Print the metrics of runs and update their rows in `--out`."""
+    from paceline.loggers.results import write_results
+    from paceline.loggers.results_table import check_suffix
+
     if options.out:
         check_suffix(options.out)
     rows = _read_all(options.runs, options.split, options.best)
@@ -35,7 +56,7 @@ def main(options: argparse.Namespace) -> int:
         which = f" on {options.split}" if options.split else ""
         what = "by its best checkpoint" if options.best else "yet"
         raise DataError(f"none of these runs has metrics{which} {what}")
-    groups = [Group(members) for members in _grouped(rows)]
+    groups = _grouped(rows)
     if options.json:
         print_json(groups_json(groups))
     else:
@@ -51,7 +72,7 @@ def main(options: argparse.Namespace) -> int:
 
 def read_groups(runs: Sequence[Path]) -> list[Group]:
     """The last metrics of these runs, those that can be compared together."""
-    return [Group(members) for members in _grouped(_read_all(runs, None, best=False))]
+    return _grouped(_read_all(runs, None, best=False))
 
 
 def print_groups(groups: Sequence[Group]) -> None:
@@ -75,6 +96,9 @@ def groups_json(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def _read_all(runs: Sequence[Path], split: str | None, best: bool) -> list[Row]:
+    from paceline.loggers.results import read_last_and_best
+    from paceline.report.run_folders import data_of, find_runs, read_recipe, settings_of
+
     found: list[Row] = []
     for folder, is_named in find_runs(runs):
         try:
@@ -88,7 +112,8 @@ def _read_all(runs: Sequence[Path], split: str | None, best: bool) -> list[Row]:
         own = [_as_it_is(each) for each in (bests if best else last) if split in (None, *_names(each.split))]
         if not own:
             print(f"skipped: {folder}: it has no such metrics", file=sys.stderr)
-        settings = training_settings(tree)
+        # The values that change training or what is measured.
+        settings = {key: value for key, value in settings_of(tree) if not _NO_SETTINGS.fullmatch(key)}
         beside = {} if best else {each.split: each for each in bests}
         found += [Row(each, settings, data_of(tree, each.split), beside.get(each.split)) for each in own]
     return found
@@ -101,24 +126,51 @@ def _names(split: str) -> tuple[str, str]:
 
 def _as_it_is(result: Result) -> Result:
     """The state of a run; "killed" if it is unfinished and no process works on it."""
-    if result.state != "running":
-        return result
-    try:
-        check_free(result.folder)
-    except UsageError:
-        return result
-    return replace(result, state="killed")
+    is_killed = result.state == "running" and not is_in_use(result.folder)
+    return replace(result, state="killed") if is_killed else result
 
 
-def _grouped(rows: Sequence[Row]) -> list[list[Row]]:
+def _grouped(rows: Sequence[Row]) -> list[Group]:
     """Rows that can be compared: those of one task, split and data."""
-    return group_by(rows, lambda row: (row.result.about.task, row.result.split, row.data))
+    members = _group_by(rows, lambda row: (row.result.about.task, row.result.split, row.data))
+    return [Group(each) for each in members]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A result, and what its run was trained with and measured on."""
+
+    result: Result
+    settings: dict[str, Any]
+    data: str
+    best: Result | None = None
+    """The metrics of the best checkpoint, beside the last ones in `result`."""
+
+    @property
+    def recipe(self) -> str:
+        """The same for runs of one recipe, whatever their seed, fold and length."""
+        kept = {k: v for k, v in self.settings.items() if not _REPEATED.fullmatch(k) and k not in _LENGTH}
+        return json.dumps(kept, sort_keys=True)
+
+    @property
+    def length(self) -> str:
+        """How long the recipe trains."""
+        given = {key.partition(".")[2]: self.settings.get(key) for key in _LENGTH}
+        return " and ".join(f"{value:g} {unit}" for unit, value in given.items() if value is not None)
+
+    @property
+    def ended(self) -> float:
+        """When the state of the run last changed."""
+        status = self.result.folder / "status.json"
+        return status.stat().st_mtime if status.is_file() else 0.0
 
 
 class Group:
     """Rows that can be compared, the best first."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
+        from paceline.loggers.results import read_main_metric
+
         first = rows[0]
         self.about = {"task": first.result.about.task, "split": first.result.split, "data": first.data}
         self.title = f"{first.result.about.task}, {first.result.split}" + (f": {first.data}" if first.data else "")
@@ -129,7 +181,7 @@ class Group:
         self.rows = sorted(rows, key=lambda row: self._rank(row, is_higher))
         self.keys = self._different_keys()
         self.main = main
-        self.repetitions, self.left_out = find_repetitions(self.rows)
+        self.repetitions, self.left_out = _find_repetitions(self.rows)
         has_best = main in self.metrics and all(row.best and main in row.best.metrics for row in rows)
         has_best = has_best and all(each == mains[0] for each in mains)
         self._best_column = [f"best {main}"] if has_best else []
@@ -179,6 +231,9 @@ class Group:
 
     def print(self) -> None:
         """The table, as wide as the terminal, and what it leaves out."""
+        from paceline.loggers.tables import class_tables, print_table
+        from paceline.metrics.class_metrics import split_classes
+
         hidden = {doubled_loss({n: row.result.metrics[n] or math.nan for n in self.metrics}) for row in self.rows}
         names, by_class = split_classes([*self.metrics, *(name for row in self.rows for name in row.result.metrics)])
         metrics = [name for name in names if name in self.metrics and hidden != {name}]
@@ -240,3 +295,33 @@ def _number(value: float | None) -> str:
 
 def _plus_minus(mean: float | None, deviation: float | None) -> str:
     return "nan" if mean is None else f"{_number(mean)} ± {_number(deviation)}"
+
+
+def _find_repetitions(rows: Sequence[Row]) -> tuple[list[list[Row]], list[tuple[Row, str]]]:
+    """The runs to average: finished, of one recipe and length, each seed once; those left out, and why."""
+    repetitions: list[list[Row]] = []
+    left_out = []
+    for similar in _group_by(rows, lambda row: row.recipe):
+        finished = [row for row in similar if row.result.state == "finished"]
+        kept = []
+        for same in _group_by(finished, lambda row: json.dumps(row.settings, sort_keys=True)):
+            last = max(same, key=lambda row: row.ended)
+            why = f"repeats {last.result.folder}, which has the same seed and is newer"
+            left_out += [(row, why) for row in same if row is not last]
+            kept.append(last)
+        means = [each for each in _group_by(kept, lambda row: row.length) if len(each) > 1]
+        repetitions += means
+        if means:
+            averaged = [row for each in means for row in each]
+            lengths = ", ".join(each[0].length for each in means)
+            left_out += [(row, f"trains {row.length}, not {lengths}") for row in kept if row not in averaged]
+            left_out += [(row, f"is {row.result.state}") for row in similar if row not in finished]
+    return repetitions, left_out
+
+
+def _group_by(items: Iterable[_Item], key: Callable[[_Item], object]) -> list[list[_Item]]:
+    """The items with equal keys together, in their order."""
+    groups: dict[object, list[_Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return list(groups.values())

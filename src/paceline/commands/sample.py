@@ -12,7 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paceline.core.errors import UsageError
-from paceline.recipe.load import shipped_recipes
+
+TASKS = ("classification", "detection", "keypoints", "saliency", "segmentation", "video")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument("kind", choices=TASKS, help="the task")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
+    parser.add_argument("--number", type=int, default=64, metavar="N", help="number of samples (default: 64)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="random seed (default: 0)")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -65,6 +74,8 @@ def write_samples(kind: str, folder: Path, number: int, seed: int) -> None:
 
 def _snippet(kind: str, folder: Path) -> str:
     """The data sections of the shipped recipe, with their paths."""
+    from paceline.recipe.load import shipped_recipes
+
     text = shipped_recipes()[f"{kind}_sample"].read_text(encoding="utf-8")
     data = text[text.index("\ndata:\n") :].partition("\n\n")[0]
     placed = re.sub(rf"\b{kind}_sample(\S*)", lambda found: json.dumps(f"{folder}{found[1]}", ensure_ascii=False), data)

@@ -10,25 +10,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.commands.common import print_json, read_recipe
-from paceline.core.contracts import relative_path
+from paceline.commands.common import add_json, add_recipe, print_json, read_recipe
 from paceline.core.errors import CheckpointError, DataError
-from paceline.core.registry import register
 from paceline.core.text import join_first, pluralize
 from paceline.loggers.tables import table_lines
-from paceline.recipe.parts import PARTS
-from paceline.recipe.resolved import leaves, recipe_lines
-from paceline.recipe.schema import Recipe
-from paceline.recipe.validate import CheckedRecipe
 
 if TYPE_CHECKING:
     from torch import nn
 
     from paceline.engine.run import Run
     from paceline.plan.surrogate import SurrogateBuilder
+    from paceline.recipe.schema import Recipe
+    from paceline.recipe.validate import CheckedRecipe
 
 _PLOTTED = 2000  # points of a curve; more cannot be seen
 _ASSUMED_STEPS, _ASSUMED_CLASSES = 100, 10  # of an epoch, and of the data, where there is none
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_recipe(parser)
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="save the curve as a PNG file")
+    add_json(parser)
 
 
 def main(options: argparse.Namespace) -> int:
@@ -80,6 +83,8 @@ def _builder(checked: CheckedRecipe) -> SurrogateBuilder:
 
 
 def _as_json(run: Run, builder: SurrogateBuilder) -> dict[str, Any]:
+    from paceline.recipe.resolved import leaves
+
     rows, flops = model_table(run, builder.is_known_task)
     sampler, progress = run.batches.sampler, run.progress
     lr = run.scheduler.lr
@@ -108,8 +113,10 @@ def _as_json(run: Run, builder: SurrogateBuilder) -> dict[str, Any]:
 
 def code_of_parts(run: Run, recipe: Recipe) -> list[dict[str, Any]]:
     """Each part that the recipe names, with its module and where its code is: what a library's name makes is theirs."""
+    from paceline.core.registry import register
     from paceline.core.user_code import is_ours
     from paceline.data.transforms.torchvision_v2 import v2_classes
+    from paceline.recipe.parts import PARTS
 
     made = {"model": type(run.model), "optimizer": type(run.optimizer)}
     found: dict[tuple[str, str], dict[str, Any]] = {}
@@ -131,6 +138,8 @@ def code_of_parts(run: Run, recipe: Recipe) -> list[dict[str, Any]]:
 def _place(code: Any) -> dict[str, Any]:
     """File and line: of installed packages below where they are installed; of the user's as the file lies."""
     import torch
+
+    from paceline.core.contracts import relative_path
 
     try:
         file, line = Path(str(inspect.getsourcefile(code))), inspect.getsourcelines(code)[1]
@@ -206,6 +215,7 @@ def _groups(run: Run) -> list[dict[str, Any]]:
 
 
 def _print(run: Run, builder: SurrogateBuilder) -> None:
+    from paceline.recipe.resolved import recipe_lines
     from paceline.run.summary import derivation
     from paceline.visualize.charts import terminal_curve
 

@@ -4,34 +4,41 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from paceline.commands.common import check_extras, print_json, recipe_file, use_modules
-from paceline.commands.results import groups_json, print_groups, read_groups
-from paceline.commands.slurm import check_job, folder_of_command
-from paceline.commands.sweep_file import Command, SweepFile, Trial
-from paceline.commands.sweep_run import run_trials
+from paceline.commands.common import add_json, add_recipe, check_extras, print_json, recipe_file, use_modules
+from paceline.commands.slurm import array_script, check_time, make_job
 from paceline.core.atomic_write import replace_file
 from paceline.core.errors import RecipeError, Stopped, UsageError
 from paceline.core.process import StopRequest
 from paceline.core.text import pluralize
-from paceline.launch.devices import count_devices, visible_names
 from paceline.launch.environment import find_place
-from paceline.launch.job_pool import JobPool
-from paceline.launch.slurm import Job, array_script
-from paceline.recipe.load import load
-from paceline.recipe.schema import Recipe
-from paceline.recipe.search_space import SearchSpace, read_search_space
-from paceline.recipe.validate import validate
-from paceline.report.page import write_report
-from paceline.run.directory import check_writable, hold_lock
+
+if TYPE_CHECKING:
+    from paceline.commands.sweep_trials import SweepFile, Trial
+    from paceline.recipe.schema import Recipe
+    from paceline.recipe.search_space import SearchSpace
 
 _MOST = 256
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_recipe(parser)
+    parser.add_argument("--samples", type=int, metavar="N", help="draw N random trials (default: all combinations)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the random trials (default: 0)")
+    parser.add_argument("--jobs", type=int, metavar="N", help="runs at a time (default: 1; with --slurm: all)")
+    parser.add_argument("--procs", type=int, metavar="N", help="processes of each run, as for train")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of all runs (default: runs/NAME-sweep)")
+    parser.add_argument("--retry", action="store_true", help="start failed runs again too")
+    parser.add_argument("--slurm", action="store_true", help="write a Slurm job array instead of running anything")
+    parser.add_argument("--time", metavar="HH:MM:SS", help="with --slurm: time limit of one job")
+    add_json(parser)
 
 
 def main(options: argparse.Namespace) -> int:
@@ -41,15 +48,19 @@ def main(options: argparse.Namespace) -> int:
     for name in ("jobs", "procs"):
         if getattr(options, name) is not None and not 1 <= getattr(options, name) <= _MOST:
             raise UsageError(f"--{name}: expected a number from 1 to {_MOST}, got {getattr(options, name)}")
-    check_job(options)
+    check_time(options.time)
+    from paceline.commands.sweep_trials import SweepFile
+    from paceline.recipe.search_space import read_search_space
+    from paceline.run.directory import check_writable, hold_lock
+
     use_modules(options.use, options.recipe)
     file_name, space = recipe_file(options.recipe), read_search_space(options.overrides)
     trials = space.grid() if options.samples is None else space.sample(options.samples, options.seed)
     recipe = _check_all(file_name, space, trials)
     out: Path = options.out or Path("runs") / f"{recipe.name}-sweep"
     check_writable(out)
-    command = Command(file_name, space.shared, options.use)
-    SweepFile(out, command, trials)  # a folder of something else is refused before it is locked
+    shared = {"recipe": file_name, "overrides": space.shared, "use": options.use}
+    SweepFile(out, shared, trials)  # a folder of something else is refused before it is locked
 
     def words(trial: Trial) -> list[str]:
         """The arguments of `paceline` that train a trial."""
@@ -58,7 +69,7 @@ def main(options: argparse.Namespace) -> int:
         return ["train", file_name, *overrides, *used, "--out", str(out / trial.run), *_processes(options)]
 
     with hold_lock(out):
-        file = SweepFile(out, command, trials)
+        file = SweepFile(out, shared, trials)
         file.write()
         if options.slurm:
             return _write_array(file, recipe, words, options)
@@ -67,6 +78,9 @@ def main(options: argparse.Namespace) -> int:
 
 def _check_all(file_name: str, space: SearchSpace, trials: Sequence[tuple[str, ...]]) -> Recipe:
     """Check the recipe of every trial, and raise all mistakes at once; returns the first recipe."""
+    from paceline.recipe.load import load
+    from paceline.recipe.validate import validate
+
     problems: list[str] = []
     recipes = []
     for trial in trials:
@@ -94,6 +108,9 @@ def _due(file: SweepFile, is_retried: bool) -> list[Trial]:
 
 
 def _run(file: SweepFile, recipe: Recipe, words: Callable[[Trial], list[str]], options: argparse.Namespace) -> int:
+    from paceline.commands.sweep_trials import run_trials
+    from paceline.launch.job_pool import JobPool
+
     due = _due(file, options.retry)
     counts = ", ".join(f"{number} {state}" for state, number in Counter(each.state for each in file.wanted).items())
     print(f"sweep    {pluralize(len(file.wanted), 'trial')} in {file.out}: {counts}", file=sys.stderr)
@@ -110,6 +127,8 @@ def _run(file: SweepFile, recipe: Recipe, words: Callable[[Trial], list[str]], o
 
 def _devices() -> list[str]:
     """The CUDA devices that this process may use, by the names that CUDA_VISIBLE_DEVICES takes."""
+    from paceline.launch.devices import count_devices, visible_names
+
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = [str(number) for number in range(count_devices())]
     return names if visible is None else visible_names(visible)[: len(names)]
@@ -117,6 +136,9 @@ def _devices() -> list[str]:
 
 def _print_results(file: SweepFile, is_json: bool) -> None:
     """Print a table of all runs that have metrics, and write a report over them."""
+    from paceline.commands.results import groups_json, print_groups, read_groups
+    from paceline.report.page import write_report
+
     runs = [file.folder(trial) for trial in file.trials if (file.folder(trial) / "metrics.jsonl").is_file()]
     groups = read_groups(runs) if runs else []
     if is_json:
@@ -155,16 +177,8 @@ def _write_array(
             f"nothing to submit: {pluralize(len(file.wanted), 'trial')} in {file.out} are done or run", file=sys.stderr
         )
         return 0
-    job = Job(
-        name=re.sub(r"[^\w.-]+", "-", f"{recipe.name}-sweep"),
-        processes=options.procs or 1,
-        time=options.time,
-        partition=options.partition,
-        needs_gpus=recipe.train.device.startswith("cuda"),
-        programs=folder_of_command(),
-    )
-    tasks = {int(trial.run): words(trial) for trial in due}
-    script = file.out / "array.sh"
+    script, tasks = file.out / "array.sh", {int(trial.run): words(trial) for trial in due}
+    job = make_job(recipe, f"{recipe.name}-sweep", options.time, options.procs or 1)
     replace_file(script, array_script(job, tasks, options.jobs).encode())
     print(f"wrote {script} with {pluralize(len(due), 'task')}; submit it with: sbatch {script}", file=sys.stderr)
     return 0

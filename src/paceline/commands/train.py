@@ -8,19 +8,32 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.commands.common import check_extras, read_recipe, run_directory
+from paceline.commands.common import add_processes, add_recipe, check_extras, read_recipe, run_directory
 from paceline.core.errors import UsageError
 from paceline.core.process import StopRequest
 from paceline.launch.environment import find_place
-from paceline.launch.launcher import launch_if_needed
-from paceline.run.directory import check_free, check_writable, hold_lock, refuse_foreign
 
 if TYPE_CHECKING:
     from paceline.recipe.validate import CheckedRecipe
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_recipe(parser)
+    parser.add_argument("--out", type=Path, help="run directory (default: runs/NAME)")
+    parser.add_argument("--from", dest="start", type=Path, metavar="CHECKPOINT", help="start from this checkpoint")
+    parser.add_argument("--fresh", action="store_true", help="start over; the earlier run is renamed and kept")
+    parser.add_argument(
+        "--accept-data", action="store_true", help="resume although the data changed; prints what changed"
+    )
+    add_processes(parser)
+
+
 def main(options: argparse.Namespace) -> int:
     """Train; 0 when the run is finished."""
+    from paceline.launch.launcher import launch_if_needed
+    from paceline.run.directory import check_free, check_writable, refuse_foreign
+
     checked = read_recipe(options)
     check_extras(checked)
     continued = run_directory(options.recipe)
@@ -51,6 +64,7 @@ def _build_and_train(options: argparse.Namespace, checked: CheckedRecipe, out: P
     with stop.held():  # the recipe is known to be right: from here on torch is needed
         from paceline.engine.loop import train
         from paceline.recipe.build import Builder
+        from paceline.run.directory import hold_lock
         from paceline.run.train import Start, open_locked
 
     builder = Builder(checked)

@@ -1,4 +1,4 @@
-"""Commands side by side on this machine: each in a process of its own, with its share of cores and devices."""
+"""Jobs side by side on this machine: each in a process of its own, with its share of cores and devices."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -18,15 +17,6 @@ from paceline.launch.environment import PARENT, threads_of_each
 _STOP_SECONDS = 60.0  # for a job to save and exit after a request to stop
 
 Thing = TypeVar("Thing")
-
-
-@dataclass(frozen=True)
-class Job:
-    """A command, its name, and the file that gets what it prints."""
-
-    name: str
-    command: Sequence[str]
-    log: Path
 
 
 class JobPool:
@@ -39,7 +29,7 @@ class JobPool:
         self.size, self._processes = size, processes
         self._devices = devices
         self._cores = own_cores()
-        self._running: dict[int, tuple[Job, subprocess.Popen[bytes]]] = {}
+        self._running: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}
         self._deadline: float | None = None
 
     def __enter__(self) -> Self:
@@ -49,9 +39,9 @@ class JobPool:
         self._kill()
 
     @property
-    def jobs(self) -> list[Job]:
-        """The jobs that run."""
-        return [job for job, _ in self._running.values()]
+    def num_running(self) -> int:
+        """How many jobs run."""
+        return len(self._running)
 
     @property
     def has_room(self) -> bool:
@@ -63,22 +53,22 @@ class JobPool:
         """Whether the jobs were asked to stop."""
         return self._deadline is not None
 
-    def start(self, job: Job) -> None:
-        """Start a job in the first free place."""
+    def start(self, name: str, command: Sequence[str], log: Path) -> None:
+        """Start a job in the first free place; what it prints is appended to the log."""
         place = next(place for place in range(self.size) if place not in self._running)
-        with job.log.open("ab") as log:
+        with log.open("ab") as output:
             process = subprocess.Popen(
-                job.command,
+                command,
                 env=os.environ | self.variables(place),
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,  # a terminal's Ctrl-C is passed on once, by us
             )
         if self._cores:
             with suppress(OSError):  # it has ended already
                 os.sched_setaffinity(process.pid, share_of(self._cores, place, self.size))
-        self._running[place] = job, process
+        self._running[place] = name, process
 
     def variables(self, place: int) -> Mapping[str, str]:
         """What the environment of a job in a place has beyond ours."""
@@ -89,12 +79,12 @@ class JobPool:
             found["CUDA_VISIBLE_DEVICES"] = ",".join(share_of(self._devices, place, self.size))
         return found
 
-    def poll(self) -> list[tuple[Job, int]]:
-        """The jobs that have ended since, with their exit codes; a negative one is a signal."""
+    def poll(self) -> list[tuple[str, int]]:
+        """The names of the jobs that have ended since, with their exit codes; a negative one is a signal."""
         if self._deadline is not None and time.monotonic() > self._deadline:
             self._kill()
         ended = [place for place, (_, process) in self._running.items() if process.poll() is not None]
-        return [(job, process.returncode) for job, process in map(self._running.pop, ended)]
+        return [(name, process.returncode) for name, process in map(self._running.pop, ended)]
 
     def stop(self) -> None:
         """Ask all jobs to save and exit; those that have not after a minute are killed."""

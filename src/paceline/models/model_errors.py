@@ -76,7 +76,7 @@ def _explain(error: Exception, model: nn.Module, images: Tensor) -> str:
     message = str(error).strip().split("\n")[0].rstrip(".;")
     frames = list(traceback.walk_tb(error.__traceback__))
     inside = [each for each in frames[1:] if not each[0].f_code.co_filename.startswith((_TORCH, _ENGINE))]
-    places = [each for each in inside if each[0].f_code.co_name != "__torch_dispatch__"]  # of a plan, not of the model
+    places = [each for each in inside if each[0].f_code.co_name != "__torch_dispatch__"]  # of a mode around the model
     # Without a place, all layers are torch's, and the user put them together.
     is_users, where = not places, ""
     if places:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -10,12 +12,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedMutationAliasingException,
+    UnsupportedOperatorException,
+    unset_fake_temporarily,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from paceline.core.errors import PacelineError
+from paceline.core.user_code import described
 from paceline.core.world import World
 from paceline.engine.strategies import ddp, fsdp
+
+_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+_UNSUPPORTED = (UnsupportedFakeTensorException, UnsupportedMutationAliasingException, UnsupportedOperatorException)
+# What torch says, in plain RuntimeErrors, of tensors without memory and of operators without a kernel for them.
+_WITHOUT_MEMORY = re.compile(r"tensor subclasses|fake ?tensor|\bmeta\b|Could not run 'aten::", re.IGNORECASE)
 
 
 @contextmanager
@@ -196,3 +214,23 @@ def convert_module(module: nn.Module, convert: Callable[[Tensor], Tensor], recur
             if buffer is not None:
                 each._buffers[name] = convert(buffer)
     return module
+
+
+def limit_of_fake_tensors(error: BaseException) -> str | None:
+    """Why fake tensors cannot follow a step that raised this; None if they can and something else is wrong."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, _VALUES) or (isinstance(cause, ZeroDivisionError) and _is_in_optimizer(cause)):
+            return f"{described(cause)} depends on values, which the fake tensors of a plan do not have"
+        if isinstance(cause, _UNSUPPORTED) or (isinstance(cause, RuntimeError) and _WITHOUT_MEMORY.search(str(cause))):
+            text = str(error) if isinstance(error, PacelineError) else described(cause)
+            sentence = text.partition(". ")[0]  # torch goes on to list its backends
+            return f"the fake tensors of a plan cannot follow this step: {sentence}"
+        cause = cause.__cause__
+    return None
+
+
+def _is_in_optimizer(error: BaseException) -> bool:
+    """A number that is read from a fake tensor of ones stays 1; NAdam divides by its distance from 1."""
+    frames = [] if error.__traceback__ is None else traceback.extract_tb(error.__traceback__)
+    return bool(frames) and "/optim/" in frames[-1].filename

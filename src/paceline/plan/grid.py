@@ -8,6 +8,7 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -18,14 +19,10 @@ from paceline.core.intervals import to_steps
 from paceline.core.process import num_cores
 from paceline.core.user_code import named_error
 from paceline.core.world import World
-from paceline.data.sampler import BatchSampler
-from paceline.plan.communication import sent_bytes
-from paceline.plan.phases import Phase
-from paceline.plan.refusal import is_refusal, limit_of_fake_tensors
-from paceline.plan.rehearse import Evaluated, Rehearsal, rehearse
+from paceline.plan.fake_tensors import limit_of_fake_tensors
+from paceline.plan.rehearse import Evaluated, Phase, Rehearsal, rehearse
 from paceline.plan.rows import Combination, PlannedPhase, Refused, Row, Settings, Unrehearsed
-from paceline.plan.shards import divide, rehearsed_processes
-from paceline.plan.steps import Steps
+from paceline.plan.steps import Steps, divide, rehearsed_processes
 from paceline.plan.surrogate import Shape, SurrogateBuilder
 from paceline.recipe.build_context import BuildContext
 from paceline.recipe.build_data import make_sampler, make_split_loader
@@ -86,7 +83,7 @@ def plan_rows(
 ) -> list[Row | Refused]:
     """The rows of these settings, in their order; `advance` gets how many are done each time some are."""
     found: dict[int, Row | Refused] = {}
-    groups: dict[tuple[object, ...], _Group] = {}
+    groups: dict[tuple[int, tuple[tuple[str, str], ...]], dict[int, Settings]] = {}  # what one rehearsal serves
     for index, each in enumerate(settings):
         try:
             train = grid.check(each).recipe.train
@@ -95,61 +92,42 @@ def plan_rows(
             continue
         processes = rehearsed_processes(train.strategy.name, train.reproducible, int(each["procs"]))
         shared = tuple(item for item in each.items() if item[0] not in _DIVIDE_ALONE)
-        groups.setdefault((processes, *shared), _Group(processes, {})).rows[index] = each
+        groups.setdefault((processes, shared), {})[index] = each
 
     def collect(rows: Mapping[int, Row | Refused]) -> None:
         found.update(rows)
         advance(len(rows))
 
-    tasks = _share(list(groups.values()), num_cores())
-    if len(tasks) < 2:
-        for task in tasks:
-            collect(_plan_groups(grid, task))
+    workers = min(num_cores(), len(groups))
+    if workers < 2:
+        for (processes, _), rows in groups.items():
+            collect(_plan_group(grid, processes, rows))
     else:
         FakeTensorMode()  # loads what each process would load again
+        # One process gets those that are alike but for their strategy: it learns once what operators make.
+        alike = sorted(groups, key=lambda key: [item for item in key[1] if item[0] != "train.strategy"])
+        sizes, members = [processes for processes, _ in alike], [groups[key] for key in alike]
         # Frozen: objects that are there already are not searched for garbage again and again.
-        workers = min(num_cores(), len(tasks))
         with ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), gc.freeze) as pool:
-            for future in [pool.submit(_plan_groups, grid, task) for task in tasks]:
-                collect(future.result())
+            for planned in pool.map(
+                partial(_plan_group, grid), sizes, members, chunksize=-(-len(alike) // (2 * workers))
+            ):
+                collect(planned)
     return [found[index] for index in range(len(settings))]
 
 
-class _Group(NamedTuple):
-    """Rows that one rehearsal serves, since they only divide a step in other ways."""
-
-    processes: int
-    rows: dict[int, Settings]
-    """By their places."""
-
-
-def _share(groups: Sequence[_Group], workers: int) -> list[list[_Group]]:
-    """Groups that differ in their strategy alone together, since one learns from another what operators make."""
-    if workers < 2:
-        return [list(groups)]
-    tasks: dict[tuple[object, ...], list[_Group]] = {}
-    for group in groups:
-        settings = next(iter(group.rows.values()))
-        alike = tuple(item for item in settings.items() if item[0] not in {*_DIVIDE_ALONE, "train.strategy"})
-        tasks.setdefault(alike, []).append(group)
-    return list(tasks.values()) if len(tasks) >= workers else [[group] for group in groups]
-
-
-def _plan_groups(grid: Grid, groups: Sequence[_Group]) -> dict[int, Row | Refused]:
-    return {place: row for group in groups for place, row in _plan_group(grid, group).items()}
-
-
-def _plan_group(grid: Grid, group: _Group) -> dict[int, Row | Refused]:
-    first = Combination(next(iter(group.rows.values())))
+def _plan_group(grid: Grid, processes: int, rows: Mapping[int, Settings]) -> dict[int, Row | Refused]:
+    """Rows that only divide a step in other ways, by one rehearsal."""
+    first = Combination(next(iter(rows.values())))
     try:
-        with rehearse(grid.check(first.settings), group.processes, grid.shape) as rehearsal:
-            return _plan_rows(grid, rehearsal, group.rows)
+        with rehearse(grid.check(first.settings), processes, grid.shape) as rehearsal:
+            return _plan_rows(grid, rehearsal, rows)
     except Exception as error:
         if reason := limit_of_fake_tensors(error):
-            return {place: _refuse(grid, settings, f"{reason}; {_TRY}") for place, settings in group.rows.items()}
-        if is_refusal(error):
-            kind = type(error) if isinstance(error, PacelineError) else RecipeError
-            return {place: Refused(settings, str(error), kind) for place, settings in group.rows.items()}
+            return {place: _refuse(grid, settings, f"{reason}; {_TRY}") for place, settings in rows.items()}
+        # What is wrong with the recipe, its data or the number of processes; else it is a mistake.
+        if isinstance(error, PacelineError) and not isinstance(error, TrainingError | KeyError):
+            return {place: Refused(settings, str(error), type(error)) for place, settings in rows.items()}
         # Here, since lines of a user's are found by the traceback, which stays in its process.
         if mistake := error if isinstance(error, TrainingError) else named_error(error):
             raise TrainingError(f"{first}: {mistake}") from error
@@ -159,14 +137,33 @@ def _plan_group(grid: Grid, group: _Group) -> dict[int, Row | Refused]:
 def _refuse(grid: Grid, settings: Settings, reason: str) -> Refused:
     """What is known of a row without a rehearsal: how its steps are divided."""
     try:
-        checked, processes = grid.check(settings), int(settings["procs"])
+        checked = grid.check(settings)
         builder = SurrogateBuilder(checked, World(0, 1, 0, torch.device("cpu")), grid.shape)
         data = make_split_loader(builder, "train", checked.recipe.data.train).dataset
-        return Unrehearsed(
-            settings, reason, RecipeError, *_divide_step(_sampler(checked, processes, len(data)), processes)
-        )
+        division = _divide_step(grid, settings, len(data))
     except PacelineError as error:
         return Refused(settings, str(error), type(error))
+    return Unrehearsed(settings, reason, RecipeError, division.micro_batch_size, division.num_micro_batches)
+
+
+class _Division(NamedTuple):
+    """How a row divides its steps."""
+
+    train: Train
+    processes: int
+    micro_batch_size: int
+    num_micro_batches: int
+    """How many a process computes in a step."""
+    steps_per_epoch: int
+
+
+def _divide_step(grid: Grid, settings: Settings, num_samples: int) -> _Division:
+    checked, processes = grid.check(settings), int(settings["procs"])
+    world = World(0, processes, 0, torch.device("cpu"), processes)
+    sampler = make_sampler(BuildContext(checked, world), num_samples)
+    size = min(sampler.micro_batch_size, -(-sampler.batch // processes))
+    number = -(-sampler.batch // (size * processes))
+    return _Division(checked.recipe.train, processes, size, number, sampler.steps_per_epoch)
 
 
 def _plan_rows(grid: Grid, rehearsal: Rehearsal, rows: Mapping[int, Settings]) -> dict[int, Row | Refused]:
@@ -175,9 +172,7 @@ def _plan_rows(grid: Grid, rehearsal: Rehearsal, rows: Mapping[int, Settings]) -
     divided: dict[int, _Division] = {}
     for place, settings in rows.items():
         try:
-            checked = grid.check(settings)
-            sampler = _sampler(checked, int(settings["procs"]), len(rehearsal.run.train_loader.dataset))
-            divided[place] = _Division(settings, checked.recipe.train, sampler)
+            divided[place] = _divide_step(grid, settings, len(rehearsal.run.train_loader.dataset))
         except PacelineError as error:
             found[place] = Refused(settings, str(error), type(error))
     training: dict[int, list[PlannedPhase]] = {place: [] for place in divided}
@@ -187,37 +182,34 @@ def _plan_rows(grid: Grid, rehearsal: Rehearsal, rows: Mapping[int, Settings]) -
             training[place].append(_plan_phase(grid, steps, phase, division))
     evaluated = list(rehearsal.evaluations(grid.is_cpu)) if divided else []
     for place, division in divided.items():
+        train, size, number = division.train, division.micro_batch_size, division.num_micro_batches
         evaluations = [_plan_evaluation(grid, rehearsal, each, division.processes) for each in evaluated]
-        found[place] = _make_row(grid, rehearsal, division, training[place], evaluations)
+        is_length_known = train.steps is not None or not rehearsal.missing
+        length = to_steps(train.epochs, train.steps, division.steps_per_epoch, 0) if is_length_known else None
+        found[place] = Row(
+            rows[place],
+            size,
+            number,
+            training[place],
+            evaluations,
+            train.precision,
+            None if length is None else round(length),
+            rehearsal.missing,
+            division.processes if grid.is_shared else 1,
+        )
     return found
 
 
-class _Division(NamedTuple):
-    """How a row divides its steps."""
-
-    settings: Settings
-    train: Train
-    sampler: BatchSampler
-
-    @property
-    def processes(self) -> int:
-        """Their number."""
-        return int(self.settings["procs"])
-
-
 def _plan_phase(grid: Grid, steps: Steps, phase: Phase, division: _Division) -> PlannedPhase:
-    run, processes = steps.rehearsal.run, division.processes
-    size, number = _divide_step(division.sampler, processes)
-    memory, cost = steps.take_counted(size, number)
-    limit = grid.limit_of_process(processes)
+    processes, size, number = division.processes, division.micro_batch_size, division.num_micro_batches
+    taken, limit = steps.take(size, number), grid.limit_of_process(processes)
     return PlannedPhase(
         phase.name,
-        divide(memory, run, processes),
+        divide(taken.memory, steps.run, processes),
         None if limit is None else steps.largest(number, processes, limit),
         "train.micro_batch_size",
         phase.share,
-        cost,
-        sent_bytes(division.train, run.model, processes, number),
+        taken.cost.repeated(number / min(2, number)),
     )
 
 
@@ -226,30 +218,3 @@ def _plan_evaluation(grid: Grid, rehearsal: Rehearsal, evaluated: Evaluated, pro
     limit = grid.limit_of_process(processes)
     largest = None if limit is None else evaluated.largest(limit)
     return PlannedPhase(evaluated.name, evaluated.memory, largest, "evaluate.batch_size")
-
-
-def _make_row(
-    grid: Grid,
-    rehearsal: Rehearsal,
-    division: _Division,
-    training: Sequence[PlannedPhase],
-    evaluations: Sequence[PlannedPhase],
-) -> Row:
-    train, sampler = division.train, division.sampler
-    size, number = _divide_step(sampler, division.processes)
-    known = train.steps is not None or not rehearsal.missing
-    num_steps = round(to_steps(train.epochs, train.steps, sampler.steps_per_epoch, 0)) if known else None
-    sharing = division.processes if grid.is_shared else 1
-    settings, missing = division.settings, rehearsal.missing
-    return Row(settings, size, number, training, evaluations, train.precision, num_steps, missing, sharing)
-
-
-def _sampler(checked: CheckedRecipe, processes: int, num_samples: int) -> BatchSampler:
-    world = World(0, processes, 0, torch.device("cpu"), processes)
-    return make_sampler(BuildContext(checked, world), num_samples)
-
-
-def _divide_step(sampler: BatchSampler, processes: int) -> tuple[int, int]:
-    """The samples of a micro-batch, and how many micro-batches a process computes in a step."""
-    size = min(sampler.micro_batch_size, -(-sampler.batch // processes))
-    return size, -(-sampler.batch // (size * processes))

@@ -1,9 +1,13 @@
-"""The steps of a run on fake tensors: the real code of a recipe, in seconds and without its memory."""
+"""The steps of a run on fake tensors: the real code of a recipe, in seconds and without its memory.
+
+A run has phases, which need different memory: parameters that begin to learn, and the evaluation of each split.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,25 +18,37 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from paceline.core.errors import DataError
+from paceline.core.intervals import to_steps
+from paceline.core.process import num_cores
 from paceline.core.text import pluralize
 from paceline.core.world import World
 from paceline.data.batch import Batch, Sample
 from paceline.data.loader import MicroBatch, StepBatch, automatic_batch_size
+from paceline.data.sampler import evaluation_slices
 from paceline.data.split_loader import SplitLoader
-from paceline.engine.evaluate import num_parallel
-from paceline.engine.run import Run
+from paceline.engine.evaluate import evaluation_mode, measure_batches, num_parallel
+from paceline.engine.run import EvaluationSet, Run
 from paceline.engine.step import train_step
 from paceline.optim.averaging import WeightAverage
-from paceline.plan.fake_tensors import FakeWorld, fake_tensors
+from paceline.plan.fake_tensors import FakeWorld, fake_tensors, limit_of_fake_tensors
 from paceline.plan.memory import Memory, MemoryTracker, Timeline
-from paceline.plan.phases import Phase, begin, evaluation_memory, training_phases
-from paceline.plan.shards import MOST_REHEARSED, divide
 from paceline.plan.surrogate import Shape, SurrogateBuilder, largest_draw
 from paceline.recipe.build_data import make_split_loaders
 from paceline.recipe.validate import CheckedRecipe
 
 _CPU = torch.device("cpu")
 _FIRST = 2  # samples of the step that makes the optimizer's state; BatchNorm needs two
+
+
+class Phase(NamedTuple):
+    """Steps between which no further parameters begin to learn."""
+
+    name: str
+    """What messages call it."""
+    step: int
+    """Its first step."""
+    share: float
+    """Of the steps of the run."""
 
 
 class Evaluated(NamedTuple):
@@ -60,26 +76,22 @@ class Evaluated(NamedTuple):
 class Rehearsal:
     """A run on fake tensors, as the first of its processes; each step says what memory it takes."""
 
-    def __init__(
-        self, run: Run, processes: int, example: Batch, mode: FakeTensorMode, tracker: MemoryTracker, missing: str
-    ) -> None:
+    def __init__(self, run: Run, example: Batch, mode: FakeTensorMode, tracker: MemoryTracker, missing: str) -> None:
         self.run = run
-        self._processes = processes
         self.missing = missing
         """Why samples are assumed rather than read; empty if they are read."""
         self._example = example
         self._mode = mode
         self._tracker = tracker
-        if isinstance(run.averaging, WeightAverage):
-            run.averaging.start_step, run.averaging.every_steps = 0, 1
+        average_from_the_start(run)
         self.step(_FIRST)
         tracker.add(run.averaging.state_dict().get("average", {}).values(), "parameters")
 
     def phases(self) -> Iterator[Phase]:
         """The phases of its steps, each begun when it is asked for, with the optimizer's state of what learns in it."""
         for phase in training_phases(self.run):
-            begin(self.run, phase)
             if phase.step:
+                self.run.unfreeze(phase.step)
                 self.step(_FIRST)
             yield phase
 
@@ -98,18 +110,6 @@ class Rehearsal:
                 continue  # a model may take images of the data's own size alone
             yield Evaluated(split, size, parallel, memory, batches)
 
-    @property
-    def micro_batch_size(self) -> int:
-        """The samples of a micro-batch, by the recipe and the number of processes."""
-        sampler = self.run.batches.sampler
-        share = -(-sampler.batch // self._processes)
-        return min(sampler.micro_batch_size, share)
-
-    @property
-    def num_micro_batches(self) -> int:
-        """How many micro-batches a process computes in a step."""
-        return -(-self.run.batches.sampler.batch // (self.micro_batch_size * self._processes))
-
     def step(self, micro_batch_size: int, micro_batches: int = 1) -> Memory:
         """What a step of micro-batches of this size takes at most; more than two take as much as two.
 
@@ -124,7 +124,7 @@ class Rehearsal:
             for micro in held:
                 self._tracker.add(micro.batch.values(), "activations")
             train_step(self.run, StepBatch(0, number * micro_batch_size, number, held))
-        return divide(self._tracker.peak, self.run, self._processes)
+        return self._tracker.peak
 
     @property
     def timeline(self) -> Timeline:
@@ -139,8 +139,7 @@ def rehearse(
     shape: Shape = Shape(),  # noqa: B008
 ) -> Iterator[Rehearsal]:
     """A recipe's run on fake tensors. Its data is read for the shape of a sample, or is assumed to have `shape`."""
-    rehearsed = min(processes, MOST_REHEARSED)
-    world = FakeWorld(0, rehearsed, 0, _CPU, rehearsed) if processes > 1 else World(0, 1, 0, _CPU)
+    world = FakeWorld(0, processes, 0, _CPU, processes) if processes > 1 else World(0, 1, 0, _CPU)
     builder = SurrogateBuilder(checked, world, shape)
     loaders = make_split_loaders(builder)
     examples = {"train": loaders["train"].fetch(0, np.arange(min(_FIRST, len(loaders["train"].dataset))))}
@@ -151,15 +150,76 @@ def rehearse(
             if not builder.missing:
                 raise
             examples[split] = examples["train"]  # what is assumed is too small, or of another kind
-    with fake_tensors(rehearsed) as mode:
-        tracker = MemoryTracker()
-        with tracker:
-            run = builder.run(
-                Path("runs"), {name: _faked(each, examples[name], mode) for name, each in loaders.items()}
-            )
-            run.state.choices.channels_last = False  # which layout is the faster one makes no difference to memory
-            run.freezing.train_mode(run.model)
-            yield Rehearsal(run, processes, examples["train"], mode, tracker, builder.missing)
+    with fake_tensors(processes) as mode, MemoryTracker() as tracker:
+        run = builder.run(Path("runs"), {name: _faked(each, examples[name], mode) for name, each in loaders.items()})
+        run.state.choices.channels_last = False  # which layout is the faster one makes no difference to memory
+        run.freezing.train_mode(run.model)
+        yield Rehearsal(run, examples["train"], mode, tracker, builder.missing)
+
+
+def training_phases(run: Run) -> list[Phase]:
+    """The phases of a run's steps, in order."""
+    starts = [0, *run.freezing.unfreeze_steps]
+    whole = run.progress.total_steps
+    ends = [*starts[1:], whole]
+    return [Phase(_name(run, start), start, (end - start) / whole) for start, end in zip(starts, ends, strict=True)]
+
+
+def _name(run: Run, step: int) -> str:
+    if not step:
+        return "from the start" if run.freezing.unfreeze_steps else "training"
+    when = f"step {step:,}"
+    for stage in run.state.recipe["model"]["unfreeze"]:  # its epochs are known even if the length of the data is not
+        if stage["at_epochs"] and round(to_steps(stage["at_epochs"], None, run.progress.steps_per_epoch, 0)) == step:
+            when = f"epoch {stage['at_epochs']:g}"
+    return f"from {when}, after unfreezing {run.freezing.modules(run.freezing.due(step))}"
+
+
+def average_from_the_start(run: Run) -> None:
+    """Average the weights in every step, so that the memory of the average is there at once."""
+    if isinstance(run.averaging, WeightAverage):
+        run.averaging.start_step, run.averaging.every_steps = 0, 1
+
+
+def evaluation_memory(
+    run: Run, split: str, size: int, parallel: int, tracker: MemoryTracker, is_fake: bool
+) -> tuple[Memory, int]:
+    """What evaluating `parallel` batches of this size at once takes at most, and how much of it is for the batches.
+
+    One is evaluated. Fake tensors are followed as far as they go: to what depends on values, such as the choice of
+    boxes, after which little is left to do.
+    """
+    one = replace(run.evaluations[split], num_workers=0, threads=num_cores())
+    with _averaged(run, split):
+        tracker.reset_peak()
+        before = tracker.passing
+        try:
+            _evaluate(run, one, size, 1)
+        except Exception as error:
+            if not is_fake or limit_of_fake_tensors(error) is None:
+                raise
+    peak = tracker.peak
+    batches = parallel * (tracker.peak_passing - before)
+    return Memory({**peak.parts, "activations": peak.parts["activations"] + batches - batches // parallel}), batches
+
+
+def evaluate_together(run: Run, split: str, size: int, number: int) -> None:
+    """Evaluate so many batches as a run does, several at once."""
+    with _averaged(run, split):
+        _evaluate(run, run.evaluations[split], size, number)
+
+
+@contextmanager
+def _averaged(run: Run, split: str) -> Iterator[None]:
+    """Inside, the averaged weights, if any, are in the model beside its own."""
+    with evaluation_mode(run, run.evaluations[split].threads), run.averaging.swap_in(run.state.model):
+        yield
+
+
+def _evaluate(run: Run, evaluated: EvaluationSet, size: int, number: int) -> None:
+    slices = evaluation_slices(number * size, size)
+    for _ in measure_batches(run, evaluated, run.task.metrics(), slices, lambda batch, predictions: None):
+        pass
 
 
 def _faked(loader: SplitLoader, example: Batch, mode: FakeTensorMode) -> SplitLoader:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.plan.cost import StepCost
+from paceline.plan.devices import Speed
 from paceline.plan.memory import Memory
 
 Settings = Mapping[str, str]
 """The recipe keys in which rows differ, and "procs"."""
+DEVICES_OF_A_MACHINE = 8
+"""The most processes that are taken to share one machine and its cores."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,6 @@ class PlannedPhase:
     share: float = 0.0
     """Of the steps of the run."""
     cost: StepCost = field(default_factory=StepCost)
-    sent_bytes: int | None = None
-    """What a process sends to others in a step; None if the strategy's ways are not known."""
 
 
 @dataclass(frozen=True)
@@ -133,3 +135,39 @@ class Unrehearsed(Refused):
 
     micro_batch_size: int = 1
     num_micro_batches: int = 1
+
+
+class Estimate(NamedTuple):
+    """Seconds, if the device reaches the efficiency that is assumed.
+
+    Exchanges between processes, evaluations and saves are taken to take no time.
+    """
+
+    step: float
+    """To compute a step."""
+    loading: float | None
+    """To load the samples of a step, side by side with computing; None if the loader was not measured."""
+    run: float | None
+    """All steps of the run; None if their number is not known."""
+
+    @property
+    def bound(self) -> Literal["compute", "data", "unknown"]:
+        """What a step waits for."""
+        if self.loading is None:
+            return "unknown"
+        return "data" if self.loading > self.step else "compute"
+
+
+def estimate(row: Row, speed: Speed, samples_per_second: float | None) -> Estimate:
+    """The time of a row on a device of this speed, whose machine loads so many samples a second.
+
+    A step is one of the phase whose steps need most memory; a run has those of all phases.
+    """
+    samples = row.micro_batch_size * row.num_micro_batches * min(row.processes, DEVICES_OF_A_MACHINE)
+    loading = None if samples_per_second is None else samples / samples_per_second
+
+    def seconds(phase: PlannedPhase) -> float:
+        return row.num_sharing * phase.cost.seconds(speed, is_tf32=row.precision == "tf32")  # they share its cores too
+
+    run = sum(phase.share * max(seconds(phase), loading or 0.0) for phase in row.training)
+    return Estimate(seconds(row.step), loading, None if row.num_steps is None else row.num_steps * run)

@@ -101,9 +101,6 @@ class SurrogateBuilder(Builder):
             model = super().model(loader, classes)
         return convert_module(model, torch.empty_like)
 
-    def check_data(self, loaders: Mapping[str, SplitLoader]) -> None:
-        """Nothing: other ranks are not there, or assume the same samples."""
-
     def call(self, kind: str, name: str, arguments: dict[str, Any], **supplied: Any) -> Any:
         """Create an object by name; surrogates for data sets once something was missing."""
         if kind == "dataset" and self.missing:

@@ -100,8 +100,9 @@ class Builder(BuildContext):
         """The whole run; with `loaders`, on these instead of the recipe's data."""
         train = self.recipe.train
         threads = configure_torch(self.world, None if train.threads == "auto" else train.threads, train.reproducible)
-        loaders = loaders or build_data.make_split_loaders(self)
-        self.check_data(loaders)
+        if loaders is None:
+            loaders = build_data.make_split_loaders(self)
+            check_data(self, loaders)
         classes = build_data.find_classes(self, loaders)
         sampler = build_data.make_sampler(self, len(loaders["train"].dataset))
         if self.trains:
@@ -184,9 +185,6 @@ class Builder(BuildContext):
             wandb=dict(logging.wandb) if logging.wandb else None,
             mlflow=dict(logging.mlflow) if logging.mlflow else None,
         )
-
-    def check_data(self, loaders: Mapping[str, SplitLoader]) -> None:
-        check_data(self, loaders)
 
     def model(self, loader: SplitLoader, classes: list[str]) -> nn.Module:
         """The model on its device, initialized from the seed, with the recipe's weights loaded."""

@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import environment
+from shared_launch import environment
 from support.waiting import TIMEOUT, wait_until
 
 from paceline.cli import main
-from paceline.launch.slurm import Job, array_script, job_script
+from paceline.commands.slurm import Job, array_script, job_script
 
 # Passes signals on, as srun does, and ends as its command does.
 _SRUN = """#!{python}
@@ -66,7 +66,7 @@ def catches(process: int, number: signal.Signals) -> bool:
 
 
 def test_at_the_time_limit_the_job_goes_back_into_the_queue(cluster: Path) -> None:
-    job = submit(cluster, job_script(Job("a", ["train", "recipe.yaml", "name=it's", "a=$HOME b"])))
+    job = submit(cluster, job_script(Job("a"), ["train", "recipe.yaml", "name=it's", "a=$HOME b"]))
     wait_until(lambda: all((cluster / name).exists() for name in ("passing", "ready")), "the run is there")
     wait_until(lambda: catches(job.pid, signal.SIGUSR1), "the script waits for the run")
     job.send_signal(signal.SIGUSR1)
@@ -79,7 +79,7 @@ def test_at_the_time_limit_the_job_goes_back_into_the_queue(cluster: Path) -> No
 
 @pytest.mark.parametrize(("code", "requeued"), [(0, False), (1, False), (3, False), (75, True), (137, False)])
 def test_only_a_run_that_can_go_on_is_queued_again(cluster: Path, code: int, requeued: bool) -> None:
-    job = submit(cluster, job_script(Job("a", ["train", "quickstart"])), code=str(code))
+    job = submit(cluster, job_script(Job("a"), ["train", "quickstart"]), code=str(code))
     job.communicate(timeout=TIMEOUT)
     assert job.returncode == (0 if requeued else code)
     assert (cluster / "scontrol.log").exists() == requeued
@@ -98,14 +98,14 @@ def test_a_task_of_an_array_runs_its_own_command(cluster: Path) -> None:
 
 
 def test_what_slurm_is_asked_for() -> None:
-    script = job_script(Job("cats", ["train", "x"], 2, 4, "01:00:00", "gpu", needs_gpus=True))
+    script = job_script(Job("cats", 2, 4, "01:00:00", needs_gpus=True), ["train", "x"])
     asked = {line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")}
     assert asked == {
-        "job-name=cats", "nodes=2", "ntasks-per-node=4", "gpus-per-node=4", "time=01:00:00", "partition=gpu",
+        "job-name=cats", "nodes=2", "ntasks-per-node=4", "gpus-per-node=4", "time=01:00:00",
         "signal=B:USR1@120", "open-mode=append", "output=%x-%j.log", "requeue",
     }  # fmt: skip
-    plain = job_script(Job("cats", ["train", "x"]))
-    assert not any(name in plain for name in ("--time=", "--partition=", "--gpus"))
+    plain = job_script(Job("cats"), ["train", "x"])
+    assert not any(name in plain for name in ("--time=", "--gpus"))
 
 
 def test_the_command_checks_the_recipe_and_writes_the_script(
@@ -122,6 +122,5 @@ def test_the_command_checks_the_recipe_and_writes_the_script(
     assert subprocess.run(["bash", "-n", str(out)]).returncode == 0
     assert main(["slurm", "quickstart", "optimizer.lr=fast"]) == 2
     assert main(["slurm", "quickstart", "--time", "soon"]) == 2
-    assert main(["slurm", "quickstart", "--partition", "a b"]) == 2
     assert main(["slurm", "quickstart", "--nodes", "0"]) == 2
     assert main(["slurm", "quickstart", "--out", str(tmp_path / "no" / "job.sh")]) == 2

@@ -1,1 +1,0 @@
-"""Configurations of other programs to recipes; only the command `convert` imports this."""
