@@ -6,7 +6,7 @@ Every fenced block has one of these languages:
 |---|---|
 | `console`, `bash` | commands: arguments parse, the recipe is valid with its overrides, make targets exist |
 | `yaml` | a valid recipe, or a valid part of one |
-| `json` | parses |
+| `json` | parses; the configuration that `paceline convert` reads |
 | `python` | compiles |
 | `text` | output, or a sketch: not checked |
 
@@ -50,6 +50,8 @@ RUN = {
     "docs/sweep.md": "tests/test_sweep_docs.py",
     "docs/install.md": "tests/test_sweep_docs.py",
     "docs/plan.md": "tests/test_plan_docs.py",
+    "docs/coming-from/pet.md": "tests/convert/test_foreign_config.py",
+    "docs/coming-from/dali-json.md": "tests/convert/test_foreign_config.py",
 }
 """Pages whose commands or code a test runs for real."""
 OWN_RECIPES = {"docs/data.md", "docs/extending.md", "docs/zh/data.md", "docs/zh/extending.md"}

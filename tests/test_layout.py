@@ -12,7 +12,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "paceline"
 ROOMS = [
     "core", "visualize", "data", "models", "losses", "optim", "metrics", "tasks", "checkpoint", "loggers", "engine",
-    "recipe", "plan", "launch", "report", "run", "commands", "cli",
+    "recipe", "convert", "plan", "launch", "report", "run", "commands", "cli",
 ]  # fmt: skip
 SUB_ROOMS = {
     "data": ["io", "index", "datasets", "transforms"],
@@ -74,9 +74,10 @@ def test_imports_point_one_way(path: Path) -> None:
     assert wrong == []
 
 
-def test_only_commands_import_the_plan() -> None:
-    users = {room_of(module_name(path)) for path in FILES for _, module in imported(path) if room_of(module) == "plan"}
-    assert users == {"plan", "commands"}
+@pytest.mark.parametrize("room", ["plan", "convert"])
+def test_only_commands_import_the_plan_and_converters(room: str) -> None:
+    users = {room_of(module_name(path)) for path in FILES for _, module in imported(path) if room_of(module) == room}
+    assert users == {room, "commands"}
 
 
 @pytest.mark.parametrize(("room", "order"), SUB_ROOMS.items())

@@ -5,12 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from paceline.cli import main
 from paceline.core.errors import UsageError
-from paceline.core.registry import register
 from paceline.plan.devices import CUDA_CONTEXT, GIB, parse_device
-from paceline.tasks.classification import Classification
 
 SMALL = ["model.widths=[4]", "data.batch_size=8", "evaluate.batch_size=1"]
 
@@ -56,8 +55,11 @@ def test_what_does_not_fit_is_marked_and_what_would_is_named(capsys: pytest.Capt
     assert "not even" in capsys.readouterr().out
 
 
-def test_real_steps_stand_beside_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["train.precision=fp32", "train.activation_checkpointing=none", "--measure"]
+def test_real_steps_stand_beside_the_plan_and_an_image_shows_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = tmp_path / "plan.png"
+    words = ["train.precision=fp32", "train.activation_checkpointing=none", "--measure", "--png", str(image)]
     assert (
         main(
             [
@@ -83,6 +85,7 @@ def test_real_steps_stand_beside_the_plan(capsys: pytest.CaptureFixture[str]) ->
     assert row["measured"]["tensor_bytes"] == pytest.approx(row["total_bytes"], rel=0.02)
     assert row["measured"]["resident_bytes"] > 0
     assert row["measured"]["step_seconds"] > 0
+    assert min(Image.open(image).size) > 200
 
 
 @pytest.mark.parametrize(
@@ -139,7 +142,8 @@ def test_a_size_without_its_unit_is_refused(written: str) -> None:
         (["--procs", "two"], "--procs"), (["--procs", "0"], "--procs"), (["--image", "640"], "--image"),
         (["--classes", "0"], "--classes"), (["train.precision=fp32,fp8"], "train.precision"),
         (["optimizer.lr=x"], "optimizer.lr"), (["--memory", "lots"], "--memory lots"),
-        (["--memory", "rtx9999"], "--memory rtx9999"),
+        (["--device", "rtx9999"], "--device rtx9999"),
+        (["--memory", "a100", "--device", "h100"], "--device h100 --memory a100"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named(options: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,6 +151,14 @@ def test_mistakes_are_named(options: list[str], named: str, capsys: pytest.Captu
     printed = capsys.readouterr()
     assert named in printed.err
     assert code == (0 if named == "train.precision" else 2)  # the row that is possible is planned
+
+
+def test_a_gpu_may_have_less_memory_than_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train.activation_checkpointing=none", "train.precision=fp32", "--json"]
+    for given in (["--memory", "1GiB", "--device", "a100"], ["--device", "a100", "--memory", "1GiB"]):
+        assert main(["plan", "quickstart", *SMALL, *words, *given]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert (answer["device"], answer["memory"]) == ("a100-40gb", 2**30)
 
 
 def _network(forward: str) -> str:
@@ -234,46 +246,16 @@ def test_what_cannot_be_rehearsed_is_measured(
     forward = "return self.layers(images) * float(images.detach().numpy().mean())"
     module.write_text(_network(forward).replace("Lazy", "").replace("(16)", "(784, 16)"), encoding="utf-8")
     words = ["plan", "quickstart", "model.name=own_network", "train.precision=fp32,fp8", "--use", str(module)]
-    words += ["train.activation_checkpointing=none", "data.batch_size=8", "--measure"]
+    image = tmp_path / "plan.png"
+    words += ["train.activation_checkpointing=none", "data.batch_size=8", "--measure", "--png", str(image)]
     assert main([*words, "--json"]) == 0
     measured, refused = json.loads(capsys.readouterr().out)["rows"]
     assert "numpy" in measured["reason"]
     assert measured["measured"]["tensor_bytes"] > 4 * 4 * (784 * 16)  # weights, gradients and two moments
     assert "measured" not in refused
+    assert not image.exists()
     assert main(words) == 0
     printed = capsys.readouterr()
     assert "predicted beside measured" in printed.out
     assert "–" in printed.out
     assert "memory of each" not in printed.out
-
-
-def test_processes_are_measured_together(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["train.precision=fp32", "train.activation_checkpointing=none", "--procs", "2", "--measure", "--json"]
-    assert main(["plan", "quickstart", *SMALL, *words]) == 0
-    (row,) = json.loads(capsys.readouterr().out)["rows"]
-    assert row["micro_batch_size"] == 4
-    assert row["measured"]["tensor_bytes"] == pytest.approx(row["total_bytes"], rel=0.1)
-
-
-def test_data_that_is_needed_and_missing_has_the_exit_code_of_data(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, own_names: None
-) -> None:
-    """Samples of a task of a user's cannot be assumed."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("PACELINE_DATA", raising=False)
-    register.task("own_task")(type("OwnTask", (Classification,), {}))
-    assert main(["plan", "image_folder", "task=own_task", "--memory", "1GiB"]) == 3
-    assert "image_folder.yaml" in capsys.readouterr().err
-
-
-def test_an_error_of_a_real_step_names_the_line_of_the_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, own_names: None
-) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    module = tmp_path / "own_network_of_a_trial.py"
-    forward = "assert type(images) is not torch.Tensor, 'real after all'; return self.layers(images)"
-    module.write_text(_network(forward).replace("Lazy", "").replace("(16)", "(784, 16)"), encoding="utf-8")
-    words = ["plan", "quickstart", "model.name=own_network", "train.precision=fp32", "--use", str(module)]
-    assert main([*words, "train.activation_checkpointing=none", "data.batch_size=8", "--measure", "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)["rows"]
-    assert f"{module.name}:25: AssertionError: real after all" in row["measured"]

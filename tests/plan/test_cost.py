@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.plan.communication import LINK_EFFICIENCY, NETWORK, communication_seconds, sent_bytes
 from paceline.plan.cost import (
     BANDWIDTH_EFFICIENCY,
     COMPUTE_EFFICIENCY,
@@ -13,6 +14,8 @@ from paceline.plan.cost import (
     StepCost,
 )
 from paceline.plan.devices import Speed, device_at_hand, parse_device
+from paceline.recipe.load import load
+from paceline.recipe.validate import validate
 
 SPEED = Speed(bandwidth=1e9, flops={"fp32": 1e12, "tf32": 4e12, "bf16": 8e12, "fp16": 8e12}, source="this test")
 FLOAT = 4
@@ -75,3 +78,28 @@ def test_a_size_says_nothing_about_speed_and_the_machine_does() -> None:
     here = device_at_hand().speed
     assert here is not None
     assert here.bandwidth > 1e8
+
+
+@pytest.mark.parametrize(
+    ("strategy", "parts"),
+    [
+        ("ddp", 2),  # gradients: reduced, and gathered
+        ("{name: ddp, compression: bf16}", 1),
+        ("fsdp", 2 * 3 + 1),  # parameters for two passes of three micro-batches, gradients once
+        ("{name: fsdp, parameters: bf16}", 3 + 1),
+        ("zero", 1 + 1),
+    ],
+)
+def test_a_process_sends_all_parts_but_one(strategy: str, parts: int) -> None:
+    model, processes = nn.Linear(8, 8), 4
+    train = validate(load("quickstart", [f"train.strategy={strategy}"])).recipe.train
+    assert sent_bytes(train, model, processes, micro_batches=3) == parts * (8 * 8 + 8) * FLOAT * 3 / 4
+    assert sent_bytes(train, model, 1, micro_batches=3) == 0
+
+
+def test_the_slowest_link_decides_and_one_that_is_not_known_does_not() -> None:
+    a100 = parse_device("a100-80gb").speed
+    assert a100 is not None
+    assert communication_seconds(3 * 10**11, 8, a100) == pytest.approx(1 / LINK_EFFICIENCY)  # NVLink: 300 GB/s
+    assert communication_seconds(3 * 10**11, 9, a100) == pytest.approx(3e11 / NETWORK / LINK_EFFICIENCY)
+    assert communication_seconds(1, 2, SPEED) is None

@@ -69,6 +69,10 @@ class Measured(NamedTuple):
     """The median of the steps, without loading data."""
 
 
+class OutOfMemoryError(PacelineError):
+    """A process got no more memory, or took more than it may."""
+
+
 @dataclass(frozen=True)
 class Trial:
     """What is measured."""
@@ -86,12 +90,16 @@ class Trial:
     evaluates: bool = True
 
     @classmethod
-    def of(cls, grid: Grid, row: Row | Unrehearsed, modules: Sequence[str]) -> Trial:
-        """The trial of a row."""
+    def of(
+        cls, grid: Grid, row: Row | Unrehearsed, modules: Sequence[str], micro_batch_size: int | None = None
+    ) -> Trial:
+        """The trial of a row; with `micro_batch_size`, of a step with micro-batches of that many samples."""
         overrides = [*grid.fixed, *row.overrides, "model.weights=null", "train.compile=false"]
-        sizes = row.processes, row.micro_batch_size, row.num_micro_batches
+        size, number = row.micro_batch_size, row.num_micro_batches
+        if micro_batch_size is not None:
+            size, number = micro_batch_size, min(2, number)  # more of them take no more memory
         limit = min(free_memory(), grid.limit or free_memory()) // (row.processes if grid.is_shared else 1)
-        return cls(grid.reference, overrides, modules, grid.shape, *sizes, limit)
+        return cls(grid.reference, overrides, modules, grid.shape, row.processes, size, number, limit)
 
 
 def measure_row(trial: Trial) -> Measured:
@@ -104,7 +112,7 @@ def measure_row(trial: Trial) -> Measured:
         found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("rank-*.json"))]
         failed = [each["error"] for each in found if "error" in each]
         if failed or done.returncode == -signal.SIGKILL:
-            raise PacelineError(failed[0] if failed else "the system ended the process")
+            raise OutOfMemoryError(failed[0] if failed else "the system ended the process")
         if done.returncode or len(found) < trial.processes:
             last = (done.stderr.strip() or f"the trial ended with exit code {done.returncode}").splitlines()[-1]
             raise PacelineError(last)

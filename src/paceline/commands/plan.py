@@ -6,6 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.commands.common import add_json, add_recipe, print_json, progress_bar, recipe_file, use_modules
@@ -15,6 +17,7 @@ from paceline.core.text import evenly_spaced
 
 if TYPE_CHECKING:
     from paceline.commands.plan_report import Report
+    from paceline.plan.devices import Device
     from paceline.plan.grid import Grid
     from paceline.plan.rows import Row
     from paceline.plan.surrogate import Shape
@@ -26,21 +29,32 @@ _LOADED = 32  # samples, to measure the loader
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_recipe(parser)
-    parser.add_argument("--procs", default="1", metavar="N,…", help="numbers of processes, one per device (default: 1)")
+    parser.add_argument(
+        "--procs", "--devices", default="1", metavar="N,…", help="numbers of processes, one per device (default: 1)"
+    )
     parser.add_argument("--measure", action="store_true", help="take real steps here; print predicted beside measured")
-    parser.add_argument("--memory", metavar="SIZE", help="of a device: 24GiB, or a GPU's, by its name (default: here)")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="save an image of the memory by its parts")
+    add_device(parser)
+    add_json(parser)
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """What a run is planned for: a device, and samples where the data is missing."""
+    parser.add_argument("--device", metavar="GPU", help="plan for a GPU, such as rtx4090 (default: what is here)")
+    parser.add_argument(
+        "--memory", metavar="SIZE", help="of a device: 24GiB, or a GPU; with --device, in place of its own"
+    )
     parser.add_argument("--image", default="640x480", metavar="WxH", help="without the data: the size of images")
     parser.add_argument("--classes", type=int, default=100, metavar="N", help="without the data: number of classes")
-    add_json(parser)
 
 
 def main(options: argparse.Namespace) -> int:
     """Rehearse each combination of settings on fake tensors and print what it needs."""
     use_modules(options.use, options.recipe)
-    reference, shape = recipe_file(options.recipe), _read_shape(options)
+    reference, shape = recipe_file(options.recipe), read_shape(options)
     processes = _processes(options.procs)
     from paceline.commands.plan_report import Report
-    from paceline.plan.devices import device_at_hand, parse_device
+    from paceline.plan.devices import device_at_hand
     from paceline.plan.grid import Grid, combinations, plan_rows, split_choices
     from paceline.plan.rows import Unrehearsed
     from paceline.recipe.load import load
@@ -48,7 +62,7 @@ def main(options: argparse.Namespace) -> int:
 
     fixed, choices = split_choices(options.overrides)
     checked = validate(load(reference, fixed))
-    device = parse_device(options.memory) if options.memory else device_at_hand(max(map(int, processes)))
+    device = read_device(options) or device_at_hand(max(map(int, processes)))
     settings = list(combinations({"procs": processes, **(choices or _default_choices(checked, fixed))}))
     is_cpu = device.is_cpu or checked.recipe.train.device == "cpu"
     grid = Grid(reference, fixed, device.memory, shape, is_cpu, device.is_cpu)
@@ -57,12 +71,14 @@ def main(options: argparse.Namespace) -> int:
     with redirect_stdout(sys.stderr), progress_bar() as bar:
         task = bar.add_task("plan", total=len(settings))
         results = plan_rows(grid, settings, lambda number: bar.advance(task, number))
-    report = Report(device, results, speed)
+    report = Report(checked.recipe.name, device, results, speed)
     can_measure = options.measure and any(isinstance(each, Unrehearsed) for each in results)
     if not report.rows and not can_measure:
         raise report.refused[0].kind(report.refused[0].reason)
     if options.measure:
         _measure(report, grid, options.use)
+    if options.png and report.rows:
+        report.save_image(options.png)
     if options.json:
         print_json(report.as_json())
         return 0
@@ -72,7 +88,9 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _print_notes(options: argparse.Namespace, batch_size: int, rows: Sequence[Row]) -> None:
-    """Print what the table does not show: processes without samples, and assumptions about missing data."""
+    """Print what the table does not show: the image, processes without samples, and assumptions about missing data."""
+    if options.png:
+        print(f"image: {options.png}" if rows else "image: none, since nothing could be planned")
     needed = ((int(row.settings["procs"]), int(row.settings.get("data.batch_size", batch_size))) for row in rows)
     if too_many := sorted({processes for processes, samples in needed if processes > samples}):
         many = " and ".join(f"{processes:,}" for processes in too_many)
@@ -84,7 +102,23 @@ def _print_notes(options: argparse.Namespace, batch_size: int, rows: Sequence[Ro
         )
 
 
-def _read_shape(options: argparse.Namespace) -> Shape:
+def read_device(options: argparse.Namespace) -> Device | None:
+    """The device of --device or --memory; with both, that GPU with so much memory for a run. None with neither."""
+    from paceline.plan.devices import parse_device
+
+    device = parse_device(options.device, "--device") if options.device else None
+    memory = parse_device(options.memory) if options.memory else None
+    if device is None or memory is None:
+        return device or memory
+    if device.speed is None or memory.speed is not None:
+        raise UsageError(
+            f"--device {options.device} --memory {options.memory}: expected one of them, or a GPU and a size, such as"
+            " --device a100 --memory 20GiB"
+        )
+    return replace(device, memory=memory.memory)
+
+
+def read_shape(options: argparse.Namespace) -> Shape:
     """What samples are where the data is missing: --image and --classes."""
     width, separator, height = options.image.partition("x")
     if not (separator and width.isdecimal() and height.isdecimal() and int(width) * int(height)):
@@ -98,7 +132,7 @@ def _read_shape(options: argparse.Namespace) -> Shape:
 
 def _processes(written: str) -> list[str]:
     if not all(each.isdecimal() and int(each) > 0 for each in written.split(",")):
-        raise UsageError(f"--procs {written}: expected numbers of processes, such as 8 or 1,2,8")
+        raise UsageError(f"--procs (or --devices) {written}: expected numbers of processes, such as 8 or 1,2,8")
     return written.split(",")
 
 

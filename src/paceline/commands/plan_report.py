@@ -1,17 +1,19 @@
-"""The answer of `paceline plan`: tables and JSON."""
+"""The answer of `paceline plan`: tables, JSON and an image."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.loggers.tables import print_table
+from paceline.plan.communication import DEVICES_OF_A_MACHINE, LINK_EFFICIENCY, NETWORK
 from paceline.plan.cost import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY
 from paceline.plan.devices import Device, Speed
 from paceline.plan.memory import CATEGORIES
-from paceline.plan.rows import DEVICES_OF_A_MACHINE, Estimate, Refused, Row, Unrehearsed, estimate
+from paceline.plan.rows import Estimate, Refused, Row, Unrehearsed, estimate
 
 if TYPE_CHECKING:
     from paceline.commands.measure_row import Measured
@@ -24,6 +26,7 @@ _SHORT = {"train.precision": "precision", "train.activation_checkpointing": "che
 class Report:
     """The rows of a plan, and what they are compared with."""
 
+    recipe: str
     device: Device
     results: Sequence[Row | Refused]
     samples_per_second: float | None = None
@@ -58,7 +61,12 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """The answer of --json: bytes and seconds."""
         speed = self.device.speed
-        assumed = {"compute_efficiency": COMPUTE_EFFICIENCY, "bandwidth_efficiency": BANDWIDTH_EFFICIENCY}
+        assumed = {
+            "compute_efficiency": COMPUTE_EFFICIENCY,
+            "bandwidth_efficiency": BANDWIDTH_EFFICIENCY,
+            "link_efficiency": LINK_EFFICIENCY,
+            "network": NETWORK,
+        }
         return {
             "device": self.device.name,
             "memory": self.device.memory,
@@ -66,6 +74,23 @@ class Report:
             "loader_samples_per_second": self.samples_per_second,
             "rows": [self._row_as_json(place, each) for place, each in enumerate(self.results)],
         }
+
+    def save_image(self, path: Path) -> None:
+        """Draw the memory of each row by its parts, with the limit of the device."""
+        from paceline.visualize.charts import draw_stacked_bars
+        from paceline.visualize.image import save_png
+
+        labels = [", ".join(map(str, self._cells(row))) for row in self.rows]
+        scale, unit = (2**30, "GiB") if max(row.shared_bytes for row in self.rows) >= 2**30 else (_UNIT, "MiB")
+        parts: dict[str, list[float]] = {
+            part: [row.num_sharing * row.memory.parts[part] / scale for row in self.rows] for part in CATEGORIES
+        }
+        name = self.device.name if self.device.speed else "limit"  # a size is its own name
+        limit = self.device.memory / scale
+        whose = "all processes" if self._is_shared else "each device"
+        title = f"{self.recipe}: memory of {whose}; {name}: {_number(limit)} {unit}"
+        axis = f"{unit} of tensors, by {', '.join(self._header())}"
+        save_png(draw_stacked_bars(labels, parts, title, axis, limit), path)
 
     def _header(self) -> list[str]:
         return [*(_SHORT.get(key, key.rpartition(".")[2]) for key in self.results[0].settings), "micro-batch"]
@@ -105,19 +130,21 @@ class Report:
         rows = []
         for row in self.rows:
             found = estimate(row, speed, self.samples_per_second)
-            samples = row.micro_batch_size * row.num_micro_batches / found.step
+            samples = row.micro_batch_size * row.num_micro_batches / max(found.step, found.communication or 0.0)
             work = [_number(row.step.cost.flops / 1e9), _number(row.step.cost.bytes / 1e9)]
             run = "–" if found.run is None else _duration(found.run)
-            rows.append([*self._cells(row), *work, _milliseconds(found.step), _number(samples), run, found.bound])
-        header = ["GFLOP/step", "GB/step", "ms/step", "samples/s each", "run", "bound by"]
+            times = [_milliseconds(found.step), _milliseconds(found.communication)]
+            rows.append([*self._cells(row), *work, *times, _number(samples), run, found.bound])
+        header = ["GFLOP/step", "GB/step", "ms/step", "ms/exchange", "samples/s each", "run", "bound by"]
         print_table([*self._header(), *header], rows)
         if self.samples_per_second is None:
             print("the loader was not measured, since the data is not here")
         else:
             most = f"up to {DEVICES_OF_A_MACHINE} processes share its cores"
             print(f"this machine loads {self.samples_per_second:,.0f} samples/s; {most}")
-        if any(row.processes > 1 for row in self.rows):
-            print("what processes exchange is taken to travel beside computing")
+        if speed.link and any(row.processes > 1 for row in self.rows):
+            links = f"{speed.link / 1e9:,.0f} GB/s, {NETWORK / 1e9:,.0f} GB/s beyond {DEVICES_OF_A_MACHINE} processes"
+            print(f"exchange, beside computing: {LINK_EFFICIENCY:.0%} of {links}")
 
     def _print_measured(self) -> None:
         gap = "\n" if self.rows else ""  # below the tables above
@@ -167,7 +194,14 @@ class Report:
             "changes_to_fit": row.changes_to_fit(self.device.memory),
             "flops": row.step.cost.flops,
             "moved_bytes": row.step.cost.bytes,
-            "estimated": times and {"step_seconds": times.step, "run_seconds": times.run, "bound": times.bound},
+            "sent_bytes": row.step.sent_bytes,
+            "estimated": times
+            and {
+                "step_seconds": times.step,
+                "communication_seconds": times.communication,
+                "run_seconds": times.run,
+                "bound": times.bound,
+            },
             "measured": measured,
         }
 

@@ -19,6 +19,7 @@ from paceline.core.intervals import to_steps
 from paceline.core.process import num_cores
 from paceline.core.user_code import named_error
 from paceline.core.world import World
+from paceline.plan.communication import sent_bytes
 from paceline.plan.fake_tensors import limit_of_fake_tensors
 from paceline.plan.rehearse import Evaluated, Phase, Rehearsal, rehearse
 from paceline.plan.rows import Combination, PlannedPhase, Refused, Row, Settings, Unrehearsed
@@ -210,6 +211,7 @@ def _plan_phase(grid: Grid, steps: Steps, phase: Phase, division: _Division) -> 
         "train.micro_batch_size",
         phase.share,
         taken.cost.repeated(number / min(2, number)),
+        sent_bytes(division.train, steps.run.model, processes, number),
     )
 
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from paceline.core.errors import PacelineError, RecipeError
+from paceline.plan.communication import DEVICES_OF_A_MACHINE, communication_seconds
 from paceline.plan.cost import StepCost
 from paceline.plan.devices import Speed
 from paceline.plan.memory import Memory
 
 Settings = Mapping[str, str]
 """The recipe keys in which rows differ, and "procs"."""
-DEVICES_OF_A_MACHINE = 8
-"""The most processes that are taken to share one machine and its cores."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,8 @@ class PlannedPhase:
     share: float = 0.0
     """Of the steps of the run."""
     cost: StepCost = field(default_factory=StepCost)
+    sent_bytes: int | None = None
+    """What each process sends in a step; None if that is not known."""
 
 
 @dataclass(frozen=True)
@@ -138,24 +139,25 @@ class Unrehearsed(Refused):
 
 
 class Estimate(NamedTuple):
-    """Seconds, if the device reaches the efficiency that is assumed.
-
-    Exchanges between processes, evaluations and saves are taken to take no time.
-    """
+    """Seconds, if the device reaches the efficiency that is assumed, and evaluations and saves take no time."""
 
     step: float
     """To compute a step."""
+    communication: float | None
+    """To send what a step sends, side by side with computing; None if no link or no strategy is known."""
     loading: float | None
     """To load the samples of a step, side by side with computing; None if the loader was not measured."""
     run: float | None
     """All steps of the run; None if their number is not known."""
 
     @property
-    def bound(self) -> Literal["compute", "data", "unknown"]:
+    def bound(self) -> Literal["compute", "communication", "data", "unknown"]:
         """What a step waits for."""
         if self.loading is None:
             return "unknown"
-        return "data" if self.loading > self.step else "compute"
+        if self.loading > max(self.step, self.communication or 0.0):
+            return "data"
+        return "communication" if self.communication and self.communication > self.step else "compute"
 
 
 def estimate(row: Row, speed: Speed, samples_per_second: float | None) -> Estimate:
@@ -166,8 +168,9 @@ def estimate(row: Row, speed: Speed, samples_per_second: float | None) -> Estima
     samples = row.micro_batch_size * row.num_micro_batches * min(row.processes, DEVICES_OF_A_MACHINE)
     loading = None if samples_per_second is None else samples / samples_per_second
 
-    def seconds(phase: PlannedPhase) -> float:
-        return row.num_sharing * phase.cost.seconds(speed, is_tf32=row.precision == "tf32")  # they share its cores too
+    def seconds(phase: PlannedPhase) -> tuple[float, float | None]:
+        step = row.num_sharing * phase.cost.seconds(speed, is_tf32=row.precision == "tf32")  # they share its cores too
+        return step, None if phase.sent_bytes is None else communication_seconds(phase.sent_bytes, row.processes, speed)
 
-    run = sum(phase.share * max(seconds(phase), loading or 0.0) for phase in row.training)
-    return Estimate(seconds(row.step), loading, None if row.num_steps is None else row.num_steps * run)
+    run = sum(phase.share * max(each or 0.0 for each in (*seconds(phase), loading)) for phase in row.training)
+    return Estimate(*seconds(row.step), loading, None if row.num_steps is None else row.num_steps * run)

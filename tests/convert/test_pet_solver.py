@@ -1,4 +1,4 @@
-"""Recipes as docs/coming-from/pet.md writes them have Pet's learning rates and groups, by its formulas once more."""
+"""Converted solvers have Pet's learning rates and parameter groups, by its formulas written out here once more."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 import yaml
 from torch import nn
 
+from paceline.convert.convert_config import convert_config
 from paceline.core.errors import RecipeError
 from paceline.core.intervals import Progress
 from paceline.core.world import World
@@ -56,46 +57,14 @@ def pet_lr(solver: dict[str, Any], i: int, warmup: int, total: int, steps: list[
     return float(base * (1 - (i - warmup - 1) / (total - warmup)) ** power)
 
 
-def recipe_of(solver: dict[str, Any]) -> dict[str, Any]:
-    """The recipe of a solver, line by line as the page has it."""
-    unit = "steps" if "MAX_ITER" in solver else "epochs"
-    groups: list[dict[str, Any]] = [{"preset": "pet"}]
-    decay = solver.get("WEIGHT_DECAY", 5e-4)
-    if "BIAS_DOUBLE_LR" in solver:
-        bias_decay = decay if solver["BIAS_WEIGHT_DECAY"] else 0.0
-        groups = [
-            {"kind": "group_norm", "weight_decay": solver["WEIGHT_DECAY_GN"]},
-            {"match": "*bias*", "lr_scale": solver["BIAS_DOUBLE_LR"] + 1, "weight_decay": bias_decay},
-        ]
-    name = solver.get("OPTIMIZER", "SGD").lower()
-    passed: dict[str, Any] = {"momentum": solver.get("MOMENTUM", 0.9), "weight_decay": decay, "param_groups": groups}
-    if name == "adam":  # to which Pet passes none of these
-        passed = {"weight_decay": 0.0}
-    policy = solver.get("LR_POLICY", "STEP")
-    schedule: dict[str, Any] = {"decay": policy.lower(), "count_from": 1, "warmup": "none"}
-    if policy == "POLY":
-        schedule["power"] = solver.get("LR_POW", 0.9)
-    elif policy == "STEP":
-        milestones = {f"milestone_{unit}": [*solver["STEPS"]], "gamma": solver.get("GAMMA", 0.1)}
-        schedule |= {"decay": "multi_step"} | milestones
-    warmup = next((solver[key] for _, _, key in UNITS.values() if solver.get(key)), 0)
-    if warmup:
-        schedule |= {"warmup": solver["WARM_UP_METHOD"].lower(), f"warmup_{unit}": warmup}
-        schedule["warmup_from"] = solver["WARM_UP_FACTOR"]
-    length = solver["MAX_ITER"] if unit == "steps" else solver["MAX_EPOCHS"]
-    return {
-        "extends": "quickstart",
-        "optimizer": {"name": name, "lr": solver.get("BASE_LR", 0.001)} | passed,
-        "schedule": {"warmup_epochs": None} | schedule,
-        "train": {"epochs": None} | {unit: length},
-    }
-
-
 def converted(folder: Path, solver: dict[str, Any], *overrides: str) -> BuildContext:
-    """That recipe, checked as every recipe is."""
-    file = folder / "recipe.yaml"
-    file.write_text(yaml.safe_dump(recipe_of(solver)))
-    return BuildContext(validate(load(str(file), overrides)), World(0, 1, 0, torch.device("cpu")))
+    """The recipe that `paceline convert` writes for a solver, checked as every recipe is."""
+    file, out = folder / "pet.yaml", folder / "recipe.yaml"
+    written = {key: str(value) if isinstance(value, tuple) else value for key, value in solver.items()}
+    train = {"BATCH_SIZE": 4, "DATASETS": "('imagenet1k_train', )"}
+    file.write_text(yaml.safe_dump({"SOLVER": written, "TRAIN": train}))
+    out.write_text(yaml.safe_dump(convert_config(file)[0]))
+    return BuildContext(validate(load(str(out), overrides)), World(0, 1, 0, torch.device("cpu")))
 
 
 def optimizer_of(one: nn.Module) -> torch.optim.Optimizer:

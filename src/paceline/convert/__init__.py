@@ -1,0 +1,1 @@
+"""Configurations of other programs to recipes; only the command `convert` imports this."""
