@@ -111,7 +111,6 @@ FOUND_BY_PROCESSES = {
     "growing train.strategy=fsdp": (1, GROWING),
     "growing train.strategy=zero": (1, GROWING),
     "growing train.reproducible=world": (1, GROWING),
-    "half": (2, "train.strategy.parameters: the model does not compute with bf16 parameters"),
     "single": (2, "train.strategy: single needs one process, got 2; use ddp, or --procs 1"),
     "dp": (2, "train.strategy: dp needs one process, got 2; use ddp, or --procs 1"),
     "normless": (2, "train.sync_bn: the model has no BatchNorm layers"),

@@ -69,7 +69,7 @@ def predict(
 def prediction_writers(folder: Path, dataset: Dataset, task: Task, draws: bool) -> list[PredictionWriter]:
     """What writes predictions below a folder: PNG maps, COCO JSON of boxes and keypoints, or tables; and images."""
     kind = kind_of(task)
-    table_files = [folder / f"predictions{ending}" for ending in _TABLES.get(kind, (".csv", ".jsonl"))]
+    table_files = [folder / f"predictions{extension}" for extension in _TABLES.get(kind, (".csv", ".jsonl"))]
     writers = file_writers(task, dataset, folder / ("masks" if kind == "maps" else "outputs"), table_files)
     return [*writers, DrawnImages(folder / "images", dataset, task)] if draws else writers
 

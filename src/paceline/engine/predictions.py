@@ -122,8 +122,8 @@ def make_writers(run: Run, split: str, prefix: str = "") -> GuardedWriters:
 
 def predictions_place(run: Run, split: str) -> Path:
     """The folder of a split's predictions, or their file."""
-    endings: dict[Kind, str] = {"maps": "", "boxes": ".json", "keypoints": ".json"}
-    return run.out / "predictions" / f"{split}{endings.get(kind_of(run.task), '.csv')}"
+    extensions: dict[Kind, str] = {"maps": "", "boxes": ".json", "keypoints": ".json"}
+    return run.out / "predictions" / f"{split}{extensions.get(kind_of(run.task), '.csv')}"
 
 
 def file_writers(task: Any, dataset: Dataset, folder: Path, table_files: Sequence[Path]) -> list[PredictionWriter]:

@@ -61,8 +61,10 @@ class KeptState:
 
     def restore_where(self, is_skipped: Tensor) -> None:
         """The same where a scalar is 1; decided on the device, but for losses and tasks that have a state."""
-        for _, _, buffer, value in self._buffers:
-            torch.where(is_skipped > 0, value, buffer, out=buffer)
+        if self._buffers:
+            chosen = is_skipped > 0
+            for _, _, buffer, value in self._buffers:
+                torch.where(chosen, value, buffer, out=buffer)
         if self._parts and is_skipped:
             load_state(self._parts, self._state)
 

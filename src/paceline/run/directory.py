@@ -11,7 +11,6 @@ import shlex
 import socket
 import stat
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -31,9 +30,6 @@ from paceline.launch.environment import restart_count
 _BEGINNINGS = {".lock", "logs", "recipe.yaml", "metrics.jsonl", "tensorboard"}
 LOCK = ".lock"
 _EXIT_SECONDS = 3.0
-STALE_SECONDS = 600.0
-"""Age at which a lock of another machine counts as abandoned, where file locks are not shared."""
-_REFRESH_SECONDS = 60.0
 _PATIENCE_SECONDS = 5.0  # for a predecessor of this very run, which is being ended, to be gone
 _LOOK_SECONDS = 0.1
 _BYTES = 4096
@@ -171,27 +167,25 @@ def check_free(folder: Path) -> None:
         while is_ours is False and owner and owner.is_here and not owner.is_running() and time.monotonic() < deadline:
             time.sleep(0.05)  # its last threads are about to end
             is_ours = try_lock(descriptor, shared=True)
-        _refuse(folder, owner, is_ours, _age(descriptor))
+        _refuse(folder, owner, is_ours)
     finally:
         os.close(descriptor)
 
 
 class RunLock:
-    """A held lock; its modification time is refreshed every minute for other machines."""
+    """The lock of a run directory."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.notes: list[str] = []
         """Notes for the user about how the lock was taken."""
         self._descriptor: int | None = None
-        self._ended = threading.Event()
 
     def take(self) -> None:
         """Take the lock, or raise UsageError."""
         deadline = time.monotonic() + (_PATIENCE_SECONDS if restart_count() else _LOOK_SECONDS)
         while not self._try(is_last=time.monotonic() >= deadline):
             time.sleep(_LOOK_SECONDS)
-        threading.Thread(target=self._refresh, name="lock-refresh", daemon=True).start()
 
     def start_over(self) -> Path | None:
         """Rename the directory and lock a new one in its place; None if it was empty."""
@@ -209,7 +203,6 @@ class RunLock:
         return aside
 
     def release(self) -> None:
-        self._ended.set()
         if self._descriptor is not None:
             with suppress(OSError):
                 (self.folder / LOCK).unlink()
@@ -220,12 +213,12 @@ class RunLock:
         path = self.folder / LOCK
         descriptor = _open(path)
         try:
-            is_ours, owner, age = try_lock(descriptor), _read(descriptor), _age(descriptor)
+            is_ours, owner = try_lock(descriptor), _read(descriptor)
             if is_ours is False and not is_last:
                 return False
             if is_ours and not is_at(descriptor, path):  # its holder removed it just now
                 return False
-            _refuse(self.folder, owner, is_ours, age)
+            _refuse(self.folder, owner, is_ours)
             _write(path, descriptor)
             if owner is not None:
                 self.notes.append(f"took over the directory of {owner}, which no longer runs")
@@ -236,13 +229,8 @@ class RunLock:
             if descriptor != -1:
                 os.close(descriptor)
 
-    def _refresh(self) -> None:
-        while not self._ended.wait(_REFRESH_SECONDS):
-            with suppress(OSError, TypeError):
-                os.utime(self._descriptor)  # type: ignore[arg-type]
 
-
-def _refuse(folder: Path, owner: Owner | None, is_ours: bool | None, age: float) -> None:
+def _refuse(folder: Path, owner: Owner | None, is_ours: bool | None) -> None:
     """Raise UsageError if another process may write there; `is_ours` says whether we got the lock."""
     hint = "wait for it, stop it, or choose another directory with --out"
     if is_ours is False:
@@ -251,10 +239,8 @@ def _refuse(folder: Path, owner: Owner | None, is_ours: bool | None, age: float)
         return  # the kernel knows better than what a dead process wrote
     if owner.is_here and owner.is_running():
         raise UsageError(f"{folder} is in use by {owner}; {hint}")
-    # A time far ahead is as wrong as one long ago: a clock that was set back must not lock for ever.
-    if not owner.is_here and abs(age) < STALE_SECONDS and not restart_count():
-        gone = f"if it is gone, the directory becomes free in {(STALE_SECONDS - age) / 60:.0f} minutes"
-        raise UsageError(f"{folder} is in use by {owner}; {hint}; {gone}")
+    if not owner.is_here and not restart_count():
+        raise UsageError(f"{folder} is in use by {owner}; {hint}; if it is gone, remove {folder / LOCK}")
 
 
 def _open(path: Path) -> int:
@@ -289,10 +275,6 @@ def _write(path: Path, descriptor: int) -> None:
         raise PacelineError(
             f"{path}: cannot lock the run directory: {error.strerror}; free disk space, or choose another with --out"
         ) from error
-
-
-def _age(descriptor: int) -> float:
-    return time.time() - os.fstat(descriptor).st_mtime
 
 
 def _close(descriptor: int | None) -> None:

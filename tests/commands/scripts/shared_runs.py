@@ -265,7 +265,6 @@ def _marked_updates(run: Run) -> list[int]:
 def mistakes(bench: Bench) -> Iterator[tuple[str, Any]]:
     for strategy in ("train.strategy=ddp", "train.strategy=fsdp", "train.strategy=zero", "train.reproducible=world"):
         yield f"growing {strategy}", bench.refused("model.name=growing", strategy)
-    yield "half", bench.refused("model.name=centerd", "train.strategy={name: fsdp, parameters: bf16}")
     yield "single", bench.refused("train.strategy=single")
     yield "dp", bench.refused("train.strategy=dp")
     yield "normless", bench.refused("model.name=normless", "train.sync_bn=true")
