@@ -41,7 +41,7 @@ from paceline.launch.launcher import launch_if_needed
 options = argparse.Namespace(arguments=["--version"], procs=PROCS, nodes=None, rendezvous=None, restarts=0)
 
 code = launch_if_needed(options, "cuda", [1])
-print("answer", code, "torch" in sys.modules, getattr(options, "device_mapping", "none"))
+print("answer", code, "torch" in sys.modules, *getattr(options, "device_notes", ["none"]))
 """
 
 
@@ -91,11 +91,11 @@ def test_addresses_of_this_machine() -> None:
 
 
 def test_a_name_that_other_machines_cannot_reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    from paceline.launch import rendezvous
+    from paceline.launch import machines
 
-    monkeypatch.setattr(rendezvous, "address_towards", lambda endpoint: "127.0.1.1")
+    monkeypatch.setattr(machines, "address_towards", lambda endpoint: "127.0.1.1")
     with pytest.raises(UsageError, match=r"--rendezvous gpu07:29400: .* 127\.0\.1\.1"):
-        rendezvous.join_rendezvous(Endpoint("gpu07", 29400), 1, 2, timeout=1.0)
+        machines.join_machines(1, (1, 2), Endpoint("gpu07", 29400), timeout=1.0)
 
 
 def test_endpoints_in_words() -> None:
