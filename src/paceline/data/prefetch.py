@@ -27,6 +27,7 @@ from paceline.core.errors import DataError, PacelineError
 from paceline.core.process import block_stop_signals, end_with_parent
 from paceline.core.temporary import share_folder
 from paceline.core.text import join_first
+from paceline.core.torch_private import loader_workers, shut_down_workers
 from paceline.data.batch import ON_HOST, Batch, map_tensors
 from paceline.data.split_loader import Request, SplitLoader
 
@@ -119,7 +120,7 @@ def load_by_processes(source: SplitLoader, requests: Iterable[Request], workers:
                     raise answer.error(answer.message) from RuntimeError(f"in a loader worker:\n{answer.lines}")
                 yield answer
         except (EOFError, OSError) as error:  # memory of a worker that died could not be received
-            dead = _wait_for_dead(answers._workers)  # type: ignore[attr-defined]
+            dead = _wait_for_dead(loader_workers(answers))
             if dead is None:
                 raise
             code = dead.exitcode or 0
@@ -127,7 +128,7 @@ def load_by_processes(source: SplitLoader, requests: Iterable[Request], workers:
         finally:
             # Now, and not when it is collected: the traceback of an error would keep the iterator, whose dead worker
             # torch reports again at any later signal of a child.
-            answers._shutdown_workers()  # type: ignore[attr-defined]
+            shut_down_workers(answers)
 
 
 def _init_worker(worker: int, is_main_thread: bool) -> None:

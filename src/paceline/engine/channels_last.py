@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
+from paceline.core.torch_private import is_compiled
 from paceline.data.loader import StepBatch
 from paceline.engine.trainer import Trainer
 
@@ -17,9 +18,7 @@ _MAX_WEIGHTS = 50  # per value of the images: large kernels over few pixels are 
 
 def choose_channels_last(trainer: Trainer, step_batch: StepBatch) -> None:
     """Choose the memory layout of images and weights on a CPU; rank 0, whose images may have other sizes, decides."""
-    can_choose = (
-        trainer.world.device.type == "cpu" and trainer.strategy.can_probe and trainer.model._compiled_call_impl is None
-    )
+    can_choose = trainer.world.device.type == "cpu" and trainer.strategy.can_probe and not is_compiled(trainer.model)
     chosen = (
         can_choose
         and trainer.world.is_main

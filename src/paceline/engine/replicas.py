@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from paceline.core.torch_private import is_compiled, is_unchanged, version_of
 from paceline.engine.stateful import Parts
 from paceline.metrics.metric import Metric
 from paceline.tasks.task import Task
@@ -44,7 +45,7 @@ class KeptState:
         values = [value for own in self._attributes for value in own.values()]
         self._containers = [(value, copy.copy(value)) for value in values if type(value) in _CONTAINERS]
         self._buffers = [
-            (each._buffers, name, buffer, buffer._version, buffer.clone())
+            (each._buffers, name, buffer, version_of(buffer), buffer.clone())
             for each in modules
             for name, buffer in each._buffers.items()
             if buffer is not None
@@ -65,9 +66,9 @@ class KeptState:
                 container.update(before)
         for number, (owner, name, buffer, version, value) in enumerate(self._buffers):
             owner[name] = buffer
-            if buffer._version != version:
+            if not is_unchanged(buffer, version):
                 buffer.copy_(value)
-                self._buffers[number] = owner, name, buffer, buffer._version, value
+                self._buffers[number] = owner, name, buffer, version_of(buffer), value
 
 
 def make_replicas(original: Replica, number: int) -> list[Replica]:
@@ -78,7 +79,7 @@ def make_replicas(original: Replica, number: int) -> list[Replica]:
     modules = _modules(original)
     parts = [*(each for top in modules for each in top.modules()), original.task]
     has_shared = any(map(_is_shared, _functions(original.task, modules))) or any(map(_has_shared_container, parts))
-    if original.model._compiled_call_impl is not None or has_shared:
+    if is_compiled(original.model) or has_shared:
         return replicas
     try:
         for _ in range(number - 1):

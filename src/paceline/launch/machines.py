@@ -24,7 +24,7 @@ from paceline.launch.failure import ExitRecord
 from paceline.launch.network import Endpoint, address_towards, can_connect, free_port, is_loopback
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 # How long to wait for more machines once there are enough; later ones join the running run.
 _LAST_CALL_SECONDS = 3.0
@@ -281,7 +281,8 @@ def _open_store(endpoint: Endpoint, timeout: float) -> tuple[TCPStore, bool]:
 
     The store's own wait cannot be interrupted and prints to the terminal.
     """
-    from torch.distributed import TCPStore  # late: torch takes longer to import than everything before
+    # Late: torch takes longer to import than everything before.
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     deadline = time.monotonic() + timeout
     store_timeout = timedelta(seconds=max(1.0, timeout))

@@ -13,13 +13,14 @@ from typing import Annotated, Any, Protocol, TypeVar
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.core.arguments import Count, CountOrZero, PartialShare
 from paceline.core.errors import CheckpointError
 from paceline.core.registry import register
 from paceline.core.text import join_first, pluralize
+from paceline.core.torch_private import foreach_lerp_
 from paceline.models.memory_format import with_strides_of
+from paceline.models.norm import BATCH_NORMS
 
 T = TypeVar("T")
 
@@ -112,7 +113,7 @@ class WeightAverage(ABC):
             weights = self._parameters
             if self._is_mixed:
                 weights = [weight.to(mean.dtype) for weight, mean in zip(weights, self._means, strict=True)]
-            torch._foreach_lerp_(self._means, weights, self.weight(self.count))
+            foreach_lerp_(self._means, weights, self.weight(self.count))
         self.count += 1
 
     @contextmanager
@@ -228,7 +229,7 @@ def update_bn(model: nn.Module, inputs: Iterable[T], forward: Callable[[T], obje
     `forward` runs an input through the model, by default `model(input)`. Unlike torch's `update_bn`, other layers are
     in evaluation mode, so the result depends on the inputs alone, and frozen layers keep their statistics.
     """
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and _tracks_statistics(module)]
+    norms = [module for module in model.modules() if isinstance(module, BATCH_NORMS) and _tracks_statistics(module)]
     if not norms:
         return
     modes = {module: module.training for module in model.modules()}
@@ -257,6 +258,6 @@ def _copy(weight: Tensor) -> Tensor:
     return weight.detach().to(torch.float32 if is_half else weight.dtype, copy=True)
 
 
-def _tracks_statistics(norm: _BatchNorm) -> bool:
+def _tracks_statistics(norm: Any) -> bool:
     parameters = list(norm.parameters(recurse=False))
     return norm.track_running_stats and (not parameters or any(each.requires_grad for each in parameters))

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from paceline.core.torch_private import foreach_add_, foreach_mul_, foreach_norm
+
 
 def add_trust_ratio(
     optimizer: Optimizer, coefficient: float = 0.02, clip: bool = True, eps: float = 1e-8, exclude_1d: bool = False
@@ -48,13 +50,13 @@ class _TrustRatio:
                 group["weight_decay"] = decay
 
     def _scale(self, weights: list[Tensor], gradients: list[Tensor], lr: float, decay: float) -> None:
-        weight_norms = torch.stack(torch._foreach_norm(weights))
-        gradient_norms = torch.stack(torch._foreach_norm(gradients))
+        weight_norms = torch.stack(foreach_norm(weights))
+        gradient_norms = torch.stack(foreach_norm(gradients))
         ratios = self.coefficient * weight_norms / (gradient_norms + decay * weight_norms + self.eps)
         if self.clip:
             ratios = (ratios / lr).clamp_(max=1)
         # With zero weights the gradient is not scaled; with a zero gradient nothing moves.
         ratios = torch.where(weight_norms == 0, 1.0, torch.where(gradient_norms == 0, 0.0, ratios))
         if decay:
-            torch._foreach_add_(gradients, weights, alpha=decay)
-        torch._foreach_mul_(gradients, list(ratios.unbind()))
+            foreach_add_(gradients, weights, alpha=decay)
+        foreach_mul_(gradients, list(ratios.unbind()))

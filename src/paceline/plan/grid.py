@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from paceline.core.errors import PacelineError, RecipeError, TrainingError
 from paceline.core.intervals import to_steps
 from paceline.core.process import num_cores
+from paceline.core.torch_private import FakeTensorMode
 from paceline.core.user_code import named_error
 from paceline.core.world import World
 from paceline.data.sampler import BatchSampler

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 import traceback
 
-from torch._subclasses.fake_tensor import (
+from paceline.core.errors import PacelineError, TrainingError
+from paceline.core.torch_private import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     UnsupportedFakeTensorException,
     UnsupportedMutationAliasingException,
     UnsupportedOperatorException,
 )
-
-from paceline.core.errors import PacelineError, TrainingError
 from paceline.core.user_code import described
 
 _VALUES = (DataDependentOutputException, DynamicOutputShapeException)

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from paceline.core.errors import RecipeError
+from paceline.core.torch_private import compile_call
 from paceline.engine.precision.base import Precision
 from paceline.engine.precision.mixed import make_precision
 from paceline.engine.strategies.deterministic import DeterministicStrategy
 from paceline.engine.strategies.single import SingleStrategy
-from paceline.engine.torch_settings import compile_model
 from paceline.recipe.build_context import BuildContext
 
 _SHARDED = ("fsdp", "zero")
@@ -77,7 +77,7 @@ def wrap(context: BuildContext, model: nn.Module) -> SingleStrategy:
     """Wrap the model, for strategies that replicate, after the optimizer is built."""
     train = context.recipe.train
     if train.compile:
-        compile_model(model)
+        compile_call(model)
     if train.reproducible == "world":
         return DeterministicStrategy(model, context.world)
     return _strategy(context, model)

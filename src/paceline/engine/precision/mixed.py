@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from paceline.core.torch_private import foreach_copy_
 from paceline.engine.loss_accumulator import WeightedLoss
 from paceline.engine.precision.base import FullPrecision, Precision, add_gradients
 from paceline.engine.precision.loss_scale import LossScale, make_loss_scale, unscale
@@ -214,7 +215,7 @@ class HalfWeights(Scaled):
     def sync_weights(self) -> None:
         """Round the masters into the copies."""
         if self._copies:
-            torch._foreach_copy_(list(self._copies.values()), list(self._copies))
+            foreach_copy_(list(self._copies.values()), list(self._copies))
 
     def describe(self) -> str:
         """Where which format is used, and the loss scale."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.core.text import pluralize
 from paceline.core.world import World
@@ -18,6 +18,7 @@ from paceline.data.sampler import rank_range
 from paceline.engine.stateful import FirstState
 from paceline.engine.strategies.single import SingleStrategy, parameter_ids, refuse_changed_parameters
 from paceline.models.memory_format import with_strides_of
+from paceline.models.norm import BATCH_NORMS
 
 Node = tuple[int, int]
 """(level, index): the sum of micro-batches [index·2^level, (index + 1)·2^level), as far as there are so many."""
@@ -152,7 +153,7 @@ class RunningStatistics:
         self._model = model
         self._world = world
         modules = model.named_modules()
-        self._norms = {name: module for name, module in modules if isinstance(module, _BatchNorm)}
+        self._norms = {name: module for name, module in modules if isinstance(module, BATCH_NORMS)}
         self._before: dict[str, Tensor] = {}
         self._first: dict[str, Tensor] = {}
         self._seen: list[Tensor] = []
@@ -206,7 +207,7 @@ class RunningStatistics:
                 if name not in own:
                     dist.broadcast(buffer, 0)
 
-    def _training(self) -> list[tuple[str, _BatchNorm]]:
+    def _training(self) -> list[tuple[str, Any]]:
         return [(name, norm) for name, norm in self._norms.items() if norm.training and norm.running_mean is not None]
 
     def _statistics(self) -> list[Tensor]:
