@@ -95,7 +95,7 @@ def test_a_name_that_other_machines_cannot_reach(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(machines, "address_towards", lambda endpoint: "127.0.1.1")
     with pytest.raises(UsageError, match=r"--rendezvous gpu07:29400: .* 127\.0\.1\.1"):
-        machines.join_machines(1, (1, 2), Endpoint("gpu07", 29400), timeout=1.0)
+        machines.join_machines(Launch(1, 1, 2, Endpoint("gpu07", 29400), rendezvous_timeout=1.0))
 
 
 def test_endpoints_in_words() -> None:

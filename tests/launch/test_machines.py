@@ -11,7 +11,7 @@ from support.waiting import wait_until
 from paceline.core.errors import DataError, PacelineError
 from paceline.launch import machines as module
 from paceline.launch.failure import ExitRecord
-from paceline.launch.machines import Change, Machines, MemoryStore, Start
+from paceline.launch.machines import Change, Launch, Machines, MemoryStore, Start
 from paceline.launch.network import Endpoint
 
 
@@ -28,8 +28,8 @@ class Group:
         self._store, self._nodes, self._timeout = MemoryStore(), (least, most), timeout
 
     def machine(self, processes: int = 1, leads: bool = False) -> Machines:
-        endpoint = Endpoint("127.0.0.1", 29400)
-        return Machines(self._store, processes, leads, self._nodes, endpoint, timeout=self._timeout)
+        plan = Launch(processes, *self._nodes, Endpoint("127.0.0.1", 29400), self._timeout)
+        return Machines(plan, self._store, leads)
 
 
 def begin(*machines: Machines) -> list[Start]:
@@ -55,7 +55,7 @@ def silence(machine: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_machine_begins_at_once_and_again() -> None:
-    alone = Machines(MemoryStore(), 3)
+    alone = Machines(Launch(3), MemoryStore())
     first, second = alone.begin(), alone.begin()
     assert [(each.number, each.num_machines, each.first_rank, each.world) for each in (first, second)] == [
         (1, 1, 0, 3),

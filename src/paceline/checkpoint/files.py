@@ -18,7 +18,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from paceline.checkpoint.shards import is_shard_name, shard_names, world_size_of
+from paceline.checkpoint.shards import first_mistake, is_shard_name, shard_names, world_size_of
 from paceline.checkpoint.state import JSON, unflatten
 from paceline.core.atomic_write import create_file, is_partial, write_all
 from paceline.core.errors import CheckpointError
@@ -193,10 +193,7 @@ def read_manifest(folder: Path, raw: bytes | None = None) -> Manifest:
     try:
         manifest = Manifest.model_validate(content | {"metrics": unflatten({}, content.get("metrics"))})
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        found = repr(first["input"])[:60]
-        raise CheckpointError(f"{path}: {ascii(where)[1:100]}: {first['msg'].lower()}, found {found}") from error
+        raise CheckpointError(f"{path}: {first_mistake(error)}") from error
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
     _check_names(path, set(manifest.files))

@@ -8,7 +8,6 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,27 +18,13 @@ from paceline.core.temporary import temporary_folder
 from paceline.core.text import pluralize
 from paceline.launch.devices import ONE_PROCESS, check_exist, default_processes, use_devices
 from paceline.launch.environment import take_place, threads_of_each
-from paceline.launch.machines import join_machines
+from paceline.launch.machines import Launch, join_machines
 from paceline.launch.network import Endpoint, address_towards, use_interface_of, watch
-from paceline.launch.signals import Interrupted, StopSignals
-from paceline.launch.supervisor import Supervisor
+from paceline.launch.supervisor import Interrupted, StopSignals, Supervisor
 from paceline.launch.variables import restored_variables, set_missing_variables
 
 _KILLED = 130
 _MIN_LIMIT, _PER_CORE = 32, 4  # a typo must not start processes until memory is full
-
-
-@dataclass(frozen=True)
-class Launch:
-    """Number of processes and machines; times in seconds."""
-
-    processes: int
-    min_nodes: int = 1
-    max_nodes: int = 1
-    rendezvous: Endpoint | None = None
-    rendezvous_timeout: float = 60.0
-    restarts: int = 3
-    stop_timeout: float = 60.0  # for processes to save and exit after a request to stop
 
 
 def launch_if_needed(
@@ -124,16 +109,13 @@ def _prepare_environment(plan: Launch) -> None:
 
 
 def _supervise(command: Sequence[str], plan: Launch, stop: StopSignals, folder: Path) -> int:
-    nodes = (plan.min_nodes, plan.max_nodes)
     if plan.rendezvous:
         least = f"{plan.min_nodes} to " if plan.min_nodes < plan.max_nodes else ""
         _print_line(f"waiting for {least}{pluralize(plan.max_nodes, 'machine')} at {plan.rendezvous}")
     with stop.waiting():
-        machines = join_machines(plan.processes, nodes, plan.rendezvous, plan.rendezvous_timeout)
+        machines = join_machines(plan)
     resume_gc()
-    supervisor = Supervisor(
-        command, plan.processes, plan.restarts, machines, stop, plan.stop_timeout, folder, _print_line
-    )
+    supervisor = Supervisor(command, plan, machines, stop, folder, _print_line)
     if plan.rendezvous:
         watch(plan.rendezvous, plan.rendezvous_timeout, lambda: _exit_disconnected(supervisor, plan, folder))
     failure = supervisor.run()

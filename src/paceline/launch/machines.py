@@ -38,6 +38,19 @@ _START, _CHANGE, _DONE = "paceline/start/{}", "paceline/change/{}", "paceline/do
 
 
 @dataclass(frozen=True)
+class Launch:
+    """Number of processes and machines; times in seconds."""
+
+    processes: int
+    min_nodes: int = 1
+    max_nodes: int = 1
+    rendezvous: Endpoint | None = None
+    rendezvous_timeout: float = 60.0
+    restarts: int = 3
+    stop_timeout: float = 60.0  # for processes to save and exit after a request to stop
+
+
+@dataclass(frozen=True)
 class Start:
     """A start of the run's processes, from the view of one machine; `number` counts from 1."""
 
@@ -59,21 +72,11 @@ class Change(Enum):
 
 
 class Machines:
-    """The machines of a run, from the view of one with so many processes."""
+    """The machines of a run, from the view of one; the one that `leads` serves the store."""
 
-    def __init__(
-        self,
-        store: TCPStore | MemoryStore,
-        processes: int,
-        leads: bool = True,
-        nodes: tuple[int, int] = (1, 1),
-        endpoint: Endpoint | None = None,
-        address: str = HERE,
-        timeout: float = 60.0,
-    ) -> None:
-        self._store, self._processes, self._leads = store, processes, leads
-        (self._least, self._most), self._endpoint = nodes, endpoint
-        self._address, self._timeout = address, timeout
+    def __init__(self, plan: Launch, store: TCPStore | MemoryStore, leads: bool = True, address: str = HERE) -> None:
+        self._plan, self._store, self._leads, self._address = plan, store, leads, address
+        self._where = f"--rendezvous {plan.rendezvous}"  # for messages
         self._last = 0  # the start that this machine took part in last
         self._members: dict[str, int] = {}
         self._seen: dict[str, tuple[int, float]] = {}  # heartbeats of each machine, and when their number last rose
@@ -81,15 +84,15 @@ class Machines:
         self._next_look = 0.0
         with self._connected():
             self._name = str(store.add(_MACHINES, 1))
-        if self._most > 1:
+        if self._plan.max_nodes > 1:
             threading.Thread(target=self._send_heartbeats, name="machine-heartbeat", daemon=True).start()
 
     def begin(self) -> Start:
         """Wait for enough machines; the next start that this one takes part in."""
-        deadline = time.monotonic() + self._timeout
+        deadline = time.monotonic() + self._plan.rendezvous_timeout
         last_call: float | None = None
         with self._connected(), self._readable():
-            self._store.set(_MACHINE.format(self._name), json.dumps([self._processes, self._last]))
+            self._store.set(_MACHINE.format(self._name), json.dumps([self._plan.processes, self._last]))
             while True:
                 if self._store.check([_ENDED]):
                     raise self._ended()
@@ -100,15 +103,15 @@ class Machines:
                     return start
                 if time.monotonic() > deadline:
                     raise PacelineError(
-                        f"--rendezvous {self._endpoint}: fewer than {pluralize(self._least, 'machine')} joined within"
-                        f" {self._timeout:g} s; start the same command on each, or wait longer with"
+                        f"{self._where}: fewer than {pluralize(self._plan.min_nodes, 'machine')} joined within"
+                        f" {self._plan.rendezvous_timeout:g} s; start the same command on each, or wait longer with"
                         " --rendezvous-timeout"
                     )
                 time.sleep(_POLL_SECONDS)
 
     def change(self) -> Change | None:
         """What has happened to other machines since the start, if anything."""
-        if self._most > 1 and time.monotonic() >= self._next_look:
+        if self._plan.max_nodes > 1 and time.monotonic() >= self._next_look:
             with self._connected(), self._readable():
                 self._change = self._look_for_change()
             self._next_look = time.monotonic() + _LOOK_SECONDS
@@ -123,7 +126,7 @@ class Machines:
         """The error that another machine has shared: we may see the consequence before it finds its error."""
         deadline = time.monotonic() + _FAILURE_SECONDS
         with suppress(RuntimeError, ValueError, TypeError):  # the last two: something else wrote there
-            while self._most > 1 and time.monotonic() < deadline:
+            while self._plan.max_nodes > 1 and time.monotonic() < deadline:
                 if self._store.check([_FAILURE]):
                     return ExitRecord.from_text(self._store.get(_FAILURE).decode())
                 time.sleep(_POLL_SECONDS)
@@ -146,14 +149,14 @@ class Machines:
             self._store.set(key, Change.LOST.value)
         alive = self._alive()
         waiting = {name: processes for name, (processes, last) in alive.items() if last >= self._joined(name)}
-        if len(waiting) < self._least:
+        if len(waiting) < self._plan.min_nodes:
             return None
         last_call = last_call or now + _LAST_CALL_SECONDS
-        if len(waiting) < self._most and (len(waiting) < len(alive) or now < last_call):
+        if len(waiting) < self._plan.max_nodes and (len(waiting) < len(alive) or now < last_call):
             return last_call
         # Itself first: others reach it, and it knows which of its ports are free.
         others = [name for name in waiting if name != self._name]
-        members = [[name, waiting[name]] for name in (self._name, *others)[: self._most]]
+        members = [[name, waiting[name]] for name in (self._name, *others)[: self._plan.max_nodes]]
         number = self._last + 1
         self._store.set(_START.format(number), json.dumps([members, self._address, free_port(self._address)]))
         self._store.add(_STARTS, 1)
@@ -185,7 +188,7 @@ class Machines:
         alive = self._alive()
         if any(name not in alive or alive[name][1] >= self._last for name in self._members):
             return Change.LOST
-        has_room = len(self._members) < self._most
+        has_room = len(self._members) < self._plan.max_nodes
         return Change.JOINING if has_room and alive.keys() - self._members.keys() else None
 
     def _joined(self, name: str) -> int:
@@ -217,16 +220,14 @@ class Machines:
             error = PacelineError(record.message)
             error.exit_code = record.code
             return error
-        return PacelineError(f"--rendezvous {self._endpoint}: the run has ended on the other machines")
+        return PacelineError(f"{self._where}: the run has ended on the other machines")
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
         try:
             yield
         except (ValueError, TypeError, RecursionError) as error:
-            raise PacelineError(
-                f"--rendezvous {self._endpoint}: something else writes to its store; choose another port"
-            ) from error
+            raise PacelineError(f"{self._where}: something else writes to its store; choose another port") from error
 
     @contextmanager
     def _connected(self) -> Iterator[None]:
@@ -234,7 +235,7 @@ class Machines:
             yield
         except RuntimeError as error:  # all errors of torch's store are kinds of it
             raise PacelineError(
-                f"--rendezvous {self._endpoint}: the connection is lost; the machine that serves it may be down"
+                f"{self._where}: the connection is lost; the machine that serves it may be down"
             ) from error
 
 
@@ -262,18 +263,19 @@ class MemoryStore:
         return all(key in self._values for key in keys)
 
 
-def join_machines(processes: int, nodes: tuple[int, int], endpoint: Endpoint | None, timeout: float) -> Machines:
-    """The machines of a run; an error if the store of several cannot be reached within `timeout` seconds."""
+def join_machines(plan: Launch) -> Machines:
+    """The machines of a run; an error if the store of several cannot be reached in time."""
+    endpoint = plan.rendezvous
     if endpoint is None:
-        return Machines(MemoryStore(), processes)
+        return Machines(plan, MemoryStore())
     address = address_towards(endpoint)
-    if nodes[1] > 1 and is_loopback(address) and not is_loopback(endpoint.host):
+    if plan.max_nodes > 1 and is_loopback(address) and not is_loopback(endpoint.host):
         raise UsageError(
             f"--rendezvous {endpoint}: on this machine that name is {address}, which no other machine can reach;"
             f" use an address that all can reach, as in --rendezvous 10.0.0.1:{endpoint.port}"
         )
-    store, leads = _open_store(endpoint, timeout)
-    return Machines(store, processes, leads, nodes, endpoint, address, timeout)
+    store, leads = _open_store(endpoint, plan.rendezvous_timeout)
+    return Machines(plan, store, leads, address)
 
 
 def _open_store(endpoint: Endpoint, timeout: float) -> tuple[TCPStore, bool]:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from subprocess import Popen
+from types import FrameType
 
 from paceline.core.errors import Stopped
 from paceline.core.place import Place
+from paceline.core.process import handle_stop_signals
 from paceline.core.text import pluralize
 from paceline.launch.environment import LAUNCHER, RECORDS, RESTARTS
 from paceline.launch.failure import ExitedProcess, Failure, find_failure, is_done, read_records
-from paceline.launch.machines import Change, Machines, Start
-from paceline.launch.signals import Interrupted, StopSignals
+from paceline.launch.machines import Change, Launch, Machines, Start
 
 # How long other processes may take to notice a failed one and to report why; then they are killed.
 _GRACE_SECONDS = 3.0
@@ -24,22 +25,67 @@ _LAST_SECONDS = 5.0  # for other machines to learn why a run has ended
 _POLL_SECONDS = 0.05
 
 
+class Interrupted(BaseException):
+    """A request to stop came while no process was there to save anything, or had to be obeyed at once.
+
+    No Exception: libraries catch those, in the middle of their imports too.
+    """
+
+
+class StopSignals:
+    """The first signal that asked this launcher to stop; `at_once` after a second SIGINT."""
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self.at_once = False
+        self.is_waiting = True  # nothing is lost if the launcher is interrupted where it stands
+        self._interrupts = 0
+
+    @property
+    def to_forward(self) -> signal.Signals:
+        """What to send to the processes: they know nothing of a terminal.
+
+        Some schedulers send SIGINT to every process of a job. One more from us would be the second, which ends at once.
+        """
+        return signal.SIGTERM if self.received in (None, signal.SIGHUP, signal.SIGINT) else self.received
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Take the stop signals as requests; the launcher's process ends behind it, so no request comes too late."""
+        with handle_stop_signals(self._note, until_exit=True):
+            yield
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Be interrupted by the first request, here or before."""
+        self.is_waiting = True  # first: a request between these two lines would be seen by neither
+        if self.received:
+            raise Interrupted
+        yield
+        self.is_waiting = False
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        is_first = self.received is None
+        self.received = self.received or signal.Signals(number)
+        self._interrupts += number == signal.SIGINT
+        self.at_once = self._interrupts > 1
+        if (is_first and self.is_waiting) or (number == signal.SIGINT and self._interrupts == 2):
+            raise Interrupted
+
+
 class Supervisor:
-    """Runs a command in so many processes of this machine, restarted up to `restarts` times."""
+    """Runs a command in the processes of this machine, restarted as often as the plan allows."""
 
     def __init__(
         self,
         command: Sequence[str],
-        processes: int,
-        restarts: int,
+        plan: Launch,
         machines: Machines,
         stop: StopSignals,
-        stop_timeout: float,
         folder: Path,
         print_line: Callable[[str], None],
     ) -> None:
-        self._command, self._num_processes, self._restarts = command, processes, restarts
-        self._machines, self._stop, self._stop_timeout = machines, stop, stop_timeout
+        self._command, self._plan, self._machines, self._stop = command, plan, machines, stop
         self._root = self._folder = folder
         self._print_line = print_line
         self._processes: dict[int, Popen[bytes]] = {}
@@ -65,15 +111,15 @@ class Supervisor:
                 self.kill()
             if failure is None:
                 with suppress(Interrupted), self._stop.waiting():
-                    self._machines.finish(self._stop_timeout)
+                    self._machines.finish(self._plan.stop_timeout)
                 return None
             is_counted = not self._is_regrouping(failure)
-            if is_counted and (failure.is_final or num_restarts == self._restarts):
+            if is_counted and (failure.is_final or num_restarts == self._plan.restarts):
                 self._machines.finish(_LAST_SECONDS)
                 return failure
             if is_counted:
                 num_restarts += 1
-                number = f"{num_restarts} of {pluralize(self._restarts, 'restart')}"
+                number = f"{num_restarts} of {pluralize(self._plan.restarts, 'restart')}"
                 self._print_line(f"{failure.summary}; restarting ({number})")
 
     def kill(self) -> None:
@@ -90,9 +136,9 @@ class Supervisor:
         self._folder.mkdir()
         self._processes, self._stop_deadline = {}, None
         ours = {LAUNCHER: str(os.getpid()), RECORDS: str(self._folder), RESTARTS: str(start.number - 1)}
-        for local_rank in range(self._num_processes):
+        for local_rank in range(self._plan.processes):
             rank = start.first_rank + local_rank
-            place = Place(rank, start.world, local_rank, self._num_processes, start.address, start.port)
+            place = Place(rank, start.world, local_rank, self._plan.processes, start.address, start.port)
             with ExitStack() as files:
                 paths = (self._folder / f"rank-{rank}.{extension}" for extension in ("out", "err"))
                 outputs = [files.enter_context(path.open("wb")) if rank else None for path in paths]
@@ -146,7 +192,7 @@ class Supervisor:
             self.kill()
 
     def _ask_to_stop(self, number: signal.Signals) -> None:
-        self._stop_deadline = time.monotonic() + self._stop_timeout
+        self._stop_deadline = time.monotonic() + self._plan.stop_timeout
         for process in self._processes.values():
             process.send_signal(number)
 
@@ -158,7 +204,7 @@ class Supervisor:
             self._share_failure()
             # After a stop request one process may be done while another still writes.
             is_stopping = all(process.returncode in (None, 0, Stopped.exit_code) for process in processes)
-            if time.monotonic() - began > (self._stop_timeout if is_stopping else _GRACE_SECONDS):
+            if time.monotonic() - began > (self._plan.stop_timeout if is_stopping else _GRACE_SECONDS):
                 break
             time.sleep(_POLL_SECONDS)
         ended = self._poll()
