@@ -61,32 +61,35 @@ def tensors() -> list[Tensor]:
     return [torch.arange(6.0).view(2, 3), torch.tensor([3.0, -4.0])]
 
 
-FOREACH: dict[str, Callable[[], Any]] = {
-    "_foreach_norm": lambda: torch_private.foreach_norm(tensors()),
-    "_foreach_mul_": lambda: [
-        changed(lambda each: torch_private.foreach_mul_(each, 0.5)),
-        changed(lambda each: torch_private.foreach_mul_(each, torch.tensor(0.3))),
-        changed(lambda each: torch_private.foreach_mul_(each, [torch.tensor(2.0), torch.tensor(3.0)])),
+def others() -> list[Tensor]:
+    return [-3 * each + 1 for each in tensors()]
+
+
+FOREACH: dict[str, list[Callable[[list[Tensor]], list[Tensor]]]] = {
+    "norm": [lambda own: torch_private.foreach("norm", own)],
+    "mul_": [
+        lambda own: torch_private.foreach("mul_", own, 0.5),
+        lambda own: torch_private.foreach("mul_", own, torch.tensor(0.3)),
+        lambda own: torch_private.foreach("mul_", own, [torch.tensor(2.0), torch.tensor(3.0)]),
     ],
-    "_foreach_add_": lambda: changed(lambda each: torch_private.foreach_add_(each, tensors(), 0.1)),
-    "_foreach_lerp_": lambda: changed(
-        lambda each: torch_private.foreach_lerp_(each, [one + 1 for one in tensors()], 0.3)
-    ),
-    "_foreach_copy_": lambda: changed(lambda each: torch_private.foreach_copy_(each, [-one for one in tensors()])),
+    "add_": [lambda own: torch_private.foreach("add_", own, others(), alpha=0.1)],
+    "lerp_": [lambda own: torch_private.foreach("lerp_", own, others(), 0.3)],
+    "copy_": [lambda own: torch_private.foreach("copy_", own, others())],
 }
-
-
-def changed(change: Callable[[list[Tensor]], None]) -> list[Tensor]:
-    own = tensors()
-    change(own)
-    return own
 
 
 @pytest.mark.parametrize("name", FOREACH)
 def test_one_kernel_for_each_tensor_does_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = FOREACH[name]()
-    monkeypatch.delattr(torch, name)
-    torch.testing.assert_close(FOREACH[name](), expected, rtol=0, atol=0)
+    def results() -> Iterator[list[Tensor]]:
+        for operation in FOREACH[name]:
+            own = tensors()
+            made = operation(own)
+            yield made if name == "norm" else own
+
+    expected = list(results())
+    monkeypatch.delattr(torch, f"_foreach_{name}")
+    torch.testing.assert_close(list(results()), expected, rtol=0, atol=0)
+    assert name == "norm" or not torch.equal(expected[0][0], tensors()[0])
 
 
 def test_a_tensor_without_a_version_may_have_changed() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
@@ -22,6 +21,7 @@ from paceline.checkpoint.shards import first_mistake, is_shard_name, shard_names
 from paceline.checkpoint.state import JSON, unflatten
 from paceline.core.atomic_write import create_file, is_partial, write_all
 from paceline.core.errors import CheckpointError
+from paceline.core.regular_file import open_regular
 
 FORMAT = 1
 MAX_JSON_BYTES = 1 << 26
@@ -141,16 +141,11 @@ def read_small(path: Path, folder: int | None = None) -> bytes:
 
 
 def open_file(path: Path, folder: int | None = None) -> BinaryIO:
-    """A regular file, open for reading; any other is refused, since opening a pipe would wait for a writer."""
+    """A regular file, open for reading; `folder`: see `open_regular`."""
     try:
-        name = path if folder is None else path.name
-        descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        return open_regular(path if folder is None else path.name, folder=folder)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise CheckpointError(f"{path}: damaged: expected a regular file")
-    return os.fdopen(descriptor, "rb")
 
 
 def _dump(content: dict[str, JSON]) -> bytes:

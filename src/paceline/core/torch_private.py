@@ -32,51 +32,13 @@ if TYPE_CHECKING:
     from torch.testing._internal.distributed.fake_pg import FakeStore as FakeStore
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
-# One kernel for many tensors; without it, one for each.
 
-
-def foreach_norm(tensors: list[Tensor]) -> list[Tensor]:
-    """The 2-norm of each tensor."""
-    if hasattr(torch, "_foreach_norm"):
-        return list(torch._foreach_norm(tensors))
-    return [torch.linalg.vector_norm(tensor) for tensor in tensors]
-
-
-def foreach_mul_(tensors: list[Tensor], factor: Tensor | float | list[Tensor]) -> None:
-    """Multiply each tensor in place, by one factor or by its own."""
-    if hasattr(torch, "_foreach_mul_"):
-        torch._foreach_mul_(tensors, factor)
-        return
-    factors = factor if isinstance(factor, list) else [factor] * len(tensors)
-    for tensor, each in zip(tensors, factors, strict=True):
-        tensor.mul_(each)
-
-
-def foreach_add_(tensors: list[Tensor], others: list[Tensor], alpha: float) -> None:
-    """Add `alpha` times another tensor to each in place."""
-    if hasattr(torch, "_foreach_add_"):
-        torch._foreach_add_(tensors, others, alpha=alpha)
-        return
-    for tensor, other in zip(tensors, others, strict=True):
-        tensor.add_(other, alpha=alpha)
-
-
-def foreach_lerp_(tensors: list[Tensor], ends: list[Tensor], weight: float) -> None:
-    """Move each tensor toward another in place."""
-    if hasattr(torch, "_foreach_lerp_"):
-        torch._foreach_lerp_(tensors, ends, weight)
-        return
-    for tensor, end in zip(tensors, ends, strict=True):
-        tensor.lerp_(end, weight)
-
-
-def foreach_copy_(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Copy each source into its target."""
-    if hasattr(torch, "_foreach_copy_"):
-        torch._foreach_copy_(targets, sources)
-        return
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source)
+def foreach(name: str, tensors: list[Tensor], *arguments: Any, **options: Any) -> list[Tensor]:
+    """A method of each tensor by one kernel for all, or else one by one; lists hold an argument for each."""
+    if kernel := getattr(torch, f"_foreach_{name}", None):
+        return list(kernel(tensors, *arguments, **options) or ())
+    columns = [each if isinstance(each, list) else [each] * len(tensors) for each in arguments]
+    return [getattr(tensor, name)(*own, **options) for tensor, *own in zip(tensors, *columns, strict=True)]
 
 
 def version_of(tensor: Tensor) -> int | None:

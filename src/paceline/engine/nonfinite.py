@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from paceline.checkpoint.state import Tree
 from paceline.core.errors import TrainingError
 from paceline.core.text import join_first
-from paceline.core.torch_private import foreach_copy_, tree_leaves
+from paceline.core.torch_private import foreach, tree_leaves
 from paceline.data.loader import MicroBatch
 from paceline.engine.stateful import Parts, copy_state, load_state
 from paceline.losses.loss_term import AnyTerm
@@ -138,7 +138,7 @@ class BufferBackup:
     def keep(self) -> None:
         """Before a step."""
         for own, copies in self._groups:
-            foreach_copy_(copies, own)
+            foreach("copy_", copies, own)
         self._state = copy_state(self._parts)
 
     def restore(self, found_inf: Tensor) -> None:

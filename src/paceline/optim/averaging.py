@@ -18,7 +18,7 @@ from paceline.core.arguments import Count, CountOrZero, PartialShare
 from paceline.core.errors import CheckpointError
 from paceline.core.registry import register
 from paceline.core.text import join_first, pluralize
-from paceline.core.torch_private import foreach_lerp_
+from paceline.core.torch_private import foreach
 from paceline.models.memory_format import with_strides_of
 from paceline.models.norm import BATCH_NORMS
 
@@ -113,7 +113,7 @@ class WeightAverage(ABC):
             weights = self._parameters
             if self._is_mixed:
                 weights = [weight.to(mean.dtype) for weight, mean in zip(weights, self._means, strict=True)]
-            foreach_lerp_(self._means, weights, self.weight(self.count))
+            foreach("lerp_", self._means, weights, self.weight(self.count))
         self.count += 1
 
     @contextmanager

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.core.torch_private import foreach_add_, foreach_mul_, foreach_norm
+from paceline.core.torch_private import foreach
 
 
 def add_trust_ratio(
@@ -50,13 +50,13 @@ class _TrustRatio:
                 group["weight_decay"] = decay
 
     def _scale(self, weights: list[Tensor], gradients: list[Tensor], lr: float, decay: float) -> None:
-        weight_norms = torch.stack(foreach_norm(weights))
-        gradient_norms = torch.stack(foreach_norm(gradients))
+        weight_norms = torch.stack(foreach("norm", weights))
+        gradient_norms = torch.stack(foreach("norm", gradients))
         ratios = self.coefficient * weight_norms / (gradient_norms + decay * weight_norms + self.eps)
         if self.clip:
             ratios = (ratios / lr).clamp_(max=1)
         # With zero weights the gradient is not scaled; with a zero gradient nothing moves.
         ratios = torch.where(weight_norms == 0, 1.0, torch.where(gradient_norms == 0, 0.0, ratios))
         if decay:
-            foreach_add_(gradients, weights, alpha=decay)
-        foreach_mul_(gradients, list(ratios.unbind()))
+            foreach("add_", gradients, weights, alpha=decay)
+        foreach("mul_", gradients, list(ratios.unbind()))

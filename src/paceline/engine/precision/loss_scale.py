@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import CheckpointError
-from paceline.core.torch_private import foreach_mul_
+from paceline.core.torch_private import foreach
 
 _LARGEST = 2.0**24  # where every gradient is zero, nothing else would end the growth
 
@@ -165,7 +165,7 @@ def unscale(parameters: Sequence[nn.Parameter], scale: float | Tensor) -> None:
     """Divide the gradients of the parameters by the scale, in place."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if gradients and (isinstance(scale, Tensor) or scale != 1):
-        foreach_mul_(gradients, 1 / scale)
+        foreach("mul_", gradients, 1 / scale)
 
 
 def _check(state: Mapping[str, Any], kind: str, counter: str) -> None:

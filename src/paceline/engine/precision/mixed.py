@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from paceline.core.torch_private import foreach_copy_
+from paceline.core.torch_private import foreach
 from paceline.engine.loss_accumulator import WeightedLoss
 from paceline.engine.precision.base import FullPrecision, Precision, add_gradients
 from paceline.engine.precision.loss_scale import LossScale, make_loss_scale, unscale
@@ -215,7 +215,7 @@ class HalfWeights(Scaled):
     def sync_weights(self) -> None:
         """Round the masters into the copies."""
         if self._copies:
-            foreach_copy_(list(self._copies.values()), list(self._copies))
+            foreach("copy_", list(self._copies.values()), list(self._copies))
 
     def describe(self) -> str:
         """Where which format is used, and the loss scale."""
