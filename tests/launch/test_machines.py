@@ -128,10 +128,21 @@ def test_an_error_is_shared_and_ends_the_run_of_all() -> None:
     record = ExitRecord(1, DataError.exit_code, "no such folder", True, 1.0)
     other.share_failure(record)
     assert (leader.change(), leader.peer_failure()) == (Change.LOST, record)
-    other.finish(0)
+    other.finish(0, is_done=False)
     with pytest.raises(PacelineError, match="no such folder") as caught:
         leader.begin()
     assert caught.value.exit_code == DataError.exit_code
+
+
+def test_who_gives_up_ends_the_others_who_then_need_not_be_waited_for() -> None:
+    group = Group(2, 2)
+    leader, other = group.machine(leads=True), group.machine()
+    begin(leader, other)
+    leader.finish(0, is_done=False)
+    assert other.change() is Change.LOST
+    with pytest.raises(PacelineError, match="has ended"):
+        other.begin()
+    assert leader._num_finished() == 2
 
 
 def test_who_is_done_is_not_lost_and_nobody_begins_after_the_end() -> None:

@@ -33,8 +33,8 @@ _LOOK_SECONDS, _POLL_SECONDS, _FAILURE_SECONDS = 0.5, 0.05, 1.0
 _SECONDS_BETWEEN_TRIES = 0.5
 # Keys of the store: of the whole run, of one machine (by its number) and of one start.
 _MACHINES, _STARTS, _FAILURE, _ENDED = (f"paceline/{name}" for name in ("machines", "starts", "failure", "ended"))
-_MACHINE, _BEATS = "paceline/machine/{}", "paceline/beats/{}"
-_START, _CHANGE, _DONE = "paceline/start/{}", "paceline/change/{}", "paceline/done/{}"
+_MACHINE, _BEATS = (f"paceline/{name}/{{}}" for name in ("machine", "beats"))
+_START, _CHANGE, _DONE, _GONE = (f"paceline/{name}/{{}}" for name in ("start", "change", "done", "gone"))
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,16 @@ class Machines:
 
     def begin(self) -> Start:
         """Wait for enough machines; the next start that this one takes part in."""
-        deadline = time.monotonic() + self._plan.rendezvous_timeout
         last_call: float | None = None
         with self._connected(), self._readable():
+            timeout = self._plan.rendezvous_timeout
+            if self._store.add(_STARTS, 0):  # processes of others may save first
+                timeout += self._plan.stop_timeout
+            deadline = time.monotonic() + timeout
             self._store.set(_MACHINE.format(self._name), json.dumps([self._plan.processes, self._last]))
             while True:
                 if self._store.check([_ENDED]):
+                    self._store.add(_GONE.format(self._last), 1)
                     raise self._ended()
                 if self._leads:
                     last_call = self._choose(last_call)
@@ -104,7 +108,7 @@ class Machines:
                 if time.monotonic() > deadline:
                     raise PacelineError(
                         f"{self._where}: fewer than {pluralize(self._plan.min_nodes, 'machine')} joined within"
-                        f" {self._plan.rendezvous_timeout:g} s; start the same command on each, or wait longer with"
+                        f" {timeout:g} s; start the same command on each, or wait longer with"
                         " --rendezvous-timeout"
                     )
                 time.sleep(_POLL_SECONDS)
@@ -132,15 +136,20 @@ class Machines:
                 time.sleep(_POLL_SECONDS)
         return None
 
-    def finish(self, seconds: float) -> None:
-        """End the run for all; the leader waits for the others of this start, since it serves the store."""
+    def finish(self, seconds: float, is_done: bool = True) -> None:
+        """End the run for all; the leader waits for the others of this start, since it serves the store.
+
+        If it `is_done`, the others are about to be, or still save; else their processes have nothing to wait for.
+        """
+        key = _DONE if is_done else _GONE
         deadline = time.monotonic() + seconds
         with suppress(RuntimeError):
             self._store.set(_ENDED, "yes")
-            done = self._store.add(_DONE.format(self._last), 1)
-            while self._leads and done < len(self._members) and time.monotonic() < deadline:
+            if not is_done:
+                self._store.set(_CHANGE.format(self._last), Change.LOST.value)
+            self._store.add(key.format(self._last), 1)
+            while self._leads and self._num_finished() < len(self._members) and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)
-                done = self._store.add(_DONE.format(self._last), 0)
 
     def _choose(self, last_call: float | None) -> float | None:
         """Begin a start if enough machines wait for one; returns when to stop waiting for more."""
@@ -152,7 +161,7 @@ class Machines:
         if len(waiting) < self._plan.min_nodes:
             return None
         last_call = last_call or now + _LAST_CALL_SECONDS
-        if len(waiting) < self._plan.max_nodes and (len(waiting) < len(alive) or now < last_call):
+        if len(waiting) < len(alive) or (len(waiting) < self._plan.max_nodes and now < last_call):
             return last_call
         # Itself first: others reach it, and it knows which of its ports are free.
         others = [name for name in waiting if name != self._name]
@@ -194,6 +203,9 @@ class Machines:
     def _joined(self, name: str) -> int:
         """The last start that a machine took part in, as far as the leader knows."""
         return self._last if name in self._members else 0
+
+    def _num_finished(self) -> int:
+        return sum(self._store.add(key.format(self._last), 0) for key in (_DONE, _GONE))
 
     def _alive(self) -> dict[str, tuple[int, int]]:
         """The machines that send heartbeats: how many processes each has, and the start it took part in last."""

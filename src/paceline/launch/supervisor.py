@@ -115,7 +115,7 @@ class Supervisor:
                 return None
             is_counted = not self._is_regrouping(failure)
             if is_counted and (failure.is_final or num_restarts == self._plan.restarts):
-                self._machines.finish(_LAST_SECONDS)
+                self._machines.finish(_LAST_SECONDS, is_done=failure.code == Stopped.exit_code)
                 return failure
             if is_counted:
                 num_restarts += 1
