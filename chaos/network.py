@@ -123,7 +123,7 @@ def _plant(folder: Path, kind: str) -> str | None:
     """What came of a value in the store of a launcher that waits for another machine."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    from paceline.launch.launcher import Launch
+    from paceline.launch.machines import Launch
     from paceline.launch.network import Endpoint, can_connect
 
     launching: Any = importlib.import_module("launching")

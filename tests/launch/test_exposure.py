@@ -15,7 +15,7 @@ from namespaces import Machine, two_machines
 from support.waiting import TIMEOUT, wait_until
 from torch import distributed as dist
 
-from paceline.launch.launcher import Launch
+from paceline.launch.machines import Launch
 from paceline.launch.network import Endpoint, can_connect
 
 # Processes that have met, as those of a run do, and wait.

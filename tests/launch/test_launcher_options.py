@@ -13,7 +13,8 @@ from support.waiting import TIMEOUT
 
 from paceline import __version__
 from paceline.core.errors import UsageError
-from paceline.launch.launcher import Launch, read_plan
+from paceline.launch.launcher import read_plan
+from paceline.launch.machines import Launch
 from paceline.launch.network import Endpoint, address_towards, can_connect, interface_of, is_loopback
 
 

@@ -15,7 +15,8 @@ from launching import begin, environment, free_port, launcher, notes, run, write
 from support.waiting import TIMEOUT, is_alive, wait_until
 
 from paceline.core.process import STOP_SIGNALS
-from paceline.launch.launcher import Launch, worker_command
+from paceline.launch.launcher import worker_command
+from paceline.launch.machines import Launch
 from paceline.launch.network import Endpoint
 
 

@@ -36,7 +36,7 @@ from paceline.core.errors import CheckpointError
 
 _MAX_OPEN_FILES = 64  # a checkpoint of hundreds of ranks has thousands
 _STEP = re.compile(r"(step-\d{8,18})|\.(step-\d{8,18})\.replaced")
-_MAX_ATTEMPTS, _RETRY_SECONDS = 5, 0.01
+_MAX_ATTEMPTS, _RETRY_SECONDS = 20, 0.01
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,9 @@ def _check_path(path: Path, folder: Path) -> None:
 
 def _open_newest(path: Path) -> Checkpoint:
     root = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    for attempt in range(_MAX_ATTEMPTS):  # a run that rotates may move each checkpoint meanwhile
-        checkpoint, rejected = newest_in(root)
-        if checkpoint is not None:
-            return checkpoint
-        if attempt < _MAX_ATTEMPTS - 1:
-            time.sleep(_RETRY_SECONDS)
+    checkpoint, rejected = newest_in(root)
+    if checkpoint is not None:
+        return checkpoint
     if rejected:
         raise CheckpointError("\n".join([f"{path}: none of its checkpoints is intact:", *rejected]))
     raise CheckpointError(f"{path}: contains no checkpoint: neither {MANIFEST} nor a step-… folder")
@@ -118,6 +115,7 @@ def newest_in(root: Path, check: Check | None = None) -> tuple[Checkpoint | None
                     check(checkpoint)
             except CheckpointError as error:
                 if not path.is_dir():
+                    time.sleep(_RETRY_SECONDS)
                     break  # removed meanwhile, so there are newer ones
                 rejected[path] = str(error)
             else:

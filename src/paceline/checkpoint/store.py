@@ -143,8 +143,12 @@ class Store:
 
     def _update(self, step: int, path: Path) -> Saved:
         """Update `best`, rotation and index."""
-        best = self._link_best()
-        self._rotate({step, best})
+        manifests = self._manifests()
+        best = self._best_step(manifests)
+        if best is not None:
+            self.clear_best_path()
+            link_best(self.link, Path(self.root.name, folder_name(best)))
+        self._rotate([manifest.step for manifest in manifests], {step, best})
         self._write_index(saving=None)
         return Saved(path, is_best=best == step)
 
@@ -180,13 +184,6 @@ class Store:
         select = max if self.direction == "max" else min
         return select(scores, key=lambda step: scores[step])
 
-    def _link_best(self) -> int | None:
-        best = self._best_step(self._manifests())
-        if best is not None:
-            self.clear_best_path()
-            link_best(self.link, Path(self.root.name, folder_name(best)))
-        return best
-
     def _commit(self, content: Folder, path: Path) -> None:
         partial, replaced = _aside(path, "partial"), _aside(path, "replaced")
         try:
@@ -209,8 +206,7 @@ class Store:
         if replaced.exists():
             remove_replaced(replaced, path)
 
-    def _rotate(self, keep: set[int | None]) -> None:
-        steps = [manifest.step for manifest in self._manifests()]
+    def _rotate(self, steps: list[int], keep: set[int | None]) -> None:
         linked = resolve_best(self.link)
         for step in steps[: -self.keep_last]:
             path = self.path_of(step)

@@ -17,7 +17,8 @@ from paceline.core.errors import PacelineError
 from paceline.core.process import free_memory
 from paceline.core.temporary import temporary_folder
 from paceline.launch.environment import LAUNCHED, take_place
-from paceline.launch.launcher import Launch, launch
+from paceline.launch.launcher import launch
+from paceline.launch.machines import Launch
 from paceline.recipe.user_modules import read_checked
 
 if TYPE_CHECKING:
