@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from torch import Tensor
 
@@ -131,7 +131,8 @@ def _read(path: Path, step: int | None = None, rejected: tuple[str, ...] = ()) -
         if step is not None and manifest.step != step:
             raise CheckpointError(f"{path / MANIFEST}: expected step {step}, found {manifest.step}")
         model, state = folder.read()
-    return Checkpoint(path, manifest.step, model, state, manifest.metrics, manifest.digest, rejected)
+    metrics: dict[str, Any] = {**manifest.metrics}  # a user's metric may give any scalar
+    return Checkpoint(path, manifest.step, model, state, metrics, manifest.digest, rejected)
 
 
 def step_folders(root: Path) -> list[tuple[int, Path]]:
@@ -212,7 +213,7 @@ class _OpenFolder:
                 size = os.fstat(file.fileno()).st_size
                 if size != expected.size:
                     raise CheckpointError(f"{path}: damaged: expected {expected.size} bytes, found {size}")
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+                found = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
                 if found != expected.sha256:
                     raise CheckpointError(f"{path}: damaged: expected SHA-256 {expected.sha256}, found {found}")
                 file.seek(0)

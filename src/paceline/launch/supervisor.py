@@ -107,8 +107,9 @@ class Supervisor:
             try:
                 self._start(start)
                 failure = self._watch()
-            finally:
+            except BaseException:
                 self.kill()
+                raise
             if failure is None:
                 with suppress(Interrupted), self._stop.waiting():
                     self._machines.finish(self._plan.stop_timeout)
@@ -174,6 +175,7 @@ class Supervisor:
             time.sleep(_POLL_SECONDS)
 
     def _lost_machine(self) -> Failure:
+        self.kill()
         if record := self._machines.peer_failure():
             return Failure(record.message, code=record.code, is_final=True)
         return Failure("a machine has not sent a heartbeat, or its processes have ended")

@@ -130,8 +130,8 @@ class FSDPStrategy(SingleStrategy):
         """This rank's rows of a sharded tensor."""
         if not isinstance(tensor, DTensor):
             return tensor
-        local, mesh = tensor.to_local(), tensor.device_mesh
-        start = mesh.get_local_rank() * -(-len(tensor) // mesh.size())  # as `torch.chunk` divides the rows
+        local, devices = tensor.to_local(), tensor.device_mesh
+        start = devices.get_local_rank() * -(-len(tensor) // devices.size())  # as `torch.chunk` divides the rows
         return TensorShard(local, tuple(tensor.shape), start if len(local) else 0)
 
     def place(self, tensor: Tensor, like: Tensor) -> Tensor:
